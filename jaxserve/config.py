@@ -1,0 +1,118 @@
+"""Every setting of the server, declared once.
+
+A field carries its help text; the CLI flag (`--max-num-seqs`), the key in a YAML file
+(`max_num_seqs`), the environment variable (`JAXSERVE_MAX_NUM_SEQS`) and the reference page all derive
+from it. Configs are frozen: made once, resolved once, printed at start.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jaxserve.errors import ConfigError
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+AttentionBackend = Literal["auto", "reference", "pallas"]
+
+
+def option(
+    default: Any = dataclasses.MISSING,
+    *,
+    help: str,
+    ge: float | None = None,
+    le: float | None = None,
+    unit: Literal["bytes"] | None = None,
+    secret: bool = False,
+) -> Any:
+    """Declare a setting: its default, its help text and its limits (`unit="bytes"` accepts `512MiB`)."""
+    metadata = {"help": help, "ge": ge, "le": le, "unit": unit, "secret": secret}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """Which model, in which precision."""
+
+    model: str = option(help="GGUF file, Hugging Face directory, or hub id (`owner/name`)")
+    revision: str | None = option(None, help="hub branch, tag or commit")
+    served_model_name: str | None = option(
+        None, help="name(s) that requests use, comma separated; the first is echoed (default: MODEL)"
+    )
+    dtype: Dtype = option("auto", help="weights, activations and KV cache; auto: float32 on CPU, else bfloat16")
+    max_model_len: int | None = option(None, ge=1, help="longest prompt + output in tokens (default: the model's)")
+    seed: int = option(0, ge=0, help="seed from which requests without a seed draw theirs")
+    chat_template: str | None = option(None, help="path of a jinja chat template that replaces the model's own")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int = option(16, ge=1, le=1024, help="tokens per KV page")
+    kv_cache_memory: int | None = option(
+        None, ge=1, unit="bytes", help="bytes for the KV cache, e.g. 2GiB (default: from --memory-fraction)"
+    )
+    memory_fraction: float = option(
+        0.9, ge=0.01, le=0.99, help="share of accelerator memory to use when --kv-cache-memory is not given"
+    )
+    enable_prefix_caching: bool = option(True, help="reuse KV pages of prompts that start alike")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerConfig:
+    """What may run together."""
+
+    max_num_seqs: int = option(32, ge=1, le=4096, help="requests that run at the same time")
+    max_num_batched_tokens: int = option(256, ge=1, help="tokens computed in one step")
+    max_queued_requests: int = option(1024, ge=0, help="requests that may wait; more are answered 429")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelConfig:
+    """How many devices one engine spans."""
+
+    tensor_parallel_size: int = option(1, ge=1, help="devices that share every layer")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompileConfig:
+    """Programs, kernels and the compile cache."""
+
+    attention_backend: AttentionBackend = option("auto", help="paged-attention kernel; auto picks by device")
+    compile_cache: str | None = option(
+        None, help="directory of compiled programs (default: ~/.cache/jaxserve/programs; `off` disables)"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerConfig:
+    """The HTTP side."""
+
+    host: str = option("127.0.0.1", help="address to listen on; 0.0.0.0 for every interface")
+    port: int = option(8000, ge=0, le=65535, help="port to listen on; 0 picks a free one")
+    api_key: str | None = option(None, secret=True, help="key(s), comma separated; without one the API is open")
+    shutdown_timeout: float = option(30.0, ge=0, help="seconds in-flight requests may take after SIGTERM")
+    max_body_size: int = option(8 << 20, ge=1024, unit="bytes", help="largest request body")
+    sse_keep_alive: float = option(15.0, ge=0, help="seconds between keep-alive comments on an idle stream; 0: none")
+    uds_dir: str | None = option(None, help="directory for the IPC sockets (default: a private one under /tmp)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """All settings of one server."""
+
+    model: ModelConfig
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    compile: CompileConfig = field(default_factory=CompileConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+
+    def __post_init__(self) -> None:
+        if self.scheduler.max_num_batched_tokens < self.scheduler.max_num_seqs:
+            raise ConfigError(
+                f"--max-num-batched-tokens {self.scheduler.max_num_batched_tokens} must be at least "
+                f"--max-num-seqs {self.scheduler.max_num_seqs}: every running request needs one token a step"
+            )

@@ -1,0 +1,147 @@
+"""The one exception tree.
+
+    JaxserveError                     anything we raise on purpose
+    ├── StartupError                  the server cannot start: one line on stderr, exit code 2
+    │   ├── ConfigError               a flag, a config file or an environment variable
+    │   └── CheckpointError           a damaged, truncated or unsupported checkpoint
+    └── RequestError                  a request ends with an OpenAI-style error object
+        ├── InvalidRequestError       400
+        │   ├── UnsupportedParameterError
+        │   └── ContextLengthError
+        ├── AuthenticationError       401
+        ├── ModelNotFoundError        404
+        ├── PayloadTooLargeError      413
+        ├── UnsupportedMediaTypeError 415
+        ├── RateLimitError            429
+        ├── InternalError             500
+        └── UnavailableError          503
+
+Each RequestError class knows its HTTP status, OpenAI `type` and OpenAI `code`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class JaxserveError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class StartupError(JaxserveError):
+    """The server cannot start. The message is one readable line; the process exits with `exit_code`."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class ConfigError(StartupError):
+    """A configuration value is wrong: names the field, the value and what is allowed."""
+
+
+class CheckpointError(StartupError):
+    """A checkpoint cannot be used: names the file, the tensor or key, what was expected and what was found."""
+
+
+class RequestError(JaxserveError):
+    """A request that ends with an error object `{"error": {"message", "type", "param", "code"}}`."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    default_code: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code if code is not None else self.default_code
+
+
+class InvalidRequestError(RequestError):
+    """The request is malformed or out of range: names the field, the value and the limit."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class UnsupportedParameterError(InvalidRequestError):
+    """A known request field that this server does not honour."""
+
+    default_code = "unsupported_parameter"
+
+
+class ContextLengthError(InvalidRequestError):
+    """Prompt and requested output do not fit the context or the KV cache."""
+
+    default_code = "context_length_exceeded"
+
+
+class AuthenticationError(RequestError):
+    """No API key, or a wrong one."""
+
+    status = 401
+    type = "invalid_request_error"
+    default_code = "invalid_api_key"
+
+
+class ModelNotFoundError(RequestError):
+    """The `model` of a request is not served here."""
+
+    status = 404
+    type = "invalid_request_error"
+    default_code = "model_not_found"
+
+
+class PayloadTooLargeError(RequestError):
+    """The request body is larger than the configured limit."""
+
+    status = 413
+    type = "invalid_request_error"
+    default_code = "payload_too_large"
+
+
+class UnsupportedMediaTypeError(RequestError):
+    """The body is not plain `application/json`."""
+
+    status = 415
+    type = "invalid_request_error"
+    default_code = "unsupported_media_type"
+
+
+class RateLimitError(RequestError):
+    """The queue is full. `retry_after_s` becomes the `Retry-After` header."""
+
+    status = 429
+    type = "rate_limit_error"
+    default_code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class InternalError(RequestError):
+    """Something of ours broke. The message is fixed text; details go to the log only."""
+
+    status = 500
+    type = "server_error"
+    default_code = "internal_error"
+
+
+class UnavailableError(RequestError):
+    """The engine is loading, draining or gone."""
+
+    status = 503
+    type = "service_unavailable"
+    default_code = "service_unavailable"
+    retry_after_s: ClassVar[int] = 5
+
+
+def _subclasses(cls: type[RequestError]) -> dict[str, type[RequestError]]:
+    found = {cls.__name__: cls}
+    for sub in cls.__subclasses__():
+        found |= _subclasses(sub)
+    return found
+
+
+REQUEST_ERRORS: dict[str, type[RequestError]] = _subclasses(RequestError)
+"""By class name: an error crosses the process boundary as (class name, message, param, code)."""

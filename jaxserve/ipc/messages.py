@@ -1,0 +1,148 @@
+"""Every type that crosses the process boundary. Plain data, MessagePack, never pickle.
+
+API -> engine: `Hello`, `AddRequest`, `Abort`, `ResetPrefixCache`.
+Engine -> API: `StartupProgress`, `Ready`, `StartupFailed`, `StepOutputs`, `Heartbeat`.
+
+Every `AddRequest` is answered by exactly one `RequestOutput` with a `finish_reason` (its terminal
+message): finished ("stop", "length"), aborted ("abort"), or failed/rejected ("error" with `error` set).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from jaxserve.sampling.params import SamplingParams
+from jaxserve.types import FinishReason, RequestId
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Base of everything on the wire."""
+
+
+class Hello(Message, frozen=True):
+    """First message of an API process: the engine answers with progress, then `Ready`."""
+
+
+class AddRequest(Message, frozen=True):
+    request_id: RequestId
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+class Abort(Message, frozen=True):
+    """Stop these requests. `finish_reason` of their terminal message is "abort"."""
+
+    request_ids: list[RequestId]
+
+
+class ResetPrefixCache(Message, frozen=True):
+    """Forget every cached block that no request holds."""
+
+
+class StartupProgress(Message, frozen=True):
+    """`done` of `total` units in a start-up phase ("load", "compile", ...)."""
+
+    phase: str
+    done: int
+    total: int
+    detail: str = ""
+
+
+class ModelFacts(msgspec.Struct, frozen=True, array_like=True):
+    """What the API process has to know of the loaded model."""
+
+    vocab_size: int
+    max_model_len: int
+    num_kv_blocks: int
+    block_size: int
+    dtype: str
+    platform: str
+    num_devices: int
+    fingerprint: str
+    """8 hex digits over weights' identity, dtype, mesh and versions: part of `system_fingerprint`."""
+    phase_seconds: dict[str, float] = {}
+
+
+class Ready(Message, frozen=True):
+    facts: ModelFacts
+
+
+class StartupFailed(Message, frozen=True):
+    """One readable line; the engine process exits with code 2 afterwards."""
+
+    message: str
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Log-probability of the chosen token, and of the most likely ones, most likely first."""
+
+    logprob: float
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+
+
+class RequestFault(msgspec.Struct, frozen=True, array_like=True):
+    """An error of `errors.REQUEST_ERRORS`, by class name."""
+
+    error_class: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
+    """News of one request from one step."""
+
+    request_id: RequestId
+    token_ids: list[int]
+    """New tokens, oldest first. The token that ended the request (EOS, stop id) is included."""
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The stop_token_ids entry that ended the request; None for EOS and everything else."""
+    num_cached_tokens: int = 0
+    """Prompt tokens whose KV came from the prefix cache. Set on every output."""
+    error: RequestFault | None = None
+
+
+class EngineStats(msgspec.Struct, frozen=True, array_like=True):
+    """Gauges as they are now; counters as increments since the last `EngineStats`."""
+
+    num_running: int
+    num_waiting: int
+    kv_cache_usage: float
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    num_generation_tokens: int = 0
+    num_steps: int = 0
+    bucket_steps: dict[str, int] = {}
+    """Steps by program, e.g. `{"decode/8": 3}`."""
+    padding_tokens: dict[str, int] = {}
+    """Computed but unused token rows by program kind."""
+    step_tokens: list[int] = []
+    """Real tokens of each step."""
+    device_step_seconds: list[float] = []
+    host_gap_seconds: list[float] = []
+    compilations: dict[str, int] = {}
+    """Backend compilations by phase, total so far: {"warmup": n, "serving": n}."""
+
+
+class StepOutputs(Message, frozen=True):
+    """All news of one engine step: one message per step, not one per token."""
+
+    outputs: list[RequestOutput]
+    stats: EngineStats | None = None
+
+
+class Heartbeat(Message, frozen=True):
+    """Sent when nothing else was for a while: the loop is alive."""
+
+    stats: EngineStats
+
+
+ToEngine = Hello | AddRequest | Abort | ResetPrefixCache
+FromEngine = StartupProgress | Ready | StartupFailed | StepOutputs | Heartbeat

@@ -1,0 +1,1 @@
+"""Who owns which page of the KV pool. Pure Python, no jax: the pages themselves live in `runner`."""

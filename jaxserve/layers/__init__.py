@@ -1,0 +1,1 @@
+"""The pieces a decoder is made of: parameters with logical axes, and pure forward functions."""

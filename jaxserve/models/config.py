@@ -1,0 +1,79 @@
+"""What a decoder is, as data. A family turns a checkpoint's `config.json` into one of these.
+
+Branch on these features, never on model names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How rotary frequencies are stretched for long contexts. Fields a kind does not use stay None.
+
+    linear:  all frequencies / factor
+    llama3:  https://github.com/meta-llama/llama-models (low frequencies / factor, smooth in between)
+    yarn:    arXiv 2309.00071 (NTK-by-parts, with the attention factor)
+    dynamic: NTK-aware base, fixed at the maximum length (`factor` * original length)
+    """
+
+    kind: Literal["linear", "llama3", "yarn", "dynamic"]
+    factor: float
+    original_max_position: int | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """What may differ from layer to layer."""
+
+    sliding_window: int | None = None
+    """Tokens a query sees, itself included; None: all before it."""
+    use_rope: bool = True
+    """False: no positional encoding in this layer (SmolLM3's NoPE layers)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """One decoder-only transformer. Letters: L layers, D model, N query heads, K kv heads, H head dim, F ffn, V vocab."""
+
+    vocab_size: int  # V
+    hidden_size: int  # D
+    intermediate_size: int  # F
+    num_heads: int  # N
+    num_kv_heads: int  # K
+    head_dim: int  # H
+    layers: tuple[LayerConfig, ...]  # L
+    max_position: int
+    """Longest context the checkpoint declares."""
+    norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None = None
+    activation: Activation = "silu"
+    qkv_bias: bool = False
+    attention_out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """RMSNorm over H on each query and key head before rope (Qwen3)."""
+    tied_embeddings: bool = False
+    """The output head is the embedding matrix."""
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def q_per_kv(self) -> int:
+        return self.num_heads // self.num_kv_heads

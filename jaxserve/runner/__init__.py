@@ -1,0 +1,1 @@
+"""Turning step plans into calls of precompiled programs. Holds the only `jax.jit` of the server."""

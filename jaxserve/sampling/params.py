@@ -1,0 +1,67 @@
+"""Sampling options as they cross the wire, and the device columns that derive from them.
+
+A new option is one annotated field here and one function of the same name in `transforms.py`; a test
+fails when either half is missing. Fields with a `Column` travel to the device as one int32 each
+(floats bit-cast), in field order; fields without one are decided on the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_type_hints
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from jaxserve.types import MAX_TOP_LOGPROBS
+
+
+@dataclass(frozen=True)
+class Column:
+    """A field that the device program reads: one int32 word per row."""
+
+    dtype: Literal["float32", "int32"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request's options, validated and complete (no field is left to a later default)."""
+
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0), Column("float32")] = 1.0
+    """0 is greedy: the most likely token, ties to the lowest id."""
+    top_k: Annotated[int, Meta(ge=0, lt=2**31), Column("int32")] = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0), Column("float32")] = 1.0
+    """Keep the smallest set of most likely tokens whose probability reaches top_p; 1 keeps all."""
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0), Column("float32")] = 0.0
+    """Keep tokens at least min_p times as likely as the most likely one."""
+    seed: Annotated[int, Meta(ge=0, lt=2**31), Column("int32")] = 0
+    """Seed of the counter-based key: (seed, position) decides the draw, never the batch."""
+
+    max_tokens: Annotated[int, Meta(ge=1)] = 16
+    num_top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    """None: no log-probabilities; 0: of the chosen token only; n: and of the n most likely."""
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+
+def device_columns() -> dict[str, Column]:
+    """The fields the device program reads, in order, with their device type."""
+    hints = get_type_hints(SamplingParams, include_extras=True)
+    found = {}
+    for name, hint in hints.items():
+        columns = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Column)]
+        if columns:
+            found[name] = columns[0]
+    return found
+
+
+COLUMNS: dict[str, Column] = device_columns()
+
+
+def device_row(params: SamplingParams) -> np.ndarray:
+    """One request's columns as int32 words `[C]`, floats bit-cast; made once per request."""
+    row = np.empty(len(COLUMNS), np.int32)
+    for i, (name, column) in enumerate(COLUMNS.items()):
+        row[i] = np.array(getattr(params, name), column.dtype).view(np.int32)
+    return row

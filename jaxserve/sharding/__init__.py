@@ -1,0 +1,1 @@
+"""The device mesh, and the one table from logical to mesh axes."""

@@ -1,0 +1,20 @@
+"""Plain names shared by every room. Imports nothing of ours and no jax."""
+
+from __future__ import annotations
+
+from typing import Literal, NewType
+
+RequestId = NewType("RequestId", str)
+"""Unique per generated sequence; `n=3` makes three of them."""
+
+BlockId = NewType("BlockId", int)
+"""Index of a page in the KV pool. Block 0 is the null block: padding writes land there."""
+
+BlockHash = NewType("BlockHash", bytes)
+"""sha256 over (parent hash, tokens of the block, salt): names a block's content and its whole past."""
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+ProgramKind = Literal["decode", "mixed"]
+
+NULL_BLOCK = BlockId(0)
+MAX_TOP_LOGPROBS = 20

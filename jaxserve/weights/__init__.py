@@ -1,0 +1,1 @@
+"""From a checkpoint's tensors to placed device arrays, one tensor at a time."""

@@ -1,0 +1,1 @@
+"""Attention and other device kernels of jaxserve: one folder per op. Imports jax only."""
