@@ -15,6 +15,7 @@ from jaxserve.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 AttentionBackend = Literal["auto", "reference", "pallas"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 def option(
@@ -96,6 +97,8 @@ class ServerConfig:
     shutdown_timeout: float = option(30.0, ge=0, help="seconds in-flight requests may take after SIGTERM")
     max_body_size: int = option(8 << 20, ge=1024, unit="bytes", help="largest request body")
     sse_keep_alive: float = option(15.0, ge=0, help="seconds between keep-alive comments on an idle stream; 0: none")
+    max_connections: int = option(4096, ge=1, help="open HTTP connections; more are closed at once")
+    log_level: LogLevel = option("info", help="least severe records to log")
     uds_dir: str | None = option(None, help="directory for the IPC sockets (default: a private one under /tmp)")
 
 

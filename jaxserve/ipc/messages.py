@@ -105,6 +105,10 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     num_cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache. Set on every output."""
     error: RequestFault | None = None
+    queue_seconds: float | None = None
+    """From arrival in the engine to the first step that computed the request. Set on every output with tokens."""
+    num_preemptions: int = 0
+    """How often the request was put back to waiting so far. Set on every output."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
