@@ -1,0 +1,41 @@
+"""`jaxserve health`: ask a running server whether it is alive. Standard library only, for container health checks."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import urllib.error
+import urllib.request
+
+from jaxserve.cli.options import server_url
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", help="base URL of the server (default: from JAXSERVE_HOST and JAXSERVE_PORT)")
+    parser.add_argument("--ready", action="store_true", help="ask /ready (may serve) instead of /health (is alive)")
+    parser.add_argument("--timeout", type=float, default=3.0, metavar="SECONDS", help="give up after (default: 3)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit code 0 when the server answers 200, else 1 with the reason on stderr."""
+    url = (arguments.url or server_url()).rstrip("/") + ("/ready" if arguments.ready else "/health")
+    problem = check_health(url, timeout_s=arguments.timeout)
+    if problem is None:
+        print(f"{url}: ok")
+        return 0
+    print(f"{url}: {problem}", file=sys.stderr)
+    return 1
+
+
+def check_health(url: str, *, timeout_s: float) -> str | None:
+    """None when `url` answers 200, else what happened in a few words."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # http_proxy must not catch localhost
+    try:
+        with opener.open(url, timeout=timeout_s) as response:
+            return None if response.status == 200 else f"answered {response.status}"
+    except urllib.error.HTTPError as error:
+        error.close()
+        return f"answered {error.code}"
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return f"no answer: {reason}"

@@ -1,0 +1,223 @@
+"""The settings of `config.py` as a table, and how their values are read from text.
+
+Flags, environment variables, file keys and the reference page are all made from `SETTINGS`, so a new
+field of a config dataclass needs nothing here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jaxserve.config import Config
+from jaxserve.errors import ConfigError
+
+Kind = Literal["text", "integer", "number", "switch", "choice", "bytes"]
+Value = str | int | float | bool | None
+
+ENVIRONMENT_PREFIX = "JAXSERVE_"
+BYTE_UNITS: Mapping[str, int] = types.MappingProxyType(
+    {
+        "": 1,
+        "B": 1,
+        **{f"{letter}iB": 1 << (10 * power) for power, letter in enumerate("KMGT", start=1)},
+        **{f"{letter}B": 1000**power for power, letter in enumerate("KMGT", start=1)},
+    }
+)
+_SWITCH_WORDS = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
+_KINDS: Mapping[type, Kind] = types.MappingProxyType({str: "text", int: "integer", float: "number", bool: "switch"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One field of one section of `Config`."""
+
+    section: str
+    name: str
+    kind: Kind
+    choices: tuple[str, ...]
+    default: Value
+    is_required: bool
+    is_optional: bool
+    is_secret: bool
+    help: str
+    least: float | None
+    most: float | None
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+    @property
+    def limits(self) -> str:
+        """What a value may be, in words; empty for free text."""
+        if self.kind == "choice":
+            return "one of " + ", ".join(self.choices)
+        if self.kind == "switch":
+            return "true or false"
+        noun = {"text": "", "integer": "an integer", "number": "a number", "bytes": "a size like 512MiB or 2GiB"}[
+            self.kind
+        ]
+        bounds = [
+            f"{word} {_plain(bound)}"
+            for word, bound in (("at least", self.least), ("at most", self.most))
+            if bound is not None
+        ]
+        return ", ".join(part for part in (noun, " and ".join(bounds)) if part)
+
+
+def declared_settings() -> tuple[Setting, ...]:
+    """Every field of every section, in the order of declaration."""
+    return tuple(
+        _setting(section.name, field, hints[field.name])
+        for section in dataclasses.fields(Config)
+        for hints in (typing.get_type_hints(section_class(section.name)),)
+        for field in dataclasses.fields(section_class(section.name))
+    )
+
+
+def section_class(section: str) -> Any:
+    """The dataclass of a section of `Config`."""
+    return typing.get_type_hints(Config)[section]
+
+
+def parse_value(setting: Setting, raw: object, source: str) -> Value:
+    """The value that `raw` (text, or what YAML made of it) stands for.
+
+    Raises ConfigError naming `source` (the flag, variable or file key), the value and what is allowed.
+    """
+    if raw is None and setting.is_optional:
+        return None
+    try:
+        value: Value = _PARSERS[setting.kind](raw)
+    except ValueError:
+        raise _refusal(setting, raw, source) from None
+    if setting.kind == "choice" and value not in setting.choices:
+        raise _refusal(setting, raw, source)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        too_small = setting.least is not None and value < setting.least
+        too_large = setting.most is not None and value > setting.most
+        if too_small or too_large:
+            raise _refusal(setting, raw, source)
+    return value
+
+
+def format_bytes(num_bytes: int) -> str:
+    """The shortest exact spelling: 2GiB, 512MiB, 1000."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if num_bytes and num_bytes % BYTE_UNITS[unit] == 0:
+            return f"{num_bytes // BYTE_UNITS[unit]}{unit}"
+    return str(num_bytes)
+
+
+def format_value(setting: Setting, value: Value) -> str:
+    """A value as a person reads it; secrets are masked."""
+    if value is None:
+        return "none"
+    if setting.is_secret:
+        return "***"
+    if setting.kind == "bytes" and isinstance(value, int):
+        return format_bytes(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def _setting(section: str, field: dataclasses.Field[Any], hint: Any) -> Setting:
+    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    (inner,) = [member for member in members if member is not type(None)]
+    choices = typing.get_args(inner) if typing.get_origin(inner) is Literal else ()
+    kind: Kind = "choice" if choices else _KINDS[inner]
+    return Setting(
+        section=section,
+        name=field.name,
+        kind="bytes" if field.metadata["unit"] == "bytes" else kind,
+        choices=choices,
+        default=None if field.default is dataclasses.MISSING else field.default,
+        is_required=field.default is dataclasses.MISSING,
+        is_optional=type(None) in members,
+        is_secret=field.metadata["secret"],
+        help=field.metadata["help"],
+        least=field.metadata["ge"],
+        most=field.metadata["le"],
+    )
+
+
+def _text(raw: object) -> str:
+    if isinstance(raw, str) and raw:
+        return raw
+    if isinstance(raw, int | float) and not isinstance(raw, bool):
+        return str(raw)  # YAML reads `api_key: 12345` as a number
+    raise ValueError
+
+
+def _integer(raw: object) -> int:
+    if isinstance(raw, bool) or not isinstance(raw, int | str):
+        raise ValueError
+    return int(raw)
+
+
+def _number(raw: object) -> float:
+    if isinstance(raw, bool) or not isinstance(raw, int | float | str):
+        raise ValueError
+    value = float(raw)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _switch(raw: object) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    if isinstance(raw, str) and raw.lower() in _SWITCH_WORDS:
+        return _SWITCH_WORDS[raw.lower()]
+    raise ValueError
+
+
+def _bytes(raw: object) -> int:
+    if isinstance(raw, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", raw.strip())):
+        number, unit = match.groups()
+        if unit not in BYTE_UNITS:
+            raise ValueError
+        return int(float(number) * BYTE_UNITS[unit]) if "." in number else int(number) * BYTE_UNITS[unit]
+    return _integer(raw)
+
+
+_PARSERS: Mapping[Kind, Callable[[object], Value]] = types.MappingProxyType(
+    {"text": _text, "choice": _text, "integer": _integer, "number": _number, "switch": _switch, "bytes": _bytes}
+)
+
+
+def _refusal(setting: Setting, raw: object, source: str) -> ConfigError:
+    shown = "***" if setting.is_secret else repr(raw)[:120]
+    hint = ""
+    if setting.name == "port" and isinstance(raw, str) and raw.startswith("tcp://"):
+        hint = " (Kubernetes sets it for a Service named `jaxserve`: use `enableServiceLinks: false`)"
+    return ConfigError(f"{source} {shown}: expected {setting.limits or 'a text that is not empty'}{hint}")
+
+
+def _plain(bound: float) -> str:
+    return str(int(bound)) if float(bound).is_integer() else str(bound)
+
+
+SETTINGS = declared_settings()
+"""In the order of declaration. Names are unique over all sections, so a flat key needs no section."""

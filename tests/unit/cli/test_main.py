@@ -1,0 +1,107 @@
+"""The `jaxserve` command: one line per mistake, nothing imported that is not needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from jaxserve import __version__
+from jaxserve.cli.main import COMMANDS, main
+from jaxserve.cli.reference import reference_page
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def health_server() -> Iterator[str]:
+    """Answers 200 on /health and 503 on everything else."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/health" else 503)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_help_lists_every_command_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert [command.name for command in COMMANDS if f"  {command.name} " not in text] == []
+    assert "examples:" in text
+
+
+@pytest.mark.parametrize("command", [command.name for command in COMMANDS])
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: jaxserve " + command)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["srve"], "unknown command `srve`; did you mean `serve`?"),
+        (["serve", "--max-num-seq", "3"], "unknown option `--max-num-seq`; did you mean `--max-num-seqs`?"),
+        (["serve", "m", "--port", "x"], "--port 'x': expected an integer, at least 0 and at most 65535"),
+        (["serve", "--port"], "argument --port: expected one argument"),
+        (["bench"], "choose what to measure: `jaxserve bench serve` or `jaxserve bench startup`"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"jaxserve: error: {message}\n"
+
+
+def test_version_names_jaxserve_jax_and_python(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith(f"jaxserve {__version__} (jax ")
+
+
+def test_help_imports_neither_jax_nor_the_config() -> None:
+    script = (
+        "import sys; from jaxserve.cli.main import main; main(['--help']); "
+        "sys.exit(bool({'jax', 'aiohttp', 'yaml', 'numpy', 'jaxserve.config'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_health_exits_by_the_answer(health_server: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["health", "--url", health_server]) == 0
+    assert main(["health", "--url", health_server + "/", "--ready"]) == 1
+    assert "answered 503" in capsys.readouterr().err
+    assert main(["health", "--url", "http://127.0.0.1:1"]) == 1
+    assert "no answer" in capsys.readouterr().err
+
+
+def test_health_finds_the_server_by_the_environment(health_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXSERVE_PORT", health_server.rpartition(":")[2])
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    assert main(["health"]) == 0
+
+
+def test_reference_page_is_fresh() -> None:
+    committed = (ROOT / "docs/reference/config.md").read_text(encoding="utf-8")
+    assert committed == reference_page(), "run `make docs`"
