@@ -1,0 +1,108 @@
+"""A GGUF file (version 2 or 3, little endian): its metadata and tensors, every number in the header checked.
+
+Nothing in the header is believed: counts, lengths, offsets and sizes are compared, as Python integers, with
+the bytes that are really there before anything of their size is allocated. Tensors are read one at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from jaxserve.checkpoint.gguf_header import read_header
+from jaxserve.checkpoint.gguf_types import GGML_TYPE_NAMES
+from jaxserve.checkpoint.mapped_file import map_array, shown
+from jaxserve.errors import CheckpointError
+
+_STORED_DTYPES: dict[str, np.dtype] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+
+_CHUNK_ELEMENTS = 1 << 18
+"""Dequantised at a time: temporaries stay in cache and the peak is the result plus a few MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFTensor:
+    """A tensor as the validated header describes it, under llama.cpp's name."""
+
+    name: str
+    shape: tuple[int, ...]
+    """In numpy's order: the reverse of ggml's."""
+    ggml_type: str
+    """"F32", "Q4_1", ..."""
+    offset: int
+    """Bytes from the start of the file."""
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFFile:
+    """An opened GGUF file. Holds no descriptor and no mapping between reads."""
+
+    path: Path
+    metadata: Mapping[str, Any]
+    """Every key; arrays are lists."""
+    tensors: Mapping[str, GGUFTensor]
+    num_file_bytes: int
+
+    def read(self, name: str) -> np.ndarray:
+        """One tensor: F32, F16 and BF16 as stored (a read-only view of the file), quantised types as new float32."""
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise CheckpointError(f"{self.path}: tensor {shown(name)}: expected to be in the file, found none")
+        dtype = _STORED_DTYPES.get(tensor.ggml_type)
+        if dtype is not None:
+            return map_array(
+                self.path, dtype, tensor.shape, offset=tensor.offset, expected_file_size=self.num_file_bytes
+            )
+        stored = map_array(
+            self.path,
+            np.dtype(np.uint8),
+            (tensor.num_bytes,),
+            offset=tensor.offset,
+            expected_file_size=self.num_file_bytes,
+        )
+        return _dequantise(stored, tensor)
+
+
+def open_gguf(path: Path) -> GGUFFile:
+    """Opens and validates a GGUF file; raises CheckpointError in one line naming file, key or tensor, expected, found."""
+    header = read_header(path)
+    tensors = {
+        record.name: GGUFTensor(
+            name=record.name,
+            shape=record.shape,
+            ggml_type=record.kind.name,
+            offset=record.offset,
+            num_bytes=record.num_bytes,
+        )
+        for record in header.tensors
+    }
+    return GGUFFile(path=path, metadata=header.metadata, tensors=tensors, num_file_bytes=header.num_file_bytes)
+
+
+def _dequantise(stored: np.ndarray, tensor: GGUFTensor) -> np.ndarray:
+    import gguf  # Here: 0.1 s that a process which only wants the metadata need not spend.
+
+    kind = GGML_TYPE_NAMES[tensor.ggml_type]
+    quantisation = gguf.GGMLQuantizationType(kind.code)
+    num_elements = math.prod(tensor.shape)
+    result = np.empty(num_elements, np.float32)
+    num_chunk_blocks = _CHUNK_ELEMENTS // kind.block_elements
+    num_blocks = num_elements // kind.block_elements
+    with np.errstate(all="ignore"):  # a NaN scale is the weights' own affair, not a warning
+        for start in range(0, num_blocks, num_chunk_blocks):
+            stop = min(start + num_chunk_blocks, num_blocks)
+            result[start * kind.block_elements : stop * kind.block_elements] = gguf.quants.dequantize(
+                stored[start * kind.block_bytes : stop * kind.block_bytes], quantisation
+            )
+    return result.reshape(tensor.shape)
