@@ -1,0 +1,148 @@
+"""The socket pair between API processes and the engine: ZeroMQ over a private Unix socket.
+
+`EngineSocket` is the engine's end: blocking, one thread, any number of clients. `EngineConnection` is an
+API process's end: asyncio. No message is ever dropped while both live (no high-water mark), and a
+closed end is felt by the other: the engine learns which requests have lost their client.
+"""
+
+from __future__ import annotations
+
+from typing import NewType
+
+import zmq
+import zmq.asyncio
+
+from jaxserve.ipc.address import private_path
+from jaxserve.ipc.codec import MAX_FRAME_BYTES, ProtocolError, decode_from_engine, decode_to_engine, encode
+from jaxserve.ipc.messages import FromEngine, RequestOutput, StepOutputs, ToEngine
+from jaxserve.types import RequestId
+
+ClientId = NewType("ClientId", bytes)
+"""The identity ZeroMQ gives a connection."""
+
+
+class EngineSocket:
+    """The engine's end. All methods belong to one thread.
+
+    A request belongs to the client that `claim`ed it until its terminal message went out. Statistics
+    go to one client only (the one known longest), so that counters are not counted twice.
+    """
+
+    def __init__(self, address: str) -> None:
+        path = private_path(address)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send to a client that is gone raises
+        self._socket.bind(address)
+        path.chmod(0o600)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._clients: dict[ClientId, None] = {}
+        self._owners: dict[RequestId, ClientId] = {}
+
+    def wake_on(self, descriptor: int) -> None:
+        """Let `receive` return early when `descriptor` becomes readable."""
+        self._poller.register(descriptor, zmq.POLLIN)
+
+    def receive(self, timeout_s: float) -> list[tuple[ClientId, ToEngine | ProtocolError]]:
+        """All that has arrived, oldest first; waits up to `timeout_s` when nothing has."""
+        arrivals = self._drain()
+        if not arrivals and timeout_s > 0:
+            self._poller.poll(int(timeout_s * 1000))
+            arrivals = self._drain()
+        return arrivals
+
+    def claim(self, request_id: RequestId, client: ClientId) -> None:
+        """From now on, news of `request_id` goes to `client`."""
+        self._owners[request_id] = client
+
+    def owner(self, request_id: RequestId) -> ClientId | None:
+        """The client that waits for this request."""
+        return self._owners.get(request_id)
+
+    def send(self, client: ClientId, message: FromEngine) -> list[RequestId]:
+        """Send to one client. When it is gone: forget it, and return the requests it leaves behind."""
+        try:
+            self._socket.send_multipart([client, encode(message)])
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return self._forget(client)
+        return []
+
+    def broadcast(self, message: FromEngine) -> list[RequestId]:
+        """Send to every client; returns requests whose client is gone."""
+        return [orphan for client in list(self._clients) for orphan in self.send(client, message)]
+
+    def publish(self, step: StepOutputs) -> list[RequestId]:
+        """Give each client the news of its own requests; returns requests whose client is gone."""
+        shares: dict[ClientId, list[RequestOutput]] = {}
+        for output in step.outputs:
+            owner = self._owners.get(output.request_id)
+            if owner is not None:
+                shares.setdefault(owner, []).append(output)
+                if output.finish_reason is not None:
+                    del self._owners[output.request_id]
+        statistician = next(iter(self._clients), None)
+        if statistician is not None and step.stats is not None:
+            shares.setdefault(statistician, [])
+        orphans = []
+        for client, outputs in shares.items():
+            share = StepOutputs(outputs, step.stats if client == statistician else None)
+            orphans += self.send(client, share)
+        return orphans
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close; what was sent and not yet delivered gets up to `linger_s`."""
+        self._socket.close(linger=int(linger_s * 1000))
+        self._context.term()
+
+    def _drain(self) -> list[tuple[ClientId, ToEngine | ProtocolError]]:
+        arrivals: list[tuple[ClientId, ToEngine | ProtocolError]] = []
+        while True:
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return arrivals
+            client = ClientId(parts[0])
+            self._clients[client] = None
+            try:
+                arrivals.append((client, decode_to_engine(b"".join(parts[1:]))))
+            except ProtocolError as error:
+                arrivals.append((client, error))
+
+    def _forget(self, client: ClientId) -> list[RequestId]:
+        self._clients.pop(client, None)
+        orphans = [request_id for request_id, owner in self._owners.items() if owner == client]
+        for request_id in orphans:
+            del self._owners[request_id]
+        return orphans
+
+
+class EngineConnection:
+    """An API process's end. Connecting does not wait for the engine: messages wait until it listens."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._socket.connect(address)
+
+    async def send(self, message: ToEngine) -> None:
+        """Hand a message to the engine; never waits for it to be read."""
+        await self._socket.send(encode(message))
+
+    async def receive(self) -> FromEngine:
+        """The next message. Raises ProtocolError when the frame is none; the connection stays usable."""
+        parts = await self._socket.recv_multipart()
+        return decode_from_engine(b"".join(parts))
+
+    def close(self) -> None:
+        """Close at once; a `receive` that still waits is cancelled."""
+        self._socket.close(linger=0)
+        self._context.term()

@@ -1,0 +1,111 @@
+"""Frames: what goes in comes out, and nothing else gets through."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxserve.ipc import codec
+from jaxserve.ipc.codec import ProtocolError, decode_from_engine, decode_to_engine, encode
+from jaxserve.ipc.messages import (
+    Abort,
+    AddRequest,
+    EngineStats,
+    FromEngine,
+    Heartbeat,
+    Hello,
+    ModelFacts,
+    Ready,
+    RequestFault,
+    RequestOutput,
+    ResetPrefixCache,
+    StartupFailed,
+    StartupProgress,
+    StepOutputs,
+    ToEngine,
+    TokenLogprobs,
+)
+from jaxserve.sampling.params import SamplingParams
+from jaxserve.types import RequestId
+
+ID = RequestId("chatcmpl-1")
+STATS = EngineStats(1, 2, 0.5, bucket_steps={"decode/8": 3}, compilations={"warmup": 4, "serving": 0})
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Hello(),
+        AddRequest(ID, [1, 2, 3], SamplingParams(seed=7, stop_token_ids=(5, 6)), priority=-1, cache_salt="a"),
+        Abort([ID]),
+        ResetPrefixCache(),
+    ],
+)
+def test_message_to_engine_survives_the_trip(message: ToEngine) -> None:
+    assert decode_to_engine(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        StartupProgress("compile", 3, 40, "decode/8"),
+        Ready(ModelFacts(100, 64, 9, 16, "float32", "cpu", 1, "0badf00d", {"load": 1.5})),
+        StartupFailed("no such file: model.gguf"),
+        Heartbeat(STATS),
+        StepOutputs(
+            [
+                RequestOutput(ID, [4], [TokenLogprobs(-0.5, [4, 9], [-0.5, float("-inf")])], "stop", 4, 16),
+                RequestOutput(ID, [], None, "error", error=RequestFault("InternalError", "gone", None, None)),
+            ],
+            STATS,
+        ),
+    ],
+)
+def test_message_from_engine_survives_the_trip(message: FromEngine) -> None:
+    assert decode_from_engine(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xc1",
+        b"\x80\x04\x95pickle",
+        msgspec.msgpack.encode(["Shutdown"]),
+        msgspec.msgpack.encode({"type": "Hello"}),
+        msgspec.msgpack.encode(["Abort", "not a list"]),
+        b"\x92\xa5Abort\x91\xa2\xff\xfe",
+        b"\x91" * 100_000,
+    ],
+)
+def test_foreign_frame_is_a_protocol_error_both_ways(frame: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode_to_engine(frame)
+    with pytest.raises(ProtocolError):
+        decode_from_engine(frame)
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_never_raise_anything_else(frame: bytes) -> None:
+    with contextlib.suppress(ProtocolError):
+        decode_to_engine(frame)
+
+
+def test_damaged_add_request_still_tells_its_id() -> None:
+    frame = msgspec.msgpack.encode(["AddRequest", "r1", [1, 2], {"temperature": 9.0}])
+    with pytest.raises(ProtocolError, match="temperature") as caught:
+        decode_to_engine(frame)
+    assert caught.value.request_id == "r1"
+
+
+def test_messages_longer_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = encode(AddRequest(ID, [1] * 1000, SamplingParams()))
+    monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 500)
+    with pytest.raises(ProtocolError, match="limit is 500"):
+        encode(AddRequest(ID, [1] * 1000, SamplingParams()))
+    with pytest.raises(ProtocolError, match="limit is 500"):
+        decode_to_engine(frame)

@@ -1,0 +1,161 @@
+"""Both ends of the wire on a real Unix socket."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from jaxserve.errors import ConfigError
+from jaxserve.ipc.address import discard_address, new_address, private_path
+from jaxserve.ipc.codec import ProtocolError
+from jaxserve.ipc.messages import (
+    Abort,
+    AddRequest,
+    EngineStats,
+    Heartbeat,
+    Hello,
+    RequestOutput,
+    StepOutputs,
+    ToEngine,
+)
+from jaxserve.ipc.transport import ClientId, EngineConnection, EngineSocket
+from jaxserve.sampling.params import SamplingParams
+from jaxserve.types import RequestId
+
+WAIT_S = 10.0
+STATS = EngineStats(0, 0, 0.0)
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return new_address(str(tmp_path))
+
+
+@pytest.fixture
+def engine(address: str) -> Iterator[EngineSocket]:
+    socket = EngineSocket(address)
+    yield socket
+    socket.close()
+
+
+def expect(engine: EngineSocket, count: int = 1) -> list[tuple[ClientId, ToEngine | ProtocolError]]:
+    arrivals: list[tuple[ClientId, ToEngine | ProtocolError]] = []
+    while len(arrivals) < count:
+        found = engine.receive(WAIT_S)
+        assert found, "nothing arrived"
+        arrivals += found
+    return arrivals
+
+
+async def test_messages_cross_in_order_in_both_directions(engine: EngineSocket, address: str) -> None:
+    connection = EngineConnection(address)
+    sent: list[ToEngine] = [Hello(), AddRequest(RequestId("a"), [1], SamplingParams()), Abort([RequestId("a")])]
+    for message in sent:
+        await connection.send(message)
+    arrivals = expect(engine, 3)
+    assert [message for _, message in arrivals] == sent
+    engine.send(arrivals[0][0], Heartbeat(STATS))
+    assert await connection.receive() == Heartbeat(STATS)
+    connection.close()
+
+
+async def test_message_sent_before_the_engine_listens_arrives(address: str) -> None:
+    connection = EngineConnection(address)
+    await connection.send(Hello())
+    engine = EngineSocket(address)
+    assert expect(engine)[0][1] == Hello()
+    engine.close()
+    connection.close()
+
+
+async def test_each_client_gets_the_news_of_its_own_requests(engine: EngineSocket, address: str) -> None:
+    first, second = EngineConnection(address), EngineConnection(address)
+    ids = [RequestId("a"), RequestId("b")]
+    for connection, request_id in zip((first, second), ids, strict=True):
+        await connection.send(AddRequest(request_id, [1], SamplingParams()))
+        client, message = expect(engine)[0]
+        assert isinstance(message, AddRequest)
+        engine.claim(message.request_id, client)
+    outputs = [RequestOutput(request_id, [5], finish_reason="stop") for request_id in ids]
+    assert engine.publish(StepOutputs(outputs, STATS)) == []
+    assert await first.receive() == StepOutputs([outputs[0]], STATS)
+    assert await second.receive() == StepOutputs([outputs[1]], None)  # counters go to one client only
+    assert [engine.owner(request_id) for request_id in ids] == [None, None]
+    first.close()
+    second.close()
+
+
+async def test_requests_of_a_lost_client_are_reported_once(engine: EngineSocket, address: str) -> None:
+    connection = EngineConnection(address)
+    await connection.send(Hello())
+    client, _ = expect(engine)[0]
+    engine.claim(RequestId("a"), client)
+    engine.claim(RequestId("b"), client)
+    connection.close()
+    lost: list[RequestId] = []
+    while not lost:  # until the socket has noticed
+        lost = engine.publish(StepOutputs([RequestOutput(RequestId("a"), [1])], STATS))
+    assert sorted(lost) == ["a", "b"]
+    assert engine.broadcast(Heartbeat(STATS)) == []
+
+
+def test_foreign_frames_arrive_as_errors_and_the_next_message_gets_through(engine: EngineSocket, address: str) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as raw:
+        raw.connect(address)
+        raw.send(b"\xc1\xc1")
+        raw.send_multipart([b"a", b"b", b"c"])
+        raw.send(b"\x91\xa5Hello")
+        kinds = [type(message) for _, message in expect(engine, 3)]
+        raw.close(linger=0)
+    assert kinds == [ProtocolError, ProtocolError, Hello]
+
+
+def test_receive_returns_early_when_the_descriptor_wakes_it(engine: EngineSocket) -> None:
+    reader, writer = os.pipe()
+    engine.wake_on(reader)
+    os.write(writer, b"x")
+    assert engine.receive(WAIT_S * 10) == []
+    os.close(reader)
+    os.close(writer)
+
+
+def test_socket_is_private(engine: EngineSocket, address: str) -> None:
+    path = private_path(address)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_directory_that_others_may_enter_is_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o755)
+    with pytest.raises(ConfigError, match="ours alone"):
+        EngineSocket(f"ipc://{shared}/engine.sock")
+
+
+def test_path_too_long_for_a_unix_socket_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="107 bytes"):
+        private_path(f"ipc://{tmp_path}/{'x' * 100}/engine.sock")
+
+
+def test_address_that_is_no_unix_socket_is_refused() -> None:
+    with pytest.raises(ConfigError, match="ipc://"):
+        private_path("tcp://0.0.0.0:5555")
+
+
+def test_missing_directory_for_addresses_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="absent"):
+        new_address(str(tmp_path / "absent"))
+
+
+def test_discarded_address_leaves_nothing_behind(address: str) -> None:
+    path = private_path(address)
+    path.touch()
+    discard_address(address)
+    assert not path.parent.exists()
+    discard_address(address)
