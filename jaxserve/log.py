@@ -6,14 +6,12 @@ pipe never stops serving, and prompts are never logged.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import re
 import sys
 from typing import Any
 
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
-_MASK = "***"
 
 
 class _EscapingFormatter(logging.Formatter):
@@ -41,17 +39,3 @@ def configure_logging(level: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("jaxserve").setLevel(level.upper())
-
-
-def describe_config(config: Any) -> str:
-    """The settings of a config dataclass as `name=value ...` in one line, secrets masked."""
-    parts: list[str] = []
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            parts.append(describe_config(value))
-        elif field.metadata.get("secret") and value is not None:
-            parts.append(f"{field.name}={_MASK}")
-        else:
-            parts.append(f"{field.name}={value}")
-    return " ".join(parts)

@@ -1,0 +1,285 @@
+"""The API process's side of the engine: submits requests, hands out their news, knows the engine's state.
+
+Every submitted request gets exactly one output with a `finish_reason`, also when the engine dies. Leaving
+a `Generation` aborts whatever of it still runs. Nothing here blocks: messages to the engine go through an
+outbox in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from jaxserve.errors import RateLimitError, StartupError, UnavailableError
+from jaxserve.ipc.messages import (
+    Abort,
+    AddRequest,
+    FromEngine,
+    Hello,
+    ModelFacts,
+    Ready,
+    RequestFault,
+    RequestOutput,
+    StartupFailed,
+    StartupProgress,
+    StepOutputs,
+    ToEngine,
+)
+from jaxserve.metrics import Metrics
+from jaxserve.types import RequestId
+
+_log = logging.getLogger(__name__)
+
+STALL_TIMEOUT_S = 60.0
+"""Work under way and no word from the engine for this long: it is sick."""
+
+
+class Connection(Protocol):
+    """A message pipe to the engine; `ipc.transport.EngineConnection` in production."""
+
+    async def send(self, message: ToEngine) -> None: ...
+
+    async def receive(self) -> FromEngine: ...
+
+    async def close(self) -> None: ...
+
+
+class Generation:
+    """The sequences of one HTTP request. Use as a context manager: leaving it aborts what still runs."""
+
+    def __init__(self, client: EngineClient, requests: Sequence[AddRequest]) -> None:
+        self._client = client
+        self._requests = requests
+        self._open = {request.request_id for request in requests}
+        self._news: list[RequestOutput] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __enter__(self) -> Generation:
+        self._client.attach(self, self._requests)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop(*self._open)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every sequence has ended and nothing is left to take."""
+        return not self._open and not self._news
+
+    def put(self, output: RequestOutput) -> None:
+        """Called by the client for each piece of news."""
+        self._news.append(output)
+        if output.finish_reason is not None:
+            self._open.discard(output.request_id)
+        self._wake()
+
+    async def take(self, idle_s: float = 0) -> list[RequestOutput]:
+        """All news since the last call, oldest first; waits for the first. Empty after `idle_s` without any."""
+        if not self._news:
+            loop = asyncio.get_running_loop()
+            self._waiter = loop.create_future()
+            timer = loop.call_later(idle_s, self._wake) if idle_s else None
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                if timer is not None:
+                    timer.cancel()
+        news, self._news = self._news, []
+        return news
+
+    def stop(self, *request_ids: RequestId) -> None:
+        """End sequences whose further output nobody wants."""
+        running = [request_id for request_id in request_ids if request_id in self._open]
+        self._open.difference_update(running)
+        self._client.detach(running)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class EngineClient:
+    """Owns the connection. `run` must be running for anything to move."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        metrics: Metrics,
+        *,
+        max_requests: int,
+        on_progress: Callable[[StartupProgress], None] | None = None,
+    ) -> None:
+        self._connection = connection
+        self._metrics = metrics
+        self._max_requests = max_requests
+        self._on_progress = on_progress
+        self._outbox: asyncio.Queue[ToEngine] = asyncio.Queue()
+        self._generations: dict[RequestId, Generation] = {}
+        self._num_admitted = 0
+        self._nothing_admitted = asyncio.Event()
+        self._nothing_admitted.set()
+        self._started = asyncio.Event()
+        self._failure: str | None = None
+        self._last_word = time.monotonic()
+        self._is_draining = False
+        self.facts: ModelFacts | None = None
+        self.progress = StartupProgress("start", 0, 1)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether new requests are taken."""
+        return self.facts is not None and self._failure is None and not self._is_draining
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining
+
+    @property
+    def num_admitted(self) -> int:
+        """Sequences of all HTTP requests under way."""
+        return self._num_admitted
+
+    def ailment(self) -> str | None:
+        """Why the engine is not healthy; None when it is."""
+        if self._failure is not None:
+            return self._failure
+        if self._generations and time.monotonic() - self._last_word > STALL_TIMEOUT_S:
+            return f"the engine has work and has been silent for more than {STALL_TIMEOUT_S:.0f} s"
+        return None
+
+    async def run(self) -> None:
+        """Send and receive until cancelled."""
+        self._outbox.put_nowait(Hello())
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._send_loop())
+            tasks.create_task(self._receive_loop())
+
+    async def wait_started(self) -> ModelFacts:
+        """Wait for `Ready`. Raises StartupError with the engine's own line when it cannot start."""
+        await self._started.wait()
+        if self.facts is None:
+            raise StartupError(self._failure or "the engine did not start")
+        return self.facts
+
+    def require_ready(self) -> ModelFacts:
+        """The model's facts; raises UnavailableError while loading, draining or dead."""
+        if self._failure is not None:
+            raise UnavailableError("The engine is not running.")
+        if self.facts is None:
+            raise UnavailableError("The model is loading.")
+        if self._is_draining:
+            raise UnavailableError("The server is shutting down.")
+        return self.facts
+
+    @contextlib.contextmanager
+    def admission(self, num_sequences: int) -> Iterator[None]:
+        """Hold queue room for the sequences of one HTTP request; raises RateLimitError when there is none."""
+        self.require_ready()
+        if self._num_admitted + num_sequences > self._max_requests:
+            self._metrics.inc("admission_rejections", reason="queue_full")
+            raise RateLimitError(
+                f"The server is busy: {self._num_admitted} requests are running or waiting and at most "
+                f"{self._max_requests} may (--max-num-seqs + --max-queued-requests). Please retry later."
+            )
+        self._num_admitted += num_sequences
+        self._nothing_admitted.clear()
+        try:
+            yield
+        finally:
+            self._num_admitted -= num_sequences
+            if self._num_admitted == 0:
+                self._nothing_admitted.set()
+
+    def generate(self, requests: Sequence[AddRequest]) -> Generation:
+        """News of `requests` once entered; each gets exactly one output with a `finish_reason`."""
+        return Generation(self, requests)
+
+    def attach(self, generation: Generation, requests: Sequence[AddRequest]) -> None:
+        """Submit; called by `Generation`."""
+        self.require_alive()
+        if not self._generations:
+            self._last_word = time.monotonic()
+        for request in requests:
+            self._generations[request.request_id] = generation
+            self._outbox.put_nowait(request)
+
+    def detach(self, request_ids: list[RequestId]) -> None:
+        """Abort; called by `Generation`. The terminal messages of these requests find nobody."""
+        for request_id in request_ids:
+            self._generations.pop(request_id, None)
+        if request_ids and self._failure is None:
+            self._outbox.put_nowait(Abort(request_ids))
+
+    def require_alive(self) -> None:
+        if self._failure is not None:
+            raise UnavailableError("The engine is not running.")
+
+    def start_draining(self) -> None:
+        """Refuse new requests from now on."""
+        self._is_draining = True
+
+    async def wait_idle(self) -> None:
+        """Wait until no HTTP request is under way."""
+        await self._nothing_admitted.wait()
+
+    def abort_all(self, message: str) -> None:
+        """End every request under way with an UnavailableError."""
+        request_ids = list(self._generations)
+        self._end_all(message)
+        if request_ids and self._failure is None:
+            self._outbox.put_nowait(Abort(request_ids))
+
+    def fail(self, reason: str) -> None:
+        """The engine is gone for good: requests under way end with an error. Later calls change nothing."""
+        if self._failure is not None:
+            return
+        self._failure = reason
+        self._end_all("The engine stopped while the request was running.")
+        self._started.set()
+
+    def _end_all(self, message: str) -> None:
+        fault = RequestFault("UnavailableError", message)
+        generations, self._generations = self._generations, {}
+        for request_id, generation in generations.items():
+            generation.put(RequestOutput(request_id, [], finish_reason="error", error=fault))
+
+    async def _send_loop(self) -> None:
+        while True:
+            await self._connection.send(await self._outbox.get())
+
+    async def _receive_loop(self) -> None:
+        while True:
+            self._dispatch(await self._connection.receive())
+
+    def _dispatch(self, message: FromEngine) -> None:
+        self._last_word = time.monotonic()
+        if isinstance(message, StepOutputs):
+            for output in message.outputs:
+                self._deliver(output)
+            if message.stats is not None:
+                self._metrics.record_stats(message.stats)
+        elif isinstance(message, StartupProgress):
+            self.progress = message
+            if self._on_progress is not None:
+                self._on_progress(message)
+        elif isinstance(message, Ready):
+            self.facts = message.facts
+            self._metrics.record_ready(message.facts)
+            self._started.set()
+        elif isinstance(message, StartupFailed):
+            self.fail(message.message)
+        else:
+            self._metrics.record_stats(message.stats)
+
+    def _deliver(self, output: RequestOutput) -> None:
+        if output.finish_reason is not None:
+            generation = self._generations.pop(output.request_id, None)
+        else:
+            generation = self._generations.get(output.request_id)
+        if generation is not None:
+            generation.put(output)

@@ -1,0 +1,76 @@
+"""From exceptions to OpenAI-style error replies. The only place of the HTTP side that turns one into a status."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+from aiohttp import web
+
+from jaxserve.errors import (
+    REQUEST_ERRORS,
+    InternalError,
+    InvalidRequestError,
+    PayloadTooLargeError,
+    RateLimitError,
+    RequestError,
+    UnavailableError,
+)
+from jaxserve.ipc.messages import RequestFault
+from jaxserve.server.schema.error import error_body
+
+_log = logging.getLogger(__name__)
+
+
+def error_json(error: RequestError) -> bytes:
+    """The error object as JSON."""
+    return msgspec.json.encode(error_body(error))
+
+
+def error_response(error: RequestError, status: int | None = None) -> web.Response:
+    """The reply for `error`, with the headers that its status asks for."""
+    response = web.Response(
+        body=error_json(error), status=error.status if status is None else status, content_type="application/json"
+    )
+    if error.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, RateLimitError | UnavailableError):
+        response.headers["Retry-After"] = str(error.retry_after_s)
+    return response
+
+
+def error_from_fault(fault: RequestFault | None) -> RequestError:
+    """The exception that the engine meant; an unknown class becomes an InternalError."""
+    if fault is None:
+        return InternalError("The request failed in the engine.")
+    kind = REQUEST_ERRORS.get(fault.error_class, InternalError)
+    if issubclass(kind, RateLimitError):
+        return kind(fault.message)
+    return kind(fault.message, param=fault.param, code=fault.code)
+
+
+def response_from_http_error(error: web.HTTPException, request: web.Request, max_body_size: int) -> web.Response:
+    """aiohttp's own refusals (no such route, wrong method, body too large) in OpenAI's form."""
+    if error.status == 413:
+        return error_response(too_large(max_body_size))
+    text = {
+        404: f"Unknown request URL: {request.method} {request.path}.",
+        405: f"Not allowed to {request.method} on {request.path}.",
+    }.get(error.status, error.reason or "The request was refused.")
+    response = error_response(InvalidRequestError(text, code=_HTTP_CODES.get(error.status)), status=error.status)
+    if "Allow" in error.headers:
+        response.headers["Allow"] = error.headers["Allow"]
+    return response
+
+
+_HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
+
+
+def too_large(max_body_size: int) -> PayloadTooLargeError:
+    return PayloadTooLargeError(f"The request body is larger than {max_body_size} bytes (--max-body-size).")
+
+
+def hide_internal_error(error: Exception, request_id: str) -> InternalError:
+    """Log an unexpected exception and return what the client may know of it."""
+    _log.error("request %s failed", request_id, exc_info=error)
+    return InternalError(f"The server had an error while processing your request (request id {request_id}).")

@@ -1,0 +1,95 @@
+"""`POST /v1/completions`: request, reply and chunk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from jaxserve.errors import InvalidRequestError
+from jaxserve.server.schema import limits
+from jaxserve.server.schema.common import CommonFields, check_common, check_range
+from jaxserve.server.schema.unsupported import refuse
+from jaxserve.server.schema.usage import Usage
+from jaxserve.types import MAX_TOP_LOGPROBS
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default for text completions."""
+
+
+class CompletionRequest(CommonFields, kw_only=True):
+    prompt: str | list[Any] | None = None
+    """A text, token ids, or a list of either."""
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+
+    @property
+    def is_echo_only(self) -> bool:
+        return bool(self.echo) and self.max_tokens == 0
+
+
+def check_completion(request: CompletionRequest) -> list[str | list[int]]:
+    """Check what needs neither model nor tokenizer; returns the prompts. Token ids are checked later."""
+    check_common(request)
+    check_range("max_tokens", request.max_tokens, 0 if request.echo else 1, 2**63 - 1)
+    check_range("logprobs", request.logprobs, 0, MAX_TOP_LOGPROBS)
+    if request.best_of is not None and request.best_of != request.num_choices:
+        raise refuse("best_of")
+    if request.echo and request.logprobs is not None:
+        raise refuse("echo")
+    prompts = _prompts(request.prompt)
+    if len(prompts) > limits.MAX_PROMPTS:
+        raise InvalidRequestError(
+            f"Invalid value for 'prompt': at most {limits.MAX_PROMPTS} prompts, got {len(prompts)}.", param="prompt"
+        )
+    if len(prompts) * request.num_choices > limits.MAX_SEQUENCES:
+        raise InvalidRequestError(
+            f"Invalid value for 'n': prompts times n may be at most {limits.MAX_SEQUENCES}, "
+            f"got {len(prompts)} x {request.num_choices}.",
+            param="n",
+        )
+    return prompts
+
+
+def _prompts(prompt: str | list[Any] | None) -> list[str | list[int]]:
+    if prompt is None:
+        raise InvalidRequestError("Missing required parameter: 'prompt'.", param="prompt")
+    if isinstance(prompt, str) or (prompt and type(prompt[0]) is int):
+        prompt = [prompt]
+    if not prompt or any(len(one) == 0 for one in prompt if isinstance(one, str | list)):
+        raise InvalidRequestError("Invalid value for 'prompt': must not be empty.", param="prompt")
+    if not (all(isinstance(one, str) for one in prompt) or all(isinstance(one, list) for one in prompt)):
+        raise InvalidRequestError(
+            "Invalid value for 'prompt': must be a string, a list of strings, a list of token ids, "
+            "or a list of such lists.",
+            param="prompt",
+        )
+    return prompt
+
+
+class CompletionLogprobs(msgspec.Struct):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None = None
+
+
+class Completion(msgspec.Struct):
+    """Reply and chunk alike: OpenAI gives both the object `text_completion`."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    system_fingerprint: str
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    object: str = "text_completion"

@@ -1,0 +1,78 @@
+"""From the bytes of a body to a checked request struct.
+
+Everything wrong with the JSON or its types ends in one InvalidRequestError with the path as `param`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import msgspec
+
+from jaxserve.errors import InvalidRequestError
+from jaxserve.server.schema.limits import MAX_ECHOED_CHARS
+from jaxserve.server.schema.unsupported import NO_OPS, UNSUPPORTED, is_neutral, refuse
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_PATH = re.compile(r"^(?P<reason>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`$")
+
+
+def decode_request(struct: type[T], body: bytes) -> tuple[T, list[str]]:
+    """Decode and check `body`; also returns the names of unknown fields, which are ignored.
+
+    Raises InvalidRequestError for malformed JSON, wrong types and missing fields, and
+    UnsupportedParameterError for a known field that asks for something we do not do.
+    """
+    try:
+        body.decode()
+        fields = _FIELDS.decode(body)
+        request = msgspec.json.decode(body, type=struct)
+        return request, _unknown_fields(struct, fields)
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"The body is not valid UTF-8 at byte {error.start}.", code="invalid_json") from None
+    except RecursionError:
+        raise InvalidRequestError("The body is nested too deeply.", code="invalid_json") from None
+    except msgspec.ValidationError as error:
+        raise invalid_field(str(error)) from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+
+
+def invalid_field(text: str, prefix: str = "", value: object = msgspec.UNSET) -> InvalidRequestError:
+    """An error from msgspec's text; with `value` given, the text repeats it (bounded)."""
+    match = _PATH.match(text)
+    assert match is not None, "the pattern matches any text"
+    reason, path = match["reason"], match["path"] or ""
+    missing = _MISSING.match(reason)
+    if missing:
+        path = f"{path}.{missing['field']}" if path else missing["field"]
+        return InvalidRequestError(f"Missing required parameter: '{prefix}{path}'.", param=prefix + path)
+    got = "" if value is msgspec.UNSET else f", got {shorten(value)}"
+    if not path:
+        return InvalidRequestError(f"Invalid body: {reason}{got}.")
+    return InvalidRequestError(f"Invalid value for '{prefix}{path}': {reason}{got}.", param=prefix + path)
+
+
+def shorten(value: object) -> str:
+    """A client's value for an error text, cut after `MAX_ECHOED_CHARS` characters."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a huge integer"
+    return text if len(text) <= MAX_ECHOED_CHARS else text[:MAX_ECHOED_CHARS] + "..."
+
+
+def _unknown_fields(struct: type[msgspec.Struct], fields: dict[str, msgspec.Raw]) -> list[str]:
+    unknown = []
+    for name, raw in fields.items():
+        if name in struct.__struct_encode_fields__ or name in NO_OPS:
+            continue
+        if name not in UNSUPPORTED:
+            unknown.append(name)
+        elif not is_neutral(name, msgspec.json.decode(raw)):
+            raise refuse(name)
+    return unknown

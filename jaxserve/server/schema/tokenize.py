@@ -1,0 +1,43 @@
+"""`POST /tokenize` and `POST /detokenize`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from jaxserve.errors import InvalidRequestError
+from jaxserve.server.schema.chat import ChatMessage, TemplateOptions, check_messages, check_template_options
+
+
+class TokenizeRequest(TemplateOptions, kw_only=True):
+    """Either `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeReply(msgspec.Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    tokens: list[int]
+    model: str | None = None
+
+
+class DetokenizeReply(msgspec.Struct):
+    prompt: str
+
+
+def check_tokenize(request: TokenizeRequest) -> None:
+    """Exactly one of the two kinds of input."""
+    if (request.prompt is None) == (request.messages is None):
+        raise InvalidRequestError("Exactly one of 'prompt' and 'messages' must be given.", param="prompt")
+    if request.messages is not None:
+        check_messages(request.messages)
+        check_template_options(request)

@@ -1,0 +1,102 @@
+"""Request fields we know but do not honour, and fields that may be ignored without harm.
+
+A field in `UNSUPPORTED` with a value that means "do nothing" is accepted, since doing nothing honours it;
+any other value is answered 400 with the field's name. A field in neither table and not in the schema is
+ignored and named in the `x-jaxserve-ignored` header of the reply.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxserve.errors import UnsupportedParameterError
+
+IGNORED_HEADER = "x-jaxserve-ignored"
+
+_OFF: tuple[Any, ...] = (None, False)
+_EMPTY: tuple[Any, ...] = (None, [], {}, "")
+_ZERO: tuple[Any, ...] = (None, 0)
+_ONE: tuple[Any, ...] = (None, 1)
+_NULL: tuple[Any, ...] = (None,)
+
+NO_OPS: frozenset[str] = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "verbosity",
+        "prediction",
+        "spaces_between_special_tokens",
+        "parallel_tool_calls",
+    }
+)
+"""Hints and bookkeeping: a reply without them is still a right reply."""
+
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": _EMPTY,
+    "audio": _NULL,
+    "bad_words": _EMPTY,
+    "best_of": _NULL,
+    "chat_template": _NULL,
+    "documents": _EMPTY,
+    "frequency_penalty": _ZERO,
+    "function_call": (None, "none"),
+    "functions": _EMPTY,
+    "grammar": _NULL,
+    "guided_choice": _EMPTY,
+    "guided_decoding_backend": _NULL,
+    "guided_grammar": _EMPTY,
+    "guided_json": _EMPTY,
+    "guided_regex": _EMPTY,
+    "guided_whitespace_pattern": _NULL,
+    "image_generation": _NULL,
+    "include_reasoning": (None, True),
+    "kv_transfer_params": _NULL,
+    "length_penalty": _ONE,
+    "logit_bias": _EMPTY,
+    "logits_processors": _EMPTY,
+    "logprob_token_ids": _EMPTY,
+    "lora_request": _NULL,
+    "min_tokens": _ZERO,
+    "mm_processor_kwargs": _EMPTY,
+    "modalities": (None, [], ["text"]),
+    "presence_penalty": _ZERO,
+    "prompt_embeds": _EMPTY,
+    "prompt_logprobs": _NULL,
+    "reasoning_effort": _NULL,
+    "repetition_detection": _NULL,
+    "repetition_penalty": _ONE,
+    "response_format": (None, {"type": "text"}),
+    "return_token_ids": _OFF,
+    "stop_regex": _EMPTY,
+    "structural_tag": _NULL,
+    "structured_outputs": _EMPTY,
+    "suffix": (None, ""),
+    "thinking": _NULL,
+    "thinking_budget": _NULL,
+    "tool_choice": (None, "none"),
+    "tools": _EMPTY,
+    "truncate_prompt_tokens": _NULL,
+    "use_beam_search": _OFF,
+    "web_search_options": _NULL,
+}
+"""Field to the values that ask for nothing."""
+
+
+def is_neutral(name: str, value: Any) -> bool:
+    """Whether `value` of the unsupported field `name` asks for nothing. Booleans are not numbers here."""
+    return any(type(value) is bool and value is neutral if isinstance(neutral, bool) else _same(value, neutral)
+               for neutral in UNSUPPORTED[name])  # fmt: skip
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    return not isinstance(value, bool) and bool(value == neutral)
+
+
+def refuse(name: str) -> UnsupportedParameterError:
+    """The error that names a field we do not honour."""
+    return UnsupportedParameterError(f"Unsupported parameter: '{name}' is not supported by this server.", param=name)
