@@ -1,0 +1,180 @@
+"""Who may import whom, and who may touch jax, flax and the environment."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+from tests.architecture.sources import ROOT, Source, program
+
+EVERYBODY = {"jaxserve", "jaxserve.config", "jaxserve.errors", "jaxserve.log", "jaxserve.metrics", "jaxserve.types"}
+KERNELS = "jaxserve_kernels"
+
+# A room may import itself, EVERYBODY, and what stands here: a whole room, or one module of it.
+MAY_IMPORT: dict[str, set[str]] = {
+    "cli": {"bench", "server", "engine.process", "tokenizer", "ipc", "checkpoint"},
+    "bench": set(),
+    "server": {"tokenizer", "ipc", "sampling.params"},
+    "tokenizer": {"checkpoint"},
+    "ipc": {"sampling.params"},
+    "engine": {"scheduler", "kv", "executor", "ipc", "sampling.params"},
+    "scheduler": {"kv", "sampling.params"},
+    "kv": set(),
+    "executor": {"runner", "models", "weights", "sharding", "checkpoint", "sampling", "ipc.messages", "scheduler.plan"},
+    "runner": {"models", "layers", "sampling", "sharding", "weights", "kv.spec", "scheduler.plan", KERNELS},
+    "models": {"layers", "sharding", "checkpoint", KERNELS},
+    "layers": {"models.config", "sharding", KERNELS},
+    "weights": {"models", "layers", "sharding", "checkpoint"},
+    "sampling": set(),
+    "sharding": set(),
+    "checkpoint": set(),
+    "metrics": {"ipc.messages"},
+    "config": set(),
+    "errors": set(),
+    "types": set(),
+    "log": set(),
+}
+
+NO_JAX = [
+    "jaxserve.config",
+    "jaxserve.errors",
+    "jaxserve.types",
+    "jaxserve.log",
+    "jaxserve.metrics",
+    "jaxserve.cli",
+    "jaxserve.bench",
+    "jaxserve.server",
+    "jaxserve.tokenizer",
+    "jaxserve.ipc",
+    "jaxserve.scheduler",
+    "jaxserve.kv",
+    "jaxserve.checkpoint",
+    "jaxserve.sampling.params",
+    "jaxserve.models.config",
+    "jaxserve.models.registry",
+    "jaxserve.models.families",
+]
+JAX_FAMILY = {"jax", "jaxlib", "flax", "orbax", "optax", KERNELS}
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def within(module: str, *packages: str) -> bool:
+    return any(module == package or module.startswith(package + ".") for package in packages)
+
+
+def wrong_imports(source: Source) -> list[str]:
+    """Imports of `source` that cross a border of the table, as `file:line imports module`."""
+    room = room_of(source.module)
+    allowed = {name if name == KERNELS else f"jaxserve.{name}" for name in {room, *MAY_IMPORT.get(room, set())}}
+    return [
+        f"{source.place}:{line} imports {module}"
+        for line, module in source.imports()
+        if within(module, "jaxserve", KERNELS) and module not in EVERYBODY and not within(module, *allowed)
+    ]
+
+
+def test_every_room_stands_in_the_table() -> None:
+    rooms = {room_of(source.module) for source in program() if within(source.module, "jaxserve")} - {""}
+    assert rooms - MAY_IMPORT.keys() == set()
+
+
+def test_rooms_import_only_what_the_table_allows() -> None:
+    inner = [source for source in program() if within(source.module, "jaxserve")]
+    assert [fault for source in inner for fault in wrong_imports(source)] == []
+
+
+def test_the_table_has_no_cycle_between_rooms() -> None:
+    """Plain data modules (`scheduler.plan`) may be shared downwards; whole rooms may not."""
+    above = {room: {name for name in uses if "." not in name} & MAY_IMPORT.keys() for room, uses in MAY_IMPORT.items()}
+    while above:
+        free = {room for room, uses in above.items() if not uses}
+        assert free, f"cycle among {sorted(above)}"
+        above = {room: uses - free for room, uses in above.items() if room not in free}
+
+
+def test_kernels_never_import_the_server() -> None:
+    kernels = [source for source in program() if within(source.module, KERNELS)]
+    assert [
+        f"{source.place}:{line}"
+        for source in kernels
+        for line, module in source.imports()
+        if within(module, "jaxserve", "flax")
+    ] == []
+
+
+def test_rooms_without_devices_do_not_import_jax() -> None:
+    assert [
+        f"{source.place}:{line} imports {module}"
+        for source in program()
+        if within(source.module, *NO_JAX)
+        for line, module in source.imports()
+        if module.split(".")[0] in JAX_FAMILY
+    ] == []
+
+
+def test_flax_is_imported_only_by_models_layers_and_weights() -> None:
+    assert [
+        f"{source.place}:{line}"
+        for source in program()
+        if not within(source.module, "jaxserve.models", "jaxserve.layers", "jaxserve.weights")
+        for line, module in source.imports()
+        if within(module, "flax")
+    ] == []
+
+
+def test_jit_stands_only_in_runner_steps() -> None:
+    jits = {"jax.jit", "jax.pmap", "nnx.jit"}
+    faults = [
+        f"{source.place}:{line} {name}"
+        for source in program()
+        if source.module != "jaxserve.runner.steps"
+        for line, name in source.dotted_names()
+        if name in jits
+    ]
+    faults += [
+        f"{source.place} imports jit"
+        for source in program()
+        if any("from jax import" in line and "jit" in line for line in source.path.read_text().splitlines())
+    ]
+    assert faults == []
+
+
+def test_environment_is_read_only_by_the_options() -> None:
+    reads = ("os.environ", "os.getenv", "os.putenv")
+    assert [
+        f"{source.place}:{line} {name}"
+        for source in program()
+        if source.module not in ("jaxserve.config", "jaxserve.cli.options")
+        for line, name in source.dotted_names()
+        if name in reads
+    ] == []
+
+
+@pytest.mark.parametrize("module", ["jaxserve.server.app", "jaxserve.cli.serve", "jaxserve.cli.bench"])
+def test_api_process_leaves_jax_and_transformers_unimported(module: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} does not exist")
+    heavy = "{'jax', 'jaxlib', 'flax', 'transformers', 'torch'}"
+    script = f"import sys, {module}; sys.exit(', '.join({heavy} & set(sys.modules)) or 0)"
+    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_checks_see_a_forbidden_import() -> None:
+    """The table is worth nothing if the parser misses imports inside functions or relative ones."""
+    path = ROOT / "jaxserve" / "server" / "example.py"
+    code = "def late():\n    from jaxserve.engine import core\n    from ..runner import steps\n    import jaxserve.kv.spec\n"
+    source = Source("jaxserve.server.example", path, ast.parse(code), 4)
+    assert [fault.rpartition(" ")[2] for fault in wrong_imports(source)] == [
+        "jaxserve.engine.core" if importlib.util.find_spec("jaxserve.engine.core") else "jaxserve.engine",
+        "jaxserve.runner.steps" if importlib.util.find_spec("jaxserve.runner.steps") else "jaxserve.runner",
+        "jaxserve.kv.spec",
+    ]

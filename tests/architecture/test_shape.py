@@ -1,0 +1,49 @@
+"""Sizes of files and functions, and what does not belong into sources."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+
+import pytest
+
+from tests.architecture.sources import program
+
+MAX_FILE_LINES = 400
+GOOD_FUNCTION_LINES = 60
+MAX_FUNCTION_LINES = 100
+SOURCES = [source for source in program() if source.module.startswith("jaxserve.")]
+
+
+class LongFunctionWarning(UserWarning):
+    """A function is longer than it should be."""
+
+
+def test_no_file_is_too_long() -> None:
+    """Kernels are exempt: a Pallas kernel is one thought."""
+    assert [f"{s.place}: {s.num_lines} lines" for s in SOURCES if s.num_lines > MAX_FILE_LINES] == []
+
+
+@pytest.mark.filterwarnings("default::tests.architecture.test_shape.LongFunctionWarning")
+def test_no_function_is_too_long() -> None:
+    sized = [(f"{s.place}:{line} {name}", size) for s in SOURCES for name, line, size in s.functions()]
+    for place, size in sized:
+        if GOOD_FUNCTION_LINES < size <= MAX_FUNCTION_LINES:
+            warnings.warn(f"{place}: {size} lines, {GOOD_FUNCTION_LINES} is the aim", LongFunctionWarning, stacklevel=1)
+    assert [f"{place}: {size} lines" for place, size in sized if size > MAX_FUNCTION_LINES] == []
+
+
+def test_every_module_says_what_it_owns() -> None:
+    bare = [s.place for s in program() if s.tree.body and ast.get_docstring(s.tree) is None]
+    assert bare == []
+
+
+def test_nothing_is_left_open() -> None:
+    marks = re.compile(r"\b(TODO|FIXME|XXX)\b|raise NotImplementedError")
+    assert [
+        f"{s.place}:{number}"
+        for s in program()
+        for number, line in enumerate(s.path.read_text(encoding="utf-8").splitlines(), start=1)
+        if marks.search(line)
+    ] == []
