@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
+from argparse import _SubParsersAction
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -42,11 +43,15 @@ class Parser(argparse.ArgumentParser):
         """Parse all of `words`; raises ConfigError."""
         arguments, unknown = self.parse_known_args(words)
         if unknown:
-            flags = [flag for action in self._actions for flag in action.option_strings]
-            near = difflib.get_close_matches(unknown[0].split("=")[0], flags, n=1)
+            near = difflib.get_close_matches(unknown[0].split("=")[0], self._flags(), n=1)
             hint = f"did you mean `{near[0]}`?" if near else f"`{self.prog} --help` lists the options"
             raise ConfigError(f"unknown option `{unknown[0]}`; {hint}")
         return arguments
+
+    def _flags(self) -> list[str]:
+        children = [action.choices.values() for action in self._actions if isinstance(action, _SubParsersAction)]
+        own = [flag for action in self._actions for flag in action.option_strings]
+        return own + [flag for parsers in children for parser in parsers for flag in parser._flags()]
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)

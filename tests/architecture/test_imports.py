@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tokenizer": {"checkpoint"},
     "ipc": {"sampling.params"},
     "engine": {"scheduler", "kv", "executor", "ipc", "sampling.params"},
-    "scheduler": {"kv", "sampling.params"},
+    "scheduler": {"kv", "sampling.params", "ipc.messages"},
     "kv": set(),
     "executor": {"runner", "models", "weights", "sharding", "checkpoint", "sampling", "ipc.messages", "scheduler.plan"},
     "runner": {"models", "layers", "sampling", "sharding", "weights", "kv.spec", "scheduler.plan", KERNELS},

@@ -1,0 +1,107 @@
+"""`jaxserve bench startup`: how long `jaxserve serve` takes until `/ready`, with an empty and a full compile cache."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+POLL_INTERVAL_S = 0.02
+STOP_TIMEOUT_S = 60.0
+HOST = "127.0.0.1"
+
+
+class StartFailedError(Exception):
+    """The server ended, or was not ready in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartTimes:
+    """Seconds since the process was started."""
+
+    listening_s: float
+    """Any HTTP answer."""
+    ready_s: float
+    """`/ready` answered 200."""
+
+
+def measure_startup(command: Sequence[str], *, num_warm: int, timeout_s: float) -> dict[str, Any]:
+    """Start `command` once with an empty compile cache and `num_warm` times with the cache that left.
+
+    `command` is `jaxserve serve ...` without `--port` and `--compile-cache`. Raises StartFailedError.
+    """
+    with tempfile.TemporaryDirectory(prefix="jaxserve-bench-") as folder:
+        cache = Path(folder) / "programs"
+        cold, *warm = [_start_once(command, cache, Path(folder), timeout_s) for _ in range(1 + num_warm)]
+    return {
+        "command": " ".join(command),
+        "cold_listening_s": cold.listening_s,
+        "cold_ready_s": cold.ready_s,
+        "warm_listening_s": [times.listening_s for times in warm],
+        "warm_ready_s": [times.ready_s for times in warm],
+    }
+
+
+def _start_once(command: Sequence[str], cache: Path, folder: Path, timeout_s: float) -> StartTimes:
+    port = _free_port()
+    words = [*command, "--host", HOST, "--port", str(port), "--compile-cache", str(cache)]
+    with (folder / "server.log").open("w+b") as log:
+        started_s = time.perf_counter()
+        process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            return _await_ready(process, port, started_s, timeout_s)
+        except StartFailedError as error:
+            log.seek(0)
+            tail = log.read()[-2000:].decode("utf-8", "replace").strip()
+            raise StartFailedError(f"{error}\n{tail}" if tail else str(error)) from None
+        finally:
+            _stop(process)
+
+
+def _await_ready(process: subprocess.Popen[bytes], port: int, started_s: float, timeout_s: float) -> StartTimes:
+    listening_s: float | None = None
+    while (elapsed_s := time.perf_counter() - started_s) < timeout_s:
+        status = _status(port)
+        if status is not None and listening_s is None:
+            listening_s = elapsed_s
+        if status == 200 and listening_s is not None:
+            return StartTimes(listening_s, time.perf_counter() - started_s)
+        if process.poll() is not None:
+            raise StartFailedError(f"the server ended with exit code {process.returncode} before it was ready")
+        time.sleep(POLL_INTERVAL_S)
+    raise StartFailedError(f"the server was not ready after {timeout_s:g} s")
+
+
+def _status(port: int) -> int | None:
+    """Status of `/ready`, or None while nothing answers."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=5.0)
+    try:
+        connection.request("GET", "/ready")
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
