@@ -1,0 +1,104 @@
+"""A GGUF file presented as a Hugging Face checkpoint: its names, its config, its row order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxserve.checkpoint.gguf_config import architecture, hf_config
+from jaxserve.checkpoint.gguf_file import GGUFFile, open_gguf
+from jaxserve.checkpoint.gguf_names import ROPE_FACTORS, hf_name
+from jaxserve.checkpoint.mapped_file import shown
+from jaxserve.checkpoint.protocol import TensorInfo
+from jaxserve.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFCheckpoint:
+    """A Checkpoint over one GGUF file."""
+
+    file: GGUFFile
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    tensors: Mapping[str, TensorInfo]
+    stored_names: Mapping[str, str]
+    """llama.cpp's name by Hugging Face name."""
+    permuted_heads: Mapping[str, int]
+    """How many heads the rows of a reordered tensor hold, by Hugging Face name."""
+
+    @property
+    def path(self) -> Path:
+        """The GGUF file."""
+        return self.file.path
+
+    def read(self, name: str) -> np.ndarray:
+        """One tensor in Hugging Face's row order; a view of the file only where nothing had to change."""
+        stored_name = self.stored_names.get(name)
+        if stored_name is None:
+            raise CheckpointError(f"{self.path}: tensor {shown(name)}: expected in the checkpoint, found none")
+        array = self.file.read(stored_name)
+        num_heads = self.permuted_heads.get(name)
+        return array if num_heads is None else split_halves(array, num_heads)
+
+
+def open_gguf_checkpoint(path: Path) -> GGUFCheckpoint:
+    """Opens a GGUF file of an architecture we know; raises CheckpointError for a tensor with no place in it."""
+    file = open_gguf(path)
+    config = hf_config(file)
+    stored_names: dict[str, str] = {}
+    for stored_name in file.tensors:
+        if stored_name == ROPE_FACTORS:
+            continue
+        name = hf_name(stored_name, config["num_hidden_layers"])
+        if name is None:
+            raise CheckpointError(
+                f"{path}: tensor {shown(stored_name)}: expected the tensors of a dense decoder with "
+                f"{config['num_hidden_layers']} layers, found one that has no place in it"
+            )
+        stored_names[name] = stored_name
+    return GGUFCheckpoint(
+        file=file,
+        config=config,
+        generation_config={key: config[key] for key in ("bos_token_id", "eos_token_id") if config[key] is not None},
+        tensors={name: _info(file, name, stored_name) for name, stored_name in stored_names.items()},
+        stored_names=stored_names,
+        permuted_heads=_permuted_heads(file, stored_names, config) if architecture(file).is_rope_permuted else {},
+    )
+
+
+def split_halves(array: np.ndarray, num_heads: int) -> np.ndarray:
+    """Undoes llama.cpp's row order: within a head, rows (0, h, 1, h+1, ...) become (0, 1, ..., h, h+1, ...).
+
+    llama.cpp rotates adjacent rows, Hugging Face row i with row i + head_dim / 2.
+    """
+    pairs = array.reshape(num_heads, array.shape[0] // num_heads // 2, 2, *array.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(array.shape)
+
+
+def _permuted_heads(file: GGUFFile, stored_names: Mapping[str, str], config: dict[str, Any]) -> dict[str, int]:
+    heads_by_projection = {
+        "q_proj": config["num_attention_heads"],
+        "k_proj": config["num_key_value_heads"],
+    }
+    permuted = {}
+    for name, stored_name in stored_names.items():
+        num_heads = heads_by_projection.get(name.split(".")[-2])
+        if num_heads is None:
+            continue
+        expected, found = num_heads * config["head_dim"], file.tensors[stored_name].shape[0]
+        if found != expected:
+            raise CheckpointError(
+                f"{file.path}: tensor {shown(stored_name)}: expected {expected} rows "
+                f"({num_heads} heads of {config['head_dim']}), found {found}"
+            )
+        permuted[name] = num_heads
+    return permuted
+
+
+def _info(file: GGUFFile, name: str, stored_name: str) -> TensorInfo:
+    tensor = file.tensors[stored_name]
+    return TensorInfo(name, tensor.shape, tensor.ggml_type, tensor.num_bytes, file.path)

@@ -1,0 +1,119 @@
+"""A Hugging Face directory: config.json, generation_config.json and safetensors, whole or in shards.
+
+Nothing in it is ever executed: `auto_map` is data nobody reads, and pickle weights are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxserve.checkpoint.json_file import read_object
+from jaxserve.checkpoint.mapped_file import shown
+from jaxserve.checkpoint.protocol import TensorInfo
+from jaxserve.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
+from jaxserve.errors import CheckpointError
+
+_SINGLE_FILE = "model.safetensors"
+_INDEX_FILE = "model.safetensors.index.json"
+_PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFaceCheckpoint:
+    """A Checkpoint whose names, shapes and config are those of the directory."""
+
+    path: Path
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    tensors: Mapping[str, TensorInfo]
+    shards: Mapping[Path, SafetensorsFile]
+
+    def read(self, name: str) -> np.ndarray:
+        """One tensor as stored: a read-only view of its shard, unmapped when the last reference goes."""
+        info = self.tensors.get(name)
+        if info is None:
+            raise CheckpointError(f"{self.path}: tensor {shown(name)}: expected in the checkpoint, found none")
+        return self.shards[info.file].read(name)
+
+
+def open_huggingface(directory: Path) -> HuggingFaceCheckpoint:
+    """Opens a directory and validates every shard's header."""
+    index = directory / _INDEX_FILE
+    if (directory / _SINGLE_FILE).is_file():
+        shards = {directory / _SINGLE_FILE: open_safetensors(directory / _SINGLE_FILE)}
+        tensors = {name: _info(shard, name) for shard in shards.values() for name in shard.tensors}
+    elif index.is_file():
+        weight_map = _weight_map(index)
+        shards = {file: open_safetensors(file) for file in sorted(set(weight_map.values()))}
+        _check_presence(weight_map, shards, index)
+        tensors = {name: _info(shards[file], name) for name, file in weight_map.items()}
+    else:
+        raise CheckpointError(_no_weights(directory))
+    config_file = directory / "config.json"
+    if not config_file.is_file():
+        raise CheckpointError(f"{config_file}: expected the model's configuration, found no such file")
+    generation_file = directory / "generation_config.json"
+    return HuggingFaceCheckpoint(
+        path=directory,
+        config=read_object(config_file),
+        generation_config=read_object(generation_file) if generation_file.is_file() else {},
+        tensors=tensors,
+        shards=shards,
+    )
+
+
+def _weight_map(index: Path) -> dict[str, Path]:
+    """Which file holds each tensor, as the index says."""
+    entries = read_object(index).get("weight_map")
+    if not isinstance(entries, dict) or not entries:
+        raise CheckpointError(f"{index}: key 'weight_map': expected a table of tensor to file name, found none")
+    weight_map = {}
+    for name, file_name in entries.items():
+        if not _is_plain_name(file_name):
+            raise CheckpointError(
+                f"{index}: tensor {shown(name)}: expected the plain name of a .safetensors file beside the index, "
+                f"found {shown(str(file_name))}"
+            )
+        weight_map[name] = index.parent / file_name
+    for file in sorted(set(weight_map.values())):
+        if not file.is_file():
+            raise CheckpointError(f"{index}: expected the shard {shown(file.name)} beside it, found no such file")
+    return weight_map
+
+
+def _check_presence(weight_map: Mapping[str, Path], shards: Mapping[Path, SafetensorsFile], index: Path) -> None:
+    for name, file in weight_map.items():
+        if name not in shards[file].tensors:
+            raise CheckpointError(f"{file}: tensor {shown(name)}: expected here by {index.name}, found none")
+
+
+def _is_plain_name(name: Any) -> bool:
+    return (
+        isinstance(name, str)
+        and name.endswith(".safetensors")
+        and not name.startswith(".")
+        and not any(character in name for character in "/\\\0")
+    )
+
+
+def _no_weights(directory: Path) -> str:
+    try:
+        files = sorted(file for file in directory.iterdir() if file.is_file())
+    except OSError as error:
+        return f"{directory}: cannot be read: {error.strerror}"
+    gguf_files = [file for file in files if file.suffix == ".gguf"]
+    if gguf_files:
+        return f"{directory}: expected {_SINGLE_FILE}, found GGUF files; give one of them, such as {gguf_files[0]}"
+    if any(file.suffix in _PICKLE_SUFFIXES for file in files):
+        return f"{directory} has only pickle weights; convert to safetensors (pickle files can run code)"
+    return f"{directory}: expected {_SINGLE_FILE} or {_INDEX_FILE}, found neither"
+
+
+def _info(shard: SafetensorsFile, name: str) -> TensorInfo:
+    tensor = shard.tensors[name]
+    return TensorInfo(name, tensor.shape, tensor.dtype, tensor.num_bytes, shard.path)

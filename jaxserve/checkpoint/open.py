@@ -1,0 +1,29 @@
+"""Opens whatever checkpoint a path is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxserve.checkpoint.gguf_checkpoint import open_gguf_checkpoint
+from jaxserve.checkpoint.huggingface import open_huggingface
+from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.errors import CheckpointError
+
+_GGUF_MAGIC = b"GGUF"
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """A Hugging Face directory or a GGUF file, told apart by what is there; raises CheckpointError in one line."""
+    if path.is_dir():
+        return open_huggingface(path)
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(_GGUF_MAGIC))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    if magic != _GGUF_MAGIC:
+        raise CheckpointError(
+            f"{path}: expected a GGUF file or a directory with config.json and safetensors, "
+            f"found a file that starts with {magic!r}"
+        )
+    return open_gguf_checkpoint(path)

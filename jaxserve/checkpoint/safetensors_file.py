@@ -1,0 +1,140 @@
+"""A safetensors file: its header checked before anything is allocated, its tensors as views of the file.
+
+The format is an 8-byte length, a JSON header and the data. Every byte of the data belongs to exactly one tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import ml_dtypes
+import numpy as np
+
+from jaxserve.checkpoint.json_file import parse_object
+from jaxserve.checkpoint.mapped_file import MAX_HEADER_BYTES, file_size, map_array, shown
+from jaxserve.errors import CheckpointError
+
+_LENGTH_BYTES = 8
+_MAX_DIMENSIONS = 8
+
+_ITEM_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "BOOL": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1,
+}  # fmt: skip
+"""What a header may name. A file may carry what we do not read, such as an index buffer."""
+
+_READABLE_DTYPES: dict[str, np.dtype] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsTensor:
+    """A tensor as the validated header describes it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """"F32", "BF16", ..."""
+    offset: int
+    """Bytes from the start of the file."""
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsFile:
+    """An opened safetensors file. Holds no descriptor and no mapping between reads."""
+
+    path: Path
+    tensors: Mapping[str, SafetensorsTensor]
+    num_file_bytes: int
+
+    def read(self, name: str) -> np.ndarray:
+        """One tensor in F32, F16 or BF16: a read-only view of the file."""
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise CheckpointError(f"{self.path}: tensor {shown(name)}: expected to be in the file, found none")
+        dtype = _READABLE_DTYPES.get(tensor.dtype)
+        if dtype is None:
+            expected = ", ".join(_READABLE_DTYPES)
+            raise CheckpointError(
+                f"{self.path}: tensor {shown(name)}: expected one of the types {expected}, found {tensor.dtype}"
+            )
+        return map_array(self.path, dtype, tensor.shape, offset=tensor.offset, expected_file_size=self.num_file_bytes)
+
+
+def open_safetensors(path: Path) -> SafetensorsFile:
+    """Opens and validates a safetensors file; raises CheckpointError in one line."""
+    num_file_bytes = file_size(path)
+    header_bytes = _read_header(path, num_file_bytes)
+    data_start = _LENGTH_BYTES + len(header_bytes)
+    header = parse_object(header_bytes, f"{path}: header")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        _fail(path, "'__metadata__'", "an object of strings", type(metadata).__name__)
+    tensors = sorted(
+        (_tensor(path, name, entry, data_start) for name, entry in header.items()),
+        key=lambda tensor: (tensor.offset, tensor.num_bytes),
+    )
+    end = data_start
+    for tensor in tensors:
+        if tensor.offset != end:
+            _fail(
+                path,
+                f"tensor {shown(tensor.name)}",
+                f"to start at data byte {end - data_start}, where the one before it ends",
+                str(tensor.offset - data_start),
+            )
+        end += tensor.num_bytes
+        if end > num_file_bytes:
+            _fail(path, f"tensor {shown(tensor.name)}", f"a file of at least {end} bytes", f"{num_file_bytes}")
+    if end != num_file_bytes:
+        _fail(path, "data", f"a file of {end} bytes, as the header describes", str(num_file_bytes))
+    return SafetensorsFile(path, {tensor.name: tensor for tensor in tensors}, num_file_bytes)
+
+
+def _read_header(path: Path, num_file_bytes: int) -> bytes:
+    if num_file_bytes < _LENGTH_BYTES:
+        _fail(path, "header", f"at least {_LENGTH_BYTES} bytes", f"{num_file_bytes} in the file")
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            most = min(MAX_HEADER_BYTES, num_file_bytes - _LENGTH_BYTES)
+            if length > most:
+                _fail(path, "header length", f"at most {most}", str(length))
+            return file.read(length)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _tensor(path: Path, name: str, entry: Any, data_start: int) -> SafetensorsTensor:
+    what = f"tensor {shown(name)}"
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        found = ", ".join(map(shown, list(entry)[:8])) if isinstance(entry, dict) else type(entry).__name__
+        _fail(path, what, "dtype, shape and data_offsets", found or "nothing")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
+        _fail(path, what, f"one of the types {', '.join(_ITEM_BYTES)}", shown(str(dtype)))
+    if not _are_sizes(shape) or len(shape) > _MAX_DIMENSIONS:
+        _fail(path, what, f"a shape of up to {_MAX_DIMENSIONS} whole numbers", shown(str(shape)))
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        _fail(path, what, "data_offsets of two ascending whole numbers", shown(str(offsets)))
+    num_bytes = offsets[1] - offsets[0]
+    expected = math.prod(shape) * _ITEM_BYTES[dtype]
+    if num_bytes != expected:
+        _fail(path, what, f"{expected} bytes for shape {shape} of {dtype}", str(num_bytes))
+    return SafetensorsTensor(name, tuple(shape), dtype, data_start + offsets[0], num_bytes)
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(size) is int and 0 <= size < 1 << 63 for size in value)
+
+
+def _fail(path: Path, what: str, expected: str, found: str) -> NoReturn:
+    raise CheckpointError(f"{path}: {what}: expected {expected}, found {found}")

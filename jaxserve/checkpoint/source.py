@@ -1,0 +1,129 @@
+"""Where a model is: a path as it stands, or a Hugging Face hub id fetched into the hub's cache."""
+
+from __future__ import annotations
+
+import glob
+import re
+from pathlib import Path
+from typing import Any
+
+from jaxserve.checkpoint.mapped_file import shown
+from jaxserve.errors import CheckpointError, ConfigError
+
+
+_HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<file>[^:]+\.gguf))?", re.ASCII)
+
+_DIRECTORY_PATTERNS = ["model*.safetensors", "*.json", "tokenizer*", "*.jinja"]
+"""What a safetensors model needs: no pickle, no second copy of the weights, nothing from subdirectories."""
+
+
+def resolve(model: str, revision: str | None = None, *, progress: bool = True) -> Path:
+    """The local path of a model: an existing file or directory, or the snapshot of a hub id.
+
+    A hub id is `owner/name`, or `owner/name:FILE.gguf` for one GGUF file of that repository; `revision` is a
+    branch, tag or commit of it. Files already in the hub's cache are used without a network. `progress` shows the
+    hub's own bars on stderr. Raises ConfigError when `model` cannot be a source and CheckpointError when it cannot
+    be had.
+    """
+    path = Path(model).expanduser()
+    if path.exists():
+        return path
+    match = _HUB_ID.fullmatch(model)
+    if match is None or (match["file"] is None and model.endswith(".gguf")):
+        raise ConfigError(
+            f"model {shown(model, 200)}: expected an existing file or directory, owner/name on the Hugging Face hub, "
+            "or owner/name:FILE.gguf; found no such path"
+        )
+    repository, file_name = match["repo"], match["file"]
+    patterns = [glob.escape(file_name)] if file_name else _DIRECTORY_PATTERNS
+    snapshot = _download(repository, revision, patterns, progress)
+    if file_name is None:
+        if not any(snapshot.glob("*.safetensors")):
+            raise CheckpointError(
+                f"model {model}: expected model*.safetensors in the repository, found none (pickle weights are not "
+                f"read); choose a repository with safetensors, or one GGUF file as {repository}:FILE.gguf"
+            )
+        return snapshot
+    if not (snapshot / file_name).is_file():
+        raise CheckpointError(f"model {model}: expected {shown(file_name)} in the repository, found no such file")
+    return snapshot / file_name
+
+
+def _download(repository: str, revision: str | None, patterns: list[str], progress: bool) -> Path:
+    # Here: 0.3 s that a local path need not spend.
+    import huggingface_hub
+    from huggingface_hub import errors as hub_errors
+
+    options: dict[str, Any] = {} if progress else {"tqdm_class": _silent_bar()}
+    at_revision = f" at revision {shown(revision)}" if revision else ""
+    subject = f"model {repository}{at_revision}"
+    try:
+        snapshot = huggingface_hub.snapshot_download(
+            repository,
+            revision=revision,
+            allow_patterns=patterns,
+            ignore_patterns=[] if "/" in patterns[0] else ["*/*"],
+            **options,
+        )
+        return Path(snapshot)
+    except hub_errors.GatedRepoError as error:
+        raise CheckpointError(
+            f"{subject}: the repository is gated; accept its terms on https://huggingface.co/{repository} "
+            "and set HF_TOKEN (or run `hf auth login`)"
+        ) from error
+    except hub_errors.RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"{subject}: no such repository on the hub, or it is private; check the name, or set HF_TOKEN "
+            "(or run `hf auth login`); a local model needs the path of an existing file or directory"
+        ) from error
+    except hub_errors.RevisionNotFoundError as error:
+        raise CheckpointError(f"{subject}: the repository has no such revision") from error
+    except (hub_errors.OfflineModeIsEnabled, hub_errors.LocalEntryNotFoundError) as error:
+        raise CheckpointError(f"{subject}: {_unreachable(error)}") from error
+    except hub_errors.EntryNotFoundError as error:
+        raise CheckpointError(f"{subject}: the repository has none of the files {', '.join(patterns)}") from error
+    except hub_errors.HfHubHTTPError as error:
+        raise CheckpointError(f"{subject}: the hub answered {_first_line(error)}; try again later") from error
+    except hub_errors.HFValidationError as error:
+        raise ConfigError(f"{subject}: not a hub id: {_first_line(error)}") from error
+    except Exception as error:
+        # The boundary to the hub's transports (httpx, xet, file locks), whose exceptions are not its API.
+        raise CheckpointError(
+            f"{subject}: the download failed ({type(error).__name__}: {_first_line(error)}); check the network "
+            "and the free disk space, then try again: what is complete is kept"
+        ) from error
+
+
+def _unreachable(error: Exception) -> str:
+    """Why nothing could be fetched, and what to do about it."""
+    import huggingface_hub
+    from huggingface_hub import errors as hub_errors
+
+    cause = error.__cause__
+    is_offline = huggingface_hub.constants.HF_HUB_OFFLINE or any(
+        isinstance(reason, hub_errors.OfflineModeIsEnabled) for reason in (error, cause)
+    )
+    if is_offline:
+        return "not wholly in the local cache, and HF_HUB_OFFLINE is set; unset it, or give a local path"
+    because = f" ({type(cause).__name__}: {_first_line(cause)})" if cause is not None else ""
+    return (
+        f"not wholly in the local cache, and the hub cannot be reached{because}; check the network "
+        "(HTTPS_PROXY and HF_ENDPOINT, where set), or give a local path"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else "no details"
+
+
+def _silent_bar() -> type:
+    from huggingface_hub.utils import tqdm
+
+    class SilentBar(tqdm):  # type: ignore[type-arg]
+        """The hub's progress bar, never shown."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "disable": True})
+
+    return SilentBar
