@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import glob
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from jaxserve.checkpoint.mapped_file import shown
 from jaxserve.errors import CheckpointError, ConfigError
-
 
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<file>[^:]+\.gguf))?", re.ASCII)
 
@@ -54,17 +54,16 @@ def _download(repository: str, revision: str | None, patterns: list[str], progre
     import huggingface_hub
     from huggingface_hub import errors as hub_errors
 
-    options: dict[str, Any] = {} if progress else {"tqdm_class": _silent_bar()}
     at_revision = f" at revision {shown(revision)}" if revision else ""
     subject = f"model {repository}{at_revision}"
     try:
-        snapshot = huggingface_hub.snapshot_download(
-            repository,
-            revision=revision,
-            allow_patterns=patterns,
-            ignore_patterns=[] if "/" in patterns[0] else ["*/*"],
-            **options,
-        )
+        with _bars(progress):
+            snapshot = huggingface_hub.snapshot_download(
+                repository,
+                revision=revision,
+                allow_patterns=patterns,
+                ignore_patterns=[] if "/" in patterns[0] else ["*/*"],
+            )
         return Path(snapshot)
     except hub_errors.GatedRepoError as error:
         raise CheckpointError(
@@ -117,13 +116,16 @@ def _first_line(error: BaseException) -> str:
     return lines[0][:200] if lines else "no details"
 
 
-def _silent_bar() -> type:
-    from huggingface_hub.utils import tqdm
+@contextmanager
+def _bars(are_shown: bool) -> Iterator[None]:
+    """The hub's switch for its progress bars is process-wide; it is put back as it was."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    class SilentBar(tqdm):  # type: ignore[type-arg]
-        """The hub's progress bar, never shown."""
-
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **{**options, "disable": True})
-
-    return SilentBar
+    if are_shown or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
