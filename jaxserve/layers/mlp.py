@@ -1,0 +1,43 @@
+"""The gated feed-forward block (Shazeer, arXiv 2002.05202)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jaxserve.layers.linear import Linear
+from jaxserve.models.config import Activation, DecoderConfig
+
+
+def _gelu(x: Array) -> Array:
+    return jax.nn.gelu(x, approximate=False)
+
+
+def _gelu_tanh(x: Array) -> Array:
+    return jax.nn.gelu(x, approximate=True)
+
+
+_ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+}
+
+
+class MLP(nnx.Module):
+    """down(activation(gate(x)) * up(x))."""
+
+    def __init__(self, config: DecoderConfig, dtype: jnp.dtype) -> None:
+        d, f, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = Linear(f, d, ("ffn", "embed"), dtype, bias=bias)
+        self.up_proj = Linear(f, d, ("ffn", "embed"), dtype, bias=bias)
+        self.down_proj = Linear(d, f, ("embed", "ffn"), dtype, bias=bias)
+        self.activation = config.activation
+
+    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        gate = _ACTIVATIONS[self.activation](self.gate_proj(x))  # (T, F)
+        return self.down_proj(gate * self.up_proj(x))

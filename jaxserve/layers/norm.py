@@ -1,0 +1,23 @@
+"""Root-mean-square normalisation (Zhang & Sennrich, arXiv 1910.07467)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jaxserve.layers.param import parameter
+
+
+class RMSNorm(nnx.Module):
+    """Normalise the last axis in float32, then scale in the activation's dtype."""
+
+    def __init__(self, dim: int, eps: float, dtype: jnp.dtype) -> None:
+        self.weight = parameter((dim,), (None,), dtype)
+        self.eps = eps
+
+    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+        wide = x.astype(jnp.float32)
+        scaled = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.eps)
+        return self.weight[...] * scaled.astype(x.dtype)

@@ -1,0 +1,22 @@
+"""How a parameter is declared: shape, dtype and logical axes, nothing allocated.
+
+Modules are schema and forward code. Their parameters are built under `nnx.eval_shape`, so a
+declaration costs no memory; the loader fills them by their path, which is the checkpoint's name.
+
+Logical axes: "vocab", "embed" (D), "heads" (N*H), "kv_heads" (K*H), "ffn" (F), None (never split).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+Axes = tuple[str | None, ...]
+
+
+def parameter(shape: tuple[int, ...], axes: Axes, dtype: jnp.dtype) -> nnx.Param[jax.Array]:
+    """Declare one parameter with a logical name per dimension."""
+    if len(shape) != len(axes):
+        raise ValueError(f"{len(shape)} dimensions {shape} but {len(axes)} axes {axes}")
+    return nnx.Param(jnp.zeros(shape, dtype), axes=axes)

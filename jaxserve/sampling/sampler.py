@@ -1,0 +1,108 @@
+"""From logits to tokens, for a batch in which every row has its own options.
+
+A row's result depends on its own logits, options, seed and position only. Work that no row asks for
+is skipped at run time (`lax.cond`), so one program serves every mix of options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxserve.sampling import transforms
+from jaxserve.sampling.params import COLUMNS
+from jaxserve.sampling.topk import CHUNK, chunked, top_k
+from jaxserve.types import MAX_TOP_LOGPROBS
+
+
+class Sampled(NamedTuple):
+    """One sampled token per row and its log-probabilities under the unscaled logits."""
+
+    token_ids: Int[Array, "B"]
+    logprobs: Float[Array, "B"]
+    top_token_ids: Int[Array, "B 20"]
+    top_logprobs: Float[Array, "B 20"]
+
+
+def unpack_options(columns: Int[Array, "B C"]) -> dict[str, Array]:
+    """The option columns by name, floats restored from their bits."""
+    return {
+        name: columns[:, i] if column.dtype == "int32" else jax.lax.bitcast_convert_type(columns[:, i], jnp.float32)
+        for i, (name, column) in enumerate(COLUMNS.items())
+    }
+
+
+def sample(
+    logits: Float[Array, "B V"],
+    options: Mapping[str, Array],
+    positions: Int[Array, "B"],
+    num_top_logprobs: Int[Array, ""],
+) -> Sampled:
+    """Choose each row's token for `positions`; top log-probabilities are filled when any are wanted."""
+    best = logits.max(-1)  # (B,)
+    greedy = _first_where(logits == best[:, None])
+    is_greedy = options["temperature"] == 0
+    token_ids = jax.lax.cond(
+        is_greedy.all(), lambda: greedy, lambda: jnp.where(is_greedy, greedy, _draw(logits, options, positions))
+    )
+    normalizer = best + jnp.log(jnp.exp(logits - best[:, None]).sum(-1))
+    chosen = jnp.take_along_axis(logits, token_ids[:, None], 1)[:, 0] - normalizer
+    width = min(MAX_TOP_LOGPROBS, logits.shape[1])
+
+    def top() -> tuple[Array, Array]:
+        values, ids = top_k(logits, width)
+        return ids, values - normalizer[:, None]
+
+    shape = (logits.shape[0], width)
+    top_ids, top_values = jax.lax.cond(
+        num_top_logprobs > 0, top, lambda: (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
+    )
+    missing = ((0, 0), (0, MAX_TOP_LOGPROBS - width))  # a vocabulary of fewer than 20 tokens
+    return Sampled(token_ids, chosen, jnp.pad(top_ids, missing), jnp.pad(top_values, missing, constant_values=-jnp.inf))
+
+
+def _draw(logits: Float[Array, "B V"], options: Mapping[str, Array], positions: Int[Array, "B"]) -> Int[Array, "B"]:
+    """Sample from softmax(logits / temperature) restricted by top_k, then top_p, and min_p."""
+    scaled = transforms.temperature(logits, options["temperature"])
+    restricts = (options["top_k"] > 0) | (options["top_p"] < 1) | (options["min_p"] > 0)
+
+    def threshold() -> Array:
+        rows = transforms.candidates(scaled)
+        kept = transforms.top_k(rows, options["top_k"])
+        kept = transforms.top_p(rows, options["top_p"], kept)
+        return jnp.maximum(kept, transforms.min_p(rows, options["min_p"]))
+
+    lowest = jax.lax.cond(restricts.any(), threshold, lambda: jnp.full(logits.shape[0], -jnp.inf))
+    weights = jnp.where(scaled >= lowest[:, None], jnp.exp(scaled - scaled.max(-1, keepdims=True)), 0.0)
+    return _categorical(weights, transforms.seed(options["seed"], positions))
+
+
+def _categorical(weights: Float[Array, "B V"], uniform: Float[Array, "2 B"]) -> Int[Array, "B"]:
+    """Draw by inverse transform in two stages: a chunk by its mass, then a token within it.
+
+    Two independent draws keep both stages exact to float32 and cost two uniforms a row instead of
+    one per token.
+    """
+    chunks = chunked(weights, 0.0)  # (B, C, X)
+    chunk = _inverse(chunks.sum(-1), uniform[0])
+    inside = jnp.take_along_axis(chunks, chunk[:, None, None], 1)[:, 0]  # (B, X)
+    return chunk * CHUNK + _inverse(inside, uniform[1])
+
+
+def _inverse(weights: Float[Array, "B X"], uniform: Float[Array, "B"]) -> Int[Array, "B"]:
+    """The first entry whose cumulative weight exceeds `uniform` of the total; never one of weight zero."""
+    cumulative = jnp.cumsum(weights, -1)
+    above = (cumulative > (uniform * cumulative[:, -1])[:, None]) & (weights > 0)
+    # Rounding can leave none above for a draw next to 1: then the last entry with weight is meant.
+    last = weights.shape[1] - 1 - _first_where(weights[:, ::-1] > 0)
+    return jnp.where(above.any(-1), _first_where(above), last)
+
+
+def _first_where(mask: Array) -> Int[Array, "B"]:
+    """Index of the first True of each row, by a minimum: half the cost of argmax on a CPU at 32 rows."""
+    index = jnp.arange(mask.shape[1], dtype=jnp.int32)
+    return jnp.minimum(jnp.where(mask, index, mask.shape[1]).min(-1), mask.shape[1] - 1)

@@ -1,0 +1,116 @@
+"""The device half of the sampling options: one function per `Column` of `params.SamplingParams`.
+
+Restrictions (top_k, top_p, min_p) are thresholds: the smallest logit a row keeps. Tokens of exactly
+the threshold's logit are all kept, as in Hugging Face's warpers. Each works on a whole batch, every
+row with its own option; neutral options keep everything (-inf).
+
+Letters: B rows, V vocabulary, c candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxserve.sampling.topk import top_k as largest
+
+NUM_CANDIDATES = 64
+
+
+class Candidates(NamedTuple):
+    """Scaled logits with what the thresholds need of them, computed once."""
+
+    logits: Float[Array, "B V"]
+    largest: Float[Array, "B c"]
+    """The largest logits, largest first."""
+
+
+def candidates(logits: Float[Array, "B V"]) -> Candidates:
+    """Prepare scaled logits for thresholds."""
+    return Candidates(logits, largest(logits, NUM_CANDIDATES)[0])
+
+
+def temperature(logits: Float[Array, "B V"], value: Float[Array, "B"]) -> Float[Array, "B V"]:
+    """Divide by the temperature; greedy rows (0) stay as they are."""
+    return logits / jnp.where(value > 0, value, 1.0)[:, None]
+
+
+def seed(value: Int[Array, "B"], positions: Int[Array, "B"]) -> Float[Array, "2 B"]:
+    """Two uniform draws in [0, 1) that depend on (seed, position) alone (threefry, arXiv 1103.1580)."""
+
+    def draw(seed: Array, position: Array) -> Array:
+        return jax.random.uniform(jax.random.fold_in(jax.random.key(seed), position), (2,))
+
+    return jax.vmap(draw)(value, positions).T
+
+
+def top_k(rows: Candidates, value: Int[Array, "B"]) -> Float[Array, "B"]:
+    """The k-th largest logit; 0 and k >= V keep all."""
+    count = rows.largest.shape[1]
+    wants = (value > 0) & (value < rows.logits.shape[1])
+    kth = jnp.take_along_axis(rows.largest, jnp.clip(value - 1, 0, count - 1)[:, None], 1)[:, 0]
+    beyond = wants & (value > count)
+
+    def search() -> Array:
+        enough = _smallest_with(rows.logits, lambda kept: kept.sum(-1) >= value)
+        return jnp.where(beyond, enough, kth)
+
+    threshold = jax.lax.cond(beyond.any(), search, lambda: kth)
+    return jnp.where(wants, threshold, -jnp.inf)
+
+
+def top_p(rows: Candidates, value: Float[Array, "B"], kept_by_top_k: Float[Array, "B"]) -> Float[Array, "B"]:
+    """The logit at which the mass of the most likely tokens reaches p of what top_k kept."""
+    wants = value < 1.0
+    maximum = rows.largest[:, :1]
+    weights = jnp.where(rows.logits >= kept_by_top_k[:, None], jnp.exp(rows.logits - maximum), 0.0)
+    target = value * weights.sum(-1)
+    best = jnp.where(rows.largest >= kept_by_top_k[:, None], jnp.exp(rows.largest - maximum), 0.0)
+    before = jnp.cumsum(best, -1) - best  # mass of the tokens ahead of each candidate
+    last = jnp.maximum(((before < target[:, None]) & (best > 0)).sum(-1) - 1, 0)
+    threshold = jnp.take_along_axis(rows.largest, last[:, None], 1)[:, 0]
+    beyond = wants & (best.sum(-1) < target) & (rows.largest[:, -1] > kept_by_top_k)
+
+    def search() -> Array:
+        enough = _smallest_with(rows.logits, lambda kept: jnp.where(kept, weights, 0.0).sum(-1) >= target)
+        return jnp.where(beyond, enough, threshold)
+
+    threshold = jax.lax.cond(beyond.any(), search, lambda: threshold)
+    return jnp.where(wants, jnp.maximum(threshold, kept_by_top_k), kept_by_top_k)
+
+
+def min_p(rows: Candidates, value: Float[Array, "B"]) -> Float[Array, "B"]:
+    """The logit of a token min_p times as likely as the best."""
+    return jnp.where(value > 0, rows.largest[:, 0] + jnp.log(jnp.maximum(value, 1e-30)), -jnp.inf)
+
+
+def _smallest_with(logits: Float[Array, "B V"], enough: Callable[[Array], Array]) -> Float[Array, "B"]:
+    """The largest threshold t for which `enough(logits >= t)` holds, by bisection over float bit patterns.
+
+    32 passes over the row: exact for any distribution, and taken only where the candidates do not reach.
+    """
+    keys = _ordered(logits)
+
+    def narrow(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds  # enough(low) holds, enough(high + 1) does not
+        middle = (low >> 1) + (high >> 1) + ((low | high) & 1)  # ceil of the mean, without overflow
+        holds = enough(keys >= middle[:, None])
+        return jnp.where(holds, middle, low), jnp.where(holds, high, middle - 1)
+
+    start = jnp.full(logits.shape[0], jnp.iinfo(jnp.int32).min), keys.max(-1)
+    low, _ = jax.lax.fori_loop(0, 32, narrow, start)
+    return _unordered(low)
+
+
+def _ordered(x: Float[Array, "*s"]) -> Int[Array, "*s"]:
+    """Integers in the order of the floats."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.int32)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+def _unordered(keys: Int[Array, "*s"]) -> Float[Array, "*s"]:
+    return jax.lax.bitcast_convert_type(keys ^ ((keys >> 31) & 0x7FFFFFFF), jnp.float32)

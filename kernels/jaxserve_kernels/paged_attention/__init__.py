@@ -1,0 +1,8 @@
+"""Attention of query tokens over keys and values kept in pages.
+
+`api` picks an implementation by platform; `reference` is the specification in plain jax.numpy.
+"""
+
+from jaxserve_kernels.paged_attention.api import Ragged, decode_attention, mixed_attention, ragged_layout
+
+__all__ = ["Ragged", "decode_attention", "mixed_attention", "ragged_layout"]

@@ -1,0 +1,180 @@
+"""Paged attention in plain jax.numpy: the specification of the op, and its CPU implementation.
+
+Online softmax (Milakov & Gimelshein, arXiv 1805.02867; Rabe & Staats, arXiv 2112.05682) over blocks of
+pages. The number of blocks is decided at run time by the longest row, so one program serves every
+context length and a short batch never pays for a long one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxserve_kernels.paged_attention.layout import Ragged
+
+KEYS_PER_BLOCK = 128
+QUERIES_PER_TILE = 64
+MASKED = -1e30
+"""Score of a key that must not be seen: finite, so that a row without keys stays free of NaN."""
+
+
+class _Softmax(NamedTuple):
+    """Running maximum, sum of exponentials and weighted values of the keys seen so far."""
+
+    maximum: Float[Array, "B K Q"]
+    total: Float[Array, "B K Q"]
+    values: Float[Array, "B K Q H"]
+
+
+def _empty(batch: int, heads: int, queries: int, dim: int) -> _Softmax:
+    shape = (batch, heads, queries)
+    return _Softmax(
+        jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, dim), jnp.float32)
+    )
+
+
+def _pages_per_block(page_size: int, max_pages: int) -> int:
+    return min(max(1, KEYS_PER_BLOCK // page_size), max_pages)
+
+
+def _gather(
+    pages: Float[Array, "L P K S H"], layer: Int[Array, ""], table: Int[Array, "B C"]
+) -> Float[Array, "B K C*S H"]:
+    """The keys (or values) of C pages a row, head-major."""
+    rows, count = table.shape
+    _, _, heads, slots, dim = pages.shape
+    return pages[layer, table].transpose(0, 2, 1, 3, 4).reshape(rows, heads, count * slots, dim)
+
+
+def _attend(
+    state: _Softmax,
+    q: Float[Array, "B K Q H"],
+    k: Float[Array, "B K X H"],
+    v: Float[Array, "B K X H"],
+    visible: Array,
+) -> _Softmax:
+    """Fold X more keys into the running softmax; `visible` broadcasts to [B, K, Q, X]."""
+    scores = jnp.einsum("bkqh,bkxh->bkqx", q, k, preferred_element_type=jnp.float32)
+    scores = jnp.where(visible, scores, MASKED)
+    maximum = jnp.maximum(state.maximum, scores.max(-1))
+    weights = jnp.where(visible, jnp.exp(scores - maximum[..., None]), 0.0)
+    decay = jnp.exp(state.maximum - maximum)
+    added = jnp.einsum("bkqx,bkxh->bkqh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+    return _Softmax(maximum, state.total * decay + weights.sum(-1), state.values * decay[..., None] + added)
+
+
+def _finish(state: _Softmax) -> Float[Array, "B K Q H"]:
+    return state.values / jnp.maximum(state.total, 1e-30)[..., None]
+
+
+def decode_attention(
+    q: Float[Array, "B N H"],
+    k_pages: Float[Array, "L P K S H"],
+    v_pages: Float[Array, "L P K S H"],
+    layer: Int[Array, ""],
+    block_tables: Int[Array, "B M"],
+    kv_lengths: Int[Array, "B"],
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+) -> Float[Array, "B N H"]:
+    """See `api.decode_attention`."""
+    rows, num_heads, dim = q.shape
+    _, _, num_kv_heads, page_size, _ = k_pages.shape
+    group = num_heads // num_kv_heads
+    block_pages = _pages_per_block(page_size, block_tables.shape[1])
+    block_keys = block_pages * page_size
+    grouped = (q * scale).astype(q.dtype).reshape(rows, num_kv_heads, group, dim)
+
+    lowest = jnp.zeros_like(kv_lengths) if sliding_window is None else jnp.maximum(kv_lengths - sliding_window, 0)
+    table = _pad_to_multiple(block_tables, block_pages)
+
+    def body(block: Array, state: _Softmax) -> _Softmax:
+        pages = jax.lax.dynamic_slice_in_dim(table, block * block_pages, block_pages, 1)
+        positions = block * block_keys + jnp.arange(block_keys)
+        visible = (positions < kv_lengths[:, None]) & (positions >= lowest[:, None])  # (B, X)
+        k, v = _gather(k_pages, layer, pages), _gather(v_pages, layer, pages)
+        return _attend(state, grouped, k, v, visible[:, None, None, :])
+
+    # A padding row must not drag the window's start to zero for all.
+    first = jnp.min(jnp.where(kv_lengths > 0, lowest, jnp.iinfo(jnp.int32).max)) // block_keys
+    last = (jnp.max(kv_lengths) + block_keys - 1) // block_keys
+    state = jax.lax.fori_loop(first, last, body, _empty(rows, num_kv_heads, group, dim))
+    return _finish(state).reshape(rows, num_heads, dim).astype(q.dtype)
+
+
+def mixed_attention(
+    q: Float[Array, "T N H"],
+    k_pages: Float[Array, "L P K S H"],
+    v_pages: Float[Array, "L P K S H"],
+    layer: Int[Array, ""],
+    block_tables: Int[Array, "B M"],
+    kv_lengths: Int[Array, "B"],
+    ragged: Ragged,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+) -> Float[Array, "T N H"]:
+    """See `api.mixed_attention`. Decode rows go through `decode_attention`, the others tile by tile."""
+    num_tokens, num_heads, dim = q.shape
+    num_rows = kv_lengths.shape[0]
+    num_kv_heads, page_size = k_pages.shape[2:4]
+    group, tile = num_heads // num_kv_heads, QUERIES_PER_TILE
+    block_pages = _pages_per_block(page_size, block_tables.shape[1])
+    block_keys = block_pages * page_size
+
+    is_decode = jnp.arange(num_rows) < ragged.num_decode_rows
+    decoded = decode_attention(
+        q[:num_rows],
+        k_pages,
+        v_pages,
+        layer,
+        block_tables,
+        jnp.where(is_decode, kv_lengths, 0),
+        scale=scale,
+        sliding_window=sliding_window,
+    )
+    table = _pad_to_multiple(block_tables, block_pages)
+    padded = jnp.pad((q * scale).astype(q.dtype), ((0, tile), (0, 0), (0, 0)))  # a tile may start at T - 1
+    out = jnp.pad(decoded, ((0, num_tokens + tile - num_rows), (0, 0), (0, 0)))
+
+    def one_tile(index: Array, out: Array) -> Array:
+        row, start = ragged.tile_rows[index], ragged.tile_starts[index]
+        queries = jax.lax.dynamic_slice_in_dim(padded, start, tile, 0)  # (tile, N, H)
+        queries = queries.reshape(tile, num_kv_heads, group, dim).transpose(1, 0, 2, 3)
+        queries = queries.reshape(1, num_kv_heads, tile * group, dim)
+        offset = kv_lengths[row] - ragged.query_starts[row + 1]  # token index + offset = position
+        query_positions = start + offset + jnp.arange(tile)
+        pages_of_row = table[row]
+
+        def body(block: Array, state: _Softmax) -> _Softmax:
+            pages = jax.lax.dynamic_slice_in_dim(pages_of_row, block * block_pages, block_pages, 0)[None]
+            positions = block * block_keys + jnp.arange(block_keys)
+            visible = positions <= query_positions[:, None]  # (tile, X)
+            if sliding_window is not None:
+                visible &= positions > query_positions[:, None] - sliding_window
+            k, v = _gather(k_pages, layer, pages), _gather(v_pages, layer, pages)
+            return _attend(state, queries, k, v, jnp.repeat(visible, group, axis=0)[None, None])
+
+        lowest = 0 if sliding_window is None else jnp.maximum(query_positions[0] - sliding_window + 1, 0)
+        end = jnp.minimum(query_positions[-1] + 1, kv_lengths[row])
+        state = jax.lax.fori_loop(
+            lowest // block_keys,
+            (end + block_keys - 1) // block_keys,
+            body,
+            _empty(1, num_kv_heads, tile * group, dim),
+        )
+        result = _finish(state).reshape(num_kv_heads, tile, group, dim).transpose(1, 0, 2, 3)
+        result = result.reshape(tile, num_heads, dim).astype(out.dtype)
+        return jax.lax.dynamic_update_slice_in_dim(out, result, start, 0)
+
+    return jax.lax.fori_loop(0, ragged.num_tiles, one_tile, out)[:num_tokens]
+
+
+def _pad_to_multiple(table: Int[Array, "B M"], multiple: int) -> Int[Array, "B M2"]:
+    """Null pages behind the table, so that a slice of `multiple` pages never clamps."""
+    missing = -table.shape[1] % multiple
+    return jnp.pad(table, ((0, 0), (0, missing)))

@@ -1,0 +1,164 @@
+"""The sampler against a numpy specification: exact support, exact distribution, independence of the batch."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxserve.sampling import sampler, transforms
+from jaxserve.sampling.params import COLUMNS, SamplingParams, device_row
+from jaxserve.sampling.topk import top_k
+
+VOCAB = 1000
+
+
+def _logits(rows: int, *, spread: float = 3.0, seed: int = 0, vocab: int = VOCAB) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, spread, (rows, vocab)).astype(np.float32)
+
+
+_sample = jax.jit(sampler.sample)
+
+
+def _run(logits: np.ndarray, params: list[SamplingParams], positions: np.ndarray, top: int = 0) -> sampler.Sampled:
+    options = sampler.unpack_options(jnp.asarray(np.stack([device_row(p) for p in params])))
+    return _sample(jnp.asarray(logits), options, jnp.asarray(positions, jnp.int32), jnp.int32(top))
+
+
+def _kept(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """The specification: sort, cut by top_k, renormalise, cut by top_p, then min_p."""
+    scaled = logits.astype(np.float64) / params.temperature
+    keep = np.ones(len(logits), bool)
+    if 0 < params.top_k < len(logits):
+        keep &= scaled >= np.sort(scaled)[-params.top_k]
+    probabilities = np.where(keep, np.exp(scaled - scaled.max()), 0)
+    probabilities /= probabilities.sum()
+    if params.top_p < 1:
+        order = np.argsort(-probabilities, kind="stable")
+        before = np.cumsum(probabilities[order]) - probabilities[order]
+        keep &= probabilities >= probabilities[order[(before < params.top_p).sum() - 1]]
+    if params.min_p > 0:
+        keep &= np.exp(scaled - scaled.max()) >= params.min_p
+    return keep
+
+
+def _threshold(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
+    scaled = transforms.temperature(jnp.asarray(logits[None]), jnp.asarray([params.temperature], jnp.float32))
+    rows = transforms.candidates(scaled)
+    kept = transforms.top_k(rows, jnp.asarray([params.top_k]))
+    kept = transforms.top_p(rows, jnp.asarray([params.top_p], jnp.float32), kept)
+    kept = jnp.maximum(kept, transforms.min_p(rows, jnp.asarray([params.min_p], jnp.float32)))
+    return np.asarray(scaled[0] >= kept[0])
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(top_k=1),
+        SamplingParams(top_k=5),
+        SamplingParams(top_k=64),
+        SamplingParams(top_k=65),
+        SamplingParams(top_k=700),
+        SamplingParams(top_k=VOCAB),
+        SamplingParams(top_p=0.01),
+        SamplingParams(top_p=0.5),
+        SamplingParams(top_p=0.95),
+        SamplingParams(top_p=0.9999),
+        SamplingParams(top_k=40, top_p=0.7),
+        SamplingParams(top_k=300, top_p=0.9),
+        SamplingParams(min_p=0.1),
+        SamplingParams(temperature=0.5, top_k=20, top_p=0.9, min_p=0.02),
+        SamplingParams(temperature=2.0, top_p=0.8),
+    ],
+    ids=repr,
+)
+def test_restrictions_keep_exactly_the_specified_tokens(params: SamplingParams, spread: float) -> None:
+    logits = _logits(1, spread=spread)[0]
+    np.testing.assert_array_equal(_threshold(logits, params), _kept(logits, params))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.7),
+        SamplingParams(top_k=8),
+        SamplingParams(top_p=0.6),
+        SamplingParams(min_p=0.2),
+        SamplingParams(temperature=1.5, top_k=100, top_p=0.9),
+    ],
+    ids=repr,
+)
+def test_draws_follow_the_restricted_distribution(params: SamplingParams) -> None:
+    vocab, draws = 300, 20_000
+    logits = _logits(1, spread=2.0, vocab=vocab)[0]
+    scaled = logits.astype(np.float64) / params.temperature
+    expected = np.where(_kept(logits, params), np.exp(scaled - scaled.max()), 0)
+    expected /= expected.sum()
+    counts = np.zeros(vocab)
+    rows = 1000
+    for start in range(0, draws, rows):
+        tokens = _run(np.tile(logits, (rows, 1)), [params] * rows, np.arange(start, start + rows)).token_ids
+        counts += np.bincount(np.asarray(tokens), minlength=vocab)
+    assert counts[expected == 0].sum() == 0, "a token outside the restriction was drawn"
+    # Pearson's chi-squared over cells of at least 5 expected draws; 5 standard deviations above its mean.
+    cells = expected * draws >= 5
+    statistic = ((counts - expected * draws)[cells] ** 2 / (expected * draws)[cells]).sum()
+    freedom = cells.sum() - 1
+    assert statistic < freedom + 5 * np.sqrt(2 * max(freedom, 1))
+
+
+def test_greedy_takes_the_first_maximum() -> None:
+    logits = np.zeros((2, VOCAB), np.float32)
+    logits[0, [7, 3]] = 5.0
+    tokens = _run(logits, [SamplingParams(temperature=0.0)] * 2, np.zeros(2)).token_ids
+    assert tokens.tolist() == [3, 0]
+
+
+def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
+    logits = _logits(16, spread=1.0)
+    params = [
+        SamplingParams(temperature=t, top_k=k, top_p=p, seed=s)
+        for s, (t, k, p) in enumerate([(1.0, 0, 1.0), (0.0, 0, 1.0), (0.8, 5, 1.0), (1.3, 200, 0.9)] * 4)
+    ]
+    positions = np.arange(100, 116)
+    together = np.asarray(_run(logits, params, positions).token_ids)
+    alone = [
+        int(_run(logits[i : i + 1], params[i : i + 1], positions[i : i + 1]).token_ids[0]) for i in range(len(params))
+    ]
+    assert together.tolist() == alone
+
+
+def test_seed_and_position_change_the_draw() -> None:
+    logits = np.zeros((64, VOCAB), np.float32)
+    by_seed = _run(logits, [SamplingParams(seed=s) for s in range(64)], np.zeros(64)).token_ids
+    by_position = _run(logits, [SamplingParams(seed=1)] * 64, np.arange(64)).token_ids
+    assert len(set(by_seed.tolist())) > 55
+    assert len(set(by_position.tolist())) > 55
+
+
+def test_logprobs_are_of_the_unscaled_distribution() -> None:
+    logits = _logits(4)
+    out = _run(logits, [SamplingParams(temperature=1.7, seed=i, top_k=3) for i in range(4)], np.arange(4), top=5)
+    expected = logits - np.log(np.exp(logits.astype(np.float64)).sum(-1, keepdims=True))
+    np.testing.assert_allclose(out.logprobs, expected[np.arange(4), out.token_ids], atol=1e-5)
+    order = np.argsort(-logits, -1, kind="stable")[:, :20]
+    np.testing.assert_array_equal(out.top_token_ids, order)
+    np.testing.assert_allclose(out.top_logprobs, np.take_along_axis(expected, order, -1), atol=1e-5)
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 127, 128, 129, 5000])
+@pytest.mark.parametrize("k", [1, 20, 64])
+def test_top_k_equals_a_stable_sort(vocab: int, k: int) -> None:
+    x = np.random.default_rng(vocab).integers(-3, 3, (5, vocab)).astype(np.float32)  # many ties
+    values, indices = top_k(jnp.asarray(x), k)
+    order = np.argsort(-x, -1, kind="stable")[:, :k]
+    np.testing.assert_array_equal(indices, order)
+    np.testing.assert_array_equal(values, np.take_along_axis(x, order, -1))
+
+
+def test_every_device_column_has_its_transform() -> None:
+    missing = [name for name in COLUMNS if not callable(getattr(transforms, name, None))]
+    assert not missing, f"fields of SamplingParams without a function in transforms.py: {missing}"
