@@ -1,0 +1,86 @@
+"""The Dockerfile, the compose file and all YAML pass their linters. No engine is needed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+TOOLS = Path(sys.executable).parent
+DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
+
+
+def run_tool(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    tool = TOOLS / words[0]
+    assert tool.exists(), f"{tool} is missing: `make install` brings it"
+    return subprocess.run(
+        [str(tool), *words[1:]],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def stages() -> dict[str, str]:
+    parts = re.split(r"^FROM \S+ AS (\S+)$", DOCKERFILE, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_dockerfile_passes_hadolint() -> None:
+    done = run_tool("hadolint", "--no-color", "docker/Dockerfile")
+    assert done.returncode == 0, done.stdout
+
+
+def test_yaml_files_pass_yamllint() -> None:
+    done = run_tool("yamllint", "--strict", "docker", "configs")
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+def test_compose_profile_is_valid_and_stops_gently(profile: str) -> None:
+    done = run_tool("docker-compose", "-f", "docker/compose.yaml", "--profile", profile, "config", PORT="8123")
+    assert done.returncode == 0, done.stderr
+    assert 'published: "8123"' in done.stdout
+    assert "stop_grace_period: 1m0s" in done.stdout
+    assert "target: /cache/programs" in done.stdout
+    other = {"cpu": "gpu", "gpu": "cpu"}[profile]
+    assert f"  {other}:" not in done.stdout
+
+
+def test_a_typing_error_in_the_compose_file_would_be_seen(tmp_path: Path) -> None:
+    text = (ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8")
+    broken = tmp_path / "compose.yaml"
+    broken.write_text(text.replace("stop_grace_period", "stop_grace_perid"), encoding="utf-8")
+    assert run_tool("docker-compose", "-f", str(broken), "--profile", "cpu", "config", "-q").returncode != 0
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda", "tpu"])
+def test_every_target_installs_its_hashed_lock_and_runs_unprivileged(target: str) -> None:
+    assert (ROOT / "requirements" / f"{target}.lock").exists()
+    assert f"--require-hashes --no-deps --requirement requirements/{target}.lock" in stages()[f"build-{target}"]
+    assert stages()[target].rstrip().endswith("USER 10001:0")
+
+
+def test_the_image_that_runs_has_a_health_check_and_cache_volumes() -> None:
+    runtime = stages()["runtime"]
+    assert 'CMD ["jaxserve", "health"]' in runtime
+    assert "STOPSIGNAL SIGTERM" in runtime
+    assert 'VOLUME ["/cache/hf", "/cache/programs"]' in runtime
+
+
+def test_the_build_context_holds_what_the_dockerfile_copies() -> None:
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    kept = {line.removeprefix("!").removesuffix("/*.lock") for line in lines if line.startswith("!")}
+    copied = {
+        word.split("/")[0]
+        for line in re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, flags=re.MULTILINE)
+        for word in line.split()
+    }
+    assert copied <= kept
