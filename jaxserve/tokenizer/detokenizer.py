@@ -1,0 +1,116 @@
+"""Generated tokens to the text a client sees: whole characters, cut at the first stop string.
+
+Which match is first: the one whose last character comes first; of two that end together, the one
+earlier in the list. That depends on the text alone, never on how it was cut into tokens or steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxserve.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """News of one `push` or `finish`."""
+
+    text: str
+    """May be empty: a token inside a character, or text held back for a possible stop string."""
+    num_tokens: int
+    """Tokens taken. Fewer than pushed when a stop string ended the text; the rest is dropped."""
+    stop: str | None = None
+    """The stop string that ended the text."""
+
+
+class _StopMatcher:
+    """Knuth-Morris-Pratt for one stop string: constant amortised cost per character."""
+
+    __slots__ = ("_failure", "num_matched", "stop")
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.num_matched = 0
+        """Length of the longest prefix of `stop` that ends the text so far."""
+        self._failure = [0] * len(stop)
+        length = 0
+        for index in range(1, len(stop)):
+            while length and stop[index] != stop[length]:
+                length = self._failure[length - 1]
+            length += stop[index] == stop[length]
+            self._failure[index] = length
+
+    def advance(self, character: str) -> bool:
+        """Whether this character completes the stop string. Not to be called again after it did."""
+        matched = self.num_matched
+        while matched and character != self.stop[matched]:
+            matched = self._failure[matched - 1]
+        matched += character == self.stop[matched]
+        self.num_matched = matched
+        return matched == len(self.stop)
+
+
+class IncrementalDetokenizer:
+    """The text of one generated sequence. Not thread-safe; one per sequence.
+
+    Joined, the deltas are `tokenizer.decode` of the generated tokens as a continuation of the prompt, up
+    to the first stop string. Only the longest end of the text that begins a stop string is held back.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int] = (),
+        stop: Sequence[str] = (),
+        *,
+        skip_special_tokens: bool = True,
+        include_stop: bool = False,
+    ) -> None:
+        self._state = tokenizer.text_state(skip_special_tokens=skip_special_tokens)
+        self._state.skip_prompt(prompt_token_ids)
+        self._matchers = [_StopMatcher(text) for text in stop if text]
+        self._include_stop = include_stop
+        self._held = ""
+        self._stop: str | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string ended the text: later tokens are dropped."""
+        return self._stop is not None
+
+    def push(self, token_ids: Sequence[int]) -> Delta:
+        """Text of new tokens. A token that must not show (EOS kept visible, a stop id) is the caller's to leave out."""
+        pieces = []
+        num_tokens = 0
+        for token_id in token_ids:
+            if self._stop is not None:
+                break
+            num_tokens += 1
+            piece = self._state.push(token_id)
+            if piece:
+                pieces.append(self._cut(piece) if self._matchers else piece)
+        return Delta("".join(pieces), num_tokens, self._stop if num_tokens else None)
+
+    def finish(self) -> Delta:
+        """The rest: text held back, and U+FFFD for a character that was never completed."""
+        if self._stop is not None:
+            return Delta("", 0)
+        rest = self._state.flush()
+        text = self._cut(rest) if self._matchers else rest
+        text += self._held
+        self._held = ""
+        return Delta(text, 0, self._stop)
+
+    def _cut(self, piece: str) -> str:
+        """What may be shown of the held text and `piece`; sets the stop string if one is complete."""
+        text = self._held + piece
+        for end, character in enumerate(piece, start=len(self._held) + 1):
+            complete = [matcher.stop for matcher in self._matchers if matcher.advance(character)]
+            if complete:
+                self._stop = complete[0]
+                self._held = ""
+                return text[: end if self._include_stop else end - len(self._stop)]
+        num_held = max(matcher.num_matched for matcher in self._matchers)
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held]

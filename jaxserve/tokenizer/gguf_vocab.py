@@ -1,0 +1,242 @@
+"""A tokenizer from the metadata of a GGUF file.
+
+Two vocabulary models: "gpt2" (byte-level BPE, text cut as `tokenizer.ggml.pre` names) and "llama"
+(SentencePiece BPE: the merges follow from the scores, unknown characters become byte tokens).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from jaxserve.errors import CheckpointError
+from jaxserve.tokenizer.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from jaxserve.tokenizer.source import TokenizerSource
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_SPACE = "▁"
+
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_END_SPELLINGS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<|end_of_turn|>",
+    "<end_of_turn>",
+    "<|end_of_text|>",
+    "<|endoftext|>",
+)
+"""Control tokens that end a turn or a text in every model that has them: older files declare one EOS only."""
+
+_TEMPLATE_VARIABLES = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+    "sep_token": "seperator_token_id",  # the format's own spelling
+    "mask_token": "mask_token_id",
+}
+
+
+def read_gguf_tokenizer(metadata: Mapping[str, Any], origin: str) -> TokenizerSource:
+    """The tokenizer that `metadata` describes; raises CheckpointError naming `origin` and the key."""
+    return _Reader(metadata, origin).read()
+
+
+class _Reader:
+    def __init__(self, metadata: Mapping[str, Any], origin: str) -> None:
+        self._metadata = metadata
+        self._origin = origin
+
+    def read(self) -> TokenizerSource:
+        model = self._get("model", str, required=True)
+        tokens = self._tokens()
+        types = self._types(tokens)
+        if model == "gpt2":
+            pre_tokenizer = self._pre_tokenizer()
+            backend = self._byte_level_backend(tokens, pre_tokenizer)
+            adds_bos = pre_tokenizer.adds_bos
+            default_ids: dict[str, int] = {}
+        elif model == "llama":
+            backend = self._sentencepiece_backend(tokens, types)
+            adds_bos = True
+            default_ids = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
+        else:
+            raise self._fault("model", "gpt2 or llama", repr(model))
+        ids = {key: self._token_id(key, len(tokens), default_ids.get(key)) for key in _TEMPLATE_VARIABLES.values()}
+        self._add_tokens(backend, tokens, types)
+        self._add_post_processor(backend, ids, adds_bos)
+        named = {name: ids[key] for name, key in _TEMPLATE_VARIABLES.items()}
+        return TokenizerSource(
+            origin=self._origin,
+            backend=backend,
+            bos_token_id=ids["bos_token_id"],
+            eos_token_ids=self._end_ids(tokens, types, ids["eos_token_id"]),
+            special_tokens={name: tokens[token_id] for name, token_id in named.items() if token_id is not None},
+            chat_templates=self._chat_templates(),
+        )
+
+    def _fault(self, key: str, expected: str, found: str) -> CheckpointError:
+        return CheckpointError(f"{self._origin}: tokenizer.ggml.{key}: expected {expected}, found {found}")
+
+    def _get(self, key: str, kind: type, *, required: bool = False) -> Any:
+        value = self._metadata.get(f"tokenizer.ggml.{key}")
+        if value is None and not required:
+            return None
+        if not isinstance(value, kind):
+            raise self._fault(key, f"a {kind.__name__}", "nothing" if value is None else f"a {type(value).__name__}")
+        return value
+
+    def _list(self, key: str, item_kinds: type | tuple[type, ...], length: int | None = None) -> list[Any] | None:
+        values = self._get(key, list)
+        if values is None:
+            return None
+        if length is not None and len(values) != length:
+            raise self._fault(key, f"{length} entries, one per token", str(len(values)))
+        for index, value in enumerate(values):
+            if not isinstance(value, item_kinds):
+                kinds = item_kinds if isinstance(item_kinds, tuple) else (item_kinds,)
+                names = " or ".join(kind.__name__ for kind in kinds)
+                raise self._fault(key, f"{names} at index {index}", type(value).__name__)
+        return list(values)
+
+    def _token_id(self, key: str, num_tokens: int, default: int | None = None) -> int | None:
+        token_id = self._get(key, int)
+        if token_id is None:
+            return default if default is not None and default < num_tokens else None
+        if not 0 <= token_id < num_tokens:
+            raise self._fault(key, f"an id below {num_tokens}", str(token_id))
+        return int(token_id)
+
+    def _tokens(self) -> list[str]:
+        tokens = self._list("tokens", str)
+        if not tokens:
+            raise self._fault("tokens", "a list of tokens", "nothing")
+        named = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
+        first: dict[str, int] = {}
+        for index, token in enumerate(named):
+            if first.setdefault(token, index) != index:
+                raise self._fault("tokens", "every token once", f"{token[:40]!r} at index {first[token]} and {index}")
+        return named
+
+    def _types(self, tokens: list[str]) -> list[int]:
+        return self._list("token_type", int, len(tokens)) or [_NORMAL] * len(tokens)
+
+    def _pre_tokenizer(self) -> PreTokenizer:
+        name = self._get("pre", str) or "default"
+        pre_tokenizer = PRE_TOKENIZERS.get(name)
+        if pre_tokenizer is None:
+            raise self._fault("pre", f"one of {', '.join(sorted(PRE_TOKENIZERS))}", repr(name[:64]))
+        return pre_tokenizer
+
+    def _byte_level_backend(self, tokens: list[str], pre_tokenizer: PreTokenizer) -> tokenizers.Tokenizer:
+        merges = []
+        vocab = {token: index for index, token in enumerate(tokens)}
+        for index, merge in enumerate(self._list("merges", str) or []):
+            # A token may begin with a space that is not the separator.
+            left, _, right = merge[1:].partition(" ")
+            pair = (merge[:1] + left, right)
+            if pair[0] not in vocab or pair[1] not in vocab or pair[0] + pair[1] not in vocab:
+                raise self._fault("merges", "two tokens that join to a token", f"{merge[:80]!r} at index {index}")
+            merges.append(pair)
+        backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=pre_tokenizer.ignores_merges))
+        splits = [pre_tokenizers.Split(Regex(step), behavior="isolated") for step in pre_tokenizer.steps]
+        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
+        backend.decoder = decoders.ByteLevel()
+        return backend
+
+    def _sentencepiece_backend(self, tokens: list[str], types: list[int]) -> tokenizers.Tokenizer:
+        scores = self._list("scores", (float, int), len(tokens))
+        if scores is None:
+            raise self._fault("scores", "one score per token", "nothing")
+        if not all(map(math.isfinite, scores)):
+            raise self._fault("scores", "finite numbers", "NaN or infinity")
+        pieces = {
+            token: index
+            for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
+            if kind in (_NORMAL, _USER_DEFINED)
+        }
+        vocab = {token: index for index, token in enumerate(tokens)}
+        unknown = self._token_id("unknown_token_id", len(tokens), 0)
+        backend = tokenizers.Tokenizer(
+            models.BPE(
+                vocab,
+                _merges_by_score(pieces, scores),
+                unk_token=None if unknown is None else tokens[unknown],
+                fuse_unk=True,
+                byte_fallback=True,
+            )
+        )
+        steps: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        to_space: list[Any] = [normalizers.Replace(" ", _SPACE)]
+        if self._get("add_space_prefix", bool) is not False:
+            to_space.insert(0, normalizers.Prepend(_SPACE))
+            steps.append(decoders.Strip(" ", 1, 0))
+        backend.normalizer = normalizers.Sequence(to_space)
+        backend.decoder = decoders.Sequence(steps)
+        return backend
+
+    def _add_tokens(self, backend: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:
+        """Tokens recognised before any cutting: control tokens, and the user-defined ones, which are text."""
+        added = {
+            token: kind in (_CONTROL, _UNKNOWN)
+            for token, kind in zip(tokens, types, strict=True)
+            if kind in (_CONTROL, _UNKNOWN, _USER_DEFINED)
+        }
+        backend.add_tokens(
+            [AddedToken(token, normalized=False, special=is_control) for token, is_control in added.items()]
+        )
+
+    def _add_post_processor(self, backend: tokenizers.Tokenizer, ids: Mapping[str, int | None], adds_bos: bool) -> None:
+        declared = self._get("add_bos_token", bool)
+        parts = ["$A"]
+        special = []
+        if adds_bos if declared is None else declared:
+            parts.insert(0, "bos")
+            special.append(("bos", self._required_id(ids, "bos_token_id", "add_bos_token")))
+        if self._get("add_eos_token", bool):
+            parts.append("eos")
+            special.append(("eos", self._required_id(ids, "eos_token_id", "add_eos_token")))
+        if special:
+            backend.post_processor = processors.TemplateProcessing(single=parts, special_tokens=special)
+
+    def _required_id(self, ids: Mapping[str, int | None], key: str, because: str) -> int:
+        token_id = ids[key]
+        if token_id is None:
+            raise self._fault(key, f"a token id, because of {because}", "nothing")
+        return token_id
+
+    def _end_ids(self, tokens: list[str], types: list[int], eos_token_id: int | None) -> tuple[int, ...]:
+        declared = [eos_token_id, *(self._token_id(key, len(tokens)) for key in _END_KEYS)]
+        spelled = [
+            index
+            for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
+            if kind == _CONTROL and token in _END_SPELLINGS
+        ]
+        return tuple(dict.fromkeys(token_id for token_id in [*declared, *spelled] if token_id is not None))
+
+    def _chat_templates(self) -> dict[str, str]:
+        prefix = "tokenizer.chat_template"
+        templates = {}
+        for key, value in self._metadata.items():
+            if isinstance(value, str) and (key == prefix or key.startswith(prefix + ".")):
+                templates[key[len(prefix) + 1 :] or "default"] = value
+        return templates
+
+
+def _merges_by_score(pieces: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
+    """Every way to build a piece from two others; the best-scored piece first, as SentencePiece merges."""
+    merges = []
+    for token in pieces:
+        splits = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        known = [(left, right) for left, right in splits if left in pieces and right in pieces]
+        known.sort(key=lambda pair: (pieces[pair[0]], pieces[pair[1]]))
+        merges += [(scores[pieces[token]], pair) for pair in known]
+    merges.sort(key=lambda merge: (merge[0], len(merge[1][0]), len(merge[1][1])), reverse=True)
+    return [pair for _, pair in merges]

@@ -1,0 +1,138 @@
+"""A tokenizer from a Hugging Face directory. Only JSON and templates are read; no code of the checkpoint runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from jaxserve.errors import CheckpointError
+from jaxserve.tokenizer.source import TokenizerSource
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def read_hf_tokenizer(directory: Path) -> TokenizerSource:
+    """The tokenizer of `directory`; raises CheckpointError naming the file.
+
+    Without `tokenizer.json` transformers converts what is there, which takes seconds.
+    """
+    config = _read_json(directory / "tokenizer_config.json")
+    backend = _backend(directory)
+    special_tokens = _special_tokens(directory, config)
+    ids = {name: backend.token_to_id(text) for name, text in special_tokens.items()}
+    return TokenizerSource(
+        origin=str(directory),
+        backend=backend,
+        bos_token_id=ids.get("bos_token"),
+        eos_token_ids=_eos_token_ids(directory, ids.get("eos_token")),
+        special_tokens=special_tokens,
+        chat_templates=_chat_templates(directory, config),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """An optional file; {} when there is none."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: expected JSON, found: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _backend(directory: Path) -> tokenizers.Tokenizer:
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        return _converted_backend(directory)
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises plain Exception
+        raise CheckpointError(f"{path}: not a usable tokenizer: {error}") from error
+
+
+def _converted_backend(directory: Path) -> tokenizers.Tokenizer:
+    from transformers import AutoTokenizer
+
+    try:
+        converted = AutoTokenizer.from_pretrained(
+            str(directory), use_fast=True, trust_remote_code=False, local_files_only=True
+        )
+        backend = converted.backend_tokenizer
+    except Exception as error:  # whatever a converter trips over
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(
+            f"{directory}: no tokenizer.json, and transformers cannot convert what is there: {reason}"
+        ) from error
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise CheckpointError(f"{directory}: no tokenizer.json, and this kind of tokenizer cannot be converted to one")
+    return backend
+
+
+def _text(token: Any) -> str | None:
+    """A special token is written as a string or as an object with its content."""
+    content = token.get("content") if isinstance(token, Mapping) else token
+    return content if isinstance(content, str) else None
+
+
+def _special_tokens(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    declared = _read_json(directory / "special_tokens_map.json") | {
+        name: config[name] for name in _SPECIAL_NAMES if config.get(name) is not None
+    }
+    texts = {name: _text(declared.get(name)) for name in _SPECIAL_NAMES}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _eos_token_ids(directory: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
+    """The tokenizer's EOS, then those of generation_config.json (config.json where that has none)."""
+    found = [] if tokenizer_eos is None else [tokenizer_eos]
+    for name in ("generation_config.json", "config.json"):
+        declared = _read_json(directory / name).get("eos_token_id")
+        if declared is None:
+            continue
+        token_ids = declared if isinstance(declared, list) else [declared]
+        if not all(isinstance(token_id, int) and token_id >= 0 for token_id in token_ids):
+            raise CheckpointError(f"{directory / name}: eos_token_id: expected token ids, found {declared!r}")
+        found += token_ids
+        break
+    return tuple(dict.fromkeys(found))
+
+
+def _chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """By name. Files win over tokenizer_config.json, which holds one template or a list of named ones."""
+    templates = {}
+    declared = config.get("chat_template")
+    if isinstance(declared, str):
+        templates["default"] = declared
+    elif isinstance(declared, list):
+        for entry in declared:
+            if not (
+                isinstance(entry, Mapping)
+                and isinstance(entry.get("name"), str)
+                and isinstance(entry.get("template"), str)
+            ):
+                raise CheckpointError(
+                    f"{directory / 'tokenizer_config.json'}: chat_template: expected a list of "
+                    f'{{"name", "template"}} objects, found {str(entry)[:80]}'
+                )
+            templates[entry["name"]] = entry["template"]
+    elif declared is not None:
+        raise CheckpointError(
+            f"{directory / 'tokenizer_config.json'}: chat_template: expected text or a list, "
+            f"found {type(declared).__name__}"
+        )
+    files = {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
+    files["default"] = directory / "chat_template.jinja"
+    for name, path in files.items():
+        if path.is_file():
+            try:
+                templates[name] = path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise CheckpointError(f"{path}: chat template cannot be read: {error}") from error
+    return templates

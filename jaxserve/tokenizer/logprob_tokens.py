@@ -1,0 +1,51 @@
+"""Tokens as log-probability replies show them: byte-exact, at their place in the text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxserve.tokenizer.text_state import TextState
+from jaxserve.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPiece:
+    """One token of a `logprobs` object."""
+
+    text: str
+    """The token's text, or `bytes:\\xf0\\x9f` when it is not whole characters."""
+    bytes: list[int]
+
+
+def token_piece(tokenizer: Tokenizer, token_id: int) -> TokenPiece:
+    """The token's own bytes, not those of a lossy decode."""
+    return TokenPiece(tokenizer.token_text(token_id), list(tokenizer.token_bytes(token_id)))
+
+
+class TextOffsets:
+    """`text_offset` of a completion: where in the text, counted in characters, each token begins.
+
+    Offsets follow the tokens, whatever a stop string holds back. A token inside a character begins where
+    the character does.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int] = (),
+        *,
+        start: int = 0,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._state: TextState = tokenizer.text_state(skip_special_tokens=skip_special_tokens)
+        self._state.skip_prompt(prompt_token_ids)
+        self._offset = start
+
+    def push(self, token_ids: Sequence[int]) -> list[int]:
+        """The offsets of these tokens, which follow those pushed before."""
+        offsets = []
+        for token_id in token_ids:
+            offsets.append(self._offset)
+            self._offset += len(self._state.push(token_id))
+        return offsets

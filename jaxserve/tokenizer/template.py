@@ -1,0 +1,291 @@
+"""Chat templates: messages to prompt text, in a sandbox.
+
+The template comes with the checkpoint and is not trusted; messages and variables come from a request and
+are only ever data: they reach the template as variables, never as arguments of the render call.
+
+What bounds a rendering:
+- Reach: jinja's immutable sandbox, no loader, plain JSON data only.
+- Time: every loop iteration and every call (methods, macros, recursive loops) compares the clock with the
+  deadline, so a render that loops ends. Between two such checks runs one filter, operator or method.
+- Size: `+`, `*`, `**`, `~` and call results may not build a value over the output limit, nor may the output
+  pass it. One filter or one method may still build a large value from values within the limit: its memory
+  is not bounded, and its time is that of the one operation.
+Every violation, like every error inside the template, ends the request with 400, never the server.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal, NoReturn
+
+import jinja2
+from jinja2 import nodes, pass_context
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from jaxserve.errors import CheckpointError, InvalidRequestError
+
+ContentFormat = Literal["string", "parts"]
+Message = Mapping[str, Any]
+
+DEFAULT_TIME_LIMIT_S = 5.0
+DEFAULT_MAX_OUTPUT_CHARS = 32 * 2**20
+_MAX_ERROR_CHARS = 300
+_MAX_POWER_BITS = 4096
+
+# Not an identifier: no template can name it.
+_BUDGET = "render budget"
+
+
+class RenderLimitError(jinja2.TemplateRuntimeError):
+    """A rendering went over its time or size limit."""
+
+
+class _Budget:
+    """Limits of one rendering."""
+
+    def __init__(self, time_limit_s: float, max_chars: int) -> None:
+        self._time_limit_s = time_limit_s
+        self._deadline = time.monotonic() + time_limit_s
+        self._max_chars = max_chars
+
+    def check_time(self) -> None:
+        if time.monotonic() > self._deadline:
+            raise RenderLimitError(f"rendering takes longer than {self._time_limit_s:g} s")
+
+    def check_size(self, num_chars: int) -> None:
+        if num_chars > self._max_chars:
+            raise RenderLimitError(f"a text of {num_chars} characters is over the limit of {self._max_chars}")
+
+
+def _budget(context: Context) -> _Budget:
+    budget = context.resolve(_BUDGET)
+    assert isinstance(budget, _Budget), "every rendering carries its budget"
+    return budget
+
+
+@pass_context
+def _bounded_loop(context: Context, values: Iterable[Any]) -> Iterator[Any]:
+    budget = _budget(context)
+    for value in values:
+        budget.check_time()
+        yield value
+
+
+@pass_context
+def _bounded_text(context: Context, value: str) -> str:
+    _budget(context).check_size(len(value))
+    return value
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}...{% endgeneration %}` marks assistant text for training: here, just its content."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja's interface)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class _BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """The sandbox, with the limits of `_Budget` at every call and at the operators that can grow a value."""
+
+    intercepted_binops = frozenset({"+", "*", "**"})
+
+    def call(self, __context: Context, __obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        budget = _budget(__context)
+        budget.check_time()
+        result = super().call(__context, __obj, *args, **kwargs)
+        if isinstance(result, str):
+            budget.check_size(len(result))
+        return result
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and isinstance(left, int) and isinstance(right, int):
+            if left.bit_length() * abs(right) > _MAX_POWER_BITS:
+                raise RenderLimitError(f"a power of more than {_MAX_POWER_BITS} bits")
+        elif isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
+            _budget(context).check_size(len(left) + len(right))
+        elif operator == "*":
+            for sequence, count in ((left, right), (right, left)):
+                if isinstance(sequence, str | list | tuple) and isinstance(count, int):
+                    _budget(context).check_size(len(sequence) * count)
+        return super().call_binop(context, operator, left, right)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja's own filter escapes <, >, & and ' for HTML; a prompt must not be escaped.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _environment() -> _BoundedEnvironment:
+    environment = _BoundedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag], cache_size=0
+    )
+    environment.filters["tojson"] = _to_json
+    environment.filters["bounded_loop"] = _bounded_loop
+    environment.filters["bounded_text"] = _bounded_text
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    del environment.globals["lipsum"]  # makes text of any length in one call
+    return environment
+
+
+def _wrap(node: nodes.Node, filter_name: str) -> nodes.Filter:
+    return nodes.Filter(node, filter_name, [], [], None, None, lineno=node.lineno)
+
+
+class _Bounder:
+    """Puts the limits into a parsed template: into every loop and every `~`."""
+
+    def visit(self, node: nodes.Node) -> None:
+        for name, value in list(node.iter_fields()):
+            if isinstance(value, list):
+                setattr(node, name, [self._replaced(item) for item in value])
+            else:
+                setattr(node, name, self._replaced(value))
+        if isinstance(node, nodes.For):
+            node.iter = _wrap(node.iter, "bounded_loop")
+
+    def _replaced(self, value: Any) -> Any:
+        if not isinstance(value, nodes.Node):
+            return value
+        self.visit(value)
+        return _wrap(value, "bounded_text") if isinstance(value, nodes.Concat) else value
+
+
+def _content_format(tree: nodes.Template) -> tuple[ContentFormat, bool]:
+    """Whether the template iterates over a message's content, and whether it tells strings from parts."""
+    names = {"content"}
+
+    def is_content(node: nodes.Node | None) -> bool:
+        while isinstance(node, nodes.Filter):
+            node = node.node
+        if isinstance(node, nodes.Getattr):
+            return node.attr == "content"
+        if isinstance(node, nodes.Getitem):
+            return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+        return isinstance(node, nodes.Name) and node.name in names
+
+    for assign in tree.find_all(nodes.Assign):
+        if isinstance(assign.target, nodes.Name) and is_content(assign.node):
+            names.add(assign.target.name)
+    has_parts = any(is_content(loop.iter) for loop in tree.find_all(nodes.For))
+    tests_string = any(test.name == "string" and is_content(test.node) for test in tree.find_all(nodes.Test))
+    return ("parts" if has_parts else "string"), tests_string
+
+
+class ChatTemplate:
+    """One compiled template. Rendering is thread-safe."""
+
+    def __init__(
+        self,
+        source: str,
+        origin: str,
+        *,
+        time_limit_s: float = DEFAULT_TIME_LIMIT_S,
+        max_output_chars: int = DEFAULT_MAX_OUTPUT_CHARS,
+    ) -> None:
+        """Compiles `source`; raises CheckpointError naming `origin` and the line."""
+        self._time_limit_s = time_limit_s
+        self._max_output_chars = max_output_chars
+        environment = _environment()
+        try:
+            tree = environment.parse(source)
+            self.content_format, self._accepts_string = _content_format(tree)
+            _Bounder().visit(tree)
+            tree.set_environment(environment)
+            self._template = environment.from_string(tree)
+        except jinja2.TemplateSyntaxError as error:
+            raise CheckpointError(f"{origin}: chat template, line {error.lineno}: {error.message}") from error
+        self.reserved_names = frozenset(environment.globals) | {"messages", "tools", "add_generation_prompt"}
+        """Variables that a request may not set."""
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """The prompt text. Raises InvalidRequestError (param "messages") for whatever goes wrong inside."""
+        budget = _Budget(self._time_limit_s, self._max_output_chars)
+        names = {
+            "documents": None,
+            **variables,
+            "messages": [self._message(message) for message in messages],
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": add_generation_prompt,
+            _BUDGET: budget,
+        }
+        pieces = []
+        num_chars = 0
+        try:
+            for piece in self._template.generate(names):
+                num_chars += len(piece)
+                budget.check_size(num_chars)
+                pieces.append(piece)
+        except InvalidRequestError:
+            raise
+        except Exception as error:  # the template's own code: anything may come out of it
+            reason = str(error)[:_MAX_ERROR_CHARS] or type(error).__name__
+            raise InvalidRequestError(
+                f"The chat template does not accept these messages: {reason}", param="messages"
+            ) from error
+        return "".join(pieces)
+
+    def _message(self, message: Message) -> dict[str, Any]:
+        """As templates expect it: no null fields, reasoning under both its names, content in their format."""
+        plain = {key: value for key, value in message.items() if value is not None}
+        reasoning = plain.get("reasoning", plain.get("reasoning_content"))
+        if reasoning is not None:
+            plain |= {"reasoning": reasoning, "reasoning_content": reasoning}
+        content = plain.get("content")
+        if isinstance(content, str):
+            if self.content_format == "parts" and not self._accepts_string:
+                plain["content"] = [{"type": "text", "text": content}]
+        elif content is not None:
+            texts = _part_texts(content)
+            is_parts = self.content_format == "parts"
+            plain["content"] = [{"type": "text", "text": text} for text in texts] if is_parts else "\n".join(texts)
+        return plain
+
+
+def _part_texts(content: Any) -> list[str]:
+    if not isinstance(content, Sequence):
+        raise InvalidRequestError(
+            f"messages: content must be a string or a list of parts, found {type(content).__name__}", param="messages"
+        )
+    texts = []
+    for part in content:
+        text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else part
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise InvalidRequestError(
+                f"messages: this model takes text only, found a content part of type {str(kind)[:64]!r}",
+                param="messages",
+            )
+        texts.append(text)
+    return texts

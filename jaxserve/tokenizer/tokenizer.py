@@ -1,0 +1,202 @@
+"""THE tokenizer of the API process: text to ids and back, and chats to ids.
+
+All methods are thread-safe: nothing changes after construction.
+
+Control tokens spelled out by a user: in a raw prompt they are control tokens, as everywhere else. In a
+chat only the template makes control tokens; a message that spells one is encoded as ordinary text.
+(A template that glues request strings into a control token, as in `'<|' + role + '|>'`, is not covered:
+roles are checked where requests are validated.) Added tokens that are not special, such as `<think>`, are
+recognised everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jaxserve.checkpoint.gguf_file import open_gguf
+from jaxserve.errors import CheckpointError, InvalidRequestError
+from jaxserve.tokenizer.gguf_vocab import read_gguf_tokenizer
+from jaxserve.tokenizer.hf_vocab import read_hf_tokenizer
+from jaxserve.tokenizer.source import TokenizerSource
+from jaxserve.tokenizer.template import ChatTemplate, Message
+from jaxserve.tokenizer.text_state import TextState
+from jaxserve.tokenizer.token_bytes import token_bytes
+
+
+class Tokenizer:
+    """A vocabulary, its encoder, and its chat templates."""
+
+    def __init__(self, source: TokenizerSource) -> None:
+        self._backend = source.backend
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._token_bytes = token_bytes(source.backend, source.origin)
+        self._special_variables = dict(source.special_tokens)
+        self._templates = {
+            name: ChatTemplate(text, f"{source.origin} ({name})") for name, text in source.chat_templates.items()
+        }
+        added = source.backend.get_added_tokens_decoder()
+        special = {token_id: token.content for token_id, token in added.items() if token.special}
+        self.special_token_ids = frozenset(special)
+        """Control tokens: they have no text when special tokens are skipped."""
+        # A control token of one character cannot be broken in two.
+        spellings = sorted((text for text in special.values() if len(text) > 1), key=len, reverse=True)
+        self._special_spelling = re.compile("|".join(map(re.escape, spellings))) if spellings else None
+        self.bos_token_id = source.bos_token_id
+        self.eos_token_ids = source.eos_token_ids
+        """Every token that ends a generation, the tokenizer's own EOS first."""
+        self.vocab_size = source.backend.get_vocab_size(with_added_tokens=True)
+        """How many tokens there are; the model may have more rows."""
+        self.max_token_id = len(self._token_bytes.table) - 1
+        self.longest_token_chars = max(map(len, self._token_bytes.table), default=1) or 1
+        """No token stands for more characters: longer texts than this times the context cannot fit."""
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The tokenizer's own EOS."""
+        return self.eos_token_ids[0] if self.eos_token_ids else None
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._templates)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`. `add_special_tokens` adds what the model expects around a plain prompt (BOS)."""
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Ids of each text. Raises InvalidRequestError for text that is not valid Unicode (a lone surrogate)."""
+        for text in texts:
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise InvalidRequestError(
+                    f"The text is not valid Unicode: a lone surrogate at character {error.start}"
+                ) from error
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [list(encoding.ids) for encoding in encodings]
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of `token_ids`; U+FFFD stands for malformed UTF-8. Ids outside the vocabulary have no text."""
+        state = self.text_state(skip_special_tokens=skip_special_tokens)
+        return "".join(map(state.push, token_ids)) + state.flush()
+
+    def text_state(self, *, skip_special_tokens: bool) -> TextState:
+        """A new growing text, for streaming."""
+        return TextState(self._token_bytes, self.special_token_ids if skip_special_tokens else frozenset())
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The raw bytes of one token; empty outside the vocabulary."""
+        return self._token_bytes.table[token_id] if 0 <= token_id <= self.max_token_id else b""
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token alone; `bytes:\\xf0\\x9f` when it is not whole characters."""
+        data = self.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text of a chat.
+
+        `template_variables` (a request's `chat_template_kwargs`) are variables the template may read; names
+        that it already has are refused. Raises InvalidRequestError.
+        """
+        template = self._template(has_tools=bool(tools))
+        variables = dict(template_variables or {})
+        for name in variables:
+            if name in template.reserved_names or name in self._special_variables or not name.isidentifier():
+                raise InvalidRequestError(
+                    f"chat_template_kwargs: {name[:64]!r} is not a variable that a request may set",
+                    param="chat_template_kwargs",
+                )
+        return template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            variables=self._special_variables | variables,
+        )
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The ids of a chat. No BOS is added: the template writes it. See the module for spelled control tokens."""
+        # The mark travels through the template inside each spelled control token and breaks it in two; the
+        # text is encoded piece by piece between marks, so no control token can arise from a request.
+        mark = "\ufdd0" + "".join(chr(0xE000 + secrets.randbelow(0x1900)) for _ in range(4))
+        try:
+            data = self._broken([list(messages), list(tools or ()), dict(template_variables or {})], mark)
+        except RecursionError as error:
+            raise InvalidRequestError("messages or tools are nested too deeply", param="messages") from error
+        prompt = self.render_chat(
+            data[0], add_generation_prompt=add_generation_prompt, tools=data[1], template_variables=data[2]
+        )
+        pieces = self.encode_batch(prompt.split(mark), add_special_tokens=False)
+        return [token_id for piece in pieces for token_id in piece]
+
+    def _template(self, *, has_tools: bool) -> ChatTemplate:
+        name = "tool_use" if has_tools and "tool_use" in self._templates else "default"
+        template = self._templates.get(name)
+        if template is None:
+            raise InvalidRequestError(
+                "This model has no chat template: use /v1/completions, or start the server with --chat-template",
+                param="messages",
+            )
+        return template
+
+    def _broken(self, value: Any, mark: str) -> Any:
+        """`value` with `mark` after the first character of every control token spelled in its strings."""
+        spelling = self._special_spelling
+        if spelling is None:
+            return value
+        if isinstance(value, str):
+            while spelling.search(value):
+                value = spelling.sub(lambda match: match[0][0] + mark + match[0][1:], value)
+            return value
+        if isinstance(value, Mapping):
+            return {self._broken(key, mark): self._broken(item, mark) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._broken(item, mark) for item in value]
+        return value
+
+
+def load_tokenizer(path: Path, *, chat_template: Path | None = None) -> Tokenizer:
+    """The tokenizer of a Hugging Face directory or a GGUF file.
+
+    `chat_template` replaces the checkpoint's own templates. Raises CheckpointError in one line.
+    """
+    if path.is_dir():
+        source = read_hf_tokenizer(path)
+    elif path.exists():
+        source = read_gguf_tokenizer(open_gguf(path).metadata, str(path))
+    else:
+        raise CheckpointError(f"{path}: expected a Hugging Face directory or a GGUF file, found nothing")
+    if chat_template is not None:
+        source = _with_chat_template(source, chat_template)
+    return Tokenizer(source)
+
+
+def _with_chat_template(source: TokenizerSource, path: Path) -> TokenizerSource:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: chat template cannot be read: {error}") from error
+    return replace(source, chat_templates={"default": text})
