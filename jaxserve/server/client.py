@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from jaxserve.errors import RateLimitError, StartupError, UnavailableError
+from jaxserve.errors import JaxserveError, RateLimitError, StartupError, UnavailableError
 from jaxserve.ipc.messages import (
     Abort,
     AddRequest,
@@ -39,13 +39,11 @@ STALL_TIMEOUT_S = 60.0
 
 
 class Connection(Protocol):
-    """A message pipe to the engine; `ipc.transport.EngineConnection` in production."""
+    """A message pipe to the engine; `ipc.transport.EngineConnection` in production. Whoever made it closes it."""
 
     async def send(self, message: ToEngine) -> None: ...
 
     async def receive(self) -> FromEngine: ...
-
-    async def close(self) -> None: ...
 
 
 class Generation:
@@ -104,7 +102,7 @@ class Generation:
 
 
 class EngineClient:
-    """Owns the connection. `run` must be running for anything to move."""
+    """The only user of the connection. `run` must be running for anything to move."""
 
     def __init__(
         self,
@@ -153,11 +151,15 @@ class EngineClient:
         return None
 
     async def run(self) -> None:
-        """Send and receive until cancelled."""
+        """Send and receive until cancelled. A connection that breaks counts as a dead engine."""
         self._outbox.put_nowait(Hello())
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._send_loop())
-            tasks.create_task(self._receive_loop())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._send_loop())
+                tasks.create_task(self._receive_loop())
+        except* (OSError, JaxserveError) as group:
+            _log.error("the connection to the engine broke: %s", group.exceptions[0])
+            self.fail("the connection to the engine broke")
 
     async def wait_started(self) -> ModelFacts:
         """Wait for `Ready`. Raises StartupError with the engine's own line when it cannot start."""

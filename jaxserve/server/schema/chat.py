@@ -38,7 +38,6 @@ class ChatRequest(CommonFields, kw_only=True):
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
 
     @property
     def output_limit(self) -> int | None:
@@ -49,7 +48,7 @@ def check_chat(request: ChatRequest) -> None:
     """Check what needs neither model nor tokenizer."""
     check_common(request)
     check_messages(request.messages)
-    check_template_options(request)
+    check_template_kwargs(request.chat_template_kwargs)
     for name in ("max_tokens", "max_completion_tokens"):
         check_range(name, getattr(request, name), 1, 2**63 - 1)
     if request.top_logprobs is not None and not request.logprobs:
@@ -57,22 +56,9 @@ def check_chat(request: ChatRequest) -> None:
     check_range("top_logprobs", request.top_logprobs, 0, MAX_TOP_LOGPROBS)
 
 
-class TemplateOptions(msgspec.Struct, kw_only=True):
-    """What of a request steers the chat template."""
-
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-
-
-def check_template_options(request: ChatRequest | TemplateOptions) -> None:
-    """Refuse contradictions and oversized template arguments."""
-    if request.continue_final_message and request.add_generation_prompt:
-        raise InvalidRequestError(
-            "Cannot set both `continue_final_message` and `add_generation_prompt` to true.",
-            param="continue_final_message",
-        )
-    size = len(msgspec.json.encode(request.chat_template_kwargs or {}))
+def check_template_kwargs(kwargs: dict[str, Any] | None) -> None:
+    """Refuse oversized template variables."""
+    size = len(msgspec.json.encode(kwargs or {}))
     if size > limits.MAX_TEMPLATE_KWARGS_CHARS:
         raise InvalidRequestError(
             f"Invalid value for 'chat_template_kwargs': at most {limits.MAX_TEMPLATE_KWARGS_CHARS} characters "
@@ -118,7 +104,8 @@ def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
         extras = {
             "name": message.name,
             "tool_call_id": message.tool_call_id,
-            "reasoning_content": message.reasoning_content or message.reasoning,
+            "reasoning": message.reasoning,
+            "reasoning_content": message.reasoning_content,
         }
         fields |= {name: value for name, value in extras.items() if value is not None}
         rendered.append(fields)

@@ -51,7 +51,6 @@ class CommonFields(SamplerFields, kw_only=True):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    add_special_tokens: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None

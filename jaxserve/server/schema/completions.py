@@ -23,6 +23,7 @@ class CompletionRequest(CommonFields, kw_only=True):
     logprobs: int | None = None
     echo: bool | None = None
     best_of: int | None = None
+    add_special_tokens: bool | None = None
 
     @property
     def is_echo_only(self) -> bool:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from jaxserve.errors import InvalidRequestError
-from jaxserve.server.schema.chat import ChatMessage, TemplateOptions, check_messages, check_template_options
+from jaxserve.server.schema.chat import ChatMessage, check_messages, check_template_kwargs
 
 
-class TokenizeRequest(TemplateOptions, kw_only=True):
+class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Either `prompt` or `messages`."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
+    """Of a `prompt`; the chat template brings its own."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
 
 
@@ -40,4 +45,4 @@ def check_tokenize(request: TokenizeRequest) -> None:
         raise InvalidRequestError("Exactly one of 'prompt' and 'messages' must be given.", param="prompt")
     if request.messages is not None:
         check_messages(request.messages)
-        check_template_options(request)
+        check_template_kwargs(request.chat_template_kwargs)

@@ -37,12 +37,15 @@ NO_OPS: frozenset[str] = frozenset(
 """Hints and bookkeeping: a reply without them is still a right reply."""
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "add_special_tokens": _OFF,
     "allowed_token_ids": _EMPTY,
     "audio": _NULL,
     "bad_words": _EMPTY,
     "best_of": _NULL,
     "chat_template": _NULL,
+    "continue_final_message": _OFF,
     "documents": _EMPTY,
+    "echo": _OFF,
     "frequency_penalty": _ZERO,
     "function_call": (None, "none"),
     "functions": _EMPTY,
@@ -84,7 +87,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": _OFF,
     "web_search_options": _NULL,
 }
-"""Field to the values that ask for nothing."""
+"""Field to the values that ask for nothing. A request struct that has the field goes first."""
 
 
 def is_neutral(name: str, value: Any) -> bool:

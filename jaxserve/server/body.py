@@ -1,0 +1,49 @@
+"""Reading a request body: plain JSON, bounded in size and time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from jaxserve.errors import InvalidRequestError, UnsupportedMediaTypeError
+from jaxserve.server.errors import too_large
+from jaxserve.server.schema.decode import decode_request, shorten
+from jaxserve.server.schema.unsupported import IGNORED_HEADER
+from jaxserve.server.state import STATE
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+BODY_TIMEOUT_S = 60.0
+_MAX_HEADER_CHARS = 1024
+_IGNORED = web.RequestKey("ignored_fields", list)
+
+
+async def read_body(http: web.Request, struct: type[T]) -> T:
+    """The decoded body. Raises the RequestError that says what is wrong with it."""
+    if http.content_type != "application/json":
+        raise UnsupportedMediaTypeError(
+            f"Invalid Content-Type {shorten(http.headers.get('Content-Type', ''))}: send application/json."
+        )
+    if http.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+        raise UnsupportedMediaTypeError("Content-Encoding is not supported: send the JSON as it is.")
+    max_body_size = http.app[STATE].max_body_size
+    if http.content_length is not None and http.content_length > max_body_size:
+        raise too_large(max_body_size)
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            body = await http.read()
+    except TimeoutError:
+        raise InvalidRequestError(f"The body did not arrive within {BODY_TIMEOUT_S:.0f} s.") from None
+    request, unknown = decode_request(struct, body)
+    http[_IGNORED] = unknown
+    return request
+
+
+def add_ignored_header(http: web.Request, response: web.StreamResponse) -> None:
+    """Name the fields of the body that had no effect."""
+    names = [name for name in http.get(_IGNORED, ()) if name.isascii() and name.isprintable()]
+    if names:
+        response.headers[IGNORED_HEADER] = ",".join(names)[:_MAX_HEADER_CHARS]

@@ -1,0 +1,165 @@
+"""`POST /v1/completions`: a text, several texts, token ids, or several lists of token ids."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import msgspec
+from aiohttp import web
+
+from jaxserve.ipc.messages import ModelFacts
+from jaxserve.server.body import read_body
+from jaxserve.server.generation import answer, answer_without_engine, make_job
+from jaxserve.server.logprobs import completion_logprobs
+from jaxserve.server.request_id import adopt_request_id
+from jaxserve.server.routes import Route
+from jaxserve.server.schema.completions import (
+    DEFAULT_MAX_TOKENS,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    check_completion,
+)
+from jaxserve.server.schema.usage import Usage, make_usage
+from jaxserve.server.state import STATE, ServerState
+from jaxserve.server.stream import Piece
+from jaxserve.tokenizer.logprob_tokens import TextOffsets
+from jaxserve.tokenizer.tokenizer import Tokenizer
+
+
+async def completions(http: web.Request) -> web.StreamResponse:
+    state = http.app[STATE]
+    request = await read_body(http, CompletionRequest)
+    adopt_request_id(http, request.request_id)
+    prompts = check_completion(request)
+    state.require_model(request.model)
+    facts = state.client.require_ready()
+    with state.client.admission(len(prompts) * request.num_choices):
+        token_ids = [await _encode(state, facts, request, prompt) for prompt in prompts]
+        echoes = None
+        if request.echo:
+            texts = [await _text(state, request, *pair) for pair in zip(prompts, token_ids, strict=True)]
+            echoes = [text for text in texts for _ in range(request.num_choices)]
+        spelling = CompletionFormat(
+            request,
+            state.model_name,
+            state.fingerprint(facts),
+            state.tokenization.tokenizer,
+            prompts=[ids for ids in token_ids for _ in range(request.num_choices)],
+            echoes=echoes,
+        )
+        if request.is_echo_only:
+            pieces = [Piece(index, "", finish_reason="length") for index in range(len(echoes or ()))]
+            usage = make_usage(sum(map(len, token_ids)), 0, 0)
+            return await answer_without_engine(http, request, pieces, usage, spelling)
+        job = make_job(
+            state,
+            facts,
+            request,
+            token_ids,
+            asked_max_tokens=request.max_tokens,
+            default_max_tokens=DEFAULT_MAX_TOKENS,
+            num_top_logprobs=request.logprobs,
+            param="prompt",
+        )
+        return await answer(http, request, job, spelling)
+
+
+async def _encode(
+    state: ServerState, facts: ModelFacts, request: CompletionRequest, prompt: str | list[int]
+) -> list[int]:
+    if isinstance(prompt, str):
+        return await state.tokenization.encode(
+            prompt,
+            add_special_tokens=request.add_special_tokens is not False,
+            max_tokens=facts.max_model_len,
+            param="prompt",
+        )
+    return state.tokenization.check_ids(prompt, facts.vocab_size, facts.max_model_len, "prompt")
+
+
+async def _text(state: ServerState, request: CompletionRequest, prompt: str | list[int], token_ids: list[int]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    skip_special_tokens = request.skip_special_tokens is not False
+    return await state.tokenization.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+class CompletionFormat:
+    """Chunks and replies of one request, all with the same id and time."""
+
+    def __init__(
+        self,
+        request: CompletionRequest,
+        model: str,
+        fingerprint: str,
+        tokenizer: Tokenizer,
+        *,
+        prompts: list[list[int]],
+        echoes: list[str] | None,
+    ) -> None:
+        self._request = request
+        self._tokenizer = tokenizer
+        self._id = f"cmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._model = model
+        self._fingerprint = fingerprint
+        self._echoes = echoes
+        self._no_usage = None if request.wants_usage else msgspec.UNSET
+        skip_special_tokens = request.skip_special_tokens is not False
+        self._offsets = [
+            TextOffsets(tokenizer, prompt, skip_special_tokens=skip_special_tokens)
+            for prompt in (prompts if request.logprobs is not None else ())
+        ]
+
+    def opening(self) -> list[msgspec.Struct]:
+        return [
+            self._completion([CompletionChoice(index, echo, None, None)], self._no_usage)
+            for index, echo in enumerate(self._echoes or ())
+        ]
+
+    def chunk(self, piece: Piece, usage: Usage | None) -> msgspec.Struct:
+        choice = CompletionChoice(
+            piece.index, piece.text, self._logprobs([piece]), piece.finish_reason, piece.stop_reason
+        )
+        return self._completion([choice], self._no_usage if usage is None else usage)
+
+    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
+        return self._completion([], usage)
+
+    def reply(self, choices: list[list[Piece]], usage: Usage) -> msgspec.Struct:
+        return self._completion(
+            [
+                CompletionChoice(
+                    index=index,
+                    text=(self._echoes[index] if self._echoes else "") + "".join(piece.text for piece in pieces),
+                    logprobs=self._logprobs(pieces),
+                    finish_reason=pieces[-1].finish_reason,
+                    stop_reason=pieces[-1].stop_reason,
+                )
+                for index, pieces in enumerate(choices)
+            ],
+            usage,
+        )
+
+    def _completion(self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None) -> Completion:
+        return Completion(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            system_fingerprint=self._fingerprint,
+            usage=usage,
+        )
+
+    def _logprobs(self, pieces: list[Piece]) -> CompletionLogprobs | None:
+        if self._request.logprobs is None:
+            return None
+        tokens = [token for piece in pieces for token in piece.tokens]
+        offsets = self._offsets[pieces[0].index]
+        return completion_logprobs(self._tokenizer, tokens, self._request.logprobs, offsets)
+
+
+ROUTES = (Route("POST", "/v1/completions", completions),)

@@ -1,0 +1,17 @@
+"""`GET /metrics`: Prometheus text."""
+
+from __future__ import annotations
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from jaxserve.server.routes import Route
+from jaxserve.server.state import STATE
+
+
+async def metrics(request: web.Request) -> web.StreamResponse:
+    body = request.app[STATE].metrics.exposition()
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+ROUTES = (Route("GET", "/metrics", metrics),)

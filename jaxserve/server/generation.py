@@ -1,0 +1,189 @@
+"""From a checked request to the engine and back: one job per HTTP request, streamed or not."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+from aiohttp import web
+
+from jaxserve.errors import InvalidRequestError, RequestError
+from jaxserve.ipc.messages import AddRequest, ModelFacts
+from jaxserve.server.client import Generation
+from jaxserve.server.errors import error_json, hide_internal_error
+from jaxserve.server.request_id import request_id_of
+from jaxserve.server.schema.common import CommonFields, resolve_max_tokens, sampling_params
+from jaxserve.server.schema.usage import Usage, make_usage
+from jaxserve.server.seeds import child_seed
+from jaxserve.server.sse import KEEP_ALIVE, EventStream, frame
+from jaxserve.server.state import STATE, ServerState
+from jaxserve.server.stream import ChoiceStream, Piece, read_pieces
+from jaxserve.tokenizer.detokenizer import IncrementalDetokenizer
+from jaxserve.types import RequestId
+
+
+@dataclass(slots=True)
+class Job:
+    """The choices of one HTTP request, prompt by prompt, `n` each."""
+
+    choices: list[ChoiceStream]
+    num_choices_per_prompt: int
+
+    @property
+    def requests(self) -> list[AddRequest]:
+        return [choice.request for choice in self.choices]
+
+    def usage(self) -> Usage:
+        """Counts so far: each prompt once, the completions of all choices."""
+        firsts = self.choices[:: self.num_choices_per_prompt]
+        return make_usage(
+            num_prompt=sum(choice.num_prompt_tokens for choice in firsts),
+            num_completion=sum(choice.num_tokens for choice in self.choices),
+            num_cached=sum(choice.num_cached_tokens for choice in firsts),
+        )
+
+
+class ReplyFormat(Protocol):
+    """How an endpoint spells its chunks and its reply."""
+
+    def opening(self) -> list[msgspec.Struct]:
+        """Chunks before the first piece."""
+        ...
+
+    def chunk(self, piece: Piece, usage: Usage | None) -> msgspec.Struct:
+        """The chunk of one piece; `usage` when every chunk is to carry it."""
+        ...
+
+    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
+        """The extra chunk at the end."""
+        ...
+
+    def reply(self, choices: list[list[Piece]], usage: Usage) -> msgspec.Struct:
+        """The whole reply, from the pieces of each choice."""
+        ...
+
+
+def make_job(
+    state: ServerState,
+    facts: ModelFacts,
+    request: CommonFields,
+    prompts: Sequence[list[int]],
+    *,
+    asked_max_tokens: int | None,
+    default_max_tokens: int | None,
+    num_top_logprobs: int | None,
+    param: str,
+) -> Job:
+    """Engine requests for every prompt and choice. Raises InvalidRequestError or ContextLengthError."""
+    job_id = uuid.uuid4().hex
+    choices: list[ChoiceStream] = []
+    for prompt in prompts:
+        if not prompt:
+            raise InvalidRequestError(f"Invalid value for '{param}': it has no tokens.", param=param)
+        max_tokens = resolve_max_tokens(asked_max_tokens, default_max_tokens, len(prompt), facts.max_model_len, param)
+        seed = state.seeds.draw() if request.seed is None else request.seed
+        for child in range(request.num_choices):
+            sampling = sampling_params(
+                request,
+                max_tokens=max_tokens,
+                seed=child_seed(seed, child),
+                num_top_logprobs=num_top_logprobs,
+                vocab_size=facts.vocab_size,
+            )
+            add = AddRequest(
+                RequestId(f"{job_id}-{len(choices)}"), prompt, sampling, request.priority or 0, request.cache_salt
+            )
+            choices.append(_choice(state, len(choices), add, request))
+    state.metrics.observe("request_params_n", request.num_choices)
+    return Job(choices, request.num_choices)
+
+
+def _choice(state: ServerState, index: int, add: AddRequest, request: CommonFields) -> ChoiceStream:
+    include_stop = bool(request.include_stop_str_in_output)
+    detokenizer = IncrementalDetokenizer(
+        state.tokenization.tokenizer,
+        add.prompt_token_ids,
+        request.stop_strings,
+        skip_special_tokens=request.skip_special_tokens is not False,
+        include_stop=include_stop,
+    )
+    return ChoiceStream(index, add, detokenizer, include_stop=include_stop, metrics=state.metrics)
+
+
+async def answer(http: web.Request, request: CommonFields, job: Job, spelling: ReplyFormat) -> web.StreamResponse:
+    """Run the job and reply. A client that leaves ends its job within one engine step."""
+    state = http.app[STATE]
+    try:
+        with state.client.generate(job.requests) as generation:
+            if request.stream:
+                return await _stream(http, request, job, spelling, generation)
+            return await _collect(job, spelling, generation)
+    except (asyncio.CancelledError, ConnectionResetError):
+        state.metrics.inc("client_disconnects")
+        raise
+    finally:
+        for choice in job.choices:
+            choice.abandon()
+        for i in range(0, len(job.choices), job.num_choices_per_prompt):
+            group = job.choices[i : i + job.num_choices_per_prompt]
+            state.metrics.observe("request_max_num_generation_tokens", max(choice.num_tokens for choice in group))
+
+
+async def answer_without_engine(
+    http: web.Request, request: CommonFields, pieces: Sequence[Piece], usage: Usage, spelling: ReplyFormat
+) -> web.StreamResponse:
+    """Reply with pieces that need no generation, one per choice."""
+    encode = msgspec.json.Encoder().encode
+    if not request.stream:
+        reply = spelling.reply([[piece] for piece in pieces], usage)
+        return web.Response(body=encode(reply), content_type="application/json")
+    events = EventStream(http)
+    chunks = [*spelling.opening(), *(spelling.chunk(piece, None) for piece in pieces)]
+    if request.wants_usage:
+        chunks.append(spelling.usage_chunk(usage))
+    await events.close([frame(encode(chunk)) for chunk in chunks])
+    return events.response
+
+
+async def _collect(job: Job, spelling: ReplyFormat, generation: Generation) -> web.Response:
+    collected: list[list[Piece]] = [[] for _ in job.choices]
+    choices = {choice.request.request_id: choice for choice in job.choices}
+    async for pieces in read_pieces(generation, choices):
+        for piece in pieces:
+            collected[piece.index].append(piece)
+    reply = spelling.reply(collected, job.usage())
+    return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+
+
+async def _stream(
+    http: web.Request, request: CommonFields, job: Job, spelling: ReplyFormat, generation: Generation
+) -> web.StreamResponse:
+    events = EventStream(http)
+    encode = msgspec.json.Encoder().encode
+    choices = {choice.request.request_id: choice for choice in job.choices}
+    frames = [frame(encode(chunk)) for chunk in spelling.opening()]
+    try:
+        async for pieces in read_pieces(generation, choices, idle_s=http.app[STATE].keep_alive_s):
+            if not pieces:
+                await events.send([KEEP_ALIVE])
+                continue
+            usage = job.usage() if request.wants_continuous_usage else None
+            frames += [frame(encode(spelling.chunk(piece, usage))) for piece in pieces]
+            if not generation.is_finished:
+                await events.send(frames)
+                frames = []
+        if request.wants_usage:
+            frames.append(frame(encode(spelling.usage_chunk(job.usage()))))
+        await events.close(frames)
+    except (asyncio.CancelledError, ConnectionResetError):
+        raise
+    except Exception as error:
+        if not events.has_started:
+            raise
+        shown = error if isinstance(error, RequestError) else hide_internal_error(error, request_id_of(http))
+        await events.close([frame(error_json(shown))])
+    return events.response

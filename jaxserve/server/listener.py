@@ -1,0 +1,105 @@
+"""The listening socket and the HTTP protocol's limits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from jaxserve.errors import ConfigError
+
+HEADER_TIMEOUT_S = 30.0
+KEEP_ALIVE_TIMEOUT_S = 75.0
+MAX_LINE_BYTES = 8 << 10
+MAX_FIELD_BYTES = 16 << 10
+BACKLOG = 1024
+CLOSE_TIMEOUT_S = 1.0
+"""How long open handlers may run once the listener closes; draining has happened before."""
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """A listening socket, before anything slow happens. Raises ConfigError in one line."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"--host {host}: {error.strerror}") from None
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror} (--host, --port)") from None
+    listener.setblocking(False)
+    return listener
+
+
+class _Refusal(asyncio.Protocol):
+    """Closes a connection that is one too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+class _Doorkeeper:
+    """Makes one protocol per connection; caps their number and how long the first headers may take."""
+
+    def __init__(self, server: web.Server, max_connections: int) -> None:
+        self._server = server
+        self._max_connections = max_connections
+        self._silent: dict[RequestHandler, asyncio.TimerHandle] = {}
+
+    def __call__(self) -> asyncio.Protocol:
+        if len(self._server.connections) >= self._max_connections:
+            return _Refusal()
+        protocol = self._server()
+        loop = asyncio.get_running_loop()
+        self._silent[protocol] = loop.call_later(HEADER_TIMEOUT_S, self._close_silent, protocol)
+        return protocol
+
+    def has_spoken(self, protocol: RequestHandler) -> None:
+        timer = self._silent.pop(protocol, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _close_silent(self, protocol: RequestHandler) -> None:
+        if self._silent.pop(protocol, None) is not None:
+            protocol.force_close()
+
+
+@contextlib.asynccontextmanager
+async def listening(app: web.Application, listener: socket.socket, *, max_connections: int) -> AsyncIterator[None]:
+    """Serve `app` on `listener` inside the block; a client that leaves cancels its handler."""
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        auto_decompress=False,
+        keepalive_timeout=KEEP_ALIVE_TIMEOUT_S,
+        max_line_size=MAX_LINE_BYTES,
+        max_field_size=MAX_FIELD_BYTES,
+        shutdown_timeout=CLOSE_TIMEOUT_S,
+    )
+    doorkeeper: _Doorkeeper | None = None
+
+    async def note_request(request: web.Request, response: web.StreamResponse) -> None:
+        if doorkeeper is not None:
+            doorkeeper.has_spoken(request.protocol)
+
+    app.on_response_prepare.append(note_request)
+    await runner.setup()
+    assert runner.server is not None, "setup makes the server"
+    doorkeeper = _Doorkeeper(runner.server, max_connections)
+    server = await asyncio.get_running_loop().create_server(doorkeeper, sock=listener)
+    try:
+        yield
+    finally:
+        server.close()
+        await runner.cleanup()

@@ -1,0 +1,65 @@
+"""Log-probabilities in OpenAI's two formats, with the exact bytes of each token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxserve.ipc.messages import TokenLogprobs
+from jaxserve.server.schema.chat import ChoiceLogprobs, ContentLogprob, TopLogprob
+from jaxserve.server.schema.completions import CompletionLogprobs
+from jaxserve.tokenizer.logprob_tokens import TextOffsets
+from jaxserve.tokenizer.tokenizer import Tokenizer
+
+LOWEST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """One generated token with what the engine said of it."""
+
+    token_id: int
+    scores: TokenLogprobs
+
+    def alternatives(self, num_top: int) -> list[tuple[int, float]]:
+        """The most likely tokens with their log-probabilities, most likely first."""
+        pairs = zip(self.scores.top_token_ids, self.scores.top_logprobs, strict=True)
+        return [(token_id, clamp(logprob)) for token_id, logprob in pairs][:num_top]
+
+
+def clamp(logprob: float) -> float:
+    """A finite log-probability."""
+    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
+
+
+def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[ScoredToken], num_top: int) -> ChoiceLogprobs:
+    """The `logprobs` object of a chat choice."""
+
+    def spell(token_id: int, logprob: float) -> TopLogprob:
+        return TopLogprob(tokenizer.token_text(token_id), logprob, list(tokenizer.token_bytes(token_id)))
+
+    content = []
+    for token in tokens:
+        chosen = spell(token.token_id, clamp(token.scores.logprob))
+        top = [spell(*alternative) for alternative in token.alternatives(num_top)]
+        content.append(ContentLogprob(chosen.token, chosen.logprob, chosen.bytes, top))
+    return ChoiceLogprobs(content)
+
+
+def completion_logprobs(
+    tokenizer: Tokenizer, tokens: Sequence[ScoredToken], num_top: int, offsets: TextOffsets
+) -> CompletionLogprobs:
+    """The `logprobs` object of the next tokens of a text choice; moves `offsets` on."""
+    tops: list[dict[str, float]] = []
+    for token in tokens:
+        top = {tokenizer.token_text(token.token_id): clamp(token.scores.logprob)}
+        for token_id, logprob in token.alternatives(num_top):
+            top.setdefault(tokenizer.token_text(token_id), logprob)
+        tops.append(top)
+    return CompletionLogprobs(
+        tokens=[tokenizer.token_text(token.token_id) for token in tokens],
+        token_logprobs=[clamp(token.scores.logprob) for token in tokens],
+        top_logprobs=tops if num_top else None,
+        text_offset=offsets.push([token.token_id for token in tokens]),
+    )

@@ -1,0 +1,54 @@
+"""What the endpoints share. Made once before the application starts; nothing in it is replaced later."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from jaxserve import __version__
+from jaxserve.errors import ModelNotFoundError
+from jaxserve.ipc.messages import ModelFacts
+from jaxserve.metrics import Metrics
+from jaxserve.server.auth import KeyRing
+from jaxserve.server.client import EngineClient
+from jaxserve.server.schema.decode import shorten
+from jaxserve.server.seeds import SeedStream
+from jaxserve.server.tokenization import Tokenization
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerState:
+    """Collaborators and settings of the HTTP side."""
+
+    model_names: tuple[str, ...]
+    """Names a request may use; the first is echoed."""
+    model_root: str
+    client: EngineClient
+    tokenization: Tokenization
+    metrics: Metrics
+    keys: KeyRing
+    seeds: SeedStream
+    max_body_size: int
+    keep_alive_s: float
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def model_name(self) -> str:
+        return self.model_names[0]
+
+    def require_model(self, name: str | None) -> None:
+        """Raise ModelNotFoundError for a model we do not serve; a request may leave its name out."""
+        if name is not None and name not in self.model_names:
+            raise ModelNotFoundError(
+                f"The model `{shorten(name)[1:-1]}` does not exist. Served here: {', '.join(self.model_names)}.",
+                param="model",
+            )
+
+    def fingerprint(self, facts: ModelFacts) -> str:
+        """`system_fingerprint`: changes when weights, precision, mesh or versions do."""
+        return f"jaxserve-{__version__}-{facts.fingerprint}"
+
+
+STATE = web.AppKey("state", ServerState)

@@ -1,0 +1,175 @@
+"""THE loop over what the engine generates: text, stop strings, log-probabilities, finish reasons, metrics.
+
+Streamed and plain replies are made of the same pieces, so their texts are the same by construction.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+from jaxserve.ipc.messages import AddRequest, RequestOutput
+from jaxserve.metrics import Metrics
+from jaxserve.server.client import Generation
+from jaxserve.server.errors import error_from_fault
+from jaxserve.server.logprobs import ScoredToken
+from jaxserve.tokenizer.detokenizer import IncrementalDetokenizer
+from jaxserve.types import RequestId
+
+
+@dataclass(slots=True)
+class Piece:
+    """News of one choice, worth a chunk: some text, or the end."""
+
+    index: int
+    text: str
+    tokens: list[ScoredToken] = field(default_factory=list)
+    """The tokens behind `text`, when log-probabilities were asked for."""
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class ChoiceStream:
+    """One choice from its engine outputs to its pieces."""
+
+    def __init__(
+        self,
+        index: int,
+        request: AddRequest,
+        detokenizer: IncrementalDetokenizer,
+        *,
+        include_stop: bool,
+        metrics: Metrics,
+    ) -> None:
+        self.index = index
+        self.request = request
+        self.num_tokens = 0
+        """Generated tokens that count: up to and with the one that ended the text."""
+        self.num_cached_tokens = 0
+        self.is_finished = False
+        self._detokenizer = detokenizer
+        self._include_stop = include_stop
+        self._metrics = metrics
+        self._stop: str | None = None
+        self._unsent: list[ScoredToken] = []
+        self._submitted = time.monotonic()
+        self._first_token: float | None = None
+        self._last_token = self._submitted
+        self._queue_seconds: float | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    def push(self, outputs: list[RequestOutput]) -> Piece | None:
+        """Take news in order. None when nothing of it can be shown yet; raises the engine's RequestError."""
+        texts = []
+        for output in outputs:
+            self.num_cached_tokens = output.num_cached_tokens
+            if output.finish_reason in ("error", "abort"):
+                self._record_end(output, "error")
+                raise error_from_fault(output.error)
+            self._record_tokens(output)
+            texts.append(self._take_tokens(output))
+            if output.finish_reason is not None and self._stop is None:
+                rest = self._detokenizer.finish()
+                texts.append(rest.text)
+                self._stop = rest.stop
+            if self._stop is not None:
+                return self._end(output, texts, "stop", self._stop)
+            if output.finish_reason is not None:
+                return self._end(output, texts, output.finish_reason, output.stop_token_id)
+        text = "".join(texts)
+        return Piece(self.index, text, self._take_unsent()) if text else None
+
+    def abandon(self) -> None:
+        """Count a choice whose reader left before its end."""
+        if not self.is_finished:
+            self.is_finished = True
+            self._metrics.inc("request_success", finished_reason="abort")
+
+    def _end(self, output: RequestOutput, texts: list[str], reason: str, detail: str | int | None) -> Piece:
+        self._record_end(output, reason)
+        return Piece(self.index, "".join(texts), self._take_unsent(), reason, detail)
+
+    def _take_tokens(self, output: RequestOutput) -> str:
+        """Text of the output's tokens; a token that ended the request has none unless it was asked for."""
+        shown = output.token_ids
+        if output.finish_reason == "stop" and not self._include_stop:
+            shown = shown[:-1]
+        delta = self._detokenizer.push(shown)
+        self._stop = delta.stop
+        num_taken = len(output.token_ids) if delta.stop is None else delta.num_tokens
+        self.num_tokens += num_taken
+        if output.logprobs is not None:
+            pairs = zip(output.token_ids[:num_taken], output.logprobs[:num_taken], strict=True)
+            self._unsent += [ScoredToken(token_id, scores) for token_id, scores in pairs]
+        return delta.text
+
+    def _take_unsent(self) -> list[ScoredToken]:
+        unsent, self._unsent = self._unsent, []
+        return unsent
+
+    def _record_tokens(self, output: RequestOutput) -> None:
+        if not output.token_ids:
+            return
+        now = time.monotonic()
+        if self._first_token is None:
+            self._first_token = now
+            self._queue_seconds = output.queue_seconds
+            self._metrics.observe("time_to_first_token_seconds", now - self._submitted)
+        else:
+            self._metrics.observe("inter_token_latency_seconds", (now - self._last_token) / len(output.token_ids))
+        self._last_token = now
+
+    def _record_end(self, output: RequestOutput, reason: str) -> None:
+        self.is_finished = True
+        metrics, now = self._metrics, time.monotonic()
+        metrics.inc("request_success", finished_reason=reason)
+        metrics.observe("e2e_request_latency_seconds", now - self._submitted)
+        metrics.observe("request_prompt_tokens", self.num_prompt_tokens)
+        metrics.observe("request_generation_tokens", self.num_tokens)
+        metrics.observe("request_params_max_tokens", self.request.sampling.max_tokens)
+        metrics.observe("request_num_preemptions", output.num_preemptions)
+        metrics.inc("prompt_tokens_cached", self.num_cached_tokens)
+        if self._first_token is None:
+            return
+        decode_s = self._last_token - self._first_token
+        metrics.observe("request_decode_time_seconds", decode_s)
+        metrics.observe("request_prefill_kv_computed_tokens", self.num_prompt_tokens - self.num_cached_tokens)
+        if self.num_tokens > 1:
+            metrics.observe("request_time_per_output_token_seconds", decode_s / (self.num_tokens - 1))
+        if self._queue_seconds is not None:
+            prefill_s = max(0.0, self._first_token - self._submitted - self._queue_seconds)
+            metrics.observe("request_queue_time_seconds", self._queue_seconds)
+            metrics.observe("request_prefill_time_seconds", prefill_s)
+            metrics.observe("request_inference_time_seconds", prefill_s + decode_s)
+
+
+async def read_pieces(
+    generation: Generation, choices: Mapping[RequestId, ChoiceStream], *, idle_s: float = 0
+) -> AsyncIterator[list[Piece]]:
+    """All pieces until every choice has ended; an empty list when `idle_s` pass without news.
+
+    News that gathered while the reader was busy come as one piece per choice. A choice that a stop
+    string ended is stopped in the engine. Raises the RequestError of the first choice that fails.
+    """
+    while not generation.is_finished:
+        news = await generation.take(idle_s)
+        if not news:
+            yield []
+            continue
+        by_choice: dict[RequestId, list[RequestOutput]] = {}
+        for output in news:
+            by_choice.setdefault(output.request_id, []).append(output)
+        pieces = []
+        for request_id, outputs in by_choice.items():
+            choice = choices[request_id]
+            piece = None if choice.is_finished else choice.push(outputs)
+            if piece is not None:
+                pieces.append(piece)
+            if choice.is_finished:
+                generation.stop(request_id)
+        if pieces:
+            yield pieces

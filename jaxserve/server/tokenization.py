@@ -1,0 +1,85 @@
+"""Templates, encoding and decoding, off the event loop.
+
+A text that cannot fit the context is refused by its length, before a tokenizer sees it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from jaxserve.server.schema.common import check_token_ids, context_error
+from jaxserve.tokenizer.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+NUM_THREADS = 4
+
+
+class Tokenization:
+    """The tokenizer behind a small thread pool."""
+
+    def __init__(self, tokenizer: Tokenizer, executor: ThreadPoolExecutor) -> None:
+        self.tokenizer = tokenizer
+        self._executor = executor
+
+    async def encode(self, text: str, *, add_special_tokens: bool, max_tokens: int, param: str) -> list[int]:
+        """Ids of a plain prompt. Raises ContextLengthError when nothing of `max_tokens` is left for output."""
+        self._check_length(len(text), max_tokens, param)
+        token_ids = await self._call(lambda: self.tokenizer.encode(text, add_special_tokens))
+        return _checked(token_ids, max_tokens, param)
+
+    async def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        template_variables: dict[str, Any] | None,
+        max_tokens: int,
+    ) -> list[int]:
+        """Ids of a conversation; the template brings the special tokens."""
+        self._check_length(sum(map(_num_chars, messages)), max_tokens, "messages")
+        token_ids = await self._call(
+            lambda: self.tokenizer.encode_chat(
+                messages, add_generation_prompt=add_generation_prompt, template_variables=template_variables
+            )
+        )
+        return _checked(token_ids, max_tokens, "messages")
+
+    async def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        """Text of token ids."""
+        return await self._call(lambda: self.tokenizer.decode(token_ids, skip_special_tokens))
+
+    def check_ids(self, token_ids: list[Any], vocab_size: int, max_tokens: int, param: str) -> list[int]:
+        """Token ids given by the client, checked."""
+        check_token_ids(param, token_ids, vocab_size)
+        return _checked(token_ids, max_tokens, param)
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def _check_length(self, num_chars: int, max_tokens: int, param: str) -> None:
+        at_least = -(-num_chars // self.tokenizer.longest_token_chars)
+        if at_least >= max_tokens:
+            raise context_error(max_tokens, f"at least {at_least}", param)
+
+
+def _num_chars(message: dict[str, Any]) -> int:
+    content = message["content"]
+    return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
+
+
+@contextlib.asynccontextmanager
+async def tokenization(tokenizer: Tokenizer) -> AsyncIterator[Tokenization]:
+    """A `Tokenization` with its thread pool."""
+    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize") as executor:
+        yield Tokenization(tokenizer, executor)
+
+
+def _checked(token_ids: list[int], max_tokens: int, param: str) -> list[int]:
+    if len(token_ids) >= max_tokens:
+        raise context_error(max_tokens, str(len(token_ids)), param)
+    return token_ids
