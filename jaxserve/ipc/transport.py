@@ -12,6 +12,7 @@ from typing import NewType
 import zmq
 import zmq.asyncio
 
+from jaxserve.errors import ConfigError
 from jaxserve.ipc.address import private_path
 from jaxserve.ipc.codec import MAX_FRAME_BYTES, ProtocolError, decode_from_engine, decode_to_engine, encode
 from jaxserve.ipc.messages import FromEngine, RequestOutput, StepOutputs, ToEngine
@@ -36,12 +37,20 @@ class EngineSocket:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send to a client that is gone raises
-        self._socket.bind(address)
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigError(f"cannot listen on {address}: {error.strerror}") from error
         path.chmod(0o600)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._clients: dict[ClientId, None] = {}
         self._owners: dict[RequestId, ClientId] = {}
+
+    @property
+    def has_clients(self) -> bool:
+        return bool(self._clients)
 
     def wake_on(self, descriptor: int) -> None:
         """Let `receive` return early when `descriptor` becomes readable."""

@@ -1,0 +1,98 @@
+"""The engine's one loop: take messages, do a step, send the news.
+
+One thread does all of it. While there is work the socket is only glanced at between steps, so that an
+abort takes effect within one step; without work the thread sleeps in the socket's poll and sends a
+heartbeat once a second.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from jaxserve.engine.core import EngineCore, refused
+from jaxserve.errors import InvalidRequestError
+from jaxserve.ipc.codec import ProtocolError
+from jaxserve.ipc.messages import Abort, AddRequest, Hello, ModelFacts, Ready, RequestOutput, StepOutputs, ToEngine
+from jaxserve.ipc.transport import ClientId, EngineSocket
+from jaxserve.scheduler.admission import fault_of
+from jaxserve.types import RequestId
+
+_log = logging.getLogger(__name__)
+
+HEARTBEAT_S: Final = 1.0
+
+
+class EngineLoop:
+    """Connects an EngineCore with its clients."""
+
+    def __init__(
+        self, core: EngineCore, socket: EngineSocket, facts: ModelFacts, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._core = core
+        self._socket = socket
+        self._ready = Ready(facts)
+        self._clock = clock
+        self._last_sent = clock()
+
+    def run(self, should_stop: Callable[[], bool]) -> int:
+        """Serve until told to stop (0) or broken (1). Either way every request has its terminal message."""
+        self._abandon(self._socket.broadcast(self._ready))
+        while not should_stop() and not self._core.is_broken:
+            self.turn()
+        self._publish(self._core.stop())
+        return 1 if self._core.is_broken else 0
+
+    def turn(self) -> None:
+        """Messages, then a step or a heartbeat."""
+        for client, message in self._socket.receive(0.0 if self._core.has_work else self._until_heartbeat()):
+            self._receive(client, message)
+        step = self._core.step()
+        if step is not None:
+            self._publish(step)
+        elif self._until_heartbeat() == 0.0:
+            self._last_sent = self._clock()
+            self._abandon(self._socket.broadcast(self._core.heartbeat()))
+
+    def _until_heartbeat(self) -> float:
+        return max(0.0, self._last_sent + HEARTBEAT_S - self._clock())
+
+    def _receive(self, client: ClientId, message: ToEngine | ProtocolError) -> None:
+        match message:
+            case Hello():
+                self._socket.send(client, self._ready)
+            case AddRequest():
+                refusal = self._core.handle(message)
+                if refusal:  # to the sender: the id may be another client's
+                    self._socket.send(client, StepOutputs(refusal))
+                else:
+                    self._socket.claim(message.request_id, client)
+            case Abort():
+                own = [request_id for request_id in message.request_ids if self._socket.owner(request_id) == client]
+                self._answer(self._core.handle(Abort(own)))
+            case ProtocolError():
+                self._reject(client, message)
+            case _:
+                self._answer(self._core.handle(message))
+
+    def _reject(self, client: ClientId, error: ProtocolError) -> None:
+        _log.error("ignored a frame: %s", error)
+        if error.request_id is not None:
+            fault = fault_of(InvalidRequestError("The request reached the engine damaged."))
+            self._socket.send(client, StepOutputs([refused(error.request_id, fault)]))
+
+    def _answer(self, outputs: list[RequestOutput]) -> None:
+        if outputs:
+            self._publish(StepOutputs(outputs))
+
+    def _publish(self, step: StepOutputs) -> None:
+        self._last_sent = self._clock()
+        self._abandon(self._socket.publish(step))
+
+    def _abandon(self, orphans: list[RequestId]) -> None:
+        """Requests whose client is gone: nobody reads their end."""
+        if orphans:
+            _log.warning("a client is gone, its %d requests are aborted", len(orphans))
+            self._core.handle(Abort(orphans))

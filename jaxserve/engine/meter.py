@@ -1,0 +1,46 @@
+"""What the engine measures of its steps between two `EngineStats`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from jaxserve.ipc.messages import EngineStats
+from jaxserve.scheduler.plan import StepPlan
+
+
+@dataclass(slots=True)
+class StepMeter:
+    """Increments; replaced by a fresh one when they are reported."""
+
+    num_steps: int = 0
+    bucket_steps: dict[str, int] = field(default_factory=dict)
+    padding_tokens: dict[str, int] = field(default_factory=dict)
+    step_tokens: list[int] = field(default_factory=list)
+    device_step_seconds: list[float] = field(default_factory=list)
+    host_gap_seconds: list[float] = field(default_factory=list)
+
+    def record(self, plan: StepPlan, device_seconds: float, host_gap_seconds: float | None) -> None:
+        """A step is done. `host_gap_seconds`: how long the device waited for its plan, if it had work before."""
+        program = f"{plan.kind}/{plan.bucket}"
+        self.num_steps += 1
+        self.bucket_steps[program] = self.bucket_steps.get(program, 0) + 1
+        self.padding_tokens[plan.kind] = self.padding_tokens.get(plan.kind, 0) + plan.num_padding_tokens
+        self.step_tokens.append(plan.num_tokens)
+        self.device_step_seconds.append(device_seconds)
+        if host_gap_seconds is not None:
+            self.host_gap_seconds.append(host_gap_seconds)
+
+    def add_to(self, stats: EngineStats, compilations: dict[str, int]) -> EngineStats:
+        """`stats` of the scheduler, completed."""
+        return msgspec.structs.replace(
+            stats,
+            num_steps=self.num_steps,
+            bucket_steps=self.bucket_steps,
+            padding_tokens=self.padding_tokens,
+            step_tokens=self.step_tokens,
+            device_step_seconds=self.device_step_seconds,
+            host_gap_seconds=self.host_gap_seconds,
+            compilations=compilations,
+        )

@@ -1,0 +1,137 @@
+"""The engine process: `python -m jaxserve.engine.process`, started by `engine.launcher`.
+
+stdin     one line, an EngineSpec; its end is the parent's death, and ours
+SIGTERM   stop: every request gets its terminal message, exit 0
+SIGINT    ignored: a Ctrl-C goes to the whole group, the parent decides
+exit      0 stopped, 1 broken or orphaned, 2 could not start (one line, sent to the clients)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NoReturn
+
+from jaxserve.engine.core import EngineCore
+from jaxserve.engine.loop import EngineLoop
+from jaxserve.engine.spec import MAX_SPEC_BYTES, EngineSpec, parse_spec
+from jaxserve.engine.startup import Progress, start_executor
+from jaxserve.errors import StartupError
+from jaxserve.executor.fake import FakeExecutor
+from jaxserve.executor.protocol import Executor
+from jaxserve.ipc.address import discard_address
+from jaxserve.ipc.transport import EngineSocket
+from jaxserve.kv.manager import KVManager
+from jaxserve.log import configure_logging
+from jaxserve.scheduler.scheduler import Scheduler
+
+_log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG: Final = 1
+_LINGER_S: Final = 1.0
+"""How long last words may take to be delivered."""
+
+
+def main() -> int:
+    """Run one engine; returns the exit code."""
+    die_with_parent()
+    stop_descriptor, should_stop = stop_on_sigterm()
+    try:
+        spec = parse_spec(sys.stdin.buffer.readline(MAX_SPEC_BYTES))
+        configure_logging(spec.config.server.log_level)
+        socket = EngineSocket(spec.address)
+    except StartupError as error:
+        print(f"engine: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    watch_stdin(spec.address)
+    socket.wake_on(stop_descriptor)
+    try:
+        return serve(spec, socket, should_stop)
+    except StartupError as error:
+        _log.error("%s", error)
+        return error.exit_code
+    finally:
+        socket.close(_LINGER_S)
+        discard_address(spec.address)
+
+
+def serve(spec: EngineSpec, socket: EngineSocket, should_stop: Callable[[], bool]) -> int:
+    """Start, then loop until the end."""
+    executor = start_executor(lambda progress: build_executor(spec, progress), socket, should_stop)
+    if executor is None:
+        return 0
+    code = EngineLoop(build_core(spec, executor), socket, executor.facts).run(should_stop)
+    executor.close()
+    return code
+
+
+def build_executor(spec: EngineSpec, progress: Progress) -> Executor:
+    """The executor the spec asks for."""
+    if spec.executor == "fake":
+        progress("load", 1, 1, "fake")
+        return FakeExecutor.start(spec.config, spec.fake)
+    from jaxserve.executor.local import LocalExecutor  # here, so that a fake engine needs no jax
+
+    return LocalExecutor.start(spec.config, Path(spec.model_path), progress)
+
+
+def build_core(spec: EngineSpec, executor: Executor) -> EngineCore:
+    """Scheduler and pages for what the executor offers."""
+    facts = executor.facts
+    kv = KVManager(
+        facts.num_kv_blocks,
+        facts.block_size,
+        facts.max_model_len,
+        enable_prefix_caching=spec.config.cache.enable_prefix_caching,
+    )
+    scheduler = Scheduler(
+        spec.config.scheduler, kv, executor.buckets, facts.max_model_len, executor.eos_token_ids, facts.vocab_size
+    )
+    return EngineCore(scheduler, executor)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill us when the parent dies, even while we are stuck in a device call."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def watch_stdin(address: str) -> None:
+    """Exit when stdin ends: the parent is gone."""
+
+    def wait_for_end() -> None:
+        descriptor = sys.stdin.fileno()
+        while os.read(descriptor, 4096):
+            pass
+        discard_address(address)
+        os._exit(1)
+
+    threading.Thread(target=wait_for_end, name="parent-watch", daemon=True).start()
+
+
+def stop_on_sigterm() -> tuple[int, Callable[[], bool]]:
+    """A descriptor that becomes readable on SIGTERM, and whether it came."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return reader, stop.is_set
+
+
+def exit_now(code: int) -> NoReturn:
+    """Leave without waiting for threads that load, compile or hang in a device call."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    exit_now(main())

@@ -1,0 +1,218 @@
+"""An executor whose tokens can be computed by hand, for every test that needs an engine but no model.
+
+Its KV cache holds token ids. A step writes its tokens through the block tables and then reads each
+row's WHOLE past back through them; the next token is `next_token(past, seed)`. So a wrong block table,
+a page published too early, a page lost or shared by mistake, or a wrong prefix hit gives a wrong token,
+and a read of a slot that nobody has written (or that `poison` wiped) raises `PoisonError`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from jaxserve.config import Config
+from jaxserve.ipc.messages import ModelFacts
+from jaxserve.sampling.params import COLUMNS
+from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
+from jaxserve.types import MAX_TOP_LOGPROBS, NULL_BLOCK, BlockId
+
+_POISON: Final = -1
+_TEMPERATURE: Final = list(COLUMNS).index("temperature")
+_SEED: Final = list(COLUMNS).index("seed")
+
+
+class PoisonError(Exception):
+    """A slot was read that holds nothing."""
+
+
+def next_token(tokens: Sequence[int] | np.ndarray, vocab_size: int, seed: int | None = None) -> int:
+    """The token after `tokens`: `sum((position + 1) * token)`, and for a sampled one a term of its seed and position."""
+    values = np.asarray(tokens, np.int64)
+    total = int(values @ np.arange(1, len(values) + 1))
+    if seed is not None:
+        total += (seed + 1) * (31 * len(values) + 7)
+    return total % vocab_size
+
+
+class FakeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the fake behaves, e.g. in an engine process of its own."""
+
+    vocab_size: int = 997
+    num_blocks: int = 512
+    max_model_len: int = 2048
+    eos_token_ids: tuple[int, ...] = (2,)
+    device_seconds: float = 0.0
+    """How long a step takes."""
+    fail_at_steps: tuple[int, ...] = ()
+    """Steps that raise, counted from 0."""
+    start_error: str | None = None
+    """Refuse to start, with this line."""
+
+
+def powers_of_two(largest: int) -> tuple[int, ...]:
+    """1, 2, 4 ... and `largest` itself."""
+    return tuple(sorted({1 << i for i in range(largest.bit_length()) if 1 << i < largest} | {largest}))
+
+
+@dataclass(frozen=True, slots=True)
+class FakePending:
+    """A step that is computed when its result is asked for."""
+
+    executor: FakeExecutor
+    plan: StepPlan
+
+    def result(self) -> StepResult:
+        return self.executor.compute(self.plan)
+
+
+class FakeExecutor:
+    """An Executor without a device."""
+
+    def __init__(
+        self,
+        buckets: Buckets,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        *,
+        max_model_len: int = 2048,
+        eos_token_ids: frozenset[int] = frozenset(),
+        device_seconds: float = 0.0,
+        fail_at_steps: frozenset[int] = frozenset(),
+        gate: threading.Event | None = None,
+    ) -> None:
+        """`gate`: every step waits for it, so that a test can act while a step is under way."""
+        self._buckets = buckets
+        self._pool = np.full((num_blocks, block_size), _POISON, np.int64)
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._eos_token_ids = eos_token_ids
+        self._device_seconds = device_seconds
+        self._fail_at_steps = fail_at_steps
+        self._gate = gate
+        self._num_steps = 0
+
+    @classmethod
+    def start(cls, config: Config, options: FakeOptions) -> FakeExecutor:
+        """The fake that a server with this `config` would run."""
+        rows, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
+        return cls(
+            Buckets(decode=powers_of_two(rows), mixed=powers_of_two(tokens), max_num_seqs=rows),
+            options.num_blocks,
+            config.cache.block_size,
+            options.vocab_size,
+            max_model_len=min(options.max_model_len, config.model.max_model_len or options.max_model_len),
+            eos_token_ids=frozenset(options.eos_token_ids),
+            device_seconds=options.device_seconds,
+            fail_at_steps=frozenset(options.fail_at_steps),
+        )
+
+    @property
+    def facts(self) -> ModelFacts:
+        num_blocks, block_size = self._pool.shape
+        return ModelFacts(
+            vocab_size=self._vocab_size,
+            max_model_len=self._max_model_len,
+            num_kv_blocks=num_blocks,
+            block_size=block_size,
+            dtype="int64",
+            platform="fake",
+            num_devices=1,
+            fingerprint="0000fa4e",
+        )
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self._eos_token_ids
+
+    @property
+    def buckets(self) -> Buckets:
+        return self._buckets
+
+    def submit(self, plan: StepPlan) -> FakePending:
+        self._check(plan)
+        return FakePending(self, plan)
+
+    def compilations(self) -> dict[str, int]:
+        return {"warmup": len(self._buckets.decode) + len(self._buckets.mixed), "serving": 0}
+
+    def close(self) -> None:
+        pass
+
+    def poison(self, blocks: Sequence[BlockId]) -> None:
+        """Wipe pages: whoever still reads them is wrong."""
+        self._pool[list(blocks)] = _POISON
+
+    def compute(self, plan: StepPlan) -> StepResult:
+        """Run a step to its end."""
+        if self._gate is not None:
+            self._gate.wait()
+        if self._device_seconds:
+            time.sleep(self._device_seconds)
+        step, self._num_steps = self._num_steps, self._num_steps + 1
+        if step in self._fail_at_steps:
+            raise RuntimeError(f"step {step} fails as told")
+        self._write(plan)
+        num_rows = len(plan.request_ids)
+        tokens = np.zeros(num_rows, np.int32)
+        for row in range(num_rows):
+            past = self._read(plan, row)
+            seed = int(plan.sampling[row, _SEED]) if plan.sampling[row, _TEMPERATURE] else None  # 0.0 is all zero bits
+            tokens[row] = next_token(past, self._vocab_size, seed)
+        ranks = np.arange(MAX_TOP_LOGPROBS, dtype=np.int32)
+        return StepResult(
+            token_ids=tokens,
+            logprobs=np.full(num_rows, -1.0, np.float32),
+            top_token_ids=(tokens[:, None] + ranks) % self._vocab_size,
+            top_logprobs=np.broadcast_to(-1.0 - ranks, (num_rows, MAX_TOP_LOGPROBS)).astype(np.float32),
+            device_seconds=self._device_seconds,
+        )
+
+    def _check(self, plan: StepPlan) -> None:
+        """A real executor has no program for a plan that breaks these."""
+        counts = plan.num_scheduled_tokens
+        num_rows = len(plan.request_ids)
+        table = self._buckets.decode if plan.kind == "decode" else self._buckets.mixed
+        capacity = plan.bucket if plan.kind == "decode" else self._buckets.mixed_rows(plan.bucket)
+        if plan.bucket not in table:
+            raise ValueError(f"there is no program {plan.kind}/{plan.bucket}")
+        if not 0 < num_rows <= capacity or plan.num_tokens > plan.bucket or counts.sum() != plan.num_tokens:
+            raise ValueError(f"{num_rows} rows with {plan.num_tokens} tokens do not fit {plan.kind}/{plan.bucket}")
+        num_single = int((counts == 1).sum())
+        if counts.min() < 1 or (counts[:num_single] != 1).any() or (plan.kind == "decode" and num_single < num_rows):
+            raise ValueError(f"rows of {counts.tolist()} tokens are no {plan.kind} step")
+
+    def _write(self, plan: StepPlan) -> None:
+        written: set[tuple[int, int]] = set()
+        start = 0
+        for row, count in enumerate(plan.num_scheduled_tokens.tolist()):
+            first = int(plan.num_computed_tokens[row])
+            for offset in range(count):
+                slot = self._slot(plan, row, first + offset)
+                if slot in written:
+                    raise PoisonError(f"slot {slot} is written twice in one step")
+                written.add(slot)
+                self._pool[slot] = plan.token_ids[start + offset]
+            start += count
+
+    def _read(self, plan: StepPlan, row: int) -> np.ndarray:
+        length = int(plan.num_computed_tokens[row] + plan.num_scheduled_tokens[row])
+        num_pages = -(-length // self._pool.shape[1])
+        past: np.ndarray = self._pool[plan.block_tables[row, :num_pages]].reshape(-1)[:length]
+        if (past == _POISON).any():
+            raise PoisonError(f"{plan.request_ids[row]} reads slots that hold nothing: {past.tolist()}")
+        return past
+
+    def _slot(self, plan: StepPlan, row: int, position: int) -> tuple[int, int]:
+        page, offset = divmod(position, self._pool.shape[1])
+        block = int(plan.block_tables[row, page])
+        if block == NULL_BLOCK:
+            raise PoisonError(f"{plan.request_ids[row]} has no page for position {position}")
+        return block, offset

@@ -1,0 +1,37 @@
+"""The pages of one request, in the order of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxserve.kv.prefix_cache import HashChain
+from jaxserve.types import NULL_BLOCK, BlockId
+
+
+class BlockTable:
+    """Page i holds tokens `i * block_size ... (i + 1) * block_size - 1`. Grows, until it is cleared."""
+
+    __slots__ = ("chain", "num_blocks", "num_published", "row")
+
+    def __init__(self, max_blocks: int, chain: HashChain) -> None:
+        self.row = np.full(max_blocks, NULL_BLOCK, np.int32)  # as the device reads it
+        self.num_blocks = 0
+        self.num_published = 0
+        """Leading pages that are in the prefix cache, or whose content another page has there."""
+        self.chain = chain
+
+    @property
+    def blocks(self) -> list[BlockId]:
+        return [BlockId(block) for block in self.row[: self.num_blocks].tolist()]
+
+    def append(self, blocks: Sequence[BlockId]) -> None:
+        end = self.num_blocks + len(blocks)
+        self.row[self.num_blocks : end] = blocks
+        self.num_blocks = end
+
+    def clear(self) -> None:
+        self.row[: self.num_blocks] = NULL_BLOCK
+        self.num_blocks = 0
+        self.num_published = 0

@@ -1,0 +1,110 @@
+"""KV pages as the scheduler sees them: take, extend, publish, give back.
+
+Of a request with `num_tokens` known tokens, of which `num_computed` are computed:
+
+    tokens                         pages                  written by
+    0 ... cached - 1               shared, published      nobody any more: full and immutable
+    cached ... num_computed - 1    own                    earlier steps; full ones are published
+    num_computed ... num_tokens-1  own, not published     steps to come
+
+Only own pages are written. At least one known token is always left to compute (a step has to produce
+logits), so when every page of a prompt is cached, the last one is computed again, into an own page.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxserve.kv.block_pool import BlockPool
+from jaxserve.kv.block_table import BlockTable
+from jaxserve.kv.prefix_cache import HashChain
+from jaxserve.types import BlockId
+
+
+class KVManager:
+    """The pages of one engine: `num_blocks` of `block_size` tokens, the null page among them."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, max_model_len: int, *, enable_prefix_caching: bool = True
+    ) -> None:
+        self.block_size = block_size
+        self._pool = BlockPool(num_blocks)
+        self._max_blocks = self.num_blocks_for(max_model_len)
+        self._enable_prefix_caching = enable_prefix_caching
+
+    @property
+    def pool(self) -> BlockPool:
+        """For checks; the scheduler goes through the manager."""
+        return self._pool
+
+    @property
+    def num_usable_tokens(self) -> int:
+        """Tokens that one request could hold if it were alone."""
+        return self._pool.num_usable * self.block_size
+
+    @property
+    def usage(self) -> float:
+        """Share of the pages that requests hold."""
+        return 1.0 - self._pool.num_free / self._pool.num_usable
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def new_table(self, cache_salt: str | None) -> BlockTable:
+        """An empty table for a new request."""
+        return BlockTable(self._max_blocks, HashChain(self.block_size, cache_salt))
+
+    def find_prefix(self, table: BlockTable, tokens: np.ndarray) -> list[BlockId]:
+        """The cached pages that `tokens` start with. Changes nothing."""
+        blocks: list[BlockId] = []
+        if self._enable_prefix_caching:
+            for index in range((len(tokens) - 1) // self.block_size):
+                block = self._pool.find(table.chain.name(index, tokens))
+                if block is None:
+                    break
+                blocks.append(block)
+        return blocks
+
+    def start(self, table: BlockTable, tokens: np.ndarray, *, num_spare_blocks: int = 0) -> int | None:
+        """Pages for all `tokens`, cached ones first; returns how many tokens are cached.
+
+        None, and nothing taken, when the pool cannot hold all of them now and leave `num_spare_blocks`
+        free. Asking for all at once keeps a request from being preempted in the middle of its own prompt.
+        """
+        cached = self.find_prefix(table, tokens)
+        num_missing = self.num_blocks_for(len(tokens)) - len(cached)
+        if num_missing + num_spare_blocks > self._pool.num_free - self._pool.num_free_among(cached):
+            return None
+        self._pool.share(cached)  # first, or allocate might evict them
+        table.append(cached)
+        table.append(self._pool.allocate(num_missing))
+        table.num_published = len(cached)
+        return len(cached) * self.block_size
+
+    def extend(self, table: BlockTable, num_tokens: int) -> bool:
+        """Make the table hold `num_tokens`; False, and nothing taken, when the pool has too few pages."""
+        num_missing = self.num_blocks_for(num_tokens) - table.num_blocks
+        if num_missing <= 0:
+            return True
+        if num_missing > self._pool.num_free:
+            return False
+        table.append(self._pool.allocate(num_missing))
+        return True
+
+    def publish(self, table: BlockTable, tokens: np.ndarray, num_computed: int) -> None:
+        """Let other requests find the pages that the first `num_computed` tokens have filled."""
+        num_full = num_computed // self.block_size
+        if num_full <= table.num_published or not self._enable_prefix_caching:
+            return
+        for index in range(table.num_published, num_full):
+            self._pool.name(BlockId(int(table.row[index])), table.chain.name(index, tokens))
+        table.num_published = num_full
+
+    def free(self, table: BlockTable) -> None:
+        """Give all pages back; what was published can still be found until it is evicted."""
+        self._pool.release(table.blocks)
+        table.clear()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every published page that no request holds."""
+        self._pool.forget_reusable()

@@ -1,0 +1,33 @@
+"""What a KV page holds and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxserve.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """The cache of one model: keys and values of every layer, in pages of `block_size` tokens."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype_bytes: int
+    block_size: int
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Keys and values of one page over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype_bytes * self.block_size
+
+    def num_blocks_for(self, num_bytes: int) -> int:
+        """Pages that fit in `num_bytes`, the null page included."""
+        num_blocks = num_bytes // self.bytes_per_block
+        if num_blocks < 2:
+            raise ConfigError(
+                f"--kv-cache-memory of {num_bytes} bytes is too small: "
+                f"the model needs at least two pages of {self.bytes_per_block} bytes"
+            )
+        return num_blocks

@@ -1,0 +1,73 @@
+"""Whether a request can be served at all. Asked once, when it arrives; nothing here raises.
+
+The API process checks most of this before it sends; the engine checks again, because a bad request must
+end as one failed request and never as a dead engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxserve.errors import ContextLengthError, InvalidRequestError, RateLimitError, RequestError
+from jaxserve.ipc.messages import AddRequest, RequestFault
+
+
+def fault_of(error: RequestError) -> RequestFault:
+    """The error as it crosses the process boundary."""
+    return RequestFault(type(error).__name__, error.message, error.param, error.code)
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The limits every request is held against."""
+
+    max_model_len: int
+    vocab_size: int
+    num_usable_tokens: int
+    """Tokens whose KV one request could hold if it were alone."""
+    max_requests: int
+    """Running and waiting together."""
+
+    def max_output_tokens(self, message: AddRequest) -> int:
+        """`max_tokens`, cut to what the context leaves."""
+        return min(message.sampling.max_tokens, self.max_model_len - len(message.prompt_token_ids))
+
+    def refusal(self, message: AddRequest, num_requests: int) -> RequestFault | None:
+        """Why `message` is refused while `num_requests` are in the house, or None."""
+        error = self._never(message) or self._not_now(num_requests)
+        return None if error is None else fault_of(error)
+
+    def _never(self, message: AddRequest) -> RequestError | None:
+        tokens = message.prompt_token_ids
+        num_tokens = len(tokens)
+        if not tokens:
+            return InvalidRequestError("prompt is empty: at least one token is needed", param="prompt")
+        if message.sampling.max_tokens < 1:
+            return InvalidRequestError(
+                f"max_tokens {message.sampling.max_tokens} must be at least 1", param="max_tokens"
+            )
+        if min(tokens) < 0 or max(tokens) >= self.vocab_size:
+            bad = next(token for token in tokens if not 0 <= token < self.vocab_size)
+            return InvalidRequestError(
+                f"prompt holds token id {bad}, this model's ids are 0 to {self.vocab_size - 1}", param="prompt"
+            )
+        if num_tokens + 1 > self.max_model_len:
+            return ContextLengthError(
+                f"This model's maximum context length is {self.max_model_len} tokens. However, your prompt contains "
+                f"{num_tokens} input tokens, which leaves no room for output tokens. "
+                "Please reduce the length of the input prompt."
+            )
+        # The last token is never fed back, so it needs no KV.
+        num_kv_tokens = num_tokens + self.max_output_tokens(message) - 1
+        if num_kv_tokens > self.num_usable_tokens:
+            return ContextLengthError(
+                f"prompt ({num_tokens} tokens) and max_tokens ({self.max_output_tokens(message)}) need KV cache for "
+                f"{num_kv_tokens} tokens, this server holds {self.num_usable_tokens}. Please shorten the prompt or "
+                "lower max_tokens."
+            )
+        return None
+
+    def _not_now(self, num_requests: int) -> RequestError | None:
+        if num_requests >= self.max_requests:
+            return RateLimitError(f"the queue is full: {num_requests} requests run or wait. Please retry later.")
+        return None

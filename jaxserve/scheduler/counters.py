@@ -1,0 +1,36 @@
+"""What the scheduler counts between two `EngineStats`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxserve.ipc.messages import EngineStats
+
+
+@dataclass(slots=True)
+class Counters:
+    """Increments; replaced by a fresh one when they are reported."""
+
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    num_generation_tokens: int = 0
+
+    def count_prefix(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+        """A request started: its prompt tokens were asked for, so many were there."""
+        self.prefix_cache_queries += num_prompt_tokens
+        self.prefix_cache_hits += num_cached_tokens
+
+    def stats(self, num_running: int, num_waiting: int, kv_cache_usage: float) -> EngineStats:
+        """The counts together with the gauges."""
+        return EngineStats(
+            num_running=num_running,
+            num_waiting=num_waiting,
+            kv_cache_usage=kv_cache_usage,
+            prefix_cache_queries=self.prefix_cache_queries,
+            prefix_cache_hits=self.prefix_cache_hits,
+            num_preemptions=self.num_preemptions,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_generation_tokens=self.num_generation_tokens,
+        )

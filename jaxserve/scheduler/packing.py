@@ -1,0 +1,56 @@
+"""Rows to arrays: the only place that tells decode from mixed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxserve.sampling.params import COLUMNS
+from jaxserve.scheduler.plan import Buckets, StepPlan
+from jaxserve.scheduler.request import Request
+from jaxserve.types import ProgramKind
+
+
+def pack(requests: list[Request], counts: list[int], buckets: Buckets) -> tuple[StepPlan, list[Request]]:
+    """The plan in which request i computes its next `counts[i]` tokens, and the requests in row order.
+
+    The arrays are copies: what happens to the requests later does not reach a plan under way.
+    """
+    rows = [i for i, count in enumerate(counts) if count == 1]
+    num_single = len(rows)
+    rows += [i for i, count in enumerate(counts) if count > 1]
+    ordered = [requests[i] for i in rows]
+    num_scheduled = np.array([counts[i] for i in rows], np.int32)
+    num_computed = np.array([request.num_computed_tokens for request in ordered], np.int32)
+    num_known = np.array([request.num_tokens for request in ordered], np.int32)
+    is_sampling = num_computed + num_scheduled == num_known
+
+    num_rows = len(ordered)
+    token_ids = np.empty(int(num_scheduled.sum()), np.int32)
+    block_tables = np.empty((num_rows, len(ordered[0].table.row)), np.int32)
+    sampling = np.empty((num_rows, len(COLUMNS)), np.int32)
+    num_top_logprobs = 0
+    start = 0
+    for row, request in enumerate(ordered):
+        computed, count = request.num_computed_tokens, counts[rows[row]]
+        token_ids[start : start + count] = request.tokens[computed : computed + count]
+        start += count
+        block_tables[row] = request.table.row
+        sampling[row] = request.sampling_row
+        wanted = request.sampling.num_top_logprobs
+        if wanted and wanted > num_top_logprobs and is_sampling[row]:
+            num_top_logprobs = wanted
+
+    kind: ProgramKind = "decode" if num_single == num_rows else "mixed"
+    plan = StepPlan(
+        kind=kind,
+        bucket=buckets.pick(kind, num_rows if kind == "decode" else len(token_ids)),
+        request_ids=tuple(request.request_id for request in ordered),
+        num_scheduled_tokens=num_scheduled,
+        num_computed_tokens=num_computed,
+        token_ids=token_ids,
+        block_tables=block_tables,
+        is_sampling=is_sampling,
+        sampling=sampling,
+        num_top_logprobs=num_top_logprobs,
+    )
+    return plan, ordered

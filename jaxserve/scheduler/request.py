@@ -1,0 +1,79 @@
+"""One request while the engine owns it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxserve.ipc.messages import AddRequest
+from jaxserve.kv.block_table import BlockTable
+from jaxserve.sampling.params import device_row
+from jaxserve.types import FinishReason
+
+_OUTPUT_ROOM = 128
+"""Output tokens that fit before the token buffer grows."""
+
+
+class Request:
+    """Tokens, progress and pages of one request. Changed by the scheduler only.
+
+        0 ........ num_prompt_tokens ........ num_tokens          known tokens: prompt, then output
+        0 ........ num_computed_tokens                            their KV is in the pages of `table`
+
+    It waits, runs (holds pages and a row) or is finished. Preemption sets `num_computed_tokens` back
+    to 0 and keeps the tokens.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "finish_reason",
+        "is_in_flight",
+        "max_output_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "num_tokens",
+        "rank",
+        "request_id",
+        "sampling",
+        "sampling_row",
+        "stop_token_ids",
+        "table",
+        "was_started",
+    )
+
+    def __init__(self, message: AddRequest, table: BlockTable, max_output_tokens: int, arrival: int) -> None:
+        self.request_id = message.request_id
+        self.sampling = message.sampling
+        self.stop_token_ids = frozenset(message.sampling.stop_token_ids)
+        self.sampling_row = device_row(message.sampling)
+        self.table = table
+        self.max_output_tokens = max_output_tokens
+        self.rank = (message.priority, arrival)
+        """Who goes first: the lower priority value, then the earlier arrival. Unique."""
+        self.num_prompt_tokens = len(message.prompt_token_ids)
+        self.num_tokens = self.num_prompt_tokens
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        """Prompt tokens found in the prefix cache when the request first started."""
+        self.was_started = False
+        self.is_in_flight = False
+        """A submitted step still writes to its pages."""
+        self.finish_reason: FinishReason | None = None
+        self._buffer = np.empty(self.num_tokens + min(max_output_tokens, _OUTPUT_ROOM), np.int32)
+        self._buffer[: self.num_tokens] = message.prompt_token_ids
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """All known tokens; a view that is valid until the next `append`."""
+        return self._buffer[: self.num_tokens]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.num_prompt_tokens
+
+    def append(self, token: int) -> None:
+        """One more output token."""
+        if self.num_tokens == len(self._buffer):
+            self._buffer = np.concatenate([self._buffer, np.empty_like(self._buffer)])
+        self._buffer[self.num_tokens] = token
+        self.num_tokens += 1
