@@ -1,0 +1,166 @@
+"""What the families share: the keys every config spells alike, layers that slide, and keys no family here computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jaxserve.models.config import Activation, DecoderConfig, LayerConfig
+from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._rope import MAX_POSITION, read_rope
+
+# Far above every published model.
+MAX_VOCAB_SIZE = 1 << 22
+MAX_WIDTH = 1 << 20
+MAX_LAYERS = 1024
+MAX_HEADS = 4096
+MAX_HEAD_DIM = 1024
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
+    "pretraining_tp": (1, None),
+    "partial_rotary_factor": (1.0, None),
+    "rope_interleaved": (False, None),
+    "attn_logit_softcapping": (None,),
+    "final_logit_softcapping": (None,),
+    "embedding_multiplier": (1.0, None),
+    "residual_multiplier": (1.0, None),
+    "attention_multiplier": (None,),
+    "logits_scaling": (1.0, None),
+    "logit_scale": (1.0, None),
+    "clip_qkv": (None,),
+    "num_experts": (0, None),
+    "num_local_experts": (0, None),
+    "is_encoder_decoder": (False, None),
+    "add_cross_attention": (False, None),
+}
+"""Keys that change the computation somewhere, with the only values under which the decoder is right."""
+
+
+def build(
+    keys: Keys,
+    *,
+    layers: tuple[LayerConfig, ...],
+    qkv_bias: bool = False,
+    attention_out_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+) -> DecoderConfig:
+    """The DecoderConfig of a family whose defaults `keys` already holds."""
+    _refuse_quantized(keys)
+    for key, neutral in NEUTRAL_VALUES.items():
+        keys.require(key, *neutral)
+    hidden_size = keys.integer("hidden_size", MAX_WIDTH)
+    num_heads = keys.integer("num_attention_heads", MAX_HEADS)
+    head_dim = _head_dim(keys, hidden_size, num_heads)
+    rope = read_rope(keys, head_dim)
+    return DecoderConfig(
+        vocab_size=keys.integer("vocab_size", MAX_VOCAB_SIZE),
+        hidden_size=hidden_size,
+        intermediate_size=keys.integer("intermediate_size", MAX_WIDTH),
+        num_heads=num_heads,
+        num_kv_heads=_num_kv_heads(keys, num_heads),
+        head_dim=head_dim,
+        layers=layers,
+        max_position=rope.max_position,
+        norm_eps=keys.number("rms_norm_eps"),
+        rope_theta=rope.theta,
+        rope_scaling=rope.scaling,
+        activation=_activation(keys),
+        qkv_bias=qkv_bias,
+        attention_out_bias=attention_out_bias,
+        mlp_bias=mlp_bias,
+        qk_norm=qk_norm,
+        tied_embeddings=keys.flag("tie_word_embeddings"),
+    )
+
+
+def num_layers(keys: Keys) -> int:
+    """How many layers there are."""
+    return keys.integer("num_hidden_layers", MAX_LAYERS)
+
+
+def full_layers(keys: Keys) -> tuple[LayerConfig, ...]:
+    """Every layer sees all that came before; a config that says otherwise is refused."""
+    keys.require("sliding_window", None)
+    layers = (LayerConfig(),) * num_layers(keys)
+    layer_types(keys, None, (False,) * len(layers))
+    return layers
+
+
+def qwen_layers(keys: Keys) -> tuple[LayerConfig, ...]:
+    """With `use_sliding_window` the layers from `max_window_layers` on slide, unless `layer_types` names them."""
+    count = num_layers(keys)
+    window = optional_window(keys)
+    first = count if window is None else keys.integer("max_window_layers", MAX_LAYERS, low=0)
+    slides = layer_types(keys, window, tuple(index >= first for index in range(count)))
+    return tuple(LayerConfig(window if is_sliding else None) for is_sliding in slides)
+
+
+def optional_window(keys: Keys) -> int | None:
+    """`sliding_window`, counting the query itself, where `use_sliding_window` turns it on."""
+    return read_window(keys) if keys.flag("use_sliding_window") else None
+
+
+def read_window(keys: Keys) -> int | None:
+    """`sliding_window`, counting the query itself; null is none."""
+    return None if keys.get("sliding_window") is None else keys.integer("sliding_window", MAX_POSITION)
+
+
+def layer_types(keys: Keys, window: int | None, default: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Which layers slide: as `layer_types` spells them, else `default`."""
+    names = keys.get("layer_types")
+    if names is None:
+        return default
+    if not isinstance(names, list) or len(names) != len(default):
+        raise keys.refusal("layer_types", f"a list with one entry for each of the {len(default)} layers")
+    known = ("full_attention",) if window is None else ("full_attention", "sliding_attention")
+    if any(name not in known for name in names):
+        because = " (no sliding window is set)" if window is None else ""
+        raise keys.refusal("layer_types", f"{' and '.join(known)} only{because}")
+    return tuple(name == "sliding_attention" for name in names)
+
+
+def _num_kv_heads(keys: Keys, num_heads: int) -> int:
+    if "num_key_value_heads" in keys.table and keys.get("num_key_value_heads") is None:
+        return num_heads
+    num_kv_heads = keys.integer("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise keys.refusal("num_key_value_heads", f"a divisor of num_attention_heads ({num_heads})")
+    return num_kv_heads
+
+
+def _head_dim(keys: Keys, hidden_size: int, num_heads: int) -> int:
+    even = f"an even number from 2 to {MAX_HEAD_DIM}"
+    if keys.get("head_dim") is not None:
+        head_dim = keys.integer("head_dim", MAX_HEAD_DIM, low=2)
+        if head_dim % 2:
+            raise keys.refusal("head_dim", even)
+        return head_dim
+    head_dim, rest = divmod(hidden_size, num_heads)
+    if rest or head_dim % 2 or not 2 <= head_dim <= MAX_HEAD_DIM:
+        raise keys.refusal("hidden_size", f"num_attention_heads ({num_heads}) times a head_dim that is {even}")
+    return head_dim
+
+
+def _activation(keys: Keys) -> Activation:
+    name = keys.get("hidden_act")
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise keys.refusal("hidden_act", ", ".join(ACTIVATIONS))
+    return ACTIVATIONS[name]
+
+
+def _refuse_quantized(keys: Keys) -> None:
+    found = keys.get("quantization_config")
+    if found is None:
+        return
+    method = Keys(found, "quantization_config.") if isinstance(found, dict) else keys
+    key = "quant_method" if isinstance(found, dict) else "quantization_config"
+    raise method.refusal(key, "a checkpoint in f32, f16 or bf16 without quantization_config, or a GGUF file")

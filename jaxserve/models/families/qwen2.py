@@ -1,0 +1,31 @@
+"""Qwen2 and Qwen2.5."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxserve.models.config import DecoderConfig
+from jaxserve.models.families._common import build, qwen_layers
+from jaxserve.models.families._keys import Keys
+
+ARCHITECTURES = ("Qwen2ForCausalLM",)
+
+DEFAULTS: Mapping[str, Any] = {
+    "num_key_value_heads": 32,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "tie_word_embeddings": False,
+}
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """Llama with a bias on q, k and v (always) and none on the output projection."""
+    keys = Keys({**DEFAULTS, **hf})
+    keys.require("attention_bias", True, None)
+    keys.require("mlp_bias", False, None)
+    return build(keys, layers=qwen_layers(keys), qkv_bias=True)

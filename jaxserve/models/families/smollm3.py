@@ -1,0 +1,56 @@
+"""SmolLM3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxserve.models.config import DecoderConfig, LayerConfig
+from jaxserve.models.families._common import MAX_LAYERS, build, layer_types, num_layers, optional_window
+from jaxserve.models.families._keys import Keys
+
+ARCHITECTURES = ("SmolLM3ForCausalLM",)
+
+DEFAULTS: Mapping[str, Any] = {
+    "num_key_value_heads": 4,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 2_000_000.0,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "no_rope_layer_interval": 4,
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+}
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """Llama whose every fourth layer has no positions; with `use_sliding_window` it is those layers that slide."""
+    keys = Keys({**DEFAULTS, **hf})
+    rope = _rope_layers(keys)
+    window = optional_window(keys)
+    slides = layer_types(keys, window, tuple(window is not None and not use_rope for use_rope in rope))
+    has_attention_bias = keys.flag("attention_bias")
+    return build(
+        keys,
+        layers=tuple(
+            LayerConfig(window if is_sliding else None, use_rope)
+            for is_sliding, use_rope in zip(slides, rope, strict=True)
+        ),
+        qkv_bias=has_attention_bias,
+        attention_out_bias=has_attention_bias,
+        mlp_bias=keys.flag("mlp_bias"),
+    )
+
+
+def _rope_layers(keys: Keys) -> tuple[bool, ...]:
+    """`no_rope_layers`, against its name, holds 1 where a layer rotates and 0 where it does not."""
+    count = num_layers(keys)
+    marks = keys.get("no_rope_layers")
+    if marks is None:
+        interval = keys.integer("no_rope_layer_interval", MAX_LAYERS)
+        return tuple((index + 1) % interval != 0 for index in range(count))
+    if not isinstance(marks, list) or len(marks) < count or any(mark not in (0, 1) for mark in marks):
+        raise keys.refusal("no_rope_layers", f"a list of 0 and 1 with an entry for each of the {count} layers")
+    return tuple(bool(mark) for mark in marks[:count])

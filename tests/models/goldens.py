@@ -1,0 +1,91 @@
+"""The committed references: what transformers computed with the checkpoints of `data/` and with SmolLM2.
+
+`tests/tools/` holds the scripts that write them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+DATA = Path(__file__).parent / "data"
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenCheckpoint:
+    """A tiny Hugging Face directory and its reference, in float32 from exactly the stored weights."""
+
+    name: str
+    path: Path
+    prompt_ids: np.ndarray
+    """int32 (T)"""
+    logits: np.ndarray
+    """float32 (8, V): of the last 8 prompt positions."""
+    output_ids: np.ndarray
+    """int32 (64): greedy after the prompt, not stopping at end tokens."""
+    gaps: np.ndarray
+    """float32 (64): between the two best logits at each output."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmolLM2Golden:
+    """A prompt for SmolLM2-135M-Instruct (Q4_1, dequantised to float32) and 64 greedy tokens."""
+
+    name: str
+    text: str | None
+    """A plain prompt, or None where `messages` are the prompt."""
+    messages: tuple[dict[str, str], ...]
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    """Not stopping at end tokens."""
+    gaps: tuple[float, ...]
+    """Between the two best logits at each output."""
+    output_text: str
+    """`output_ids` decoded, control tokens included."""
+
+
+def golden_checkpoints() -> list[GoldenCheckpoint]:
+    """Every tiny checkpoint, by name."""
+    return [golden_checkpoint(path.parent.name) for path in sorted(DATA.glob("*/golden.npz"))]
+
+
+def golden_checkpoint(name: str) -> GoldenCheckpoint:
+    """One tiny checkpoint."""
+    path = DATA / name
+    with np.load(path / "golden.npz", allow_pickle=False) as arrays:
+        return GoldenCheckpoint(
+            name, path, arrays["prompt_ids"], arrays["logits"], arrays["output_ids"], arrays["gaps"]
+        )
+
+
+def smollm2_goldens() -> list[SmolLM2Golden]:
+    """The twenty prompts, in file order."""
+    entries = json.loads((DATA / "smollm2" / "golden.json").read_text(encoding="utf-8"))
+    return [
+        SmolLM2Golden(
+            name=entry["name"],
+            text=entry.get("text"),
+            messages=tuple(entry.get("messages", ())),
+            prompt_ids=tuple(entry["prompt_ids"]),
+            output_ids=tuple(entry["output_ids"]),
+            gaps=tuple(entry["gaps"]),
+            output_text=entry["output_text"],
+        )
+        for entry in entries
+    ]
+
+
+def rope_goldens() -> dict[str, dict[str, Any]]:
+    """By case: `config` (a Llama config.json without `architectures`), `inv_freq` (H / 2), `attention_factor`."""
+    found: dict[str, dict[str, Any]] = json.loads((DATA / "rope.json").read_text())
+    return found
+
+
+def config_goldens() -> dict[str, dict[str, Any]]:
+    """`layers` by case (`config`, `windows`, `use_rope`) and `defaults` by architecture."""
+    found: dict[str, dict[str, Any]] = json.loads((DATA / "configs.json").read_text())
+    return found

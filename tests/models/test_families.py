@@ -1,0 +1,193 @@
+"""Configs as published and as transformers reads them become the right DecoderConfig."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from jaxserve.models.config import DecoderConfig, LayerConfig, RopeScaling
+from jaxserve.models.registry import architectures, decoder_config
+from tests.models.goldens import config_goldens, golden_checkpoints, rope_goldens
+
+PLAIN: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+}
+PLAIN_DECODER = DecoderConfig(
+    vocab_size=256,
+    hidden_size=64,
+    intermediate_size=96,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    layers=(LayerConfig(), LayerConfig()),
+    max_position=512,
+    norm_eps=1e-5,
+    rope_theta=10_000.0,
+)
+
+
+def of(architecture: str, **keys: Any) -> dict[str, Any]:
+    return {**PLAIN, "architectures": [f"{architecture}ForCausalLM"], **keys}
+
+
+def test_llama_2_keys_are_all_read() -> None:
+    hf = of("Llama", num_key_value_heads=4, rope_theta=1e5, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2)
+    assert decoder_config(hf) == replace(
+        PLAIN_DECODER, num_kv_heads=4, rope_theta=1e5, tied_embeddings=True, bos_token_id=1, eos_token_ids=(2,)
+    )
+
+
+def test_llama_without_kv_heads_has_one_for_each_query_head() -> None:
+    hf = of("Llama")
+    del hf["num_key_value_heads"]
+    assert decoder_config(hf).num_kv_heads == 4
+    assert decoder_config(of("Llama", num_key_value_heads=None)).num_kv_heads == 4
+
+
+def test_llama_attention_bias_is_on_the_output_projection_too() -> None:
+    config = decoder_config(of("Llama", attention_bias=True, mlp_bias=True))
+    assert config == replace(PLAIN_DECODER, qkv_bias=True, attention_out_bias=True, mlp_bias=True)
+
+
+def test_head_dim_may_differ_from_width_over_heads() -> None:
+    assert decoder_config(of("Llama", head_dim=32)).head_dim == 32
+    assert decoder_config(of("Llama", head_dim=None)).head_dim == 16
+
+
+def test_mistral_window_holds_in_every_layer_and_null_is_none() -> None:
+    assert decoder_config(of("Mistral")).layers == (LayerConfig(4096),) * 2
+    assert decoder_config(of("Mistral", sliding_window=8)).layers == (LayerConfig(8),) * 2
+    assert decoder_config(of("Mistral", sliding_window=None)) == PLAIN_DECODER
+
+
+def test_qwen2_has_a_bias_on_q_k_and_v_only() -> None:
+    assert decoder_config(of("Qwen2")) == replace(PLAIN_DECODER, qkv_bias=True)
+
+
+def test_qwen3_norms_query_and_key_heads_of_128() -> None:
+    assert decoder_config(of("Qwen3")) == replace(PLAIN_DECODER, qk_norm=True, head_dim=128)
+
+
+def test_qwen_window_counts_only_when_switched_on() -> None:
+    window = {"sliding_window": 8, "max_window_layers": 1}
+    assert decoder_config(of("Qwen3", **window)).layers == (LayerConfig(), LayerConfig())
+    assert decoder_config(of("Qwen3", use_sliding_window=True, **window)).layers == (LayerConfig(), LayerConfig(8))
+    null = {"sliding_window": None, "max_window_layers": 0}
+    assert decoder_config(of("Qwen2", use_sliding_window=True, **null)).layers == (LayerConfig(), LayerConfig())
+
+
+def test_smollm3_takes_positions_out_of_every_fourth_layer_and_ties_the_head() -> None:
+    config = decoder_config(of("SmolLM3", num_hidden_layers=5))
+    assert [layer.use_rope for layer in config.layers] == [True, True, True, False, True]
+    assert config.tied_embeddings
+    assert config.rope_theta == 2_000_000.0
+
+
+@pytest.mark.parametrize("name", sorted(config_goldens()["layers"]))
+def test_layers_slide_and_rotate_as_in_transformers(name: str) -> None:
+    case = config_goldens()["layers"][name]
+    layers = decoder_config(case["config"]).layers
+    assert [layer.sliding_window for layer in layers] == case["windows"]
+    assert [layer.use_rope for layer in layers] == case["use_rope"]
+
+
+@pytest.mark.parametrize("architecture", sorted(architectures()))
+def test_defaults_of_absent_keys_are_those_of_transformers(architecture: str) -> None:
+    family = import_module(architectures()[architecture].__module__)
+    theirs = config_goldens()["defaults"][architecture]
+    assert {key: theirs[key] for key in family.DEFAULTS} == family.DEFAULTS
+    assert set(theirs) - set(family.DEFAULTS) <= {"head_dim"}
+
+
+@pytest.mark.parametrize("name", sorted(rope_goldens()))
+def test_rope_scaling_is_read_in_every_spelling(name: str) -> None:
+    case = rope_goldens()[name]
+    config = decoder_config({"architectures": ["LlamaForCausalLM"], **case["config"]})
+    table = case["config"].get("rope_scaling") or case["config"].get("rope_parameters") or {}
+    kind = table.get("rope_type", table.get("type", "default"))
+    assert (config.rope_scaling.kind if config.rope_scaling else "default") == kind
+    assert config.rope_theta == table.get("rope_theta", case["config"].get("rope_theta"))
+    if config.rope_scaling and config.rope_scaling.kind == "yarn":
+        assert config.rope_scaling.attention_factor == pytest.approx(case["attention_factor"], rel=1e-12)
+
+
+def test_llama_3_scaling_fields_are_kept() -> None:
+    table = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    table["original_max_position_embeddings"] = 128
+    expected = RopeScaling("llama3", 8.0, original_max_position=128, low_freq_factor=1.0, high_freq_factor=4.0)
+    assert decoder_config(of("Llama", rope_scaling=table)).rope_scaling == expected
+    assert decoder_config(of("Llama", rope_parameters={**table, "rope_theta": 5e5})).rope_theta == 5e5
+
+
+def test_yarn_defaults_are_resolved_and_the_context_stretched() -> None:
+    table = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    config = decoder_config(of("Qwen2", rope_scaling=table))
+    assert config.max_position == 2048
+    assert config.rope_scaling == RopeScaling(
+        "yarn",
+        4.0,
+        original_max_position=512,
+        beta_fast=32.0,
+        beta_slow=1.0,
+        attention_factor=0.1 * math.log(4.0) + 1.0,
+    )
+
+
+def test_yarn_factor_and_original_length_follow_from_the_outer_keys() -> None:
+    table = {"rope_type": "yarn", "factor": None}
+    scaling = decoder_config(of("Llama", original_max_position_embeddings=128, rope_scaling=table)).rope_scaling
+    assert scaling is not None
+    assert (scaling.factor, scaling.original_max_position) == (4.0, 128)
+
+
+def test_dynamic_scaling_stretches_the_declared_length() -> None:
+    config = decoder_config(of("Llama", rope_scaling={"type": "dynamic", "factor": 2.0}))
+    assert config.max_position == 1024
+    assert config.rope_scaling == RopeScaling("dynamic", 2.0, original_max_position=512)
+
+
+def test_linear_scaling_keeps_the_declared_length() -> None:
+    config = decoder_config(of("Llama", rope_scaling={"type": "linear", "factor": 4}))
+    assert (config.max_position, config.rope_scaling) == (512, RopeScaling("linear", 4.0))
+
+
+@pytest.mark.parametrize("table", [None, {}, {"rope_type": "default"}, {"type": "default"}])
+def test_no_scaling_is_none(table: dict[str, Any] | None) -> None:
+    assert decoder_config(of("Llama", rope_scaling=table)).rope_scaling is None
+
+
+@pytest.mark.parametrize(
+    ("name", "activation"),
+    [("silu", "silu"), ("gelu", "gelu"), ("gelu_new", "gelu_tanh"), ("gelu_pytorch_tanh", "gelu_tanh")],
+)
+def test_activations_are_mapped(name: str, activation: str) -> None:
+    assert decoder_config(of("Llama", hidden_act=name)).activation == activation
+
+
+def test_every_architecture_has_a_tiny_checkpoint() -> None:
+    claimed = {
+        json.loads((golden.path / "config.json").read_text())["architectures"][0] for golden in golden_checkpoints()
+    }
+    assert claimed == set(architectures())
+
+
+@pytest.mark.parametrize("golden", golden_checkpoints(), ids=lambda golden: golden.name)
+def test_tiny_checkpoints_are_read_whole(golden: Any) -> None:
+    hf = json.loads((golden.path / "config.json").read_text())
+    config = decoder_config(hf, json.loads((golden.path / "generation_config.json").read_text()))
+    assert config.num_layers == hf["num_hidden_layers"]
+    assert golden.logits.shape == (8, config.vocab_size)
+    assert 2 in config.eos_token_ids

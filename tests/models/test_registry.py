@@ -1,0 +1,178 @@
+"""The registry finds the family, reads the end tokens, and refuses what the decoder does not compute, in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jaxserve
+from jaxserve.errors import CheckpointError
+from jaxserve.models.registry import architectures, decoder_config
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+YARN = {"rope_type": "yarn", "factor": 2.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+def of(architecture: str, keys: dict[str, Any]) -> dict[str, Any]:
+    return {**LLAMA, "architectures": [f"{architecture}ForCausalLM"], **keys}
+
+
+def refusal(hf: dict[str, Any]) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        decoder_config(hf)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_every_family_file_is_found() -> None:
+    assert sorted(architectures()) == [
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+        "SmolLM3ForCausalLM",
+    ]
+
+
+def test_unknown_architecture_is_refused_with_the_supported_ones() -> None:
+    message = refusal({**LLAMA, "architectures": ["GPT2LMHeadModel"]})
+    assert "GPT2LMHeadModel" in message
+    assert all(name in message for name in architectures())
+
+
+@pytest.mark.parametrize("value", [None, [], "LlamaForCausalLM", [3]])
+def test_missing_architecture_is_refused(value: object) -> None:
+    assert "architectures is" in refusal({**LLAMA, "architectures": value})
+
+
+@pytest.mark.parametrize("key", [key for key in LLAMA if key not in ("architectures", "num_key_value_heads")])
+def test_missing_key_is_named(key: str) -> None:
+    hf = {name: value for name, value in LLAMA.items() if name != key}
+    assert f"the key {key} is missing" in refusal(hf)
+
+
+@pytest.mark.parametrize("key", [key for key in LLAMA if key != "architectures"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, "8", True, 1 << 60, [4], float("nan")])
+def test_absurd_size_is_refused_naming_key_and_limit(key: str, value: object) -> None:
+    message = refusal({**LLAMA, key: value})
+    assert f"model config: {key} is " in message
+    assert "an integer from 1 to" in message
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "expected"),
+    [
+        ("Llama", {"hidden_act": "relu"}, "hidden_act is 'relu'; supported: silu,"),
+        ("Llama", {"hidden_act": None}, "hidden_act is null"),
+        ("Llama", {"rms_norm_eps": 0}, "rms_norm_eps is 0"),
+        ("Llama", {"rms_norm_eps": float("inf")}, "rms_norm_eps is inf"),
+        ("Llama", {"rope_theta": 0.5}, "rope_theta is 0.5"),
+        ("Llama", {"rope_theta": None}, "rope_theta is null"),
+        ("Llama", {"attention_bias": "yes"}, "attention_bias is 'yes'; supported: true or false"),
+        ("Llama", {"tie_word_embeddings": None}, "tie_word_embeddings is null; supported: true or false"),
+        ("Llama", {"pretraining_tp": 2}, "pretraining_tp is 2; supported: 1 or null"),
+        ("Llama", {"sliding_window": 4096}, "sliding_window is 4096; supported: null"),
+        ("Llama", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is ["),
+        ("Llama", {"layer_types": ["full_attention"]}, "one entry for each of the 2 layers"),
+        ("Llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; supported: 1.0"),
+        ("Llama", {"rope_interleaved": True}, "rope_interleaved is true; supported: false"),
+        ("Llama", {"logits_scaling": 8.0}, "logits_scaling is 8.0"),
+        ("Llama", {"num_experts": 8}, "num_experts is 8"),
+        (
+            "Llama",
+            {"num_key_value_heads": 3},
+            "num_key_value_heads is 3; supported: a divisor of num_attention_heads (4)",
+        ),
+        ("Llama", {"hidden_size": 66}, "hidden_size is 66; supported: num_attention_heads (4) times"),
+        ("Llama", {"head_dim": 15}, "head_dim is 15; supported: an even number"),
+        ("Llama", {"head_dim": 4096}, "head_dim is 4096"),
+        ("Llama", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config.quant_method is 'gptq'"),
+        ("Llama", {"quantization_config": "fp8"}, "quantization_config is 'fp8'; supported: a checkpoint in f32"),
+        ("Mistral", {"attention_bias": True}, "attention_bias is true; supported: false"),
+        ("Mistral", {"sliding_window": 0}, "sliding_window is 0; supported: an integer from 1"),
+        ("Mistral", {"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention in every layer"),
+        ("Mistral", {"sliding_window": None, "layer_types": ["sliding_attention"] * 2}, "no sliding window is set"),
+        ("Qwen2", {"attention_bias": False}, "attention_bias is false; supported: true"),
+        ("Qwen2", {"mlp_bias": True}, "mlp_bias is true"),
+        ("Qwen2", {"layer_types": ["sliding_attention"] * 2}, "no sliding window is set"),
+        ("Qwen2", {"use_sliding_window": 1}, "use_sliding_window is 1; supported: true or false"),
+        ("Qwen2", {"use_sliding_window": True, "max_window_layers": -1}, "max_window_layers is -1"),
+        ("Qwen3", {"layer_types": ["full_attention", "chunked_attention"]}, "layer_types is"),
+        ("SmolLM3", {"no_rope_layers": [1]}, "no_rope_layers is [1]; supported: a list of 0 and 1"),
+        ("SmolLM3", {"no_rope_layers": [1, 2]}, "no_rope_layers is [1, 2]"),
+        ("SmolLM3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval is 0"),
+    ],
+)
+def test_value_that_changes_the_computation_is_refused(architecture: str, keys: dict[str, Any], expected: str) -> None:
+    assert expected in refusal(of(architecture, keys))
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ({"type": "longrope", "factor": 2.0}, "rope_scaling.type is 'longrope'; supported: default, linear, dynamic"),
+        ({"rope_type": "mrope"}, "rope_scaling.rope_type is 'mrope'"),
+        ({"rope_type": "linear"}, "the key rope_scaling.factor is missing"),
+        ({"rope_type": "linear", "factor": 0.5}, "rope_scaling.factor is 0.5"),
+        ({"rope_type": "linear", "factor": float("nan")}, "rope_scaling.factor is nan"),
+        (
+            {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5},
+            "rope_scaling.partial_rotary_factor is 0.5",
+        ),
+        ({"rope_type": "llama3", "factor": 2.0}, "the key rope_scaling.low_freq_factor is missing"),
+        ({**LLAMA3, "high_freq_factor": 1.0}, "rope_scaling.high_freq_factor is 1.0; supported: a number above"),
+        ({**LLAMA3, "original_max_position_embeddings": 0}, "rope_scaling.original_max_position_embeddings is 0"),
+        ({**YARN, "truncate": False}, "rope_scaling.truncate is false; supported: true"),
+        ({**YARN, "attention_factor": -1.0}, "rope_scaling.attention_factor is -1.0"),
+        ({**YARN, "beta_fast": "fast"}, "rope_scaling.beta_fast is 'fast'"),
+        ({"full_attention": {"rope_type": "default"}}, "supported: one flat table for all layers"),
+        ("yarn", "rope_scaling is 'yarn'; supported: one flat table"),
+    ],
+)
+def test_rope_scaling_that_is_not_computed_is_refused(table: object, expected: str) -> None:
+    assert expected in refusal({**LLAMA, "rope_scaling": table})
+
+
+def test_refusal_shows_only_the_beginning_of_a_long_value() -> None:
+    assert len(refusal({**LLAMA, "hidden_act": "x" * 100_000})) < 300
+    assert len(refusal({**LLAMA, "architectures": ["x" * 100_000]})) < 300
+
+
+def test_end_tokens_are_the_union_of_both_files() -> None:
+    hf = {**LLAMA, "eos_token_id": 2}
+    assert decoder_config(hf).eos_token_ids == (2,)
+    assert decoder_config(hf, {"eos_token_id": [7, 2]}).eos_token_ids == (7, 2)
+    assert decoder_config(hf, {"eos_token_id": None}).eos_token_ids == (2,)
+    assert decoder_config(LLAMA).eos_token_ids == ()
+
+
+@pytest.mark.parametrize("value", [256, -1, "2", [2, 300], 2.0])
+def test_end_token_outside_the_vocabulary_is_refused(value: object) -> None:
+    assert "eos_token_id is " in refusal({**LLAMA, "eos_token_id": value})
+
+
+def test_reading_a_config_leaves_it_as_it_was() -> None:
+    hf = {**LLAMA, "rope_scaling": dict(YARN)}
+    before = repr(hf)
+    decoder_config(hf)
+    assert repr(hf) == before
+
+
+def test_registry_does_not_import_jax() -> None:
+    code = "import sys, jaxserve.models.registry as r; r.architectures(); sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(jaxserve.__file__).parents[1])
