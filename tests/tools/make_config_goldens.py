@@ -1,0 +1,159 @@
+"""Write tests/models/data/rope.json and configs.json: what transformers makes of a config.
+
+Run from the repository root where torch and transformers are installed: python tests/tools/make_config_goldens.py
+
+rope.json, by name of the case: the keys of a Llama config, `inv_freq` (H / 2 numbers) and the factor on cos and sin;
+dynamic is taken at the longest context (factor * declared length), where its base is fixed once and for all.
+configs.json: `layers`, by name of the case: a config.json and, layer by layer, the window and whether the layer
+rotates; `defaults`, by architecture: what absent keys mean.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+DATA = Path(__file__).parents[1] / "models" / "data"
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32768}
+SIZES = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+
+ROPE_CASES: dict[str, dict[str, Any]] = {
+    "default": {"rope_theta": 10000.0, "head_dim": 64, "max_position_embeddings": 4096},
+    "default_theta_inside": {"head_dim": 128, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    "linear": {"rope_theta": 1e5, "head_dim": 128, "rope_scaling": {"type": "linear", "factor": 4.0}},
+    "dynamic": {"rope_theta": 1e4, "head_dim": 64, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+    "llama3_8b": {"rope_theta": 5e5, "head_dim": 128, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+    "llama3_1b": {"rope_theta": 5e5, "head_dim": 64, "rope_scaling": {"rope_type": "llama3", **LLAMA3, "factor": 32.0}},
+    "llama3_new_spelling": {
+        "head_dim": 64,
+        "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3},
+    },
+    "yarn_qwen": {"rope_theta": 1e6, "head_dim": 128, "rope_scaling": {"type": "yarn", **YARN}},
+    "yarn_small_head": {"rope_theta": 1e4, "head_dim": 16, "rope_scaling": {"rope_type": "yarn", **YARN}},
+    "yarn_betas": {
+        "rope_theta": 1e4,
+        "head_dim": 64,
+        "rope_scaling": {"rope_type": "yarn", **YARN, "factor": 16.0, "beta_fast": 24.0, "beta_slow": 2.0},
+    },
+    "yarn_attention_factor": {
+        "rope_theta": 1e4,
+        "head_dim": 64,
+        "rope_scaling": {"rope_type": "yarn", **YARN, "attention_factor": 1.25},
+    },
+    "yarn_mscale": {
+        "rope_theta": 1e4,
+        "head_dim": 64,
+        "rope_scaling": {"rope_type": "yarn", **YARN, "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.5},
+    },
+    "yarn_null_factor": {
+        "rope_theta": 1e4,
+        "head_dim": 64,
+        "rope_scaling": {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 16384},
+    },
+    "yarn_outer_original_length": {
+        "rope_theta": 1e4,
+        "head_dim": 64,
+        "original_max_position_embeddings": 8192,
+        "rope_scaling": {"rope_type": "yarn", **YARN},
+    },
+}
+
+LAYER_CASES: dict[str, dict[str, Any]] = {
+    "mistral_default_window": {"architectures": ["MistralForCausalLM"]},
+    "mistral_null_window": {"architectures": ["MistralForCausalLM"], "sliding_window": None},
+    "mistral_small_window": {"architectures": ["MistralForCausalLM"], "sliding_window": 16},
+    "qwen2_off": {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 16, "max_window_layers": 2},
+    "qwen2_on": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "max_window_layers": 3,
+    },
+    "qwen2_on_default_start": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "use_sliding_window": True,
+        "num_hidden_layers": 30,
+    },
+    "qwen3_layer_types": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "max_window_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+    },
+    "smollm3_default": {"architectures": ["SmolLM3ForCausalLM"]},
+    "smollm3_interval": {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layer_interval": 3},
+    "smollm3_explicit": {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0, 0, 1, 1, 0, 1]},
+    "smollm3_window": {"architectures": ["SmolLM3ForCausalLM"], "use_sliding_window": True, "sliding_window": 16},
+    "llama": {"architectures": ["LlamaForCausalLM"]},
+}
+
+DEFAULTED_KEYS = ("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias")
+DEFAULTED_KEYS += ("sliding_window", "use_sliding_window", "max_window_layers", "no_rope_layer_interval")
+DEFAULTED_KEYS += ("tie_word_embeddings",)
+
+
+def rope_case(keys: dict[str, Any]) -> dict[str, Any]:
+    """One rope case: the config.json keys, inv_freq (H / 2 numbers) and the factor on cos and sin."""
+    hf = {**SIZES, "num_hidden_layers": 2, "max_position_embeddings": 131072, **keys}
+    config = transformers.LlamaConfig(**json.loads(json.dumps(hf)))
+    kind = config.rope_parameters["rope_type"]
+    if kind == "default":
+        inv_freq, factor = LlamaRotaryEmbedding.compute_default_rope_parameters(config)
+    else:
+        longest = int(config.rope_parameters["factor"] * hf["max_position_embeddings"]) if kind == "dynamic" else None
+        inv_freq, factor = ROPE_INIT_FUNCTIONS[kind](config, seq_len=longest)
+    return {"config": hf, "inv_freq": [float(x) for x in inv_freq.tolist()], "attention_factor": float(factor)}
+
+
+def layer_case(keys: dict[str, Any]) -> dict[str, Any]:
+    """One layers case: the window of each layer (null: none) and whether it rotates."""
+    hf = {**SIZES, "num_hidden_layers": 6, "num_key_value_heads": 4, "max_position_embeddings": 8192, **keys}
+    config = _config_class(hf["architectures"][0])(
+        **{key: value for key, value in hf.items() if key != "architectures"}
+    )
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        window = getattr(config, "sliding_window", None)
+        windows = [window] * config.num_hidden_layers
+    else:
+        windows = [config.sliding_window if name == "sliding_attention" else None for name in types]
+    marks = getattr(config, "no_rope_layers", None) or [1] * config.num_hidden_layers
+    return {"config": hf, "windows": windows, "use_rope": [bool(m) for m in marks[: config.num_hidden_layers]]}
+
+
+def defaults(architecture: str) -> dict[str, Any]:
+    """What the config class takes for the keys a config.json may leave out. head_dim: null is hidden_size / heads."""
+    config_class = _config_class(architecture)
+    found = {key: getattr(config_class, key) for key in DEFAULTED_KEYS if hasattr(config_class, key)}
+    return found | {"rope_theta": config_class.default_theta}
+
+
+def _config_class(architecture: str) -> type[transformers.PreTrainedConfig]:
+    found: type[transformers.PreTrainedConfig] = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
+    return found
+
+
+def write(path: Path, golden: dict[str, Any]) -> None:
+    """JSON with one entry a line, so that a change shows as one line."""
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in golden.items()]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def main() -> None:
+    """Write both files."""
+    architectures = sorted({case["architectures"][0] for case in LAYER_CASES.values()})
+    write(DATA / "rope.json", {name: rope_case(keys) for name, keys in ROPE_CASES.items()})
+    layers = {name: layer_case(keys) for name, keys in LAYER_CASES.items()}
+    write(DATA / "configs.json", {"layers": layers, "defaults": {name: defaults(name) for name in architectures}})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Write the tiny checkpoints of tests/models/data and what transformers computes with them.
+
+Run from the repository root where torch and transformers are installed: python tests/tools/make_goldens.py [NAME ...]
+A folder holds what a published model holds (config.json, generation_config.json, tokenizer.json,
+tokenizer_config.json, safetensors) and golden.npz, computed by transformers in float32 with eager attention from
+exactly those files:
+    prompt_ids (T) int32, logits (8, V) float32 of the last 8 prompt positions,
+    output_ids (64) int32, greedy and not stopping at end tokens, gaps (64) float32 between the two best logits.
+Seeds are tried in order until the greedy text is varied, no two best logits come close, every control (a change of
+config that a faulty decoder would amount to) moves the logits, and float64 does not: what is left between two correct
+float32 decoders is far below the 1e-4 that tests allow.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+import transformers
+from safetensors.torch import save_file
+from tiny_checkpoints import BOS, EOS, TINY_CHECKPOINTS, VOCAB_SIZE, TinyCheckpoint
+
+DATA = Path(__file__).parents[1] / "models" / "data"
+NUM_PROMPT, NUM_LOGITS, NUM_TOKENS = 40, 8, 64
+MIN_DISTINCT, MIN_GAP, MIN_CONTROL, MAX_NOISE = 24, 2e-3, 0.05, 8e-6
+LOGIT_STD = 2.0
+
+CORPUS = (
+    "The quick brown fox jumps over the lazy dog. A server answers many requests at once; each request is a list of "
+    "tokens, and each token is a piece of a word. Hello world! How are you today? I am fine, thank you. One, two, "
+    "three, four, five. The answer to the question is in the text that the reader has read before the end."
+)
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
+    """Weights under which heads attend unevenly, layers outweigh the embedding and logits spread by about 2."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        if "norm" in name:
+            value = 1 + 0.2 * noise
+        elif name.endswith("bias"):
+            value = 0.3 * noise
+        elif "embed_tokens" in name or "lm_head" in name:
+            value = noise * LOGIT_STD / model.config.hidden_size**0.5
+        elif "q_proj" in name or "k_proj" in name:
+            value = noise * 1.2 / weight.shape[1] ** 0.5
+        else:
+            value = noise * 1.5 / weight.shape[1] ** 0.5
+        weight.data.copy_(value)
+
+
+def save_weights(model: transformers.PreTrainedModel, tiny: TinyCheckpoint, folder: Path) -> None:
+    """One file, or shards with an index; a tied head is left out, as in published checkpoints."""
+    dtype = getattr(torch, tiny.dtype)
+    state = {name: weight.detach().to(dtype).contiguous() for name, weight in model.named_parameters()}
+    if tiny.num_shards == 1:
+        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    names = sorted(state)
+    weight_map = {}
+    for shard in range(tiny.num_shards):
+        file = f"model-{shard + 1:05}-of-{tiny.num_shards:05}.safetensors"
+        held = names[shard :: tiny.num_shards]
+        save_file({name: state[name] for name in held}, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(held, file)
+    total = sum(weight.numel() * weight.element_size() for weight in state.values())
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
+
+
+def save_tokenizer(folder: Path) -> None:
+    """A byte-level BPE of VOCAB_SIZE tokens with the three control tokens of the chat template."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        min_frequency=1,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([CORPUS], trainer)
+    assert tokenizer.get_vocab_size() == VOCAB_SIZE
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
+    config |= {"add_bos_token": False, "clean_up_tokenization_spaces": False, "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> transformers.PreTrainedModel:
+    """The folder in transformers with changes to its config."""
+    hf = json.loads((folder / "config.json").read_text()) | changes
+    config_class = type(transformers.AutoConfig.for_model(hf["model_type"]))
+    config = config_class(**{key: value for key, value in hf.items() if value is not None or key == "sliding_window"})
+    model = getattr(transformers, hf["architectures"][0]).from_pretrained(
+        folder, config=config, dtype=dtype, attn_implementation="eager"
+    )
+    return model.eval()
+
+
+@torch.no_grad()
+def last_logits(model: transformers.PreTrainedModel, prompt_ids: list[int]) -> torch.Tensor:
+    """(8, V) of the last prompt positions."""
+    return model(torch.tensor([prompt_ids])).logits[0, -NUM_LOGITS:]
+
+
+def golden(folder: Path, prompt_ids: list[int]) -> dict[str, np.ndarray]:
+    """The arrays of golden.npz."""
+    model = load(folder)
+    out = model.generate(
+        torch.tensor([prompt_ids]),
+        attention_mask=torch.ones(1, len(prompt_ids), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=NUM_TOKENS,
+        eos_token_id=None,
+        pad_token_id=None,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    best_two = torch.topk(torch.cat(out.logits), 2).values
+    return {
+        "prompt_ids": np.asarray(prompt_ids, np.int32),
+        "logits": last_logits(model, prompt_ids).numpy(),
+        "output_ids": out.sequences[0, len(prompt_ids) :].numpy().astype(np.int32),
+        "gaps": (best_two[:, 0] - best_two[:, 1]).numpy(),
+    }
+
+
+def make(name: str, tiny: TinyCheckpoint) -> None:
+    """Write one folder."""
+    folder = DATA / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    hf = {**tiny.config, "dtype": tiny.dtype}
+    (folder / "config.json").write_text(json.dumps(hf, indent=1) + "\n")
+    generation = {"bos_token_id": BOS, "eos_token_id": hf["eos_token_id"] if name != "qwen2_tiny" else [EOS, 0]}
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
+    save_tokenizer(folder)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    prompt_ids = np.random.default_rng(len(name)).integers(3, VOCAB_SIZE, NUM_PROMPT).tolist()
+    arrays: dict[str, np.ndarray] = {}
+
+    def distance(other: transformers.PreTrainedModel) -> float:
+        return float(np.abs(last_logits(other, prompt_ids).numpy() - arrays["logits"]).max())
+
+    for seed in range(100):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        random_weights(model, seed)
+        save_weights(model, tiny, folder)
+        arrays = golden(folder, prompt_ids)
+        distinct, gap = len(set(arrays["output_ids"].tolist())), float(arrays["gaps"].min())
+        if distinct < MIN_DISTINCT or gap < MIN_GAP:
+            continue
+        moved = {control: distance(load(folder, **changes)) for control, changes in tiny.controls.items()}
+        noise = distance(load(folder, torch.float64))
+        if min(moved.values()) >= MIN_CONTROL and noise <= MAX_NOISE:
+            break
+    else:
+        raise SystemExit(f"{name}: no seed will do (last: {distinct} distinct tokens, gap {gap})")
+    np.savez_compressed(folder / "golden.npz", **arrays)
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    spread = float(arrays["logits"].std())
+    print(f"{name}: seed {seed}, {distinct} distinct, min gap {gap:.4f}, logit std {spread:.2f}, {size} bytes")
+    print(f"    float64 is {noise:.1e} away, controls {moved}")
+
+
+def main() -> None:
+    """Write the folders named on the command line, or all."""
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    for name in sys.argv[1:] or TINY_CHECKPOINTS:
+        make(name, TINY_CHECKPOINTS[name])
+
+
+if __name__ == "__main__":
+    main()
