@@ -76,5 +76,6 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = "jaxserve"
     response.headers[HEADER] = request_id_of(request)
     add_ignored_header(request, response)

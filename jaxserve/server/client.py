@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from jaxserve.errors import JaxserveError, RateLimitError, StartupError, UnavailableError
+from jaxserve.errors import RateLimitError, StartupError, UnavailableError
 from jaxserve.ipc.messages import (
     Abort,
     AddRequest,
@@ -122,6 +122,7 @@ class EngineClient:
         self._nothing_admitted = asyncio.Event()
         self._nothing_admitted.set()
         self._started = asyncio.Event()
+        self._failed = asyncio.Event()
         self._failure: str | None = None
         self._last_word = time.monotonic()
         self._is_draining = False
@@ -157,9 +158,15 @@ class EngineClient:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._send_loop())
                 tasks.create_task(self._receive_loop())
-        except* (OSError, JaxserveError) as group:
-            _log.error("the connection to the engine broke: %s", group.exceptions[0])
+        except* Exception as group:  # whatever it is, without us nobody hears the engine
+            _log.error("the connection to the engine broke", exc_info=group.exceptions[0])
             self.fail("the connection to the engine broke")
+
+    def note_progress(self, progress: StartupProgress) -> None:
+        """The start-up phase that `/ready` tells while loading."""
+        self.progress = progress
+        if self._on_progress is not None:
+            self._on_progress(progress)
 
     async def wait_started(self) -> ModelFacts:
         """Wait for `Ready`. Raises StartupError with the engine's own line when it cannot start."""
@@ -167,6 +174,10 @@ class EngineClient:
         if self.facts is None:
             raise StartupError(self._failure or "the engine did not start")
         return self.facts
+
+    async def wait_failed(self) -> None:
+        """Wait until the engine is given up."""
+        await self._failed.wait()
 
     def require_ready(self) -> ModelFacts:
         """The model's facts; raises UnavailableError while loading, draining or dead."""
@@ -243,6 +254,7 @@ class EngineClient:
         self._failure = reason
         self._end_all("The engine stopped while the request was running.")
         self._started.set()
+        self._failed.set()
 
     def _end_all(self, message: str) -> None:
         fault = RequestFault("UnavailableError", message)
@@ -266,9 +278,7 @@ class EngineClient:
             if message.stats is not None:
                 self._metrics.record_stats(message.stats)
         elif isinstance(message, StartupProgress):
-            self.progress = message
-            if self._on_progress is not None:
-                self._on_progress(message)
+            self.note_progress(message)
         elif isinstance(message, Ready):
             self.facts = message.facts
             self._metrics.record_ready(message.facts)

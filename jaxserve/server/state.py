@@ -24,7 +24,6 @@ class ServerState:
 
     model_names: tuple[str, ...]
     """Names a request may use; the first is echoed."""
-    model_root: str
     client: EngineClient
     tokenization: Tokenization
     metrics: Metrics

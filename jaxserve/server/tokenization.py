@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from jaxserve.errors import UnavailableError
 from jaxserve.server.schema.common import check_token_ids, context_error
 from jaxserve.tokenizer.tokenizer import Tokenizer
 
@@ -20,11 +21,21 @@ NUM_THREADS = 4
 
 
 class Tokenization:
-    """The tokenizer behind a small thread pool."""
+    """The tokenizer behind a small thread pool. It is installed once the model is found; requests wait for `Ready`."""
 
-    def __init__(self, tokenizer: Tokenizer, executor: ThreadPoolExecutor) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, executor: ThreadPoolExecutor) -> None:
         self._executor = executor
+        self._tokenizer: Tokenizer | None = None
+
+    def install(self, tokenizer: Tokenizer) -> None:
+        """Called once, before the engine starts."""
+        self._tokenizer = tokenizer
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise UnavailableError("The model is loading.")
+        return self._tokenizer
 
     async def encode(self, text: str, *, add_special_tokens: bool, max_tokens: int, param: str) -> list[int]:
         """Ids of a plain prompt. Raises ContextLengthError when nothing of `max_tokens` is left for output."""
@@ -72,11 +83,11 @@ def _num_chars(message: dict[str, Any]) -> int:
     return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
 
 
-@contextlib.asynccontextmanager
-async def tokenization(tokenizer: Tokenizer) -> AsyncIterator[Tokenization]:
+@contextlib.contextmanager
+def tokenization() -> Iterator[Tokenization]:
     """A `Tokenization` with its thread pool."""
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize") as executor:
-        yield Tokenization(tokenizer, executor)
+        yield Tokenization(executor)
 
 
 def _checked(token_ids: list[int], max_tokens: int, param: str) -> list[int]:

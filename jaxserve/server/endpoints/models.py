@@ -25,7 +25,7 @@ async def show_model(request: web.Request) -> web.StreamResponse:
 def _card(state: ServerState, name: str) -> ModelCard:
     facts = state.client.facts
     max_model_len = facts.max_model_len if facts is not None else None
-    return ModelCard(id=name, created=state.created, root=state.model_root, max_model_len=max_model_len)
+    return ModelCard(id=name, created=state.created, root=state.model_name, max_model_len=max_model_len)
 
 
 def _reply(body: msgspec.Struct) -> web.Response:

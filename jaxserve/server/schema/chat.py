@@ -144,14 +144,14 @@ class ChatChoice(msgspec.Struct):
     stop_reason: str | int | None
 
 
-class ChatCompletion(msgspec.Struct):
+class ChatCompletion(msgspec.Struct, kw_only=True):
     id: str
+    object: str = "chat.completion"
     created: int
     model: str
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
-    object: str = "chat.completion"
     service_tier: None = None
 
 
@@ -169,12 +169,12 @@ class ChatChunkChoice(msgspec.Struct):
     """Only beside a finish_reason."""
 
 
-class ChatChunk(msgspec.Struct):
+class ChatChunk(msgspec.Struct, kw_only=True):
     id: str
+    object: str = "chat.completion.chunk"
     created: int
     model: str
     choices: list[ChatChunkChoice]
     system_fingerprint: str
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     """Absent unless `include_usage` asked for it."""
-    object: str = "chat.completion.chunk"

@@ -84,13 +84,13 @@ class CompletionChoice(msgspec.Struct):
     stop_reason: str | int | None = None
 
 
-class Completion(msgspec.Struct):
+class Completion(msgspec.Struct, kw_only=True):
     """Reply and chunk alike: OpenAI gives both the object `text_completion`."""
 
     id: str
+    object: str = "text_completion"
     created: int
     model: str
     choices: list[CompletionChoice]
     system_fingerprint: str
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
-    object: str = "text_completion"

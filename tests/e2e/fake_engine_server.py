@@ -1,0 +1,26 @@
+"""Runs `jaxserve serve` with the fake executor: arguments are a config and fake options as JSON."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from jaxserve.cli.serve import run_serve
+from jaxserve.config import Config
+from jaxserve.errors import StartupError
+from jaxserve.executor.fake import FakeOptions
+
+
+def main() -> int:
+    config = msgspec.json.decode(sys.argv[1], type=Config)
+    fake = msgspec.json.decode(sys.argv[2], type=FakeOptions)
+    try:
+        return run_serve(config, executor="fake", fake=fake)
+    except StartupError as error:
+        print(f"jaxserve: error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
