@@ -1,0 +1,409 @@
+"""A GGUF file as a Hugging Face checkpoint: config, names, row order, and what has no place in it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxserve.checkpoint.gguf_checkpoint import open_gguf_checkpoint
+from jaxserve.checkpoint.open import open_checkpoint
+from jaxserve.errors import CheckpointError
+from tests.unit.checkpoint.checkpoint_files import (
+    FFN,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    LAYERS,
+    VOCAB,
+    decoder_metadata,
+    decoder_weights,
+    smollm2_file,
+    write_decoder,
+    write_gguf,
+)
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "smollm3")
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    return message.removeprefix(f"{path}: ")
+
+
+def config_of(path: Path) -> dict[str, Any]:
+    return open_gguf_checkpoint(path).config
+
+
+def test_llama_config_in_full(tmp_path: Path) -> None:
+    path = write_decoder(
+        tmp_path / "a.gguf",
+        "llama",
+        tokenizer__ggml__bos_token_id=1,
+        tokenizer__ggml__eos_token_id=2,
+        tokenizer__ggml__eot_token_id=5,
+    )
+    checkpoint = open_gguf_checkpoint(path)
+    assert checkpoint.path == path
+    assert checkpoint.config == {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": FFN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "hidden_act": "silu",
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": 1,
+        "eos_token_id": [2, 5],
+    }
+    assert checkpoint.generation_config == {"bos_token_id": 1, "eos_token_id": [2, 5]}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "hf_architecture"),
+    [
+        ("llama", "LlamaForCausalLM"),
+        ("qwen2", "Qwen2ForCausalLM"),
+        ("qwen3", "Qwen3ForCausalLM"),
+        ("smollm3", "SmolLM3ForCausalLM"),
+    ],
+)
+def test_architectures_have_their_hugging_face_names(tmp_path: Path, architecture: str, hf_architecture: str) -> None:
+    config = config_of(write_decoder(tmp_path / "a.gguf", architecture))
+    assert config["architectures"] == [hf_architecture]
+
+
+def test_qwen2_leaves_its_fixed_biases_to_the_family(tmp_path: Path) -> None:
+    assert "attention_bias" not in config_of(write_decoder(tmp_path / "a.gguf", "qwen2"))
+
+
+def test_smollm3_drops_rope_in_every_fourth_layer(tmp_path: Path) -> None:
+    weights = {name: value for name, value in decoder_weights().items() if not name.startswith("blk.1")}
+    metadata = decoder_metadata("smollm3", block_count=6)
+    path = write_gguf(tmp_path / "a.gguf", "smollm3", metadata, {name: ("F32", w) for name, w in weights.items()})
+    assert config_of(path)["no_rope_layers"] == [1, 1, 1, 0, 1, 1]
+
+
+def test_untied_head_is_seen(tmp_path: Path) -> None:
+    head = np.ones((VOCAB, HIDDEN), np.float32)
+    checkpoint = open_gguf_checkpoint(write_decoder(tmp_path / "a.gguf", "llama", {"output.weight": head}))
+    assert checkpoint.config["tie_word_embeddings"] is False
+    np.testing.assert_array_equal(checkpoint.read("lm_head.weight"), head)
+
+
+def test_explicit_head_size_wins_over_the_quotient(tmp_path: Path) -> None:
+    config = config_of(
+        write_decoder(
+            tmp_path / "a.gguf",
+            "qwen3",
+            attention__key_length=16,
+            attention__value_length=16,
+            rope__dimension_count=16,
+        )
+    )
+    assert config["head_dim"] == 16
+
+
+def test_llama_with_a_window_is_mistral(tmp_path: Path) -> None:
+    config = config_of(write_decoder(tmp_path / "a.gguf", "llama", attention__sliding_window=64))
+    assert (config["architectures"], config["sliding_window"]) == (["MistralForCausalLM"], 64)
+
+
+def test_names_are_those_of_hugging_face(tmp_path: Path) -> None:
+    checkpoint = open_gguf_checkpoint(write_decoder(tmp_path / "a.gguf", "qwen2"))
+    parts = (
+        *(f"self_attn.{name}_proj" for name in "qkvo"),
+        *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+        "input_layernorm",
+        "post_attention_layernorm",
+    )
+    layers = {f"model.layers.{layer}.{part}.weight" for layer in range(LAYERS) for part in parts}
+    assert set(checkpoint.tensors) == layers | {"model.embed_tokens.weight", "model.norm.weight"}
+    info = checkpoint.tensors["model.layers.1.mlp.down_proj.weight"]
+    assert (info.name, info.shape, info.stored_dtype, info.num_stored_bytes, info.file) == (
+        "model.layers.1.mlp.down_proj.weight",
+        (HIDDEN, FFN),
+        "F32",
+        HIDDEN * FFN * 4,
+        checkpoint.path,
+    )
+    expected = decoder_weights()["blk.1.ffn_down.weight"]
+    np.testing.assert_array_equal(checkpoint.read(info.name), expected)
+
+
+def test_qk_norms_and_biases_have_names(tmp_path: Path) -> None:
+    extra = {
+        "blk.0.attn_q_norm.weight": np.ones(HEAD_DIM, np.float32),
+        "blk.0.attn_k_norm.weight": np.ones(HEAD_DIM, np.float32),
+        "blk.0.attn_v.bias": np.ones(KV_HEADS * HEAD_DIM, np.float32),
+    }
+    checkpoint = open_gguf_checkpoint(write_decoder(tmp_path / "a.gguf", "qwen3", extra))
+    prefix = "model.layers.0.self_attn"
+    assert {f"{prefix}.q_norm.weight", f"{prefix}.k_norm.weight", f"{prefix}.v_proj.bias"} <= set(checkpoint.tensors)
+
+
+def as_llama_cpp_stores(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """Row by row: element i of half s of a head becomes element s of pair i."""
+    head_dim = len(rows) // num_heads
+    result = np.empty_like(rows)
+    for head in range(num_heads):
+        for half in range(2):
+            for index in range(head_dim // 2):
+                result[head * head_dim + 2 * index + half] = rows[head * head_dim + half * (head_dim // 2) + index]
+    return result
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_rope_permutation_is_undone_where_llama_cpp_has_it(tmp_path: Path, architecture: str) -> None:
+    random = np.random.default_rng(5)
+    expected = {
+        "q_proj.weight": random.standard_normal((HEADS * HEAD_DIM, HIDDEN), dtype=np.float32),
+        "k_proj.weight": random.standard_normal((KV_HEADS * HEAD_DIM, HIDDEN), dtype=np.float32),
+        "q_proj.bias": random.standard_normal(HEADS * HEAD_DIM, dtype=np.float32),
+        "k_proj.bias": random.standard_normal(KV_HEADS * HEAD_DIM, dtype=np.float32),
+    }
+    is_permuted = architecture in ("llama", "smollm3")
+    stored = {}
+    for name, rows in expected.items():
+        heads = HEADS if name.startswith("q") else KV_HEADS
+        stored[f"blk.1.attn_{name.replace('_proj', '')}"] = as_llama_cpp_stores(rows, heads) if is_permuted else rows
+    checkpoint = open_gguf_checkpoint(write_decoder(tmp_path / "a.gguf", architecture, stored))
+    for name, rows in expected.items():
+        np.testing.assert_array_equal(checkpoint.read(f"model.layers.1.self_attn.{name}"), rows)
+
+
+def test_attention_scores_survive_the_change_of_rope(tmp_path: Path) -> None:
+    """llama.cpp's adjacent-pair rope on the stored rows scores as the half-split rope on the rows we return."""
+    checkpoint = open_gguf_checkpoint(write_decoder(tmp_path / "a.gguf", "llama"))
+    weights = decoder_weights()
+    hidden = np.random.default_rng(6).standard_normal((2, HIDDEN))
+    angles = 3.0 * 10_000.0 ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    scores = []
+    for q_rows, k_rows, is_paired in (
+        (weights["blk.0.attn_q.weight"], weights["blk.0.attn_k.weight"], True),
+        (
+            checkpoint.read("model.layers.0.self_attn.q_proj.weight"),
+            checkpoint.read("model.layers.0.self_attn.k_proj.weight"),
+            False,
+        ),
+    ):
+        query = rotate((q_rows @ hidden[0]).reshape(HEADS, HEAD_DIM), angles, is_paired)
+        key = (k_rows @ hidden[1]).reshape(KV_HEADS, HEAD_DIM)
+        scores.append(np.einsum("kgh,kh->kg", query.reshape(KV_HEADS, -1, HEAD_DIM), key))
+    np.testing.assert_allclose(scores[0], scores[1], rtol=1e-5)
+
+
+def rotate(heads: np.ndarray, angles: np.ndarray, is_paired: bool) -> np.ndarray:
+    half = heads.shape[-1] // 2
+    first, second = (heads[:, 0::2], heads[:, 1::2]) if is_paired else (heads[:, :half], heads[:, half:])
+    turned_first = first * np.cos(angles) - second * np.sin(angles)
+    turned_second = first * np.sin(angles) + second * np.cos(angles)
+    if is_paired:
+        return np.stack([turned_first, turned_second], axis=-1).reshape(heads.shape)
+    return np.concatenate([turned_first, turned_second], axis=-1)
+
+
+def llama3_factors(head_dim: int, theta: float, factor: float) -> list[float]:
+    """As transformers defines rope_type llama3 with low 1, high 4, original 8192: inv_freq over scaled inv_freq."""
+    factors = []
+    for index in range(0, head_dim, 2):
+        wavelength = 2 * math.pi * theta ** (index / head_dim)
+        if wavelength < 8192 / 4:
+            factors.append(1.0)
+        elif wavelength > 8192 / 1:
+            factors.append(factor)
+        else:
+            smooth = (8192 / wavelength - 1) / 3
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return factors
+
+
+@pytest.mark.parametrize(("factor", "theta"), [(8.0, 500_000.0), (32.0, 500_000.0), (8.0, 10_000.0)])
+def test_llama3_rope_scaling_is_recognised_in_the_factors(tmp_path: Path, factor: float, theta: float) -> None:
+    factors = np.array(llama3_factors(HEAD_DIM, theta, factor), np.float32)
+    changes: dict[str, Any] = {"rope__freq_base": theta}
+    config = config_of(write_decoder(tmp_path / "a.gguf", "llama", {"rope_freqs.weight": factors}, **changes))
+    if (factors == 1).all():
+        assert "rope_scaling" not in config
+        return
+    assert config["rope_scaling"] == {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+
+
+@pytest.mark.parametrize(
+    ("factors", "found"),
+    [
+        ([1.0, 1.0, 1.0, 7.0], "expected the factors of Llama 3"),
+        ([1.0, 2.0, 3.0, 4.0], "expected the factors of Llama 3"),
+        ([1.0, 1.0, 1.0, math.nan], "expected the factors of Llama 3"),
+        ([1.0, 1.0, 1.0, 0.0], "expected the factors of Llama 3"),
+        ([1.0, 1.0, 8.0], "expected shape (4,), found (3,)"),
+    ],
+)
+def test_other_rope_factors_are_refused(tmp_path: Path, factors: list[float], found: str) -> None:
+    extra = {"rope_freqs.weight": np.array(factors, np.float32)}
+    message = refusal(write_decoder(tmp_path / "a.gguf", "llama", extra, rope__freq_base=20_000.0))
+    assert message.startswith("tensor 'rope_freqs.weight': ")
+    assert found in message
+
+
+def test_linear_and_yarn_scaling_are_kept(tmp_path: Path) -> None:
+    linear: dict[str, Any] = {"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}
+    config = config_of(write_decoder(tmp_path / "a.gguf", "llama", **linear))
+    assert config["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+    yarn: dict[str, Any] = {
+        "rope__scaling__type": "yarn",
+        "rope__scaling__factor": 4.0,
+        "rope__scaling__original_context_length": 64,
+        "rope__scaling__yarn_beta_fast": 16.0,
+    }
+    config = config_of(write_decoder(tmp_path / "b.gguf", "qwen2", **yarn))
+    assert config["rope_scaling"] == {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 16.0,
+    }
+    message = refusal(write_decoder(tmp_path / "c.gguf", "qwen2", **yarn, rope__scaling__attn_factor=0.5))
+    assert message == "key 'qwen2.rope.scaling.attn_factor': expected 1 or none, found 0.5"
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "architecture": (
+        "gemma3",
+        {},
+        "key 'general.architecture': expected one of llama, qwen2, qwen3, smollm3, found 'gemma3'",
+    ),
+    "adapter": ("llama", {"general__type": "adapter"}, "key 'general.type': expected 'model', found 'adapter'"),
+    "split": (
+        "llama",
+        {"split__count": 3},
+        "key 'split.count': expected a whole model in one file, found one of 3 parts; join them with "
+        "llama-gguf-split --merge",
+    ),
+    "experts": ("llama", {"expert_count": 8}, "key 'llama.expert_count': expected a dense model (0 experts), found 8"),
+    "missing key": (
+        "llama",
+        {"block_count": None},
+        "key 'llama.block_count': expected a whole number from 1 to 1024, found none",
+    ),
+    "huge key": (
+        "smollm3",
+        {"block_count": 4_000_000_000},
+        "key 'smollm3.block_count': expected a whole number from 1 to 1024, found 4000000000",
+    ),
+    "per layer": (
+        "llama",
+        {"attention__head_count_kv": [2, 1]},
+        "key 'llama.attention.head_count_kv': expected a whole number from 1 to 2147483647, found [2, 1]",
+    ),
+    "epsilon": (
+        "llama",
+        {"attention__layer_norm_rms_epsilon": math.nan},
+        "key 'llama.attention.layer_norm_rms_epsilon': expected a positive number, found nan",
+    ),
+    "width": (
+        "llama",
+        {"embedding_length": 64},
+        "tensor 'token_embd.weight': expected rows of 64 ('llama.embedding_length'), found shape (96, 32)",
+    ),
+    "heads": ("llama", {"attention__head_count": 5}, "key 'llama.attention.head_count': expected a divisor of"),
+    "partial rope": (
+        "llama",
+        {"rope__dimension_count": 4},
+        "key 'llama.rope.dimension_count': expected the head size 8, found 4",
+    ),
+    "odd heads": (
+        "llama",
+        {"attention__key_length": 7, "rope__dimension_count": 7},
+        "key 'llama.attention.key_length': expected an even head size, found 7",
+    ),
+    "q rows": (
+        "llama",
+        {"attention__key_length": 16, "rope__dimension_count": 16},
+        "tensor 'blk.0.attn_q.weight': expected 64 rows (4 heads of 16), found 32",
+    ),
+    "fewer layers": (
+        "llama",
+        {"block_count": 1},
+        "tensor 'blk.1.attn_norm.weight': expected the tensors of a dense decoder with 1 layers, found one that has "
+        "no place in it",
+    ),
+    "end token": (
+        "llama",
+        {"tokenizer__ggml__eos_token_id": VOCAB},
+        "key 'tokenizer.ggml.eos_token_id': expected a token below the 96 rows of 'token_embd.weight', found 96",
+    ),
+    "rope kind": (
+        "llama",
+        {"rope__scaling__type": "longrope"},
+        "key 'llama.rope.scaling.type': expected none, linear or yarn, found 'longrope'",
+    ),
+    "window": (
+        "qwen2",
+        {"attention__sliding_window": 64},
+        "key 'qwen2.attention.sliding_window': expected none for this architecture, found 64",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_mismatch_is_named_in_one_line(tmp_path: Path, case: str) -> None:
+    architecture, changes, message = REFUSED[case]
+    assert refusal(write_decoder(tmp_path / "a.gguf", architecture, **changes)).startswith(message)
+
+
+def test_missing_embedding_is_named(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "a.gguf", "llama", decoder_metadata("llama"), {})
+    assert refusal(path) == "tensor 'token_embd.weight': expected in the file, found none"
+
+
+@pytest.mark.parametrize(
+    "name", ["blk.0.ffn_gate_exps.weight", "blk.00.attn_q.weight", "blk.0.attn_q.scale", "v.patch"]
+)
+def test_tensor_without_a_place_is_named(tmp_path: Path, name: str) -> None:
+    message = refusal(write_decoder(tmp_path / "a.gguf", "llama", {name: np.ones(32, np.float32)}))
+    assert message.startswith(f"tensor {name!r}: expected the tensors of a dense decoder")
+
+
+def test_unknown_tensor_is_named(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write_decoder(tmp_path / "a.gguf", "llama"))
+    with pytest.raises(CheckpointError, match=r"a\.gguf: tensor 'lm_head\.weight': expected in the checkpoint"):
+        checkpoint.read("lm_head.weight")
+
+
+def test_smollm2_opens() -> None:
+    checkpoint = open_checkpoint(smollm2_file())
+    config = checkpoint.config
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert (config["num_hidden_layers"], config["hidden_size"], config["vocab_size"]) == (30, 576, 49152)
+    assert (config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]) == (9, 3, 64)
+    assert (config["rope_theta"], config["rms_norm_eps"], config["tie_word_embeddings"]) == (100_000.0, 1e-5, True)
+    assert (config["bos_token_id"], config["eos_token_id"]) == (1, [2])
+    assert len(checkpoint.tensors) == 30 * 9 + 2
+    name = "model.layers.29.self_attn.k_proj.weight"
+    assert checkpoint.tensors[name].stored_dtype == "Q4_1"
+    read = checkpoint.read(name)
+    assert (read.shape, str(read.dtype)) == ((192, 576), "float32")
