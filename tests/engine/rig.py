@@ -1,0 +1,132 @@
+"""A whole engine on the fake executor, small enough to watch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxserve.config import SchedulerConfig
+from jaxserve.engine.core import EngineCore
+from jaxserve.executor.fake import FakeExecutor, next_token, powers_of_two
+from jaxserve.ipc.messages import AddRequest, RequestOutput
+from jaxserve.kv.manager import KVManager
+from jaxserve.sampling.params import SamplingParams
+from jaxserve.scheduler.plan import Buckets, StepPlan
+from jaxserve.scheduler.scheduler import Scheduler
+from jaxserve.types import RequestId
+
+VOCAB_SIZE = 101
+EOS = 2
+
+
+def add(
+    request_id: str, prompt: Sequence[int], *, priority: int = 0, salt: str | None = None, **sampling: object
+) -> AddRequest:
+    """A greedy request that runs to `max_tokens` unless told otherwise."""
+    params = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
+    return AddRequest(RequestId(request_id), list(prompt), params, priority, salt)
+
+
+def prompt(length: int, first: int = 3) -> list[int]:
+    """Some tokens; different `first`, different prompt from the first token on."""
+    return [(first + 7 * i) % VOCAB_SIZE for i in range(length)]
+
+
+def expected(message: AddRequest, max_model_len: int = 1 << 30) -> list[int]:
+    """What the fake model generates for `message`, computed without any engine."""
+    params = message.sampling
+    tokens = list(message.prompt_token_ids)
+    output: list[int] = []
+    while len(output) < params.max_tokens and len(tokens) < max_model_len:
+        token = next_token(tokens, VOCAB_SIZE, params.seed if params.temperature else None)
+        tokens.append(token)
+        output.append(token)
+        if (token == EOS and not params.ignore_eos) or token in params.stop_token_ids:
+            break
+    return output
+
+
+class Rig:
+    """Scheduler, pages, executor and core, wired; collects what each request gets."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 65,
+        block_size: int = 4,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 16,
+        max_queued_requests: int = 64,
+        max_model_len: int = 128,
+        buckets: Buckets | None = None,
+        enable_prefix_caching: bool = True,
+        fail_at_steps: frozenset[int] = frozenset(),
+        gate: threading.Event | None = None,
+    ) -> None:
+        self.max_model_len = max_model_len
+        self.buckets = buckets or Buckets(
+            powers_of_two(max_num_seqs), powers_of_two(max_num_batched_tokens), max_num_seqs
+        )
+        self.kv = KVManager(num_blocks, block_size, max_model_len, enable_prefix_caching=enable_prefix_caching)
+        self.executor = FakeExecutor(
+            self.buckets,
+            num_blocks,
+            block_size,
+            VOCAB_SIZE,
+            max_model_len=max_model_len,
+            eos_token_ids=frozenset({EOS}),
+            fail_at_steps=fail_at_steps,
+            gate=gate,
+        )
+        config = SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_queued_requests=max_queued_requests,
+        )
+        self.scheduler = Scheduler(config, self.kv, self.buckets, max_model_len, frozenset({EOS}), VOCAB_SIZE)
+        self.core = EngineCore(self.scheduler, self.executor)
+        self.plans: list[StepPlan] = []
+        self.tokens: dict[str, list[int]] = {}
+        self.ends: dict[str, RequestOutput] = {}
+        """Terminal messages. A second one fails the test."""
+
+    def send(self, *messages: AddRequest) -> None:
+        """Requests that must be accepted."""
+        for message in messages:
+            assert self.core.handle(message) == []
+
+    def step(self) -> StepPlan | None:
+        """One step of scheduler and executor; freed pages are wiped, so that nobody can live on them."""
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self.plans.append(plan)
+            self.collect(self.scheduler.update(plan, self.executor.submit(plan).result()))
+            self.executor.poison(self.kv.pool.blank_blocks())
+        return plan
+
+    def finish(self, max_steps: int = 2000) -> None:
+        """Step until nothing is left."""
+        for _ in range(max_steps):
+            if self.step() is None:
+                break
+        assert not self.scheduler.has_work, "requests starve"
+        assert self.kv.usage == 0.0, "pages are lost"
+
+    def run(self, *messages: AddRequest) -> dict[str, list[int]]:
+        self.send(*messages)
+        self.finish()
+        return self.tokens
+
+    def collect(self, outputs: Sequence[RequestOutput]) -> None:
+        for output in outputs:
+            assert output.request_id not in self.ends, f"{output.request_id} ended before"
+            self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            if output.finish_reason is not None:
+                self.ends[output.request_id] = output
+
+    def rows(self, plan: StepPlan | None) -> dict[str, int]:
+        """Tokens by request of a plan."""
+        assert plan is not None
+        return dict(zip(plan.request_ids, np.asarray(plan.num_scheduled_tokens).tolist(), strict=True))

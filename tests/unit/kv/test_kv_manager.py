@@ -1,0 +1,163 @@
+"""Prefix look-up, publishing and page accounting of one request after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxserve.kv.block_table import BlockTable
+from jaxserve.kv.manager import KVManager
+from jaxserve.kv.prefix_cache import HashChain
+
+
+def tokens(length: int, first: int = 0) -> np.ndarray:
+    return np.arange(first, first + length, dtype=np.int32)
+
+
+def manager(num_blocks: int = 9, *, enable_prefix_caching: bool = True) -> KVManager:
+    return KVManager(num_blocks, 4, 64, enable_prefix_caching=enable_prefix_caching)
+
+
+def computed(kv: KVManager, values: np.ndarray, salt: str | None = None) -> BlockTable:
+    """A table whose tokens were all computed and published."""
+    table = kv.new_table(salt)
+    assert kv.start(table, values) is not None
+    kv.publish(table, values, len(values))
+    return table
+
+
+def cached(kv: KVManager, values: np.ndarray, salt: str | None = None) -> int:
+    return len(kv.find_prefix(kv.new_table(salt), values)) * kv.block_size
+
+
+def test_only_full_computed_pages_are_found() -> None:
+    kv, values = manager(), tokens(11)
+    table = kv.new_table(None)
+    kv.start(table, values)
+    assert cached(kv, values) == 0
+    kv.publish(table, values, 3)
+    assert cached(kv, values) == 0
+    kv.publish(table, values, 7)
+    assert cached(kv, values) == 4
+    kv.publish(table, values, 11)
+    assert cached(kv, values) == 8
+
+
+def test_prefix_ends_at_the_first_different_page() -> None:
+    kv, values = manager(), tokens(13)
+    computed(kv, values)
+    other = values.copy()
+    other[5] = 99
+    assert cached(kv, other) == 4
+    assert cached(kv, tokens(13, first=1)) == 0
+
+
+def test_equal_page_after_a_different_past_is_not_shared() -> None:
+    kv = manager()
+    computed(kv, np.array([1, 1, 1, 1, 7, 7, 7, 7, 0], np.int32))
+    assert cached(kv, np.array([2, 2, 2, 2, 7, 7, 7, 7, 0], np.int32)) == 0
+
+
+def test_salts_separate() -> None:
+    kv, values = manager(), tokens(9)
+    computed(kv, values, "alice")
+    assert [cached(kv, values, salt) for salt in ("alice", "bob", "", None)] == [8, 0, 0, 0]
+
+
+def test_fully_cached_prompt_recomputes_its_last_page_into_an_own_page() -> None:
+    kv, values = manager(), tokens(8)
+    first = computed(kv, values)
+    second = kv.new_table(None)
+    assert kv.start(second, values) == 4
+    assert second.blocks[0] == first.blocks[0]
+    assert second.blocks[1] != first.blocks[1]
+    assert kv.pool.references(second.blocks[1]) == 1
+
+
+def test_lookup_changes_nothing() -> None:
+    kv, values = manager(), tokens(9)
+    kv.free(computed(kv, values))
+    before = (kv.pool.num_free, kv.usage, kv.pool.blank_blocks())
+    assert cached(kv, values) == 8
+    assert (kv.pool.num_free, kv.usage, kv.pool.blank_blocks()) == before
+
+
+def test_start_that_does_not_fit_takes_nothing() -> None:
+    kv = manager(num_blocks=5)
+    computed(kv, tokens(5))
+    table = kv.new_table(None)
+    assert kv.start(table, tokens(13, first=50)) is None
+    assert (table.num_blocks, kv.pool.num_free) == (0, 2)
+    assert kv.start(table, tokens(8, first=50), num_spare_blocks=1) is None
+    assert kv.start(table, tokens(8, first=50)) == 0
+
+
+def test_reusable_prefix_pages_count_once_as_free() -> None:
+    """Two cached free pages and one blank: a request of four pages that starts with the two does not fit."""
+    kv, values = manager(num_blocks=4), tokens(16)
+    kv.free(computed(kv, values[:8]))
+    assert kv.start(kv.new_table(None), values) is None
+    assert kv.start(kv.new_table(None), values[:12]) == 8
+
+
+def test_taking_a_prefix_does_not_evict_it() -> None:
+    kv, values = manager(num_blocks=5), tokens(16)
+    kv.free(computed(kv, values))
+    table = kv.new_table(None)
+    assert kv.start(table, values) == 12
+    assert len(set(table.blocks)) == 4
+
+
+def test_extend_takes_pages_only_when_needed_and_all_or_none() -> None:
+    kv = manager(num_blocks=4)
+    table = kv.new_table(None)
+    kv.start(table, tokens(4))
+    assert kv.extend(table, 4)
+    assert table.num_blocks == 1
+    assert kv.extend(table, 5)
+    assert table.num_blocks == 2
+    assert not kv.extend(table, 17)
+    assert table.num_blocks == 2
+
+
+def test_freed_table_is_null_and_its_published_pages_are_found_again() -> None:
+    kv, values = manager(), tokens(9)
+    table = computed(kv, values)
+    assert kv.usage == pytest.approx(3 / 8)
+    kv.free(table)
+    assert kv.usage == 0.0
+    assert not table.row.any()
+    assert cached(kv, values) == 8
+
+
+def test_reset_forgets_what_nobody_holds() -> None:
+    kv = manager()
+    computed(kv, tokens(9))
+    kv.free(computed(kv, tokens(9, first=50)))
+    kv.reset_prefix_cache()
+    assert cached(kv, tokens(9)) == 8
+    assert cached(kv, tokens(9, first=50)) == 0
+
+
+def test_without_prefix_caching_nothing_is_found() -> None:
+    kv = manager(enable_prefix_caching=False)
+    computed(kv, tokens(9))
+    assert cached(kv, tokens(9)) == 0
+
+
+def test_same_prompts_computed_side_by_side_keep_their_own_pages() -> None:
+    kv, values = manager(), tokens(4)
+    tables = [kv.new_table(None), kv.new_table(None)]
+    for table in tables:
+        kv.start(table, values)
+    for table in tables:
+        kv.publish(table, values, 4)
+    assert tables[0].blocks != tables[1].blocks
+    for table in tables:
+        kv.free(table)
+    assert kv.pool.num_free == 8
+
+
+def test_name_of_a_page_that_is_not_full_is_refused() -> None:
+    with pytest.raises(ValueError, match="not full"):
+        HashChain(4, None).name(1, tokens(7))

@@ -1,0 +1,366 @@
+"""The rules of the scheduler, one by one, on the fake executor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxserve.ipc.messages import RequestFault
+from jaxserve.sampling.params import device_row
+from jaxserve.scheduler.plan import Buckets
+from jaxserve.types import RequestId
+from tests.engine.rig import EOS, Rig, add, expected, prompt
+
+FAULT = RequestFault("InternalError", "broken")
+
+
+def test_decode_steps_use_the_smallest_decode_bucket() -> None:
+    rig = Rig()
+    rig.send(*[add(f"r{i}", prompt(2, i + 3), max_tokens=3) for i in range(5)])
+    first, second = rig.step(), rig.step()
+    assert first is not None
+    assert second is not None
+    assert (first.kind, first.bucket) == ("mixed", 16)
+    assert (second.kind, second.bucket) == ("decode", 8)
+    assert second.num_padding_tokens == 3
+
+
+def test_mixed_step_puts_decode_rows_first_then_chunks() -> None:
+    rig = Rig()
+    rig.send(add("long", prompt(40), max_tokens=2))
+    rig.step()
+    rig.send(add("one", [5], max_tokens=9), add("short", prompt(3, 9), max_tokens=2))
+    assert rig.rows(rig.step()) == {"long": 16}
+    assert rig.rows(rig.step()) == {"long": 8, "one": 1, "short": 3}
+    assert rig.plans[-1].request_ids == ("one", "long", "short")
+    assert rig.plans[-1].kind == "mixed"
+    assert rig.plans[-1].is_sampling.tolist() == [True, True, True]
+
+
+def test_plan_holds_the_state_of_each_row() -> None:
+    rig = Rig(max_num_batched_tokens=8)
+    message = add("r", prompt(11), max_tokens=2, temperature=0.5, seed=7, top_k=3)
+    rig.send(message)
+    first, second = rig.step(), rig.step()
+    assert first is not None
+    assert second is not None
+    assert first.token_ids.tolist() == message.prompt_token_ids[:8]
+    assert first.is_sampling.tolist() == [False]
+    assert second.token_ids.tolist() == message.prompt_token_ids[8:]
+    assert (second.num_computed_tokens.tolist(), second.num_scheduled_tokens.tolist()) == ([8], [3])
+    assert second.is_sampling.tolist() == [True]
+    assert second.block_tables.shape == (1, 32)
+    assert (second.block_tables[0, :3] > 0).all()
+    assert (second.block_tables[0, 3:] == 0).all()
+    assert np.array_equal(second.sampling[0], device_row(message.sampling))
+
+
+@pytest.mark.parametrize("chunk", [2, 3, 5, 16, 64])
+def test_any_chunk_size_gives_the_tokens_of_one_shot(chunk: int) -> None:
+    message = add("r", prompt(37), max_tokens=6)
+    assert Rig(max_num_seqs=2, max_num_batched_tokens=chunk).run(message) == {"r": expected(message)}
+
+
+def test_batch_gives_the_tokens_of_each_request_alone() -> None:
+    messages = [
+        add(f"r{i}", prompt(1 + 3 * i, i + 3), max_tokens=1 + i, temperature=i % 2, seed=i, num_top_logprobs=i % 3)
+        for i in range(16)
+    ]
+    assert Rig().run(*messages) == {message.request_id: expected(message) for message in messages}
+
+
+def test_running_requests_never_stand_still_behind_a_long_prompt() -> None:
+    rig = Rig()
+    rig.send(add("decoding", prompt(3), max_tokens=20))
+    rig.step()
+    rig.send(add("long", prompt(100, 9), max_tokens=2))
+    while "long" not in rig.tokens:
+        assert rig.rows(rig.step())["decoding"] == 1
+
+
+def test_first_come_first_served() -> None:
+    rig = Rig(max_num_seqs=2)
+    rig.run(*[add(f"r{i}", prompt(9, i + 3), max_tokens=4) for i in range(6)])
+    assert list(rig.ends) == [f"r{i}" for i in range(6)]
+
+
+def test_lower_priority_value_goes_first_then_arrival() -> None:
+    rig = Rig(max_num_seqs=1)
+    rig.run(
+        *[
+            add(name, prompt(4, i + 3), priority=p)
+            for i, (name, p) in enumerate([("c", 1), ("a", -1), ("d", 1), ("b", 0)])
+        ]
+    )
+    assert list(rig.ends) == ["a", "b", "c", "d"]
+
+
+def test_limits_are_clamped_to_the_buckets() -> None:
+    rig = Rig(max_num_seqs=8, max_num_batched_tokens=64, buckets=Buckets((1, 2), (4, 8), 4))
+    messages = [add(f"r{i}", prompt(11, i + 3), max_tokens=3) for i in range(4)]
+    assert rig.run(*messages) == {message.request_id: expected(message) for message in messages}
+    assert max(len(plan.request_ids) for plan in rig.plans) == 2
+    assert max(plan.num_tokens for plan in rig.plans) == 8
+
+
+# --- finishing ------------------------------------------------------------------------------------------
+
+
+def first_token(message_prompt: list[int]) -> int:
+    return expected(add("x", message_prompt, max_tokens=1))[0]
+
+
+EOS_PROMPT = next([n] for n in range(3, 101) if first_token([n, n]) == EOS) * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "reason", "stop_token_id", "count"),
+    [
+        ({"max_tokens": 3}, "length", None, 3),
+        ({"max_tokens": 3, "ignore_eos": False}, "stop", None, 1),
+        ({"max_tokens": 1, "ignore_eos": False}, "stop", None, 1),
+        ({"max_tokens": 3, "stop_token_ids": (EOS,)}, "stop", EOS, 1),
+        ({"max_tokens": 3, "ignore_eos": False, "stop_token_ids": (EOS,)}, "stop", None, 1),
+        ({"max_tokens": 1}, "length", None, 1),
+    ],
+)
+def test_what_ends_a_request(options: dict[str, Any], reason: str, stop_token_id: int | None, count: int) -> None:
+    rig = Rig()
+    rig.run(add("r", EOS_PROMPT, **options))
+    end = rig.ends["r"]
+    assert (end.finish_reason, end.stop_token_id, len(rig.tokens["r"])) == (reason, stop_token_id, count)
+    assert rig.tokens["r"][0] == EOS
+
+
+def test_output_is_cut_where_the_context_ends() -> None:
+    rig = Rig(max_model_len=20)
+    message = add("r", prompt(15), max_tokens=1000)
+    assert rig.run(message) == {"r": expected(message, 20)}
+    assert len(rig.tokens["r"]) == 5
+    assert rig.ends["r"].finish_reason == "length"
+
+
+def test_request_that_fills_context_and_pool_to_the_last_slot_finishes() -> None:
+    rig = Rig(max_model_len=17, num_blocks=5)
+    message = add("r", prompt(16), max_tokens=1)
+    assert rig.run(message) == {"r": expected(message)}
+
+
+def test_buffer_of_tokens_grows_past_its_first_size() -> None:
+    rig = Rig(max_model_len=1024, num_blocks=260)
+    message = add("r", prompt(5), max_tokens=700)
+    assert rig.run(message) == {"r": expected(message)}
+
+
+def test_logprobs_come_with_as_many_alternatives_as_asked() -> None:
+    rig = Rig()
+    rig.send(
+        add("none", prompt(3)),
+        add("own", prompt(3, 4), num_top_logprobs=0),
+        add("two", prompt(3, 5), num_top_logprobs=2),
+    )
+    plan = rig.scheduler.schedule()
+    assert plan is not None
+    assert plan.num_top_logprobs == 2
+    outputs = {o.request_id: o for o in rig.scheduler.update(plan, rig.executor.submit(plan).result())}
+    assert outputs[RequestId("none")].logprobs is None
+    own, two = outputs[RequestId("own")].logprobs, outputs[RequestId("two")].logprobs
+    assert own is not None
+    assert two is not None
+    assert (own[0].logprob, own[0].top_token_ids, own[0].top_logprobs) == (-1.0, [], [])
+    token = outputs[RequestId("two")].token_ids[0]
+    assert (two[0].top_token_ids, two[0].top_logprobs) == ([token, (token + 1) % 101], [-1.0, -2.0])
+
+
+# --- prefix cache ---------------------------------------------------------------------------------------
+
+
+def test_prefix_hit_gives_the_tokens_of_a_cold_run() -> None:
+    rig = Rig()
+    first, second = add("first", prompt(18), max_tokens=5), add("second", [*prompt(14), 50, 51, 52], max_tokens=5)
+    rig.run(first)
+    rig.run(second)
+    assert rig.tokens == {"first": expected(first), "second": expected(second)}
+    assert (rig.ends["first"].num_cached_tokens, rig.ends["second"].num_cached_tokens) == (0, 12)
+
+
+def test_fully_cached_prompt_still_computes_its_last_page() -> None:
+    rig = Rig()
+    rig.run(add("cold", prompt(16), max_tokens=4))
+    message = add("hot", prompt(16), max_tokens=4)
+    rig.send(message)
+    assert rig.rows(rig.step()) == {"hot": 4}
+    rig.finish()
+    assert rig.tokens["hot"] == expected(message)
+    assert rig.ends["hot"].num_cached_tokens == 12
+
+
+def test_generated_tokens_are_cached_for_the_next_turn_of_a_chat() -> None:
+    rig = Rig()
+    first = add("turn1", prompt(6), max_tokens=8)
+    answer = rig.run(first)["turn1"]
+    rig.run(add("turn2", [*prompt(6), *answer, 7, 8], max_tokens=2))
+    assert rig.ends["turn2"].num_cached_tokens == 12
+
+
+def test_waiting_request_asks_the_cache_when_it_starts() -> None:
+    rig = Rig(max_num_seqs=1)
+    messages = [add("first", prompt(12), max_tokens=3), add("second", prompt(12), max_tokens=3)]
+    rig.run(*messages)  # both were added before anything was cached
+    assert rig.ends["second"].num_cached_tokens == 8
+    assert rig.tokens["second"] == expected(messages[1])
+
+
+def test_salts_keep_caches_apart() -> None:
+    rig = Rig()
+    rig.run(add("a", prompt(12), salt="a"))
+    rig.run(add("b", prompt(12), salt="b"))
+    assert rig.ends["b"].num_cached_tokens == 0
+
+
+def test_reset_prefix_cache_makes_the_next_run_cold() -> None:
+    rig = Rig()
+    rig.run(add("a", prompt(12)))
+    rig.scheduler.reset_prefix_cache()
+    rig.run(add("b", prompt(12)))
+    assert rig.ends["b"].num_cached_tokens == 0
+
+
+# --- preemption -----------------------------------------------------------------------------------------
+
+
+def crowd(**options: Any) -> tuple[Rig, list[str]]:
+    """Three requests that fit the pool at first and outgrow it."""
+    rig = Rig(num_blocks=13, **options)
+    messages = [add(f"r{i}", prompt(6, i + 3), max_tokens=24, temperature=i % 2, seed=i) for i in range(3)]
+    rig.send(*messages)
+    rig.finish()
+    assert rig.tokens == {message.request_id: expected(message) for message in messages}
+    return rig, list(rig.ends)
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+def test_preempted_request_recomputes_same_tokens(enable_prefix_caching: bool) -> None:
+    rig, order = crowd(enable_prefix_caching=enable_prefix_caching)
+    stats = rig.scheduler.stats()
+    assert stats.num_preemptions > 0
+    assert order == ["r0", "r1", "r2"]
+    assert (stats.num_prompt_tokens, stats.num_generation_tokens) == (18, 72)
+
+
+def test_youngest_is_preempted_and_goes_on_before_newer_requests() -> None:
+    rig = Rig(num_blocks=8)
+    rig.send(add("old", prompt(10), max_tokens=16), add("young", prompt(10, 5), max_tokens=8))
+    while len(rig.rows(rig.step())) == 2:
+        pass
+    assert rig.rows(rig.plans[-1]) == {"old": 1}
+    rig.send(add("new", prompt(3, 9), max_tokens=2))
+    preempted_at = len(rig.plans)
+    rig.finish()
+    first_row = {}
+    for i, plan in enumerate(rig.plans[preempted_at:]):
+        for request_id in plan.request_ids:
+            first_row.setdefault(request_id, i)
+    assert 0 == first_row["old"] < first_row["young"] <= first_row["new"]
+
+
+def test_preemption_hits_the_lowest_priority_even_if_it_came_first() -> None:
+    rig = Rig(num_blocks=8)
+    rig.send(add("low", prompt(10), max_tokens=16, priority=1), add("high", prompt(10, 5), max_tokens=16))
+    rig.finish()
+    assert list(rig.ends) == ["high", "low"]
+    assert rig.scheduler.stats().num_preemptions > 0
+
+
+# --- abort, failure, steps in flight --------------------------------------------------------------------
+
+
+def test_abort_frees_every_page_at_once_waiting_or_running() -> None:
+    rig = Rig(max_num_seqs=1)
+    rig.send(add("running", prompt(30)), add("waiting", prompt(30, 9)))
+    rig.step()
+    outputs = rig.scheduler.abort([RequestId(name) for name in ("waiting", "running", "unknown", "running")])
+    assert [(o.request_id, o.finish_reason) for o in outputs] == [("waiting", "abort"), ("running", "abort")]
+    assert rig.kv.usage == 0.0
+    assert not rig.scheduler.has_work
+    assert rig.step() is None
+
+
+def test_pages_of_a_request_aborted_in_flight_are_free_when_its_step_is_over() -> None:
+    rig = Rig()
+    rig.send(add("r", prompt(7)), add("other", prompt(3, 9), max_tokens=2))
+    plan = rig.scheduler.schedule()
+    assert plan is not None
+    (end,) = rig.scheduler.abort([RequestId("r")])
+    assert end.finish_reason == "abort"
+    held = rig.kv.usage
+    outputs = rig.scheduler.update(plan, rig.executor.submit(plan).result())
+    assert [output.request_id for output in outputs] == ["other"]
+    assert rig.kv.usage < held
+    rig.finish()
+
+
+def test_result_of_an_aborted_request_does_not_reach_a_new_one_of_the_same_id() -> None:
+    rig = Rig()
+    rig.send(add("r", prompt(3)))
+    plan = rig.scheduler.schedule()
+    assert plan is not None
+    rig.scheduler.abort([RequestId("r")])
+    again = add("r", prompt(5, 9), max_tokens=4)
+    rig.send(again)
+    assert rig.scheduler.update(plan, rig.executor.submit(plan).result()) == []
+    rig.finish()
+    assert rig.tokens == {"r": expected(again)}
+
+
+def test_failed_step_ends_its_requests_only_and_forgets_cached_pages() -> None:
+    rig = Rig(max_num_seqs=1)
+    rig.run(add("before", prompt(12)))
+    after = add("after", prompt(12), max_tokens=3)
+    rig.send(add("victim", prompt(12), max_tokens=9), after)
+    rig.step()
+    plan = rig.scheduler.schedule()
+    assert plan is not None
+    rig.collect(rig.scheduler.fail(plan, FAULT))
+    assert (rig.ends["victim"].finish_reason, rig.ends["victim"].error) == ("error", FAULT)
+    rig.finish()
+    assert rig.tokens["after"] == expected(after)
+    assert rig.ends["after"].num_cached_tokens == 0
+
+
+def test_second_step_waits_for_the_first() -> None:
+    rig = Rig()
+    rig.send(add("r", prompt(3)))
+    plan = rig.scheduler.schedule()
+    assert plan is not None
+    with pytest.raises(RuntimeError, match="in flight"):
+        rig.scheduler.schedule()
+    rig.scheduler.fail(plan, FAULT)
+    with pytest.raises(RuntimeError, match="not the step in flight"):
+        rig.scheduler.fail(plan, FAULT)
+
+
+def test_abort_all_ends_everything_with_the_fault() -> None:
+    rig = Rig(max_num_seqs=1)
+    rig.send(add("a", prompt(3)), add("b", prompt(3, 9)))
+    rig.step()
+    assert {(o.request_id, o.error) for o in rig.scheduler.abort_all(FAULT)} == {("a", FAULT), ("b", FAULT)}
+    rig.finish()
+
+
+def test_stats_hold_gauges_and_increments() -> None:
+    rig = Rig(max_num_seqs=1)
+    rig.send(add("a", prompt(8), max_tokens=2), add("b", prompt(8), max_tokens=2))
+    rig.step()
+    stats = rig.scheduler.stats()
+    assert (stats.num_running, stats.num_waiting) == (1, 1)
+    assert stats.kv_cache_usage == pytest.approx(2 / 64)
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (8, 0)
+    assert (stats.num_prompt_tokens, stats.num_generation_tokens) == (8, 1)
+    rig.finish()
+    stats = rig.scheduler.stats()
+    assert (stats.num_running, stats.num_waiting, stats.kv_cache_usage) == (0, 0, 0.0)
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (8, 4)
+    assert (stats.num_prompt_tokens, stats.num_generation_tokens) == (8, 3)
