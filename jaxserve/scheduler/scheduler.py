@@ -79,6 +79,21 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._requests)
 
+    @property
+    def running(self) -> tuple[Request, ...]:
+        """In order of rank."""
+        return tuple(self._running)
+
+    @property
+    def waiting(self) -> tuple[Request, ...]:
+        """In order of rank."""
+        return tuple(self._waiting)
+
+    @property
+    def in_flight(self) -> tuple[Request, ...]:
+        """Requests of the step under way, among them such that ended meanwhile."""
+        return () if self._in_flight is None else tuple(self._in_flight[1])
+
     def add(self, message: AddRequest) -> RequestFault | None:
         """Queue a request, or say why not. A refused request leaves no trace."""
         if message.request_id in self._requests:

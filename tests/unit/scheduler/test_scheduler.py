@@ -259,7 +259,7 @@ def test_youngest_is_preempted_and_goes_on_before_newer_requests() -> None:
     rig.send(add("new", prompt(3, 9), max_tokens=2))
     preempted_at = len(rig.plans)
     rig.finish()
-    first_row = {}
+    first_row: dict[str, int] = {}
     for i, plan in enumerate(rig.plans[preempted_at:]):
         for request_id in plan.request_ids:
             first_row.setdefault(request_id, i)

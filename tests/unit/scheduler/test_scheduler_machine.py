@@ -1,0 +1,181 @@
+"""Random sequences of operations on a scheduler with a tiny pool, against its invariants.
+
+The pool is so small that preemption, eviction and refused starts happen all the time; prompts come from
+so few tokens that prefix hits happen too. Every finished request is compared with the direct evaluation
+of the fake model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from jaxserve.ipc.messages import AddRequest, RequestFault
+from jaxserve.scheduler.plan import StepPlan
+from jaxserve.scheduler.request import Request
+from jaxserve.types import BlockId, RequestId
+from tests.engine.rig import Rig, add, expected
+
+MAX_MODEL_LEN = 40
+FAULT = RequestFault("InternalError", "broken")
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Adds, aborts, steps, failures and cache resets in any order, also while a step is in flight."""
+
+    rig: Rig
+    plan: StepPlan | None
+
+    @initialize(
+        num_blocks=st.integers(6, 14),
+        block_size=st.sampled_from([1, 2, 4]),
+        rows=st.integers(1, 4),
+        extra_tokens=st.integers(0, 12),
+        caching=st.booleans(),
+    )
+    def build(self, num_blocks: int, block_size: int, rows: int, extra_tokens: int, caching: bool) -> None:
+        self.rig = Rig(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=rows,
+            max_num_batched_tokens=rows + extra_tokens,
+            max_queued_requests=6,
+            max_model_len=MAX_MODEL_LEN,
+            enable_prefix_caching=caching,
+        )
+        self.plan = None
+        self.messages: dict[RequestId, AddRequest] = {}
+        self.num_added = 0
+        self.tables: dict[Request, list[BlockId]] = {}
+
+    @rule(
+        shared=st.integers(0, 12),
+        own=st.lists(st.integers(0, 100), max_size=10),
+        max_tokens=st.integers(1, 16),
+        sampled=st.booleans(),
+        ignore_eos=st.booleans(),
+        priority=st.sampled_from([0, 0, 0, -1, 1]),
+        salt=st.sampled_from([None, None, "a"]),
+    )
+    def add(
+        self,
+        shared: int,
+        own: list[int],
+        max_tokens: int,
+        sampled: bool,
+        ignore_eos: bool,
+        priority: int,
+        salt: str | None,
+    ) -> None:
+        self.num_added += 1
+        message = add(
+            f"r{self.num_added}",
+            [11] * shared + own,
+            max_tokens=max_tokens,
+            temperature=float(sampled),
+            seed=self.num_added,
+            ignore_eos=ignore_eos,
+            priority=priority,
+            salt=salt,
+        )
+        before = self.rig.kv.usage
+        if self.rig.scheduler.add(message) is None:
+            self.messages[message.request_id] = message
+        assert self.rig.kv.usage == before
+
+    @precondition(lambda self: self.messages)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.messages)))
+        outputs = self.rig.scheduler.abort([request_id])
+        self.rig.collect(outputs)
+        assert [output.finish_reason for output in outputs] == ["abort"]
+        del self.messages[request_id]
+        self.check_prefix_of_expected(outputs[0].request_id)
+
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        self.rig.scheduler.reset_prefix_cache()
+
+    @precondition(lambda self: self.plan is None)
+    @rule()
+    def schedule(self) -> None:
+        self.plan = self.rig.scheduler.schedule()
+        assert (self.plan is None) == (not self.messages), "work stands still"
+
+    @precondition(lambda self: self.plan is not None)
+    @rule()
+    def update(self) -> None:
+        assert self.plan is not None
+        outputs = self.rig.scheduler.update(self.plan, self.rig.executor.submit(self.plan).result())
+        self.rig.collect(outputs)
+        self.plan = None
+        self.rig.executor.poison(self.rig.kv.pool.blank_blocks())
+        for output in outputs:
+            if output.finish_reason is not None:
+                message = self.messages.pop(output.request_id)
+                assert self.rig.tokens[output.request_id] == expected(message, MAX_MODEL_LEN)
+
+    @precondition(lambda self: self.plan is not None)
+    @rule(chance=st.integers(0, 9))
+    def fail(self, chance: int) -> None:
+        if chance == 0:
+            assert self.plan is not None
+            outputs = self.rig.scheduler.fail(self.plan, FAULT)
+            self.rig.collect(outputs)
+            self.plan = None
+            for output in outputs:
+                del self.messages[output.request_id]
+
+    def check_prefix_of_expected(self, request_id: RequestId) -> None:
+        """Nothing comes after the end."""
+        assert self.rig.ends[request_id].token_ids == []
+
+    @invariant()
+    def pages_are_conserved(self) -> None:
+        pool = self.rig.kv.pool
+        holders = Counter(block for request in self.holders() for block in request.table.blocks)
+        for block in range(1, pool.num_usable + 1):
+            assert pool.references(BlockId(block)) == holders[BlockId(block)], f"block {block}"
+        assert pool.num_free == pool.num_usable - len(holders)
+
+    @invariant()
+    def tables_only_grow_while_running(self) -> None:
+        current = {request: list(request.table.blocks) for request in self.rig.scheduler.running}
+        for request, blocks in current.items():
+            before = self.tables.get(request, [])
+            assert blocks[: len(before)] == before
+        self.tables = current
+
+    @invariant()
+    def nobody_waits_with_pages(self) -> None:
+        assert all(request.table.num_blocks == 0 for request in self.rig.scheduler.waiting)
+
+    def holders(self) -> set[Request]:
+        """Running requests, and aborted ones whose step is in flight."""
+        return {*self.rig.scheduler.running, *self.rig.scheduler.in_flight}
+
+    def teardown(self) -> None:
+        """Whatever is left finishes, and the pool is whole again."""
+        if not hasattr(self, "rig"):
+            return
+        if self.plan is not None:
+            self.update()
+        self.rig.finish(max_steps=3000)
+        for request_id, message in self.messages.items():
+            assert self.rig.tokens[request_id] == expected(message, MAX_MODEL_LEN)
+        self.rig.scheduler.reset_prefix_cache()
+        assert len(self.rig.kv.pool.blank_blocks()) == self.rig.kv.pool.num_usable
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(
+    max_examples=60,
+    stateful_step_count=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
