@@ -1,0 +1,188 @@
+"""Chat templates: what they see, what they may do, and what stops them."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from jaxserve.errors import CheckpointError, InvalidRequestError
+from jaxserve.tokenizer.template import ChatTemplate
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+def render(source: str, messages: Any = USER, *, tools: Any = None, variables: Any = None, **limits: Any) -> str:
+    template = ChatTemplate(source, "tiny", **limits)
+    return template.render(messages, add_generation_prompt=True, tools=tools, variables=variables or {})
+
+
+def refusal(source: str, messages: Any = USER, **limits: Any) -> str:
+    with pytest.raises(InvalidRequestError) as caught:
+        render(source, messages, **limits)
+    assert caught.value.param == "messages"
+    assert caught.value.status == 400
+    return caught.value.message
+
+
+def test_blocks_are_trimmed() -> None:
+    assert (
+        render("{% for m in messages %}\n    {% if true %}\n{{ m.role }}\n    {% endif %}\n{% endfor %}\n") == "user\n"
+    )
+
+
+def test_loop_controls_work() -> None:
+    source = "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 4 %}{% break %}{% endif %}{{ i }}{% endfor %}"
+    assert render(source) == "023"
+
+
+def test_loop_variables_survive_the_time_check() -> None:
+    source = "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ '.' if loop.last else ',' }}{% endfor %}"
+    assert render(source, USER * 3) == "1/3,2/3,3/3."
+
+
+def test_loops_over_nothing_take_the_else_branch() -> None:
+    assert render("{% for m in missing %}x{% else %}none{% endfor %}") == "none"
+
+
+def test_generation_blocks_are_their_content() -> None:
+    assert render("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}") == "hi"
+
+
+def test_tojson_keeps_unicode_and_html() -> None:
+    value = {"b": "<é & '>", "a": 1}
+    assert render("{{ tools | tojson }}", tools=[value]) == json.dumps([value], ensure_ascii=False)
+    assert render("{{ tools[0] | tojson(indent=2) }}", tools=[value]) == json.dumps(value, ensure_ascii=False, indent=2)
+
+
+def test_strftime_now_formats_the_current_time() -> None:
+    assert render("{{ strftime_now('%Y') }}") in {str(datetime.now().year), str(datetime.now().year - 1)}
+
+
+def test_raise_exception_becomes_a_refusal_of_the_messages() -> None:
+    message = refusal("{{ raise_exception('Roles must alternate') }}")
+    assert message == "The chat template does not accept these messages: Roles must alternate"
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ messages[5].content }}", "{{ 1 + 'x' }}", "{{ missing.x }}", "{% for x in 3 %}{% endfor %}"]
+)
+def test_an_error_inside_the_template_is_a_refusal(source: str) -> None:
+    assert refusal(source).startswith("The chat template does not accept these messages: ")
+
+
+def test_null_fields_are_missing_and_absent_tools_are_none() -> None:
+    source = "{{ messages[0].name is defined }} {{ tools is none }} {{ documents is none }}"
+    assert render(source, [{"role": "user", "content": "x", "name": None}]) == "False True True"
+
+
+def test_reasoning_is_seen_under_both_names() -> None:
+    for name in ("reasoning", "reasoning_content"):
+        messages = [{"role": "assistant", "content": "x", name: "because"}]
+        assert render("{{ messages[0].reasoning }}{{ messages[0].reasoning_content }}", messages) == "becausebecause"
+
+
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ messages[0].content }}", "a\nb"),
+        ("{{ messages[0]['content'] | trim }}", "a\nb"),
+        ("{% for m in messages %}{% for p in m['content'] %}[{{ p.text }}]{% endfor %}{% endfor %}", "[a][b]"),
+        ("{% set c = messages[0].content %}{% for p in c %}[{{ p.text }}]{% endfor %}", "[a][b]"),
+        (
+            "{% macro show(content) %}{% if content is string %}{{ content }}{% else %}{% for p in content %}"
+            "[{{ p.text }}]{% endfor %}{% endif %}{% endmacro %}{{ show(messages[0].content) }}",
+            "[a][b]",
+        ),
+    ],
+)
+def test_parts_reach_templates_that_loop_over_them_and_are_joined_for_others(source: str, text: str) -> None:
+    assert render(source, PARTS) == text
+
+
+def test_a_plain_string_is_wrapped_only_for_templates_that_know_parts_alone() -> None:
+    only_parts = "{% for p in messages[0].content %}[{{ p.text }}]{% endfor %}"
+    assert render(only_parts) == "[hi]"
+    both = "{% if messages[0].content is string %}{{ messages[0].content }}{% else %}" + only_parts + "{% endif %}"
+    assert render(both) == "hi"
+
+
+@pytest.mark.parametrize("source", ["{{ messages[0].content }}", "{% for p in messages[0].content %}{% endfor %}"])
+def test_parts_other_than_text_are_refused(source: str) -> None:
+    part = {"type": "image_url", "image_url": {"url": "http://x"}}
+    message = refusal(source, [{"role": "user", "content": [part]}])
+    assert "found a content part of type 'image_url'" in message
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({'role': 'x'}) }}",
+        "{{ self._TemplateReference__context }}",
+        "{% include 'x' %}",
+        "{{ lipsum(n=1000000) }}",
+        "{{ cycler.__init__.__globals__ }}",
+    ],
+)
+def test_the_sandbox_has_no_way_out(source: str) -> None:
+    try:
+        text = render(source)
+    except InvalidRequestError:
+        return
+    assert text == ""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n else '' }}{% endmacro %}{{ f(60) }}",
+        "{% for x in [1, 2] recursive %}{{ loop([1, 2]) if loop.depth < 40 }}{% endfor %}",
+    ],
+)
+def test_a_template_that_never_ends_is_stopped(source: str) -> None:
+    assert "takes longer than 0.1 s" in refusal(source, time_limit_s=0.1)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set n = namespace(s='ab') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
+        "{% set n = namespace(s='ab') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+        "{% set n = namespace(s=[1]) %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
+        "{{ messages[0].content * 1000000000000 }}",
+        "{{ 1000000000000 * messages[0].content }}",
+        "{{ messages * 1000000000000 }}",
+        "{% for i in range(9999) %}{{ messages }}{% endfor %}",
+    ],
+)
+def test_a_template_that_makes_too_much_text_is_stopped(source: str) -> None:
+    assert "over the limit of 10000" in refusal(source, max_output_chars=10000)
+
+
+def test_huge_powers_are_stopped() -> None:
+    assert "a power of more than 4096 bits" in refusal("{% set n = 9 %}{{ (n ** 999999999) % 7 }}")
+    assert render("{% set n = 9 %}{{ n ** 2 }}") == "81"
+
+
+def test_endless_recursion_is_a_refusal() -> None:
+    assert refusal("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}")
+
+
+def test_a_template_that_does_not_compile_names_its_line() -> None:
+    with pytest.raises(CheckpointError, match="model: chat template, line 2: "):
+        ChatTemplate("ok\n{% if %}", "model")
+
+
+def test_variables_cannot_reach_the_render_call() -> None:
+    # Names of arguments that renderers and tokenizers take are plain variables here.
+    variables = {"tokenize": True, "self": "s", "context": "c", "environment": "e", "args": [], "kwargs": {}}
+    assert render("{{ tokenize }}{{ context }}{{ environment }}", variables=variables) == "Truece"

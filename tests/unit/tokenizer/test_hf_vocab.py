@@ -1,0 +1,102 @@
+"""Hugging Face directories: which file says what, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxserve.errors import CheckpointError
+from jaxserve.tokenizer.tokenizer import load_tokenizer
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "tokenizers"
+USER = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(FIXTURES / "byte_level", tmp_path / "model"))
+
+
+def write(path: Path, value: Any) -> None:
+    path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
+
+
+def change_config(directory: Path, **changes: Any) -> None:
+    config = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8")) | changes
+    write(directory / "tokenizer_config.json", {key: value for key, value in config.items() if value is not None})
+
+
+def test_eos_ids_are_the_tokenizers_then_the_generation_configs(directory: Path) -> None:
+    assert load_tokenizer(directory).eos_token_ids == (2,)
+    write(directory / "config.json", {"eos_token_id": 7})
+    assert load_tokenizer(directory).eos_token_ids == (2, 7)
+    write(directory / "generation_config.json", {"eos_token_id": [0, 2]})
+    assert load_tokenizer(directory).eos_token_ids == (2, 0)
+
+
+def test_special_tokens_are_strings_or_objects_in_either_file(directory: Path) -> None:
+    change_config(directory, bos_token={"content": "<|endoftext|>"}, eos_token=None)
+    write(directory / "special_tokens_map.json", {"eos_token": {"content": "<|im_start|>"}, "bos_token": "ignored"})
+    write(directory / "chat_template.jinja", "{{ bos_token }} {{ eos_token }}")
+    loaded = load_tokenizer(directory)
+    assert (loaded.bos_token_id, loaded.eos_token_id) == (0, 1)
+    assert loaded.render_chat(USER) == "<|endoftext|> <|im_start|>"
+
+
+def test_chat_templates_come_from_the_first_of_option_file_and_config(directory: Path, tmp_path: Path) -> None:
+    assert load_tokenizer(directory).render_chat(USER).startswith("<|im_start|>user")
+    change_config(
+        directory, chat_template=[{"name": "default", "template": "named"}, {"name": "tool_use", "template": "t"}]
+    )
+    assert load_tokenizer(directory).render_chat(USER) == "named"
+    assert load_tokenizer(directory).render_chat(USER, tools=[{}]) == "t"
+    write(directory / "chat_template.jinja", "file")
+    assert load_tokenizer(directory).render_chat(USER) == "file"
+    write(tmp_path / "own.jinja", "option")
+    loaded = load_tokenizer(directory, chat_template=tmp_path / "own.jinja")
+    assert loaded.render_chat(USER) == loaded.render_chat(USER, tools=[{}]) == "option"
+
+
+def test_additional_templates_are_found_by_file_name(directory: Path) -> None:
+    (directory / "additional_chat_templates").mkdir()
+    write(directory / "additional_chat_templates" / "tool_use.jinja", "for tools")
+    assert load_tokenizer(directory).render_chat(USER, tools=[{"name": "f"}]) == "for tools"
+
+
+def test_code_of_the_checkpoint_is_never_run(directory: Path, tmp_path: Path) -> None:
+    change_config(directory, auto_map={"AutoTokenizer": ["evil.Evil", None]}, tokenizer_class="Evil")
+    write(directory / "evil.py", f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
+    load_tokenizer(directory)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", "{", r"tokenizer\.json: not a usable tokenizer"),
+        ("tokenizer.json", '{"model": {"type": "Magic"}}', r"tokenizer\.json: not a usable tokenizer"),
+        ("tokenizer_config.json", "[1]", r"tokenizer_config\.json: expected a JSON object, found list"),
+        ("tokenizer_config.json", "\x00", r"tokenizer_config\.json: expected JSON, found"),
+        ("tokenizer_config.json", '{"chat_template": 3}', "chat_template: expected text or a list, found int"),
+        ("tokenizer_config.json", '{"chat_template": [3]}', "chat_template: expected a list of .* objects, found 3"),
+        ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id: expected token ids, found 'x'"),
+        ("chat_template.jinja", "{% if %}", "chat template, line 1: "),
+    ],
+)
+def test_a_damaged_file_is_refused_in_one_line(directory: Path, name: str, content: str, message: str) -> None:
+    write(directory / name, content)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_tokenizer(directory)
+    assert str(directory) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_path_and_a_missing_template_are_named(directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="nowhere: expected a Hugging Face directory or a GGUF file"):
+        load_tokenizer(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match=r"own\.jinja: chat template cannot be read"):
+        load_tokenizer(directory, chat_template=tmp_path / "own.jinja")
