@@ -25,8 +25,8 @@ def resolve(model: str, revision: str | None = None, *, progress: bool = True) -
     hub's own bars on stderr. Raises ConfigError when `model` cannot be a source and CheckpointError when it cannot
     be had.
     """
-    path = Path(model).expanduser()
-    if path.exists():
+    path = _existing(model)
+    if path is not None:
         return path
     match = _HUB_ID.fullmatch(model)
     if match is None or (match["file"] is None and model.endswith(".gguf")):
@@ -47,6 +47,14 @@ def resolve(model: str, revision: str | None = None, *, progress: bool = True) -
     if not (snapshot / file_name).is_file():
         raise CheckpointError(f"model {model}: expected {shown(file_name)} in the repository, found no such file")
     return snapshot / file_name
+
+
+def _existing(model: str) -> Path | None:
+    try:
+        path = Path(model).expanduser()
+        return path if model and path.exists() else None
+    except (OSError, RuntimeError):  # a name no file can have, a folder we may not see, ~ of nobody
+        return None
 
 
 def _download(repository: str, revision: str | None, patterns: list[str], progress: bool) -> Path:

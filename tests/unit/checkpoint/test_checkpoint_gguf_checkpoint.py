@@ -255,7 +255,7 @@ def test_llama3_rope_scaling_is_recognised_in_the_factors(tmp_path: Path, factor
 @pytest.mark.parametrize(
     ("factors", "found"),
     [
-        ([1.0, 1.0, 1.0, 7.0], "expected the factors of Llama 3"),
+        ([1.0, 1.0, 2.0, 7.0], "expected the factors of Llama 3"),
         ([1.0, 2.0, 3.0, 4.0], "expected the factors of Llama 3"),
         ([1.0, 1.0, 1.0, math.nan], "expected the factors of Llama 3"),
         ([1.0, 1.0, 1.0, 0.0], "expected the factors of Llama 3"),

@@ -1,0 +1,212 @@
+"""Where a model comes from: paths as they stand, hub ids through the hub's cache, and one line when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import huggingface_hub
+import pytest
+from huggingface_hub import errors as hub_errors
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled
+
+from jaxserve.checkpoint.source import resolve
+from jaxserve.errors import CheckpointError, ConfigError, StartupError
+
+URL = "https://huggingface.co/api/models/owner/name/revision/main"
+
+
+class FakeHub:
+    """Stands in for snapshot_download: records what it is asked and answers from a directory, or raises."""
+
+    def __init__(self, snapshot: Path) -> None:
+        self.snapshot = snapshot
+        self.error: Exception | None = None
+        self.calls: list[dict[str, Any]] = []
+
+    def __call__(self, repository: str, **options: Any) -> str:
+        self.calls.append({"repository": repository, "bars": not are_progress_bars_disabled(), **options})
+        if self.error is not None:
+            raise self.error
+        return str(self.snapshot)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    fake = FakeHub(snapshot)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fake)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    return fake
+
+
+def refusal(model: str, kind: type[StartupError] = CheckpointError, revision: str | None = None) -> str:
+    with pytest.raises(kind) as caught:
+        resolve(model, revision)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def http_error(kind: Callable[..., Exception], status: int, message: str = "Nope\nRequest ID: 1") -> Exception:
+    return kind(message, response=httpx2.Response(status, request=httpx2.Request("GET", URL)))
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def test_existing_paths_are_returned_without_the_hub(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = Path("owner/name")
+    directory.mkdir(parents=True)
+    (directory / "a.gguf").write_bytes(b"GGUF")
+    assert resolve("owner/name") == directory
+    assert resolve("owner/name/a.gguf") == directory / "a.gguf"
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    assert resolve("~/owner/name") == Path.cwd() / directory
+    assert hub.calls == []
+
+
+def test_hub_id_fetches_safetensors_and_text_only(hub: FakeHub) -> None:
+    (hub.snapshot / "model.safetensors").touch()
+    assert resolve("owner/name", "v1.0") == hub.snapshot
+    assert hub.calls == [
+        {
+            "repository": "owner/name",
+            "bars": True,
+            "revision": "v1.0",
+            "allow_patterns": ["model*.safetensors", "*.json", "tokenizer*", "*.jinja"],
+            "ignore_patterns": ["*/*"],
+        }
+    ]
+
+
+def test_hub_file_fetches_that_file_only(hub: FakeHub) -> None:
+    (hub.snapshot / "Tiny[1].Q4_K_M.gguf").touch()
+    assert resolve("owner/name:Tiny[1].Q4_K_M.gguf", progress=False) == hub.snapshot / "Tiny[1].Q4_K_M.gguf"
+    assert hub.calls[0]["allow_patterns"] == ["Tiny[[]1].Q4_K_M.gguf"]
+
+
+def test_progress_bars_are_shown_unless_declined(hub: FakeHub) -> None:
+    (hub.snapshot / "model.safetensors").touch()
+    resolve("owner/name")
+    resolve("owner/name", progress=False)
+    resolve("owner/name", progress=True)
+    assert [call["bars"] for call in hub.calls] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "./nope",
+        "/nope/model",
+        "../owner/name",
+        "~/nope",
+        "nope",
+        "nope.gguf",
+        "owner/name.gguf",
+        "a/b/c",
+        "",
+        "a b/c",
+        "/x" * 60 + "/" + "y" * 300,
+        "~nobody-here/m",
+    ],
+)
+def test_path_that_does_not_exist_says_so(hub: FakeHub, model: str) -> None:
+    message = refusal(model, ConfigError)
+    shown = model if len(model) <= 200 else model[:200] + "..."
+    assert message == (
+        f"model {shown!r}: expected an existing file or directory, owner/name on the Hugging Face hub, or "
+        "owner/name:FILE.gguf; found no such path"
+    )
+    assert hub.calls == []
+
+
+def test_repository_without_safetensors_is_refused(hub: FakeHub) -> None:
+    (hub.snapshot / "config.json").touch()
+    assert refusal("owner/name") == (
+        "model owner/name: expected model*.safetensors in the repository, found none (pickle weights are not read); "
+        "choose a repository with safetensors, or one GGUF file as owner/name:FILE.gguf"
+    )
+
+
+def test_file_missing_from_the_repository_is_named(hub: FakeHub) -> None:
+    message = refusal("owner/name:a.gguf")
+    assert message == "model owner/name:a.gguf: expected 'a.gguf' in the repository, found no such file"
+
+
+def connection_error() -> Exception:
+    return httpx2.ConnectError("[Errno -2] Name or service not known")
+
+
+FAILURES: dict[str, tuple[Callable[[], Exception], str]] = {
+    "gated": (
+        lambda: http_error(hub_errors.GatedRepoError, 403),
+        "the repository is gated; accept its terms on https://huggingface.co/owner/name and set HF_TOKEN",
+    ),
+    "not found": (
+        lambda: http_error(hub_errors.RepositoryNotFoundError, 401),
+        "no such repository on the hub, or it is private; check the name, or set HF_TOKEN",
+    ),
+    "revision": (lambda: http_error(hub_errors.RevisionNotFoundError, 404), "the repository has no such revision"),
+    "offline": (
+        lambda: caused(hub_errors.LocalEntryNotFoundError("x\ny"), hub_errors.OfflineModeIsEnabled("offline")),
+        "not wholly in the local cache, and HF_HUB_OFFLINE is set; unset it, or give a local path",
+    ),
+    "offline at once": (
+        lambda: hub_errors.OfflineModeIsEnabled("offline"),
+        "not wholly in the local cache, and HF_HUB_OFFLINE is set; unset it, or give a local path",
+    ),
+    "no network": (
+        lambda: caused(hub_errors.LocalEntryNotFoundError("x\ny"), connection_error()),
+        "not wholly in the local cache, and the hub cannot be reached (ConnectError: [Errno -2] Name or service not "
+        "known); check the network",
+    ),
+    "interrupted": (
+        lambda: hub_errors.IncompleteSnapshotError("x\ny", "/cache"),
+        "not wholly in the local cache, and the hub cannot be reached; check the network",
+    ),
+    "network lost": (
+        connection_error,
+        "the download failed (ConnectError: [Errno -2] Name or service not known); check the network and the free "
+        "disk space, then try again",
+    ),
+    "hub down": (
+        lambda: http_error(hub_errors.HfHubHTTPError, 503, "503 Server Error\nRequest ID: 1"),
+        "the hub answered 503 Server Error; try again later",
+    ),
+    "file gone": (
+        lambda: http_error(hub_errors.RemoteEntryNotFoundError, 404),
+        "the repository has none of the files model*.safetensors, *.json, tokenizer*, *.jinja",
+    ),
+    "disk full": (
+        lambda: OSError(28, "No space left on device"),
+        "the download failed (OSError: [Errno 28] No space left on device); check the network and the free disk space",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_failure_is_one_line_that_says_what_to_do(hub: FakeHub, case: str) -> None:
+    make_error, message = FAILURES[case]
+    hub.error = make_error()
+    assert refusal("owner/name", revision="v2").startswith(f"model owner/name at revision 'v2': {message}")
+
+
+def test_invalid_id_is_a_configuration_error(hub: FakeHub) -> None:
+    hub.error = hub_errors.HFValidationError("Repo id must use alphanumeric chars")
+    assert refusal("owner/na--me", ConfigError).startswith("model owner/na--me: not a hub id: Repo id must use")
+
+
+def test_offline_hub_answers_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real snapshot_download, which must not reach for the network."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    assert refusal("owner/name") == (
+        "model owner/name: not wholly in the local cache, and HF_HUB_OFFLINE is set; unset it, or give a local path"
+    )
