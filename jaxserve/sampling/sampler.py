@@ -69,6 +69,7 @@ def _draw(logits: Float[Array, "B V"], options: Mapping[str, Array], positions: 
     """Sample from softmax(logits / temperature) restricted by top_k, then top_p, and min_p."""
     scaled = transforms.temperature(logits, options["temperature"])
     restricts = (options["top_k"] > 0) | (options["top_p"] < 1) | (options["min_p"] > 0)
+    restricts &= options["temperature"] > 0  # padding rows are greedy
 
     def threshold() -> Array:
         rows = transforms.candidates(scaled)

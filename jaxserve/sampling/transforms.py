@@ -101,7 +101,7 @@ def _smallest_with(logits: Float[Array, "B V"], enough: Callable[[Array], Array]
         holds = enough(keys >= middle[:, None])
         return jnp.where(holds, middle, low), jnp.where(holds, high, middle - 1)
 
-    start = jnp.full(logits.shape[0], jnp.iinfo(jnp.int32).min), keys.max(-1)
+    start = jnp.full(logits.shape[0], -(2**31)), keys.max(-1)
     low, _ = jax.lax.fori_loop(0, 32, narrow, start)
     return _unordered(low)
 

@@ -100,7 +100,7 @@ def decode_attention(
         return _attend(state, grouped, k, v, visible[:, None, None, :])
 
     # A padding row must not drag the window's start to zero for all.
-    first = jnp.min(jnp.where(kv_lengths > 0, lowest, jnp.iinfo(jnp.int32).max)) // block_keys
+    first = jnp.min(jnp.where(kv_lengths > 0, lowest, 2**31 - 1)) // block_keys
     last = (jnp.max(kv_lengths) + block_keys - 1) // block_keys
     state = jax.lax.fori_loop(first, last, body, _empty(rows, num_kv_heads, group, dim))
     return _finish(state).reshape(rows, num_heads, dim).astype(q.dtype)
@@ -171,7 +171,8 @@ def mixed_attention(
         result = result.reshape(tile, num_heads, dim).astype(out.dtype)
         return jax.lax.dynamic_update_slice_in_dim(out, result, start, 0)
 
-    return jax.lax.fori_loop(0, ragged.num_tiles, one_tile, out)[:num_tokens]
+    attended: Array = jax.lax.fori_loop(0, ragged.num_tiles, one_tile, out)
+    return attended[:num_tokens]
 
 
 def _pad_to_multiple(table: Int[Array, "B M"], multiple: int) -> Int[Array, "B M2"]:

@@ -1,0 +1,206 @@
+"""An executor on this host's devices: opens the checkpoint, places it, compiles, runs."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from jaxserve import __version__
+from jaxserve.checkpoint.open import open_checkpoint
+from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.config import Config
+from jaxserve.errors import ConfigError
+from jaxserve.ipc.messages import ModelFacts
+from jaxserve.kv.spec import KVSpec
+from jaxserve.models.config import DecoderConfig
+from jaxserve.models.registry import decoder_config
+from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
+from jaxserve.runner.buckets import make_buckets
+from jaxserve.runner.compilations import CompilationCounter
+from jaxserve.runner.inputs import programs
+from jaxserve.runner.memory import fit_model_len, kv_cache_bytes, num_kv_blocks
+from jaxserve.runner.program_cache import ProgramCache
+from jaxserve.runner.runner import PendingStep, Runner, make_pool
+from jaxserve.runner.warmup import make_programs
+from jaxserve.scheduler.plan import Buckets, StepPlan
+from jaxserve.sharding.mesh import MODEL_AXIS, Sharding, make_sharding
+from jaxserve.weights.loader import load_params
+
+_LOG = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int, str], None]
+"""Called with (phase, units done, units in all, detail)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What follows from settings, platform and memory."""
+
+    spec: KVSpec
+    num_blocks: int
+    max_model_len: int
+    buckets: Buckets
+
+    @property
+    def pool_shape(self) -> tuple[int, ...]:
+        spec = self.spec
+        return (spec.num_layers, self.num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
+
+    @property
+    def max_pages(self) -> int:
+        return -(-self.max_model_len // self.spec.block_size)
+
+
+class LocalExecutor:
+    """One model on this process's devices."""
+
+    def __init__(
+        self, runner: Runner, facts: ModelFacts, buckets: Buckets, eos: frozenset[int], counter: CompilationCounter
+    ) -> None:
+        self._runner = runner
+        self._counter = counter
+        self.facts = facts
+        self.buckets = buckets
+        self.eos_token_ids = eos
+        counter.phase = "serving"
+
+    @classmethod
+    def start(cls, config: Config, model_path: Path, progress: Progress) -> LocalExecutor:
+        """Load and compile; returns when every program exists. Raises StartupError in one line."""
+        clock = _PhaseClock()
+        counter = CompilationCounter()
+        # Harmless where there is an accelerator; on a CPU it makes one device per shard.
+        jax.config.update("jax_num_cpu_devices", config.parallel.tensor_parallel_size)
+        device = _first_device()
+        checkpoint = open_checkpoint(model_path)
+        decoder = decoder_config(checkpoint.config, checkpoint.generation_config)
+        skeleton = make_skeleton(decoder, _dtype(config, device.platform))
+        sharding = make_sharding(decoder, config.parallel.tensor_parallel_size)
+        clock.mark("open")
+        params = load_params(
+            checkpoint, skeleton, sharding, lambda done, total, name: progress("load", done, total, name)
+        )
+        clock.mark("load")
+        limits = _limits(config, decoder, skeleton, sharding, device)
+        executables = make_programs(
+            skeleton,
+            sharding,
+            limits.pool_shape,
+            programs(limits.buckets, limits.max_pages),
+            ProgramCache(_cache_directory(config)),
+            num_threads=min(os.cpu_count() or 1, 8),
+            progress=lambda done, total, name: progress("compile", done, total, name),
+        )
+        clock.mark("compile")
+        pool = make_pool(limits.pool_shape, skeleton.dtype, sharding)
+        jax.block_until_ready(pool)
+        clock.mark("kv_cache")
+        facts = ModelFacts(
+            vocab_size=decoder.vocab_size,
+            max_model_len=limits.max_model_len,
+            num_kv_blocks=limits.num_blocks,
+            block_size=limits.spec.block_size,
+            dtype=str(skeleton.dtype),
+            platform=device.platform,
+            num_devices=config.parallel.tensor_parallel_size,
+            fingerprint=_fingerprint(checkpoint, skeleton, config),
+            phase_seconds=clock.seconds,
+        )
+        runner = Runner(params, pool, executables)
+        return cls(runner, facts, limits.buckets, frozenset(decoder.eos_token_ids), counter)
+
+    def submit(self, plan: StepPlan) -> PendingStep:
+        return self._runner.submit(plan)
+
+    def compilations(self) -> dict[str, int]:
+        return dict(self._counter.counts)
+
+    def close(self) -> None:
+        self._counter.close()
+
+
+class _PhaseClock:
+    """Seconds since the last mark, by phase."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    def mark(self, phase: str) -> None:
+        now = time.monotonic()
+        self.seconds[phase] = round(now - self._last, 3)
+        self._last = now
+
+
+def _first_device() -> jax.Device:
+    try:
+        return jax.devices()[0]
+    except RuntimeError as error:
+        raise ConfigError(f"no device can be used: {error}") from error
+
+
+def _dtype(config: Config, platform: str) -> jnp.dtype:
+    """auto: float32 on CPUs, which compute it faster than bfloat16 unless they have AVX512-BF16 or AMX."""
+    name = config.model.dtype
+    if name == "auto":
+        name = "float32" if platform == "cpu" else "bfloat16"
+    return jnp.dtype(name)
+
+
+def _limits(
+    config: Config, decoder: DecoderConfig, skeleton: ModelSkeleton, sharding: Sharding, device: jax.Device
+) -> Limits:
+    spec = KVSpec(
+        num_layers=decoder.num_layers,
+        num_kv_heads=decoder.num_kv_heads,
+        head_dim=decoder.head_dim,
+        dtype_bytes=skeleton.dtype.itemsize,
+        block_size=config.cache.block_size,
+    )
+    kv_shards = config.parallel.tensor_parallel_size if sharding.rules["kv_heads"] == MODEL_AXIS else 1
+    longest = config.model.max_model_len or decoder.max_position
+    num_blocks = num_kv_blocks(
+        kv_cache_bytes(config.cache, device, kv_shards), spec, longest, config.scheduler.max_num_seqs
+    )
+    # One bfloat16 row makes XLA:CPU convert the whole weight first; two do not.
+    slow_single_row = device.platform == "cpu" and skeleton.dtype == jnp.bfloat16
+    return Limits(
+        spec=spec,
+        num_blocks=num_blocks,
+        max_model_len=fit_model_len(config.model.max_model_len, decoder.max_position, num_blocks, spec),
+        buckets=make_buckets(
+            device.platform,
+            config.scheduler.max_num_seqs,
+            config.scheduler.max_num_batched_tokens,
+            min_decode=2 if slow_single_row else 1,
+        ),
+    )
+
+
+def _cache_directory(config: Config) -> Path | None:
+    chosen = config.compile.compile_cache
+    if chosen == "off":
+        return None
+    return Path(chosen) if chosen else Path.home() / ".cache" / "jaxserve" / "programs"
+
+
+def _fingerprint(checkpoint: Checkpoint, skeleton: ModelSkeleton, config: Config) -> str:
+    """8 hex digits over what decides the output: checkpoint, dtype, mesh, versions."""
+    identity = (
+        checkpoint.path.name,
+        [(info.name, info.stored_dtype, info.num_stored_bytes) for info in checkpoint.tensors.values()],
+        skeleton.config,
+        str(skeleton.dtype),
+        config.parallel.tensor_parallel_size,
+        jax.__version__,
+        __version__,
+    )
+    return hashlib.sha256(repr(identity).encode()).hexdigest()[:8]

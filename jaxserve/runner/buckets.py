@@ -1,0 +1,33 @@
+"""Which step shapes exist on which platform.
+
+Padding costs time on a CPU, where a step is bound by arithmetic from a handful of rows; it is free on
+an accelerator, where a decode step is bound by reading the weights.
+"""
+
+from __future__ import annotations
+
+from jaxserve.scheduler.plan import Buckets
+
+MIN_MIXED_TOKENS = 16
+
+
+def make_buckets(platform: str, max_num_seqs: int, max_num_batched_tokens: int, *, min_decode: int = 1) -> Buckets:
+    """The bucket table for these limits. The largest buckets are the limits themselves.
+
+    min_decode: 2 where a one-row product is slower than a two-row one (bfloat16 on a CPU).
+    """
+    mixed_floor = MIN_MIXED_TOKENS if platform == "cpu" else 8 * MIN_MIXED_TOKENS
+    return Buckets(
+        decode=_doubling(min(min_decode, max_num_seqs), max_num_seqs),
+        mixed=_doubling(min(mixed_floor, max_num_batched_tokens), max_num_batched_tokens),
+        max_num_seqs=max_num_seqs,
+    )
+
+
+def _doubling(smallest: int, largest: int) -> tuple[int, ...]:
+    sizes = []
+    size = smallest
+    while size < largest:
+        sizes.append(size)
+        size *= 2
+    return (*sizes, largest)

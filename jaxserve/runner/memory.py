@@ -1,0 +1,65 @@
+"""How many KV pages there is room for."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import jax
+
+from jaxserve.config import CacheConfig
+from jaxserve.errors import ConfigError
+from jaxserve.kv.spec import KVSpec
+
+CPU_SHARE = 0.25
+CPU_MOST_BYTES = 2 << 30
+WORKSPACE_BYTES = 1 << 30
+"""Left free on an accelerator for activations, logits and the compiler's scratch."""
+_LOG = logging.getLogger(__name__)
+
+
+def kv_cache_bytes(config: CacheConfig, device: jax.Device, kv_shards: int) -> int:
+    """Bytes for the KV cache over all devices, asked for or measured. Call after the weights are placed."""
+    if config.kv_cache_memory is not None:
+        return config.kv_cache_memory
+    if device.platform == "cpu":
+        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return min(int(available * CPU_SHARE), CPU_MOST_BYTES)
+    stats = device.memory_stats() or {}
+    if "bytes_limit" not in stats:
+        raise ConfigError(f"{device.device_kind} does not report its memory: give --kv-cache-memory")
+    in_use = int(stats["bytes_in_use"])
+    free = int(stats["bytes_limit"] * config.memory_fraction) - in_use - WORKSPACE_BYTES
+    if free <= 0:
+        raise ConfigError(
+            f"no memory left for the KV cache: {in_use} of {stats['bytes_limit']} bytes are in use and "
+            f"--memory-fraction is {config.memory_fraction}; use more devices (--tensor-parallel-size) or a smaller dtype"
+        )
+    return free * kv_shards
+
+
+def num_kv_blocks(num_bytes: int, spec: KVSpec, max_model_len: int, max_num_seqs: int) -> int:
+    """Pages in the pool, the null page included; never more than full requests could use."""
+    most = max_num_seqs * -(-max_model_len // spec.block_size) + 1
+    return min(spec.num_blocks_for(num_bytes), most)
+
+
+def fit_model_len(wanted: int | None, declared: int, num_blocks: int, spec: KVSpec) -> int:
+    """The context length to serve: what is asked for, or what the model declares if the pool holds it.
+
+    wanted: --max-model-len; declared: the checkpoint's limit.
+    """
+    if wanted is not None and wanted > declared:
+        raise ConfigError(f"--max-model-len {wanted} is more than the {declared} tokens the model was made for")
+    capacity = (num_blocks - 1) * spec.block_size
+    length = wanted if wanted is not None else declared
+    if length <= capacity:
+        return length
+    if wanted is not None:
+        raise ConfigError(
+            f"--max-model-len {wanted} does not fit the KV cache of {capacity} tokens "
+            f"({num_blocks - 1} pages of {spec.block_size}): lower it or raise --kv-cache-memory "
+            f"to {(-(-wanted // spec.block_size) + 1) * spec.bytes_per_block} bytes"
+        )
+    _LOG.warning("context shortened from %d to the %d tokens that the KV cache holds", declared, capacity)
+    return capacity

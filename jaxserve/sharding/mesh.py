@@ -1,0 +1,71 @@
+"""The devices of one engine as a mesh, and where arrays live on it.
+
+Tensor parallelism is this table, not a code path: XLA partitions the one step function by the
+shardings of its arguments (GSPMD, arXiv 2105.04663).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxserve.errors import ConfigError
+from jaxserve.models.config import DecoderConfig
+
+MODEL_AXIS = "model"
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """A mesh, and which logical axis is split over which mesh axis (None: every device holds it whole)."""
+
+    mesh: Mesh
+    rules: Mapping[str, str | None]
+
+    def place(self, axes: tuple[str | None, ...]) -> NamedSharding:
+        """The sharding of an array with these logical axes."""
+        spec = [None if axis is None else self.rules[axis] for axis in axes]
+        used = [name for name in spec if name is not None]
+        if len(used) != len(set(used)):
+            raise ValueError(f"logical axes {axes} would split two dimensions over the same mesh axis: {spec}")
+        return NamedSharding(self.mesh, PartitionSpec(*spec))
+
+    @property
+    def replicated(self) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    @property
+    def kv_pool(self) -> NamedSharding:
+        """Of `[L, P, K, S, H]`."""
+        return NamedSharding(self.mesh, PartitionSpec(None, None, self.rules["kv_heads"]))
+
+
+def make_sharding(config: DecoderConfig, tensor_parallel_size: int) -> Sharding:
+    """Split what divides evenly; what does not stays whole on every device, and a log line says so."""
+    devices = jax.devices()
+    if tensor_parallel_size > len(devices):
+        raise ConfigError(
+            f"--tensor-parallel-size {tensor_parallel_size} needs as many devices, "
+            f"found {len(devices)} ({devices[0].platform})"
+        )
+    mesh = Mesh(np.array(devices[:tensor_parallel_size]), (MODEL_AXIS,), axis_types=(AxisType.Auto,))
+    return Sharding(mesh, _rules(config, tensor_parallel_size))
+
+
+def _rules(config: DecoderConfig, size: int) -> dict[str, str | None]:
+    counts = {"vocab": config.vocab_size, "ffn": config.intermediate_size, "kv_heads": config.num_kv_heads}
+    rules: dict[str, str | None] = {"embed": None}
+    for axis, count in counts.items():
+        divides = count % size == 0
+        rules[axis] = MODEL_AXIS if divides and size > 1 else None
+        if not divides:
+            _LOG.warning("%s (%d) does not divide over %d devices: each holds all of it", axis, count, size)
+    # Query heads follow their kv heads, so that attention needs no exchange.
+    rules["heads"] = rules["kv_heads"]
+    return rules

@@ -1,0 +1,66 @@
+"""Fills a model skeleton from a checkpoint: read one tensor, check, cast, place, forget.
+
+Peak host memory is what ends up resident plus one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.errors import CheckpointError
+from jaxserve.models.skeleton import LeafSpec, ModelSkeleton
+from jaxserve.sharding.mesh import Sharding
+
+Progress = Callable[[int, int, str], None]
+"""Called with (bytes done, bytes in all, tensor name)."""
+
+_DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)
+"""Buffers that some checkpoints store and every implementation computes."""
+
+
+def load_params(
+    checkpoint: Checkpoint, skeleton: ModelSkeleton, sharding: Sharding, progress: Progress
+) -> tuple[jax.Array, ...]:
+    """The skeleton's leaves as device arrays, in its order.
+
+    Raises CheckpointError for a missing, unexpected or misshaped tensor before anything is read.
+    """
+    check_tensors(checkpoint, skeleton)
+    sizes = [leaf.dtype.itemsize * int(np.prod(leaf.shape)) for leaf in skeleton.leaves]
+    done, total = 0, sum(sizes)
+    leaves = []
+    for leaf, size in zip(skeleton.leaves, sizes, strict=True):
+        host = np.ascontiguousarray(checkpoint.read(leaf.name).astype(leaf.dtype, copy=False))
+        # may_alias=False: a parameter must not live in the page cache of a file that may change.
+        placed = jax.device_put(host, sharding.place(leaf.axes), may_alias=False)
+        leaves.append(placed.block_until_ready())
+        done += size
+        progress(done, total, leaf.name)
+    return tuple(leaves)
+
+
+def check_tensors(checkpoint: Checkpoint, skeleton: ModelSkeleton) -> None:
+    """Compare names and shapes of the headers with what the model needs."""
+    for leaf in skeleton.leaves:
+        info = checkpoint.tensors.get(leaf.name)
+        if info is None:
+            raise CheckpointError(
+                f"{checkpoint.path}: tensor {leaf.name!r} expected with shape {leaf.shape}, not found"
+            )
+        if info.shape != leaf.shape:
+            raise CheckpointError(
+                f"{info.file}: tensor {leaf.name!r}: shape {leaf.shape} expected by the model config, found {info.shape}"
+            )
+    _refuse_unexpected(checkpoint, skeleton.leaves, tied=skeleton.config.tied_embeddings)
+
+
+def _refuse_unexpected(checkpoint: Checkpoint, leaves: tuple[LeafSpec, ...], *, tied: bool) -> None:
+    """A tensor nobody uses means that config and weights disagree, and the output would be wrong."""
+    known = {leaf.name for leaf in leaves} | ({"lm_head.weight"} if tied else set())
+    for name, info in checkpoint.tensors.items():
+        if name not in known and not name.endswith(_DERIVED_SUFFIXES):
+            raise CheckpointError(f"{info.file}: tensor {name!r} is not expected by the model config")
