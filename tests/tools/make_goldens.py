@@ -24,7 +24,7 @@ import tokenizers
 import torch
 import transformers
 from safetensors.torch import save_file
-from tiny_checkpoints import BOS, EOS, TINY_CHECKPOINTS, VOCAB_SIZE, TinyCheckpoint
+from tiny_checkpoints import BOS, TINY_CHECKPOINTS, VOCAB_SIZE, TinyCheckpoint
 
 DATA = Path(__file__).parents[1] / "models" / "data"
 NUM_PROMPT, NUM_LOGITS, NUM_TOKENS = 40, 8, 64
@@ -68,7 +68,7 @@ def save_weights(model: transformers.PreTrainedModel, tiny: TinyCheckpoint, fold
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
         return
     names = sorted(state)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for shard in range(tiny.num_shards):
         file = f"model-{shard + 1:05}-of-{tiny.num_shards:05}.safetensors"
         held = names[shard :: tiny.num_shards]
@@ -94,7 +94,11 @@ def save_tokenizer(folder: Path) -> None:
     tokenizer.train_from_iterator([CORPUS], trainer)
     assert tokenizer.get_vocab_size() == VOCAB_SIZE
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
+    config: dict[str, object] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|endoftext|>",
+        "eos_token": "<|im_end|>",
+    }
     config |= {"add_bos_token": False, "clean_up_tokenization_spaces": False, "chat_template": CHAT_TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
 
@@ -102,8 +106,7 @@ def save_tokenizer(folder: Path) -> None:
 def load(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> transformers.PreTrainedModel:
     """The folder in transformers with changes to its config."""
     hf = json.loads((folder / "config.json").read_text()) | changes
-    config_class = type(transformers.AutoConfig.for_model(hf["model_type"]))
-    config = config_class(**{key: value for key, value in hf.items() if value is not None or key == "sliding_window"})
+    config = type(transformers.AutoConfig.for_model(hf["model_type"])).from_dict(hf)
     model = getattr(transformers, hf["architectures"][0]).from_pretrained(
         folder, config=config, dtype=dtype, attn_implementation="eager"
     )
@@ -145,7 +148,7 @@ def make(name: str, tiny: TinyCheckpoint) -> None:
     folder.mkdir(parents=True)
     hf = {**tiny.config, "dtype": tiny.dtype}
     (folder / "config.json").write_text(json.dumps(hf, indent=1) + "\n")
-    generation = {"bos_token_id": BOS, "eos_token_id": hf["eos_token_id"] if name != "qwen2_tiny" else [EOS, 0]}
+    generation = {"bos_token_id": BOS, "eos_token_id": tiny.generation_eos or hf["eos_token_id"]}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
     save_tokenizer(folder)
     config = transformers.AutoConfig.from_pretrained(folder)

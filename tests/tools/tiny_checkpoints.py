@@ -21,6 +21,8 @@ class TinyCheckpoint:
     config: dict[str, Any]
     dtype: str = "bfloat16"
     num_shards: int = 1
+    generation_eos: list[int] | None = None
+    """End tokens of generation_config.json where they are not those of config.json."""
     controls: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -171,6 +173,7 @@ TINY_CHECKPOINTS: dict[str, TinyCheckpoint] = {
             sliding_window=8,
             max_window_layers=1,
         ),
+        generation_eos=[EOS, 0],
         controls={"theta": {"rope_theta": 10000.0}},
     ),
     "qwen2_sliding_tiny": TinyCheckpoint(

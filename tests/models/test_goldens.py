@@ -1,0 +1,39 @@
+"""The committed references are what tests of the decoder may rest on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.models.goldens import GoldenCheckpoint, golden_checkpoints, smollm2_goldens
+
+TIE = 1e-4
+"""Below this distance of the two best logits a different greedy token is excused."""
+
+MAX_FILE_BYTES = 450_000
+
+
+@pytest.mark.parametrize("golden", golden_checkpoints(), ids=lambda golden: golden.name)
+def test_tiny_references_are_varied_and_without_ties(golden: GoldenCheckpoint) -> None:
+    assert (golden.prompt_ids.shape, golden.output_ids.shape) == ((40,), (64,))
+    assert np.unique(golden.output_ids).size >= 24
+    assert golden.gaps.min() > 10 * TIE
+    assert 1.0 < golden.logits.std() < 4.0
+
+
+@pytest.mark.parametrize("golden", golden_checkpoints(), ids=lambda golden: golden.name)
+def test_tiny_checkpoints_stay_tiny(golden: GoldenCheckpoint) -> None:
+    assert sum(file.stat().st_size for file in golden.path.iterdir()) < MAX_FILE_BYTES
+
+
+def test_smollm2_references_cover_what_is_promised_without_ties() -> None:
+    goldens = smollm2_goldens()
+    assert len({golden.name for golden in goldens}) == 20
+    assert min(len(golden.prompt_ids) for golden in goldens) == 1
+    assert max(len(golden.prompt_ids) for golden in goldens) >= 1500
+    assert max(len(golden.messages) for golden in goldens) >= 5
+    assert any(not golden.text.isascii() for golden in goldens if golden.text)
+    for golden in goldens:
+        assert (golden.text is None) == bool(golden.messages)
+        assert len(golden.output_ids) == len(golden.gaps) == 64
+        assert min(golden.gaps) > TIE
