@@ -110,7 +110,7 @@ _KINDS: Mapping[PreTokenizer, tuple[str, ...]] = {
             r"[\r\n]",
             rf"\s?[{_CASED}]+",
             rf"\s?[{_DEEPSEEK_PUNCTUATION}]+",
-            r"\s+$",
+            r"(?<!\s)\s+$",  # the looking back changes no match, but keeps the search from being quadratic
             _DEEPSEEK_CJK,
             r"\p{N}+",
         )

@@ -63,6 +63,23 @@ def test_smollm2_facts() -> None:
     assert loaded.special_token_ids == frozenset(range(17))
 
 
+def test_smollm2_chat_begins_with_its_own_system_prompt_and_one_bos() -> None:
+    loaded = smollm2()
+    ids = loaded.encode_chat([{"role": "user", "content": "Hi"}])
+    assert loaded.decode(ids, skip_special_tokens=False) == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert ids[:2] != [1, 1]
+
+
+@pytest.mark.timeout(30)
+def test_a_long_run_of_spaces_is_cut_in_linear_time() -> None:
+    loaded = tokenizer(BYTE_LEVEL, pre="deepseek-llm")
+    text = " " * 200_000 + "x"
+    assert loaded.decode(loaded.encode(text)) == text
+
+
 @pytest.mark.parametrize("name", [name for group in GOLDEN["pre"] for name in group["names"]])
 def test_pre_tokenizer_gives_the_ids_of_llama_cpp(name: str) -> None:
     expected = next(group["ids"] for group in GOLDEN["pre"] if name in group["names"])

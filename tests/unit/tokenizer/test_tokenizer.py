@@ -190,6 +190,16 @@ def test_truncation_and_padding_of_the_file_are_off() -> None:
     assert loaded.encode("Hello world") == load_tokenizer(FIXTURES / "byte_level").encode("Hello world")
 
 
+@pytest.mark.parametrize("scheme", ["always", "first", "never"])
+def test_metaspace_decodes_as_in_the_tokenizers_package(scheme: str) -> None:
+    vocab = {"▁": 0, "▁a": 1, "b": 2, "▁b": 3}
+    backend = tokenizers.Tokenizer(models.BPE(vocab, []))
+    backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    loaded = Tokenizer(source_of(backend))
+    for ids in ([1, 2, 3], [2, 1], [0, 1, 0], []):
+        assert loaded.decode(ids) == backend.decode(ids)
+
+
 def test_a_decoder_of_another_kind_is_refused() -> None:
     backend = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0}))
     backend.decoder = decoders.WordPiece()
