@@ -153,9 +153,9 @@ def test_yarn_factor_and_original_length_follow_from_the_outer_keys() -> None:
     assert (scaling.factor, scaling.original_max_position) == (4.0, 128)
 
 
-def test_dynamic_scaling_stretches_the_declared_length() -> None:
+def test_dynamic_scaling_keeps_the_declared_length() -> None:
     config = decoder_config(of("Llama", rope_scaling={"type": "dynamic", "factor": 2.0}))
-    assert config.max_position == 1024
+    assert config.max_position == 512
     assert config.rope_scaling == RopeScaling("dynamic", 2.0, original_max_position=512)
 
 

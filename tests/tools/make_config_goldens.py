@@ -2,8 +2,8 @@
 
 Run from the repository root where torch and transformers are installed: python tests/tools/make_config_goldens.py
 
-rope.json, by name of the case: the keys of a Llama config, `inv_freq` (H / 2 numbers) and the factor on cos and sin;
-dynamic is taken at the longest context (factor * declared length), where its base is fixed once and for all.
+rope.json, by name of the case: the keys of a Llama config, `inv_freq` (H / 2 numbers) and the factor on cos and sin,
+for sequences up to the declared length.
 configs.json: `layers`, by name of the case: a config.json and, layer by layer, the window and whether the layer
 rotates; `defaults`, by architecture: what absent keys mean.
 """
@@ -108,8 +108,7 @@ def rope_case(keys: dict[str, Any]) -> dict[str, Any]:
     if kind == "default":
         inv_freq, factor = LlamaRotaryEmbedding.compute_default_rope_parameters(config)
     else:
-        longest = int(config.rope_parameters["factor"] * hf["max_position_embeddings"]) if kind == "dynamic" else None
-        inv_freq, factor = ROPE_INIT_FUNCTIONS[kind](config, seq_len=longest)
+        inv_freq, factor = ROPE_INIT_FUNCTIONS[kind](config)
     return {"config": hf, "inv_freq": [float(x) for x in inv_freq.tolist()], "attention_factor": float(factor)}
 
 

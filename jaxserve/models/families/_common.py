@@ -59,15 +59,14 @@ def build(
         keys.require(key, *neutral)
     hidden_size = keys.integer("hidden_size", MAX_WIDTH)
     num_heads = keys.integer("num_attention_heads", MAX_HEADS)
-    head_dim = _head_dim(keys, hidden_size, num_heads)
-    rope = read_rope(keys, head_dim)
+    rope = read_rope(keys)
     return DecoderConfig(
         vocab_size=keys.integer("vocab_size", MAX_VOCAB_SIZE),
         hidden_size=hidden_size,
         intermediate_size=keys.integer("intermediate_size", MAX_WIDTH),
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(keys, num_heads),
-        head_dim=head_dim,
+        head_dim=_head_dim(keys, hidden_size, num_heads),
         layers=layers,
         max_position=rope.max_position,
         norm_eps=keys.number("rms_norm_eps"),

@@ -24,10 +24,11 @@ class Rope:
     scaling: RopeScaling | None
 
 
-def read_rope(keys: Keys, head_dim: int) -> Rope:
+def read_rope(keys: Keys) -> Rope:
     """Positions as transformers reads them: `rope_scaling` wins over `rope_parameters`, an inner theta over an outer.
 
-    yarn and dynamic stretch a context of known length, so the longest context is at least factor * that length.
+    yarn stretches a context of known length, so the longest is at least factor * that length. dynamic keeps the declared
+    length: up to there it changes nothing, and beyond it the keys already cached would need other frequencies.
     """
     declared = keys.integer("max_position_embeddings", MAX_POSITION)
     table = _table(keys)
@@ -39,9 +40,8 @@ def read_rope(keys: Keys, head_dim: int) -> Rope:
             return Rope(declared, theta, None)
         case "linear":
             return Rope(declared, theta, RopeScaling("linear", _factor(table)))
-        case "dynamic" if head_dim > 2:  # its base is raised to head_dim / (head_dim - 2)
-            scaling = RopeScaling("dynamic", _factor(table), original_max_position=declared)
-            return Rope(int(scaling.factor * declared), theta, scaling)
+        case "dynamic":
+            return Rope(declared, theta, RopeScaling("dynamic", _factor(table), original_max_position=declared))
         case "llama3":
             return Rope(declared, theta, _llama3(table, _original(keys, table, declared)))
         case "yarn":
