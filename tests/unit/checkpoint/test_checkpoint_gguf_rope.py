@@ -44,9 +44,6 @@ def test_llama3_rope_scaling_is_recognised_in_the_factors(tmp_path: Path, factor
     factors = np.array(llama3_factors(HEAD_DIM, theta, factor), np.float32)
     changes: dict[str, Any] = {"rope__freq_base": theta}
     config = config_of(write_decoder(tmp_path / "a.gguf", "llama", {"rope_freqs.weight": factors}, **changes))
-    if (factors == 1).all():
-        assert "rope_scaling" not in config
-        return
     assert config["rope_scaling"] == {
         "rope_type": "llama3",
         "factor": factor,
@@ -54,6 +51,11 @@ def test_llama3_rope_scaling_is_recognised_in_the_factors(tmp_path: Path, factor
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
+
+
+def test_factors_of_one_are_no_scaling(tmp_path: Path) -> None:
+    ones = np.ones(HEAD_DIM // 2, np.float32)
+    assert "rope_scaling" not in config_of(write_decoder(tmp_path / "a.gguf", "llama", {"rope_freqs.weight": ones}))
 
 
 @pytest.mark.parametrize(
