@@ -14,7 +14,7 @@ ones, both in that order. One step is
 
     1. share the budget: every running request gets one token, what is left goes to those behind, in order;
     2. secure pages, in order: when the pool is dry the last running request gives its pages back and waits;
-    3. start waiting requests, in order, while rows, budget and pages last (not right after a preemption);
+    3. start waiting requests, in order, while rows, budget and pages last;
     4. pack the rows into a program.
 
 Nobody starves: rows never exceed the budget, so every running request moves every step; the first in
@@ -128,10 +128,8 @@ class Scheduler:
         if self._in_flight is not None:
             raise RuntimeError("the step in flight has to be updated before the next one is scheduled")
         counts = self._share_budget()
-        num_running = len(counts)
         self._secure_pages(counts)
-        if len(counts) == num_running:
-            self._start_waiting(counts)
+        self._start_waiting(counts)
         if not counts:
             return None
         plan, requests = pack(self._running, counts, self._buckets)
@@ -177,7 +175,7 @@ class Scheduler:
         counts = []
         for request in self._running:
             num_behind = request.num_tokens - request.num_computed_tokens
-            count = 1 if num_behind == 1 else min(num_behind, 1 + spare)
+            count = min(num_behind, 1 + spare)
             spare -= count - 1
             counts.append(count)
         return counts
@@ -206,7 +204,8 @@ class Scheduler:
         budget = self._max_tokens - sum(counts)
         while self._waiting and budget > 0 and len(counts) < self._max_rows:
             request = self._waiting[0]
-            # A spare page for each running request, or the newcomer would be the next one to be preempted.
+            # A spare page for each running request: else the newcomer, the last in rank, would soon give its
+            # pages back, and a request just preempted would take its own back from those who needed them.
             num_cached = self._kv.start(request.table, request.tokens, num_spare_blocks=len(counts))
             if num_cached is None:
                 return

@@ -55,7 +55,8 @@ def test_prefix_ends_at_the_first_different_page() -> None:
 def test_equal_page_after_a_different_past_is_not_shared() -> None:
     kv = manager()
     computed(kv, np.array([1, 1, 1, 1, 7, 7, 7, 7, 0], np.int32))
-    assert cached(kv, np.array([2, 2, 2, 2, 7, 7, 7, 7, 0], np.int32)) == 0
+    computed(kv, np.array([2, 2, 2, 2, 8, 8, 8, 8, 0], np.int32))
+    assert cached(kv, np.array([1, 1, 1, 1, 8, 8, 8, 8, 0], np.int32)) == 4
 
 
 def test_salts_separate() -> None:

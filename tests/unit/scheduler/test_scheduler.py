@@ -248,6 +248,9 @@ def test_preempted_request_recomputes_same_tokens(enable_prefix_caching: bool) -
     assert stats.num_preemptions > 0
     assert order == ["r0", "r1", "r2"]
     assert (stats.num_prompt_tokens, stats.num_generation_tokens) == (18, 72)
+    # Its own pages, found again, are no prefix hits.
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (18, 0)
+    assert {end.num_cached_tokens for end in rig.ends.values()} == {0}
 
 
 def test_youngest_is_preempted_and_goes_on_before_newer_requests() -> None:
@@ -264,6 +267,15 @@ def test_youngest_is_preempted_and_goes_on_before_newer_requests() -> None:
         for request_id in plan.request_ids:
             first_row.setdefault(request_id, i)
     assert 0 == first_row["old"] < first_row["young"] <= first_row["new"]
+
+
+def test_newcomer_leaves_a_spare_page_for_each_running_request() -> None:
+    rig = Rig(num_blocks=6)
+    rig.send(add("old", prompt(8), max_tokens=4), add("new", prompt(12, 9), max_tokens=2))
+    for _ in range(4):
+        assert rig.rows(rig.step()).keys() == {"old"}  # three pages free, three wanted, one of them is old's next
+    assert rig.rows(rig.step()) == {"new": 12}
+    assert rig.scheduler.stats().num_preemptions == 0
 
 
 def test_preemption_hits_the_lowest_priority_even_if_it_came_first() -> None:

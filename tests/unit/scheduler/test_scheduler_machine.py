@@ -8,6 +8,7 @@ of the fake model.
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
@@ -23,6 +24,20 @@ MAX_MODEL_LEN = 40
 FAULT = RequestFault("InternalError", "broken")
 
 
+REQUESTS = st.fixed_dictionaries(
+    {
+        "shared": st.integers(0, 9),
+        "own": st.lists(st.integers(0, 100), min_size=1, max_size=6),
+        "max_tokens": st.integers(1, 24),
+        "temperature": st.sampled_from([0.0, 1.0]),
+        "ignore_eos": st.booleans(),
+        "priority": st.sampled_from([0, 0, 0, -1, 1]),
+        "salt": st.sampled_from([None, None, "a"]),
+    }
+)
+"""Half of the prompts start alike."""
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Adds, aborts, steps, failures and cache resets in any order, also while a step is in flight."""
 
@@ -30,15 +45,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     plan: StepPlan | None
 
     @initialize(
-        num_blocks=st.integers(6, 14),
+        num_pool_tokens=st.integers(24, 60),
         block_size=st.sampled_from([1, 2, 4]),
-        rows=st.integers(1, 4),
+        rows=st.integers(1, 6),
         extra_tokens=st.integers(0, 12),
         caching=st.booleans(),
     )
-    def build(self, num_blocks: int, block_size: int, rows: int, extra_tokens: int, caching: bool) -> None:
+    def build(self, num_pool_tokens: int, block_size: int, rows: int, extra_tokens: int, caching: bool) -> None:
         self.rig = Rig(
-            num_blocks=num_blocks,
+            num_blocks=1 + num_pool_tokens // block_size,
             block_size=block_size,
             max_num_seqs=rows,
             max_num_batched_tokens=rows + extra_tokens,
@@ -51,40 +66,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.num_added = 0
         self.tables: dict[Request, list[BlockId]] = {}
 
-    @rule(
-        shared=st.integers(0, 12),
-        own=st.lists(st.integers(0, 100), max_size=10),
-        max_tokens=st.integers(1, 16),
-        sampled=st.booleans(),
-        ignore_eos=st.booleans(),
-        priority=st.sampled_from([0, 0, 0, -1, 1]),
-        salt=st.sampled_from([None, None, "a"]),
-    )
-    def add(
-        self,
-        shared: int,
-        own: list[int],
-        max_tokens: int,
-        sampled: bool,
-        ignore_eos: bool,
-        priority: int,
-        salt: str | None,
-    ) -> None:
-        self.num_added += 1
-        message = add(
-            f"r{self.num_added}",
-            [11] * shared + own,
-            max_tokens=max_tokens,
-            temperature=float(sampled),
-            seed=self.num_added,
-            ignore_eos=ignore_eos,
-            priority=priority,
-            salt=salt,
-        )
-        before = self.rig.kv.usage
-        if self.rig.scheduler.add(message) is None:
-            self.messages[message.request_id] = message
-        assert self.rig.kv.usage == before
+    @rule(requests=st.lists(REQUESTS, min_size=1, max_size=6))
+    def add(self, requests: list[dict[str, Any]]) -> None:
+        for options in requests:
+            self.num_added += 1
+            prompt = [11] * options.pop("shared") + options.pop("own")
+            message = add(f"r{self.num_added}", prompt, seed=self.num_added, **options)
+            before = self.rig.kv.usage
+            if self.rig.scheduler.add(message) is None:
+                self.messages[message.request_id] = message
+            assert self.rig.kv.usage == before
 
     @precondition(lambda self: self.messages)
     @rule(data=st.data())
@@ -96,9 +87,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         del self.messages[request_id]
         self.check_prefix_of_expected(outputs[0].request_id)
 
-    @rule()
-    def reset_prefix_cache(self) -> None:
-        self.rig.scheduler.reset_prefix_cache()
+    @rule(chance=st.integers(0, 3))
+    def reset_prefix_cache(self, chance: int) -> None:
+        if chance == 0:
+            self.rig.scheduler.reset_prefix_cache()
 
     @precondition(lambda self: self.plan is None)
     @rule()
@@ -118,6 +110,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             if output.finish_reason is not None:
                 message = self.messages.pop(output.request_id)
                 assert self.rig.tokens[output.request_id] == expected(message, MAX_MODEL_LEN)
+
+    @precondition(lambda self: self.plan is None and self.messages)
+    @rule(num_steps=st.integers(2, 8))
+    def several_steps(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.schedule()
+            if self.plan is not None:
+                self.update()
+            self.pages_are_conserved()
+            self.tables_only_grow_while_running()
+            self.nobody_waits_with_pages()
 
     @precondition(lambda self: self.plan is not None)
     @rule(chance=st.integers(0, 9))
@@ -152,7 +155,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_with_pages(self) -> None:
-        assert all(request.table.num_blocks == 0 for request in self.rig.scheduler.waiting)
+        waiting = self.rig.scheduler.waiting
+        assert all(request.table.num_blocks == request.num_computed_tokens == 0 for request in waiting)
 
     def holders(self) -> set[Request]:
         """Running requests, and aborted ones whose step is in flight."""
@@ -173,8 +177,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(
-    max_examples=60,
-    stateful_step_count=60,
+    max_examples=50,
+    stateful_step_count=50,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
