@@ -54,7 +54,7 @@ def _backend(directory: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises plain Exception
-        raise CheckpointError(f"{path}: not a usable tokenizer: {error}") from error
+        raise CheckpointError(f"{path}: not a usable tokenizer: {' '.join(str(error).split())}") from error
 
 
 def _converted_backend(directory: Path) -> tokenizers.Tokenizer:

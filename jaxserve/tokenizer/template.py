@@ -7,9 +7,9 @@ What bounds a rendering:
 - Reach: jinja's immutable sandbox, no loader, plain JSON data only.
 - Time: every loop iteration and every call (methods, macros, recursive loops) compares the clock with the
   deadline, so a render that loops ends. Between two such checks runs one filter, operator or method.
-- Size: `+`, `*`, `**`, `~` and call results may not build a value over the output limit, nor may the output
-  pass it. One filter or one method may still build a large value from values within the limit: its memory
-  is not bounded, and its time is that of the one operation.
+- Size: no operator (`+`, `*`, `**`, `~`), filter, call or `{% set %}` block may give a text or list over the
+  output limit, nor may the output pass it. Filters and methods are checked by their result: a single one
+  (`replace`, `center`, ...) may build a large value before it is refused, so its memory is not bounded.
 Every violation, like every error inside the template, ends the request with 400, never the server.
 """
 
@@ -78,8 +78,9 @@ def _bounded_loop(context: Context, values: Iterable[Any]) -> Iterator[Any]:
 
 
 @pass_context
-def _bounded_text(context: Context, value: str) -> str:
-    _budget(context).check_size(len(value))
+def _bounded_size(context: Context, value: Any) -> Any:
+    if isinstance(value, str | list | tuple):
+        _budget(context).check_size(len(value))
     return value
 
 
@@ -100,12 +101,8 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**"})
 
     def call(self, __context: Context, __obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        budget = _budget(__context)
-        budget.check_time()
-        result = super().call(__context, __obj, *args, **kwargs)
-        if isinstance(result, str):
-            budget.check_size(len(result))
-        return result
+        _budget(__context).check_time()
+        return _bounded_size(__context, super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "**" and isinstance(left, int) and isinstance(right, int):
@@ -145,34 +142,34 @@ def _environment() -> _BoundedEnvironment:
     )
     environment.filters["tojson"] = _to_json
     environment.filters["bounded_loop"] = _bounded_loop
-    environment.filters["bounded_text"] = _bounded_text
+    environment.filters["bounded_size"] = _bounded_size
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     del environment.globals["lipsum"]  # makes text of any length in one call
     return environment
 
 
-def _wrap(node: nodes.Node, filter_name: str) -> nodes.Filter:
-    return nodes.Filter(node, filter_name, [], [], None, None, lineno=node.lineno)
+def _filtered(node: nodes.Node | None, filter_name: str, line: int) -> nodes.Filter:
+    return nodes.Filter(node, filter_name, [], [], None, None, lineno=line)
 
 
-class _Bounder:
-    """Puts the limits into a parsed template: into every loop and every `~`."""
+def _put_bounds(node: nodes.Node) -> None:
+    """Puts the limits into a parsed template: into every loop, filter, `~` and `{% set %}` block."""
 
-    def visit(self, node: nodes.Node) -> None:
-        for name, value in list(node.iter_fields()):
-            if isinstance(value, list):
-                setattr(node, name, [self._replaced(item) for item in value])
-            else:
-                setattr(node, name, self._replaced(value))
-        if isinstance(node, nodes.For):
-            node.iter = _wrap(node.iter, "bounded_loop")
-
-    def _replaced(self, value: Any) -> Any:
+    def bounded(value: Any) -> Any:
         if not isinstance(value, nodes.Node):
             return value
-        self.visit(value)
-        return _wrap(value, "bounded_text") if isinstance(value, nodes.Concat) else value
+        _put_bounds(value)
+        return (
+            _filtered(value, "bounded_size", value.lineno) if isinstance(value, nodes.Concat | nodes.Filter) else value
+        )
+
+    for name, value in list(node.iter_fields()):
+        setattr(node, name, [bounded(item) for item in value] if isinstance(value, list) else bounded(value))
+    if isinstance(node, nodes.For):
+        node.iter = _filtered(node.iter, "bounded_loop", node.lineno)
+    elif isinstance(node, nodes.AssignBlock) and node.filter is None:
+        node.filter = _filtered(None, "bounded_size", node.lineno)
 
 
 def _content_format(tree: nodes.Template) -> tuple[ContentFormat, bool]:
@@ -214,7 +211,7 @@ class ChatTemplate:
         try:
             tree = environment.parse(source)
             self.content_format, self._accepts_string = _content_format(tree)
-            _Bounder().visit(tree)
+            _put_bounds(tree)
             tree.set_environment(environment)
             self._template = environment.from_string(tree)
         except jinja2.TemplateSyntaxError as error:

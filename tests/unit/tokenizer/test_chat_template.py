@@ -47,6 +47,12 @@ def test_loops_over_nothing_take_the_else_branch() -> None:
     assert render("{% for m in missing %}x{% else %}none{% endfor %}") == "none"
 
 
+def test_filters_and_set_blocks_keep_their_value() -> None:
+    source = "{% set t | upper | trim %} a{{ messages[0].content | title }} {% endset %}[{{ t }}]{% filter upper %}b{% endfilter %}"
+    assert render(source) == "[AHI]B"
+    assert render("{{ messages | map(attribute='role') | list | length }}{{ missing | default('d') }}") == "1d"
+
+
 def test_generation_blocks_are_their_content() -> None:
     assert render("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}") == "hi"
 
@@ -158,6 +164,15 @@ def test_a_template_that_never_ends_is_stopped(source: str) -> None:
         "{% set n = namespace(s='ab') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
         "{% set n = namespace(s='ab') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
         "{% set n = namespace(s=[1]) %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
+        "{% set n = namespace(s='ab') %}{% for i in range(99) %}{% set n.s = [n.s, n.s] | join %}{% endfor %}",
+        "{% set n = namespace(s='ab') %}{% for i in range(99) %}{% set n.s = '-'.join([n.s, n.s]) %}{% endfor %}",
+        "{% set n = namespace(s='ab') %}{% for i in range(99) %}"
+        "{% set t %}{{ n.s }}{{ n.s }}{% endset %}{% set n.s = t %}{% endfor %}",
+        "{% set n = namespace(s='ab') %}{% for i in range(99) %}"
+        "{% set t | upper %}{{ n.s }}{{ n.s }}{% endset %}{% set n.s = t %}{% endfor %}",
+        "{% macro twice(s) %}{{ s }}{{ s }}{% endmacro %}{% set n = namespace(s='ab') %}"
+        "{% for i in range(99) %}{% set n.s = twice(n.s) %}{% endfor %}",
+        "{{ range(99999) | list }}",
         "{{ messages[0].content * 1000000000000 }}",
         "{{ 1000000000000 * messages[0].content }}",
         "{{ messages * 1000000000000 }}",
