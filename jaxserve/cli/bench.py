@@ -26,10 +26,14 @@ from jaxserve.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "jaxserve bench serve [OPTIONS] | jaxserve bench startup [OPTIONS] -- [SERVE OPTIONS]"
+    parser.usage = "jaxserve bench serve [OPTIONS] | jaxserve bench startup [OPTIONS] [-- SERVE OPTIONS]"
     kinds = parser.add_subparsers(dest="kind", metavar="{serve,startup}")
-    _add_serve(kinds.add_parser("serve", help="load a running server", allow_abbrev=False))
-    _add_startup(kinds.add_parser("startup", help="time `jaxserve serve` until ready", allow_abbrev=False))
+    for name, summary, usage, fill in (
+        ("serve", "load a running server", "[OPTIONS]", _add_serve),
+        ("startup", "time `jaxserve serve` until it is ready", "[OPTIONS] [-- SERVE OPTIONS]", _add_startup),
+    ):
+        usage = f"jaxserve bench {name} {usage}"
+        fill(kinds.add_parser(name, help=summary, description=summary, usage=usage, allow_abbrev=False))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -117,7 +121,8 @@ def _run_startup(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _print_serving(figures: dict[str, Any]) -> None:
     console = Console()
-    totals = Table(show_header=False, title=f"{figures['workload']} on {figures['model_id']}")
+    console.print(f"{figures['workload']} on {figures['model_id']}", highlight=False)
+    totals = Table(show_header=False)
     for name, key, form in (
         ("completed", "completed", "d"),
         ("failed", "failed", "d"),

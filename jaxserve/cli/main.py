@@ -25,11 +25,11 @@ commands:
 {commands}
 
 examples:
-  jaxserve serve                                      the default model, where it is installed
-  jaxserve serve ./model.gguf --port 8123             a GGUF file
-  jaxserve serve Qwen/Qwen3-0.6B --max-model-len 4096 a model of the Hugging Face hub
-  jaxserve serve --config configs/laptop-cpu.yaml     settings from a file; flags win over it
-  jaxserve bench serve --workload chat                load a running server and report latencies
+  jaxserve serve                                       the default model, where it is installed
+  jaxserve serve ./model.gguf --port 8123              a GGUF file
+  jaxserve serve Qwen/Qwen3-0.6B --max-model-len 4096  a model of the Hugging Face hub
+  jaxserve serve --config configs/laptop-cpu.yaml      settings from a file; flags win over it
+  jaxserve bench serve --workload chat                 load a running server and report latencies
 
 Every setting is a flag (--max-num-seqs), an environment variable (JAXSERVE_MAX_NUM_SEQS) and a file key
 (max_num_seqs). `jaxserve COMMAND --help` lists the options of a command.

@@ -1,0 +1,51 @@
+"""Commands that the help, the README and the other pages show are understood."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from jaxserve.cli.bench import add_arguments
+from jaxserve.cli.main import COMMANDS, HELP, Parser
+from jaxserve.cli.options import add_flags, load_config
+
+ROOT = Path(__file__).parents[3]
+PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md", "Makefile")}
+PAGES["help"] = HELP
+SHOWN = sorted(
+    {line.strip() for text in PAGES.values() for line in re.findall(r"^\s*(jaxserve (?:serve|bench)\b.*)$", text, re.M)}
+)
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(SHOWN) >= 7
+
+
+@pytest.mark.parametrize("line", SHOWN)
+def test_shown_command_parses(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(line.split("  ")[0])
+    assert words[1] in {command.name for command in COMMANDS}
+    parser = Parser(prog=line)
+    if words[1] == "bench":
+        add_arguments(parser)
+        parser.read(words[2:])
+        return
+    add_flags(parser)
+    flags = {name: value for name, value in vars(parser.read(words[2:])).items() if value is not None}
+    file = flags.pop("config", None)
+    load_config(flags={"model": "default"} | flags, file=Path(file) if file else None)
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_shown_make_targets_exist(page: str) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.M))
+    assert set(re.findall(r"\bmake ([a-z-]+)", PAGES[page])) <= targets
+
+
+def test_examples_of_the_help_are_found_by_the_check() -> None:
+    assert any("laptop-cpu" in line for line in SHOWN)
