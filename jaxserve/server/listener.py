@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from jaxserve.errors import ConfigError
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 HEADER_TIMEOUT_S = 30.0
 KEEP_ALIVE_TIMEOUT_S = 75.0
@@ -77,6 +79,15 @@ class _Doorkeeper:
 @contextlib.asynccontextmanager
 async def listening(app: web.Application, listener: socket.socket, *, max_connections: int) -> AsyncIterator[None]:
     """Serve `app` on `listener` inside the block; a client that leaves cancels its handler."""
+    doorkeeper: _Doorkeeper | None = None
+
+    @web.middleware
+    async def note_speaker(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if doorkeeper is not None:
+            doorkeeper.has_spoken(request.protocol)
+        return await handler(request)
+
+    app.middlewares.insert(0, note_speaker)
     runner = web.AppRunner(
         app,
         handler_cancellation=True,
@@ -87,13 +98,6 @@ async def listening(app: web.Application, listener: socket.socket, *, max_connec
         max_field_size=MAX_FIELD_BYTES,
         shutdown_timeout=CLOSE_TIMEOUT_S,
     )
-    doorkeeper: _Doorkeeper | None = None
-
-    async def note_request(request: web.Request, response: web.StreamResponse) -> None:
-        if doorkeeper is not None:
-            doorkeeper.has_spoken(request.protocol)
-
-    app.on_response_prepare.append(note_request)
     await runner.setup()
     assert runner.server is not None, "setup makes the server"
     doorkeeper = _Doorkeeper(runner.server, max_connections)

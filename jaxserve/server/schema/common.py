@@ -113,7 +113,12 @@ def _check_stops(request: CommonFields) -> None:
                 f"got {len(stop)}.",
                 param="stop",
             )
-    check_range("len(stop_token_ids)", len(request.stop_token_ids or ()), 0, limits.MAX_STOP_TOKEN_IDS)
+    num_ids = len(request.stop_token_ids or ())
+    if num_ids > limits.MAX_STOP_TOKEN_IDS:
+        raise InvalidRequestError(
+            f"Invalid value for 'stop_token_ids': at most {limits.MAX_STOP_TOKEN_IDS} ids, got {num_ids}.",
+            param="stop_token_ids",
+        )
 
 
 def check_token_ids(name: str, token_ids: list[Any], vocab_size: int) -> None:

@@ -1,0 +1,185 @@
+"""A real application on a real socket, with an engine whose every message the test decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from jaxserve.ipc.messages import (
+    Abort,
+    AddRequest,
+    FromEngine,
+    Hello,
+    ModelFacts,
+    Ready,
+    RequestFault,
+    RequestOutput,
+    StartupProgress,
+    StepOutputs,
+    ToEngine,
+    TokenLogprobs,
+)
+from jaxserve.metrics import Metrics
+from jaxserve.server.app import make_app
+from jaxserve.server.auth import KeyRing
+from jaxserve.server.client import EngineClient
+from jaxserve.server.listener import bind_socket, listening
+from jaxserve.server.seeds import SeedStream
+from jaxserve.server.state import ServerState
+from jaxserve.server.tokenization import tokenization
+from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from jaxserve.types import RequestId
+
+TOKENIZERS = Path(__file__).parents[2] / "fixtures" / "tokenizers"
+MAX_MODEL_LEN = 64
+MAX_BODY_SIZE = 16 << 10
+MAX_REQUESTS = 8
+
+FACTS = ModelFacts(
+    vocab_size=400,
+    max_model_len=MAX_MODEL_LEN,
+    num_kv_blocks=16,
+    block_size=16,
+    dtype="float32",
+    platform="test",
+    num_devices=1,
+    fingerprint="0123abcd",
+)
+
+
+@dataclass
+class ScriptedEngine:
+    """The other end of the connection: keeps what was sent, says what it is told."""
+
+    aborted: list[RequestId] = field(default_factory=list)
+    said_hello: bool = False
+    marks: asyncio.Queue[StartupProgress] = field(default_factory=asyncio.Queue)
+    _added: asyncio.Queue[AddRequest] = field(default_factory=asyncio.Queue)
+    _aborts: asyncio.Queue[RequestId] = field(default_factory=asyncio.Queue)
+    _news: asyncio.Queue[FromEngine] = field(default_factory=asyncio.Queue)
+
+    async def send(self, message: ToEngine) -> None:
+        if isinstance(message, AddRequest):
+            self._added.put_nowait(message)
+        elif isinstance(message, Abort):
+            for request_id in message.request_ids:
+                self.aborted.append(request_id)
+                self._aborts.put_nowait(request_id)
+        elif isinstance(message, Hello):
+            self.said_hello = True
+
+    async def receive(self) -> FromEngine:
+        return await self._news.get()
+
+    def say(self, message: FromEngine) -> None:
+        self._news.put_nowait(message)
+
+    def output(self, request: AddRequest, token_ids: list[int], **fields: Any) -> None:
+        """One step's news of one request; scores every token -1 - its place when they were asked for."""
+        num_top = request.sampling.num_top_logprobs
+        if num_top is not None and "logprobs" not in fields:
+            fields["logprobs"] = [
+                TokenLogprobs(-1.0, [token_id, *range(num_top)][:num_top], [-1.0 - i for i in range(num_top)])
+                for token_id in token_ids
+            ]
+        self.say(StepOutputs([RequestOutput(request.request_id, token_ids, **fields)]))
+
+    def refuse(self, request: AddRequest, error_class: str, message: str, **fields: Any) -> None:
+        fault = RequestFault(error_class, message, **fields)
+        self.say(StepOutputs([RequestOutput(request.request_id, [], finish_reason="error", error=fault)]))
+
+    async def is_heard(self) -> None:
+        """Wait until the client has taken in all that was said so far."""
+        self.say(StartupProgress("mark", 1, 1))
+        await asyncio.wait_for(self.marks.get(), 10)
+
+    async def added(self) -> AddRequest:
+        """The next request that was submitted."""
+        return await asyncio.wait_for(self._added.get(), 10)
+
+    async def was_aborted(self) -> RequestId:
+        """The next request that was aborted."""
+        return await asyncio.wait_for(self._aborts.get(), 10)
+
+
+@dataclass(frozen=True)
+class Api:
+    """One running API process in miniature."""
+
+    http: ClientSession
+    engine: ScriptedEngine
+    client: EngineClient
+    metrics: Metrics
+    tokenizer: Tokenizer
+    port: int
+
+    async def post(self, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
+        """Status and JSON of a POST."""
+        if body is not None:
+            options["json"] = body
+        async with self.http.post(path, **options) as response:
+            return response.status, await response.json()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(TOKENIZERS / "byte_level")
+
+
+@contextlib.asynccontextmanager
+async def running_api(
+    tokenizer: Tokenizer,
+    *,
+    api_key: str | None = None,
+    is_ready: bool = True,
+    keep_alive_s: float = 15.0,
+    max_connections: int = 100,
+) -> AsyncIterator[Api]:
+    engine = ScriptedEngine()
+    metrics = Metrics("tiny")
+    client = EngineClient(engine, metrics, max_requests=MAX_REQUESTS, on_progress=engine.marks.put_nowait)
+    with tokenization() as tokens:
+        tokens.install(tokenizer)
+        state = ServerState(
+            model_names=("tiny", "alias"),
+            client=client,
+            tokenization=tokens,
+            metrics=metrics,
+            keys=KeyRing(api_key),
+            seeds=SeedStream(0),
+            max_body_size=MAX_BODY_SIZE,
+            keep_alive_s=keep_alive_s,
+        )
+        run = asyncio.create_task(client.run())
+        if is_ready:
+            engine.say(Ready(FACTS))
+            await client.wait_started()
+        with contextlib.closing(bind_socket("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+            try:
+                async with (
+                    listening(make_app(state), listener, max_connections=max_connections),
+                    ClientSession(f"http://127.0.0.1:{port}/") as http,
+                ):
+                    yield Api(http, engine, client, metrics, tokenizer, port)
+            finally:
+                run.cancel()
+                await asyncio.wait({run})
+
+
+@pytest.fixture
+async def api(tokenizer: Tokenizer) -> AsyncIterator[Api]:
+    async with running_api(tokenizer) as running:
+        yield running
+
+
+@pytest.fixture
+def messages() -> list[dict[str, str]]:
+    return [{"role": "user", "content": "Hi"}]

@@ -1,0 +1,95 @@
+"""With an API key, every route but the public three is closed; without one, all are open."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxserve.errors import AuthenticationError
+from jaxserve.server.app import collect_routes
+from jaxserve.server.auth import KeyRing
+from jaxserve.tokenizer.tokenizer import Tokenizer
+from tests.unit.server.conftest import running_api
+
+KEYS = "first-key, zwölf"
+PUBLIC = {"/health", "/ready", "/version"}
+
+
+def test_the_routes_are_those_of_the_issue() -> None:
+    assert {(route.method, route.path) for route in collect_routes()} == {
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/completions"),
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/{name:.+}"),
+        ("POST", "/tokenize"),
+        ("POST", "/detokenize"),
+        ("GET", "/health"),
+        ("GET", "/ready"),
+        ("GET", "/version"),
+        ("GET", "/metrics"),
+    }
+
+
+def test_only_three_routes_are_public() -> None:
+    assert {route.path for route in collect_routes() if route.is_public} == PUBLIC
+
+
+async def test_every_other_route_asks_for_the_key(tokenizer: Tokenizer) -> None:
+    paths = [(route.method, route.path.replace("{name:.+}", "tiny")) for route in collect_routes()]
+    paths += [
+        ("GET", "/nowhere"),
+        ("GET", "/v1/../metrics"),
+        ("POST", "/health"),
+        ("GET", "/health/"),
+        ("GET", "/healthx"),
+    ]
+    async with running_api(tokenizer, api_key=KEYS) as api:
+        for method, path in paths:
+            async with api.http.request(method, path) as response:
+                is_open = (method, path) in {("GET", public) for public in PUBLIC}
+                assert (response.status != 401) == is_open, (method, path)
+                if not is_open:
+                    error = (await response.json())["error"]
+                    assert error["code"] == "invalid_api_key"
+                    assert response.headers["WWW-Authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("key", ["first-key", "zwölf"])
+async def test_each_key_opens(tokenizer: Tokenizer, key: str) -> None:
+    async with running_api(tokenizer, api_key=KEYS) as api:
+        headers = {"Authorization": f"Bearer {key}"}
+        async with api.http.get("/v1/models", headers=headers) as response:
+            assert response.status == 200
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer wrong",
+        "Basic first-key",
+        "first-key",
+        "Bearer first-key,",
+        "Bearer \udcff",
+    ],
+)
+def test_anything_else_is_refused(header: str | None) -> None:
+    with pytest.raises(AuthenticationError):
+        KeyRing(KEYS).check(header)
+
+
+def test_scheme_is_case_insensitive() -> None:
+    KeyRing(KEYS).check("bearer first-key")
+
+
+@pytest.mark.parametrize("keys", [None, "", " , "])
+def test_without_keys_everybody_may_pass(keys: str | None) -> None:
+    KeyRing(keys).check(None)
+
+
+async def test_key_is_asked_before_the_body_is_read(tokenizer: Tokenizer) -> None:
+    async with running_api(tokenizer, api_key=KEYS) as api:
+        status, body = await api.post("/v1/completions", data=b"x" * 100_000)
+    assert (status, body["error"]["code"]) == (401, "invalid_api_key")

@@ -1,0 +1,230 @@
+"""The client of the engine: one terminal output per request, whatever happens to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from jaxserve.errors import RateLimitError, StartupError, UnavailableError
+from jaxserve.ipc.messages import (
+    AddRequest,
+    EngineStats,
+    FromEngine,
+    Heartbeat,
+    Ready,
+    RequestOutput,
+    StartupFailed,
+    StartupProgress,
+    StepOutputs,
+    ToEngine,
+)
+from jaxserve.metrics import Metrics
+from jaxserve.sampling.params import SamplingParams
+from jaxserve.server import client as client_module
+from jaxserve.server import listener as listener_module
+from jaxserve.server.client import EngineClient, Generation
+from jaxserve.tokenizer.tokenizer import Tokenizer
+from jaxserve.types import RequestId
+from tests.unit.server.conftest import FACTS, Api, running_api
+
+
+def add(name: str) -> AddRequest:
+    return AddRequest(RequestId(name), [1], SamplingParams())
+
+
+async def drained(generation: Generation) -> list[RequestOutput]:
+    outputs = []
+    while not generation.is_finished:
+        outputs += await generation.take()
+    return outputs
+
+
+async def test_news_reaches_its_generation_in_order(api: Api) -> None:
+    with api.client.generate([add("a"), add("b")]) as mine, api.client.generate([add("c")]) as other:
+        requests = {request.request_id: request for request in [await api.engine.added() for _ in range(3)]}
+        api.engine.output(requests[RequestId("a")], [1])
+        api.engine.output(requests[RequestId("c")], [3], finish_reason="stop")
+        api.engine.output(requests[RequestId("b")], [2], finish_reason="stop")
+        api.engine.output(requests[RequestId("a")], [4], finish_reason="length")
+        assert [(o.request_id, o.token_ids) for o in await drained(mine)] == [("a", [1]), ("b", [2]), ("a", [4])]
+        assert [o.token_ids for o in await drained(other)] == [[3]]
+    assert api.engine.aborted == []
+
+
+async def test_leaving_a_generation_aborts_only_what_still_runs(api: Api) -> None:
+    with api.client.generate([add("a"), add("b")]) as generation:
+        requests = [await api.engine.added() for _ in range(2)]
+        api.engine.output(requests[0], [1], finish_reason="stop")
+        await generation.take()
+    assert await api.engine.was_aborted() == "b"
+    api.engine.output(requests[1], [], finish_reason="abort")
+    with api.client.generate([add("c")]) as generation:
+        api.engine.output(await api.engine.added(), [1], finish_reason="stop")
+        assert [o.request_id for o in await drained(generation)] == ["c"]
+    assert api.engine.aborted == ["b"]
+
+
+async def test_dead_engine_ends_every_request_once_and_takes_no_more(api: Api) -> None:
+    with api.client.generate([add("a"), add("b")]) as generation:
+        api.client.fail("the engine process was ended by signal 9")
+        api.client.fail("a second reason")
+        outputs = await drained(generation)
+    assert [(o.request_id, o.finish_reason) for o in outputs] == [("a", "error"), ("b", "error")]
+    assert all(o.error is not None and o.error.error_class == "UnavailableError" for o in outputs)
+    assert api.client.ailment() == "the engine process was ended by signal 9"
+    with pytest.raises(UnavailableError):
+        api.client.require_ready()
+    with pytest.raises(UnavailableError), api.client.generate([add("c")]):
+        pass
+    for path, status in (("/health", 503), ("/ready", 503)):
+        async with api.http.get(path) as response:
+            assert response.status == status
+    assert api.engine.aborted == []
+
+
+async def test_broken_connection_counts_as_a_dead_engine() -> None:
+    class Broken:
+        async def send(self, message: ToEngine) -> None:
+            return None
+
+        async def receive(self) -> FromEngine:
+            raise OSError("gone")
+
+    client = EngineClient(Broken(), Metrics("tiny"), max_requests=1)
+    await client.run()
+    assert client.ailment() == "the connection to the engine broke"
+    with pytest.raises(StartupError):
+        await client.wait_started()
+
+
+async def test_failed_start_is_told_in_the_engines_words(tokenizer: Tokenizer) -> None:
+    async with running_api(tokenizer, is_ready=False) as api:
+        api.engine.say(StartupProgress("load", 3, 9))
+        api.engine.say(StartupFailed("model.safetensors: truncated"))
+        with pytest.raises(StartupError, match=r"^model.safetensors: truncated$"):
+            await api.client.wait_started()
+        assert api.engine.said_hello
+        assert (api.client.progress.phase, api.client.progress.done) == ("load", 3)
+
+
+async def test_silence_with_work_is_sick_and_without_work_is_not(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(client_module.time, "monotonic", lambda: now)
+    now += 500
+    assert api.client.ailment() is None
+    with api.client.generate([add("a")]) as generation:
+        request = await api.engine.added()
+        now += 59
+        assert api.client.ailment() is None
+        now += 2
+        assert "silent" in (api.client.ailment() or "")
+        async with api.http.get("/health") as response:
+            assert response.status == 503
+        api.engine.output(request, [1], finish_reason="stop")
+        await drained(generation)
+    assert api.client.ailment() is None
+
+
+async def test_admission_holds_room_until_the_request_is_over(api: Api) -> None:
+    with api.client.admission(5), api.client.admission(3):
+        assert api.client.num_admitted == 8
+        with pytest.raises(RateLimitError), api.client.admission(1):
+            pass
+    assert api.client.num_admitted == 0
+    await api.client.wait_idle()
+
+
+async def test_draining_refuses_new_requests_and_finishes_old_ones(api: Api) -> None:
+    reply = asyncio.create_task(api.post("/v1/completions", {"prompt": "x"}))
+    request = await api.engine.added()
+    api.client.start_draining()
+    status, body = await api.post("/v1/completions", {"prompt": "x"})
+    assert (status, body["error"]["type"]) == (503, "service_unavailable")
+    async with api.http.get("/ready") as response:
+        assert (response.status, await response.json()) == (503, {"status": "draining"})
+    async with api.http.get("/health") as response:
+        assert response.status == 200
+    api.engine.output(request, [5], finish_reason="length")
+    assert (await reply)[0] == 200
+    await api.client.wait_idle()
+
+
+async def test_abort_all_ends_requests_with_an_error(api: Api) -> None:
+    reply = asyncio.create_task(api.post("/v1/completions", {"prompt": "x"}))
+    request = await api.engine.added()
+    api.client.abort_all("The server is shutting down.")
+    status, body = await reply
+    assert (status, body["error"]["message"]) == (503, "The server is shutting down.")
+    assert await api.engine.was_aborted() == request.request_id
+
+
+async def test_stats_become_metrics(api: Api) -> None:
+    stats = EngineStats(
+        num_running=2,
+        num_waiting=1,
+        kv_cache_usage=0.5,
+        num_preemptions=1,
+        num_prompt_tokens=10,
+        num_generation_tokens=4,
+        prefix_cache_queries=10,
+        prefix_cache_hits=3,
+        bucket_steps={"decode/8": 3},
+        padding_tokens={"decode": 5},
+        step_tokens=[3, 4],
+        device_step_seconds=[0.1],
+        host_gap_seconds=[0.01, 0.02],
+        compilations={"warmup": 7, "serving": 0},
+    )
+    api.engine.say(Heartbeat(stats))
+    api.engine.say(StepOutputs([], stats))
+    await api.engine.is_heard()
+    value = api.metrics.value
+    assert (value("num_requests_running"), value("num_requests_waiting"), value("kv_cache_usage_perc")) == (2, 1, 0.5)
+    assert (value("prompt_tokens"), value("generation_tokens"), value("num_preemptions")) == (20, 8, 2)
+    assert (value("prefix_cache_queries"), value("prefix_cache_hits")) == (20, 6)
+    assert value("bucket_steps", kind="decode", bucket="8") == 6
+    assert value("padding_tokens", kind="decode") == 10
+    assert (value("iteration_tokens_total"), value("device_step_seconds"), value("host_gap_seconds")) == (4, 2, 4)
+    assert (value("compilations", phase="warmup"), value("compilations", phase="serving")) == (7, 0)
+
+
+async def test_second_ready_changes_nothing(api: Api) -> None:
+    api.engine.say(Ready(FACTS))
+    await api.engine.is_heard()
+    assert api.client.is_ready
+
+
+async def test_connection_beyond_the_cap_is_closed_at_once(tokenizer: Tokenizer) -> None:
+    async with running_api(tokenizer, max_connections=1) as api:
+        async with api.http.get("/health") as response:
+            assert response.status == 200
+        reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_connection_that_sends_no_headers_is_closed(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener_module, "HEADER_TIMEOUT_S", 0.05)
+    async with running_api(tokenizer) as api:
+        reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: ")
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+
+
+async def test_silence_is_allowed_once_a_request_was_made(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener_module, "HEADER_TIMEOUT_S", 0.05)
+    async with running_api(tokenizer) as api:
+        reply: Any = asyncio.create_task(api.post("/v1/completions", {"prompt": "x"}))
+        request = await api.engine.added()
+        silent, silent_writer = await asyncio.open_connection("127.0.0.1", api.port)
+        assert await asyncio.wait_for(silent.read(), 10) == b""  # by now the other one's time is over as well
+        silent_writer.close()
+        api.engine.output(request, [5], finish_reason="length")
+        assert (await reply)[0] == 200

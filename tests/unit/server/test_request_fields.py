@@ -1,0 +1,253 @@
+"""Every request field is honoured, refused by name, or ignored by name; never anything else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from jaxserve.errors import InvalidRequestError, UnsupportedParameterError
+from jaxserve.sampling.params import COLUMNS
+from jaxserve.server.schema.chat import ChatRequest, check_chat
+from jaxserve.server.schema.common import sampling_params
+from jaxserve.server.schema.completions import CompletionRequest, check_completion
+from jaxserve.server.schema.decode import decode_request
+from jaxserve.server.schema.unsupported import NO_OPS, UNSUPPORTED, is_neutral
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+ASKING = {
+    "add_special_tokens": True,
+    "allowed_token_ids": [1],
+    "audio": {"voice": "a"},
+    "bad_words": ["x"],
+    "best_of": 2,
+    "chat_template": "{{ x }}",
+    "continue_final_message": True,
+    "documents": [{"text": "x"}],
+    "echo": True,
+    "frequency_penalty": 0.5,
+    "function_call": "auto",
+    "functions": [{"name": "f"}],
+    "grammar": "root ::= x",
+    "guided_choice": ["a"],
+    "guided_decoding_backend": "x",
+    "guided_grammar": "x",
+    "guided_json": {"type": "object"},
+    "guided_regex": "x+",
+    "guided_whitespace_pattern": "x",
+    "image_generation": {},
+    "include_reasoning": False,
+    "kv_transfer_params": {},
+    "length_penalty": 1.5,
+    "logit_bias": {"5": 1},
+    "logits_processors": ["x"],
+    "logprob_token_ids": [1],
+    "lora_request": {"a": 1},
+    "min_tokens": 3,
+    "mm_processor_kwargs": {"a": 1},
+    "modalities": ["text", "audio"],
+    "presence_penalty": -0.5,
+    "prompt_embeds": "AAAA",
+    "prompt_logprobs": 1,
+    "reasoning_effort": "low",
+    "repetition_detection": {"a": 1},
+    "repetition_penalty": 1.1,
+    "response_format": {"type": "json_object"},
+    "return_token_ids": True,
+    "stop_regex": "x",
+    "structural_tag": {"a": 1},
+    "structured_outputs": {"regex": "x"},
+    "suffix": "x",
+    "thinking": {"type": "enabled"},
+    "thinking_budget": 100,
+    "tool_choice": "auto",
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "truncate_prompt_tokens": 5,
+    "use_beam_search": True,
+    "web_search_options": {},
+}
+
+
+def decode_chat(**fields: Any) -> tuple[ChatRequest, list[str]]:
+    return decode_request(ChatRequest, msgspec.json.encode(CHAT | fields))
+
+
+def checked_chat(**fields: Any) -> ChatRequest:
+    request, _ = decode_chat(**fields)
+    check_chat(request)
+    sampling_params(request, max_tokens=1, seed=request.seed or 0, num_top_logprobs=None, vocab_size=10)
+    return request
+
+
+def test_the_table_of_examples_is_complete() -> None:
+    assert ASKING.keys() == UNSUPPORTED.keys()
+
+
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED))
+def test_unsupported_field_is_refused_by_name(name: str) -> None:
+    with pytest.raises(UnsupportedParameterError) as caught:
+        decode_chat(**{name: ASKING[name]})
+    assert caught.value.param == name
+    assert name in caught.value.message
+    assert (caught.value.status, caught.value.code) == (400, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in sorted(UNSUPPORTED.items()) for value in values]
+)
+def test_neutral_value_of_unsupported_field_is_accepted(name: str, value: Any) -> None:
+    _, unknown = decode_chat(**{name: value})
+    assert unknown == []
+
+
+def test_neutral_numbers_may_be_floats_but_not_booleans() -> None:
+    assert is_neutral("repetition_penalty", 1.0)
+    assert is_neutral("presence_penalty", 0.0)
+    assert not is_neutral("presence_penalty", False)
+    assert not is_neutral("use_beam_search", 0)
+
+
+@pytest.mark.parametrize("name", sorted(NO_OPS))
+def test_harmless_field_is_accepted(name: str) -> None:
+    _, unknown = decode_chat(**{name: "anything"})
+    assert unknown == []
+
+
+def test_unknown_fields_are_ignored_by_name() -> None:
+    _, unknown = decode_chat(foo_bar=1, baz=None)
+    assert unknown == ["foo_bar", "baz"]
+
+
+def test_every_sampler_option_is_a_request_field() -> None:
+    for struct in (ChatRequest, CompletionRequest):
+        assert set(COLUMNS) <= set(struct.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"top_k": 2**31}, "top_k"),
+        ({"seed": 2**63}, "seed"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": 1.5}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": "x" * 1025}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": [1]}, "stop[0]"),
+        ({"stop_token_ids": list(range(129))}, "stop_token_ids"),
+        ({"stop_token_ids": [10]}, "stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": "yes"}, "stream"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"priority": 2**40}, "priority"),
+        ({"chat_template_kwargs": {"x": "y" * 20_000}}, "chat_template_kwargs"),
+        ({"messages": []}, "messages"),
+        ({"messages": "Hi"}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "Hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"content": "Hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ],
+)
+def test_value_out_of_range_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        checked_chat(**fields)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url", "file"])
+def test_media_part_is_refused(kind: str) -> None:
+    part = {"type": kind, kind: {"url": "file:///etc/passwd"}}
+    with pytest.raises(UnsupportedParameterError, match=kind):
+        checked_chat(messages=[{"role": "user", "content": [{"type": "text", "text": "look"}, part]}])
+
+
+def test_number_that_overflows_a_float_is_refused() -> None:
+    for number in (b"1e999", b"NaN", b"Infinity", b"-Infinity", b"9" * 5000):
+        body = msgspec.json.encode(CHAT)[:-1] + b',"temperature":' + number + b"}"
+        with pytest.raises(InvalidRequestError):
+            decode_request(ChatRequest, body)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b'{"messages": 1} x', b'{"a": "\xff"}', b'{"a":' + b"[" * 100_000]
+)
+def test_malformed_body_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequestError):
+        decode_request(ChatRequest, body)
+
+
+def test_error_repeats_value_and_limit_but_not_without_bound() -> None:
+    with pytest.raises(InvalidRequestError, match=r"temperature.*2\.0.*2\.5"):
+        checked_chat(temperature=2.5)
+    with pytest.raises(InvalidRequestError) as caught:
+        checked_chat(n=10**3000)
+    assert len(caught.value.message) < 400
+
+
+def test_defaults_and_special_values_become_sampling_params() -> None:
+    request = checked_chat(top_k=-1, temperature=None, seed=2**40 + 5, stop_token_ids=[3], ignore_eos=True)
+    params = sampling_params(request, max_tokens=7, seed=request.seed or 0, num_top_logprobs=2, vocab_size=10)
+    assert (params.top_k, params.temperature, params.top_p, params.min_p) == (0, 1.0, 1.0, 0.0)
+    assert (params.seed, params.max_tokens, params.num_top_logprobs) == (5, 7, 2)
+    assert (params.stop_token_ids, params.ignore_eos) == ((3,), True)
+
+
+def completion(**fields: Any) -> list[str | list[int]]:
+    request, _ = decode_request(CompletionRequest, msgspec.json.encode(fields))
+    return check_completion(request)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])],
+)
+def test_four_kinds_of_prompt(prompt: Any, prompts: Any) -> None:
+    assert completion(prompt=prompt) == prompts
+
+
+@pytest.mark.parametrize("prompt", ["", [], [[]], ["a", ""], ["a", [1]], [1.5], [{}], [True], None])
+def test_bad_prompt_is_refused(prompt: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        completion(prompt=prompt)
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ["a"] * 257}, "prompt"),
+        ({"prompt": ["a"] * 100, "n": 11}, "n"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs"),
+        ({"prompt": "a", "logprobs": True}, "logprobs"),
+        ({"prompt": "a", "echo": True, "logprobs": 1}, "echo"),
+        ({"prompt": "a", "best_of": 3, "n": 2}, "best_of"),
+        ({"prompt": "a", "suffix": "b"}, "suffix"),
+    ],
+)
+def test_completion_field_out_of_range_is_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        completion(**fields)
+    assert caught.value.param == param
+
+
+def test_completion_accepts_best_of_n_and_echo_without_tokens() -> None:
+    assert completion(prompt="a", best_of=2, n=2) == ["a"]
+    assert completion(prompt="a", echo=True, max_tokens=0) == ["a"]

@@ -1,0 +1,53 @@
+"""The metric table: unique names, exposed with their types, documented."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxserve.ipc.messages import EngineStats
+from jaxserve.metrics import METRICS, PREFIX, Metrics, metrics_table
+
+
+def test_names_are_unique_and_buckets_rise() -> None:
+    names = [spec.name for spec in METRICS]
+    assert len(set(names)) == len(names)
+    for spec in METRICS:
+        assert (spec.kind == "histogram") == bool(spec.buckets), spec.name
+        assert list(spec.buckets) == sorted(set(spec.buckets)), spec.name
+
+
+def test_every_metric_is_exposed_with_its_type() -> None:
+    text = Metrics("m").exposition().decode()
+    for spec in METRICS:
+        name = PREFIX + spec.name + ("_total" if spec.kind == "counter" else "")
+        assert f"# TYPE {name} {spec.kind}\n" in text
+
+
+def test_samples_carry_model_and_engine() -> None:
+    text = Metrics("some/model").exposition().decode()
+    assert 'jaxserve:num_requests_running{engine="0",model_name="some/model"} 0.0' in text
+    assert 'jaxserve:compilations_total{engine="0",model_name="some/model",phase="serving"} 0.0' in text
+
+
+def test_compilations_arrive_as_totals() -> None:
+    metrics = Metrics("m")
+    for total in (3, 3, 5):
+        metrics.record_stats(EngineStats(0, 0, 0.0, compilations={"warmup": total}))
+    assert metrics.value("compilations", phase="warmup") == 5
+
+
+def test_two_servers_in_one_process_do_not_meet() -> None:
+    first, second = Metrics("m"), Metrics("m")
+    first.inc("client_disconnects")
+    assert (first.value("client_disconnects"), second.value("client_disconnects")) == (1, 0)
+
+
+@pytest.mark.parametrize(("method", "name"), [("inc", "num_requests_running"), ("observe", "generation_tokens")])
+def test_a_metric_is_used_as_what_it_is(method: str, name: str) -> None:
+    with pytest.raises(AssertionError):
+        getattr(Metrics("m"), method)(name, 1)
+
+
+def test_table_names_every_metric() -> None:
+    table = metrics_table()
+    assert all(f"`{PREFIX}{spec.name}" in table for spec in METRICS)
