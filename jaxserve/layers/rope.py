@@ -37,14 +37,12 @@ def rotate(x: Float[Array, "T N H"], rotation: Rotation) -> Float[Array, "T N H"
 def inverse_frequencies(config: DecoderConfig) -> tuple[np.ndarray, float]:
     """The H/2 inverse frequencies (float32) and the factor on cosine and sine."""
     scaling = config.rope_scaling
-    if scaling is None:
+    if scaling is None or scaling.kind == "dynamic":
         return _base(config.rope_theta, config.head_dim), 1.0
     if scaling.kind == "linear":
         return _base(config.rope_theta, config.head_dim) / np.float32(scaling.factor), 1.0
     if scaling.kind == "llama3":
         return _llama3(config, scaling), 1.0
-    if scaling.kind == "dynamic":
-        return _dynamic(config, scaling), 1.0
     return _yarn(config, scaling)
 
 
@@ -55,41 +53,26 @@ def _base(theta: float, dim: int) -> np.ndarray:
 def _llama3(config: DecoderConfig, scaling: RopeScaling) -> np.ndarray:
     """Long wavelengths are stretched by `factor`, short ones kept, those between interpolated."""
     low, high, original = scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_max_position
-    assert low is not None and high is not None and original is not None
+    assert low and high and original, "a family resolves every llama3 field"
     frequencies = _base(config.rope_theta, config.head_dim).astype(np.float64)
     wavelengths = 2 * np.pi / frequencies
     smooth = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
     return ((1 - smooth) * frequencies / scaling.factor + smooth * frequencies).astype(np.float32)
 
 
-def _dynamic(config: DecoderConfig, scaling: RopeScaling) -> np.ndarray:
-    """NTK-aware base at the original length: what `transformers` uses until a sequence outgrows it."""
-    return _base(config.rope_theta, config.head_dim)
-
-
 def _yarn(config: DecoderConfig, scaling: RopeScaling) -> tuple[np.ndarray, float]:
     """YaRN (arXiv 2309.00071): NTK-by-parts between `beta_fast` and `beta_slow` rotations."""
-    dim, theta, original = config.head_dim, config.rope_theta, scaling.original_max_position
-    assert original is not None
+    dim, theta = config.head_dim, config.rope_theta
+    original, attention_factor = scaling.original_max_position, scaling.attention_factor
+    fast, slow = scaling.beta_fast, scaling.beta_slow
+    assert original and attention_factor and fast and slow, "a family resolves every yarn field"
 
     def dimension_of(rotations: float) -> float:
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low = max(math.floor(dimension_of(scaling.beta_fast or 32.0)), 0)
-    high = min(math.ceil(dimension_of(scaling.beta_slow or 1.0)), dim - 1)
+    low = max(math.floor(dimension_of(fast)), 0)
+    high = min(math.ceil(dimension_of(slow)), dim - 1)
     ramp = np.clip((np.arange(dim // 2) - low) / max(high - low, 0.001), 0, 1)
     kept = _base(theta, dim).astype(np.float64)
     frequencies = kept / scaling.factor * ramp + kept * (1 - ramp)
-    return frequencies.astype(np.float32), _yarn_attention_factor(scaling)
-
-
-def _yarn_attention_factor(scaling: RopeScaling) -> float:
-    if scaling.attention_factor is not None:
-        return scaling.attention_factor
-
-    def mscale(weight: float) -> float:
-        return 1.0 if scaling.factor <= 1 else 0.1 * weight * math.log(scaling.factor) + 1.0
-
-    if scaling.mscale and scaling.mscale_all_dim:
-        return mscale(scaling.mscale) / mscale(scaling.mscale_all_dim)
-    return mscale(1.0)
+    return frequencies.astype(np.float32), attention_factor

@@ -18,7 +18,7 @@ class RopeScaling:
     linear:  all frequencies / factor
     llama3:  https://github.com/meta-llama/llama-models (low frequencies / factor, smooth in between)
     yarn:    arXiv 2309.00071 (NTK-by-parts, with the attention factor)
-    dynamic: NTK-aware base, fixed at the maximum length (`factor` * original length)
+    dynamic: NTK-aware base, which equals no scaling up to the declared length; more is not served
     """
 
     kind: Literal["linear", "llama3", "yarn", "dynamic"]
@@ -29,8 +29,6 @@ class RopeScaling:
     beta_fast: float | None = None
     beta_slow: float | None = None
     attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

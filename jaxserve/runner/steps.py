@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxserve_kernels.paged_attention import ragged_layout
-from jaxserve_kernels.paged_attention.reference import QUERIES_PER_TILE
 from jaxtyping import Array, Int
 
 from jaxserve.layers.attention import KVPool, StepContext
@@ -68,9 +67,7 @@ def _context(skeleton: ModelSkeleton, field: dict[str, Any], pool: KVPool, progr
     pages = field["block_tables"][field["rows"], positions // page_size] * field["is_real"]
     ragged = None
     if program.kind == "mixed":
-        ragged = ragged_layout(
-            field["query_starts"], field["num_decode_rows"], num_tokens=program.num_tokens, tile=QUERIES_PER_TILE
-        )
+        ragged = ragged_layout(field["query_starts"], field["num_decode_rows"], num_tokens=program.num_tokens)
     return StepContext(
         rotation=rotation(skeleton.config, positions),
         pages=pages,

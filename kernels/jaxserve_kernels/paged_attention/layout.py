@@ -7,9 +7,12 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+QUERIES_PER_TILE = 64
+"""Large enough for efficient products on a CPU, small enough that a short chunk wastes little."""
+
 
 class Ragged(NamedTuple):
-    """Segments on the flat token axis, and their cut into tiles of `tile` queries.
+    """Segments on the flat token axis, and their cut into tiles of `QUERIES_PER_TILE`.
 
     A tile belongs to one row. Tiles follow the token order, so a tile that runs past the end of its
     row is overwritten there by the next row's first tile.
@@ -24,18 +27,16 @@ class Ragged(NamedTuple):
     num_tiles: Int[Array, ""]
 
 
-def ragged_layout(
-    query_starts: Int[Array, "B+1"], num_decode_rows: Int[Array, ""], *, num_tokens: int, tile: int
-) -> Ragged:
+def ragged_layout(query_starts: Int[Array, "B+1"], num_decode_rows: Int[Array, ""], *, num_tokens: int) -> Ragged:
     """Cut every row behind the decode rows into tiles; the decode rows need none."""
     num_rows = query_starts.shape[0] - 1
-    max_tiles = -(-num_tokens // tile) + num_rows
+    max_tiles = -(-num_tokens // QUERIES_PER_TILE) + num_rows
     lengths = query_starts[1:] - query_starts[:-1]  # (B,)
     is_decode = jnp.arange(num_rows) < num_decode_rows
-    tiles = jnp.where(is_decode, 0, -(-lengths // tile))  # (B,)
+    tiles = jnp.where(is_decode, 0, -(-lengths // QUERIES_PER_TILE))  # (B,)
     ends = jnp.cumsum(tiles)  # (B,)
     index = jnp.arange(max_tiles)
     rows = jnp.minimum(jnp.searchsorted(ends, index, side="right"), num_rows - 1).astype(jnp.int32)
     within = index - (ends[rows] - tiles[rows])
-    starts = query_starts[rows] + within * tile
+    starts = query_starts[rows] + within * QUERIES_PER_TILE
     return Ragged(query_starts, num_decode_rows, rows, starts.astype(jnp.int32), ends[-1].astype(jnp.int32))

@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxserve_kernels.paged_attention.layout import Ragged
+from jaxserve_kernels.paged_attention.layout import QUERIES_PER_TILE, Ragged
 
 KEYS_PER_BLOCK = 128
-QUERIES_PER_TILE = 64
 MASKED = -1e30
 """Score of a key that must not be seen: finite, so that a row without keys stays free of NaN."""
 

@@ -1,0 +1,110 @@
+"""Paged attention against a dense numpy softmax, on ragged, empty, one-token and window cases."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxserve_kernels.kv_write import kv_write
+from jaxserve_kernels.paged_attention import decode_attention, mixed_attention, ragged_layout
+
+L, P, K, S, H, N = 2, 60, 2, 4, 8, 6
+LAYER = 1
+SCALE = 0.3
+
+
+def _pool(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    k, v = rng.normal(size=(2, L, P, K, S, H)).astype(np.float32)
+    k[:, 0] = v[:, 0] = 7e3  # the null page holds rubbish that must never be seen
+    return k, v
+
+
+def _tables(rows: int, pages: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).permutation(P - 1)[: rows * pages].reshape(rows, pages).astype(np.int32) + 1
+
+
+def _dense(
+    q: np.ndarray, pool: tuple[np.ndarray, np.ndarray], table: np.ndarray, position: int, window: int | None
+) -> np.ndarray:
+    """One query [N, H] over the keys at positions <= position."""
+    keys, values = (pages[LAYER][table].transpose(0, 2, 1, 3).reshape(-1, K, H) for pages in pool)
+    first = 0 if window is None else max(0, position - window + 1)
+    keys, values = keys[first : position + 1], values[first : position + 1]
+    scores = np.einsum("kgh,xkh->kgx", q.reshape(K, N // K, H) * SCALE, keys)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return np.einsum("kgx,xkh->kgh", weights, values).reshape(N, H)
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 16, 100])
+@pytest.mark.parametrize("pages_per_row", [1, 7, 9])
+def test_decode_equals_dense_softmax(window: int | None, pages_per_row: int) -> None:
+    most = pages_per_row * S
+    lengths = np.array([most, 1, 0, most - 1, max(1, most // 2), min(S, most)], np.int32)
+    pool, tables = _pool(), _tables(len(lengths), pages_per_row)
+    q = np.random.default_rng(2).normal(size=(len(lengths), N, H)).astype(np.float32)
+    out = decode_attention(*map(jnp.asarray, (q, *pool, LAYER, tables, lengths)), scale=SCALE, sliding_window=window)
+    for row, length in enumerate(lengths):
+        expected = _dense(q[row], pool, tables[row], length - 1, window) if length else np.zeros((N, H))
+        np.testing.assert_allclose(out[row], expected, atol=1e-5, err_msg=f"row {row}, length {length}")
+
+
+@pytest.mark.parametrize("window", [None, 3, 11, 90])
+@pytest.mark.parametrize(
+    ("counts", "lengths"),
+    [
+        ([1, 1, 5, 9], [12, 1, 5, 30]),
+        ([1], [36]),
+        ([130], [150]),  # three tiles
+        ([64, 65], [64, 90]),  # exactly a tile, and one more than a tile
+        ([7, 1, 8], [20, 9, 8]),  # a one-token chunk behind a longer one is not a decode row
+        ([1, 1, 1], [4, 5, 3]),
+        ([], []),
+    ],
+)
+def test_mixed_equals_dense_softmax(counts: list[int], lengths: list[int], window: int | None) -> None:
+    rows, tokens, pages = 5, 140, 40  # more rows and tokens than any case has: the rest is padding
+    pool = _pool()
+    tables = np.random.default_rng(1).integers(1, P, (rows, pages)).astype(np.int32)  # shared pages are fine to read
+    starts = np.full(rows + 1, sum(counts), np.int32)
+    starts[: len(counts) + 1] = np.concatenate(([0], np.cumsum(counts)))
+    kv_lengths = np.zeros(rows, np.int32)
+    kv_lengths[: len(lengths)] = lengths
+    num_decode = next((i for i, count in enumerate(counts) if count != 1), len(counts))
+    q = np.random.default_rng(3).normal(size=(tokens, N, H)).astype(np.float32)
+    ragged = ragged_layout(jnp.asarray(starts), jnp.int32(num_decode), num_tokens=tokens)
+    out = mixed_attention(
+        *map(jnp.asarray, (q, *pool, LAYER, tables, kv_lengths)), ragged, scale=SCALE, sliding_window=window
+    )
+    assert np.isfinite(out).all()
+    for row, (count, length) in enumerate(zip(counts, lengths, strict=True)):
+        for i in range(count):
+            token = starts[row] + i
+            expected = _dense(q[token], pool, tables[row], length - count + i, window)
+            np.testing.assert_allclose(out[token], expected, atol=1e-5, err_msg=f"row {row}, query {i}")
+
+
+def test_kv_write_changes_the_named_slots_and_nothing_else() -> None:
+    k, v = _pool()
+    rng = np.random.default_rng(5)
+    new_k, new_v = rng.normal(size=(2, 3, K, H)).astype(np.float32)
+    pages, slots = np.array([7, 7, 12], np.int32), np.array([0, 3, 1], np.int32)
+    out_k, out_v = kv_write(
+        jnp.asarray(k), jnp.asarray(v), jnp.int32(LAYER), *map(jnp.asarray, (new_k, new_v, pages, slots))
+    )
+    for i, (page, slot) in enumerate(zip(pages, slots, strict=True)):
+        k[LAYER, page, :, slot], v[LAYER, page, :, slot] = new_k[i], new_v[i]
+    np.testing.assert_array_equal(out_k, k)
+    np.testing.assert_array_equal(out_v, v)
+
+
+def test_kv_write_is_in_place_under_donation() -> None:
+    k, v = (jnp.asarray(pages) for pages in _pool())
+    new = jnp.ones((3, K, H))
+    index = jnp.arange(3)
+    compiled = jax.jit(kv_write, donate_argnums=(0, 1)).lower(k, v, jnp.int32(0), new, new, index, index).compile()
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes == k.nbytes + v.nbytes
+    assert memory.temp_size_in_bytes < k.nbytes / L

@@ -1,0 +1,72 @@
+"""The decoder against transformers on a tiny checkpoint of every claimed architecture."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxserve_kernels.paged_attention import ragged_layout
+
+from jaxserve.checkpoint.open import open_checkpoint
+from jaxserve.layers.attention import KVPool, StepContext
+from jaxserve.layers.rope import inverse_frequencies, rotation
+from jaxserve.models.config import DecoderConfig
+from jaxserve.models.registry import decoder_config
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.sharding.mesh import make_sharding
+from jaxserve.weights.loader import load_params
+from tests.models.goldens import GoldenCheckpoint, golden_checkpoints, rope_goldens
+
+PAGE_SIZE = 16
+
+
+def prompt_logits(golden: GoldenCheckpoint, dtype: str) -> np.ndarray:
+    """Logits of the last 8 prompt positions, the prompt computed in one mixed pass."""
+    checkpoint = open_checkpoint(golden.path)
+    config = decoder_config(checkpoint.config, checkpoint.generation_config)
+    skeleton = make_skeleton(config, jnp.dtype(dtype))
+    params = load_params(checkpoint, skeleton, make_sharding(config, 1), lambda *_: None)
+    tokens = jnp.asarray(golden.prompt_ids)
+    count = len(golden.prompt_ids)
+    num_pages = -(-count // PAGE_SIZE)
+    shape = (config.num_layers, num_pages + 1, config.num_kv_heads, PAGE_SIZE, config.head_dim)
+    positions = jnp.arange(count)
+
+    @jax.jit
+    def run(params: tuple[jax.Array, ...], tokens: jax.Array) -> jax.Array:
+        model = skeleton.build(params)
+        step = StepContext(
+            rotation=rotation(config, positions),
+            pages=positions // PAGE_SIZE + 1,
+            slots=positions % PAGE_SIZE,
+            block_tables=jnp.arange(1, num_pages + 1)[None],
+            kv_lengths=jnp.asarray([count]),
+            ragged=ragged_layout(jnp.asarray([0, count]), jnp.int32(0), num_tokens=count),
+        )
+        pool = KVPool(jnp.zeros(shape, skeleton.dtype), jnp.zeros(shape, skeleton.dtype))
+        return model.logits(model.hidden(tokens, pool, step)[0][-8:])
+
+    return np.asarray(run(params, tokens))
+
+
+@pytest.mark.parametrize("golden", golden_checkpoints(), ids=lambda golden: golden.name)
+def test_float32_logits_equal_transformers(golden: GoldenCheckpoint) -> None:
+    np.testing.assert_allclose(prompt_logits(golden, "float32"), golden.logits, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("golden", golden_checkpoints(), ids=lambda golden: golden.name)
+def test_bfloat16_logits_stay_close_to_the_float32_reference(golden: GoldenCheckpoint) -> None:
+    found = prompt_logits(golden, "bfloat16")
+    assert found.dtype == np.float32
+    spread = golden.logits.std()
+    assert np.abs(found - golden.logits).mean() < 0.05 * spread
+
+
+@pytest.mark.parametrize("case", rope_goldens().items(), ids=lambda case: case[0])
+def test_rope_frequencies_equal_transformers(case: tuple[str, dict[str, object]]) -> None:
+    golden = case[1]
+    config: DecoderConfig = decoder_config({"architectures": ["LlamaForCausalLM"], **golden["config"]})  # type: ignore[dict-item]
+    frequencies, factor = inverse_frequencies(config)
+    np.testing.assert_allclose(frequencies, golden["inv_freq"], rtol=1e-6)
+    assert factor == pytest.approx(golden["attention_factor"], rel=1e-7)
