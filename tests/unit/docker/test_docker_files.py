@@ -75,6 +75,12 @@ def test_the_image_that_runs_has_a_health_check_and_cache_volumes() -> None:
     assert 'VOLUME ["/cache/hf", "/cache/programs"]' in runtime
 
 
+def test_compiled_programs_go_to_a_folder_that_the_server_makes_for_itself() -> None:
+    """The volume is group-writable, and the program cache refuses such a folder."""
+    assert "JAXSERVE_COMPILE_CACHE=/cache/programs/private" in stages()["runtime"]
+    assert "/cache/programs/private" not in stages()["runtime"].split("ENV ")[0]
+
+
 def test_the_build_context_holds_what_the_dockerfile_copies() -> None:
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     kept = {line.removeprefix("!").removesuffix("/*.lock") for line in lines if line.startswith("!")}
