@@ -1,0 +1,119 @@
+"""A real server process with a fake engine process, started and ended by a test."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+TOKENIZER = ROOT / "tests" / "fixtures" / "tokenizers" / "byte_level"
+START_TIMEOUT_S = 60.0
+
+
+@dataclass
+class Server:
+    """The process, its port, and what it printed."""
+
+    process: subprocess.Popen[bytes]
+    lines: list[str] = field(default_factory=list)
+    port: int = 0
+    reader: threading.Thread = field(default_factory=threading.Thread)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    def request(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers (names in lower case) and body of one request on a connection of its own."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        with contextlib.closing(connection):
+            data = json.dumps(body) if isinstance(body, dict) else body
+            sent = {"Content-Type": "application/json"} if isinstance(body, dict) else {}
+            connection.request(method, path, data, sent | (headers or {}))
+            response = connection.getresponse()
+            return response.status, {k.lower(): v for k, v in response.getheaders()}, response.read()
+
+    def metric(self, sample: str) -> float:
+        """Value of the first sample of /metrics whose line starts with `jaxserve:` + `sample`."""
+        text = self.request("GET", "/metrics")[2].decode()
+        for line in text.splitlines():
+            if line.startswith(f"jaxserve:{sample}"):
+                return float(line.rpartition(" ")[2])
+        raise AssertionError(f"no sample {sample}")
+
+    def await_metric(self, sample: str, value: float) -> None:
+        """Wait until a sample has this value: the engine's numbers arrive with its next message."""
+        until(lambda: self.metric(sample) == value, f"{sample} never became {value}")
+
+    def engine_pid(self) -> int:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(children[0])
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal and wait for the end."""
+        self.process.send_signal(number)
+        return self.process.wait(30)
+
+
+def until(condition: Any, complaint: str, timeout_s: float = 20.0) -> None:
+    """Poll a condition that no event announces."""
+    deadline = time.monotonic() + timeout_s
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, complaint
+        pause.wait(0.02)
+
+
+def start(fake: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Server:
+    """Start a server on a free port; does not wait until it is ready."""
+    config = {"model": {"model": str(TOKENIZER), "served_model_name": "tiny"}} | sections
+    config["server"] = {"port": 0} | config.get("server", {})
+    command = [sys.executable, "-m", "tests.e2e.fake_engine_server", json.dumps(config), json.dumps(fake or {})]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, cwd=ROOT)
+    server = Server(process)
+    server.reader = threading.Thread(target=_read_lines, args=(server,), daemon=True)
+    server.reader.start()
+    return server
+
+
+def _read_lines(server: Server) -> None:
+    assert server.process.stdout is not None
+    with server.process.stdout as output:
+        for line in output:
+            server.lines.append(line.decode().rstrip("\n"))
+
+
+@contextlib.contextmanager
+def running(fake: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Iterator[Server]:
+    """A ready server; killed with all it started at the end."""
+    server = start(fake, **sections)
+    try:
+        ready = re.compile(r"jaxserve is ready at http://[^ ]*:(\d+) ")
+        until(lambda: server.process.poll() is not None or ready.search(server.output), "not ready", START_TIMEOUT_S)
+        match = ready.search(server.output)
+        assert match, server.output
+        server.port = int(match[1])
+        yield server
+    finally:
+        server.process.kill()
+        server.process.wait()
+        server.reader.join(10)

@@ -1,0 +1,167 @@
+"""Start, drain and death of the process tree."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.http_server import START_TIMEOUT_S, Server, running, start, until
+from tests.e2e.test_http_raw import open_post, read_until
+
+SLOW: dict[str, Any] = {"device_seconds": 0.01, "vocab_size": 384, "eos_token_ids": []}
+LONG = {"prompt": "x", "max_tokens": 1900, "stream": True}
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def read_all(connection: socket.socket) -> bytes:
+    data = b""
+    while received := connection.recv(65536):
+        data += received
+    return data
+
+
+def ended_with_one_line(server: Server) -> str:
+    """Wait for exit code 2 and return the error line."""
+    assert server.process.wait(START_TIMEOUT_S) == 2
+    server.reader.join(10)
+    errors = [line for line in server.lines if line.startswith("jaxserve: error: ")]
+    assert len(errors) == 1, server.output
+    assert "Traceback" not in server.output
+    return errors[0]
+
+
+def test_ready_line_has_url_and_a_command_that_works() -> None:
+    with running() as server:
+        line = next(line for line in server.lines if "is ready" in line)
+        words = line.partition("curl ")[2]
+        url, _, data = words.partition(" -H 'Content-Type: application/json' -d ")
+        status, _, reply = server.request("POST", url.removeprefix(server.url), json.loads(data.strip("'")))
+        assert status == 200
+        assert json.loads(reply)["object"] == "chat.completion"
+        pid = server.engine_pid()
+        assert server.stop() == 0
+        assert not is_alive(pid)
+
+
+def test_sigterm_lets_requests_finish_and_refuses_new_ones() -> None:
+    with running(SLOW) as server:
+        pid = server.engine_pid()
+        connection = open_post(server, {"prompt": "x", "max_tokens": 150, "stream": True})
+        read_until(connection, b'"text"')
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: server.request("GET", "/ready")[0] == 503, "never drained")
+        assert json.loads(server.request("GET", "/ready")[2]) == {"status": "draining"}
+        status, headers, data = server.request("POST", "/v1/completions", {"prompt": "x"})
+        assert (status, json.loads(data)["error"]["code"]) == (503, "service_unavailable")
+        assert headers["retry-after"]
+        rest = read_until(connection, b"data: [DONE]\n\n")
+        assert b'"finish_reason":"length"' in rest
+        connection.close()
+        assert server.process.wait(30) == 0
+        assert not is_alive(pid)
+
+
+def test_drain_that_takes_too_long_ends_with_an_error_event() -> None:
+    with running(SLOW, server={"shutdown_timeout": 0.2}) as server:
+        connection = open_post(server, LONG)
+        read_until(connection, b'"text"')
+        server.process.send_signal(signal.SIGTERM)
+        rest = read_all(connection)
+        assert b'data: {"error":{"message":"The server is shutting down."' in rest
+        assert b"data: [DONE]\n\n" in rest
+        connection.close()
+        assert server.process.wait(30) == 0
+
+
+def test_second_signal_ends_at_once() -> None:
+    with running(SLOW) as server:
+        connection = open_post(server, LONG)
+        read_until(connection, b'"text"')
+        server.process.send_signal(signal.SIGINT)
+        until(lambda: server.request("GET", "/ready")[0] == 503, "never drained")
+        server.process.send_signal(signal.SIGINT)
+        assert b"shutting down" in read_all(connection)
+        connection.close()
+        assert server.process.wait(10) == 0
+
+
+def test_killed_engine_ends_streams_cleanly_and_turns_health_red() -> None:
+    with running(SLOW) as server:
+        streamed = open_post(server, LONG)
+        plain = open_post(server, LONG | {"stream": False})
+        read_until(streamed, b'"text"')
+        server.await_metric("num_requests_running", 2)
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        rest = read_until(streamed, b"data: [DONE]\n\n")
+        assert b'data: {"error":{"message":"The engine stopped while the request was running."' in rest
+        assert b" 503 " in read_until(plain, b"\r\n\r\n").splitlines()[0]
+        assert server.request("GET", "/health")[0] == 503
+        assert server.request("GET", "/ready")[0] == 503
+        assert server.request("POST", "/v1/completions", {"prompt": "x"})[0] == 503
+        streamed.close()
+        plain.close()
+        assert server.process.wait(30) == 1
+        assert "ended by signal 9" in server.output
+        assert "Traceback" not in server.output
+
+
+def test_engine_dies_with_its_killed_parent() -> None:
+    with running() as server:
+        pid = server.engine_pid()
+        server.process.kill()
+        until(lambda: not is_alive(pid), "the engine outlived its parent")
+
+
+def test_failing_step_fails_its_requests_not_the_server() -> None:
+    with running(SLOW | {"fail_at_steps": [3]}) as server:
+        status, _, data = server.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 100})
+        assert (status, json.loads(data)["error"]["code"]) == (500, "internal_error")
+        assert server.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 2})[0] == 200
+        assert server.request("GET", "/health")[0] == 200
+
+
+def test_port_in_use_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = ended_with_one_line(start(server={"port": port}))
+    assert f"port {port}" in line
+
+
+def test_missing_model_is_one_line(tmp_path: Path) -> None:
+    assert str(tmp_path / "nothing") in ended_with_one_line(start(model={"model": str(tmp_path / "nothing")}))
+
+
+def test_engine_that_cannot_start_is_one_line() -> None:
+    line = ended_with_one_line(start({"start_error": "model.safetensors: truncated"}))
+    assert line == "jaxserve: error: model.safetensors: truncated"
+
+
+def test_tokenizer_of_another_model_is_one_line() -> None:
+    assert "383" in ended_with_one_line(start({"vocab_size": 300}))
+
+
+def test_sigterm_while_loading_ends_cleanly(tmp_path: Path) -> None:
+    fifo = tmp_path / "model.gguf"
+    os.mkfifo(fifo)
+    server = start(model={"model": str(fifo)})
+    until(lambda: "find model: 1/1" in server.output or server.process.poll() is not None, "never began")
+    if server.process.poll() is None:
+        assert server.stop() in (0, 2)
+
+
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_port_is_free_again_at_once(name: str) -> None:
+    with running() as server:
+        server.request("GET", "/health")
+        assert server.stop() == 0
+        with running(server={"port": server.port}) as again:
+            assert again.request("GET", "/health")[0] == 200
