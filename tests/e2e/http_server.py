@@ -82,8 +82,9 @@ def until(condition: Any, complaint: str, timeout_s: float = 20.0) -> None:
         pause.wait(0.02)
 
 
-def start(fake: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Server:
-    """Start a server on a free port; does not wait until it is ready."""
+@contextlib.contextmanager
+def started(fake: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Iterator[Server]:
+    """A server that may still be loading, on a free port unless one is given; killed at the end."""
     config = {"model": {"model": str(TOKENIZER), "served_model_name": "tiny"}} | sections
     config["server"] = {"port": 0} | config.get("server", {})
     command = [sys.executable, "-m", "tests.e2e.fake_engine_server", json.dumps(config), json.dumps(fake or {})]
@@ -92,7 +93,24 @@ def start(fake: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Ser
     server = Server(process)
     server.reader = threading.Thread(target=_read_lines, args=(server,), daemon=True)
     server.reader.start()
-    return server
+    try:
+        yield server
+    finally:
+        process.kill()
+        process.wait()
+        server.reader.join(10)
+
+
+@contextlib.contextmanager
+def running(fake: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Iterator[Server]:
+    """A ready server."""
+    with started(fake, **sections) as server:
+        ready = re.compile(r"jaxserve is ready at http://[^ ]*:(\d+) ")
+        until(lambda: server.process.poll() is not None or ready.search(server.output), "not ready", START_TIMEOUT_S)
+        match = ready.search(server.output)
+        assert match, server.output
+        server.port = int(match[1])
+        yield server
 
 
 def _read_lines(server: Server) -> None:
@@ -100,20 +118,3 @@ def _read_lines(server: Server) -> None:
     with server.process.stdout as output:
         for line in output:
             server.lines.append(line.decode().rstrip("\n"))
-
-
-@contextlib.contextmanager
-def running(fake: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Iterator[Server]:
-    """A ready server; killed with all it started at the end."""
-    server = start(fake, **sections)
-    try:
-        ready = re.compile(r"jaxserve is ready at http://[^ ]*:(\d+) ")
-        until(lambda: server.process.poll() is not None or ready.search(server.output), "not ready", START_TIMEOUT_S)
-        match = ready.search(server.output)
-        assert match, server.output
-        server.port = int(match[1])
-        yield server
-    finally:
-        server.process.kill()
-        server.process.wait()
-        server.reader.join(10)

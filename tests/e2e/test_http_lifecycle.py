@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.http_server import START_TIMEOUT_S, Server, running, start, until
+from tests.e2e.http_server import START_TIMEOUT_S, TOKENIZER, running, started, until
 from tests.e2e.test_http_raw import open_post, read_until
+
+pytestmark = pytest.mark.slow
 
 SLOW: dict[str, Any] = {"device_seconds": 0.01, "vocab_size": 384, "eos_token_ids": []}
 LONG = {"prompt": "x", "max_tokens": 1900, "stream": True}
@@ -29,14 +31,15 @@ def read_all(connection: socket.socket) -> bytes:
     return data
 
 
-def ended_with_one_line(server: Server) -> str:
-    """Wait for exit code 2 and return the error line."""
-    assert server.process.wait(START_TIMEOUT_S) == 2
-    server.reader.join(10)
-    errors = [line for line in server.lines if line.startswith("jaxserve: error: ")]
-    assert len(errors) == 1, server.output
-    assert "Traceback" not in server.output
-    return errors[0]
+def start_error(fake: dict[str, Any] | None = None, **sections: dict[str, Any]) -> str:
+    """The one line of a server that cannot start and ends with exit code 2."""
+    with started(fake, **sections) as server:
+        assert server.process.wait(START_TIMEOUT_S) == 2
+        server.reader.join(10)
+        errors = [line for line in server.lines if line.startswith("jaxserve: error: ")]
+        assert len(errors) == 1, server.output
+        assert "Traceback" not in server.output
+        return errors[0]
 
 
 def test_ready_line_has_url_and_a_command_that_works() -> None:
@@ -132,34 +135,56 @@ def test_failing_step_fails_its_requests_not_the_server() -> None:
 def test_port_in_use_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        line = ended_with_one_line(start(server={"port": port}))
+        line = start_error(server={"port": port})
     assert f"port {port}" in line
 
 
 def test_missing_model_is_one_line(tmp_path: Path) -> None:
-    assert str(tmp_path / "nothing") in ended_with_one_line(start(model={"model": str(tmp_path / "nothing")}))
+    assert str(tmp_path / "nothing") in start_error(model={"model": str(tmp_path / "nothing")})
 
 
 def test_engine_that_cannot_start_is_one_line() -> None:
-    line = ended_with_one_line(start({"start_error": "model.safetensors: truncated"}))
+    line = start_error({"start_error": "model.safetensors: truncated"})
     assert line == "jaxserve: error: model.safetensors: truncated"
 
 
 def test_tokenizer_of_another_model_is_one_line() -> None:
-    assert "383" in ended_with_one_line(start({"vocab_size": 300}))
+    assert "383" in start_error({"vocab_size": 300})
 
 
 def test_sigterm_while_loading_ends_cleanly(tmp_path: Path) -> None:
-    fifo = tmp_path / "model.gguf"
-    os.mkfifo(fifo)
-    server = start(model={"model": str(fifo)})
-    until(lambda: "find model: 1/1" in server.output or server.process.poll() is not None, "never began")
-    if server.process.poll() is None:
-        assert server.stop() in (0, 2)
+    """The template is a pipe that nobody writes to: loading hangs."""
+    pipe = tmp_path / "template.jinja"
+    os.mkfifo(pipe)
+    with started(model={"model": str(TOKENIZER), "chat_template": str(pipe)}) as server:
+        until(lambda: "load tokenizer: 0/1" in server.output, "never began to load")
+        assert server.stop() == 0
+        assert "Traceback" not in server.output
 
 
-@pytest.mark.parametrize("name", ["first", "second"])
-def test_port_is_free_again_at_once(name: str) -> None:
+def test_http_answers_while_loading(tmp_path: Path) -> None:
+    pipe = tmp_path / "template.jinja"
+    os.mkfifo(pipe)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with started(
+        model={"model": str(TOKENIZER), "served_model_name": "tiny", "chat_template": str(pipe)}, server={"port": port}
+    ) as server:
+        server.port = port
+        until(lambda: "load tokenizer: 0/1" in server.output, "never began to load")
+        status, _, data = server.request("GET", "/ready")
+        assert (status, json.loads(data)) == (503, {"status": "loading", "phase": "tokenizer", "done": 0, "total": 1})
+        assert server.request("GET", "/health")[0] == 200
+        assert server.request("GET", "/metrics")[0] == 200
+        assert server.request("GET", "/v1/models")[0] == 200
+        for path, body in (("/v1/completions", {"prompt": "x"}), ("/tokenize", {"prompt": "x"})):
+            assert server.request("POST", path, body)[0] == 503
+        pipe.write_text("{{ messages[0].content }}")
+        until(lambda: server.request("GET", "/ready")[0] == 200, "never ready")
+        assert server.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 200
+
+
+def test_port_is_free_again_at_once() -> None:
     with running() as server:
         server.request("GET", "/health")
         assert server.stop() == 0

@@ -13,8 +13,8 @@ import pytest
 from tests.e2e.http_server import Server, running
 
 CHAT: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Tell me – 海 🐚?"}]
-ALL_TEXT = {"vocab_size": 384, "num_blocks": 2048}
-"""Every token of the fake has a text."""
+ALL_TEXT = {"vocab_size": 389, "num_blocks": 2048}
+"""Nearly every token of the fake has a text; a prime, so that different seeds give different tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,8 @@ def test_stop_string_cuts_at_its_first_match(client: openai.OpenAI, length: int)
         "extra_body": {"ignore_eos": True},
     }
     whole = client.completions.create(**options).choices[0].text
-    stop = whole[20 : 20 + length]
+    middle = len(whole) // 2
+    stop = whole[middle : middle + length]
     cut = client.completions.create(stop=[stop], **options)
     expected = whole[: whole.index(stop)]
     assert cut.choices[0].text == expected

@@ -122,6 +122,7 @@ def test_metrics_count_what_was_served(server: Server) -> None:
     assert server.metric('compilations_total{engine="0",model_name="tiny",phase="warmup"') > 0
 
 
+@pytest.mark.slow
 def test_key_guards_the_server_and_is_shown_nowhere() -> None:
     with running(server={"api_key": "secret,other"}) as guarded:
         assert guarded.request("GET", "/health")[0] == 200
@@ -134,6 +135,7 @@ def test_key_guards_the_server_and_is_shown_nowhere() -> None:
         assert "$JAXSERVE_API_KEY" in guarded.output
 
 
+@pytest.mark.slow
 def test_full_queue_is_answered_429() -> None:
     with running(SLOW, scheduler={"max_num_seqs": 1, "max_queued_requests": 1}) as small:
         held = [open_post(small, {"prompt": "x", "max_tokens": 1900, "stream": True}) for _ in range(2)]
