@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from jaxserve.config import Config
+from jaxserve.errors import CheckpointError
 from jaxserve.ipc.messages import ModelFacts
 from jaxserve.sampling.params import COLUMNS
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
@@ -102,6 +103,8 @@ class FakeExecutor:
     @classmethod
     def start(cls, config: Config, options: FakeOptions) -> FakeExecutor:
         """The fake that a server with this `config` would run."""
+        if options.start_error is not None:
+            raise CheckpointError(options.start_error)
         rows, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
         return cls(
             Buckets(decode=powers_of_two(rows), mixed=powers_of_two(tokens), max_num_seqs=rows),

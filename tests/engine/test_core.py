@@ -1,0 +1,149 @@
+"""The engine core: one terminal message per request, whatever happens."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from jaxserve.engine.core import MEMORY_FAULT, STEP_FAULT, STOP_FAULT
+from jaxserve.ipc.messages import Abort, Hello, RequestOutput, ResetPrefixCache
+from jaxserve.types import RequestId
+from tests.engine.rig import Rig, add, expected, prompt
+
+
+def turn(rig: Rig) -> bool:
+    """One step of the core; False when there was nothing to do."""
+    step = rig.core.step()
+    if step is not None:
+        rig.collect(step.outputs)
+    return step is not None
+
+
+def test_step_without_work_is_none() -> None:
+    assert Rig().core.step() is None
+
+
+def test_refused_request_ends_at_once_in_one_terminal_message() -> None:
+    (end,) = Rig().core.handle(add("r", []))
+    assert (end.request_id, end.finish_reason, end.token_ids) == ("r", "error", [])
+    assert end.error is not None
+    assert end.error.error_class == "InvalidRequestError"
+
+
+def test_request_that_breaks_the_scheduler_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    good = add("good", prompt(3), max_tokens=2)
+    rig.send(good)
+    bad = add("bad", prompt(3), seed=2**40)  # cannot come over the wire: the codec checks ranges
+    (end,) = rig.core.handle(bad)
+    assert (end.finish_reason, end.error) == ("error", STEP_FAULT)
+    while turn(rig):
+        pass
+    assert rig.tokens == {"good": expected(good)}
+
+
+def test_failed_step_ends_its_requests_with_a_fixed_text_and_the_engine_goes_on() -> None:
+    rig = Rig(max_num_seqs=1, fail_at_steps=frozenset({1}))
+    after = add("after", prompt(3, 9), max_tokens=3)
+    rig.send(add("victim", prompt(3), max_tokens=9), after)
+    while turn(rig):
+        pass
+    assert rig.ends["victim"].error == STEP_FAULT
+    assert "as told" not in STEP_FAULT.message
+    assert rig.tokens["after"] == expected(after)
+    assert not rig.core.is_broken
+    assert rig.kv.usage == 0.0
+
+
+@pytest.mark.parametrize(("steps", "is_broken"), [({1, 2}, True), ({1, 3}, False)])
+def test_two_failed_steps_in_a_row_break_the_engine(steps: set[int], is_broken: bool) -> None:
+    rig = Rig(max_num_seqs=1, fail_at_steps=frozenset(steps))
+    rig.send(*[add(f"r{i}", prompt(3, i + 3), max_tokens=2) for i in range(4)])
+    while not rig.core.is_broken and turn(rig):
+        pass
+    assert rig.core.is_broken is is_broken
+
+
+def test_device_out_of_memory_is_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+
+    def exhausted(plan: object) -> None:
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes")
+
+    monkeypatch.setattr(rig.executor, "submit", exhausted)
+    rig.send(add("r", prompt(3)))
+    turn(rig)
+    assert rig.ends["r"].error == MEMORY_FAULT
+    assert MEMORY_FAULT.error_class == "UnavailableError"
+
+
+def test_stop_ends_everything_that_is_left() -> None:
+    rig = Rig(max_num_seqs=1)
+    rig.send(add("running", prompt(3)), add("waiting", prompt(3)))
+    turn(rig)
+    rig.collect(rig.core.stop().outputs)
+    assert {name: end.error for name, end in rig.ends.items()} == {"running": STOP_FAULT, "waiting": STOP_FAULT}
+    assert not rig.core.has_work
+
+
+def test_hello_and_reset_need_no_answer() -> None:
+    rig = Rig()
+    assert rig.core.handle(Hello()) == []
+    rig.run(add("a", prompt(12)))
+    assert rig.core.handle(ResetPrefixCache()) == []
+    rig.run(add("b", prompt(12)))
+    assert rig.ends["b"].num_cached_tokens == 0
+
+
+def test_stats_cover_every_step_once() -> None:
+    rig = Rig()
+    rig.send(add("r", prompt(20), max_tokens=3))
+    steps = [rig.core.step() for _ in range(4)]
+    stats = [step.stats for step in steps if step is not None and step.stats is not None]
+    assert [s.bucket_steps for s in stats] == [{"mixed/16": 1}, {"mixed/4": 1}, {"decode/1": 1}, {"decode/1": 1}]
+    assert [s.step_tokens for s in stats] == [[16], [4], [1], [1]]
+    assert [s.padding_tokens for s in stats] == [{"mixed": 0}, {"mixed": 0}, {"decode": 0}, {"decode": 0}]
+    assert [s.num_steps for s in stats] == [1] * 4
+    assert [len(s.device_step_seconds) for s in stats] == [1] * 4
+    assert [len(s.host_gap_seconds) for s in stats] == [0, 1, 1, 1]  # before the first, nobody waited
+    assert {s.compilations["serving"] for s in stats} == {0}
+    assert sum(s.num_generation_tokens for s in stats) == 3
+    idle = rig.core.heartbeat().stats
+    assert (idle.num_steps, idle.bucket_steps, idle.num_running) == (0, {}, 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_request_ends_exactly_once_under_random_faults(seed: int) -> None:
+    """Requests good and bad, aborts of any id at any time, failing steps, a stop in the middle."""
+    chance = random.Random(seed)
+    rig = Rig(
+        num_blocks=16,
+        max_num_seqs=4,
+        max_queued_requests=6,
+        fail_at_steps=frozenset(range(chance.randrange(1, 9), 200, chance.randrange(5, 11))),
+    )
+    answers: list[RequestOutput] = []
+    sent = []
+    for i in range(120):
+        name = f"r{i}"
+        length = chance.choice([0, 1, 5, 20, 40, 200])
+        message = add(name, prompt(length, i), max_tokens=chance.randrange(1, 12), priority=chance.choice([0, 0, -1]))
+        sent.append(name)
+        answers += rig.core.handle(message)
+        answers += (
+            rig.core.handle(Abort([RequestId(f"r{i + 1 - chance.randrange(7)}")])) if chance.random() < 0.3 else []
+        )
+        for _ in range(chance.randrange(3)):
+            step = rig.core.step()
+            answers += [] if step is None else step.outputs
+    if seed % 2:
+        answers += rig.core.stop().outputs
+    while (step := rig.core.step()) is not None:
+        answers += step.outputs
+    ended = [answer.request_id for answer in answers if answer.finish_reason is not None]
+    assert sorted(ended) == sorted(sent)
+    last_news = {answer.request_id: answer for answer in answers}
+    assert all(answer.finish_reason is not None for answer in last_news.values()), "news after the end"
+    assert {answer.finish_reason for answer in answers} >= {"length", "error", "abort", None}
+    assert rig.kv.usage == 0.0

@@ -1,0 +1,198 @@
+"""The loop in its thread, on a real socket, with the fake executor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from jaxserve.engine.core import STOP_FAULT
+from jaxserve.engine.loop import EngineLoop
+from jaxserve.ipc.address import new_address
+from jaxserve.ipc.codec import decode_from_engine
+from jaxserve.ipc.messages import Abort, Heartbeat, Hello, Ready, RequestOutput, StepOutputs
+from jaxserve.ipc.transport import EngineConnection, EngineSocket
+from jaxserve.types import RequestId
+from tests.engine.rig import Rig, add, expected, prompt
+
+ENDLESS = 19_000
+"""Tokens of a request that no test waits for."""
+
+Connect = Callable[[], Awaitable[EngineConnection]]
+
+
+class Engine:
+    """A loop in a thread. Its clock stands still, so heartbeats come only when a test moves it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.now = 0.0
+        self.gate = threading.Event()
+        self.gate.set()
+        self.rig = Rig(num_blocks=5001, max_model_len=20_000, gate=self.gate)
+        self.address = new_address(str(directory))
+        self.exit_code: int | None = None
+        self._stop = threading.Event()
+        self._wake_reader, self._wake_writer = os.pipe()
+        self._is_listening = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        self._is_listening.wait()
+
+    def stop(self) -> None:
+        if not self._stop.is_set():
+            self._stop.set()
+            os.write(self._wake_writer, b"x")
+            self._thread.join()
+            os.close(self._wake_reader)
+            os.close(self._wake_writer)
+
+    def _run(self) -> None:
+        socket = EngineSocket(self.address)
+        socket.wake_on(self._wake_reader)
+        self._is_listening.set()
+        loop = EngineLoop(self.rig.core, socket, self.rig.executor.facts, lambda: self.now)
+        self.exit_code = loop.run(self._stop.is_set)
+        socket.close(linger_s=1.0)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    engine = Engine(tmp_path)
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture
+async def connect(engine: Engine) -> AsyncIterator[Connect]:
+    """Makes clients that were greeted; closes them."""
+    connections: list[EngineConnection] = []
+
+    async def connected() -> EngineConnection:
+        connection = EngineConnection(engine.address)
+        connections.append(connection)
+        await connection.send(Hello())
+        assert await connection.receive() == Ready(engine.rig.executor.facts)
+        return connection
+
+    yield connected
+    for connection in connections:
+        connection.close()
+
+
+async def first_news(connection: EngineConnection) -> RequestOutput:
+    while True:
+        message = await connection.receive()
+        if isinstance(message, StepOutputs) and message.outputs:
+            return message.outputs[0]
+
+
+async def ending(connection: EngineConnection) -> tuple[list[int], RequestOutput]:
+    """The tokens of the client's only request from here on, and its terminal message."""
+    tokens: list[int] = []
+    while True:
+        news = await first_news(connection)
+        tokens += news.token_ids
+        if news.finish_reason is not None:
+            return tokens, news
+
+
+async def test_tokens_arrive_step_by_step_with_stats(connect: Connect) -> None:
+    connection = await connect()
+    message = add("r", prompt(5), max_tokens=4)
+    await connection.send(message)
+    num_steps = 0
+    tokens: list[int] = []
+    while len(tokens) < 4:
+        news = await connection.receive()
+        assert isinstance(news, StepOutputs)
+        assert news.stats is not None
+        num_steps += news.stats.num_steps
+        tokens += news.outputs[0].token_ids
+    assert tokens == expected(message)
+    assert num_steps == 4
+
+
+async def test_duplicate_id_of_another_client_is_refused_to_its_sender_only(connect: Connect) -> None:
+    first, second = await connect(), await connect()
+    message = add("r", prompt(5), max_tokens=300)
+    await first.send(message)
+    head = await first_news(first)
+    await second.send(add("r", prompt(3)))
+    tokens, refusal = await ending(second)
+    assert (tokens, refusal.finish_reason) == ([], "error")
+    tokens, end = await ending(first)
+    assert (head.token_ids + tokens, end.finish_reason) == (expected(message), "length")
+
+
+async def test_abort_of_another_clients_request_is_ignored(connect: Connect) -> None:
+    first, second = await connect(), await connect()
+    await first.send(add("r", prompt(5), max_tokens=300))
+    await first_news(first)
+    await second.send(Abort([RequestId("r")]))
+    await second.send(add("barrier", prompt(3), max_tokens=1))
+    await ending(second)
+    assert (await ending(first))[1].finish_reason == "length"
+
+
+async def test_abort_sent_during_a_step_takes_effect_right_after_it(engine: Engine, connect: Connect) -> None:
+    connection = await connect()
+    engine.gate.clear()
+    await connection.send(add("r", prompt(5), max_tokens=ENDLESS))
+    while not engine.rig.scheduler.in_flight:  # noqa: ASYNC110  (a thread of its own)
+        await asyncio.sleep(0)
+    await connection.send(Abort([RequestId("r")]))
+    engine.gate.set()
+    tokens, end = await ending(connection)
+    assert end.finish_reason == "abort"
+    assert len(tokens) <= 2
+    engine.stop()
+    assert engine.rig.kv.usage == 0.0
+
+
+async def test_damaged_request_is_answered_and_foreign_frames_are_survived(engine: Engine, connect: Connect) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as raw:
+        raw.connect(engine.address)
+        raw.send(b"\xc1 nonsense")
+        raw.send(b"\x94\xaaAddRequest\xa1r\x91\xa1x\x80")  # a prompt of strings
+        answer = decode_from_engine(raw.recv())
+        raw.close(linger=0)
+    assert isinstance(answer, StepOutputs)
+    (end,) = answer.outputs
+    assert (end.request_id, end.finish_reason) == ("r", "error")
+    connection = await connect()
+    message = add("r", prompt(5), max_tokens=2)
+    await connection.send(message)
+    assert (await ending(connection))[0] == expected(message)
+
+
+async def test_requests_of_a_lost_client_are_aborted(engine: Engine, connect: Connect) -> None:
+    connection = await connect()
+    await connection.send(add("r", prompt(5), max_tokens=ENDLESS))
+    await first_news(connection)
+    connection.close()
+    while engine.rig.core.has_work:  # noqa: ASYNC110  (a thread of its own)
+        await asyncio.sleep(0)
+    engine.stop()
+    assert engine.rig.kv.usage == 0.0
+
+
+async def test_idle_engine_sends_one_heartbeat_a_second(engine: Engine, connect: Connect) -> None:
+    connection = await connect()
+    engine.now = 1.0
+    assert isinstance(await connection.receive(), Heartbeat)
+    await connection.send(Hello())
+    assert isinstance(await connection.receive(), Ready)  # and no second heartbeat before it
+
+
+async def test_stop_gives_every_request_its_end(engine: Engine, connect: Connect) -> None:
+    connection = await connect()
+    await connection.send(add("r", prompt(5), max_tokens=ENDLESS))
+    await first_news(connection)
+    engine.stop()
+    assert engine.exit_code == 0
+    assert (await ending(connection))[1].error == STOP_FAULT

@@ -1,0 +1,235 @@
+"""Real engine processes with the fake executor: birth, work, and every way to die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from jaxserve.config import CacheConfig, Config, ModelConfig, SchedulerConfig, ServerConfig
+from jaxserve.engine.core import STOP_FAULT
+from jaxserve.engine.launcher import EngineProcess
+from jaxserve.engine.spec import EngineSpec, parse_spec
+from jaxserve.errors import ConfigError
+from jaxserve.executor.fake import FakeOptions, next_token
+from jaxserve.ipc.address import new_address, private_path
+from jaxserve.ipc.messages import (
+    Abort,
+    FromEngine,
+    Heartbeat,
+    Hello,
+    Ready,
+    RequestOutput,
+    StartupFailed,
+    StepOutputs,
+)
+from jaxserve.ipc.transport import EngineConnection
+from jaxserve.types import RequestId
+from tests.engine.rig import add, prompt
+
+ENDLESS = 60_000
+FAKE = FakeOptions(vocab_size=997, num_blocks=4097, max_model_len=ENDLESS + 100)
+
+
+class Client:
+    """An engine process, and a connection to it."""
+
+    def __init__(self, directory: Path, fake: FakeOptions) -> None:
+        self.spec = EngineSpec(
+            config=Config(
+                model=ModelConfig(model="fake"),
+                cache=CacheConfig(block_size=16),
+                scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32),
+                server=ServerConfig(api_key="secret"),
+            ),
+            model_path="/nowhere",
+            address=new_address(str(directory)),
+            executor="fake",
+            fake=fake,
+        )
+        self.connection = EngineConnection(self.spec.address)
+        self.started: EngineProcess | None = None
+
+    @property
+    def process(self) -> EngineProcess:
+        assert self.started is not None
+        return self.started
+
+    async def start(self) -> list[FromEngine]:
+        """Spawn, greet, and collect what comes up to readiness or failure."""
+        self.started = await EngineProcess.start(self.spec)
+        await self.connection.send(Hello())
+        messages = [await self.connection.receive()]
+        while not isinstance(messages[-1], Ready | StartupFailed):
+            messages.append(await self.connection.receive())
+        return messages
+
+    async def output(self) -> RequestOutput:
+        while True:
+            message = await self.connection.receive()
+            if isinstance(message, StepOutputs) and message.outputs:
+                return message.outputs[0]
+
+    async def end(self) -> RequestOutput:
+        while (output := await self.output()).finish_reason is None:
+            pass
+        return output
+
+
+@asynccontextmanager
+async def client_with(directory: Path, fake: FakeOptions) -> AsyncIterator[Client]:
+    client = Client(directory, fake)
+    try:
+        yield client
+    finally:
+        client.connection.close()
+        if client.started is not None:
+            client.started.kill()
+            await client.started.wait()
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[Client]:
+    async with client_with(tmp_path, FAKE) as client:
+        yield client
+
+
+async def test_engine_becomes_ready_serves_aborts_and_stops_on_sigterm(client: Client) -> None:
+    *_, ready = await client.start()
+    assert isinstance(ready, Ready)
+    assert (ready.facts.vocab_size, ready.facts.num_kv_blocks, ready.facts.block_size) == (997, 4097, 16)
+
+    request = add("r", prompt(50), max_tokens=3)
+    await client.connection.send(request)
+    tokens = list(request.prompt_token_ids)
+    for _ in range(3):
+        tokens += (await client.output()).token_ids
+        assert tokens[-1] == next_token(tokens[:-1], 997)
+
+    await client.connection.send(add("endless", prompt(5), max_tokens=ENDLESS))
+    await client.output()
+    await client.connection.send(Abort([RequestId("endless")]))
+    assert (await client.end()).finish_reason == "abort"
+
+    os.kill(client.process.pid, signal.SIGINT)  # not ours to act on
+    await client.connection.send(add("last", prompt(5), max_tokens=ENDLESS))
+    await client.output()
+    assert await client.process.terminate(timeout_s=20) == 0
+    assert (await client.end()).error == STOP_FAULT
+    assert not private_path(client.spec.address).exists()
+
+
+async def test_idle_engine_beats_and_rests(client: Client) -> None:
+    await client.start()
+    before = cpu_seconds(client.process.pid)
+    beats = [await client.connection.receive() for _ in range(2)]
+    assert all(isinstance(beat, Heartbeat) for beat in beats)
+    assert cpu_seconds(client.process.pid) - before <= 0.04  # two ticks of the kernel's clock, of 1 to 2 s
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def test_engine_dies_with_its_parent(client: Client, tmp_path: Path) -> None:
+    """A parent that is killed takes the engine along, also in the middle of work."""
+    spec = tmp_path / "spec.json"
+    spec.write_bytes(client.spec.to_line())
+    code = (
+        "import asyncio, pathlib, sys\n"
+        "from jaxserve.engine.launcher import EngineProcess\n"
+        "from jaxserve.engine.spec import parse_spec\n"
+        "async def main():\n"
+        "    engine = await EngineProcess.start(parse_spec(pathlib.Path(sys.argv[1]).read_bytes()))\n"
+        "    print(engine.pid, flush=True)\n"
+        "    await engine.wait()\n"
+        "asyncio.run(main())\n"
+    )
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, str(spec), stdout=asyncio.subprocess.PIPE)
+    assert parent.stdout is not None
+    pid = int(await parent.stdout.readline())
+    engine = os.pidfd_open(pid)
+    await client.connection.send(Hello())
+    while not isinstance(await client.connection.receive(), Ready):
+        pass
+    await client.connection.send(add("endless", prompt(5), max_tokens=ENDLESS))
+    await client.output()
+    parent.kill()
+    await parent.wait()
+    gone = asyncio.Event()
+    asyncio.get_running_loop().add_reader(engine, gone.set)  # a pidfd is readable when its process has ended
+    await asyncio.wait_for(gone.wait(), 20)
+    asyncio.get_running_loop().remove_reader(engine)
+    os.close(engine)
+
+
+async def test_engine_whose_stdin_ends_exits_and_tidies_up(client: Client) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "jaxserve.engine.process", stdin=asyncio.subprocess.PIPE
+    )
+    client.started = EngineProcess(process)
+    assert process.stdin is not None
+    process.stdin.write(client.spec.to_line())
+    await client.connection.send(Hello())
+    while not isinstance(await client.connection.receive(), Ready):
+        pass
+    process.stdin.close()
+    assert await process.wait() == 1
+    assert not private_path(client.spec.address).exists()
+
+
+async def test_failed_start_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    async with client_with(tmp_path, FakeOptions(start_error="model.gguf: tensor x is cut short")) as client:
+        messages = await client.start()
+        assert messages[-1] == StartupFailed("model.gguf: tensor x is cut short")
+        assert await client.process.wait() == 2
+
+
+async def test_two_failed_steps_in_a_row_end_the_process_with_1(tmp_path: Path) -> None:
+    async with client_with(tmp_path, FakeOptions(fail_at_steps=(1, 2))) as client:
+        await client.start()
+        for name in ("first", "second"):
+            await client.connection.send(add(name, prompt(5), max_tokens=9))
+            end = await client.end()
+            assert end.error is not None
+            assert end.error.error_class == "InternalError"
+        assert await client.process.wait() == 1
+
+
+async def test_engine_that_hangs_in_a_step_is_killed(tmp_path: Path) -> None:
+    async with client_with(tmp_path, FakeOptions(device_seconds=1000.0)) as client:
+        await client.start()
+        await client.connection.send(add("r", prompt(5)))
+        assert await client.process.terminate(timeout_s=0.3) == -signal.SIGKILL
+
+
+async def test_garbage_instead_of_a_spec_is_refused(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "jaxserve.engine.process",
+        stdin=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, stderr = await process.communicate(b"{}\n")
+    assert process.returncode == 2
+    assert stderr.decode().startswith("engine: the engine process got no valid specification")
+    assert stderr.count(b"\n") == 1
+
+
+async def test_spec_survives_the_trip(client: Client) -> None:
+    spec = client.spec
+    assert spec.to_line().count(b"\n") == 1
+    assert parse_spec(spec.to_line()) == spec
+
+
+def test_broken_spec_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="no valid specification"):
+        parse_spec(b"not json")

@@ -1,0 +1,117 @@
+"""The time before readiness: progress, early requests, failures and a stop in the middle."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from jaxserve.engine.startup import Progress, start_executor
+from jaxserve.errors import CheckpointError, StartupError
+from jaxserve.executor.protocol import Executor
+from jaxserve.ipc.address import new_address
+from jaxserve.ipc.messages import Hello, StartupFailed, StartupProgress, StepOutputs
+from jaxserve.ipc.transport import EngineConnection, EngineSocket
+from tests.engine.rig import Rig, add
+
+Build = Callable[[Progress], Executor]
+
+
+class Startup:
+    """`start_executor` in a thread, with a build that the test steers."""
+
+    def __init__(self, directory: Path) -> None:
+        self.address = new_address(str(directory))
+        self.go_on = threading.Event()
+        self.stop = threading.Event()
+        self._pool = ThreadPoolExecutor(1)
+
+    def begin(self, build: Build) -> Future[Executor | None]:
+        return self._pool.submit(self._run, build)
+
+    def _run(self, build: Build) -> Executor | None:
+        socket = EngineSocket(self.address)
+        try:
+            return start_executor(build, socket, self.stop.is_set)
+        finally:
+            socket.close(linger_s=1.0)
+
+    def close(self) -> None:
+        self.stop.set()
+        self.go_on.set()
+        self._pool.shutdown()
+
+
+@pytest.fixture
+def startup(tmp_path: Path) -> Iterator[Startup]:
+    startup = Startup(tmp_path)
+    yield startup
+    startup.close()
+
+
+@pytest.fixture
+def connection(startup: Startup) -> Iterator[EngineConnection]:
+    connection = EngineConnection(startup.address)
+    yield connection
+    connection.close()
+
+
+async def test_greeting_is_answered_with_progress_and_requests_with_not_yet(
+    startup: Startup, connection: EngineConnection
+) -> None:
+    executor = Rig().executor
+
+    def build(progress: Progress) -> Executor:
+        progress("load", 7, 7, "")
+        progress("compile", 1, 3, "decode/1")
+        startup.go_on.wait()
+        return executor
+
+    done = startup.begin(build)
+    await connection.send(Hello())
+    message = await connection.receive()
+    while message != StartupProgress("compile", 1, 3, "decode/1"):
+        assert message == StartupProgress("load", 7, 7, "")
+        message = await connection.receive()
+    await connection.send(add("early", [1]))
+    answer = await connection.receive()
+    assert isinstance(answer, StepOutputs)
+    (end,) = answer.outputs
+    assert end.error is not None
+    assert (end.finish_reason, end.error.error_class) == ("error", "UnavailableError")
+    startup.go_on.set()
+    assert done.result() is executor
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (CheckpointError("a.gguf: tensor x is cut short"), "a.gguf: tensor x is cut short"),
+        (KeyError("x"), "the engine could not start: KeyError: 'x'"),
+        (ValueError("first\nsecond"), "the engine could not start: ValueError: first"),
+    ],
+)
+async def test_failure_is_told_to_a_client_that_greets_only_afterwards(
+    startup: Startup, connection: EngineConnection, error: Exception, line: str
+) -> None:
+    def build(progress: Progress) -> Executor:
+        raise error
+
+    done = startup.begin(build)
+    await connection.send(Hello())
+    assert await connection.receive() == StartupFailed(line)
+    with pytest.raises(StartupError):
+        done.result()
+
+
+def test_stop_does_not_wait_for_the_build(startup: Startup) -> None:
+    def build(progress: Progress) -> Executor:
+        startup.go_on.wait()
+        raise StartupError("too late")
+
+    done = startup.begin(build)
+    startup.stop.set()
+    assert done.result() is None
