@@ -77,9 +77,7 @@ class LocalExecutor:
         """Load and compile; returns when every program exists. Raises StartupError in one line."""
         clock = _PhaseClock()
         counter = CompilationCounter()
-        # Harmless where there is an accelerator; on a CPU it makes one device per shard.
-        jax.config.update("jax_num_cpu_devices", config.parallel.tensor_parallel_size)
-        device = _first_device()
+        device = _first_device(config.parallel.tensor_parallel_size)
         checkpoint = open_checkpoint(model_path)
         decoder = decoder_config(checkpoint.config, checkpoint.generation_config)
         skeleton = make_skeleton(decoder, _dtype(config, device.platform))
@@ -140,7 +138,10 @@ class _PhaseClock:
         self._last = now
 
 
-def _first_device() -> jax.Device:
+def _first_device(num_devices: int) -> jax.Device:
+    """Where there is no accelerator, the CPU is made to look like as many devices as are asked for."""
+    if num_devices > 1 and not jax.config.jax_num_cpu_devices > 1:
+        jax.config.update("jax_num_cpu_devices", num_devices)
     try:
         return jax.devices()[0]
     except RuntimeError as error:

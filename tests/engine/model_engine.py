@@ -1,0 +1,117 @@
+"""A real engine in the test's own process: scheduler, pages, programs and a small model, without sockets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, ParallelConfig, SchedulerConfig
+from jaxserve.engine.core import EngineCore
+from jaxserve.executor.local import LocalExecutor
+from jaxserve.ipc.messages import AddRequest, RequestOutput, TokenLogprobs
+from jaxserve.kv.manager import KVManager
+from jaxserve.sampling.params import SamplingParams
+from jaxserve.scheduler.scheduler import Scheduler
+from jaxserve.types import RequestId
+
+
+@dataclass
+class Generated:
+    """All news of one request, put together."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+    num_cached_tokens: int = 0
+
+    def add(self, output: RequestOutput) -> None:
+        assert self.finish_reason is None, "news after the terminal message"
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs or []
+        self.finish_reason = output.finish_reason
+        self.num_cached_tokens = output.num_cached_tokens
+
+
+def request(name: str, prompt: list[int] | np.ndarray, **sampling: object) -> AddRequest:
+    """A request whose options default to 24 greedy tokens, whatever they are."""
+    options = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, **sampling}
+    return AddRequest(RequestId(name), [int(token) for token in prompt], SamplingParams(**options))  # type: ignore[arg-type]
+
+
+class ModelEngine:
+    """An EngineCore over a LocalExecutor; `restart` gives a fresh scheduler and cache over the same programs."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_num_seqs: int = 4,
+        max_num_batched_tokens: int = 32,
+        max_model_len: int = 128,
+        tensor_parallel_size: int = 1,
+        dtype: str = "float32",
+        num_blocks: int | None = None,
+        program_cache: Path | None = None,
+    ) -> None:
+        self.config = Config(
+            model=ModelConfig(model=str(path), max_model_len=max_model_len, dtype=dtype),  # type: ignore[arg-type]
+            cache=CacheConfig(kv_cache_memory=64 << 20),
+            scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
+            parallel=ParallelConfig(tensor_parallel_size=tensor_parallel_size),
+            compile=CompileConfig(compile_cache="off" if program_cache is None else str(program_cache)),
+        )
+        self.progress: list[tuple[str, int, int, str]] = []
+        self.executor = LocalExecutor.start(self.config, path, lambda *step: self.progress.append(step))
+        self.restart(num_blocks)
+
+    def restart(
+        self,
+        num_blocks: int | None = None,
+        *,
+        enable_prefix_caching: bool = True,
+        max_num_batched_tokens: int | None = None,
+    ) -> None:
+        """A fresh scheduler. `num_blocks`: pretend the pool is smaller than it is."""
+        facts = self.executor.facts
+        self.kv = KVManager(
+            num_blocks or facts.num_kv_blocks,
+            facts.block_size,
+            facts.max_model_len,
+            enable_prefix_caching=enable_prefix_caching,
+        )
+        scheduler = self.config.scheduler
+        if max_num_batched_tokens is not None:
+            scheduler = SchedulerConfig(
+                max_num_seqs=min(scheduler.max_num_seqs, max_num_batched_tokens),
+                max_num_batched_tokens=max_num_batched_tokens,
+            )
+        self.scheduler = Scheduler(
+            scheduler,
+            self.kv,
+            self.executor.buckets,
+            facts.max_model_len,
+            self.executor.eos_token_ids,
+            facts.vocab_size,
+        )
+        self.core = EngineCore(self.scheduler, self.executor)
+        self.num_preemptions = 0
+
+    def run(self, requests: list[AddRequest]) -> dict[str, Generated]:
+        """All of them together, to the end."""
+        results = {item.request_id: Generated() for item in requests}
+        for item in requests:
+            for output in self.core.handle(item):
+                results[output.request_id].add(output)
+        while self.core.has_work:
+            news = self.core.step()
+            assert news is not None
+            assert news.stats is not None
+            self.num_preemptions += news.stats.num_preemptions
+            for output in news.outputs:
+                results[output.request_id].add(output)
+        return {str(name): generated for name, generated in results.items()}
+
+    def close(self) -> None:
+        self.executor.close()
