@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, InvalidRequestError
+from jaxserve.server.errors import error_response, hide_internal_error
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -21,6 +24,14 @@ MAX_FIELD_BYTES = 16 << 10
 BACKLOG = 1024
 CLOSE_TIMEOUT_S = 1.0
 """How long open handlers may run once the listener closes; draining has happened before."""
+
+_PROTOCOL_OPTIONS: dict[str, Any] = {
+    "access_log": None,
+    "auto_decompress": False,
+    "keepalive_timeout": KEEP_ALIVE_TIMEOUT_S,
+    "max_line_size": MAX_LINE_BYTES,
+    "max_field_size": MAX_FIELD_BYTES,
+}
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -50,6 +61,29 @@ class _Refusal(asyncio.Protocol):
         transport.close()
 
 
+class _Protocol(RequestHandler):
+    """aiohttp's protocol; what it cannot parse is answered in OpenAI's form and is no reason for a traceback."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if isinstance(exc, Exception) and not isinstance(exc, HttpProcessingError):
+            response = error_response(hide_internal_error(exc, "unknown"))
+        elif isinstance(exc, LineTooLong):
+            text = f"A request line or header is larger than {MAX_LINE_BYTES} or {MAX_FIELD_BYTES} bytes."
+            response = error_response(InvalidRequestError(text, code="headers_too_large"), status=431)
+        else:
+            response = error_response(
+                InvalidRequestError("The request is not valid HTTP.", code="invalid_http"), status
+            )
+        response.force_close()
+        return response
+
+
 class _Doorkeeper:
     """Makes one protocol per connection; caps their number and how long the first headers may take."""
 
@@ -61,8 +95,8 @@ class _Doorkeeper:
     def __call__(self) -> asyncio.Protocol:
         if len(self._server.connections) >= self._max_connections:
             return _Refusal()
-        protocol = self._server()
         loop = asyncio.get_running_loop()
+        protocol = _Protocol(self._server, loop=loop, **_PROTOCOL_OPTIONS)
         self._silent[protocol] = loop.call_later(HEADER_TIMEOUT_S, self._close_silent, protocol)
         return protocol
 
@@ -88,16 +122,7 @@ async def listening(app: web.Application, listener: socket.socket, *, max_connec
         return await handler(request)
 
     app.middlewares.insert(0, note_speaker)
-    runner = web.AppRunner(
-        app,
-        handler_cancellation=True,
-        access_log=None,
-        auto_decompress=False,
-        keepalive_timeout=KEEP_ALIVE_TIMEOUT_S,
-        max_line_size=MAX_LINE_BYTES,
-        max_field_size=MAX_FIELD_BYTES,
-        shutdown_timeout=CLOSE_TIMEOUT_S,
-    )
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CLOSE_TIMEOUT_S)
     await runner.setup()
     assert runner.server is not None, "setup makes the server"
     doorkeeper = _Doorkeeper(runner.server, max_connections)

@@ -51,6 +51,8 @@ class EventStream:
             async with asyncio.timeout(WRITE_TIMEOUT_S):
                 await self._response.write(b"".join(frames))
         except TimeoutError:
+            if self._request.transport is not None:
+                self._request.transport.abort()  # closing would wait for the client, for ever
             raise ConnectionResetError(f"the client took nothing for {WRITE_TIMEOUT_S:.0f} s") from None
 
     async def close(self, frames: Iterable[bytes] = ()) -> None:

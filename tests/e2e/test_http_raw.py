@@ -80,20 +80,33 @@ def test_status_lines_of_refusals(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    "raw",
+    ("raw", "status", "code"),
     [
-        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 40_000 + b"\r\n\r\n",
-        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"nonsense\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 40_000 + b"\r\n\r\n", 431, "headers_too_large"),
+        (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431, "headers_too_large"),
+        (b"nonsense\r\n\r\n", 400, "invalid_http"),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\nA b: c\r\n\r\n", 400, "invalid_http"),
+        (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+            400,
+            "invalid_http",
+        ),
     ],
 )
-def test_malformed_http_does_not_hurt(server: Server, raw: bytes) -> None:
+def test_malformed_http_is_refused_in_openais_form(server: Server, raw: bytes, status: int, code: str) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
         connection.sendall(raw)
-        assert connection.recv(65536).startswith(b"HTTP/1.")
+        reply = read_until(connection, b"}}")
+    assert b" %d " % status in reply.splitlines()[0]
+    assert json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["code"] == code
     assert server.request("GET", "/health")[0] == 200
+    assert "Traceback" not in server.output
+
+
+def test_websocket_upgrade_is_ignored(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+        assert read_until(connection, b"\r\n\r\n").startswith(b"HTTP/1.1 200 ")
 
 
 def test_request_id_is_echoed_on_streams_and_errors(server: Server) -> None:

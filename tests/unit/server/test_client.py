@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from jaxserve.metrics import Metrics
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.server import client as client_module
 from jaxserve.server import listener as listener_module
+from jaxserve.server import sse as sse_module
 from jaxserve.server.client import EngineClient, Generation
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from jaxserve.types import RequestId
@@ -228,3 +230,20 @@ async def test_silence_is_allowed_once_a_request_was_made(
         silent_writer.close()
         api.engine.output(request, [5], finish_reason="length")
         assert (await reply)[0] == 200
+
+
+async def test_reader_that_takes_nothing_is_given_up(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse_module, "WRITE_TIMEOUT_S", 0.05)
+    async with running_api(tokenizer) as api:
+        narrow = socket.socket()
+        narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        narrow.connect(("127.0.0.1", api.port))
+        body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true, "logprobs": true, "top_logprobs": 20}'
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        narrow.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        request = await api.engine.added()
+        api.engine.output(request, [40] * 8000)  # 10 MB: more than the kernel's buffers hold
+        assert await api.engine.was_aborted() == request.request_id
+        await api.client.wait_idle()
+        assert api.metrics.value("client_disconnects") == 1
+        narrow.close()
