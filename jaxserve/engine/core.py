@@ -100,9 +100,9 @@ class EngineCore:
         """A sign of life with the numbers since the last one."""
         return Heartbeat(self._stats())
 
-    def stop(self) -> StepOutputs:
-        """End every request that is left."""
-        return StepOutputs(self._scheduler.abort_all(STEP_FAULT if self.is_broken else STOP_FAULT), self._stats())
+    def stop(self, fault: RequestFault) -> StepOutputs:
+        """End every request that is left with `fault`."""
+        return StepOutputs(self._scheduler.abort_all(fault), self._stats())
 
     def _add(self, message: AddRequest) -> list[RequestOutput]:
         try:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from jaxserve.engine.core import EngineCore, refused
+from jaxserve.engine.core import STEP_FAULT, STOP_FAULT, EngineCore, refused
 from jaxserve.errors import InvalidRequestError
 from jaxserve.ipc.codec import ProtocolError
 from jaxserve.ipc.messages import Abort, AddRequest, Hello, ModelFacts, Ready, RequestOutput, StepOutputs, ToEngine
@@ -40,10 +40,16 @@ class EngineLoop:
     def run(self, should_stop: Callable[[], bool]) -> int:
         """Serve until told to stop (0) or broken (1). Either way every request has its terminal message."""
         self._abandon(self._socket.broadcast(self._ready))
-        while not should_stop() and not self._core.is_broken:
-            self.turn()
-        self._publish(self._core.stop())
-        return 1 if self._core.is_broken else 0
+        is_broken = False
+        while not should_stop() and not is_broken:
+            try:
+                self.turn()
+                is_broken = self._core.is_broken
+            except Exception:  # a fault of ours: nothing is certain any more but that clients must not wait
+                _log.exception("the engine loop failed")
+                is_broken = True
+        self._publish(self._core.stop(STEP_FAULT if is_broken else STOP_FAULT))
+        return 1 if is_broken else 0
 
     def turn(self) -> None:
         """Messages, then a step or a heartbeat."""

@@ -82,7 +82,7 @@ def test_stop_ends_everything_that_is_left() -> None:
     rig = Rig(max_num_seqs=1)
     rig.send(add("running", prompt(3)), add("waiting", prompt(3)))
     turn(rig)
-    rig.collect(rig.core.stop().outputs)
+    rig.collect(rig.core.stop(STOP_FAULT).outputs)
     assert {name: end.error for name, end in rig.ends.items()} == {"running": STOP_FAULT, "waiting": STOP_FAULT}
     assert not rig.core.has_work
 
@@ -138,7 +138,7 @@ def test_every_request_ends_exactly_once_under_random_faults(seed: int) -> None:
             step = rig.core.step()
             answers += [] if step is None else step.outputs
     if seed % 2:
-        answers += rig.core.stop().outputs
+        answers += rig.core.stop(STOP_FAULT).outputs
     while (step := rig.core.step()) is not None:
         answers += step.outputs
     ended = [answer.request_id for answer in answers if answer.finish_reason is not None]

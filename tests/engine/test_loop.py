@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from jaxserve.engine.core import STOP_FAULT
+from jaxserve.engine.core import STEP_FAULT, STOP_FAULT
 from jaxserve.engine.loop import EngineLoop
 from jaxserve.ipc.address import new_address
 from jaxserve.ipc.codec import decode_from_engine
@@ -196,3 +196,19 @@ async def test_stop_gives_every_request_its_end(engine: Engine, connect: Connect
     engine.stop()
     assert engine.exit_code == 0
     assert (await ending(connection))[1].error == STOP_FAULT
+
+
+async def test_fault_of_our_own_ends_every_request_and_the_engine(
+    engine: Engine, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = await connect()
+    await connection.send(add("r", prompt(5), max_tokens=ENDLESS))
+    await first_news(connection)
+
+    def broken(plan: object, result: object) -> None:
+        raise AssertionError("an invariant does not hold")
+
+    monkeypatch.setattr(engine.rig.scheduler, "update", broken)
+    assert (await ending(connection))[1].error == STEP_FAULT
+    engine.stop()
+    assert engine.exit_code == 1

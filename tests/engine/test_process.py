@@ -127,10 +127,10 @@ async def test_engine_becomes_ready_serves_aborts_and_stops_on_sigterm(client: C
 
 async def test_idle_engine_beats_and_rests(client: Client) -> None:
     await client.start()
+    assert isinstance(await client.connection.receive(), Heartbeat)
     before = cpu_seconds(client.process.pid)
-    beats = [await client.connection.receive() for _ in range(2)]
-    assert all(isinstance(beat, Heartbeat) for beat in beats)
-    assert cpu_seconds(client.process.pid) - before <= 0.04  # two ticks of the kernel's clock, of 1 to 2 s
+    assert isinstance(await client.connection.receive(), Heartbeat)
+    assert cpu_seconds(client.process.pid) - before <= 0.02  # two ticks of the kernel's clock in a second
 
 
 def cpu_seconds(pid: int) -> float:
@@ -203,11 +203,10 @@ async def test_two_failed_steps_in_a_row_end_the_process_with_1(tmp_path: Path) 
         assert await client.process.wait() == 1
 
 
-async def test_engine_that_hangs_in_a_step_is_killed(tmp_path: Path) -> None:
-    async with client_with(tmp_path, FakeOptions(device_seconds=1000.0)) as client:
-        await client.start()
-        await client.connection.send(add("r", prompt(5)))
-        assert await client.process.terminate(timeout_s=0.3) == -signal.SIGKILL
+async def test_frozen_engine_is_killed(client: Client) -> None:
+    await client.start()
+    os.kill(client.process.pid, signal.SIGSTOP)
+    assert await client.process.terminate(timeout_s=0.2) == -signal.SIGKILL
 
 
 async def test_garbage_instead_of_a_spec_is_refused(tmp_path: Path) -> None:
