@@ -13,6 +13,7 @@ import os
 import platform
 import stat
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -36,14 +37,14 @@ class ProgramCache:
         self._directory = None if directory is None else _private(directory)
         self.num_hits = 0
 
-    def load(self, key: str, in_tree: Any, out_tree: Any) -> jax.stages.Compiled | None:
-        """The program stored under `key`, or None."""
+    def load(self, key: str, in_tree: Any, out_tree: Any, devices: Sequence[jax.Device]) -> jax.stages.Compiled | None:
+        """The program stored under `key`, to run on `devices`, or None."""
         if self._directory is None:
             return None
         file = self._directory / key
         try:
             compiled: jax.stages.Compiled = serialize_executable.deserialize_and_load(
-                file.read_bytes(), in_tree, out_tree
+                file.read_bytes(), in_tree, out_tree, execution_devices=devices
             )
         except FileNotFoundError:
             return None

@@ -32,7 +32,7 @@ def make_programs(
     def make(program: Program) -> jax.stages.Compiled:
         key = program_key(skeleton.config, skeleton.dtype, sharding, pool_shape, program)
         in_tree = jax.tree.structure(((tuple(range(len(skeleton.leaves))), 0, 0, 0), {}))
-        compiled = cache.load(key, in_tree, jax.tree.structure((0, 0, 0)))
+        compiled = cache.load(key, in_tree, jax.tree.structure((0, 0, 0)), sharding.devices)
         if compiled is None:
             compiled = lower(skeleton, sharding, program, pool_shape).compile()
             cache.store(key, compiled)

@@ -37,6 +37,10 @@ class Sharding:
         return NamedSharding(self.mesh, PartitionSpec(*spec))
 
     @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        return tuple(self.mesh.devices.flat)
+
+    @property
     def replicated(self) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec())
 

@@ -1,0 +1,56 @@
+"""SmolLM2-135M-Instruct, the default model, against transformers on the same dequantised weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from tests.engine.model_engine import ModelEngine, request
+from tests.models.goldens import SmolLM2Golden, smollm2_goldens
+from tests.unit.checkpoint.checkpoint_files import smollm2_file
+
+TIE = 1e-4
+"""Gap between the two best reference logits below which either token is right."""
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[ModelEngine]:
+    engine = ModelEngine(smollm2_file(), max_num_seqs=8, max_num_batched_tokens=256, max_model_len=2048)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(smollm2_file())
+
+
+def agrees(golden: SmolLM2Golden, token_ids: list[int]) -> bool:
+    """Equal up to the first step at which the reference itself was undecided."""
+    for found, expected, gap in zip(token_ids, golden.output_ids, golden.gaps, strict=True):
+        if found != expected:
+            return gap < TIE
+    return True
+
+
+@pytest.mark.slow
+def test_greedy_text_equals_transformers_on_twenty_prompts(engine: ModelEngine, tokenizer: Tokenizer) -> None:
+    goldens = smollm2_goldens()
+    assert len(goldens) == 20
+    results = engine.run([request(golden.name, golden.prompt_ids, max_tokens=64) for golden in goldens])
+    different = [golden.name for golden in goldens if not agrees(golden, results[golden.name].token_ids)]
+    assert not different
+    assert tokenizer.decode(results[goldens[0].name].token_ids, skip_special_tokens=False) == goldens[0].output_text
+    assert engine.executor.compilations()["serving"] == 0
+
+
+@pytest.mark.slow
+def test_prompts_are_tokenised_as_by_the_reference(tokenizer: Tokenizer) -> None:
+    for golden in smollm2_goldens():
+        if golden.text is None:
+            ids = tokenizer.encode_chat([dict(message) for message in golden.messages])
+        else:
+            ids = tokenizer.encode(golden.text)
+        assert tuple(ids) == golden.prompt_ids, golden.name

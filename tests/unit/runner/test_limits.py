@@ -1,0 +1,88 @@
+"""Buckets, packing and the size of the KV pool."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jaxserve.config import CacheConfig
+from jaxserve.errors import ConfigError
+from jaxserve.kv.spec import KVSpec
+from jaxserve.runner.buckets import make_buckets
+from jaxserve.runner.inputs import INPUT_FIELDS, Program, pack, packed_size, programs, split
+from jaxserve.runner.memory import fit_model_len, num_kv_blocks
+from jaxserve.sampling.params import COLUMNS
+from jaxserve.scheduler.plan import StepPlan
+from jaxserve.types import RequestId
+
+SPEC = KVSpec(num_layers=2, num_kv_heads=2, head_dim=4, dtype_bytes=4, block_size=16)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+@pytest.mark.parametrize(("seqs", "tokens"), [(1, 1), (1, 16), (3, 3), (6, 100), (32, 256), (256, 2048)])
+def test_buckets_end_at_the_limits(platform: str, seqs: int, tokens: int) -> None:
+    buckets = make_buckets(platform, seqs, tokens)
+    assert buckets.decode[-1] == seqs
+    assert buckets.mixed[-1] == tokens
+    assert list(buckets.decode) == sorted(set(buckets.decode))
+    assert list(buckets.mixed) == sorted(set(buckets.mixed))
+    assert {program.name for program in programs(buckets, 4)} == {
+        *(f"decode/{size}" for size in buckets.decode),
+        *(f"mixed/{size}" for size in buckets.mixed),
+    }
+
+
+def test_packing_fills_every_field_and_pads_with_neutral_values() -> None:
+    program = Program("mixed", 16, 4, 3)
+    plan = StepPlan(
+        kind="mixed",
+        bucket=16,
+        request_ids=(RequestId("a"), RequestId("b")),
+        num_scheduled_tokens=np.array([1, 3], np.int32),
+        num_computed_tokens=np.array([20, 5], np.int32),
+        token_ids=np.array([7, 8, 9, 10], np.int32),
+        block_tables=np.array([[4, 5], [6, 0]], np.int32),
+        is_sampling=np.array([True, True]),
+        sampling=np.arange(2 * len(COLUMNS), dtype=np.int32).reshape(2, -1),
+        num_top_logprobs=3,
+    )
+    field = split(pack(plan, program), program, INPUT_FIELDS)
+    assert field["num_decode_rows"] == 1
+    assert field["num_top_logprobs"] == 3
+    assert field["tokens"].tolist() == [7, 8, 9, 10] + [0] * 12
+    assert field["positions"].tolist() == [20, 5, 6, 7] + [0] * 12
+    assert field["rows"].tolist() == [0, 1, 1, 1] + [0] * 12
+    assert field["is_real"].tolist() == [1] * 4 + [0] * 12
+    assert field["query_starts"].tolist() == [0, 1, 4, 4, 4]
+    assert field["kv_lengths"].tolist() == [21, 8, 0, 0]
+    assert field["block_tables"].tolist() == [[4, 5, 0], [6, 0, 0], [0, 0, 0], [0, 0, 0]]
+    assert field["sampling"][2:].sum() == 0
+    assert sum(part.size for part in field.values()) == packed_size(program, INPUT_FIELDS)
+
+
+def test_the_pool_is_no_larger_than_full_requests_can_use() -> None:
+    assert num_kv_blocks(1 << 40, SPEC, max_model_len=100, max_num_seqs=3) == 3 * 7 + 1
+    assert num_kv_blocks(10 * SPEC.bytes_per_block, SPEC, max_model_len=1000, max_num_seqs=3) == 10
+
+
+def test_context_is_what_was_asked_for_or_an_error() -> None:
+    assert fit_model_len(100, 200, 50, SPEC) == 100
+    assert fit_model_len(None, 200, 50, SPEC) == 200
+    assert fit_model_len(None, 2000, 11, SPEC) == 160, "the model's own limit is shortened to what fits"
+    with pytest.raises(ConfigError, match="--max-model-len 300 is more than the 200 tokens"):
+        fit_model_len(300, 200, 50, SPEC)
+    with pytest.raises(ConfigError, match="--max-model-len 200 does not fit the KV cache of 160 tokens"):
+        fit_model_len(200, 200, 11, SPEC)
+
+
+def test_cache_memory_is_taken_as_given() -> None:
+    import jax
+
+    from jaxserve.runner.memory import kv_cache_bytes
+
+    config = CacheConfig(kv_cache_memory=12345)
+    assert kv_cache_bytes(config, jax.devices()[0], 1) == 12345
+    measured = kv_cache_bytes(dataclasses.replace(config, kv_cache_memory=None), jax.devices()[0], 1)
+    assert 1 << 20 < measured <= 2 << 30

@@ -1,0 +1,110 @@
+"""Loading: strict about names and shapes, and no more memory than the model plus one tensor."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxserve.checkpoint.open import open_checkpoint
+from jaxserve.errors import CheckpointError
+from jaxserve.models.registry import decoder_config
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.sharding.mesh import make_sharding
+from jaxserve.weights.loader import load_params
+from tests.models.goldens import DATA
+from tests.unit.checkpoint.checkpoint_files import write_safetensors
+
+CONFIG = json.loads((DATA / "llama2_tiny" / "config.json").read_text())
+
+
+def _tensors(dtype: np.dtype | type = np.float32) -> dict[str, np.ndarray]:
+    skeleton = make_skeleton(decoder_config(CONFIG), jnp.dtype("float32"))
+    return {leaf.name: np.ones(leaf.shape, dtype) for leaf in skeleton.leaves}
+
+
+def _load(folder: Path, tensors: dict[str, np.ndarray], config: dict[str, object] | None = None) -> list[str]:
+    (folder / "config.json").write_text(json.dumps(config or CONFIG))
+    write_safetensors(folder / "model.safetensors", tensors)
+    checkpoint = open_checkpoint(folder)
+    decoder = decoder_config(checkpoint.config)
+    names: list[str] = []
+    load_params(
+        checkpoint,
+        make_skeleton(decoder, jnp.dtype("float32")),
+        make_sharding(decoder, 1),
+        lambda done, total, name: names.append(name),
+    )
+    return names
+
+
+def test_every_tensor_is_reported(tmp_path: Path) -> None:
+    assert sorted(_load(tmp_path, _tensors(ml_dtypes.bfloat16))) == sorted(_tensors())
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    tensors = _tensors()
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    with pytest.raises(CheckpointError, match=r"'model\.layers\.1\.mlp\.up_proj\.weight' expected .* not found"):
+        _load(tmp_path, tensors)
+
+
+def test_a_wrong_shape_is_named_with_both_shapes(tmp_path: Path) -> None:
+    tensors = _tensors()
+    tensors["model.norm.weight"] = np.ones(63, np.float32)
+    with pytest.raises(CheckpointError, match=r"'model\.norm\.weight': shape \(64,\) expected .* found \(63,\)"):
+        _load(tmp_path, tensors)
+
+
+def test_a_tensor_nobody_uses_is_refused(tmp_path: Path) -> None:
+    tensors = _tensors() | {"model.layers.0.self_attn.q_proj.bias": np.ones(64, np.float32)}
+    with pytest.raises(CheckpointError, match=r"'model\.layers\.0\.self_attn\.q_proj\.bias' is not expected"):
+        _load(tmp_path, tensors)
+
+
+def test_derived_buffers_and_a_tied_head_are_passed_over(tmp_path: Path) -> None:
+    tensors = _tensors() | {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32)}
+    _load(tmp_path, tensors, {**CONFIG, "tie_word_embeddings": True})
+
+
+_MEASURE = """
+import resource, sys
+from pathlib import Path
+import jax, jax.numpy as jnp
+from jaxserve.checkpoint.open import open_checkpoint
+from jaxserve.models.registry import decoder_config
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.sharding.mesh import make_sharding
+from jaxserve.weights.loader import load_params
+jax.config.update("jax_platforms", "cpu")
+checkpoint = open_checkpoint(Path(sys.argv[1]))
+config = decoder_config(checkpoint.config)
+skeleton, sharding = make_skeleton(config, jnp.dtype("float32")), make_sharding(config, 1)
+jnp.zeros(1).block_until_ready()
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+before = peak()
+params = load_params(checkpoint, skeleton, sharding, lambda *_: None)
+print(peak() - before, sum(p.nbytes for p in params), max(p.nbytes for p in params))
+"""
+
+
+@pytest.mark.slow
+def test_peak_memory_is_the_model_and_one_tensor(tmp_path: Path) -> None:
+    config = {**CONFIG, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "head_dim": 256}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    leaves = make_skeleton(decoder_config(config), jnp.dtype("float32")).leaves
+    write_safetensors(
+        tmp_path / "model.safetensors", {leaf.name: np.zeros(leaf.shape, ml_dtypes.bfloat16) for leaf in leaves}
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", _MEASURE, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
+    )
+    peak, resident, largest = map(int, done.stdout.split())
+    assert resident > 400 << 20, "large enough to measure"
+    assert peak <= 1.3 * resident + largest
