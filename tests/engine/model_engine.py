@@ -53,11 +53,12 @@ class ModelEngine:
         tensor_parallel_size: int = 1,
         dtype: str = "float32",
         num_blocks: int | None = None,
+        kv_cache_memory: int = 64 << 20,
         program_cache: Path | None = None,
     ) -> None:
         self.config = Config(
             model=ModelConfig(model=str(path), max_model_len=max_model_len, dtype=dtype),  # type: ignore[arg-type]
-            cache=CacheConfig(kv_cache_memory=64 << 20),
+            cache=CacheConfig(kv_cache_memory=kv_cache_memory),
             scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
             parallel=ParallelConfig(tensor_parallel_size=tensor_parallel_size),
             compile=CompileConfig(compile_cache="off" if program_cache is None else str(program_cache)),

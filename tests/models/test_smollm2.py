@@ -17,7 +17,9 @@ TIE = 1e-4
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[ModelEngine]:
-    engine = ModelEngine(smollm2_file(), max_num_seqs=8, max_num_batched_tokens=256, max_model_len=2048)
+    engine = ModelEngine(
+        smollm2_file(), max_num_seqs=8, max_num_batched_tokens=256, max_model_len=2048, kv_cache_memory=512 << 20
+    )
     yield engine
     engine.close()
 
