@@ -15,6 +15,7 @@ import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -145,14 +146,19 @@ class _Server:
 
     async def _find_model(self, client: EngineClient) -> tuple[Path, Tokenizer]:
         model = self._config.model
-        client.note_progress(StartupProgress("model", 0, 1))
-        path = await _in_thread(lambda: resolve(model.model, model.revision))
-        client.note_progress(StartupProgress("model", 1, 1))
+        path = await self._phase(client, "model", lambda: resolve(model.model, model.revision))
         template = Path(model.chat_template) if model.chat_template is not None else None
-        client.note_progress(StartupProgress("tokenizer", 0, 1))
-        tokenizer = await _in_thread(lambda: load_tokenizer(path, chat_template=template))
-        client.note_progress(StartupProgress("tokenizer", 1, 1))
+        tokenizer = await self._phase(client, "tokenizer", lambda: load_tokenizer(path, chat_template=template))
         return path, tokenizer
+
+    async def _phase(self, client: EngineClient, name: str, work: Callable[[], T]) -> T:
+        """A start-up phase of our own, shown and measured like the engine's."""
+        started = time.monotonic()
+        client.note_progress(StartupProgress(name, 0, 1))
+        result = await _in_thread(work)
+        client.note_progress(StartupProgress(name, 1, 1))
+        self._metrics.set("startup_phase_seconds", time.monotonic() - started, phase=name)
+        return result
 
     async def _wait_started(self, client: EngineClient, engine: EngineProcess) -> ModelFacts:
         await _first_of(client.wait_started(), engine.wait())

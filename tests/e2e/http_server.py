@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -85,8 +86,9 @@ def until(condition: Any, complaint: str, timeout_s: float = 20.0) -> None:
 @contextlib.contextmanager
 def started(fake: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Iterator[Server]:
     """A server that may still be loading, on a free port unless one is given; killed at the end."""
+    sockets = tempfile.TemporaryDirectory(prefix="jaxserve-test-")
     config = {"model": {"model": str(TOKENIZER), "served_model_name": "tiny"}} | sections
-    config["server"] = {"port": 0} | config.get("server", {})
+    config["server"] = {"port": 0, "uds_dir": sockets.name} | config.get("server", {})
     command = [sys.executable, "-m", "tests.e2e.fake_engine_server", json.dumps(config), json.dumps(fake or {})]
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, cwd=ROOT)
@@ -99,6 +101,7 @@ def started(fake: dict[str, Any] | None = None, **sections: dict[str, Any]) -> I
         process.kill()
         process.wait()
         server.reader.join(10)
+        sockets.cleanup()
 
 
 @contextlib.contextmanager

@@ -117,6 +117,14 @@ def test_killed_engine_ends_streams_cleanly_and_turns_health_red() -> None:
         assert "Traceback" not in server.output
 
 
+def test_nothing_is_left_of_the_sockets(tmp_path: Path) -> None:
+    with running(server={"uds_dir": str(tmp_path)}) as server:
+        (directory,) = tmp_path.iterdir()
+        assert directory.stat().st_mode & 0o777 == 0o700
+        assert server.stop() == 0
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_engine_dies_with_its_killed_parent() -> None:
     with running() as server:
         pid = server.engine_pid()
@@ -182,6 +190,7 @@ def test_http_answers_while_loading(tmp_path: Path) -> None:
         pipe.write_text("{{ messages[0].content }}")
         until(lambda: server.request("GET", "/ready")[0] == 200, "never ready")
         assert server.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 200
+        assert server.metric('startup_phase_seconds{engine="0",model_name="tiny",phase="tokenizer"}') > 0
 
 
 def test_port_is_free_again_at_once() -> None:
