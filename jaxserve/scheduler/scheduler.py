@@ -14,7 +14,7 @@ ones, both in that order. One step is
 
     1. share the budget: every running request gets one token, what is left goes to those behind, in order;
     2. secure pages, in order: when the pool is dry the last running request gives its pages back and waits;
-    3. start waiting requests, in order, while rows, budget and pages last;
+    3. start waiting requests, in order, while rows, budget and pages last (not right after a preemption);
     4. pack the rows into a program.
 
 Nobody starves: rows never exceed the budget, so every running request moves every step; the first in
@@ -128,8 +128,10 @@ class Scheduler:
         if self._in_flight is not None:
             raise RuntimeError("the step in flight has to be updated before the next one is scheduled")
         counts = self._share_budget()
+        num_running = len(counts)
         self._secure_pages(counts)
-        self._start_waiting(counts)
+        if len(counts) == num_running:  # nobody goes and comes back in one step: tables change only by growing
+            self._start_waiting(counts)
         if not counts:
             return None
         plan, requests = pack(self._running, counts, self._buckets)

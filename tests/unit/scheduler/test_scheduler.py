@@ -269,6 +269,19 @@ def test_youngest_is_preempted_and_goes_on_before_newer_requests() -> None:
     assert 0 == first_row["old"] < first_row["young"] <= first_row["new"]
 
 
+def test_preempted_request_comes_back_in_a_later_step_even_if_it_would_fit_at_once() -> None:
+    """Twins compute equal pages side by side; after preemption the younger one can share those of the older."""
+    rig = Rig(num_blocks=8)
+    old, young = add("old", prompt(8), max_tokens=12), add("young", prompt(8), max_tokens=12)
+    rig.send(old, young)
+    while len(rig.rows(rig.step())) == 2:
+        pass
+    assert rig.rows(rig.plans[-1]) == {"old": 1}
+    assert rig.rows(rig.step()) == {"old": 1, "young": 1}
+    rig.finish()
+    assert rig.tokens == {"old": expected(old), "young": expected(young)}
+
+
 def test_newcomer_leaves_a_spare_page_for_each_running_request() -> None:
     rig = Rig(num_blocks=6)
     rig.send(add("old", prompt(8), max_tokens=4), add("new", prompt(12, 9), max_tokens=2))
