@@ -15,7 +15,9 @@ from jaxtyping import Array, Float, Int
 
 from jaxserve_kernels.paged_attention.layout import QUERIES_PER_TILE, Ragged
 
-KEYS_PER_BLOCK = 128
+KEYS_PER_TILE_BLOCK = 128
+KEYS_PER_DECODE_BLOCK = 2048
+"""Over all rows of a decode batch: few rows take large blocks, so that one pass does for a short context."""
 MASKED = -1e30
 """Score of a key that must not be seen: finite, so that a row without keys stays free of NaN."""
 
@@ -35,8 +37,8 @@ def _empty(batch: int, heads: int, queries: int, dim: int) -> _Softmax:
     )
 
 
-def _pages_per_block(page_size: int, max_pages: int) -> int:
-    return min(max(1, KEYS_PER_BLOCK // page_size), max_pages)
+def _pages_per_block(keys: int, page_size: int, max_pages: int) -> int:
+    return min(max(1, keys // page_size), max_pages)
 
 
 def _gather(
@@ -84,7 +86,8 @@ def decode_attention(
     rows, num_heads, dim = q.shape
     _, _, num_kv_heads, page_size, _ = k_pages.shape
     group = num_heads // num_kv_heads
-    block_pages = _pages_per_block(page_size, block_tables.shape[1])
+    wanted_keys = min(max(KEYS_PER_DECODE_BLOCK // rows, 64), 256)
+    block_pages = _pages_per_block(wanted_keys, page_size, block_tables.shape[1])
     block_keys = block_pages * page_size
     grouped = (q * scale).astype(q.dtype).reshape(rows, num_kv_heads, group, dim)
 
@@ -122,7 +125,7 @@ def mixed_attention(
     num_rows = kv_lengths.shape[0]
     num_kv_heads, page_size = k_pages.shape[2:4]
     group, tile = num_heads // num_kv_heads, QUERIES_PER_TILE
-    block_pages = _pages_per_block(page_size, block_tables.shape[1])
+    block_pages = _pages_per_block(KEYS_PER_TILE_BLOCK, page_size, block_tables.shape[1])
     block_keys = block_pages * page_size
 
     is_decode = jnp.arange(num_rows) < ragged.num_decode_rows
