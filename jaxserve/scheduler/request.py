@@ -25,23 +25,27 @@ class Request:
 
     __slots__ = (
         "_buffer",
+        "arrival_s",
         "finish_reason",
         "is_in_flight",
         "max_output_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_preemptions",
         "num_prompt_tokens",
         "num_tokens",
+        "queue_seconds",
         "rank",
         "request_id",
         "sampling",
         "sampling_row",
         "stop_token_ids",
         "table",
-        "was_started",
     )
 
-    def __init__(self, message: AddRequest, table: BlockTable, max_output_tokens: int, arrival: int) -> None:
+    def __init__(
+        self, message: AddRequest, table: BlockTable, max_output_tokens: int, arrival: int, arrival_s: float
+    ) -> None:
         self.request_id = message.request_id
         self.sampling = message.sampling
         self.stop_token_ids = frozenset(message.sampling.stop_token_ids)
@@ -55,7 +59,11 @@ class Request:
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         """Prompt tokens found in the prefix cache when the request first started."""
-        self.was_started = False
+        self.arrival_s = arrival_s
+        """The scheduler's clock when the request came; `arrival` only counts."""
+        self.queue_seconds: float | None = None
+        """From arrival to the step that started it first; None until then."""
+        self.num_preemptions = 0
         self.is_in_flight = False
         """A submitted step still writes to its pages."""
         self.finish_reason: FinishReason | None = None

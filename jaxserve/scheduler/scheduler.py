@@ -20,7 +20,8 @@ ones, both in that order. One step is
 Nobody starves: rows never exceed the budget, so every running request moves every step; the first in
 rank is never preempted; nobody overtakes in the queue; and what can never fit is refused at the door.
 
-The scheduler is a function of its state and the calls it gets: no clock, no randomness, no I/O.
+The scheduler is a function of its state, the calls it gets and the clock it is given: no randomness, no
+I/O. The clock is only read for what is reported; no decision hangs on it.
 
 Steps in flight. Today a plan is updated before the next one is made, and `schedule` insists on it. What
 an overlapping engine needs beside that is kept apart already: `update` and `fail` are handed the plan
@@ -30,8 +31,9 @@ pages which a step under way may write (`Request.is_in_flight`) return to the po
 
 from __future__ import annotations
 
+import time
 from bisect import bisect, insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from jaxserve.config import SchedulerConfig
 from jaxserve.errors import InvalidRequestError
@@ -56,8 +58,10 @@ class Scheduler:
         max_model_len: int,
         eos_token_ids: frozenset[int],
         vocab_size: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kv = kv
+        self._clock = clock
         self._buckets = buckets
         self._eos_token_ids = eos_token_ids
         self._max_tokens = min(config.max_num_batched_tokens, max(buckets.mixed))
@@ -102,7 +106,7 @@ class Scheduler:
         if refusal is None:
             table = self._kv.new_table(message.cache_salt)
             limit = self._admission.max_output_tokens(message)
-            request = Request(message, table, limit, self._num_arrivals)
+            request = Request(message, table, limit, self._num_arrivals, self._clock())
             self._num_arrivals += 1
             self._requests[request.request_id] = request
             insort(self._waiting, request, key=_rank)
@@ -198,6 +202,7 @@ class Scheduler:
         victim = self._running.pop()
         self._kv.free(victim.table)
         victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
         insort(self._waiting, victim, key=_rank)
         self._counters.num_preemptions += 1
 
@@ -213,8 +218,8 @@ class Scheduler:
                 return
             del self._waiting[0]
             request.num_computed_tokens = num_cached
-            if not request.was_started:
-                request.was_started = True
+            if request.queue_seconds is None:
+                request.queue_seconds = self._clock() - request.arrival_s
                 request.num_cached_tokens = num_cached
                 self._counters.count_prefix(request.num_prompt_tokens, num_cached)
             count = min(request.num_tokens - num_cached, budget)
@@ -246,7 +251,16 @@ class Scheduler:
         reason, stop_token_id = self._verdict(request, token)
         if reason is not None:
             self._remove(request, reason)
-        return RequestOutput(request.request_id, [token], logprobs, reason, stop_token_id, request.num_cached_tokens)
+        return RequestOutput(
+            request.request_id,
+            [token],
+            logprobs,
+            reason,
+            stop_token_id,
+            request.num_cached_tokens,
+            queue_seconds=request.queue_seconds,
+            num_preemptions=request.num_preemptions,
+        )
 
     def _verdict(self, request: Request, token: int) -> tuple[FinishReason | None, int | None]:
         if token in self._eos_token_ids and not request.sampling.ignore_eos:
@@ -261,7 +275,12 @@ class Scheduler:
         """End `request` without a token."""
         self._remove(request, reason)
         return RequestOutput(
-            request.request_id, [], None, reason, num_cached_tokens=request.num_cached_tokens, error=fault
+            request.request_id,
+            [],
+            finish_reason=reason,
+            num_cached_tokens=request.num_cached_tokens,
+            error=fault,
+            num_preemptions=request.num_preemptions,
         )
 
     def _remove(self, request: Request, reason: FinishReason) -> None:

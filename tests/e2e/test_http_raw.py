@@ -131,6 +131,8 @@ def test_metrics_count_what_was_served(server: Server) -> None:
     assert server.metric('request_success_total{engine="0",finished_reason="length"') == before + 2
     assert server.metric("generation_tokens_total") >= 10
     assert server.metric("time_to_first_token_seconds_count") >= 2
+    for part in ("queue", "prefill", "decode", "inference"):
+        assert server.metric(f"request_{part}_time_seconds_count") >= 2, part
     assert server.metric('compilations_total{engine="0",model_name="tiny",phase="serving"') == 0
     assert server.metric('compilations_total{engine="0",model_name="tiny",phase="warmup"') > 0
 

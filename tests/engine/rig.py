@@ -85,7 +85,11 @@ class Rig:
             max_num_batched_tokens=max_num_batched_tokens,
             max_queued_requests=max_queued_requests,
         )
-        self.scheduler = Scheduler(config, self.kv, self.buckets, max_model_len, frozenset({EOS}), VOCAB_SIZE)
+        self.now = 0.0
+        """What the scheduler's clock says."""
+        self.scheduler = Scheduler(
+            config, self.kv, self.buckets, max_model_len, frozenset({EOS}), VOCAB_SIZE, lambda: self.now
+        )
         self.core = EngineCore(self.scheduler, self.executor)
         self.plans: list[StepPlan] = []
         self.tokens: dict[str, list[int]] = {}

@@ -251,6 +251,35 @@ def test_preempted_request_recomputes_same_tokens(enable_prefix_caching: bool) -
     # Its own pages, found again, are no prefix hits.
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (18, 0)
     assert {end.num_cached_tokens for end in rig.ends.values()} == {0}
+    assert rig.ends["r0"].num_preemptions == 0, "the first in rank is never preempted"
+    assert sum(end.num_preemptions for end in rig.ends.values()) == stats.num_preemptions
+
+
+def test_queue_seconds_run_from_arrival_to_the_first_step_of_the_request() -> None:
+    rig = Rig(max_num_seqs=1)
+    rig.now = 100.0
+    rig.send(add("first", prompt(3), max_tokens=2), add("second", prompt(3, 9), max_tokens=2))
+    for rig.now in (101.0, 102.0, 104.5, 108.0):
+        rig.step()
+    assert {name: end.queue_seconds for name, end in rig.ends.items()} == {"first": 1.0, "second": 4.5}
+
+
+def test_queue_seconds_stay_when_a_request_is_preempted() -> None:
+    rig = Rig(num_blocks=8)
+    rig.send(add("old", prompt(10), max_tokens=16), add("young", prompt(10, 5), max_tokens=8))
+    while rig.step() is not None:
+        rig.now += 1.0
+    assert rig.ends["young"].num_preemptions > 0
+    assert {end.queue_seconds for end in rig.ends.values()} == {0.0}
+
+
+def test_a_request_that_ends_without_a_token_still_says_how_often_it_was_preempted() -> None:
+    rig = Rig(num_blocks=8)
+    rig.send(add("old", prompt(10), max_tokens=16), add("young", prompt(10, 5), max_tokens=8))
+    while len(rig.rows(rig.step())) == 2:
+        pass
+    (end,) = rig.scheduler.abort([RequestId("young")])
+    assert (end.num_preemptions, end.queue_seconds) == (1, None)
 
 
 def test_youngest_is_preempted_and_goes_on_before_newer_requests() -> None:

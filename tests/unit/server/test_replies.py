@@ -137,6 +137,25 @@ async def test_stop_string_matches_across_any_token_and_step_border(
     assert plain["usage"]["completion_tokens"] == 7
 
 
+async def test_time_of_a_request_is_measured_in_parts(api: Api) -> None:
+    reply = asyncio.create_task(api.post(TEXT, {"prompt": "x"}))
+    request = await api.engine.added()
+    api.engine.output(request, ids(api, "a"), queue_seconds=0.25)
+    await api.engine.is_heard()
+    api.engine.output(request, ids(api, "b"), queue_seconds=0.25, num_preemptions=3, finish_reason="length")
+    assert (await reply)[0] == 200
+    total = {
+        part: api.metrics.registry.get_sample_value(
+            f"jaxserve:request_{part}_sum", {"model_name": "tiny", "engine": "0"}
+        )
+        for part in ("queue_time_seconds", "prefill_time_seconds", "decode_time_seconds", "inference_time_seconds")
+    }
+    assert total["queue_time_seconds"] == 0.25
+    assert total["inference_time_seconds"] == total["prefill_time_seconds"] + total["decode_time_seconds"]  # type: ignore[operator]
+    names = [*total, "num_preemptions"]
+    assert [api.metrics.value(f"request_{name}") for name in names] == [1] * 5
+
+
 async def test_stop_string_aborts_the_request_in_the_engine(api: Api) -> None:
     reply = asyncio.create_task(api.post(TEXT, {"prompt": "x", "stop": "b"}))
     request = await api.engine.added()
