@@ -23,7 +23,7 @@ from jaxserve.kv.spec import KVSpec
 from jaxserve.models.config import DecoderConfig
 from jaxserve.models.registry import decoder_config
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
-from jaxserve.runner.buckets import make_buckets
+from jaxserve.runner.buckets import make_buckets, resolve_limits
 from jaxserve.runner.compilations import CompilationCounter
 from jaxserve.runner.inputs import programs
 from jaxserve.runner.memory import fit_model_len, kv_cache_bytes, num_kv_blocks
@@ -106,6 +106,7 @@ class LocalExecutor:
             max_model_len=limits.max_model_len,
             num_kv_blocks=limits.num_blocks,
             block_size=limits.spec.block_size,
+            max_num_seqs=limits.buckets.max_num_seqs,
             dtype=str(skeleton.dtype),
             platform=device.platform,
             num_devices=config.parallel.tensor_parallel_size,
@@ -140,7 +141,7 @@ class _PhaseClock:
 
 def _first_device(num_devices: int) -> jax.Device:
     """Where there is no accelerator, the CPU is made to look like as many devices as are asked for."""
-    if num_devices > 1 and not jax.config.jax_num_cpu_devices > 1:
+    if num_devices > 1 and jax.config.jax_num_cpu_devices < num_devices:  # type: ignore[attr-defined]
         jax.config.update("jax_num_cpu_devices", num_devices)
     try:
         return jax.devices()[0]
@@ -168,9 +169,8 @@ def _limits(
     )
     kv_shards = config.parallel.tensor_parallel_size if sharding.rules["kv_heads"] == MODEL_AXIS else 1
     longest = config.model.max_model_len or decoder.max_position
-    num_blocks = num_kv_blocks(
-        kv_cache_bytes(config.cache, device, kv_shards), spec, longest, config.scheduler.max_num_seqs
-    )
+    step = resolve_limits(device.platform, config.scheduler)
+    num_blocks = num_kv_blocks(kv_cache_bytes(config.cache, device, kv_shards), spec, longest, step.max_num_seqs)
     # One bfloat16 row makes XLA:CPU convert the whole weight first; two do not.
     slow_single_row = device.platform == "cpu" and skeleton.dtype == jnp.bfloat16
     return Limits(
@@ -179,8 +179,8 @@ def _limits(
         max_model_len=fit_model_len(config.model.max_model_len, decoder.max_position, num_blocks, spec),
         buckets=make_buckets(
             device.platform,
-            config.scheduler.max_num_seqs,
-            config.scheduler.max_num_batched_tokens,
+            step.max_num_seqs,
+            step.max_num_batched_tokens,
             min_decode=2 if slow_single_row else 1,
         ),
     )

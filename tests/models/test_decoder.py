@@ -55,6 +55,7 @@ def test_float32_logits_equal_transformers(golden: GoldenCheckpoint) -> None:
     np.testing.assert_allclose(prompt_logits(golden, "float32"), golden.logits, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("golden", golden_checkpoints(), ids=lambda golden: golden.name)
 def test_bfloat16_logits_stay_close_to_the_float32_reference(golden: GoldenCheckpoint) -> None:
     found = prompt_logits(golden, "bfloat16")

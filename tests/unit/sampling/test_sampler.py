@@ -43,13 +43,17 @@ def _kept(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
     return keep
 
 
-def _threshold(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-    scaled = transforms.temperature(jnp.asarray(logits[None]), jnp.asarray([params.temperature], jnp.float32))
+@jax.jit
+def _is_kept(logits: jax.Array, options: dict[str, jax.Array]) -> jax.Array:
+    scaled = transforms.temperature(logits, options["temperature"])
     rows = transforms.candidates(scaled)
-    kept = transforms.top_k(rows, jnp.asarray([params.top_k]))
-    kept = transforms.top_p(rows, jnp.asarray([params.top_p], jnp.float32), kept)
-    kept = jnp.maximum(kept, transforms.min_p(rows, jnp.asarray([params.min_p], jnp.float32)))
-    return np.asarray(scaled[0] >= kept[0])
+    kept = transforms.top_p(rows, options["top_p"], transforms.top_k(rows, options["top_k"]))
+    return scaled >= jnp.maximum(kept, transforms.min_p(rows, options["min_p"]))[:, None]
+
+
+def _threshold(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
+    options = sampler.unpack_options(jnp.asarray(device_row(params)[None]))
+    return np.asarray(_is_kept(jnp.asarray(logits[None]), options)[0])
 
 
 @pytest.mark.parametrize("spread", [0.1, 1.0, 4.0])
