@@ -65,8 +65,12 @@ class CacheConfig:
 class SchedulerConfig:
     """What may run together."""
 
-    max_num_seqs: int = option(32, ge=1, le=4096, help="requests that run at the same time")
-    max_num_batched_tokens: int = option(256, ge=1, help="tokens computed in one step")
+    max_num_seqs: int | None = option(
+        None, ge=1, le=4096, help="requests that run at the same time (default: 32 on CPU, 256 on accelerators)"
+    )
+    max_num_batched_tokens: int | None = option(
+        None, ge=1, help="tokens computed in one step (default: 256 on CPU, 2048 on accelerators)"
+    )
     max_queued_requests: int = option(1024, ge=0, help="requests that may wait; more are answered 429")
 
 
@@ -114,8 +118,9 @@ class Config:
     server: ServerConfig = field(default_factory=ServerConfig)
 
     def __post_init__(self) -> None:
-        if self.scheduler.max_num_batched_tokens < self.scheduler.max_num_seqs:
+        tokens, seqs = self.scheduler.max_num_batched_tokens, self.scheduler.max_num_seqs
+        if tokens is not None and seqs is not None and tokens < seqs:
             raise ConfigError(
-                f"--max-num-batched-tokens {self.scheduler.max_num_batched_tokens} must be at least "
-                f"--max-num-seqs {self.scheduler.max_num_seqs}: every running request needs one token a step"
+                f"--max-num-batched-tokens {tokens} must be at least --max-num-seqs {seqs}: "
+                "every running request needs one token a step"
             )

@@ -89,7 +89,7 @@ class _Server:
         client = EngineClient(
             connection,
             self._metrics,
-            max_requests=self._config.scheduler.max_num_seqs + self._config.scheduler.max_queued_requests,
+            max_queued_requests=self._config.scheduler.max_queued_requests,
             on_progress=self._display.show,
         )
         try:

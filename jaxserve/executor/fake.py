@@ -20,6 +20,7 @@ import numpy as np
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError
 from jaxserve.ipc.messages import ModelFacts
+from jaxserve.runner.buckets import resolve_limits
 from jaxserve.sampling.params import COLUMNS
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
 from jaxserve.types import MAX_TOP_LOGPROBS, NULL_BLOCK, BlockId
@@ -105,7 +106,8 @@ class FakeExecutor:
         """The fake that a server with this `config` would run."""
         if options.start_error is not None:
             raise CheckpointError(options.start_error)
-        rows, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
+        limits = resolve_limits("cpu", config.scheduler)
+        rows, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
         return cls(
             Buckets(decode=powers_of_two(rows), mixed=powers_of_two(tokens), max_num_seqs=rows),
             options.num_blocks,
@@ -125,6 +127,7 @@ class FakeExecutor:
             max_model_len=self._max_model_len,
             num_kv_blocks=num_blocks,
             block_size=block_size,
+            max_num_seqs=self._buckets.max_num_seqs,
             dtype="int64",
             platform="fake",
             num_devices=1,

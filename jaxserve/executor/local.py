@@ -58,6 +58,14 @@ class Limits:
     def max_pages(self) -> int:
         return -(-self.max_model_len // self.spec.block_size)
 
+    @property
+    def summary(self) -> str:
+        """What the settings left open, under their names."""
+        return (
+            f"max_num_seqs={self.buckets.max_num_seqs} max_num_batched_tokens={max(self.buckets.mixed)} "
+            f"max_model_len={self.max_model_len} num_kv_blocks={self.num_blocks}"
+        )
+
 
 class LocalExecutor:
     """One model on this process's devices."""
@@ -88,6 +96,7 @@ class LocalExecutor:
         )
         clock.mark("load")
         limits = _limits(config, decoder, skeleton, sharding, device)
+        _LOG.info("limits: %s", limits.summary)
         executables = make_programs(
             skeleton,
             sharding,

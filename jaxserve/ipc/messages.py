@@ -57,6 +57,8 @@ class ModelFacts(msgspec.Struct, frozen=True, array_like=True):
     max_model_len: int
     num_kv_blocks: int
     block_size: int
+    max_num_seqs: int
+    """Requests that run at the same time."""
     dtype: str
     platform: str
     num_devices: int

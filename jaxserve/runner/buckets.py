@@ -6,9 +6,35 @@ an accelerator, where a decode step is bound by reading the weights.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from jaxserve.config import SchedulerConfig
 from jaxserve.scheduler.plan import Buckets
 
 MIN_MIXED_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """How much may run in one step; tokens are never fewer than requests."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+CPU_LIMITS = StepLimits(max_num_seqs=32, max_num_batched_tokens=256)
+ACCELERATOR_LIMITS = StepLimits(max_num_seqs=256, max_num_batched_tokens=2048)
+
+
+def resolve_limits(platform: str, config: SchedulerConfig) -> StepLimits:
+    """What was asked for; where nothing was, the platform's default, made to fit what was."""
+    default = CPU_LIMITS if platform == "cpu" else ACCELERATOR_LIMITS
+    seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
+    if seqs is None:
+        seqs = default.max_num_seqs if tokens is None else min(default.max_num_seqs, tokens)
+    if tokens is None:
+        tokens = max(default.max_num_batched_tokens, seqs)
+    return StepLimits(seqs, tokens)
 
 
 def make_buckets(platform: str, max_num_seqs: int, max_num_batched_tokens: int, *, min_decode: int = 1) -> Buckets:

@@ -60,12 +60,14 @@ class Scheduler:
         vocab_size: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """The limits are those of the buckets, and the config's where it names smaller ones."""
         self._kv = kv
         self._clock = clock
         self._buckets = buckets
         self._eos_token_ids = eos_token_ids
-        self._max_tokens = min(config.max_num_batched_tokens, max(buckets.mixed))
-        self._max_rows = min(config.max_num_seqs, buckets.max_num_seqs, max(buckets.decode), self._max_tokens)
+        self._max_tokens = min(max(buckets.mixed), config.max_num_batched_tokens or max(buckets.mixed))
+        largest = min(buckets.max_num_seqs, max(buckets.decode), self._max_tokens)
+        self._max_rows = min(largest, config.max_num_seqs or largest)
         self._admission = Admission(
             max_model_len=max_model_len,
             vocab_size=vocab_size,

@@ -109,12 +109,12 @@ class EngineClient:
         connection: Connection,
         metrics: Metrics,
         *,
-        max_requests: int,
+        max_queued_requests: int,
         on_progress: Callable[[StartupProgress], None] | None = None,
     ) -> None:
         self._connection = connection
         self._metrics = metrics
-        self._max_requests = max_requests
+        self._max_queued_requests = max_queued_requests
         self._on_progress = on_progress
         self._outbox: asyncio.Queue[ToEngine] = asyncio.Queue()
         self._generations: dict[RequestId, Generation] = {}
@@ -192,12 +192,12 @@ class EngineClient:
     @contextlib.contextmanager
     def admission(self, num_sequences: int) -> Iterator[None]:
         """Hold queue room for the sequences of one HTTP request; raises RateLimitError when there is none."""
-        self.require_ready()
-        if self._num_admitted + num_sequences > self._max_requests:
+        max_requests = self.require_ready().max_num_seqs + self._max_queued_requests
+        if self._num_admitted + num_sequences > max_requests:
             self._metrics.inc("admission_rejections", reason="queue_full")
             raise RateLimitError(
                 f"The server is busy: {self._num_admitted} requests are running or waiting and at most "
-                f"{self._max_requests} may (--max-num-seqs + --max-queued-requests). Please retry later."
+                f"{max_requests} may (--max-num-seqs + --max-queued-requests). Please retry later."
             )
         self._num_admitted += num_sequences
         self._nothing_admitted.clear()

@@ -85,7 +85,7 @@ class ModelEngine:
         scheduler = self.config.scheduler
         if max_num_batched_tokens is not None:
             scheduler = SchedulerConfig(
-                max_num_seqs=min(scheduler.max_num_seqs, max_num_batched_tokens),
+                max_num_seqs=min(facts.max_num_seqs, max_num_batched_tokens),
                 max_num_batched_tokens=max_num_batched_tokens,
             )
         self.scheduler = Scheduler(

@@ -56,8 +56,8 @@ class Rig:
         *,
         num_blocks: int = 65,
         block_size: int = 4,
-        max_num_seqs: int = 8,
-        max_num_batched_tokens: int = 16,
+        max_num_seqs: int | None = 8,
+        max_num_batched_tokens: int | None = 16,
         max_queued_requests: int = 64,
         max_model_len: int = 128,
         buckets: Buckets | None = None,
@@ -66,9 +66,8 @@ class Rig:
         gate: threading.Event | None = None,
     ) -> None:
         self.max_model_len = max_model_len
-        self.buckets = buckets or Buckets(
-            powers_of_two(max_num_seqs), powers_of_two(max_num_batched_tokens), max_num_seqs
-        )
+        rows, tokens = max_num_seqs or 8, max_num_batched_tokens or 16
+        self.buckets = buckets or Buckets(powers_of_two(rows), powers_of_two(tokens), rows)
         self.kv = KVManager(num_blocks, block_size, max_model_len, enable_prefix_caching=enable_prefix_caching)
         self.executor = FakeExecutor(
             self.buckets,

@@ -70,11 +70,10 @@ def test_every_setting_can_be_given_by_flag_environment_and_file(tmp_path: Path)
         parsed = {name: v for name, v in vars(parser.parse_args(words)).items() if name in SETTING and v is not None}
         model = {} if setting.name == "model" else {"model": "m"}
         file = write(tmp_path / "c.yaml", f"{setting.section}:\n  {setting.name}: {raw}\n")
-        room = {} if setting.name == "max_num_batched_tokens" else {"max_num_batched_tokens": "4096"}
         for config in (
-            load_config(flags=model | room | parsed),
-            load_config(flags=model | room, environ={setting.variable: raw}),
-            load_config(flags=model | room, file=file),
+            load_config(flags=model | parsed),
+            load_config(flags=model, environ={setting.variable: raw}),
+            load_config(flags=model, file=file),
         ):
             assert getattr(getattr(config, setting.section), setting.name) == expected, setting.name
 
@@ -153,6 +152,7 @@ def test_a_rule_over_two_settings_is_one_line() -> None:
     assert "--max-num-batched-tokens 8 must be at least --max-num-seqs 16" in refusal(
         flags={"model": "m", "max_num_batched_tokens": "8", "max_num_seqs": "16"}
     )
+    assert load_config(flags={"model": "m", "max_num_batched_tokens": "8"}).scheduler.max_num_seqs is None
 
 
 def test_secrets_never_show(tmp_path: Path) -> None:

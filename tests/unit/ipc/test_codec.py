@@ -53,7 +53,7 @@ def test_message_to_engine_survives_the_trip(message: ToEngine) -> None:
     "message",
     [
         StartupProgress("compile", 3, 40, "decode/8"),
-        Ready(ModelFacts(100, 64, 9, 16, "float32", "cpu", 1, "0badf00d", {"load": 1.5})),
+        Ready(ModelFacts(100, 64, 9, 16, 4, "float32", "cpu", 1, "0badf00d", {"load": 1.5})),
         StartupFailed("no such file: model.gguf"),
         Heartbeat(STATS),
         StepOutputs(

@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxserve.config import CacheConfig
+from jaxserve.config import CacheConfig, SchedulerConfig
 from jaxserve.errors import ConfigError
 from jaxserve.kv.spec import KVSpec
-from jaxserve.runner.buckets import make_buckets
+from jaxserve.runner.buckets import StepLimits, make_buckets, resolve_limits
 from jaxserve.runner.inputs import INPUT_FIELDS, Program, pack, packed_size, programs, split
 from jaxserve.runner.memory import fit_model_len, num_kv_blocks
 from jaxserve.sampling.params import COLUMNS
@@ -32,6 +32,27 @@ def test_buckets_end_at_the_limits(platform: str, seqs: int, tokens: int) -> Non
         *(f"decode/{size}" for size in buckets.decode),
         *(f"mixed/{size}" for size in buckets.mixed),
     }
+
+
+@pytest.mark.parametrize(
+    ("platform", "seqs", "tokens", "expected"),
+    [
+        ("cpu", None, None, (32, 256)),
+        ("gpu", None, None, (256, 2048)),
+        ("tpu", None, None, (256, 2048)),
+        ("cpu", 300, None, (300, 300)),
+        ("gpu", 300, None, (300, 2048)),
+        ("cpu", None, 8, (8, 8)),
+        ("gpu", None, 100, (100, 100)),
+        ("gpu", None, 512, (256, 512)),
+        ("gpu", 1, 1, (1, 1)),
+    ],
+)
+def test_limits_that_nobody_named_follow_platform_and_the_one_that_was(
+    platform: str, seqs: int | None, tokens: int | None, expected: tuple[int, int]
+) -> None:
+    config = SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=tokens)
+    assert resolve_limits(platform, config) == StepLimits(*expected)
 
 
 def test_packing_fills_every_field_and_pads_with_neutral_values() -> None:

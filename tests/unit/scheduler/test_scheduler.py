@@ -328,6 +328,14 @@ def test_preemption_hits_the_lowest_priority_even_if_it_came_first() -> None:
     assert rig.scheduler.stats().num_preemptions > 0
 
 
+def test_limits_are_those_of_the_buckets_where_the_settings_name_none() -> None:
+    rig = Rig(max_num_seqs=None, max_num_batched_tokens=None, buckets=Buckets((1, 2, 4), (4, 16), 4))
+    rig.send(*[add(f"r{i}", prompt(2, i + 3), max_tokens=3) for i in range(5)], add("long", prompt(40, 9)))
+    assert rig.rows(rig.step()) == {f"r{i}": 2 for i in range(4)}
+    rig.finish()
+    assert max(plan.num_tokens for plan in rig.plans) == 16
+
+
 # --- abort, failure, steps in flight --------------------------------------------------------------------
 
 

@@ -40,13 +40,14 @@ from jaxserve.types import RequestId
 TOKENIZERS = Path(__file__).parents[2] / "fixtures" / "tokenizers"
 MAX_MODEL_LEN = 64
 MAX_BODY_SIZE = 16 << 10
-MAX_REQUESTS = 8
+MAX_QUEUED_REQUESTS = 5
 
 FACTS = ModelFacts(
     vocab_size=400,
     max_model_len=MAX_MODEL_LEN,
     num_kv_blocks=16,
     block_size=16,
+    max_num_seqs=3,
     dtype="float32",
     platform="test",
     num_devices=1,
@@ -144,7 +145,7 @@ async def running_api(
 ) -> AsyncIterator[Api]:
     engine = ScriptedEngine()
     metrics = Metrics("tiny")
-    client = EngineClient(engine, metrics, max_requests=MAX_REQUESTS, on_progress=engine.marks.put_nowait)
+    client = EngineClient(engine, metrics, max_queued_requests=MAX_QUEUED_REQUESTS, on_progress=engine.marks.put_nowait)
     with tokenization() as tokens:
         tokens.install(tokenizer)
         state = ServerState(

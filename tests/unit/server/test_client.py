@@ -94,7 +94,7 @@ async def test_broken_connection_counts_as_a_dead_engine() -> None:
         async def receive(self) -> FromEngine:
             raise OSError("gone")
 
-    client = EngineClient(Broken(), Metrics("tiny"), max_requests=1)
+    client = EngineClient(Broken(), Metrics("tiny"), max_queued_requests=1)
     await client.run()
     assert client.ailment() == "the connection to the engine broke"
     with pytest.raises(StartupError):

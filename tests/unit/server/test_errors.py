@@ -106,6 +106,7 @@ async def test_full_queue_is_429_with_retry_after(api: Api) -> None:
         assert response.headers["Retry-After"] == "1"
         error = (await response.json())["error"]
     assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+    assert "at most 8 may" in error["message"], "3 run by the engine's word, 5 wait by the settings"
     assert api.metrics.value("admission_rejections", reason="queue_full") == 1
 
 
