@@ -1,4 +1,4 @@
-"""A real server process with a fake engine process, started and ended by a test."""
+"""A real server process, with a fake engine process or any command's own, started and ended by a test."""
 
 from __future__ import annotations
 
@@ -84,13 +84,9 @@ def until(condition: Any, complaint: str, timeout_s: float = 20.0) -> None:
 
 
 @contextlib.contextmanager
-def started(fake: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Iterator[Server]:
-    """A server that may still be loading, on a free port unless one is given; killed at the end."""
-    sockets = tempfile.TemporaryDirectory(prefix="jaxserve-test-")
-    config = {"model": {"model": str(TOKENIZER), "served_model_name": "tiny"}} | sections
-    config["server"] = {"port": 0, "uds_dir": sockets.name} | config.get("server", {})
-    command = [sys.executable, "-m", "tests.e2e.fake_engine_server", json.dumps(config), json.dumps(fake or {})]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
+def launched(command: list[str]) -> Iterator[Server]:
+    """A process that may become a server, in the checkout; killed at the end."""
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "JAX_PLATFORMS": "cpu"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, cwd=ROOT)
     server = Server(process)
     server.reader = threading.Thread(target=_read_lines, args=(server,), daemon=True)
@@ -101,18 +97,33 @@ def started(fake: dict[str, Any] | None = None, **sections: dict[str, Any]) -> I
         process.kill()
         process.wait()
         server.reader.join(10)
-        sockets.cleanup()
+
+
+def await_ready(server: Server, timeout_s: float = START_TIMEOUT_S) -> None:
+    """Wait for the announcement, which names the port."""
+    ready = re.compile(r"jaxserve is ready at http://[^ ]*:(\d+) ")
+    until(lambda: server.process.poll() is not None or ready.search(server.output), "not ready", timeout_s)
+    match = ready.search(server.output)
+    assert match, server.output
+    server.port = int(match[1])
+
+
+@contextlib.contextmanager
+def started(fake: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Iterator[Server]:
+    """A server that may still be loading, on a free port unless one is given; killed at the end."""
+    with tempfile.TemporaryDirectory(prefix="jaxserve-test-", ignore_cleanup_errors=True) as sockets:
+        config = {"model": {"model": str(TOKENIZER), "served_model_name": "tiny"}} | sections
+        config["server"] = {"port": 0, "uds_dir": sockets} | config.get("server", {})
+        command = [sys.executable, "-m", "tests.e2e.fake_engine_server", json.dumps(config), json.dumps(fake or {})]
+        with launched(command) as server:
+            yield server
 
 
 @contextlib.contextmanager
 def running(fake: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Iterator[Server]:
     """A ready server."""
     with started(fake, **sections) as server:
-        ready = re.compile(r"jaxserve is ready at http://[^ ]*:(\d+) ")
-        until(lambda: server.process.poll() is not None or ready.search(server.output), "not ready", START_TIMEOUT_S)
-        match = ready.search(server.output)
-        assert match, server.output
-        server.port = int(match[1])
+        await_ready(server)
         yield server
 
 

@@ -1,0 +1,67 @@
+"""`jaxserve serve` as users start it, on a small real model: both processes, real programs, a private program cache."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.e2e.http_server import Server, await_ready, launched
+from tests.models.goldens import GoldenCheckpoint, golden_checkpoint
+
+MODEL = "llama3_tiny"
+COLD_START_TIMEOUT_S = 180.0
+FEW_PROGRAMS = ("--max-num-seqs", "1", "--max-num-batched-tokens", "16")
+"""For servers that are started to see them start and end."""
+BATCH_PROGRAMS = ("--max-num-seqs", "16", "--max-num-batched-tokens", "32")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the kernel says about one process."""
+
+    resident_bytes: int
+    num_descriptors: int
+    num_threads: int
+    cpu_ticks: int
+    """Of all its threads, in user and kernel mode."""
+
+
+def model() -> GoldenCheckpoint:
+    """The model that is served, with transformers' outputs."""
+    return golden_checkpoint(MODEL)
+
+
+@contextlib.contextmanager
+def serving(path: str | Path, *flags: str, programs: Path) -> Iterator[Server]:
+    """A ready `jaxserve serve PATH` on a free port. programs: the program cache."""
+    with tempfile.TemporaryDirectory(prefix="jaxserve-test-", ignore_cleanup_errors=True) as sockets:
+        command = [sys.executable, "-m", "jaxserve.cli.main", "serve", str(path), "--port", "0"]
+        command += ["--compile-cache", str(programs), "--uds-dir", sockets, *flags]
+        with launched(command) as server:
+            await_ready(server, COLD_START_TIMEOUT_S)
+            yield server
+
+
+@contextlib.contextmanager
+def serving_tiny(*flags: str, programs: Path) -> Iterator[Server]:
+    """The tiny model under the name `tiny`, whose outputs are known."""
+    with serving(model().path, "--served-model-name", "tiny", *flags, programs=programs) as server:
+        yield server
+
+
+def process_usage(pid: int) -> Usage:
+    """Read from /proc."""
+    process = Path(f"/proc/{pid}")
+    # The name in parentheses may hold spaces; the fields after it are numbers. See proc_pid_stat(5).
+    fields = (process / "stat").read_text().rpartition(")")[2].split()
+    resident_pages = int((process / "statm").read_text().split()[1])
+    return Usage(
+        resident_bytes=resident_pages * 4096,
+        num_descriptors=len(list((process / "fd").iterdir())),
+        num_threads=int(fields[17]),
+        cpu_ticks=int(fields[11]) + int(fields[12]),
+    )

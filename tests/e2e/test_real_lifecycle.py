@@ -1,0 +1,72 @@
+"""A real model from its start to its end: program cache, drain, several devices."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.http_server import Server, until
+from tests.e2e.real_server import BATCH_PROGRAMS, FEW_PROGRAMS, model, serving_tiny
+from tests.e2e.test_http_lifecycle import is_alive
+from tests.e2e.test_http_raw import open_post, read_until
+
+pytestmark = pytest.mark.slow
+
+WARMUP = 'compilations_total{engine="0",model_name="tiny",phase="warmup"'
+NUM_PROGRAMS = 2
+"""Of a server for one request at a time: decode[1] and mixed[16]."""
+
+
+def greedy(server: Server, **options: Any) -> Any:
+    prompt = [int(token) for token in model().prompt_ids]
+    body = {"prompt": prompt, "max_tokens": 64, "temperature": 0, "ignore_eos": True} | options
+    status, _, reply = server.request("POST", "/v1/completions", body)
+    assert status == 200, reply
+    return json.loads(reply)["choices"][0]
+
+
+def warmup_compilations(server: Server) -> float:
+    """After a request: then the engine's numbers have arrived."""
+    greedy(server, max_tokens=1)
+    return server.metric(WARMUP)
+
+
+def test_second_start_compiles_no_program(tmp_path: Path) -> None:
+    """Placing weights and pages takes a few small programs of JAX's own in any start."""
+    cache = tmp_path / "programs"
+    with serving_tiny(*FEW_PROGRAMS, programs=cache) as cold:
+        cold_text, cold_compilations = greedy(cold)["text"], warmup_compilations(cold)
+    files = {file: file.stat().st_mtime_ns for file in cache.iterdir()}
+    assert len(files) == NUM_PROGRAMS
+    with serving_tiny(*FEW_PROGRAMS, programs=cache) as warm:
+        assert greedy(warm)["text"] == cold_text
+        assert warmup_compilations(warm) == cold_compilations - NUM_PROGRAMS
+    assert {file: file.stat().st_mtime_ns for file in cache.iterdir()} == files
+
+
+def test_sigterm_lets_a_real_request_finish(programs: Path) -> None:
+    with serving_tiny(*BATCH_PROGRAMS, programs=programs) as server:
+        expected = greedy(server, max_tokens=470)["text"]
+        pid = server.engine_pid()
+        tokens = [int(token) for token in model().prompt_ids]
+        body = {"prompt": tokens, "max_tokens": 470, "temperature": 0, "ignore_eos": True, "stream": True}
+        with open_post(server, body) as connection:
+            data = read_until(connection, b'"text"')
+            server.process.send_signal(signal.SIGTERM)
+            data += read_until(connection, b"data: [DONE]\n\n")
+        texts = [json.loads(line[6:]) for line in data.splitlines() if line.startswith(b'data: {"id"')]
+        assert "".join(event["choices"][0]["text"] for event in texts) == expected
+        assert server.process.wait(30) == 0
+        until(lambda: not is_alive(pid), "the engine outlived its parent")
+        assert "Traceback" not in server.output
+
+
+def test_two_devices_give_the_same_text(real_server: Server, programs: Path) -> None:
+    with serving_tiny(*FEW_PROGRAMS, "--tensor-parallel-size", "2", programs=programs) as server:
+        assert greedy(server, logprobs=0)["logprobs"]["tokens"] == greedy(real_server, logprobs=0)["logprobs"]["tokens"]
+        assert server.metric('compilations_total{engine="0",model_name="tiny",phase="serving"') == 0
+        assert server.stop() == 0

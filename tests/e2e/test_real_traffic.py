@@ -1,0 +1,100 @@
+"""A real model under traffic of all kinds: nothing is compiled, nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.e2e.http_server import Server
+from tests.e2e.test_http_raw import open_post, read_until
+
+pytestmark = pytest.mark.slow
+
+COMPILATIONS = 'compilations_total{engine="0",model_name="tiny",phase='
+ABORTED = 'request_success_total{engine="0",finished_reason="abort"'
+
+
+def body(chance: random.Random) -> dict[str, Any]:
+    """One request of any kind that is right."""
+    prompt_len = chance.choice([1, 2, 15, 16, 17, 31, 33, 64, 150, 300])
+    return {
+        "prompt": [chance.randrange(3, 320) for _ in range(prompt_len)],
+        "max_tokens": chance.choice([1, 2, 17, 40, 90]),
+        "n": chance.choice([1, 1, 1, 2, 4]),
+        "stream": chance.random() < 0.5,
+        "seed": chance.randrange(1000),
+        "temperature": chance.choice([0, 0.7, 1.0, 2.0]),
+        "top_p": chance.choice([1.0, 0.9, 0.1]),
+        "top_k": chance.choice([0, 1, 5, 200]),
+        "min_p": chance.choice([0.0, 0.2]),
+        "logprobs": chance.choice([None, None, 0, 5, 20]),
+        "stop": chance.choice([None, None, "e", ["the", "\n", "a"]]),
+        "stop_token_ids": chance.choice([None, [5, 6, 7]]),
+        "ignore_eos": chance.random() < 0.5,
+    }
+
+
+async def send(session: aiohttp.ClientSession, chance: random.Random) -> int:
+    """The status of one request; 0 when we left before the end."""
+    request = body(chance)
+    leaves = chance.random() < 0.2
+    try:
+        async with asyncio.timeout(chance.uniform(0.0, 0.2) if leaves else None):
+            async with session.post("/v1/completions", json=request) as response:
+                await response.read()
+                return response.status
+    except TimeoutError:
+        return 0
+
+
+async def send_all(url: str, number: int) -> list[int]:
+    """Statuses of `number` requests, 24 at a time: more than may run."""
+    places = asyncio.Semaphore(24)
+    async with aiohttp.ClientSession(url) as session:
+
+        async def one(seed: int) -> int:
+            async with places:
+                return await send(session, random.Random(seed))
+
+        return await asyncio.gather(*(one(seed) for seed in range(number)))
+
+
+async def test_mixed_traffic_compiles_nothing_and_leaves_nothing(real_server: Server) -> None:
+    statuses = await send_all(real_server.url, 150)
+    assert set(statuses) == {0, 200}
+    assert statuses.count(0) > 10
+    real_server.await_metric("num_requests_running", 0)
+    real_server.await_metric("num_requests_waiting", 0)
+    real_server.await_metric("kv_cache_usage_perc", 0)
+    assert real_server.metric(COMPILATIONS + '"serving"') == 0
+    assert real_server.metric(COMPILATIONS + '"warmup"') > 0
+    kinds = {
+        kind: real_server.metric(f'bucket_steps_total{{bucket="16",engine="0",kind="{kind}"')
+        for kind in ("decode", "mixed")
+    }
+    assert all(kinds.values()), "the traffic was meant to fill whole batches"
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_disconnect_frees_its_pages(real_server: Server, is_streamed: bool) -> None:
+    aborted = real_server.metric(ABORTED)
+    options = {"max_tokens": 500, "n": 16, "ignore_eos": True, "stream": is_streamed}
+    with open_post(real_server, {"prompt": [5] * 10} | options) as connection:
+        if is_streamed:
+            read_until(connection, b'"text"')
+        real_server.await_metric("num_requests_running", 16)
+        assert real_server.metric("kv_cache_usage_perc") > 0
+    real_server.await_metric("num_requests_running", 0)
+    real_server.await_metric("kv_cache_usage_perc", 0)
+    assert real_server.metric(ABORTED) == aborted + 16
+
+
+def test_more_than_fit_wait_and_all_end(real_server: Server) -> None:
+    with open_post(real_server, {"prompt": "x", "max_tokens": 30, "n": 40, "ignore_eos": True}) as connection:
+        reply = read_until(connection, b'"usage"')
+        assert b" 200 " in reply.splitlines()[0]
+    assert reply.count(b'"finish_reason":"length"') == 40
