@@ -18,7 +18,7 @@ class Ragged(NamedTuple):
     row is overwritten there by the next row's first tile.
     """
 
-    query_starts: Int[Array, "B+1"]
+    query_starts: Int[Array, "B1"]  # B + 1 borders
     num_decode_rows: Int[Array, ""]
     tile_rows: Int[Array, "G"]
     """Row of each tile."""
@@ -27,7 +27,7 @@ class Ragged(NamedTuple):
     num_tiles: Int[Array, ""]
 
 
-def ragged_layout(query_starts: Int[Array, "B+1"], num_decode_rows: Int[Array, ""], *, num_tokens: int) -> Ragged:
+def ragged_layout(query_starts: Int[Array, "B1"], num_decode_rows: Int[Array, ""], *, num_tokens: int) -> Ragged:
     """Cut every row behind the decode rows into tiles; the decode rows need none."""
     num_rows = query_starts.shape[0] - 1
     max_tiles = -(-num_tokens // QUERIES_PER_TILE) + num_rows
