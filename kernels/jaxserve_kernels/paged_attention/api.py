@@ -7,16 +7,12 @@ the layer as an operand so that nothing of the pool's size is ever sliced or cop
 
 from __future__ import annotations
 
-from typing import Literal
-
 from jaxtyping import Array, Float, Int
 
 from jaxserve_kernels.paged_attention import reference
 from jaxserve_kernels.paged_attention.layout import Ragged, ragged_layout
 
-Backend = Literal["reference"]
-
-__all__ = ["Backend", "Ragged", "decode_attention", "mixed_attention", "ragged_layout"]
+__all__ = ["Ragged", "decode_attention", "mixed_attention", "ragged_layout"]
 
 
 def decode_attention(
@@ -29,14 +25,12 @@ def decode_attention(
     *,
     scale: float,
     sliding_window: int | None = None,
-    backend: Backend = "reference",
 ) -> Float[Array, "B N H"]:
     """One query token per row, at position `kv_lengths - 1`, over that row's first `kv_lengths` keys.
 
     A row of length 0 (padding) gives zeros. With `sliding_window` a query sees that many keys, its own
     included.
     """
-    del backend  # one implementation so far: `reference`
     return reference.decode_attention(
         q, k_pages, v_pages, layer, block_tables, kv_lengths, scale=scale, sliding_window=sliding_window
     )
@@ -53,7 +47,6 @@ def mixed_attention(
     *,
     scale: float,
     sliding_window: int | None = None,
-    backend: Backend = "reference",
 ) -> Float[Array, "T N H"]:
     """Query segments of a flat token axis, each causal over its own row's keys.
 
@@ -61,7 +54,6 @@ def mixed_attention(
     position `kv_lengths[b] - 1`. The first `ragged.num_decode_rows` rows have one query each. Tokens
     behind the last segment (padding) come out finite and meaningless.
     """
-    del backend
     return reference.mixed_attention(
         q, k_pages, v_pages, layer, block_tables, kv_lengths, ragged, scale=scale, sliding_window=sliding_window
     )
