@@ -85,7 +85,9 @@ class ParallelConfig:
 class CompileConfig:
     """Programs, kernels and the compile cache."""
 
-    attention_backend: AttentionBackend = option("auto", help="paged-attention kernel; auto picks by device")
+    attention_backend: AttentionBackend = option(
+        "auto", help="paged-attention kernel; auto picks by device: reference on all so far"
+    )
     compile_cache: str | None = option(
         None, help="directory of compiled programs (default: ~/.cache/jaxserve/programs; `off` disables)"
     )

@@ -54,7 +54,8 @@ def main() -> int:
     try:
         return serve(spec, socket, should_stop)
     except StartupError as error:
-        _log.error("%s", error)
+        if not socket.has_clients:  # else they were told, and say it to the user
+            _log.error("%s", error)
         return error.exit_code
     finally:
         socket.close(_LINGER_S)

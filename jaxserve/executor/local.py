@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jaxserve import __version__
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.config import Config
-from jaxserve.errors import ConfigError
+from jaxserve.config import AttentionBackend, Config
+from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.ipc.messages import ModelFacts
 from jaxserve.kv.spec import KVSpec
 from jaxserve.models.config import DecoderConfig
@@ -86,8 +86,9 @@ class LocalExecutor:
         clock = _PhaseClock()
         counter = CompilationCounter()
         device = _first_device(config.parallel.tensor_parallel_size)
+        _check_attention_backend(config.compile.attention_backend, device.platform)
         checkpoint = open_checkpoint(model_path)
-        decoder = decoder_config(checkpoint.config, checkpoint.generation_config)
+        decoder = _decoder_config(checkpoint)
         skeleton = make_skeleton(decoder, _dtype(config, device.platform))
         sharding = make_sharding(decoder, config.parallel.tensor_parallel_size)
         clock.mark("open")
@@ -156,6 +157,22 @@ def _first_device(num_devices: int) -> jax.Device:
         return jax.devices()[0]
     except RuntimeError as error:
         raise ConfigError(f"no device can be used: {error}") from error
+
+
+def _check_attention_backend(chosen: AttentionBackend, platform: str) -> None:
+    """auto and reference are the same as long as there is one kernel."""
+    if chosen == "pallas":
+        raise ConfigError(
+            f"--attention-backend pallas: no Pallas attention kernel for {platform} yet; use auto or reference"
+        )
+
+
+def _decoder_config(checkpoint: Checkpoint) -> DecoderConfig:
+    """The config of `checkpoint`; a refusal names it."""
+    try:
+        return decoder_config(checkpoint.config, checkpoint.generation_config)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
 
 
 def _dtype(config: Config, platform: str) -> jnp.dtype:
