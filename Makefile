@@ -17,11 +17,14 @@ TESTS ?= tests
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 SECOND_VENV := .venv-second
+MIDDLE_VENV := .venv-jax011
+MIDDLE_TESTS := tests/kernels tests/unit/runner tests/unit/sampling tests/engine/test_model_engine.py
+JAX_LOCK ?=
 SECOND_TESTS = $(wildcard tests/models tests/engine tests/e2e)
 PIP_INSTALL = -m pip install --require-hashes --no-deps
 PYTEST = JAX_PLATFORMS=cpu $(BIN)/python -m pytest
 
-.PHONY: help install serve check test lint format types fast-tests all-tests second-python \
+.PHONY: help install serve check test lint format types fast-tests all-tests second-python middle-jax \
 	docs lock docker-check clean
 
 help: ## list the targets
@@ -51,6 +54,7 @@ $(STAMPS)/$(DEVICE): requirements/$(DEVICE).lock requirements/build.lock | $(STA
 $(STAMPS)/dev: requirements/dev.lock | $(STAMPS)/venv
 	@echo "== $(VENV): test and lint tools"
 	$(BIN)/python $(PIP_INSTALL) -r requirements/dev.lock
+	@$(if $(JAX_LOCK),$(BIN)/python $(PIP_INSTALL) -r $(JAX_LOCK))
 	@touch $@
 
 $(STAMPS)/package: pyproject.toml | $(STAMPS)/$(DEVICE)
@@ -73,7 +77,7 @@ serve: $(STAMPS)/$(DEVICE) $(STAMPS)/package $(if $(MODEL),,$(STAMPS)/model) ## 
 
 check: lint types fast-tests ## format, lint, types, architecture and fast tests (under two minutes)
 
-test: lint types all-tests second-python ## everything that runs without an accelerator, on both lines of Python if present
+test: lint types all-tests middle-jax second-python ## everything that runs without an accelerator, on both lines of Python if present
 
 lint: install ## ruff: format and rules, nothing is changed
 	$(BIN)/ruff format --check .
@@ -100,6 +104,17 @@ second-python: install
 		$(MAKE) --no-print-directory VENV=$(SECOND_VENV) PYTHON="$$second" TESTS="$(SECOND_TESTS)" all-tests; \
 	fi
 
+# jax 0.11 runs on Python >= 3.12 only; its lane is the fast device tests.
+middle-jax: install
+	@second="$$(.ci/second-python new)"; \
+	if [ -z "$$second" ]; then \
+		echo "== no Python >= 3.12 found: nothing ran on jax 0.11"; \
+	else \
+		echo "== device tests on $$($$second --version) with jax 0.11"; \
+		$(MAKE) --no-print-directory VENV=$(MIDDLE_VENV) PYTHON="$$second" JAX_LOCK=requirements/jax-0.11.lock \
+			TESTS="$(MIDDLE_TESTS)" fast-tests; \
+	fi
+
 docker-check: install ## hadolint, compose and YAML checks of docker/ and configs/ (no engine needed)
 	$(PYTEST) tests/unit/docker
 
@@ -121,7 +136,8 @@ lock: ## regenerate requirements/*.lock with uv (UPGRADE=--upgrade for newer ver
 	$(UV_COMPILE) pyproject.toml --group dev --constraint requirements/cpu.lock --output-file requirements/dev.lock
 	$(UV_COMPILE) pyproject.toml --extra cuda --constraint requirements/cpu.lock --output-file requirements/cuda.lock
 	$(UV_COMPILE) pyproject.toml --extra tpu --constraint requirements/cpu.lock --output-file requirements/tpu.lock
+	$(UV_COMPILE) requirements/jax-0.11.in --no-deps --python-version 3.12 --output-file requirements/jax-0.11.lock
 	$(UV_COMPILE) requirements/model.in --no-deps --output-file requirements/model.lock
 
 clean: ## remove the environments and what tools left behind
-	rm -rf $(VENV) $(SECOND_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(SECOND_VENV) $(MIDDLE_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
