@@ -108,8 +108,7 @@ class LocalExecutor:
             progress=lambda done, total, name: progress("compile", done, total, name),
         )
         clock.mark("compile")
-        pool = make_pool(limits.pool_shape, skeleton.dtype, sharding)
-        jax.block_until_ready(pool)
+        runner = Runner(params, lambda: make_pool(limits.pool_shape, skeleton.dtype, sharding), executables)
         clock.mark("kv_cache")
         facts = ModelFacts(
             vocab_size=decoder.vocab_size,
@@ -123,7 +122,6 @@ class LocalExecutor:
             fingerprint=_fingerprint(checkpoint, skeleton, config),
             phase_seconds=clock.seconds,
         )
-        runner = Runner(params, pool, executables)
         return cls(runner, facts, limits.buckets, frozenset(decoder.eos_token_ids), counter)
 
     def submit(self, plan: StepPlan) -> PendingStep:

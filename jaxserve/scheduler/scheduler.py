@@ -161,9 +161,9 @@ class Scheduler:
         return outputs
 
     def fail(self, plan: StepPlan, fault: RequestFault) -> list[RequestOutput]:
-        """End the requests of a step that failed; the others go on.
+        """End the requests of a step that failed: all that run. Those that wait go on.
 
-        Cached pages are forgotten: nobody knows how much of the cache the step has left intact.
+        Nothing the step may have left in the pages is used again: cached ones are forgotten.
         """
         requests = self._land(plan)
         outputs = [self._end(request, "error", fault) for request in requests if request.finish_reason is None]

@@ -97,6 +97,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def schedule(self) -> None:
         self.plan = self.rig.scheduler.schedule()
         assert (self.plan is None) == (not self.messages), "work stands still"
+        running = {request.request_id for request in self.rig.scheduler.running}
+        assert running == set(self.plan.request_ids if self.plan else ()), "a failed step loses the KV of all that run"
 
     @precondition(lambda self: self.plan is not None)
     @rule()

@@ -1,0 +1,65 @@
+"""A step that fails on the device, in an engine with a real (tiny) model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxserve.executor import local
+from jaxserve.runner.warmup import make_programs
+from tests.engine.model_engine import ModelEngine, request
+from tests.models.goldens import golden_checkpoint
+
+
+class Saboteur:
+    """Lets executables do their work, and then loses what they give back when told to."""
+
+    def __init__(self) -> None:
+        self.is_armed = False
+
+    def make_programs(self, *arguments: Any, **options: Any) -> dict[Any, Callable[..., Any]]:
+        made = make_programs(*arguments, **options)
+        return {program: self._wrapped(compiled) for program, compiled in made.items()}
+
+    def _wrapped(self, compiled: jax.stages.Compiled) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            results = compiled(*arguments)
+            if self.is_armed:
+                self.is_armed = False
+                raise RuntimeError("lost on the way")
+            return results
+
+        return call
+
+
+@pytest.mark.slow
+def test_requests_after_a_failed_step_get_the_right_tokens_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    saboteur = Saboteur()
+    monkeypatch.setattr(local, "make_programs", saboteur.make_programs)
+    golden = golden_checkpoint("llama2_tiny")
+    engine = ModelEngine(golden.path, max_num_seqs=2, max_num_batched_tokens=16)
+    mix = [request("a", golden.prompt_ids, max_tokens=64), request("b", np.array([9, 8, 7]), max_tokens=30)]
+    expected = {name: result.token_ids for name, result in engine.run(mix).items()}
+    assert expected["a"] == golden.output_ids.tolist()
+
+    waiting = request("waiting", golden.prompt_ids, max_tokens=64)
+    for item in (*mix, waiting):
+        assert engine.core.handle(item) == []
+    for _ in range(10):
+        engine.core.step()
+    saboteur.is_armed = True
+    news = engine.core.step()
+    assert news is not None
+    assert {(output.request_id, output.finish_reason) for output in news.outputs} == {("a", "error"), ("b", "error")}
+
+    tokens: list[int] = []
+    while (news := engine.core.step()) is not None:
+        tokens += [token for output in news.outputs for token in output.token_ids]
+    assert tokens == expected["a"]
+    assert {name: result.token_ids for name, result in engine.run(mix).items()} == expected
+    assert engine.executor.compilations()["serving"] == 0
+    engine.close()
