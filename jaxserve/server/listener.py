@@ -62,7 +62,10 @@ class _Refusal(asyncio.Protocol):
 
 
 class _Protocol(RequestHandler):
-    """aiohttp's protocol; what it cannot parse is answered in OpenAI's form and is no reason for a traceback."""
+    """aiohttp's protocol; what it cannot parse is answered in OpenAI's form and is no reason for a traceback.
+
+    Nor is a client that left between two writes: there is nobody to answer.
+    """
 
     def handle_error(
         self,
@@ -71,6 +74,8 @@ class _Protocol(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
+        if isinstance(exc, ConnectionError):
+            raise exc  # the caller closes the connection
         if isinstance(exc, Exception) and not isinstance(exc, HttpProcessingError):
             response = error_response(hide_internal_error(exc, "unknown"))
         elif isinstance(exc, LineTooLong):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientPayloadError, web
 
 from jaxserve.errors import REQUEST_ERRORS
 from jaxserve.ipc.messages import RequestFault
 from jaxserve.server.errors import error_from_fault, error_json, error_response
 from jaxserve.server.routes import Route
+from jaxserve.server.sse import EventStream
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.server.conftest import MAX_BODY_SIZE, MAX_MODEL_LEN, Api, running_api
 
@@ -120,6 +121,26 @@ async def test_unexpected_exception_tells_nothing(tokenizer: Tokenizer, monkeypa
     assert (status, error["type"], error["code"]) == (500, "server_error", "internal_error")
     assert "secret" not in error["message"]
     assert "id-7" in error["message"]
+
+
+async def test_client_that_left_between_two_writes_is_no_error(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def left_alone(request: web.Request) -> web.StreamResponse:
+        events = EventStream(request)
+        await events.send([b"data: 1\n\n"])
+        assert request.transport is not None
+        request.transport.close()
+        await events.send([b"data: 2\n\n"])
+        return events.response
+
+    monkeypatch.setattr("jaxserve.server.endpoints.version.ROUTES", (Route("GET", "/version", left_alone, True),))
+    async with running_api(tokenizer) as api:
+        async with api.http.get("/version") as response:
+            with pytest.raises(ClientPayloadError):
+                await response.read()
+        assert (await api.http.get("/health")).status == 200
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize("name", sorted(REQUEST_ERRORS))
