@@ -89,7 +89,8 @@ class CompileConfig:
         "auto", help="paged-attention kernel; auto picks by device: reference on all so far"
     )
     compile_cache: str | None = option(
-        None, help="directory of compiled programs (default: ~/.cache/jaxserve/programs; `off` disables)"
+        None,
+        help="directory of compiled programs, kept to 2GiB (default: ~/.cache/jaxserve/programs; `off` disables)",
     )
 
 

@@ -27,7 +27,7 @@ from jaxserve.runner.buckets import make_buckets, resolve_limits
 from jaxserve.runner.compilations import CompilationCounter
 from jaxserve.runner.inputs import programs
 from jaxserve.runner.memory import fit_model_len, kv_cache_bytes, num_kv_blocks
-from jaxserve.runner.program_cache import ProgramCache
+from jaxserve.runner.program_cache import ProgramCache, cache_directory
 from jaxserve.runner.runner import PendingStep, Runner, make_pool
 from jaxserve.runner.warmup import make_programs
 from jaxserve.scheduler.plan import Buckets, StepPlan
@@ -103,7 +103,7 @@ class LocalExecutor:
             sharding,
             limits.pool_shape,
             programs(limits.buckets, limits.max_pages),
-            ProgramCache(_cache_directory(config)),
+            ProgramCache(cache_directory(config.compile.compile_cache)),
             num_threads=min(os.cpu_count() or 1, 8),
             progress=lambda done, total, name: progress("compile", done, total, name),
         )
@@ -208,13 +208,6 @@ def _limits(
             min_decode=2 if slow_single_row else 1,
         ),
     )
-
-
-def _cache_directory(config: Config) -> Path | None:
-    chosen = config.compile.compile_cache
-    if chosen == "off":
-        return None
-    return Path(chosen) if chosen else Path.home() / ".cache" / "jaxserve" / "programs"
 
 
 def _fingerprint(checkpoint: Checkpoint, skeleton: ModelSkeleton, config: Config) -> str:

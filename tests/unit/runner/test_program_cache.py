@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxserve.runner.program_cache import ProgramCache, program_key
+from jaxserve.runner.program_cache import ProgramCache, cache_directory, program_key
 
 DEVICES = jax.devices()[:1]
 TREES = (jax.tree.structure(((0,), {})), jax.tree.structure(0))
@@ -32,7 +33,8 @@ def test_a_stored_program_comes_back_and_runs(tmp_path: Path) -> None:
 def test_a_damaged_entry_is_a_miss_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache = ProgramCache(tmp_path)
     cache.store("key", _compiled())
-    (tmp_path / "key").write_bytes((tmp_path / "key").read_bytes()[:100])
+    entry = tmp_path / "key.program"
+    entry.write_bytes(entry.read_bytes()[:100])
     assert cache.load("key", *TREES, DEVICES) is None
     assert "compiling it again" in caplog.text
 
@@ -51,6 +53,62 @@ def test_a_directory_that_cannot_be_made_turns_the_cache_off(tmp_path: Path, cap
     cache.store("key", _compiled())
     assert cache.load("key", *TREES, DEVICES) is None
     assert "is off" in caplog.text
+
+
+def test_entries_used_longest_ago_go_when_the_cache_is_full(tmp_path: Path) -> None:
+    compiled = _compiled()
+    cache = ProgramCache(tmp_path)
+    for age, key in enumerate(["newest", "middle", "oldest"]):
+        cache.store(key, compiled)
+        os.utime(tmp_path / f"{key}.program", (1000 - age, 1000 - age))
+    size = (tmp_path / "newest.program").stat().st_size
+    assert cache.load("oldest", *TREES, DEVICES) is not None, "used now, so no longer the oldest"
+    ProgramCache(tmp_path, max_bytes=3 * size + size // 2).store("another", compiled)
+    assert {file.stem for file in tmp_path.iterdir()} == {"oldest", "newest", "another"}
+
+
+def test_only_programs_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(bytes(100))
+    ProgramCache(tmp_path, max_bytes=1).store("key", _compiled())
+    assert [file.name for file in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def test_a_program_that_cannot_be_written_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*paths: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    ProgramCache(tmp_path).store("key", _compiled())
+    assert not list(tmp_path.iterdir())
+    assert "not kept in the compile cache: No space left on device" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [(None, ".cache/jaxserve/programs"), ("~/mine", "mine"), ("/elsewhere", "/elsewhere")],
+)
+def test_the_directory_is_in_the_users_home_unless_told(
+    setting: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_directory(setting) == tmp_path / expected
+    assert cache_directory("off") is None
+
+
+def test_a_user_without_a_home_has_no_cache_but_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A container may run under a user id that no account belongs to."""
+
+    def unknown(user_id: int) -> None:
+        raise KeyError(user_id)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert cache_directory(None) is None
+    assert "compile cache is off" in caplog.text
 
 
 def test_no_directory_is_an_empty_cache() -> None:
