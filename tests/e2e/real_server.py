@@ -36,11 +36,11 @@ def model() -> GoldenCheckpoint:
 
 
 @contextlib.contextmanager
-def serving(path: str | Path, *flags: str, programs: Path) -> Iterator[Server]:
-    """A ready `jaxserve serve PATH` on a free port. programs: the program cache."""
+def serving(*words: str, programs: Path) -> Iterator[Server]:
+    """A ready `jaxserve serve WORDS` on a free port. programs: the program cache."""
     with tempfile.TemporaryDirectory(prefix="jaxserve-test-", ignore_cleanup_errors=True) as sockets:
-        command = [sys.executable, "-m", "jaxserve.cli.main", "serve", str(path), "--port", "0"]
-        command += ["--compile-cache", str(programs), "--uds-dir", sockets, *flags]
+        command = [sys.executable, "-m", "jaxserve.cli.main", "serve", *words, "--port", "0"]
+        command += ["--compile-cache", str(programs), "--uds-dir", sockets]
         with launched(command) as server:
             await_ready(server, COLD_START_TIMEOUT_S)
             yield server
@@ -49,7 +49,7 @@ def serving(path: str | Path, *flags: str, programs: Path) -> Iterator[Server]:
 @contextlib.contextmanager
 def serving_tiny(*flags: str, programs: Path) -> Iterator[Server]:
     """The tiny model under the name `tiny`, whose outputs are known."""
-    with serving(model().path, "--served-model-name", "tiny", *flags, programs=programs) as server:
+    with serving(str(model().path), "--served-model-name", "tiny", *flags, programs=programs) as server:
         yield server
 
 
