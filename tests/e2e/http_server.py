@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+SOURCES = f"{ROOT}:{ROOT / 'kernels'}"
 TOKENIZER = ROOT / "tests" / "fixtures" / "tokenizers" / "byte_level"
 START_TIMEOUT_S = 60.0
 
@@ -84,10 +85,10 @@ def until(condition: Any, complaint: str, timeout_s: float = 20.0) -> None:
 
 
 @contextlib.contextmanager
-def launched(command: list[str]) -> Iterator[Server]:
-    """A process that may become a server, in the checkout; killed at the end."""
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "JAX_PLATFORMS": "cpu"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, cwd=ROOT)
+def launched(command: list[str], folder: Path = ROOT, python_path: str = SOURCES) -> Iterator[Server]:
+    """A process that may become a server, from the checkout unless told otherwise; killed at the end."""
+    environment = os.environ | {"PYTHONPATH": python_path, "JAX_PLATFORMS": "cpu"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, cwd=folder)
     server = Server(process)
     server.reader = threading.Thread(target=_read_lines, args=(server,), daemon=True)
     server.reader.start()

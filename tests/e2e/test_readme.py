@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.http_server import ROOT, Server
+from tests.e2e.http_server import ROOT, SOURCES, Server
 from tests.e2e.real_server import FEW_PROGRAMS, model, serving
 from tests.unit.checkpoint.checkpoint_files import smollm2_file
 
@@ -46,7 +46,7 @@ def server(programs: Path) -> Iterator[Server]:
 
 def run(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """In an empty folder, with the sources at hand."""
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "JAX_PLATFORMS": "cpu"} | variables
+    environment = os.environ | {"PYTHONPATH": SOURCES, "JAX_PLATFORMS": "cpu"} | variables
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.e2e.http_server import await_ready, launched
+from tests.e2e.real_server import COLD_START_TIMEOUT_S, FEW_PROGRAMS, model
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"jaxserve": ROOT / "jaxserve", "jaxserve_kernels": ROOT / "kernels" / "jaxserve_kernels"}
@@ -45,22 +50,52 @@ def test_wheel_holds_every_module_of_both_packages(wheel: Path) -> None:
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == set(PACKAGES)
 
 
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new virtual environment with the wheel installed; what it depends on is borrowed, nothing is downloaded."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    paths = {kind: Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")}
+    site = folder / paths["purelib"].relative_to(sys.prefix)
+    # Their own .pth files are not read that way, so the checkout does not come along.
+    (site / "borrowed.pth").write_text("\n".join(str(path) for path in paths.values()))
+    install = ["--python", str(folder / "bin" / "python"), "install", "--no-deps", "--no-index"]
+    subprocess.run([*PIP, *install, "--force-reinstall", str(wheel)], check=True)
+    return folder
+
+
+def run(environment: Path, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """A command of the environment, from `folder`."""
+    program = str(environment / "bin" / command[0])
+    variables = {**os.environ, "PYTHONPATH": "", "JAX_PLATFORMS": "cpu"}
+    return subprocess.run([program, *command[1:]], cwd=folder, env=variables, capture_output=True, text=True)
+
+
 @pytest.mark.slow
-def test_installed_wheel_runs_from_another_folder(wheel: Path, tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    subprocess.run([*PIP, "install", "--no-deps", "--no-index", "--target", str(site), str(wheel)], check=True)
-    environment = {**os.environ, "PYTHONPATH": str(site)}
+def test_installed_wheel_runs_from_another_folder(environment: Path, tmp_path: Path) -> None:
     script = "import jaxserve, jaxserve_kernels; print(jaxserve.__file__, jaxserve_kernels.__file__, sep='\\n')"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
-    assert all(Path(line).is_relative_to(site) for line in done.stdout.split())
-    help_text = subprocess.run(
-        [str(site / "bin" / "jaxserve"), "--help"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "usage: jaxserve COMMAND" in help_text.stdout
+    done = run(environment, tmp_path, "python", "-c", script)
+    assert [Path(line).is_relative_to(environment) for line in done.stdout.split()] == [True, True]
+    assert "usage: jaxserve COMMAND" in run(environment, tmp_path, "jaxserve", "--help").stdout
+    assert run(environment, tmp_path, "jaxserve", "version").stdout.startswith("jaxserve 0.")
+
+
+@pytest.mark.slow
+def test_installed_wheel_says_in_one_line_why_it_cannot_start(environment: Path, tmp_path: Path) -> None:
+    done = run(environment, tmp_path, "jaxserve", "serve", "./nothing.gguf", "--port", "0")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("jaxserve: error: model './nothing.gguf': ")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_installed_wheel_serves_a_model_from_another_folder(environment: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").symlink_to(model().path)
+    words = ["serve", "./model", "--port", "0", "--compile-cache", "./programs", *FEW_PROGRAMS]
+    with launched([str(environment / "bin" / "jaxserve"), *words], tmp_path, python_path="") as server:
+        await_ready(server, COLD_START_TIMEOUT_S)
+        body = {"prompt": [5, 6, 7], "max_tokens": 5, "ignore_eos": True}
+        status, _, reply = server.request("POST", "/v1/completions", body)
+        assert (status, json.loads(reply)["usage"]["completion_tokens"]) == (200, 5)
+        assert len(list((tmp_path / "programs").iterdir())) == 2
+        assert server.stop() == 0
