@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 
@@ -15,6 +16,8 @@ def kv_write(
     slots: Int[Array, "T"],
 ) -> tuple[Float[Array, "L P K S H"], Float[Array, "L P K S H"]]:
     """See `api.kv_write`."""
-    k_pages = k_pages.at[layer, pages, :, slots].set(k.astype(k_pages.dtype))
-    v_pages = v_pages.at[layer, pages, :, slots].set(v.astype(v_pages.dtype))
-    return k_pages, v_pages
+    # An index for the heads too: a window over K and H would have XLA:TPU lay the pool out head-minor for
+    # the scatter and back for the reads, copying all of it between layers.
+    heads = jnp.arange(k.shape[1])
+    where = (layer, pages[:, None], heads[None, :], slots[:, None])  # (T, K)
+    return k_pages.at[where].set(k.astype(k_pages.dtype)), v_pages.at[where].set(v.astype(v_pages.dtype))

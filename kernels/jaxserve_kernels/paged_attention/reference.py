@@ -7,6 +7,7 @@ context length and a short batch never pays for a long one.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -58,12 +59,15 @@ def _attend(
     visible: Array,
 ) -> _Softmax:
     """Fold X more keys into the running softmax; `visible` broadcasts to [B, K, Q, X]."""
-    scores = jnp.einsum("bkqh,bkxh->bkqx", q, k, preferred_element_type=jnp.float32)
+    # Float32 is multiplied as float32 on every device, as in `layers/linear.py`.
+    precision = jax.lax.Precision.HIGHEST if k.dtype == jnp.float32 else None
+    product = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
+    scores = product("bkqh,bkxh->bkqx", q, k)
     scores = jnp.where(visible, scores, MASKED)
     maximum = jnp.maximum(state.maximum, scores.max(-1))
     weights = jnp.where(visible, jnp.exp(scores - maximum[..., None]), 0.0)
     decay = jnp.exp(state.maximum - maximum)
-    added = jnp.einsum("bkqx,bkxh->bkqh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+    added = product("bkqx,bkxh->bkqh", weights.astype(v.dtype), v)
     return _Softmax(maximum, state.total * decay + weights.sum(-1), state.values * decay[..., None] + added)
 
 

@@ -58,6 +58,15 @@ def test_the_kv_pool_is_updated_in_place(skeleton: ModelSkeleton, program: Progr
     assert not copies
 
 
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_float32_is_multiplied_as_float32_on_every_device(skeleton: ModelSkeleton, program: Program) -> None:
+    """Left to itself, a TPU would round the factors to bfloat16, and a GPU to TF32."""
+    text = lower(skeleton, make_sharding(CONFIG, 1), program, POOL).as_text()
+    products = re.findall(r"stablehlo\.dot_general .*", text)
+    assert products
+    assert [product for product in products if "precision = [HIGHEST, HIGHEST]" not in product] == []
+
+
 def test_dispatch_costs_no_more_than_the_bare_arrays(skeleton: ModelSkeleton, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step call against one over a bare tuple of the same leaves: no module object is on the hot path.
 
