@@ -18,6 +18,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 SECOND_VENV := .venv-second
 MIDDLE_VENV := .venv-jax011
+AOT_VENV := .venv-aot
 MIDDLE_TESTS := tests/kernels tests/unit/runner tests/unit/sampling tests/engine/test_model_engine.py
 JAX_LOCK ?=
 SECOND_TESTS = $(wildcard tests/models tests/engine tests/e2e)
@@ -25,7 +26,7 @@ PIP_INSTALL = -m pip install --require-hashes --no-deps
 PYTEST = JAX_PLATFORMS=cpu $(BIN)/python -m pytest
 
 .PHONY: help install serve check test lint format types fast-tests all-tests second-python middle-jax \
-	docs lock docker-check clean
+	kernels-check aot-tests docs lock docker-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -115,6 +116,20 @@ middle-jax: install
 			TESTS="$(MIDDLE_TESTS)" fast-tests; \
 	fi
 
+# Compiling for an accelerator takes its compiler and a description of the device, not the device.
+kernels-check: ## compile the step programs for H200 and TPU v5e, v6e with their own compilers; needs no accelerator
+	@newest="$$(.ci/second-python new)"; newest="$${newest:-$(PYTHON)}"; \
+	echo "== step programs for accelerators, on $$($$newest --version) and its jax"; \
+	$(MAKE) --no-print-directory VENV=$(AOT_VENV) PYTHON="$$newest" aot-tests
+
+aot-tests: $(STAMPS)/dev $(STAMPS)/aot
+	$(PYTEST) tests/aot
+
+$(STAMPS)/aot: requirements/aot.lock | $(STAMPS)/dev
+	@echo "== $(VENV): the compilers of accelerators"
+	$(BIN)/python $(PIP_INSTALL) -r requirements/aot.lock
+	@touch $@
+
 docker-check: install ## hadolint, compose and YAML checks of docker/ and configs/ (no engine needed)
 	$(PYTEST) tests/unit/docker
 
@@ -136,8 +151,10 @@ lock: ## regenerate requirements/*.lock with uv (UPGRADE=--upgrade for newer ver
 	$(UV_COMPILE) pyproject.toml --group dev --constraint requirements/cpu.lock --output-file requirements/dev.lock
 	$(UV_COMPILE) pyproject.toml --extra cuda --constraint requirements/cpu.lock --output-file requirements/cuda.lock
 	$(UV_COMPILE) pyproject.toml --extra tpu --constraint requirements/cpu.lock --output-file requirements/tpu.lock
+	$(UV_COMPILE) requirements/aot.in --no-deps --constraint requirements/cuda.lock --constraint requirements/tpu.lock \
+		--output-file requirements/aot.lock
 	$(UV_COMPILE) requirements/jax-0.11.in --no-deps --python-version 3.12 --output-file requirements/jax-0.11.lock
 	$(UV_COMPILE) requirements/model.in --no-deps --output-file requirements/model.lock
 
 clean: ## remove the environments and what tools left behind
-	rm -rf $(VENV) $(SECOND_VENV) $(MIDDLE_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(SECOND_VENV) $(MIDDLE_VENV) $(AOT_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -7,7 +7,7 @@ shardings of its arguments (GSPMD, arXiv 2105.04663).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -50,9 +50,15 @@ class Sharding:
         return NamedSharding(self.mesh, PartitionSpec(None, None, self.rules["kv_heads"]))
 
 
-def make_sharding(config: DecoderConfig, tensor_parallel_size: int) -> Sharding:
-    """Split what divides evenly; what does not stays whole on every device, and a log line says so."""
-    devices = jax.devices()
+def make_sharding(
+    config: DecoderConfig, tensor_parallel_size: int, devices: Sequence[jax.Device] | None = None
+) -> Sharding:
+    """Split what divides evenly; what does not stays whole on every device, and a log line says so.
+
+    devices: those to take from; None: those of this process. Programs can be compiled for devices that are
+    only described.
+    """
+    devices = jax.devices() if devices is None else devices
     if tensor_parallel_size > len(devices):
         raise ConfigError(
             f"--tensor-parallel-size {tensor_parallel_size} needs as many devices, "

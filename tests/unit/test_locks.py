@@ -21,7 +21,7 @@ def pins(name: str) -> dict[tuple[str, str], str]:
 
 
 def test_every_purpose_has_its_lock() -> None:
-    assert {lock.stem for lock in LOCKS} == {"build", "cpu", "cuda", "dev", "jax-0.11", "model", "tpu"}
+    assert {lock.stem for lock in LOCKS} == {"aot", "build", "cpu", "cuda", "dev", "jax-0.11", "model", "tpu"}
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.stem)
@@ -43,6 +43,12 @@ def test_locks_can_be_laid_over_the_runtimes(name: str) -> None:
     """A wider set may widen the marker of a package, never change its version."""
     runtime, wider = ({(package, version) for (package, _), version in pins(n).items()} for n in ("cpu", name))
     assert runtime <= wider
+
+
+def test_aot_lock_holds_the_compilers_that_accelerators_get() -> None:
+    deployed = pins("cuda").items() | pins("tpu").items()
+    assert {package for package, _ in pins("aot")} == {"jax-cuda13-pjrt", "jax-cuda13-plugin", "libtpu"}
+    assert pins("aot").items() <= deployed
 
 
 def test_model_lock_holds_the_package_alone() -> None:
