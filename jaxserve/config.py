@@ -41,7 +41,9 @@ class ModelConfig:
     served_model_name: str | None = option(
         None, help="name(s) that requests use, comma separated; the first is echoed (default: MODEL)"
     )
-    dtype: Dtype = option("auto", help="weights, activations and KV cache; auto: float32 on CPU, else bfloat16")
+    dtype: Dtype = option(
+        "auto", help="weights, activations and (but for CPUs: float32) KV cache; auto: float32 on CPU, else bfloat16"
+    )
     max_model_len: int | None = option(None, ge=1, help="longest prompt + output in tokens (default: the model's)")
     seed: int = option(0, ge=0, help="seed from which requests without a seed draw theirs")
     chat_template: str | None = option(None, help="path of a jinja chat template that replaces the model's own")

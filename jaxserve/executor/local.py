@@ -45,6 +45,7 @@ class Limits:
     """What follows from settings, platform and memory."""
 
     spec: KVSpec
+    kv_dtype: jnp.dtype
     num_blocks: int
     max_model_len: int
     buckets: Buckets
@@ -102,13 +103,14 @@ class LocalExecutor:
             skeleton,
             sharding,
             limits.pool_shape,
+            limits.kv_dtype,
             programs(limits.buckets, limits.max_pages),
             ProgramCache(cache_directory(config.compile.compile_cache)),
             num_threads=min(os.cpu_count() or 1, 8),
             progress=lambda done, total, name: progress("compile", done, total, name),
         )
         clock.mark("compile")
-        runner = Runner(params, lambda: make_pool(limits.pool_shape, skeleton.dtype, sharding), executables)
+        runner = Runner(params, lambda: make_pool(limits.pool_shape, limits.kv_dtype, sharding), executables)
         clock.mark("kv_cache")
         facts = ModelFacts(
             vocab_size=decoder.vocab_size,
@@ -184,11 +186,13 @@ def _dtype(config: Config, platform: str) -> jnp.dtype:
 def _limits(
     config: Config, decoder: DecoderConfig, skeleton: ModelSkeleton, sharding: Sharding, device: jax.Device
 ) -> Limits:
+    # XLA:CPU before jax 0.12 converts a whole bfloat16 pool to float32 and back for every write.
+    kv_dtype = jnp.dtype("float32") if device.platform == "cpu" else skeleton.dtype
     spec = KVSpec(
         num_layers=decoder.num_layers,
         num_kv_heads=decoder.num_kv_heads,
         head_dim=decoder.head_dim,
-        dtype_bytes=skeleton.dtype.itemsize,
+        dtype_bytes=kv_dtype.itemsize,
         block_size=config.cache.block_size,
     )
     kv_shards = config.parallel.tensor_parallel_size if sharding.rules["kv_heads"] == MODEL_AXIS else 1
@@ -199,6 +203,7 @@ def _limits(
     slow_single_row = device.platform == "cpu" and skeleton.dtype == jnp.bfloat16
     return Limits(
         spec=spec,
+        kv_dtype=kv_dtype,
         num_blocks=num_blocks,
         max_model_len=fit_model_len(config.model.max_model_len, decoder.max_position, num_blocks, spec),
         buckets=make_buckets(

@@ -22,9 +22,13 @@ from jaxserve.sharding.mesh import Sharding
 
 
 def lower(
-    skeleton: ModelSkeleton, sharding: Sharding, program: Program, pool_shape: tuple[int, ...]
+    skeleton: ModelSkeleton,
+    sharding: Sharding,
+    program: Program,
+    pool_shape: tuple[int, ...],
+    kv_dtype: jnp.dtype | None = None,
 ) -> jax.stages.Lowered:
-    """Trace one program for abstract arguments; nothing is allocated on a device."""
+    """Trace one program for abstract arguments; nothing is allocated on a device. kv_dtype: None is the model's."""
 
     def step(params: tuple[Array, ...], k: Array, v: Array, packed: Int[Array, "I"]) -> tuple[Array, Array, Array]:
         pool, result = run_step(skeleton, params, KVPool(k, v), packed, program)
@@ -32,7 +36,7 @@ def lower(
 
     pool_sharding, whole = sharding.kv_pool, sharding.replicated
     jitted = jax.jit(step, donate_argnames=("k", "v"), out_shardings=(pool_sharding, pool_sharding, whole))
-    pool = jax.ShapeDtypeStruct(pool_shape, skeleton.dtype, sharding=pool_sharding)
+    pool = jax.ShapeDtypeStruct(pool_shape, kv_dtype or skeleton.dtype, sharding=pool_sharding)
     inputs = jax.ShapeDtypeStruct((packed_size(program, INPUT_FIELDS),), jnp.int32, sharding=whole)
     return jitted.lower(abstract_params(skeleton, sharding), pool, pool, inputs)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import jax
+import jax.numpy as jnp
 
 from jaxserve.models.skeleton import ModelSkeleton
 from jaxserve.runner.inputs import Program
@@ -21,6 +22,7 @@ def make_programs(
     skeleton: ModelSkeleton,
     sharding: Sharding,
     pool_shape: tuple[int, ...],
+    kv_dtype: jnp.dtype,
     wanted: Sequence[Program],
     cache: ProgramCache,
     *,
@@ -30,11 +32,11 @@ def make_programs(
     """An executable for every wanted program. XLA releases the GIL, so threads compile side by side."""
 
     def make(program: Program) -> jax.stages.Compiled:
-        key = program_key(skeleton.config, skeleton.dtype, sharding, pool_shape, program)
+        key = program_key(skeleton.config, skeleton.dtype, sharding, pool_shape, kv_dtype, program)
         in_tree = jax.tree.structure(((tuple(range(len(skeleton.leaves))), 0, 0, 0), {}))
         compiled = cache.load(key, in_tree, jax.tree.structure((0, 0, 0)), sharding.devices)
         if compiled is None:
-            compiled = lower(skeleton, sharding, program, pool_shape).compile()
+            compiled = lower(skeleton, sharding, program, pool_shape, kv_dtype).compile()
             cache.store(key, compiled)
         return compiled
 

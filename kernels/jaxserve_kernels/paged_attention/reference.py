@@ -93,7 +93,7 @@ def decode_attention(
     wanted_keys = min(max(KEYS_PER_DECODE_BLOCK // rows, 64), 256)
     block_pages = _pages_per_block(wanted_keys, page_size, block_tables.shape[1])
     block_keys = block_pages * page_size
-    grouped = (q * scale).astype(q.dtype).reshape(rows, num_kv_heads, group, dim)
+    grouped = (q * scale).astype(k_pages.dtype).reshape(rows, num_kv_heads, group, dim)
 
     lowest = jnp.zeros_like(kv_lengths) if sliding_window is None else jnp.maximum(kv_lengths - sliding_window, 0)
     table = _pad_to_multiple(block_tables, block_pages)
@@ -144,7 +144,7 @@ def mixed_attention(
         sliding_window=sliding_window,
     )
     table = _pad_to_multiple(block_tables, block_pages)
-    padded = jnp.pad((q * scale).astype(q.dtype), ((0, tile), (0, 0), (0, 0)))  # a tile may start at T - 1
+    padded = jnp.pad((q * scale).astype(k_pages.dtype), ((0, tile), (0, 0), (0, 0)))  # a tile may start at T - 1
     out = jnp.pad(decoded, ((0, num_tokens + tile - num_rows), (0, 0), (0, 0)))
 
     def one_tile(index: Array, out: Array) -> Array:
