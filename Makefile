@@ -140,7 +140,7 @@ format: install ## rewrite the sources as ruff wants them
 	$(BIN)/ruff check --fix .
 
 docs: install ## regenerate the reference pages
-	$(BIN)/python -m jaxserve.cli.reference > docs/reference/config.md
+	$(BIN)/python -m jaxserve.cli.reference docs/reference
 
 UV_COMPILE = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--custom-compile-command "make lock" $(UPGRADE)

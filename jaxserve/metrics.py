@@ -45,6 +45,7 @@ class MetricSpec:
 METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("num_requests_running", "gauge", "Requests in the running batch."),
     MetricSpec("num_requests_waiting", "gauge", "Requests waiting to be scheduled."),
+    MetricSpec("num_requests_waiting_by_reason", "gauge", "Waiting requests by reason: all wait for capacity.", ("reason",)),
     MetricSpec("kv_cache_usage_perc", "gauge", "Share of KV pages in use; 1 means all."),
     MetricSpec("cache_config_info", "gauge", "KV cache settings as labels.", ("block_size", "num_gpu_blocks", "cache_dtype")),
     MetricSpec("prefix_cache_queries", "counter", "Prompt tokens looked up in the prefix cache."),
@@ -52,6 +53,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("num_preemptions", "counter", "Requests put back to waiting for lack of KV pages."),
     MetricSpec("prompt_tokens", "counter", "Prompt tokens processed."),
     MetricSpec("prompt_tokens_cached", "counter", "Prompt tokens of requests whose KV came from the prefix cache."),
+    MetricSpec("prompt_tokens_by_source", "counter", "Prompt tokens by where their KV came from.", ("source",)),
     MetricSpec("generation_tokens", "counter", "Tokens generated."),
     MetricSpec("request_success", "counter", "Finished generations by reason.", ("finished_reason",)),
     MetricSpec("admission_rejections", "counter", "Requests refused by a queue limit.", ("reason",)),
@@ -142,6 +144,7 @@ class Metrics:
         """Take over one `EngineStats`: gauges as they are, counters as increments."""
         self.set("num_requests_running", stats.num_running)
         self.set("num_requests_waiting", stats.num_waiting)
+        self.set("num_requests_waiting_by_reason", stats.num_waiting, reason="capacity")
         self.set("kv_cache_usage_perc", stats.kv_cache_usage)
         for name, amount in (
             ("prefix_cache_queries", stats.prefix_cache_queries),

@@ -135,9 +135,12 @@ class ChoiceStream:
         metrics.inc("prompt_tokens_cached", self.num_cached_tokens)
         if self._first_token is None:
             return
+        num_computed = self.num_prompt_tokens - self.num_cached_tokens
+        metrics.inc("prompt_tokens_by_source", num_computed, source="local_compute")
+        metrics.inc("prompt_tokens_by_source", self.num_cached_tokens, source="local_cache_hit")
         decode_s = self._last_token - self._first_token
         metrics.observe("request_decode_time_seconds", decode_s)
-        metrics.observe("request_prefill_kv_computed_tokens", self.num_prompt_tokens - self.num_cached_tokens)
+        metrics.observe("request_prefill_kv_computed_tokens", num_computed)
         if self.num_tokens > 1:
             metrics.observe("request_time_per_output_token_seconds", decode_s / (self.num_tokens - 1))
         if self._queue_seconds is not None:

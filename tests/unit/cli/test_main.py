@@ -13,7 +13,7 @@ import pytest
 
 from jaxserve import __version__
 from jaxserve.cli.main import COMMANDS, main
-from jaxserve.cli.reference import reference_page
+from jaxserve.cli.reference import pages
 
 ROOT = Path(__file__).parents[3]
 
@@ -102,6 +102,6 @@ def test_health_finds_the_server_by_the_environment(health_server: str, monkeypa
     assert main(["health"]) == 0
 
 
-def test_reference_page_is_fresh() -> None:
-    committed = (ROOT / "docs/reference/config.md").read_text(encoding="utf-8")
-    assert committed == reference_page(), "run `make docs`"
+def test_reference_pages_are_fresh() -> None:
+    for name, text in pages().items():
+        assert (ROOT / "docs/reference" / name).read_text(encoding="utf-8") == text, "run `make docs`"

@@ -184,6 +184,7 @@ async def test_stats_become_metrics(api: Api) -> None:
     await api.engine.is_heard()
     value = api.metrics.value
     assert (value("num_requests_running"), value("num_requests_waiting"), value("kv_cache_usage_perc")) == (2, 1, 0.5)
+    assert value("num_requests_waiting_by_reason", reason="capacity") == 1
     assert (value("prompt_tokens"), value("generation_tokens"), value("num_preemptions")) == (20, 8, 2)
     assert (value("prefix_cache_queries"), value("prefix_cache_hits")) == (20, 6)
     assert value("bucket_steps", kind="decode", bucket="8") == 6

@@ -137,6 +137,15 @@ async def test_stop_string_matches_across_any_token_and_step_border(
     assert plain["usage"]["completion_tokens"] == 7
 
 
+async def test_prompt_tokens_are_counted_by_source(api: Api) -> None:
+    reply = asyncio.create_task(api.post(TEXT, {"prompt": [5, 6, 7, 8]}))
+    request = await api.engine.added()
+    api.engine.output(request, ids(api, "a"), num_cached_tokens=3, finish_reason="length")
+    assert (await reply)[0] == 200
+    sources = ("local_compute", "local_cache_hit")
+    assert [api.metrics.value("prompt_tokens_by_source", source=source) for source in sources] == [1, 3]
+
+
 async def test_time_of_a_request_is_measured_in_parts(api: Api) -> None:
     reply = asyncio.create_task(api.post(TEXT, {"prompt": "x"}))
     request = await api.engine.added()
