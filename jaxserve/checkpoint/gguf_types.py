@@ -14,10 +14,6 @@ class GGMLType:
     block_elements: int
     block_bytes: int
 
-    @property
-    def is_quantised(self) -> bool:
-        return self.block_elements > 1
-
 
 _TYPES = (
     GGMLType(0, "F32", 1, 4),

@@ -52,7 +52,6 @@ class Setting:
     kind: Kind
     choices: tuple[str, ...]
     default: Value
-    is_required: bool
     is_optional: bool
     is_secret: bool
     help: str
@@ -153,7 +152,6 @@ def _setting(section: str, field: dataclasses.Field[Any], hint: Any) -> Setting:
         kind="bytes" if field.metadata["unit"] == "bytes" else kind,
         choices=choices,
         default=None if field.default is dataclasses.MISSING else field.default,
-        is_required=field.default is dataclasses.MISSING,
         is_optional=type(None) in members,
         is_secret=field.metadata["secret"],
         help=field.metadata["help"],

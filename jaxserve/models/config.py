@@ -71,7 +71,3 @@ class DecoderConfig:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
-
-    @property
-    def q_per_kv(self) -> int:
-        return self.num_heads // self.num_kv_heads

@@ -54,7 +54,6 @@ class ProgramCache:
     def __init__(self, directory: Path | None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self._directory = None if directory is None else _private(directory)
         self._max_bytes = max_bytes
-        self.num_hits = 0
 
     def load(self, key: str, in_tree: Any, out_tree: Any, devices: Sequence[jax.Device]) -> jax.stages.Compiled | None:
         """The program stored under `key`, to run on `devices`, or None."""
@@ -72,7 +71,6 @@ class ProgramCache:
             return None
         with contextlib.suppress(OSError):  # a directory that is shared read-only
             os.utime(file)
-        self.num_hits += 1
         return compiled
 
     def store(self, key: str, compiled: jax.stages.Compiled) -> None:

@@ -1,26 +1,11 @@
-"""Tokens as log-probability replies show them: byte-exact, at their place in the text."""
+"""Where the tokens of a log-probability reply stand in its text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from jaxserve.tokenizer.text_state import TextState
 from jaxserve.tokenizer.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class TokenPiece:
-    """One token of a `logprobs` object."""
-
-    text: str
-    """The token's text, or `bytes:\\xf0\\x9f` when it is not whole characters."""
-    bytes: list[int]
-
-
-def token_piece(tokenizer: Tokenizer, token_id: int) -> TokenPiece:
-    """The token's own bytes, not those of a lossy decode."""
-    return TokenPiece(tokenizer.token_text(token_id), list(tokenizer.token_bytes(token_id)))
 
 
 class TextOffsets:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.tokenizer.detokenizer import Delta, IncrementalDetokenizer
-from jaxserve.tokenizer.logprob_tokens import TextOffsets, TokenPiece, token_piece
+from jaxserve.tokenizer.logprob_tokens import TextOffsets
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "tokenizers"
@@ -193,8 +193,8 @@ def test_the_end_of_a_long_prompt_is_all_that_is_read() -> None:
 
 def test_logprob_tokens_carry_their_raw_bytes() -> None:
     first = BYTE_LEVEL.encode("😀")[0]
-    assert token_piece(BYTE_LEVEL, first) == TokenPiece("bytes:\\xf0", [0xF0])
-    assert token_piece(BYTE_LEVEL, 2) == TokenPiece("<|im_end|>", list(b"<|im_end|>"))
+    assert (BYTE_LEVEL.token_text(first), BYTE_LEVEL.token_bytes(first)) == ("bytes:\\xf0", b"\xf0")
+    assert (BYTE_LEVEL.token_text(2), BYTE_LEVEL.token_bytes(2)) == ("<|im_end|>", b"<|im_end|>")
 
 
 @pytest.mark.parametrize("tokenizer", KINDS.values(), ids=KINDS)
