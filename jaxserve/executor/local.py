@@ -7,11 +7,9 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 
 from jaxserve import __version__
 from jaxserve.checkpoint.open import open_checkpoint
@@ -19,53 +17,24 @@ from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.config import AttentionBackend, Config
 from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.ipc.messages import ModelFacts
-from jaxserve.kv.spec import KVSpec
 from jaxserve.models.config import DecoderConfig
 from jaxserve.models.registry import decoder_config
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
-from jaxserve.runner.buckets import make_buckets, resolve_limits
 from jaxserve.runner.compilations import CompilationCounter
 from jaxserve.runner.inputs import programs
-from jaxserve.runner.memory import fit_model_len, kv_cache_bytes, num_kv_blocks
+from jaxserve.runner.limits import make_limits, weights_dtype
+from jaxserve.runner.memory import kv_cache_bytes
 from jaxserve.runner.program_cache import ProgramCache, cache_directory
 from jaxserve.runner.runner import PendingStep, Runner, make_pool
 from jaxserve.runner.warmup import make_programs
 from jaxserve.scheduler.plan import Buckets, StepPlan
-from jaxserve.sharding.mesh import MODEL_AXIS, Sharding, make_sharding
+from jaxserve.sharding.mesh import MODEL_AXIS, make_sharding
 from jaxserve.weights.loader import load_params
 
 _LOG = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int, str], None]
 """Called with (phase, units done, units in all, detail)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What follows from settings, platform and memory."""
-
-    spec: KVSpec
-    kv_dtype: jnp.dtype
-    num_blocks: int
-    max_model_len: int
-    buckets: Buckets
-
-    @property
-    def pool_shape(self) -> tuple[int, ...]:
-        spec = self.spec
-        return (spec.num_layers, self.num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
-
-    @property
-    def max_pages(self) -> int:
-        return -(-self.max_model_len // self.spec.block_size)
-
-    @property
-    def summary(self) -> str:
-        """What the settings left open, under their names."""
-        return (
-            f"max_num_seqs={self.buckets.max_num_seqs} max_num_batched_tokens={max(self.buckets.mixed)} "
-            f"max_model_len={self.max_model_len} num_kv_blocks={self.num_blocks}"
-        )
 
 
 class LocalExecutor:
@@ -90,14 +59,16 @@ class LocalExecutor:
         _check_attention_backend(config.compile.attention_backend, device.platform)
         checkpoint = open_checkpoint(model_path)
         decoder = _decoder_config(checkpoint)
-        skeleton = make_skeleton(decoder, _dtype(config, device.platform))
+        skeleton = make_skeleton(decoder, weights_dtype(config, device.platform))
         sharding = make_sharding(decoder, config.parallel.tensor_parallel_size)
         clock.mark("open")
         params = load_params(
             checkpoint, skeleton, sharding, lambda done, total, name: progress("load", done, total, name)
         )
         clock.mark("load")
-        limits = _limits(config, decoder, skeleton, sharding, device)
+        kv_shards = config.parallel.tensor_parallel_size if sharding.rules["kv_heads"] == MODEL_AXIS else 1
+        kv_bytes = kv_cache_bytes(config.cache, device, kv_shards)
+        limits = make_limits(config, decoder, skeleton.dtype, device.platform, kv_bytes)
         _LOG.info("limits: %s", limits.summary)
         executables = make_programs(
             skeleton,
@@ -173,46 +144,6 @@ def _decoder_config(checkpoint: Checkpoint) -> DecoderConfig:
         return decoder_config(checkpoint.config, checkpoint.generation_config)
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
-
-
-def _dtype(config: Config, platform: str) -> jnp.dtype:
-    """auto: float32 on CPUs, which compute it faster than bfloat16 unless they have AVX512-BF16 or AMX."""
-    name = config.model.dtype
-    if name == "auto":
-        name = "float32" if platform == "cpu" else "bfloat16"
-    return jnp.dtype(name)
-
-
-def _limits(
-    config: Config, decoder: DecoderConfig, skeleton: ModelSkeleton, sharding: Sharding, device: jax.Device
-) -> Limits:
-    # XLA:CPU before jax 0.12 converts a whole bfloat16 pool to float32 and back for every write.
-    kv_dtype = jnp.dtype("float32") if device.platform == "cpu" else skeleton.dtype
-    spec = KVSpec(
-        num_layers=decoder.num_layers,
-        num_kv_heads=decoder.num_kv_heads,
-        head_dim=decoder.head_dim,
-        dtype_bytes=kv_dtype.itemsize,
-        block_size=config.cache.block_size,
-    )
-    kv_shards = config.parallel.tensor_parallel_size if sharding.rules["kv_heads"] == MODEL_AXIS else 1
-    longest = config.model.max_model_len or decoder.max_position
-    step = resolve_limits(device.platform, config.scheduler)
-    num_blocks = num_kv_blocks(kv_cache_bytes(config.cache, device, kv_shards), spec, longest, step.max_num_seqs)
-    # One bfloat16 row makes XLA:CPU convert the whole weight first; two do not.
-    slow_single_row = device.platform == "cpu" and skeleton.dtype == jnp.bfloat16
-    return Limits(
-        spec=spec,
-        kv_dtype=kv_dtype,
-        num_blocks=num_blocks,
-        max_model_len=fit_model_len(config.model.max_model_len, decoder.max_position, num_blocks, spec),
-        buckets=make_buckets(
-            device.platform,
-            step.max_num_seqs,
-            step.max_num_batched_tokens,
-            min_decode=2 if slow_single_row else 1,
-        ),
-    )
 
 
 def _fingerprint(checkpoint: Checkpoint, skeleton: ModelSkeleton, config: Config) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass
 
 import jax
 
@@ -18,21 +19,37 @@ WORKSPACE_BYTES = 1 << 30
 _LOG = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Of one device, in bytes."""
+
+    limit: int
+    """What the runtime hands out in all; of a CPU, what was free before anything was placed."""
+    in_use: int
+
+
 def kv_cache_bytes(config: CacheConfig, device: jax.Device, kv_shards: int) -> int:
     """Bytes for the KV cache over all devices, asked for or measured. Call after the weights are placed."""
     if config.kv_cache_memory is not None:
         return config.kv_cache_memory
     if device.platform == "cpu":
         available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return min(int(available * CPU_SHARE), CPU_MOST_BYTES)
+        return kv_bytes_left(config, "cpu", DeviceMemory(available, 0), kv_shards)
     stats = device.memory_stats() or {}
     if "bytes_limit" not in stats:
         raise ConfigError(f"{device.device_kind} does not report its memory: give --kv-cache-memory")
-    in_use = int(stats["bytes_in_use"])
-    free = int(stats["bytes_limit"] * config.memory_fraction) - in_use - WORKSPACE_BYTES
+    memory = DeviceMemory(int(stats["bytes_limit"]), int(stats["bytes_in_use"]))
+    return kv_bytes_left(config, device.platform, memory, kv_shards)
+
+
+def kv_bytes_left(config: CacheConfig, platform: str, memory: DeviceMemory, kv_shards: int) -> int:
+    """Bytes for the KV cache over all devices, once the weights are in `memory`."""
+    if platform == "cpu":  # all of its "devices" share one memory
+        return max(0, min(int((memory.limit - memory.in_use) * CPU_SHARE), CPU_MOST_BYTES))
+    free = int(memory.limit * config.memory_fraction) - memory.in_use - WORKSPACE_BYTES
     if free <= 0:
         raise ConfigError(
-            f"no memory left for the KV cache: {in_use} of {stats['bytes_limit']} bytes are in use and "
+            f"no memory left for the KV cache: {memory.in_use} of {memory.limit} bytes are in use and "
             f"--memory-fraction is {config.memory_fraction}; use more devices (--tensor-parallel-size) or a smaller dtype"
         )
     return free * kv_shards

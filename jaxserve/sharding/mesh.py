@@ -65,10 +65,11 @@ def make_sharding(
             f"found {len(devices)} ({devices[0].platform})"
         )
     mesh = Mesh(np.array(devices[:tensor_parallel_size]), (MODEL_AXIS,), axis_types=(AxisType.Auto,))
-    return Sharding(mesh, _rules(config, tensor_parallel_size))
+    return Sharding(mesh, axis_rules(config, tensor_parallel_size))
 
 
-def _rules(config: DecoderConfig, size: int) -> dict[str, str | None]:
+def axis_rules(config: DecoderConfig, size: int) -> dict[str, str | None]:
+    """Which logical axis is split over which mesh axis when `size` devices share every layer."""
     counts = {"vocab": config.vocab_size, "ffn": config.intermediate_size, "kv_heads": config.num_kv_heads}
     rules: dict[str, str | None] = {"embed": None}
     for axis, count in counts.items():

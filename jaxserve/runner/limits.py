@@ -1,0 +1,87 @@
+"""What follows from settings, model, platform and memory: dtypes, KV pages, context length, step shapes.
+
+Pure arithmetic, so that a plan for a device that is not there and the server that later runs on it agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from jaxserve.config import Config
+from jaxserve.kv.spec import KVSpec
+from jaxserve.models.config import DecoderConfig
+from jaxserve.runner.buckets import make_buckets, resolve_limits
+from jaxserve.runner.memory import fit_model_len, num_kv_blocks
+from jaxserve.scheduler.plan import Buckets
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The sizes of one engine."""
+
+    spec: KVSpec
+    kv_dtype: jnp.dtype
+    num_blocks: int
+    max_model_len: int
+    buckets: Buckets
+
+    @property
+    def pool_shape(self) -> tuple[int, ...]:
+        spec = self.spec
+        return (spec.num_layers, self.num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
+
+    @property
+    def max_pages(self) -> int:
+        return -(-self.max_model_len // self.spec.block_size)
+
+    @property
+    def summary(self) -> str:
+        """What the settings left open, under their names."""
+        return (
+            f"max_num_seqs={self.buckets.max_num_seqs} max_num_batched_tokens={max(self.buckets.mixed)} "
+            f"max_model_len={self.max_model_len} num_kv_blocks={self.num_blocks}"
+        )
+
+
+def weights_dtype(config: Config, platform: str) -> jnp.dtype:
+    """auto: float32 on CPUs, which compute it faster than bfloat16 unless they have AVX512-BF16 or AMX."""
+    name = config.model.dtype
+    if name == "auto":
+        name = "float32" if platform == "cpu" else "bfloat16"
+    return jnp.dtype(name)
+
+
+def kv_cache_dtype(dtype: jnp.dtype, platform: str) -> jnp.dtype:
+    """XLA:CPU before jax 0.12 converts a whole bfloat16 pool to float32 and back for every write."""
+    return jnp.dtype("float32") if platform == "cpu" else dtype
+
+
+def make_limits(config: Config, decoder: DecoderConfig, dtype: jnp.dtype, platform: str, kv_bytes: int) -> Limits:
+    """The sizes that `kv_bytes` for the KV cache (over all devices) allow; raises ConfigError where that is too little.
+
+    dtype: of the weights.
+    """
+    kv_dtype = kv_cache_dtype(dtype, platform)
+    spec = KVSpec(
+        num_layers=decoder.num_layers,
+        num_kv_heads=decoder.num_kv_heads,
+        head_dim=decoder.head_dim,
+        dtype_bytes=kv_dtype.itemsize,
+        block_size=config.cache.block_size,
+    )
+    longest = config.model.max_model_len or decoder.max_position
+    step = resolve_limits(platform, config.scheduler)
+    num_blocks = num_kv_blocks(kv_bytes, spec, longest, step.max_num_seqs)
+    # One bfloat16 row makes XLA:CPU convert the whole weight first; two do not.
+    slow_single_row = platform == "cpu" and dtype == jnp.bfloat16
+    return Limits(
+        spec=spec,
+        kv_dtype=kv_dtype,
+        num_blocks=num_blocks,
+        max_model_len=fit_model_len(config.model.max_model_len, decoder.max_position, num_blocks, spec),
+        buckets=make_buckets(
+            platform, step.max_num_seqs, step.max_num_batched_tokens, min_decode=2 if slow_single_row else 1
+        ),
+    )
