@@ -3,6 +3,7 @@
     JaxserveError                     anything we raise on purpose
     ├── StartupError                  the server cannot start: one line on stderr, exit code 2
     │   ├── ConfigError               a flag, a config file or an environment variable
+    │   │   └── DoesNotFitError       these settings need more memory than there is
     │   └── CheckpointError           a damaged, truncated or unsupported checkpoint
     └── RequestError                  a request ends with an OpenAI-style error object
         ├── InvalidRequestError       400
@@ -36,6 +37,10 @@ class StartupError(JaxserveError):
 
 class ConfigError(StartupError):
     """A configuration value is wrong: names the field, the value and what is allowed."""
+
+
+class DoesNotFitError(ConfigError):
+    """The settings are right, but the memory is too small for them: names both amounts and what to change."""
 
 
 class CheckpointError(StartupError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxserve.errors import ConfigError
+from jaxserve.errors import DoesNotFitError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class KVSpec:
         """Pages that fit in `num_bytes`, the null page included."""
         num_blocks = num_bytes // self.bytes_per_block
         if num_blocks < 2:
-            raise ConfigError(
+            raise DoesNotFitError(
                 f"--kv-cache-memory of {num_bytes} bytes is too small: "
                 f"the model needs at least two pages of {self.bytes_per_block} bytes"
             )

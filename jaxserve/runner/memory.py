@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import jax
 
 from jaxserve.config import CacheConfig
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, DoesNotFitError
 from jaxserve.kv.spec import KVSpec
 
 CPU_SHARE = 0.25
@@ -48,7 +48,7 @@ def kv_bytes_left(config: CacheConfig, platform: str, memory: DeviceMemory, kv_s
         return max(0, min(int((memory.limit - memory.in_use) * CPU_SHARE), CPU_MOST_BYTES))
     free = int(memory.limit * config.memory_fraction) - memory.in_use - WORKSPACE_BYTES
     if free <= 0:
-        raise ConfigError(
+        raise DoesNotFitError(
             f"no memory left for the KV cache: {memory.in_use} of {memory.limit} bytes are in use and "
             f"--memory-fraction is {config.memory_fraction}; use more devices (--tensor-parallel-size) or a smaller dtype"
         )
@@ -73,7 +73,7 @@ def fit_model_len(wanted: int | None, declared: int, num_blocks: int, spec: KVSp
     if length <= capacity:
         return length
     if wanted is not None:
-        raise ConfigError(
+        raise DoesNotFitError(
             f"--max-model-len {wanted} does not fit the KV cache of {capacity} tokens "
             f"({num_blocks - 1} pages of {spec.block_size}): lower it or raise --kv-cache-memory "
             f"to {(-(-wanted // spec.block_size) + 1) * spec.bytes_per_block} bytes"
