@@ -30,6 +30,7 @@ from jaxserve.ipc.messages import (
     ToEngine,
 )
 from jaxserve.metrics import Metrics
+from jaxserve.server.feeding import Consumer, Feeding
 from jaxserve.types import RequestId
 
 _log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class Generation:
         self._requests = requests
         self._open = {request.request_id for request in requests}
         self._news: list[RequestOutput] = []
-        self._waiter: asyncio.Future[None] | None = None
+        self._feeding: Feeding | None = None
 
     def __enter__(self) -> Generation:
         self._client.attach(self, self._requests)
@@ -68,37 +69,39 @@ class Generation:
         """Whether every sequence has ended and nothing is left to take."""
         return not self._open and not self._news
 
+    async def feed(self, consume: Consumer, idle_s: float = 0) -> bool:
+        """Give news to `consume` until every sequence has ended or it wants no more; False after `idle_s` without any.
+
+        `consume` runs inside the loop that receives the news: no task wakes up for a token. News that came
+        while nobody was fed are given at once. What `consume` raises is raised here.
+        """
+        with Feeding(consume, idle_s) as self._feeding:
+            try:
+                self.hand_over()
+                return await self._feeding.end()
+            finally:
+                self._feeding = None
+
     def put(self, output: RequestOutput) -> None:
-        """Called by the client for each piece of news."""
+        """Called by the client for each piece of news; `hand_over` follows when the message is through."""
         self._news.append(output)
         if output.finish_reason is not None:
             self._open.discard(output.request_id)
-        self._wake()
 
-    async def take(self, idle_s: float = 0) -> list[RequestOutput]:
-        """All news since the last call, oldest first; waits for the first. Empty after `idle_s` without any."""
-        if not self._news:
-            loop = asyncio.get_running_loop()
-            self._waiter = loop.create_future()
-            timer = loop.call_later(idle_s, self._wake) if idle_s else None
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-                if timer is not None:
-                    timer.cancel()
-        news, self._news = self._news, []
-        return news
+    def hand_over(self) -> None:
+        """Called by the client: give all news to whoever is being fed, else keep them."""
+        feeding = self._feeding
+        if feeding is not None and feeding.is_hungry and self._news:
+            news, self._news = self._news, []
+            feeding.give(news)
+            if self.is_finished:
+                feeding.stop()
 
     def stop(self, *request_ids: RequestId) -> None:
         """End sequences whose further output nobody wants."""
         running = [request_id for request_id in request_ids if request_id in self._open]
         self._open.difference_update(running)
         self._client.detach(running)
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 class EngineClient:
@@ -261,6 +264,8 @@ class EngineClient:
         generations, self._generations = self._generations, {}
         for request_id, generation in generations.items():
             generation.put(RequestOutput(request_id, [], finish_reason="error", error=fault))
+        for generation in dict.fromkeys(generations.values()):
+            generation.hand_over()
 
     async def _send_loop(self) -> None:
         while True:
@@ -273,8 +278,7 @@ class EngineClient:
     def _dispatch(self, message: FromEngine) -> None:
         self._last_word = time.monotonic()
         if isinstance(message, StepOutputs):
-            for output in message.outputs:
-                self._deliver(output)
+            self._deliver(message.outputs)
             if message.stats is not None:
                 self._metrics.record_stats(message.stats)
         elif isinstance(message, StartupProgress):
@@ -288,10 +292,16 @@ class EngineClient:
         else:
             self._metrics.record_stats(message.stats)
 
-    def _deliver(self, output: RequestOutput) -> None:
-        if output.finish_reason is not None:
-            generation = self._generations.pop(output.request_id, None)
-        else:
-            generation = self._generations.get(output.request_id)
-        if generation is not None:
-            generation.put(output)
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        """All news of one engine step; an HTTP request with several sequences hears of them together."""
+        fresh: dict[Generation, None] = {}
+        for output in outputs:
+            if output.finish_reason is not None:
+                generation = self._generations.pop(output.request_id, None)
+            else:
+                generation = self._generations.get(output.request_id)
+            if generation is not None:
+                generation.put(output)
+                fresh[generation] = None
+        for generation in fresh:
+            generation.hand_over()

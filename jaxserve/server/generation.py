@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from jaxserve.errors import InvalidRequestError, RequestError
-from jaxserve.ipc.messages import AddRequest, ModelFacts
+from jaxserve.ipc.messages import AddRequest, ModelFacts, RequestOutput
 from jaxserve.server.client import Generation
 from jaxserve.server.errors import error_json, hide_internal_error
 from jaxserve.server.request_id import request_id_of
@@ -21,7 +21,7 @@ from jaxserve.server.schema.usage import Usage, make_usage
 from jaxserve.server.seeds import child_seed
 from jaxserve.server.sse import KEEP_ALIVE, EventStream, frame
 from jaxserve.server.state import STATE, ServerState
-from jaxserve.server.stream import ChoiceStream, Piece, read_pieces
+from jaxserve.server.stream import ChoiceStream, Piece, pieces_of
 from jaxserve.tokenizer.detokenizer import IncrementalDetokenizer
 from jaxserve.types import RequestId
 
@@ -36,6 +36,10 @@ class Job:
     @property
     def requests(self) -> list[AddRequest]:
         return [choice.request for choice in self.choices]
+
+    @property
+    def choices_by_id(self) -> dict[RequestId, ChoiceStream]:
+        return {choice.request.request_id: choice for choice in self.choices}
 
     def usage(self) -> Usage:
         """Counts so far: each prompt once, the completions of all choices."""
@@ -151,10 +155,15 @@ async def answer_without_engine(
 
 async def _collect(job: Job, spelling: ReplyFormat, generation: Generation) -> web.Response:
     collected: list[list[Piece]] = [[] for _ in job.choices]
-    choices = {choice.request.request_id: choice for choice in job.choices}
-    async for pieces in read_pieces(generation, choices):
-        for piece in pieces:
+    choices = job.choices_by_id
+
+    def gather(news: list[RequestOutput]) -> bool:
+        for piece in pieces_of(news, choices, generation):
             collected[piece.index].append(piece)
+        return True
+
+    while not generation.is_finished:
+        await generation.feed(gather)
     reply = spelling.reply(collected, job.usage())
     return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
 
@@ -164,18 +173,25 @@ async def _stream(
 ) -> web.StreamResponse:
     events = EventStream(http)
     encode = msgspec.json.Encoder().encode
-    choices = {choice.request.request_id: choice for choice in job.choices}
+    choices = job.choices_by_id
     frames = [frame(encode(chunk)) for chunk in spelling.opening()]
+
+    def show(news: list[RequestOutput]) -> bool:
+        pieces = pieces_of(news, choices, generation)
+        usage = job.usage() if request.wants_continuous_usage else None
+        frames.extend([frame(encode(spelling.chunk(piece, usage))) for piece in pieces])
+        if events.has_room and frames and not generation.is_finished:
+            events.push(frames)
+            frames.clear()
+        return events.has_room
+
     try:
-        async for pieces in read_pieces(generation, choices, idle_s=http.app[STATE].keep_alive_s):
-            if not pieces:
-                await events.send([KEEP_ALIVE])
-                continue
-            usage = job.usage() if request.wants_continuous_usage else None
-            frames += [frame(encode(spelling.chunk(piece, usage))) for piece in pieces]
-            if not generation.is_finished:
+        while not generation.is_finished:
+            if not await generation.feed(show, http.app[STATE].keep_alive_s):
+                frames.append(KEEP_ALIVE)
+            if not generation.is_finished:  # else the last text leaves with the end
                 await events.send(frames)
-                frames = []
+                frames.clear()
         if request.wants_usage:
             frames.append(frame(encode(spelling.usage_chunk(job.usage()))))
         await events.close(frames)

@@ -61,11 +61,28 @@ class _Refusal(asyncio.Protocol):
         transport.close()
 
 
-class _Protocol(RequestHandler):
+class Connection(RequestHandler):
     """aiohttp's protocol; what it cannot parse is answered in OpenAI's form and is no reason for a traceback.
 
     Nor is a client that left between two writes: there is nobody to answer.
     """
+
+    def __init__(self, server: web.Server, *, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(server, loop=loop, **_PROTOCOL_OPTIONS)
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    async def wait_writable(self) -> None:
+        """Wait until the client has taken most of what was written to the transport."""
+        await self._writable.wait()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._writable.set()
 
     def handle_error(
         self,
@@ -89,6 +106,12 @@ class _Protocol(RequestHandler):
         return response
 
 
+def connection_of(request: web.Request) -> Connection:
+    """The connection that carries `request`."""
+    assert isinstance(request.protocol, Connection), "the listener makes every connection"
+    return request.protocol
+
+
 class _Doorkeeper:
     """Makes one protocol per connection; caps their number and how long the first headers may take."""
 
@@ -101,7 +124,7 @@ class _Doorkeeper:
         if len(self._server.connections) >= self._max_connections:
             return _Refusal()
         loop = asyncio.get_running_loop()
-        protocol = _Protocol(self._server, loop=loop, **_PROTOCOL_OPTIONS)
+        protocol = Connection(self._server, loop=loop)
         self._silent[protocol] = loop.call_later(HEADER_TIMEOUT_S, self._close_silent, protocol)
         return protocol
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import contextlib
+from collections.abc import AsyncIterator, Iterable
 
 from aiohttp import web
+
+from jaxserve.server.listener import connection_of
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -27,35 +30,60 @@ def frame(data: bytes) -> bytes:
 class EventStream:
     """One response. The status line goes out with the first `send`, so that an early failure keeps its status.
 
-    `send` waits while the client's buffers are full: the caller falls behind, its news gather, and one
-    later event carries them all. It raises ConnectionResetError when the client is gone.
+    `push` writes without waiting, as long as there is room; `send` waits until the client has taken enough
+    of what was written: meanwhile news gather, and one later event carries them all. Both raise
+    ConnectionResetError when the client is gone.
     """
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
+        self._connection = connection_of(request)
         self._response = web.StreamResponse(headers=_HEADERS)
+        self._is_chunked = False
 
     @property
     def has_started(self) -> bool:
         return self._response.prepared
 
     @property
+    def has_room(self) -> bool:
+        """Whether `push` may be called: the response has begun and the client keeps up."""
+        return self._response.prepared and not self._connection.writing_paused
+
+    @property
     def response(self) -> web.StreamResponse:
         return self._response
 
+    def push(self, frames: Iterable[bytes]) -> None:
+        """Write frames as one chunk, from any function of the event loop. Only while there is room."""
+        data = b"".join(frames)
+        transport = self._connection.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client is gone")
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+
     async def send(self, frames: Iterable[bytes]) -> None:
-        """Write frames as one chunk."""
+        """Write frames, and wait for room."""
         if not self._response.prepared:
             await self._response.prepare(self._request)
-        try:
-            async with asyncio.timeout(WRITE_TIMEOUT_S):
-                await self._response.write(b"".join(frames))
-        except TimeoutError:
-            if self._request.transport is not None:
-                self._request.transport.abort()  # closing would wait for the client, for ever
-            raise ConnectionResetError(f"the client took nothing for {WRITE_TIMEOUT_S:.0f} s") from None
+            self._is_chunked = self._response.headers.get("Transfer-Encoding") == "chunked"  # HTTP/1.0 has none
+        async with self._patience():
+            await self._response.write(b"".join(frames))
+            await self._connection.wait_writable()
 
     async def close(self, frames: Iterable[bytes] = ()) -> None:
         """Write `frames`, `[DONE]`, and the end of the body."""
-        await self.send([*frames, DONE])
-        await self._response.write_eof()
+        if not self._response.prepared:
+            await self._response.prepare(self._request)
+        async with self._patience():
+            await self._response.write_eof(b"".join([*frames, DONE]))
+
+    @contextlib.asynccontextmanager
+    async def _patience(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                yield
+        except TimeoutError:
+            if self._connection.transport is not None:
+                self._connection.transport.abort()  # closing would wait for the client, for ever
+            raise ConnectionResetError(f"the client took nothing for {WRITE_TIMEOUT_S:.0f} s") from None

@@ -6,7 +6,7 @@ Streamed and plain replies are made of the same pieces, so their texts are the s
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jaxserve.ipc.messages import AddRequest, RequestOutput
@@ -150,29 +150,23 @@ class ChoiceStream:
             metrics.observe("request_inference_time_seconds", prefill_s + decode_s)
 
 
-async def read_pieces(
-    generation: Generation, choices: Mapping[RequestId, ChoiceStream], *, idle_s: float = 0
-) -> AsyncIterator[list[Piece]]:
-    """All pieces until every choice has ended; an empty list when `idle_s` pass without news.
+def pieces_of(
+    news: list[RequestOutput], choices: Mapping[RequestId, ChoiceStream], generation: Generation
+) -> list[Piece]:
+    """One piece per choice that has something to show, however much news of it gathered.
 
-    News that gathered while the reader was busy come as one piece per choice. A choice that a stop
-    string ended is stopped in the engine. Raises the RequestError of the first choice that fails.
+    A choice that a stop string ended is stopped in the engine. Raises the RequestError of the first
+    choice that fails.
     """
-    while not generation.is_finished:
-        news = await generation.take(idle_s)
-        if not news:
-            yield []
-            continue
-        by_choice: dict[RequestId, list[RequestOutput]] = {}
-        for output in news:
-            by_choice.setdefault(output.request_id, []).append(output)
-        pieces = []
-        for request_id, outputs in by_choice.items():
-            choice = choices[request_id]
-            piece = None if choice.is_finished else choice.push(outputs)
-            if piece is not None:
-                pieces.append(piece)
-            if choice.is_finished:
-                generation.stop(request_id)
-        if pieces:
-            yield pieces
+    by_choice: dict[RequestId, list[RequestOutput]] = {}
+    for output in news:
+        by_choice.setdefault(output.request_id, []).append(output)
+    pieces = []
+    for request_id, outputs in by_choice.items():
+        choice = choices[request_id]
+        piece = None if choice.is_finished else choice.push(outputs)
+        if piece is not None:
+            pieces.append(piece)
+        if choice.is_finished:
+            generation.stop(request_id)
+    return pieces

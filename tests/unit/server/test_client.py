@@ -37,9 +37,14 @@ def add(name: str) -> AddRequest:
 
 
 async def drained(generation: Generation) -> list[RequestOutput]:
-    outputs = []
+    outputs: list[RequestOutput] = []
+
+    def keep(news: list[RequestOutput]) -> bool:
+        outputs.extend(news)
+        return True
+
     while not generation.is_finished:
-        outputs += await generation.take()
+        await generation.feed(keep)
     return outputs
 
 
@@ -59,7 +64,7 @@ async def test_leaving_a_generation_aborts_only_what_still_runs(api: Api) -> Non
     with api.client.generate([add("a"), add("b")]) as generation:
         requests = [await api.engine.added() for _ in range(2)]
         api.engine.output(requests[0], [1], finish_reason="stop")
-        await generation.take()
+        await generation.feed(lambda news: False)
     assert await api.engine.was_aborted() == "b"
     api.engine.output(requests[1], [], finish_reason="abort")
     with api.client.generate([add("c")]) as generation:
