@@ -3,18 +3,24 @@
 Promises: every AddRequest given to `handle` ends in exactly one terminal RequestOutput; no message and
 no failing step raises here. A failed step ends its own requests and the engine goes on; when the next
 step fails as well, the device is taken for broken and `is_broken` tells the loop to give up.
+
+Steps overlap by `depth`: with 1 a step is dispatched before the result of the one before it is read, so
+that the device goes on while the host deals with tokens. With 0 it is the same code, and nothing overlaps.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from jaxserve.engine.meter import StepMeter
 from jaxserve.errors import InternalError, UnavailableError
-from jaxserve.executor.protocol import Executor
+from jaxserve.executor.protocol import Executor, Pending
 from jaxserve.ipc.messages import (
     Abort,
     AddRequest,
@@ -42,19 +48,49 @@ _MAX_FAILURES: Final = 2
 """Failed steps in a row after which the engine gives up."""
 
 
+@dataclass(slots=True)
+class _Dispatched:
+    """A step that the device has."""
+
+    plan: StepPlan
+    pending: Pending
+    gap_s: float | None
+    """How long the device was idle before it, at most; None when it had nothing to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class _NeverStarted:
+    """A step that could not be handed to the device."""
+
+    error: Exception
+
+    def is_done(self) -> bool:
+        return True
+
+    def result(self) -> StepResult:
+        raise self.error
+
+
 class EngineCore:
-    """One scheduler, one executor, one step at a time."""
+    """One scheduler, one executor, and up to `depth` steps on the device that nobody waits for yet."""
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, clock: Callable[[], float] = time.perf_counter
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        depth: int = 1,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
+        self._depth = depth
         self._clock = clock
         self._meter = StepMeter()
         self._num_failures = 0
-        self._device_idle_since: float | None = None
-        """When the device had done all it was given, while requests were left."""
+        self._in_flight: deque[_Dispatched] = deque()
+        self._last_busy: float | None = None
+        """When the device was last known to work or to have just finished, while requests were left."""
 
     @property
     def has_work(self) -> bool:
@@ -79,21 +115,19 @@ class EngineCore:
         return []
 
     def step(self) -> StepOutputs | None:
-        """One step of whatever there is to do; None when there is nothing."""
+        """Dispatch the next step, and take in what is due; its news, or None when nothing was due."""
+        self._look_at_device()
         plan = self._scheduler.schedule()
-        if plan is None:
+        num_kept = 0
+        if plan is None:  # nothing to do, or nothing before the oldest step is over
+            num_kept = max(0, len(self._in_flight) - 1)
+        elif self._submit(plan):
+            num_kept = self._depth
+        if len(self._in_flight) <= num_kept:
             return None
-        gap = None if self._device_idle_since is None else self._clock() - self._device_idle_since
-        try:
-            # Overlap goes here: submit this plan, then read the result of the one before.
-            result = self._executor.submit(plan).result()
-        except Exception as error:  # whatever a device raises: the requests of the step pay, nobody else
-            outputs = self._failed(plan, error)
-            self._device_idle_since = None
-        else:
-            idle_since = self._clock()
-            outputs = self._done(plan, result, gap)
-            self._device_idle_since = idle_since if self._scheduler.has_work else None
+        outputs: list[RequestOutput] = []
+        while len(self._in_flight) > num_kept:
+            outputs += self._take_in()
         return StepOutputs(outputs, self._stats())
 
     def heartbeat(self) -> Heartbeat:
@@ -112,10 +146,48 @@ class EngineCore:
             fault = STEP_FAULT
         return [] if fault is None else [refused(message.request_id, fault)]
 
-    def _done(self, plan: StepPlan, result: StepResult, host_gap_seconds: float | None) -> list[RequestOutput]:
+    def _look_at_device(self) -> None:
+        """Note that the device still works: whenever it stops, it was not before now."""
+        if self._in_flight and not self._in_flight[-1].pending.is_done():
+            self._last_busy = self._clock()
+
+    def _submit(self, plan: StepPlan) -> bool:
+        """Hand a step to the device. False when it did not take it: that shows when the step's turn comes."""
+        now = self._clock()
+        if self._in_flight and not self._in_flight[-1].pending.is_done():
+            self._last_busy = now
+        gap_s = None if self._last_busy is None else now - self._last_busy
+        pending: Pending
+        try:
+            pending = self._executor.submit(plan)
+        except Exception as error:
+            pending = _NeverStarted(error)
+        else:
+            self._last_busy = self._clock()
+        self._in_flight.append(_Dispatched(plan, pending, gap_s))
+        return not isinstance(pending, _NeverStarted)
+
+    def _take_in(self) -> list[RequestOutput]:
+        """Wait for the oldest step; what came of it."""
+        step = self._in_flight.popleft()
+        was_done = step.pending.is_done()
+        try:
+            result = step.pending.result()
+        except Exception as error:  # whatever a device raises: the requests of the step pay, nobody else
+            for later in self._in_flight:  # they ran on what the failed one left
+                with contextlib.suppress(Exception):
+                    later.pending.result()
+            self._in_flight.clear()
+            self._last_busy = None
+            return self._failed(step.plan, error)
+        if not was_done:
+            self._last_busy = self._clock()
         self._num_failures = 0
-        self._meter.record(plan, result.device_seconds, host_gap_seconds)
-        return self._scheduler.update(plan, result)
+        self._meter.record(step.plan, result, step.gap_s)
+        outputs = self._scheduler.update(step.plan, result)
+        if not self._scheduler.has_work:
+            self._last_busy = None
+        return outputs
 
     def _failed(self, plan: StepPlan, error: Exception) -> list[RequestOutput]:
         self._num_failures += 1

@@ -94,7 +94,7 @@ def build_core(spec: EngineSpec, executor: Executor) -> EngineCore:
     scheduler = Scheduler(
         spec.config.scheduler, kv, executor.buckets, facts.max_model_len, executor.eos_token_ids, facts.vocab_size
     )
-    return EngineCore(scheduler, executor)
+    return EngineCore(scheduler, executor, depth=0)
 
 
 def die_with_parent() -> None:

@@ -4,14 +4,19 @@ Its KV cache holds token ids. A step writes its tokens through the block tables 
 row's WHOLE past back through them; the next token is `next_token(past, seed)`. So a wrong block table,
 a page published too early, a page lost or shared by mistake, or a wrong prefix hit gives a wrong token,
 and a read of a slot that nobody has written (or that `poison` wiped) raises `PoisonError`.
+
+Like a device it keeps the last token of every slot and whether it ended its request, it runs steps in
+their order, and it takes its time: a step is done `device_seconds` after the one before it or after its
+submission. What it computes is computed when somebody waits for it.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -22,7 +27,7 @@ from jaxserve.errors import CheckpointError
 from jaxserve.ipc.messages import ModelFacts
 from jaxserve.runner.buckets import resolve_limits
 from jaxserve.sampling.params import COLUMNS
-from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
+from jaxserve.scheduler.plan import UNREAD_TOKEN, Buckets, StepPlan, StepResult
 from jaxserve.types import MAX_TOP_LOGPROBS, NULL_BLOCK, BlockId
 
 _POISON: Final = -1
@@ -51,7 +56,8 @@ class FakeOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 2048
     eos_token_ids: tuple[int, ...] = (2,)
     device_seconds: float = 0.0
-    """How long a step takes."""
+    """How long a step takes. A burst takes as long for each of its steps."""
+    max_burst: int = 8
     fail_at_steps: tuple[int, ...] = ()
     """Steps that raise, counted from 0."""
     start_error: str | None = None
@@ -63,15 +69,29 @@ def powers_of_two(largest: int) -> tuple[int, ...]:
     return tuple(sorted({1 << i for i in range(largest.bit_length()) if 1 << i < largest} | {largest}))
 
 
-@dataclass(frozen=True, slots=True)
+class StepLostError(Exception):
+    """A step before this one failed."""
+
+
+@dataclass(slots=True)
 class FakePending:
     """A step that is computed when its result is asked for."""
 
     executor: FakeExecutor
     plan: StepPlan
+    index: int
+    started: float
+    outcome: StepResult | Exception | None = field(default=None)
+
+    def is_done(self) -> bool:
+        return self.outcome is not None or self.executor.would_be_done(self)
 
     def result(self) -> StepResult:
-        return self.executor.compute(self.plan)
+        while self.outcome is None:
+            self.executor.compute_next()
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
 
 
 class FakeExecutor:
@@ -100,6 +120,11 @@ class FakeExecutor:
         self._fail_at_steps = fail_at_steps
         self._gate = gate
         self._num_steps = 0
+        self._queue: deque[FakePending] = deque()
+        self._free_at = 0.0
+        """When the device has done what was computed so far."""
+        self._last_tokens = np.zeros(buckets.max_num_seqs, np.int64)
+        self._is_ended = np.zeros(buckets.max_num_seqs, np.bool_)
 
     @classmethod
     def start(cls, config: Config, options: FakeOptions) -> FakeExecutor:
@@ -109,7 +134,7 @@ class FakeExecutor:
         limits = resolve_limits("cpu", config.scheduler)
         rows, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
         return cls(
-            Buckets(decode=powers_of_two(rows), mixed=powers_of_two(tokens), max_num_seqs=rows),
+            Buckets(powers_of_two(rows), powers_of_two(tokens), rows, options.max_burst),
             options.num_blocks,
             config.cache.block_size,
             options.vocab_size,
@@ -144,7 +169,10 @@ class FakeExecutor:
 
     def submit(self, plan: StepPlan) -> FakePending:
         self._check(plan)
-        return FakePending(self, plan)
+        pending = FakePending(self, plan, self._num_steps, time.monotonic())
+        self._num_steps += 1
+        self._queue.append(pending)
+        return pending
 
     def compilations(self) -> dict[str, int]:
         return {"warmup": len(self._buckets.decode) + len(self._buckets.mixed), "serving": 0}
@@ -156,30 +184,76 @@ class FakeExecutor:
         """Wipe pages: whoever still reads them is wrong."""
         self._pool[list(blocks)] = _POISON
 
-    def compute(self, plan: StepPlan) -> StepResult:
-        """Run a step to its end."""
+    def would_be_done(self, pending: FakePending) -> bool:
+        """Whether a device would have finished the step by now; only the oldest step can have."""
+        return self._queue[0] is pending and time.monotonic() >= self._finish_time(pending, 1)
+
+    def compute_next(self) -> None:
+        """Run the oldest step that waits to its end."""
+        pending = self._queue.popleft()
         if self._gate is not None:
             self._gate.wait()
+        try:
+            if pending.index in self._fail_at_steps:
+                raise RuntimeError(f"step {pending.index} fails as told")
+            pending.outcome = self._compute(pending)
+        except Exception as error:
+            pending.outcome = error
+            self.lose_everything()
+
+    def lose_everything(self) -> None:
+        """What a failed step leaves: steps behind it fail, and nothing is in the pool any more."""
+        while self._queue:
+            self._queue.popleft().outcome = StepLostError("a step before this one has failed")
+        self._pool[:] = _POISON
+        self._is_ended[:] = True
+
+    def _finish_time(self, pending: FakePending, num_steps: int) -> float:
+        return max(pending.started, self._free_at) + num_steps * self._device_seconds
+
+    def _compute(self, pending: FakePending) -> StepResult:
+        plan = pending.plan
+        tokens = []
+        for step in range(plan.num_steps):
+            newest, has_end = self._one_step(plan, step)
+            tokens.append(newest)
+            if has_end:
+                break
+        started = max(pending.started, self._free_at)
+        self._free_at = self._finish_time(pending, len(tokens))
         if self._device_seconds:
-            time.sleep(self._device_seconds)
-        step, self._num_steps = self._num_steps, self._num_steps + 1
-        if step in self._fail_at_steps:
-            raise RuntimeError(f"step {step} fails as told")
-        self._write(plan)
-        num_rows = len(plan.request_ids)
-        tokens = np.zeros(num_rows, np.int32)
-        for row in range(num_rows):
-            past = self._read(plan, row)
-            seed = int(plan.sampling[row, _SEED]) if plan.sampling[row, _TEMPERATURE] else None  # 0.0 is all zero bits
-            tokens[row] = next_token(past, self._vocab_size, seed)
+            time.sleep(max(0.0, self._free_at - time.monotonic()))
         ranks = np.arange(MAX_TOP_LOGPROBS, dtype=np.int32)
         return StepResult(
-            token_ids=tokens,
-            logprobs=np.full(num_rows, -1.0, np.float32),
-            top_token_ids=(tokens[:, None] + ranks) % self._vocab_size,
-            top_logprobs=np.broadcast_to(-1.0 - ranks, (num_rows, MAX_TOP_LOGPROBS)).astype(np.float32),
-            device_seconds=self._device_seconds,
+            token_ids=np.array(tokens, np.int32),
+            logprobs=np.full((len(tokens), len(plan.request_ids)), -1.0, np.float32),
+            top_token_ids=(tokens[0][:, None] + ranks) % self._vocab_size,
+            top_logprobs=np.broadcast_to(-1.0 - ranks, (len(tokens[0]), MAX_TOP_LOGPROBS)).astype(np.float32),
+            device_seconds=self._free_at - started,
         )
+
+    def _one_step(self, plan: StepPlan, step: int) -> tuple[np.ndarray, bool]:
+        """Step number `step` of a plan: the tokens by row, and whether any of them is the end of its request."""
+        starts = np.cumsum(plan.num_scheduled_tokens) - plan.num_scheduled_tokens
+        goes_on = (plan.token_ids[starts] == UNREAD_TOKEN) | (step > 0)
+        live = [row for row, slot in enumerate(plan.slots) if not (goes_on[row] and self._is_ended[slot])]
+        written: set[tuple[int, int]] = set()
+        for row in live:
+            own = plan.token_ids[starts[row] : starts[row] + plan.num_scheduled_tokens[row]]
+            self._write(plan, row, step, self._last_tokens[plan.slots[row]] if goes_on[row] else own, written)
+        tokens = np.full(len(plan.request_ids), UNREAD_TOKEN, np.int32)
+        has_end = False
+        for row in live:
+            past = self._read(plan, row, step)
+            seed = int(plan.sampling[row, _SEED]) if plan.sampling[row, _TEMPERATURE] else None  # 0.0 is all zero bits
+            tokens[row] = next_token(past, self._vocab_size, seed)
+            if plan.is_sampling[row]:
+                slot = plan.slots[row]
+                self._last_tokens[slot] = tokens[row]
+                is_end = tokens[row] in plan.stop_token_ids[row] or len(past) + 1 >= plan.length_limits[row]
+                self._is_ended[slot] = is_end
+                has_end = has_end or bool(is_end)
+        return tokens, has_end
 
     def _check(self, plan: StepPlan) -> None:
         """A real executor has no program for a plan that breaks these."""
@@ -192,24 +266,26 @@ class FakeExecutor:
         if not 0 < num_rows <= capacity or plan.num_tokens > plan.bucket or counts.sum() != plan.num_tokens:
             raise ValueError(f"{num_rows} rows with {plan.num_tokens} tokens do not fit {plan.kind}/{plan.bucket}")
         num_single = int((counts == 1).sum())
+        if len(set(plan.slots.tolist())) < num_rows:
+            raise ValueError(f"two rows share a slot: {plan.slots.tolist()}")
+        if plan.num_steps > (self._buckets.max_burst if plan.kind == "decode" else 1):
+            raise ValueError(f"no program does {plan.num_steps} {plan.kind} steps in one call")
         if counts.min() < 1 or (counts[:num_single] != 1).any() or (plan.kind == "decode" and num_single < num_rows):
             raise ValueError(f"rows of {counts.tolist()} tokens are no {plan.kind} step")
 
-    def _write(self, plan: StepPlan) -> None:
-        written: set[tuple[int, int]] = set()
-        start = 0
-        for row, count in enumerate(plan.num_scheduled_tokens.tolist()):
-            first = int(plan.num_computed_tokens[row])
-            for offset in range(count):
-                slot = self._slot(plan, row, first + offset)
-                if slot in written:
-                    raise PoisonError(f"slot {slot} is written twice in one step")
-                written.add(slot)
-                self._pool[slot] = plan.token_ids[start + offset]
-            start += count
+    def _write(self, plan: StepPlan, row: int, step: int, tokens: np.ndarray, written: set[tuple[int, int]]) -> None:
+        first = int(plan.num_computed_tokens[row]) + step
+        for offset, token in enumerate(np.atleast_1d(tokens)):
+            slot = self._slot(plan, row, first + offset)
+            if slot in written:
+                raise PoisonError(f"slot {slot} is written twice in one step")
+            if not 0 <= token < self._vocab_size:
+                raise PoisonError(f"{plan.request_ids[row]} writes token {token} at position {first + offset}")
+            written.add(slot)
+            self._pool[slot] = token
 
-    def _read(self, plan: StepPlan, row: int) -> np.ndarray:
-        length = int(plan.num_computed_tokens[row] + plan.num_scheduled_tokens[row])
+    def _read(self, plan: StepPlan, row: int, step: int) -> np.ndarray:
+        length = int(plan.num_computed_tokens[row] + plan.num_scheduled_tokens[row]) + step
         num_pages = -(-length // self._pool.shape[1])
         past: np.ndarray = self._pool[plan.block_tables[row, :num_pages]].reshape(-1)[:length]
         if (past == _POISON).any():

@@ -11,13 +11,25 @@ from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
 class Pending(Protocol):
     """A step under way."""
 
+    def is_done(self) -> bool:
+        """Whether `result` would return at once. Never blocks."""
+        ...
+
     def result(self) -> StepResult:
-        """Block until the step is done. Raises what the step raised."""
+        """Block until the step is done. Raises what the step raised, or that a step before it failed."""
         ...
 
 
 class Executor(Protocol):
-    """Steps run in the order of their submission; a later step sees the KV writes of earlier ones."""
+    """Steps run in the order of their submission; a later step sees the KV writes and the tokens of earlier ones.
+
+    Results are taken in the same order. After a failed step the executor starts anew with an empty KV pool;
+    steps that were submitted behind it before its result was taken fail as well.
+
+    A grammar needs the token of one step before it can say what the next one may sample. The place for that
+    is here: a plan without sampling rows runs the forward half, and a second call, with the masks, samples
+    from what it left on the device. The loop around it stays the same.
+    """
 
     @property
     def facts(self) -> ModelFacts: ...

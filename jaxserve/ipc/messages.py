@@ -133,6 +133,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """Real tokens of each step."""
     device_step_seconds: list[float] = []
     host_gap_seconds: list[float] = []
+    num_calls: int = 0
+    """Programs called: fewer than steps where decode steps ran as bursts."""
     compilations: dict[str, int] = {}
     """Backend compilations by phase, total so far: {"warmup": n, "serving": n}."""
 

@@ -13,6 +13,8 @@ logits), so when every page of a prompt is cached, the last one is computed agai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from jaxserve.kv.block_pool import BlockPool
@@ -90,6 +92,13 @@ class KVManager:
             return False
         table.append(self._pool.allocate(num_missing))
         return True
+
+    def extend_all(self, needs: Sequence[tuple[BlockTable, int]]) -> bool:
+        """`extend` for every table and number of tokens, or for none."""
+        num_missing = sum(max(0, self.num_blocks_for(tokens) - table.num_blocks) for table, tokens in needs)
+        if num_missing > self._pool.num_free:
+            return False
+        return all(self.extend(table, num_tokens) for table, num_tokens in needs)
 
     def publish(self, table: BlockTable, tokens: np.ndarray, num_computed: int) -> None:
         """Let other requests find the pages that the first `num_computed` tokens have filled."""

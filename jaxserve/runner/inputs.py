@@ -135,8 +135,8 @@ def unpack_result(packed: np.ndarray, program: Program, num_rows: int, device_se
     """The first `num_rows` rows of a packed result."""
     field = split(packed, program, OUTPUT_FIELDS)
     return StepResult(
-        token_ids=field["token_ids"][:num_rows],
-        logprobs=field["logprobs"][:num_rows].view(np.float32),
+        token_ids=field["token_ids"][None, :num_rows],
+        logprobs=field["logprobs"][None, :num_rows].view(np.float32),
         top_token_ids=field["top_token_ids"][:num_rows],
         top_logprobs=field["top_logprobs"][:num_rows].view(np.float32),
         device_seconds=device_seconds,

@@ -31,6 +31,9 @@ class PendingStep:
     num_rows: int
     started: float
 
+    def is_done(self) -> bool:
+        return bool(self.packed.is_ready())  # type: ignore[attr-defined]
+
     def result(self) -> StepResult:
         """Wait for the device and unpack."""
         try:

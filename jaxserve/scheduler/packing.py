@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxserve.sampling.params import COLUMNS
-from jaxserve.scheduler.plan import Buckets, StepPlan
+from jaxserve.scheduler.plan import UNREAD_TOKEN, Buckets, StepPlan
 from jaxserve.scheduler.request import Request
 from jaxserve.types import ProgramKind
 
 
-def pack(requests: list[Request], counts: list[int], buckets: Buckets) -> tuple[StepPlan, list[Request]]:
+def pack(
+    requests: list[Request], counts: list[int], buckets: Buckets, num_steps: int
+) -> tuple[StepPlan, list[Request]]:
     """The plan in which request i computes its next `counts[i]` tokens, and the requests in row order.
 
-    The arrays are copies: what happens to the requests later does not reach a plan under way.
+    Requests with a count of 0 have no row. The arrays are copies: what happens to the requests later does
+    not reach a plan under way.
     """
     rows = [i for i, count in enumerate(counts) if count == 1]
     num_single = len(rows)
@@ -21,21 +23,20 @@ def pack(requests: list[Request], counts: list[int], buckets: Buckets) -> tuple[
     ordered = [requests[i] for i in rows]
     num_scheduled = np.array([counts[i] for i in rows], np.int32)
     num_computed = np.array([request.num_computed_tokens for request in ordered], np.int32)
-    num_known = np.array([request.num_tokens for request in ordered], np.int32)
+    num_known = np.array([request.num_tokens + request.num_unread_tokens for request in ordered], np.int32)
     is_sampling = num_computed + num_scheduled == num_known
 
     num_rows = len(ordered)
     token_ids = np.empty(int(num_scheduled.sum()), np.int32)
-    block_tables = np.empty((num_rows, len(ordered[0].table.row)), np.int32)
-    sampling = np.empty((num_rows, len(COLUMNS)), np.int32)
     num_top_logprobs = 0
     start = 0
     for row, request in enumerate(ordered):
         computed, count = request.num_computed_tokens, counts[rows[row]]
-        token_ids[start : start + count] = request.tokens[computed : computed + count]
+        if request.num_unread_tokens:
+            token_ids[start] = UNREAD_TOKEN
+        else:
+            token_ids[start : start + count] = request.tokens[computed : computed + count]
         start += count
-        block_tables[row] = request.table.row
-        sampling[row] = request.sampling_row
         wanted = request.sampling.num_top_logprobs
         if wanted and wanted > num_top_logprobs and is_sampling[row]:
             num_top_logprobs = wanted
@@ -45,12 +46,16 @@ def pack(requests: list[Request], counts: list[int], buckets: Buckets) -> tuple[
         kind=kind,
         bucket=buckets.pick(kind, num_rows if kind == "decode" else len(token_ids)),
         request_ids=tuple(request.request_id for request in ordered),
+        slots=np.array([request.slot for request in ordered], np.int32),
         num_scheduled_tokens=num_scheduled,
         num_computed_tokens=num_computed,
         token_ids=token_ids,
-        block_tables=block_tables,
+        block_tables=np.stack([request.table.row for request in ordered]),
         is_sampling=is_sampling,
-        sampling=sampling,
+        sampling=np.stack([request.sampling_row for request in ordered]),
+        length_limits=np.array([request.length_limit for request in ordered], np.int32),
+        stop_token_ids=np.stack([request.stop_row for request in ordered]),
         num_top_logprobs=num_top_logprobs,
+        num_steps=num_steps,
     )
     return plan, ordered

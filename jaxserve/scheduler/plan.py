@@ -1,15 +1,22 @@
 """The contract between scheduler and runner: what one step computes, and what comes back.
 
-Letters: B rows, T tokens of the step, M pages per request at most, C sampling columns.
+Letters: B rows, T tokens of the step, M pages per request at most, C sampling columns, K decode steps of a
+burst.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from jaxserve.types import ProgramKind, RequestId
+
+UNREAD_TOKEN: Final = -1
+"""In place of a token id: the token that the step before sampled for the row's slot. The host has not read it."""
+MAX_STOP_TOKENS: Final = 8
+"""Stop token ids the device looks for. The host looks for all of them: the device's verdict only saves work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +30,8 @@ class Buckets:
     decode: tuple[int, ...]
     mixed: tuple[int, ...]
     max_num_seqs: int
+    max_burst: int = 1
+    """Decode steps that a decode program can do in one call."""
 
     def mixed_rows(self, num_tokens: int) -> int:
         """Row capacity of `mixed[num_tokens]`."""
@@ -42,20 +51,29 @@ class StepPlan:
 
     Row i computes tokens at positions `num_computed_tokens[i] ... + num_scheduled_tokens[i] - 1` of its
     request; their ids stand in `token_ids`, row after row. When `is_sampling[i]`, the row's last token
-    is the newest of its request and the step samples the next one.
+    is the newest of its request and the step samples the next one, which the device keeps in `slots[i]`.
+
+    A row whose only token is UNREAD_TOKEN goes on from what its slot holds. When the device has seen the end
+    of that request meanwhile, the row computes nothing, writes nothing and samples UNREAD_TOKEN.
     """
 
     kind: ProgramKind
     bucket: int
     request_ids: tuple[RequestId, ...]
+    slots: np.ndarray  # int32 [B], a different one for each running request
     num_scheduled_tokens: np.ndarray  # int32 [B]
     num_computed_tokens: np.ndarray  # int32 [B]
     token_ids: np.ndarray  # int32 [sum(num_scheduled_tokens)]
     block_tables: np.ndarray  # int32 [B, M], unused entries are the null block
     is_sampling: np.ndarray  # bool [B]
     sampling: np.ndarray  # int32 [B, C], see sampling.params.COLUMNS
+    length_limits: np.ndarray  # int32 [B], known tokens at which a request ends
+    stop_token_ids: np.ndarray  # int32 [B, MAX_STOP_TOKENS], unused entries are -1
     num_top_logprobs: int
     """Most log-probabilities any sampling row wants beyond the chosen token's; 0 when none."""
+    num_steps: int = 1
+    """K: decode steps to do in one call, each from the tokens of the one before. They end early, all rows
+    together, as soon as any row's request ends. Block tables hold pages for all of them."""
 
     @property
     def num_tokens(self) -> int:
@@ -68,10 +86,17 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the device says, rows as in the plan. Rows with `is_sampling` false hold no meaning."""
+    """What the device says, rows as in the plan. Rows with `is_sampling` false hold no meaning.
 
-    token_ids: np.ndarray  # int32 [B]
-    logprobs: np.ndarray  # float32 [B], of the chosen token, from the unscaled logits
+    K is the number of steps that were done: between 1 and `plan.num_steps`.
+    """
+
+    token_ids: np.ndarray  # int32 [K, B]
+    logprobs: np.ndarray  # float32 [K, B], of the chosen token, from the unscaled logits
     top_token_ids: np.ndarray  # int32 [B, MAX_TOP_LOGPROBS], most likely first
-    top_logprobs: np.ndarray  # float32 [B, MAX_TOP_LOGPROBS]; both valid when plan.num_top_logprobs > 0
+    top_logprobs: np.ndarray  # float32 [B, MAX_TOP_LOGPROBS]; both valid when plan.num_top_logprobs > 0, and K is 1
     device_seconds: float
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.token_ids)

@@ -7,6 +7,7 @@ import numpy as np
 from jaxserve.ipc.messages import AddRequest
 from jaxserve.kv.block_table import BlockTable
 from jaxserve.sampling.params import device_row
+from jaxserve.scheduler.plan import MAX_STOP_TOKENS
 from jaxserve.types import FinishReason
 
 _OUTPUT_ROOM = 128
@@ -17,9 +18,11 @@ class Request:
     """Tokens, progress and pages of one request. Changed by the scheduler only.
 
         0 ........ num_prompt_tokens ........ num_tokens          known tokens: prompt, then output
-        0 ........ num_computed_tokens                            their KV is in the pages of `table`
+                                              num_tokens ... + num_unread_tokens    sampled by steps in flight
+        0 ........ num_computed_tokens                            their KV is in the pages of `table`, once
+                                                                  the steps in flight are over
 
-    It waits, runs (holds pages and a row) or is finished. Preemption sets `num_computed_tokens` back
+    It waits, runs (holds pages and a slot) or is finished. Preemption sets `num_computed_tokens` back
     to 0 and keeps the tokens.
     """
 
@@ -27,35 +30,48 @@ class Request:
         "_buffer",
         "arrival_s",
         "finish_reason",
-        "is_in_flight",
+        "length_limit",
         "max_output_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_in_flight",
         "num_preemptions",
         "num_prompt_tokens",
         "num_tokens",
+        "num_unread_tokens",
         "queue_seconds",
         "rank",
         "request_id",
         "sampling",
         "sampling_row",
+        "slot",
+        "stop_row",
         "stop_token_ids",
         "table",
     )
 
     def __init__(
-        self, message: AddRequest, table: BlockTable, max_output_tokens: int, arrival: int, arrival_s: float
+        self,
+        message: AddRequest,
+        table: BlockTable,
+        max_output_tokens: int,
+        arrival: int,
+        arrival_s: float,
+        eos_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.request_id = message.request_id
         self.sampling = message.sampling
         self.stop_token_ids = frozenset(message.sampling.stop_token_ids)
         self.sampling_row = device_row(message.sampling)
+        self.stop_row = _stop_row(message, eos_token_ids)
         self.table = table
         self.max_output_tokens = max_output_tokens
         self.rank = (message.priority, arrival)
         """Who goes first: the lower priority value, then the earlier arrival. Unique."""
         self.num_prompt_tokens = len(message.prompt_token_ids)
+        self.length_limit = self.num_prompt_tokens + max_output_tokens
         self.num_tokens = self.num_prompt_tokens
+        self.num_unread_tokens = 0
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         """Prompt tokens found in the prefix cache when the request first started."""
@@ -64,8 +80,10 @@ class Request:
         self.queue_seconds: float | None = None
         """From arrival to the step that started it first; None until then."""
         self.num_preemptions = 0
-        self.is_in_flight = False
-        """A submitted step still writes to its pages."""
+        self.slot: int | None = None
+        """Its place in the device's state while it runs."""
+        self.num_in_flight = 0
+        """Submitted steps that still write to its pages."""
         self.finish_reason: FinishReason | None = None
         self._buffer = np.empty(self.num_tokens + min(max_output_tokens, _OUTPUT_ROOM), np.int32)
         self._buffer[: self.num_tokens] = message.prompt_token_ids
@@ -85,3 +103,12 @@ class Request:
             self._buffer = np.concatenate([self._buffer, np.empty_like(self._buffer)])
         self._buffer[self.num_tokens] = token
         self.num_tokens += 1
+
+
+def _stop_row(message: AddRequest, eos_token_ids: frozenset[int]) -> np.ndarray:
+    """The ids that end the request, as the device reads them: the first few where there are more."""
+    ids = [] if message.sampling.ignore_eos else sorted(eos_token_ids)
+    ids = [*ids, *message.sampling.stop_token_ids][:MAX_STOP_TOKENS]
+    row = np.full(MAX_STOP_TOKENS, -1, np.int32)
+    row[: len(ids)] = ids
+    return row

@@ -21,28 +21,35 @@ Nobody starves: rows never exceed the budget, so every running request moves eve
 rank is never preempted; nobody overtakes in the queue; and what can never fit is refused at the door.
 
 The scheduler is a function of its state, the calls it gets and the clock it is given: no randomness, no
-I/O. The clock is only read for what is reported; no decision hangs on it.
+I/O. The clock is only read for what is reported; of time, only what results say of step times decides
+anything: how long a burst may be.
 
-Steps in flight. Today a plan is updated before the next one is made, and `schedule` insists on it. What
-an overlapping engine needs beside that is kept apart already: `update` and `fail` are handed the plan
-they answer; results meet the `Request` objects of that plan, not ids that may have been used again; and
-pages which a step under way may write (`Request.is_in_flight`) return to the pool when it is done.
+Steps in flight. `schedule` may be called before the last plan is updated. A request that samples in a
+step under way has a token that only the device knows: it counts towards its length (`num_unread_tokens`)
+and the next plan says UNREAD_TOKEN for it. What the host cannot know costs at most one row of one step: a
+request that ended by a token goes on once more, and the result is dropped. What needs the pages to be at
+rest waits until nothing is in flight: preemption, and everything behind a burst, which may end early.
+Pages return to the pool when no submitted step can write them any more (`Request.num_in_flight`). Slots
+are free at once, since steps run in order and a new request writes its slot before it reads it.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import bisect, insort
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from jaxserve.config import SchedulerConfig
 from jaxserve.errors import InvalidRequestError
-from jaxserve.ipc.messages import AddRequest, EngineStats, RequestFault, RequestOutput, TokenLogprobs
+from jaxserve.ipc.messages import AddRequest, EngineStats, RequestFault, RequestOutput
 from jaxserve.kv.manager import KVManager
 from jaxserve.scheduler.admission import Admission, fault_of
+from jaxserve.scheduler.burst import BurstPolicy
 from jaxserve.scheduler.counters import Counters
+from jaxserve.scheduler.outputs import ending, logprobs_of, news, verdict
 from jaxserve.scheduler.packing import pack
-from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
+from jaxserve.scheduler.plan import UNREAD_TOKEN, Buckets, StepPlan, StepResult
 from jaxserve.scheduler.request import Request
 from jaxserve.types import FinishReason, RequestId
 
@@ -77,13 +84,16 @@ class Scheduler:
         self._requests: dict[RequestId, Request] = {}
         self._running: list[Request] = []
         self._waiting: list[Request] = []
-        self._in_flight: tuple[StepPlan, list[Request]] | None = None
+        self._in_flight: deque[tuple[StepPlan, list[Request]]] = deque()
+        self._free_slots = list(range(buckets.max_num_seqs - 1, -1, -1))
+        self._burst = BurstPolicy(buckets.max_burst, config.max_burst_ms / 1000)
         self._num_arrivals = 0
         self._counters = Counters()
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests)
+        """Requests that have not ended, or steps whose results nobody has taken in."""
+        return bool(self._requests or self._in_flight)
 
     @property
     def running(self) -> tuple[Request, ...]:
@@ -97,8 +107,8 @@ class Scheduler:
 
     @property
     def in_flight(self) -> tuple[Request, ...]:
-        """Requests of the step under way, among them such that ended meanwhile."""
-        return () if self._in_flight is None else tuple(self._in_flight[1])
+        """Requests of the steps under way, among them such that ended meanwhile."""
+        return tuple(dict.fromkeys(request for _, requests in self._in_flight for request in requests))
 
     def add(self, message: AddRequest) -> RequestFault | None:
         """Queue a request, or say why not. A refused request leaves no trace."""
@@ -108,7 +118,7 @@ class Scheduler:
         if refusal is None:
             table = self._kv.new_table(message.cache_salt)
             limit = self._admission.max_output_tokens(message)
-            request = Request(message, table, limit, self._num_arrivals, self._clock())
+            request = Request(message, table, limit, self._num_arrivals, self._clock(), self._eos_token_ids)
             self._num_arrivals += 1
             self._requests[request.request_id] = request
             insort(self._waiting, request, key=_rank)
@@ -130,43 +140,61 @@ class Scheduler:
         self._kv.reset_prefix_cache()
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None when nothing waits or runs. Answer it with `update` or `fail`."""
-        if self._in_flight is not None:
-            raise RuntimeError("the step in flight has to be updated before the next one is scheduled")
+        """The next step; None when there is none, or none before the oldest step in flight is updated.
+
+        Answer plans in their order, each with `update`, or the oldest with `fail`.
+        """
+        if self._in_flight and self._in_flight[-1][0].num_steps > 1:
+            return None
         counts = self._share_budget()
         num_running = len(counts)
-        self._secure_pages(counts)
+        if not self._secure_pages(counts):
+            return None
         if len(counts) == num_running:  # nobody goes and comes back in one step: tables change only by growing
             self._start_waiting(counts)
-        if not counts:
+        if not any(counts):
             return None
-        plan, requests = pack(self._running, counts, self._buckets)
-        for request in requests:
-            request.is_in_flight = True
-        self._in_flight = (plan, requests)
+        plan, requests = pack(self._running, counts, self._buckets, self._burst_length(counts))
+        num_steps = plan.num_steps
+        for request, count, samples in zip(
+            requests, plan.num_scheduled_tokens.tolist(), plan.is_sampling.tolist(), strict=True
+        ):
+            request.num_in_flight += 1
+            request.num_computed_tokens += count + num_steps - 1
+            if samples:
+                request.num_unread_tokens += num_steps
+        self._in_flight.append((plan, requests))
         return plan
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
-        """Take in what a step computed: progress, published pages, new tokens, finished requests."""
+        """Take in what the oldest step in flight computed: new tokens, published pages, finished requests."""
         outputs = []
+        self._burst.observe(plan, result)
         requests = self._land(plan)
-        counts, is_sampling = plan.num_scheduled_tokens.tolist(), plan.is_sampling.tolist()
-        tokens = result.token_ids.tolist()
+        is_sampling = plan.is_sampling.tolist()
+        ends = (plan.num_computed_tokens + plan.num_scheduled_tokens).tolist()
+        num_missing = plan.num_steps - result.num_steps
+        rows = result.token_ids.T.tolist()  # tokens by row
         for row, request in enumerate(requests):
-            if request.finish_reason is None:
-                request.num_computed_tokens += counts[row]
-                self._kv.publish(request.table, request.tokens, request.num_computed_tokens)
-                if is_sampling[row]:
-                    outputs.append(self._accept(request, tokens[row], _logprobs(request, result, row)))
+            if request.finish_reason is not None:
+                continue
+            if is_sampling[row]:
+                request.num_unread_tokens -= plan.num_steps
+                request.num_computed_tokens -= num_missing
+                outputs.append(self._accept(request, rows[row], result, row))
+            else:
+                self._kv.publish(request.table, request.tokens, ends[row])
         return outputs
 
     def fail(self, plan: StepPlan, fault: RequestFault) -> list[RequestOutput]:
-        """End the requests of a step that failed: all that run. Those that wait go on.
+        """End the requests of a step that failed and of the later ones in flight: all that run. Those that wait go on.
 
-        Nothing the step may have left in the pages is used again: cached ones are forgotten.
+        Nothing the steps may have left in the pages is used again: cached ones are forgotten.
         """
-        requests = self._land(plan)
-        outputs = [self._end(request, "error", fault) for request in requests if request.finish_reason is None]
+        self._land(plan)
+        while self._in_flight:
+            self._land(self._in_flight[0][0])
+        outputs = [self._end(request, "error", fault) for request in tuple(self._running)]
         self._kv.reset_prefix_cache()
         return outputs
 
@@ -178,35 +206,64 @@ class Scheduler:
     # --- one step -------------------------------------------------------------------------------------
 
     def _share_budget(self) -> list[int]:
-        """Tokens for each running request: `counts[i]` belongs to `_running[i]`, here and below."""
+        """Tokens for each running request: `counts[i]` belongs to `_running[i]`, here and below.
+
+        Nothing for a request that ends by its length with a token under way.
+        """
         spare = self._max_tokens - len(self._running)
         counts = []
         for request in self._running:
-            num_behind = request.num_tokens - request.num_computed_tokens
-            count = min(num_behind, 1 + spare)
+            length = request.num_tokens + request.num_unread_tokens
+            count = min(length - request.num_computed_tokens, 1 + spare) if length < request.length_limit else 0
             spare -= count - 1
             counts.append(count)
         return counts
 
-    def _secure_pages(self, counts: list[int]) -> None:
-        """Give every running request the pages for its tokens, at the cost of the last ones if need be."""
+    def _secure_pages(self, counts: list[int]) -> bool:
+        """Give every running request the pages for its tokens, at the cost of the last ones if need be.
+
+        False when that cost cannot be paid yet, because a step in flight still writes to those pages.
+        """
         i = 0
         while i < len(counts):
             request = self._running[i]
             while not self._kv.extend(request.table, request.num_computed_tokens + counts[i]):
+                if self._in_flight:
+                    return False
                 counts.pop()
                 self._preempt_last()
                 if len(counts) == i:  # the request was the last one itself
-                    return
+                    return True
             i += 1
+        return True
 
     def _preempt_last(self) -> None:
         victim = self._running.pop()
         self._kv.free(victim.table)
+        self._free_slot(victim)
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
         insort(self._waiting, victim, key=_rank)
         self._counters.num_preemptions += 1
+
+    def _burst_length(self, counts: list[int]) -> int:
+        """Decode steps to do in one call: more than one only while nobody waits and all rows decode.
+
+        Every row gets pages and room in its length for all of them.
+        """
+        if self._waiting or not self._burst.is_on or max(counts) > 1:
+            return 1
+        rows = [request for request, count in zip(self._running, counts, strict=True) if count]
+        num_steps = self._burst.num_steps(self._buckets.pick("decode", len(rows)), len(self._in_flight))
+        for request in rows:
+            length = request.num_tokens + request.num_unread_tokens
+            if request.num_computed_tokens + 1 < length or request.sampling.num_top_logprobs:
+                return 1
+            num_steps = min(num_steps, request.length_limit - length)
+        if num_steps == 1:
+            return 1
+        needs = [(request.table, request.num_computed_tokens + num_steps) for request in rows]
+        return num_steps if self._kv.extend_all(needs) else 1
 
     def _start_waiting(self, counts: list[int]) -> None:
         """Let waiting requests in. The cache is asked now, not at arrival: it may have learnt since."""
@@ -220,6 +277,7 @@ class Scheduler:
                 return
             del self._waiting[0]
             request.num_computed_tokens = num_cached
+            request.slot = self._free_slots.pop()
             if request.queue_seconds is None:
                 request.queue_seconds = self._clock() - request.arrival_s
                 request.num_cached_tokens = num_cached
@@ -233,81 +291,60 @@ class Scheduler:
     # --- after a step ---------------------------------------------------------------------------------
 
     def _land(self, plan: StepPlan) -> list[Request]:
-        """The requests of a plan whose step is over. Pages of those that ended meanwhile are free now."""
-        if self._in_flight is None or self._in_flight[0] is not plan:
-            raise RuntimeError("this plan is not the step in flight")
-        requests = self._in_flight[1]
-        self._in_flight = None
+        """The requests of the oldest step in flight, which is over. Pages of those that ended meanwhile may be free."""
+        if not self._in_flight or self._in_flight[0][0] is not plan:
+            raise RuntimeError("this plan is not the oldest step in flight")
+        _, requests = self._in_flight.popleft()
         for request in requests:
-            request.is_in_flight = False
-            if request.finish_reason is not None:
+            request.num_in_flight -= 1
+            if request.finish_reason is not None and not request.num_in_flight:
                 self._kv.free(request.table)
         return requests
 
-    def _accept(self, request: Request, token: int, logprobs: list[TokenLogprobs] | None) -> RequestOutput:
-        """A new token of `request`, which may be its last."""
-        request.append(token)
-        self._counters.num_generation_tokens += 1
-        if request.num_output_tokens == 1:
+    def _accept(self, request: Request, tokens: list[int], result: StepResult, row: int) -> RequestOutput:
+        """New tokens of `request`, up to and with the one that ends it."""
+        is_first = request.num_output_tokens == 0
+        num_tokens = 0
+        reason: FinishReason | None = None
+        stop_token_id = None
+        for token in tokens:
+            if token == UNREAD_TOKEN:
+                raise RuntimeError(f"the device ended {request.request_id}, which goes on")
+            request.append(token)
+            num_tokens += 1
+            reason, stop_token_id = verdict(request, token, self._eos_token_ids)
+            if reason is not None:
+                break
+        self._counters.num_generation_tokens += num_tokens
+        if is_first:
             self._counters.num_prompt_tokens += request.num_prompt_tokens
-        reason, stop_token_id = self._verdict(request, token)
+        self._kv.publish(request.table, request.tokens, request.num_tokens - 1)  # the newest token has no KV yet
         if reason is not None:
             self._remove(request, reason)
-        return RequestOutput(
-            request.request_id,
-            [token],
-            logprobs,
-            reason,
-            stop_token_id,
-            request.num_cached_tokens,
-            queue_seconds=request.queue_seconds,
-            num_preemptions=request.num_preemptions,
-        )
-
-    def _verdict(self, request: Request, token: int) -> tuple[FinishReason | None, int | None]:
-        if token in self._eos_token_ids and not request.sampling.ignore_eos:
-            return "stop", None
-        if token in request.stop_token_ids:
-            return "stop", token
-        if request.num_output_tokens >= request.max_output_tokens:
-            return "length", None
-        return None, None
+        return news(request, tokens[:num_tokens], logprobs_of(request, result, row, num_tokens), reason, stop_token_id)
 
     def _end(self, request: Request, reason: FinishReason, fault: RequestFault | None = None) -> RequestOutput:
         """End `request` without a token."""
         self._remove(request, reason)
-        return RequestOutput(
-            request.request_id,
-            [],
-            finish_reason=reason,
-            num_cached_tokens=request.num_cached_tokens,
-            error=fault,
-            num_preemptions=request.num_preemptions,
-        )
+        return ending(request, reason, fault)
 
     def _remove(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason
         del self._requests[request.request_id]
-        if request in self._running:
-            self._running.remove(request)
-        else:
+        if request.slot is None:
             self._waiting.remove(request)
-        if not request.is_in_flight:
+        else:
+            self._running.remove(request)
+            self._free_slot(request)
+        if not request.num_in_flight:
             self._kv.free(request.table)
+
+    def _free_slot(self, request: Request) -> None:
+        if request.slot is None:
+            raise RuntimeError(f"{request.request_id} holds no slot")
+        self._free_slots.append(request.slot)
+        request.slot = None
 
 
 def _rank(request: Request) -> tuple[int, int]:
     return request.rank
-
-
-def _logprobs(request: Request, result: StepResult, row: int) -> list[TokenLogprobs] | None:
-    wanted = request.sampling.num_top_logprobs
-    if wanted is None:
-        return None
-    return [
-        TokenLogprobs(
-            float(result.logprobs[row]),
-            result.top_token_ids[row, :wanted].tolist(),
-            result.top_logprobs[row, :wanted].tolist(),
-        )
-    ]

@@ -96,7 +96,7 @@ class ModelEngine:
             self.executor.eos_token_ids,
             facts.vocab_size,
         )
-        self.core = EngineCore(self.scheduler, self.executor)
+        self.core = EngineCore(self.scheduler, self.executor, depth=0)
         self.num_preemptions = 0
 
     def run(self, requests: list[AddRequest]) -> dict[str, Generated]:

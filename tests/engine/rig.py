@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 
 from jaxserve.config import SchedulerConfig
 from jaxserve.engine.core import EngineCore
-from jaxserve.executor.fake import FakeExecutor, next_token, powers_of_two
+from jaxserve.executor.fake import FakeExecutor, FakePending, next_token, powers_of_two
 from jaxserve.ipc.messages import AddRequest, RequestOutput
 from jaxserve.kv.manager import KVManager
 from jaxserve.sampling.params import SamplingParams
@@ -64,10 +65,15 @@ class Rig:
         enable_prefix_caching: bool = True,
         fail_at_steps: frozenset[int] = frozenset(),
         gate: threading.Event | None = None,
+        depth: int = 0,
+        max_burst: int = 1,
+        max_burst_ms: float = 50.0,
     ) -> None:
+        """`depth`: steps that `step` leaves in flight. `max_burst`: above 1, all steps that may be are bursts."""
+        self.depth = depth
         self.max_model_len = max_model_len
         rows, tokens = max_num_seqs or 8, max_num_batched_tokens or 16
-        self.buckets = buckets or Buckets(powers_of_two(rows), powers_of_two(tokens), rows)
+        self.buckets = buckets or Buckets(powers_of_two(rows), powers_of_two(tokens), rows, max_burst)
         self.kv = KVManager(num_blocks, block_size, max_model_len, enable_prefix_caching=enable_prefix_caching)
         self.executor = FakeExecutor(
             self.buckets,
@@ -83,14 +89,16 @@ class Rig:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_queued_requests=max_queued_requests,
+            max_burst_ms=max_burst_ms,
         )
         self.now = 0.0
         """What the scheduler's clock says."""
         self.scheduler = Scheduler(
             config, self.kv, self.buckets, max_model_len, frozenset({EOS}), VOCAB_SIZE, lambda: self.now
         )
-        self.core = EngineCore(self.scheduler, self.executor)
+        self.core = EngineCore(self.scheduler, self.executor, depth=depth)
         self.plans: list[StepPlan] = []
+        self.pending: deque[tuple[StepPlan, FakePending]] = deque()
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, RequestOutput] = {}
         """Terminal messages. A second one fails the test."""
@@ -101,18 +109,28 @@ class Rig:
             assert self.core.handle(message) == []
 
     def step(self) -> StepPlan | None:
-        """One step of scheduler and executor; freed pages are wiped, so that nobody can live on them."""
+        """One step of scheduler and executor; freed pages are wiped, so that nobody can live on them.
+
+        With a depth, the plan just submitted; or None, and then the oldest step in flight is taken in.
+        """
         plan = self.scheduler.schedule()
         if plan is not None:
             self.plans.append(plan)
-            self.collect(self.scheduler.update(plan, self.executor.submit(plan).result()))
-            self.executor.poison(self.kv.pool.blank_blocks())
+            self.pending.append((plan, self.executor.submit(plan)))
+        if len(self.pending) > (0 if plan is None else self.depth):
+            self.land()
         return plan
+
+    def land(self) -> None:
+        """Take in the oldest step in flight."""
+        plan, pending = self.pending.popleft()
+        self.collect(self.scheduler.update(plan, pending.result()))
+        self.executor.poison(self.kv.pool.blank_blocks())
 
     def finish(self, max_steps: int = 2000) -> None:
         """Step until nothing is left."""
         for _ in range(max_steps):
-            if self.step() is None:
+            if self.step() is None and not self.scheduler.has_work:
                 break
         assert not self.scheduler.has_work, "requests starve"
         assert self.kv.usage == 0.0, "pages are lost"

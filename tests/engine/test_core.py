@@ -6,18 +6,23 @@ import random
 
 import pytest
 
-from jaxserve.engine.core import MEMORY_FAULT, STEP_FAULT, STOP_FAULT
+from jaxserve.engine.core import MEMORY_FAULT, STEP_FAULT, STOP_FAULT, EngineCore
+from jaxserve.executor.fake import FakePending
 from jaxserve.ipc.messages import Abort, Hello, RequestOutput, ResetPrefixCache
+from jaxserve.scheduler.plan import StepPlan, StepResult
 from jaxserve.types import RequestId
 from tests.engine.rig import Rig, add, expected, prompt
 
 
 def turn(rig: Rig) -> bool:
-    """One step of the core; False when there was nothing to do."""
+    """One step of the core; False when there is nothing left to do."""
     step = rig.core.step()
     if step is not None:
         rig.collect(step.outputs)
-    return step is not None
+    return rig.core.has_work
+
+
+both_depths = pytest.mark.parametrize("depth", [0, 1])
 
 
 def test_step_without_work_is_none() -> None:
@@ -31,8 +36,9 @@ def test_refused_request_ends_at_once_in_one_terminal_message() -> None:
     assert end.error.error_class == "InvalidRequestError"
 
 
-def test_request_that_breaks_the_scheduler_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig()
+@both_depths
+def test_request_that_breaks_the_scheduler_ends_alone(depth: int) -> None:
+    rig = Rig(depth=depth)
     good = add("good", prompt(3), max_tokens=2)
     rig.send(good)
     bad = add("bad", prompt(3), seed=2**40)  # cannot come over the wire: the codec checks ranges
@@ -43,8 +49,9 @@ def test_request_that_breaks_the_scheduler_ends_alone(monkeypatch: pytest.Monkey
     assert rig.tokens == {"good": expected(good)}
 
 
-def test_failed_step_ends_its_requests_with_a_fixed_text_and_the_engine_goes_on() -> None:
-    rig = Rig(max_num_seqs=1, fail_at_steps=frozenset({1}))
+@both_depths
+def test_failed_step_ends_its_requests_with_a_fixed_text_and_the_engine_goes_on(depth: int) -> None:
+    rig = Rig(max_num_seqs=1, fail_at_steps=frozenset({1}), depth=depth)
     after = add("after", prompt(3, 9), max_tokens=3)
     rig.send(add("victim", prompt(3), max_tokens=9), after)
     while turn(rig):
@@ -56,17 +63,22 @@ def test_failed_step_ends_its_requests_with_a_fixed_text_and_the_engine_goes_on(
     assert rig.kv.usage == 0.0
 
 
-@pytest.mark.parametrize(("steps", "is_broken"), [({1, 2}, True), ({1, 3}, False)])
-def test_two_failed_steps_in_a_row_break_the_engine(steps: set[int], is_broken: bool) -> None:
-    rig = Rig(max_num_seqs=1, fail_at_steps=frozenset(steps))
-    rig.send(*[add(f"r{i}", prompt(3, i + 3), max_tokens=2) for i in range(4)])
+@pytest.mark.parametrize(
+    ("steps", "depth", "is_broken"),
+    [({1, 2}, 0, True), ({1, 3}, 0, False), ({1, 2}, 1, False), ({1, 3}, 1, True), ({1, 4}, 1, False)],
+)
+def test_two_failed_steps_in_a_row_break_the_engine(steps: set[int], depth: int, is_broken: bool) -> None:
+    """With overlap, step 2 is under way when step 1 fails, and lost with it: that is one failure."""
+    rig = Rig(max_num_seqs=1, fail_at_steps=frozenset(steps), depth=depth)
+    rig.send(*[add(f"r{i}", prompt(3, i + 3), max_tokens=9) for i in range(4)])
     while not rig.core.is_broken and turn(rig):
         pass
     assert rig.core.is_broken is is_broken
 
 
-def test_device_out_of_memory_is_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig()
+@both_depths
+def test_device_out_of_memory_is_a_503(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(depth=depth)
 
     def exhausted(plan: object) -> None:
         raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes")
@@ -78,13 +90,96 @@ def test_device_out_of_memory_is_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MEMORY_FAULT.error_class == "UnavailableError"
 
 
-def test_stop_ends_everything_that_is_left() -> None:
-    rig = Rig(max_num_seqs=1)
+def test_step_that_could_not_be_dispatched_spares_the_one_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(max_num_seqs=2, depth=1)
+    last, victim = add("last token", prompt(3), max_tokens=2), add("victim", prompt(3, 5), max_tokens=9)
+    rig.send(last, victim)
+    assert rig.core.step() is None
+    assert turn(rig)
+    submit = rig.executor.submit
+
+    def refuse_once(plan: object) -> None:
+        monkeypatch.setattr(rig.executor, "submit", submit)
+        raise RuntimeError("no room for one more")
+
+    monkeypatch.setattr(rig.executor, "submit", refuse_once)
+    assert not turn(rig)
+    assert rig.tokens["last token"] == expected(last)
+    assert rig.ends["last token"].finish_reason == "length"
+    assert rig.ends["victim"].error == STEP_FAULT
+    assert rig.tokens["victim"] == expected(victim)[:2]
+
+
+def test_next_step_is_dispatched_before_the_last_one_is_read() -> None:
+    rig = Rig(depth=1)
+    events: list[str] = []
+    submit, update = rig.executor.submit, rig.scheduler.update
+
+    def noted_submit(plan: StepPlan) -> FakePending:
+        events.append("dispatch")
+        return submit(plan)
+
+    def noted_update(plan: StepPlan, result: StepResult) -> list[RequestOutput]:
+        events.append("read")
+        return update(plan, result)
+
+    rig.executor.submit = noted_submit  # type: ignore[method-assign]
+    rig.scheduler.update = noted_update  # type: ignore[method-assign]
+    rig.send(add("r", prompt(3), max_tokens=4))
+    while turn(rig):
+        pass
+    assert events == ["dispatch", "dispatch", "read", "dispatch", "read", "dispatch", "read", "read"]
+
+
+@pytest.mark.parametrize(("depth", "gaps"), [(0, [0.25, 0.25]), (1, [0.0, 0.0])])
+def test_gap_is_the_time_from_the_end_of_a_step_to_the_next_dispatch(depth: int, gaps: list[float]) -> None:
+    """On a clock that moves by a quarter of a second whenever the host plans."""
+    rig = Rig(depth=depth)
+    now = 100.0
+    core = EngineCore(rig.scheduler, rig.executor, depth=depth, clock=lambda: now)
+    schedule = rig.scheduler.schedule
+
+    def slow_schedule() -> StepPlan | None:
+        nonlocal now
+        now += 0.25
+        return schedule()
+
+    rig.scheduler.schedule = slow_schedule  # type: ignore[method-assign]
+    rig.executor.would_be_done = lambda pending: False  # type: ignore[method-assign]
+    rig.send(add("r", prompt(3), max_tokens=3))
+    found: list[float] = []
+    while core.has_work:
+        news = core.step()
+        found += news.stats.host_gap_seconds if news is not None and news.stats is not None else []
+    assert found == gaps
+
+
+def test_gap_counts_from_when_the_device_was_last_seen_at_work() -> None:
+    """A step that was over before anybody looked may have been over for long."""
+    rig = Rig(depth=1)
+    now = 100.0
+    core = EngineCore(rig.scheduler, rig.executor, depth=1, clock=lambda: now)
+    rig.send(add("r", prompt(3), max_tokens=2))
+    assert core.step() is None
+    rig.executor.would_be_done = lambda pending: True  # type: ignore[method-assign]
+    now = 107.0
+    assert core.step() is not None
+    news = core.step()
+    assert news is not None
+    assert news.stats is not None
+    assert news.stats.host_gap_seconds == [7.0]
+
+
+@both_depths
+def test_stop_ends_everything_that_is_left(depth: int) -> None:
+    rig = Rig(max_num_seqs=1, depth=depth)
     rig.send(add("running", prompt(3)), add("waiting", prompt(3)))
     turn(rig)
     rig.collect(rig.core.stop(STOP_FAULT).outputs)
     assert {name: end.error for name, end in rig.ends.items()} == {"running": STOP_FAULT, "waiting": STOP_FAULT}
-    assert not rig.core.has_work
+    while turn(rig):
+        pass
+    assert rig.kv.usage == 0.0
 
 
 def test_hello_and_reset_need_no_answer() -> None:
@@ -113,15 +208,17 @@ def test_stats_cover_every_step_once() -> None:
     assert (idle.num_steps, idle.bucket_steps, idle.num_running) == (0, {}, 0)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(40))
 def test_every_request_ends_exactly_once_under_random_faults(seed: int) -> None:
-    """Requests good and bad, aborts of any id at any time, failing steps, a stop in the middle."""
+    """Requests good and bad, aborts of any id at any time, failing steps, a stop in the middle, overlap, bursts."""
     chance = random.Random(seed)
     rig = Rig(
         num_blocks=16,
         max_num_seqs=4,
         max_queued_requests=6,
         fail_at_steps=frozenset(range(chance.randrange(1, 9), 200, chance.randrange(5, 11))),
+        depth=seed // 2 % 2,
+        max_burst=1 + seed // 4 % 2 * 4,
     )
     answers: list[RequestOutput] = []
     sent = []
@@ -139,8 +236,9 @@ def test_every_request_ends_exactly_once_under_random_faults(seed: int) -> None:
             answers += [] if step is None else step.outputs
     if seed % 2:
         answers += rig.core.stop(STOP_FAULT).outputs
-    while (step := rig.core.step()) is not None:
-        answers += step.outputs
+    while rig.core.has_work:
+        step = rig.core.step()
+        answers += [] if step is None else step.outputs
     ended = [answer.request_id for answer in answers if answer.finish_reason is not None]
     assert sorted(ended) == sorted(sent)
     last_news = {answer.request_id: answer for answer in answers}

@@ -24,8 +24,8 @@ def test_schedule_and_update_take_a_bounded_time(num_rows: int, goal_us: float) 
     for i in range(num_rows):
         assert scheduler.add(add(f"chatcmpl-{i:032d}", prompt(30, i), max_tokens=90)) is None
     result = StepResult(
-        token_ids=np.ones(num_rows, np.int32),
-        logprobs=np.zeros(num_rows, np.float32),
+        token_ids=np.ones((1, num_rows), np.int32),
+        logprobs=np.zeros((1, num_rows), np.float32),
         top_token_ids=np.zeros((num_rows, MAX_TOP_LOGPROBS), np.int32),
         top_logprobs=np.zeros((num_rows, MAX_TOP_LOGPROBS), np.float32),
         device_seconds=0.0,

@@ -14,7 +14,7 @@ from jaxserve.runner.buckets import StepLimits, make_buckets, resolve_limits
 from jaxserve.runner.inputs import INPUT_FIELDS, Program, pack, packed_size, programs, split
 from jaxserve.runner.memory import fit_model_len, num_kv_blocks
 from jaxserve.sampling.params import COLUMNS
-from jaxserve.scheduler.plan import StepPlan
+from jaxserve.scheduler.plan import MAX_STOP_TOKENS, StepPlan
 from jaxserve.types import RequestId
 
 SPEC = KVSpec(num_layers=2, num_kv_heads=2, head_dim=4, dtype_bytes=4, block_size=16)
@@ -61,12 +61,15 @@ def test_packing_fills_every_field_and_pads_with_neutral_values() -> None:
         kind="mixed",
         bucket=16,
         request_ids=(RequestId("a"), RequestId("b")),
+        slots=np.array([2, 0], np.int32),
         num_scheduled_tokens=np.array([1, 3], np.int32),
         num_computed_tokens=np.array([20, 5], np.int32),
         token_ids=np.array([7, 8, 9, 10], np.int32),
         block_tables=np.array([[4, 5], [6, 0]], np.int32),
         is_sampling=np.array([True, True]),
         sampling=np.arange(2 * len(COLUMNS), dtype=np.int32).reshape(2, -1),
+        length_limits=np.array([40, 50], np.int32),
+        stop_token_ids=np.arange(2 * MAX_STOP_TOKENS, dtype=np.int32).reshape(2, -1),
         num_top_logprobs=3,
     )
     field = split(pack(plan, program), program, INPUT_FIELDS)

@@ -13,7 +13,7 @@ from jaxserve.layers.attention import KVPool
 from jaxserve.runner.inputs import OUTPUT_FIELDS, Program, packed_size
 from jaxserve.runner.runner import Runner
 from jaxserve.sampling.params import COLUMNS
-from jaxserve.scheduler.plan import StepPlan
+from jaxserve.scheduler.plan import MAX_STOP_TOKENS, StepPlan
 from jaxserve.types import RequestId
 
 PROGRAM = Program("decode", num_tokens=1, num_rows=1, max_pages=1)
@@ -21,12 +21,15 @@ PLAN = StepPlan(
     kind="decode",
     bucket=1,
     request_ids=(RequestId("r"),),
+    slots=np.array([0], np.int32),
     num_scheduled_tokens=np.array([1], np.int32),
     num_computed_tokens=np.array([0], np.int32),
     token_ids=np.array([7], np.int32),
     block_tables=np.array([[1]], np.int32),
     is_sampling=np.array([True]),
     sampling=np.zeros((1, len(COLUMNS)), np.int32),
+    length_limits=np.array([9], np.int32),
+    stop_token_ids=np.full((1, MAX_STOP_TOKENS), -1, np.int32),
     num_top_logprobs=0,
 )
 
@@ -65,7 +68,7 @@ def new_pool() -> KVPool:
 
 
 def tokens(runner: Runner) -> list[int]:
-    return runner.submit(PLAN).result().token_ids.tolist()
+    return runner.submit(PLAN).result().token_ids[0].tolist()
 
 
 def test_pool_passes_from_step_to_step() -> None:

@@ -392,16 +392,17 @@ def test_failed_step_ends_its_requests_only_and_forgets_cached_pages() -> None:
     assert rig.ends["after"].num_cached_tokens == 0
 
 
-def test_second_step_waits_for_the_first() -> None:
+def test_plans_are_answered_in_their_order() -> None:
     rig = Rig()
     rig.send(add("r", prompt(3)))
-    plan = rig.scheduler.schedule()
-    assert plan is not None
-    with pytest.raises(RuntimeError, match="in flight"):
-        rig.scheduler.schedule()
-    rig.scheduler.fail(plan, FAULT)
-    with pytest.raises(RuntimeError, match="not the step in flight"):
-        rig.scheduler.fail(plan, FAULT)
+    first, second = rig.scheduler.schedule(), rig.scheduler.schedule()
+    assert first is not None
+    assert second is not None
+    with pytest.raises(RuntimeError, match="not the oldest step in flight"):
+        rig.scheduler.fail(second, FAULT)
+    rig.scheduler.fail(first, FAULT)
+    with pytest.raises(RuntimeError, match="not the oldest step in flight"):
+        rig.scheduler.fail(first, FAULT)
 
 
 def test_abort_all_ends_everything_with_the_fault() -> None:

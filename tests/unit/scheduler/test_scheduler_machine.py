@@ -1,8 +1,8 @@
 """Random sequences of operations on a scheduler with a tiny pool, against its invariants.
 
 The pool is so small that preemption, eviction and refused starts happen all the time; prompts come from
-so few tokens that prefix hits happen too. Every finished request is compared with the direct evaluation
-of the fake model.
+so few tokens that prefix hits happen too. Up to three steps are in flight, some of them bursts. Every
+finished request is compared with the direct evaluation of the fake model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jaxserve.ipc.messages import AddRequest, RequestFault
-from jaxserve.scheduler.plan import StepPlan
 from jaxserve.scheduler.request import Request
 from jaxserve.types import BlockId, RequestId
 from tests.engine.rig import Rig, add, expected
@@ -42,7 +41,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     """Adds, aborts, steps, failures and cache resets in any order, also while a step is in flight."""
 
     rig: Rig
-    plan: StepPlan | None
 
     @initialize(
         num_pool_tokens=st.integers(24, 60),
@@ -50,8 +48,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         rows=st.integers(1, 6),
         extra_tokens=st.integers(0, 12),
         caching=st.booleans(),
+        depth=st.sampled_from([0, 1, 1, 2]),
+        max_burst=st.sampled_from([1, 3, 8]),
     )
-    def build(self, num_pool_tokens: int, block_size: int, rows: int, extra_tokens: int, caching: bool) -> None:
+    def build(
+        self,
+        num_pool_tokens: int,
+        block_size: int,
+        rows: int,
+        extra_tokens: int,
+        caching: bool,
+        depth: int,
+        max_burst: int,
+    ) -> None:
         self.rig = Rig(
             num_blocks=1 + num_pool_tokens // block_size,
             block_size=block_size,
@@ -60,8 +69,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_queued_requests=6,
             max_model_len=MAX_MODEL_LEN,
             enable_prefix_caching=caching,
+            depth=depth,
+            max_burst=max_burst,
         )
-        self.plan = None
         self.messages: dict[RequestId, AddRequest] = {}
         self.num_added = 0
         self.tables: dict[Request, list[BlockId]] = {}
@@ -92,46 +102,51 @@ class SchedulerMachine(RuleBasedStateMachine):
         if chance == 0:
             self.rig.scheduler.reset_prefix_cache()
 
-    @precondition(lambda self: self.plan is None)
+    @precondition(lambda self: len(self.rig.pending) <= self.rig.depth)
     @rule()
     def schedule(self) -> None:
-        self.plan = self.rig.scheduler.schedule()
-        assert (self.plan is None) == (not self.messages), "work stands still"
+        is_at_rest = not self.rig.pending
+        plan = self.rig.scheduler.schedule()
+        if plan is not None:
+            self.rig.pending.append((plan, self.rig.executor.submit(plan)))
+        assert (plan is None) == (not self.messages) or not is_at_rest, "work stands still"
         running = {request.request_id for request in self.rig.scheduler.running}
-        assert running == set(self.plan.request_ids if self.plan else ()), "a failed step loses the KV of all that run"
+        assert running <= self.planned(), "a failed step loses the KV of all that run"
 
-    @precondition(lambda self: self.plan is not None)
+    def planned(self) -> set[RequestId]:
+        return {request_id for plan, _ in self.rig.pending for request_id in plan.request_ids}
+
+    @precondition(lambda self: self.rig.pending)
     @rule()
     def update(self) -> None:
-        assert self.plan is not None
-        outputs = self.rig.scheduler.update(self.plan, self.rig.executor.submit(self.plan).result())
-        self.rig.collect(outputs)
-        self.plan = None
-        self.rig.executor.poison(self.rig.kv.pool.blank_blocks())
-        for output in outputs:
-            if output.finish_reason is not None:
-                message = self.messages.pop(output.request_id)
-                assert self.rig.tokens[output.request_id] == expected(message, MAX_MODEL_LEN)
+        ended = set(self.rig.ends)
+        self.rig.land()
+        for request_id in set(self.rig.ends) - ended:
+            message = self.messages.pop(RequestId(request_id))
+            assert self.rig.tokens[request_id] == expected(message, MAX_MODEL_LEN)
 
-    @precondition(lambda self: self.plan is None and self.messages)
+    @precondition(lambda self: self.messages)
     @rule(num_steps=st.integers(2, 8))
     def several_steps(self, num_steps: int) -> None:
         for _ in range(num_steps):
-            self.schedule()
-            if self.plan is not None:
+            if len(self.rig.pending) <= self.rig.depth:
+                self.schedule()
+            if self.rig.pending:
                 self.update()
             self.pages_are_conserved()
             self.tables_only_grow_while_running()
             self.nobody_waits_with_pages()
 
-    @precondition(lambda self: self.plan is not None)
+    @precondition(lambda self: self.rig.pending)
     @rule(chance=st.integers(0, 9))
     def fail(self, chance: int) -> None:
         if chance == 0:
-            assert self.plan is not None
-            outputs = self.rig.scheduler.fail(self.plan, FAULT)
+            planned = self.planned() & set(self.messages)
+            outputs = self.rig.scheduler.fail(self.rig.pending[0][0], FAULT)
             self.rig.collect(outputs)
-            self.plan = None
+            self.rig.pending.clear()
+            self.rig.executor.lose_everything()
+            assert {output.request_id for output in outputs} == planned
             for output in outputs:
                 del self.messages[output.request_id]
 
@@ -168,8 +183,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Whatever is left finishes, and the pool is whole again."""
         if not hasattr(self, "rig"):
             return
-        if self.plan is not None:
-            self.update()
         self.rig.finish(max_steps=3000)
         for request_id, message in self.messages.items():
             assert self.rig.tokens[request_id] == expected(message, MAX_MODEL_LEN)
@@ -179,7 +192,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(
-    max_examples=50,
+    max_examples=60,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,

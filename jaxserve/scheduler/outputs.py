@@ -1,0 +1,64 @@
+"""What the clients of a request are told."""
+
+from __future__ import annotations
+
+from jaxserve.ipc.messages import RequestFault, RequestOutput, TokenLogprobs
+from jaxserve.scheduler.plan import StepResult
+from jaxserve.scheduler.request import Request
+from jaxserve.types import FinishReason
+
+
+def verdict(request: Request, token: int, eos_token_ids: frozenset[int]) -> tuple[FinishReason | None, int | None]:
+    """Whether `token`, the request's newest, ends it, and the stop token id that did.
+
+    This is the truth. The device decides the same for itself, as far as MAX_STOP_TOKENS reaches.
+    """
+    if token in eos_token_ids and not request.sampling.ignore_eos:
+        return "stop", None
+    if token in request.stop_token_ids:
+        return "stop", token
+    if request.num_tokens >= request.length_limit:
+        return "length", None
+    return None, None
+
+
+def news(
+    request: Request,
+    token_ids: list[int],
+    logprobs: list[TokenLogprobs] | None,
+    reason: FinishReason | None,
+    stop_token_id: int | None,
+) -> RequestOutput:
+    """New tokens, perhaps the last ones."""
+    return RequestOutput(
+        request.request_id,
+        token_ids,
+        logprobs,
+        reason,
+        stop_token_id,
+        request.num_cached_tokens,
+        queue_seconds=request.queue_seconds,
+        num_preemptions=request.num_preemptions,
+    )
+
+
+def ending(request: Request, reason: FinishReason, fault: RequestFault | None) -> RequestOutput:
+    """The end without a token."""
+    return RequestOutput(
+        request.request_id,
+        [],
+        finish_reason=reason,
+        num_cached_tokens=request.num_cached_tokens,
+        error=fault,
+        num_preemptions=request.num_preemptions,
+    )
+
+
+def logprobs_of(request: Request, result: StepResult, row: int, num_tokens: int) -> list[TokenLogprobs] | None:
+    """Log-probabilities of the first `num_tokens` tokens of a row; None when nobody asked for them."""
+    wanted = request.sampling.num_top_logprobs
+    if wanted is None:
+        return None
+    # A step with alternatives is no burst, so they belong to its only token.
+    ids, values = result.top_token_ids[row, :wanted].tolist(), result.top_logprobs[row, :wanted].tolist()
+    return [TokenLogprobs(chosen, ids, values) for chosen in result.logprobs[:num_tokens, row].tolist()]
