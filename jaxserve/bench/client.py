@@ -6,13 +6,19 @@ import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 
 from jaxserve.bench.prompts import Prompt
+from jaxserve.bench.target import Target
 
 DONE = "[DONE]"
+MAX_STALE_CONNECTIONS = 3
+TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
+
+ErrorKind = Literal["http", "connection", "timeout", "stream", "engine"]
+"""Refused with a status, never answered, too late, broken off after it began; or, offline, by the engine."""
 
 
 @dataclass(slots=True)
@@ -20,71 +26,103 @@ class RequestRecord:
     """One request as the client saw it. Times are `time.perf_counter()` seconds."""
 
     started_s: float
+    num_wanted_tokens: int = 0
     finished_s: float = 0.0
     chunk_times_s: list[float] = field(default_factory=list)
     """When each chunk with text came."""
+    text: list[str] = field(default_factory=list)
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+    has_usage: bool = False
+    """The token counts are the server's."""
     error: str | None = None
+    error_kind: ErrorKind | None = None
+
+    def fail(self, kind: ErrorKind, message: str) -> None:
+        self.error_kind, self.error = kind, message
 
 
-async def send(session: aiohttp.ClientSession, url: str, model: str, prompt: Prompt) -> RequestRecord:
+async def send(session: aiohttp.ClientSession, target: Target, prompt: Prompt) -> RequestRecord:
     """Stream one request to its end. A failure is noted in the record and never raised."""
-    body = {
-        "model": model,
-        **prompt.body,
-        "max_tokens": prompt.lengths.num_output_tokens,
-        "temperature": 0.0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    record = RequestRecord(started_s=time.perf_counter())
+    body = target.body(prompt)
+    record = RequestRecord(
+        started_s=time.perf_counter(),
+        num_wanted_tokens=prompt.num_output_tokens,
+        num_prompt_tokens=len(prompt.token_ids),
+    )
     try:
-        async with session.post(url + prompt.path, json=body) as response:
+        async with await _post(session, target.url + target.endpoint, body) as response:
             if response.status != 200:
-                record.error = f"HTTP {response.status}: {(await response.text())[:200]}"
+                record.fail("http", f"HTTP {response.status}: {(await response.text())[:200]}")
             else:
                 await _read_stream(response, record)
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        record.error = f"{type(error).__name__}: {error}"
+    except TimeoutError as error:
+        record.fail("timeout", f"{type(error).__name__}: {error}")
+    except (aiohttp.ClientError, OSError) as error:
+        kind: ErrorKind = "stream" if record.chunk_times_s else "connection"
+        record.fail(kind, f"{type(error).__name__}: {error}")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        record.fail("stream", f"not a chunk of a completion: {type(error).__name__}: {error}")
     record.finished_s = time.perf_counter()
     return record
 
 
+async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> aiohttp.ClientResponse:
+    """Some servers (cpp-httplib) close a kept connection without saying so: then again on another."""
+    is_kept = session.connector is not None and not session.connector.force_close
+    for _ in range(MAX_STALE_CONNECTIONS if is_kept else 0):
+        try:
+            return await session.post(url, json=body)
+        except aiohttp.ClientConnectorError:
+            raise
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            continue
+    return await session.post(url, json=body)
+
+
 async def _read_stream(response: aiohttp.ClientResponse, record: RequestRecord) -> None:
-    async for data in _events(response):
+    is_finished = False
+    async for arrived_s, data in _events(response):
         if data == DONE:
+            is_finished = True
             break
         chunk = json.loads(data)
-        if "error" in chunk:
-            record.error = f"in the stream: {str(chunk['error'].get('message'))[:200]}"
+        if error := chunk.get("error"):
+            message = error.get("message") if isinstance(error, dict) else error
+            record.fail("stream", f"in the stream: {str(message)[:200]}")
             return
-        if any(_has_text(choice) for choice in chunk.get("choices", ())):
-            record.chunk_times_s.append(time.perf_counter())
+        for choice in chunk.get("choices") or ():
+            if text := _text(choice):
+                record.chunk_times_s.append(arrived_s)
+                record.text.append(text)
+            # Not every server says [DONE]: a finished choice is an end as well.
+            is_finished = is_finished or choice.get("finish_reason") is not None
         if usage := chunk.get("usage"):
             _note_usage(record, usage)
-    else:
-        record.error = f"the stream ended without {DONE}"
-        return
-    if record.num_output_tokens == 0:
-        record.error = "the stream ended without usage"
+    if not is_finished:
+        record.fail("stream", f"the stream ended without {DONE}")
+    elif not record.chunk_times_s and not record.num_output_tokens:
+        record.fail("stream", "the stream ended without text")
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
-    """The payload of every `data:` line; comments and blank lines are skipped."""
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[float, str]]:
+    """Time and payload of every `data:` line; comments and blank lines are skipped."""
     async for line in response.content:
-        text = line.decode("utf-8").strip()
-        if text.startswith("data:"):
-            yield text.removeprefix("data:").strip()
+        arrived_s = time.perf_counter()
+        if line.startswith(b"data:"):
+            yield arrived_s, line[5:].decode("utf-8").strip()
 
 
-def _has_text(choice: dict[str, Any]) -> bool:
-    return bool(choice.get("text") or (choice.get("delta") or {}).get("content"))
+def _text(choice: dict[str, Any]) -> str:
+    if text := choice.get("text"):
+        return str(text)
+    delta = choice.get("delta") or {}
+    return "".join(str(delta[name]) for name in TEXT_FIELDS if delta.get(name))
 
 
 def _note_usage(record: RequestRecord, usage: dict[str, Any]) -> None:
+    record.has_usage = True
     record.num_prompt_tokens = usage["prompt_tokens"]
     record.num_output_tokens = usage["completion_tokens"]
     record.num_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0

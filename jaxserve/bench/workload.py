@@ -1,80 +1,64 @@
-"""What a benchmark sends: named mixes of prompt and output lengths, drawn from one seed.
+"""What a benchmark sends: named mixes of prompt and output lengths.
 
-    chat      128-token prompts, 64 out                              -> chat completions
-    prefix    1,070-token prompts of which about 1,040 are common, 32 out -> chat completions
-    prefill   1,500-token prompts, 16 out                            -> chat completions
-    mixed     48 to 1,024-token prompts, 16 to 128 out               -> chat completions
-    custom    --input-len and --output-len, random token ids         -> completions
+    chat       128-token prompts, all different, 64 out
+    prefix     1,056-token prompts of which the first 1,024 are the same, 32 out
+    prefill    1,500-token prompts, all different, 16 out
+    sharegpt   lengths as of ShareGPT conversations: many short, few long
+    custom     --input-len and --output-len
 
-Chat prompts are random common words; the server's own `/tokenize` counts them, template included, so that
-their length is exact for whatever model is served. `custom` sends token ids, which are exact by themselves;
-the ids are those of common words, so no control token is among them.
+Prompts are random common words. Their length counts everything the model reads, chat template included, and
+is exact (see `prompts`).
 """
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-WorkloadName = Literal["chat", "prefix", "prefill", "mixed", "custom"]
-Endpoint = Literal["chat", "completions"]
+from jaxserve.bench.lengths import Fixed, Length, LogNormal
 
+WorkloadName = Literal["chat", "prefix", "prefill", "sharegpt", "custom"]
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lengths:
-    """Tokens of one request."""
+# ShareGPT's means are those of 1,000 of its first turns as `vllm bench serve` reports them: 229,711 tokens in,
+# 203,068 out (vllm-project/vllm, pull request 18566), cut to 4..1,024 tokens as that tool cuts them. No published
+# figure fixes the spread: sigma is an assumption, the medians follow from it and the means.
+SHAREGPT_PROMPT = LogNormal(median=171.0, sigma=1.4, least=4, most=1024)
+SHAREGPT_OUTPUT = LogNormal(median=138.1, sigma=1.2, least=4, most=1024)
 
-    num_prompt_tokens: int
-    num_output_tokens: int
-    num_shared_tokens: int = 0
-    """Leading tokens of the prompt, roughly, that all requests have in common."""
+PREFIX_OWN_TOKENS = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """How requests are made; `lengths` draws the sizes of one."""
+    """Lengths of the requests."""
 
     name: WorkloadName
-    endpoint: Endpoint
-    prompt_range: tuple[int, int]
-    output_range: tuple[int, int]
+    prompt: Length
+    output: Length
     num_shared_tokens: int = 0
-
-    def lengths(self, chance: random.Random) -> Lengths:
-        """Sizes drawn evenly from the ranges."""
-        return Lengths(
-            num_prompt_tokens=chance.randint(*self.prompt_range),
-            num_output_tokens=chance.randint(*self.output_range),
-            num_shared_tokens=self.num_shared_tokens,
-        )
+    """Leading tokens that the prompts of a run have in common."""
 
 
 PRESETS: tuple[Workload, ...] = (
-    Workload(name="chat", endpoint="chat", prompt_range=(128, 128), output_range=(64, 64)),
-    Workload(name="prefix", endpoint="chat", prompt_range=(1070, 1070), output_range=(32, 32), num_shared_tokens=1040),
-    Workload(name="prefill", endpoint="chat", prompt_range=(1500, 1500), output_range=(16, 16)),
-    Workload(name="mixed", endpoint="chat", prompt_range=(48, 1024), output_range=(16, 128)),
-    Workload(name="custom", endpoint="completions", prompt_range=(128, 128), output_range=(64, 64)),
+    Workload(name="chat", prompt=Fixed(128), output=Fixed(64)),
+    Workload(name="prefix", prompt=Fixed(1056), output=Fixed(32), num_shared_tokens=1024),
+    Workload(name="prefill", prompt=Fixed(1500), output=Fixed(16)),
+    Workload(name="sharegpt", prompt=SHAREGPT_PROMPT, output=SHAREGPT_OUTPUT),
+    Workload(name="custom", prompt=Fixed(128), output=Fixed(64)),
 )
 
 
-def make_workload(name: WorkloadName, *, num_prompt_tokens: int | None, num_output_tokens: int | None) -> Workload:
-    """A preset, with its lengths replaced where given."""
-    (preset,) = [workload for workload in PRESETS if workload.name == name]
-    prompt_range = (num_prompt_tokens, num_prompt_tokens) if num_prompt_tokens else preset.prompt_range
-    return Workload(
-        name=name,
-        endpoint=preset.endpoint,
-        prompt_range=prompt_range,
-        output_range=(num_output_tokens, num_output_tokens) if num_output_tokens else preset.output_range,
-        num_shared_tokens=min(preset.num_shared_tokens, prompt_range[0] * 9 // 10),
-    )
-
-
-def random_words(chance: random.Random, count: int) -> str:
-    """`count` common words. Most tokenizers spend one token on each."""
-    return " ".join(chance.choices(WORDS, k=count))
+def make_workload(
+    name: WorkloadName, *, num_prompt_tokens: int | None = None, num_output_tokens: int | None = None
+) -> Workload:
+    """A preset, with its lengths replaced where given; a shorter `prefix` prompt keeps 32 tokens of its own."""
+    (workload,) = [workload for workload in PRESETS if workload.name == name]
+    if num_prompt_tokens is not None:
+        shared = min(workload.num_shared_tokens, max(0, num_prompt_tokens - PREFIX_OWN_TOKENS))
+        workload = replace(workload, prompt=Fixed(num_prompt_tokens), num_shared_tokens=shared)
+    if num_output_tokens is not None:
+        workload = replace(workload, output=Fixed(num_output_tokens))
+    return workload
 
 
 WORDS: tuple[str, ...] = tuple(

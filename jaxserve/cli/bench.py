@@ -1,166 +1,217 @@
-"""`jaxserve bench serve` and `jaxserve bench startup`: options, progress, tables and JSON files."""
+"""`jaxserve bench serve`, `bench offline` and `bench startup`: from flags to figures, progress and files."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import json
-import math
-import statistics
 import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from jaxserve.bench.client import RequestRecord
-from jaxserve.bench.prompts import TokenizeError
-from jaxserve.bench.report import LATENCIES, PERCENTILES
-from jaxserve.bench.serving import BenchmarkError, Load, run_load
+from jaxserve.bench.plot import check_plot, draw
+from jaxserve.bench.serving import Level, Load, connected
 from jaxserve.bench.startup import StartFailedError, measure_startup
-from jaxserve.bench.workload import WorkloadName, make_workload
-from jaxserve.cli.options import environment_api_key, server_url
+from jaxserve.bench.target import BenchmarkError
+from jaxserve.bench.tokens import LocalTokens, TokenizeError
+from jaxserve.bench.workload import Workload, make_workload
+from jaxserve.cli.bench_flags import add_offline, add_serve, add_startup
+from jaxserve.cli.bench_tables import print_engine, print_notes, print_run, print_startup, print_sweep
+from jaxserve.cli.options import config_from_flags, environment_api_key, server_url
 from jaxserve.errors import ConfigError
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One thing to measure. `run` returns the figures of its runs; a failed request is exit code 1."""
+
+    summary: str
+    usage: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], list[Figures]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "jaxserve bench serve [OPTIONS] | jaxserve bench startup [OPTIONS] [-- SERVE OPTIONS]"
-    kinds = parser.add_subparsers(dest="kind", metavar="{serve,startup}")
-    for name, summary, usage, fill in (
-        ("serve", "load a running server", "[OPTIONS]", _add_serve),
-        ("startup", "time `jaxserve serve` until it is ready", "[OPTIONS] [-- SERVE OPTIONS]", _add_startup),
-    ):
-        usage = f"jaxserve bench {name} {usage}"
-        fill(kinds.add_parser(name, help=summary, description=summary, usage=usage, allow_abbrev=False))
+    parser.usage = "\n       ".join(f"jaxserve bench {name} {kind.usage}" for name, kind in KINDS.items())
+    kinds = parser.add_subparsers(dest="kind", metavar="{" + ",".join(KINDS) + "}")
+    for name, kind in KINDS.items():
+        usage = f"jaxserve bench {name} {kind.usage}"
+        kind.add_flags(
+            kinds.add_parser(name, help=kind.summary, description=kind.summary, usage=usage, allow_abbrev=False)
+        )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code 0, or 1 when a request failed or a server did not start."""
     if arguments.kind is None:
-        raise ConfigError("choose what to measure: `jaxserve bench serve` or `jaxserve bench startup`")
+        raise ConfigError(f"choose what to measure: {', '.join(f'`jaxserve bench {name}`' for name in KINDS)}")
+    if arguments.json and not Path(arguments.json).parent.is_dir():
+        raise ConfigError(f"--json {arguments.json}: {Path(arguments.json).parent} is not a directory")
     try:
-        figures = _run_serve(arguments) if arguments.kind == "serve" else _run_startup(arguments)
+        runs = KINDS[arguments.kind].run(arguments)
     except (BenchmarkError, TokenizeError, StartFailedError) as error:
         print(f"jaxserve bench: {error}", file=sys.stderr)
         return 1
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    return 1 if figures.get("failed") else 0
+        content = runs[0] if len(runs) == 1 else {"runs": runs}
+        Path(arguments.json).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return 1 if any(figures.get("failed") for figures in runs) else 0
 
 
-def _add_serve(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", help="base URL of the server (default: from JAXSERVE_HOST and JAXSERVE_PORT)")
-    parser.add_argument("--model", help="model to ask for (default: the first one the server lists)")
-    parser.add_argument("--workload", choices=get_args(WorkloadName), default="chat", help="default: chat")
-    parser.add_argument("--num-prompts", type=_positive, default=32, metavar="N", help="requests (default: 32)")
-    parser.add_argument(
-        "--num-warmups", type=_count, default=0, metavar="N", help="requests before the clock starts (default: 0)"
-    )
-    parser.add_argument("--max-concurrency", type=_positive, metavar="N", help="requests at a time (default: all)")
-    parser.add_argument(
-        "--request-rate", type=_rate, default=math.inf, metavar="X", help="requests a second, Poisson (default: inf)"
-    )
-    parser.add_argument("--input-len", type=_positive, metavar="N", help="prompt tokens instead of the workload's")
-    parser.add_argument("--output-len", type=_positive, metavar="N", help="output tokens instead of the workload's")
-    parser.add_argument("--seed", type=int, default=0, help="of prompts and arrival times (default: 0)")
-    parser.add_argument("--api-key", help="sent as bearer token (default: JAXSERVE_API_KEY)")
-    parser.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS", help="of a request (default: 3600)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures, named as `vllm bench serve` names them")
-
-
-def _add_startup(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--num-warm", type=_count, default=3, metavar="N", help="warm starts after the cold one")
-    parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="of a start (default: 600)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures")
-    parser.add_argument("serve_words", nargs="*", metavar="SERVE OPTIONS", help="after `--`: MODEL and flags of serve")
-
-
-def _run_serve(arguments: argparse.Namespace) -> dict[str, Any]:
-    workload = make_workload(
-        arguments.workload, num_prompt_tokens=arguments.input_len, num_output_tokens=arguments.output_len
-    )
+def _run_serve(arguments: argparse.Namespace) -> list[Figures]:
+    if arguments.plot:
+        check_plot(Path(arguments.plot))
     load = Load(
         url=(arguments.url or server_url()).rstrip("/"),
         model=arguments.model,
-        workload=workload,
-        num_prompts=arguments.num_prompts,
+        workload=_workload(arguments),
+        backend=arguments.backend,
+        endpoint=arguments.endpoint,
+        tokenizer=Path(arguments.tokenizer) if arguments.tokenizer else None,
+        extra_body=arguments.extra_body,
         num_warmups=arguments.num_warmups,
-        max_concurrency=arguments.max_concurrency,
         request_rate=arguments.request_rate,
+        burstiness=arguments.burstiness,
         seed=arguments.seed,
         api_key=arguments.api_key or environment_api_key(),
         timeout_s=arguments.timeout,
+        keep_alive=arguments.keep_alive,
+        percentiles=arguments.metric_percentiles,
+        goodput_ms=_goodput(arguments.goodput),
+        save_detailed=arguments.save_detailed,
     )
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
-        task = progress.add_task(f"{workload.name} requests", total=load.num_prompts)
+    runs = asyncio.run(_sweep(load, _levels(arguments.max_concurrency, arguments.num_prompts)))
+    print(f"{load.workload.name} on {runs[0]['model_id']} at {load.url}")
+    if len(runs) == 1:
+        print_run(runs[0], load.percentiles)
+    else:
+        print_sweep(runs, load.percentiles)
+    print_notes(runs)
+    if arguments.plot:
+        label = arguments.label or runs[0]["model_id"]
+        draw({label: runs}, Path(arguments.plot), title=f"{load.workload.name} on {runs[0]['model_id']}")
+    return [{"label": arguments.label, **figures} for figures in runs]
 
-        def on_done(record: RequestRecord) -> None:
-            del record
-            progress.advance(task)
 
-        figures = asyncio.run(run_load(load, on_done=on_done))
-    _print_serving(figures)
-    return figures
+async def _sweep(load: Load, levels: Sequence[Level]) -> list[Figures]:
+    with _progress() as add_bar:
+        async with connected(load) as server:
+            runs = []
+            for level in levels:
+                on_start, on_done = add_bar(f"{load.workload.name}, {level.name} at a time", level.num_prompts)
+                runs.append(await server.run(level, on_start=on_start, on_done=on_done))
+            return runs
 
 
-def _run_startup(arguments: argparse.Namespace) -> dict[str, Any]:
+def _run_offline(arguments: argparse.Namespace) -> list[Figures]:
+    from jaxserve.bench.offline import OfflineLoad, measure_offline  # the engine, which `bench serve` does without
+    from jaxserve.checkpoint.source import resolve
+    from jaxserve.cli.progress import StartupDisplay
+    from jaxserve.engine.process import build_core, build_executor
+    from jaxserve.engine.spec import EngineSpec
+    from jaxserve.ipc.messages import StartupProgress
+    from jaxserve.log import configure_logging
+    from jaxserve.tokenizer.tokenizer import load_tokenizer
+
+    config = config_from_flags(arguments)
+    configure_logging(config.server.log_level)
+    path = resolve(config.model.model, config.model.revision)
+    template = config.model.chat_template
+    tokenizer = load_tokenizer(path, chat_template=Path(template) if template else None)
+    load = OfflineLoad(
+        workload=_workload(arguments),
+        form="chat" if tokenizer.has_chat_template else "text",
+        num_prompts=arguments.num_prompts,
+        num_warmups=arguments.num_warmups,
+        max_concurrency=arguments.max_concurrency,
+        seed=config.model.seed,
+        percentiles=arguments.metric_percentiles,
+    )
+    spec = EngineSpec(config=config, model_path=str(path), address="")
+    with StartupDisplay() as display:
+        executor = build_executor(spec, lambda *progress: display.show(StartupProgress(*progress)))
+    try:
+        with _progress() as add_bar:
+            on_start, on_done = add_bar(f"{load.workload.name}, offline", load.num_prompts)
+            tokens = LocalTokens(tokenizer, str(path))
+            core = build_core(spec, executor)
+            figures = asyncio.run(measure_offline(core, tokens, load, on_start=on_start, on_done=on_done))
+    finally:
+        executor.close()
+    print(f"{load.workload.name} on {config.model.model}, offline")
+    print_run(figures, load.percentiles)
+    print_engine(figures)
+    print_notes([figures])
+    return [{"model_id": config.model.model, **figures}]
+
+
+def _run_startup(arguments: argparse.Namespace) -> list[Figures]:
     command = [sys.executable, "-m", "jaxserve.cli.main", "serve", *arguments.serve_words]
     figures = measure_startup(command, num_warm=arguments.num_warm, timeout_s=arguments.timeout)
-    table = Table("start", "answers HTTP (s)", "ready (s)")
-    table.add_row("cold", f"{figures['cold_listening_s']:.2f}", f"{figures['cold_ready_s']:.2f}")
-    if figures["warm_ready_s"]:
-        listening, ready = (statistics.median(figures[f"warm_{kind}_s"]) for kind in ("listening", "ready"))
-        table.add_row(f"warm, median of {arguments.num_warm}", f"{listening:.2f}", f"{ready:.2f}")
-    Console().print(table)
-    return figures
+    print_startup(figures)
+    return [figures]
 
 
-def _print_serving(figures: dict[str, Any]) -> None:
-    console = Console()
-    console.print(f"{figures['workload']} on {figures['model_id']}", highlight=False)
-    totals = Table(show_header=False)
-    for name, key, form in (
-        ("completed", "completed", "d"),
-        ("failed", "failed", "d"),
-        ("duration (s)", "duration", ".2f"),
-        ("prompt tokens", "total_input_tokens", "d"),
-        ("  of them cached", "total_cached_tokens", "d"),
-        ("output tokens", "total_output_tokens", "d"),
-        ("requests/s", "request_throughput", ".2f"),
-        ("output tokens/s", "output_throughput", ".1f"),
-        ("all tokens/s", "total_token_throughput", ".1f"),
-    ):
-        totals.add_row(name, format(figures[key], form))
-    kinds = ("mean", "median", *(f"p{percent}" for percent in PERCENTILES))
-    latencies = Table("latency (ms)", *kinds)
-    for key, name in LATENCIES.items():
-        values = [figures[f"{kind}_{key}_ms"] for kind in kinds]
-        latencies.add_row(name, *("-" if value is None else f"{value:.1f}" for value in values))
-    console.print(totals, latencies)
-    for error, count in figures["errors"].items():
-        console.print(f"{count} x {error}", style="red", markup=False)
+KINDS: Mapping[str, Kind] = {
+    "serve": Kind("load a running server", "[OPTIONS]", add_serve, _run_serve),
+    "offline": Kind("load the engine alone, in this process", "[MODEL] [OPTIONS]", add_offline, _run_offline),
+    "startup": Kind(
+        "time `jaxserve serve` until it is ready", "[OPTIONS] [-- SERVE OPTIONS]", add_startup, _run_startup
+    ),
+}
 
 
-def _positive(text: str) -> int:
-    return _at_least(int(text), 1)
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int], tuple[Callable[[], None], Callable[[RequestRecord], None]]]]:
+    """Adds bars on stderr: a name and a number of requests give what to call at the start and for every end."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bars:
+
+        def add_bar(name: str, total: int) -> tuple[Callable[[], None], Callable[[RequestRecord], None]]:
+            task: TaskID = bars.add_task(name, total=total, start=False)
+
+            def on_done(record: RequestRecord) -> None:
+                del record
+                bars.advance(task)
+
+            return lambda: bars.start_task(task), on_done
+
+        yield add_bar
 
 
-def _count(text: str) -> int:
-    return _at_least(int(text), 0)
+def _workload(arguments: argparse.Namespace) -> Workload:
+    return make_workload(
+        arguments.workload, num_prompt_tokens=arguments.input_len, num_output_tokens=arguments.output_len
+    )
 
 
-def _at_least(value: int, least: int) -> int:
-    if value < least:
-        raise argparse.ArgumentTypeError(f"{value} is less than {least}")
-    return value
+def _levels(concurrencies: Sequence[int] | None, counts: Sequence[int]) -> list[Level]:
+    """One level for each number of requests at a time, with its number of requests."""
+    at_a_time: Sequence[int | None] = concurrencies or (None,)
+    if len(counts) not in (1, len(at_a_time)):
+        raise ConfigError(
+            f"--num-prompts has {len(counts)} numbers and --max-concurrency {len(at_a_time)}: give one, or as many"
+        )
+    counts = counts if len(counts) == len(at_a_time) else [*counts] * len(at_a_time)
+    return [Level(num_prompts=n, max_concurrency=most) for n, most in zip(counts, at_a_time, strict=True)]
 
 
-def _rate(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of requests a second")
-    return value
+def _goodput(pairs: Sequence[tuple[Any, float]] | None) -> dict[Any, float]:
+    return dict(pairs or ())
