@@ -153,7 +153,8 @@ lock: ## regenerate requirements/*.lock with uv (UPGRADE=--upgrade for newer ver
 	$(UV_COMPILE) pyproject.toml --extra tpu --constraint requirements/cpu.lock --output-file requirements/tpu.lock
 	$(UV_COMPILE) requirements/aot.in --no-deps --constraint requirements/cuda.lock --constraint requirements/tpu.lock \
 		--output-file requirements/aot.lock
-	$(UV_COMPILE) requirements/jax-0.11.in --no-deps --python-version 3.12 --output-file requirements/jax-0.11.lock
+	$(subst --python-version 3.11,--python-version 3.12,$(UV_COMPILE)) requirements/jax-0.11.in --no-deps \
+		--output-file requirements/jax-0.11.lock
 	$(UV_COMPILE) requirements/model.in --no-deps --output-file requirements/model.lock
 
 clean: ## remove the environments and what tools left behind
