@@ -115,7 +115,10 @@ async def _sweep(load: Load, levels: Sequence[Level]) -> list[Figures]:
         async with connected(load) as server:
             runs = []
             for level in levels:
-                on_start, on_done = add_bar(f"{load.workload.name}, {level.name} at a time", level.num_prompts)
+                name = load.workload.name
+                if level.max_concurrency is not None:
+                    name += f", {level.max_concurrency} at a time"
+                on_start, on_done = add_bar(name, level.num_prompts)
                 runs.append(await server.run(level, on_start=on_start, on_done=on_done))
             return runs
 
