@@ -13,7 +13,9 @@ from typing import Any, Literal
 
 from jaxserve.errors import ConfigError
 
-Dtype = Literal["auto", "float32", "bfloat16"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["none", "int8", "int8-weight-only"]
+CpuKernels = Literal["auto", "native", "xla"]
 AttentionBackend = Literal["auto", "reference", "pallas"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -42,7 +44,11 @@ class ModelConfig:
         None, help="name(s) that requests use, comma separated; the first is echoed (default: MODEL)"
     )
     dtype: Dtype = option(
-        "auto", help="weights, activations and (but for CPUs: float32) KV cache; auto: float32 on CPU, else bfloat16"
+        "auto",
+        help="weights, and but for CPUs (float32) activations and KV cache; auto: float32 on CPU, else bfloat16",
+    )
+    quantization: Quantization = option(
+        "none", help="int8: weights and, token by token, activations; int8-weight-only: weights; one scale per output"
     )
     max_model_len: int | None = option(None, ge=1, help="longest prompt + output in tokens (default: the model's)")
     seed: int = option(0, ge=0, help="seed from which requests without a seed draw theirs")
@@ -94,6 +100,11 @@ class CompileConfig:
     attention_backend: AttentionBackend = option(
         "auto", help="paged-attention kernel; auto picks by device: reference on all so far"
     )
+    cpu_kernels: CpuKernels = option(
+        "auto",
+        help="native: C++ kernels built by `python -m jaxserve_kernels.native.build`; xla: none; "
+        "auto: native on a CPU where they were built",
+    )
     compile_cache: str | None = option(
         None,
         help="directory of compiled programs, kept to 2GiB (default: ~/.cache/jaxserve/programs; `off` disables)",
@@ -111,6 +122,9 @@ class ServerConfig:
     max_body_size: int = option(8 << 20, ge=1024, unit="bytes", help="largest request body")
     sse_keep_alive: float = option(15.0, ge=0, help="seconds between keep-alive comments on an idle stream; 0: none")
     max_connections: int = option(4096, ge=1, help="open HTTP connections; more are closed at once")
+    api_processes: int = option(
+        1, ge=1, le=64, help="processes that answer HTTP on the port; limits on requests and connections are divided"
+    )
     log_level: LogLevel = option("info", help="least severe records to log")
     uds_dir: str | None = option(None, help="directory for the IPC sockets (default: a private one under /tmp)")
 

@@ -20,9 +20,10 @@ from jaxserve.ipc.messages import ModelFacts
 from jaxserve.models.config import DecoderConfig
 from jaxserve.models.registry import decoder_config
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
+from jaxserve.runner.backend import choose_backend
 from jaxserve.runner.compilations import CompilationCounter
 from jaxserve.runner.inputs import programs
-from jaxserve.runner.limits import make_limits, weights_dtype
+from jaxserve.runner.limits import make_limits, make_numerics
 from jaxserve.runner.memory import kv_cache_bytes
 from jaxserve.runner.program_cache import ProgramCache, cache_directory
 from jaxserve.runner.runner import PendingStep, Runner, make_pool
@@ -59,7 +60,8 @@ class LocalExecutor:
         _check_attention_backend(config.compile.attention_backend, device.platform)
         checkpoint = open_checkpoint(model_path)
         decoder = _decoder_config(checkpoint)
-        skeleton = make_skeleton(decoder, weights_dtype(config, device.platform))
+        backend = choose_backend(config, device.platform)
+        skeleton = make_skeleton(decoder, make_numerics(config, device.platform, backend))
         sharding = make_sharding(decoder, config.parallel.tensor_parallel_size)
         clock.mark("open")
         params = load_params(
@@ -68,7 +70,7 @@ class LocalExecutor:
         clock.mark("load")
         kv_shards = config.parallel.tensor_parallel_size if sharding.rules["kv_heads"] == MODEL_AXIS else 1
         kv_bytes = kv_cache_bytes(config.cache, device, kv_shards)
-        limits = make_limits(config, decoder, skeleton.dtype, device.platform, kv_bytes)
+        limits = make_limits(config, decoder, skeleton.numerics, device.platform, kv_bytes)
         _LOG.info("limits: %s", limits.summary)
         executables = make_programs(
             skeleton,
@@ -152,7 +154,7 @@ def _fingerprint(checkpoint: Checkpoint, skeleton: ModelSkeleton, config: Config
         checkpoint.path.name,
         [(info.name, info.stored_dtype, info.num_stored_bytes) for info in checkpoint.tensors.values()],
         skeleton.config,
-        str(skeleton.dtype),
+        skeleton.numerics,
         config.parallel.tensor_parallel_size,
         jax.__version__,
         __version__,

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxserve.layers.linear import project
-from jaxserve.layers.param import parameter
+from jaxserve.layers.linear import Matrix
+from jaxserve.layers.numerics import Numerics
 
 
-class Embedding(nnx.Module):
+class Embedding(Matrix):
     """A `[V, D]` table: looked up by id, or multiplied with to give logits."""
 
-    def __init__(self, vocab_size: int, dim: int, dtype: jnp.dtype) -> None:
-        self.weight = parameter((vocab_size, dim), ("vocab", "embed"), dtype)
+    def __init__(self, vocab_size: int, dim: int, numerics: Numerics) -> None:
+        super().__init__(vocab_size, dim, ("vocab", "embed"), numerics)
 
     def __call__(self, token_ids: Int[Array, "T"]) -> Float[Array, "T D"]:
-        return self.weight[...][token_ids]
+        rows = self.weight[...][token_ids].astype(self.numerics.activations)
+        if self.weight_scale is None:
+            return rows
+        return rows * self.weight_scale[...][token_ids, None].astype(self.numerics.activations)
 
     def logits(self, x: Float[Array, "B D"]) -> Float[Array, "B V"]:
         """Scores of every token, in float32 whatever the weights are."""
-        return project(x, self.weight[...], out_dtype=jnp.dtype(jnp.float32))
+        return self.multiply(x)

@@ -5,30 +5,38 @@ Output-major is also the faster layout for XLA:CPU's skinny products, and the ti
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxserve_kernels.matmul import matmul
 from jaxtyping import Array, Float
 
+from jaxserve.layers.numerics import Numerics
 from jaxserve.layers.param import Axes, parameter
 
 
-def project(x: Float[Array, "T I"], weight: Float[Array, "O I"], *, out_dtype: jnp.dtype) -> Float[Array, "T O"]:
-    """x @ weight.T, accumulated in float32. Float32 weights are multiplied as float32 on every device."""
-    precision = jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
-    product = jax.lax.dot_general(
-        x, weight, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
-    )
-    return product.astype(out_dtype)
+class Matrix(nnx.Module):
+    """An `[out, in]` weight as `numerics` stores it: in its type, or int8 with a scale per output."""
+
+    def __init__(self, out_dim: int, in_dim: int, axes: Axes, numerics: Numerics) -> None:
+        stored = jnp.dtype(jnp.int8) if numerics.is_int8 else numerics.weights
+        self.weight = parameter((out_dim, in_dim), axes, stored)
+        self.weight_scale = parameter((out_dim,), axes[:1], jnp.dtype(jnp.float32)) if numerics.is_int8 else None
+        self.numerics = numerics
+
+    def multiply(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
+        """x @ weight.T in float32."""
+        scales = None if self.weight_scale is None else self.weight_scale[...]
+        dynamic = self.numerics.quantization == "int8"
+        return matmul(x, self.weight[...], scales, dynamic=dynamic, backend=self.numerics.backend)
 
 
-class Linear(nnx.Module):
+class Linear(Matrix):
     """`[out, in]` weight and an optional bias."""
 
-    def __init__(self, out_dim: int, in_dim: int, axes: Axes, dtype: jnp.dtype, *, bias: bool = False) -> None:
-        self.weight = parameter((out_dim, in_dim), axes, dtype)
-        self.bias = parameter((out_dim,), axes[:1], dtype) if bias else None
+    def __init__(self, out_dim: int, in_dim: int, axes: Axes, numerics: Numerics, *, bias: bool = False) -> None:
+        super().__init__(out_dim, in_dim, axes, numerics)
+        self.bias = parameter((out_dim,), axes[:1], numerics.vectors) if bias else None
 
     def __call__(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
-        y = project(x, self.weight[...], out_dtype=x.dtype)
+        y = self.multiply(x).astype(x.dtype)
         return y if self.bias is None else y + self.bias[...]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxserve.layers.linear import Linear
+from jaxserve.layers.numerics import Numerics
 from jaxserve.models.config import Activation, DecoderConfig
 
 
@@ -31,11 +31,11 @@ _ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
 class MLP(nnx.Module):
     """down(activation(gate(x)) * up(x))."""
 
-    def __init__(self, config: DecoderConfig, dtype: jnp.dtype) -> None:
+    def __init__(self, config: DecoderConfig, numerics: Numerics) -> None:
         d, f, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = Linear(f, d, ("ffn", "embed"), dtype, bias=bias)
-        self.up_proj = Linear(f, d, ("ffn", "embed"), dtype, bias=bias)
-        self.down_proj = Linear(d, f, ("embed", "ffn"), dtype, bias=bias)
+        self.gate_proj = Linear(f, d, ("ffn", "embed"), numerics, bias=bias)
+        self.up_proj = Linear(f, d, ("ffn", "embed"), numerics, bias=bias)
+        self.down_proj = Linear(d, f, ("embed", "ffn"), numerics, bias=bias)
         self.activation = config.activation
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:

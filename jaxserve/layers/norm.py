@@ -7,14 +7,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from jaxserve.layers.numerics import Numerics
 from jaxserve.layers.param import parameter
 
 
 class RMSNorm(nnx.Module):
     """Normalise the last axis in float32, then scale in the activation's dtype."""
 
-    def __init__(self, dim: int, eps: float, dtype: jnp.dtype) -> None:
-        self.weight = parameter((dim,), (None,), dtype)
+    def __init__(self, dim: int, eps: float, numerics: Numerics) -> None:
+        self.weight = parameter((dim,), (None,), numerics.vectors)
         self.eps = eps
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:

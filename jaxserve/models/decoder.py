@@ -15,17 +15,18 @@ from jaxserve.layers.attention import Attention, KVPool, StepContext
 from jaxserve.layers.embed import Embedding
 from jaxserve.layers.mlp import MLP
 from jaxserve.layers.norm import RMSNorm
+from jaxserve.layers.numerics import Numerics
 from jaxserve.models.config import DecoderConfig, LayerConfig
 
 
 class DecoderLayer(nnx.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, config: DecoderConfig, layer: LayerConfig, dtype: jnp.dtype) -> None:
-        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
-        self.self_attn = Attention(config, layer, dtype)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
-        self.mlp = MLP(config, dtype)
+    def __init__(self, config: DecoderConfig, layer: LayerConfig, numerics: Numerics) -> None:
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps, numerics)
+        self.self_attn = Attention(config, layer, numerics)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, numerics)
+        self.mlp = MLP(config, numerics)
 
     def __call__(
         self, x: Float[Array, "T D"], pool: KVPool, index: Int[Array, ""], step: StepContext
@@ -40,18 +41,18 @@ class DecoderLayer(nnx.Module):
 class DecoderStack(nnx.Module):
     """Embedding, layers, final norm: the checkpoint's `model.` prefix."""
 
-    def __init__(self, config: DecoderConfig, dtype: jnp.dtype) -> None:
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype)
-        self.layers = nnx.List([DecoderLayer(config, layer, dtype) for layer in config.layers])
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
+    def __init__(self, config: DecoderConfig, numerics: Numerics) -> None:
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, numerics)
+        self.layers = nnx.List([DecoderLayer(config, layer, numerics) for layer in config.layers])
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, numerics)
 
 
 class Decoder(nnx.Module):
     """A decoder-only language model."""
 
-    def __init__(self, config: DecoderConfig, dtype: jnp.dtype) -> None:
-        self.model = DecoderStack(config, dtype)
-        self.lm_head = None if config.tied_embeddings else Embedding(config.vocab_size, config.hidden_size, dtype)
+    def __init__(self, config: DecoderConfig, numerics: Numerics) -> None:
+        self.model = DecoderStack(config, numerics)
+        self.lm_head = None if config.tied_embeddings else Embedding(config.vocab_size, config.hidden_size, numerics)
 
     def hidden(self, token_ids: Int[Array, "T"], pool: KVPool, step: StepContext) -> tuple[Float[Array, "T D"], KVPool]:
         """Final-norm outputs of every token; writes their keys and values into the pool."""

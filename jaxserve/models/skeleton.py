@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxserve.layers.numerics import Numerics
 from jaxserve.models.config import DecoderConfig
 from jaxserve.models.decoder import Decoder
 
@@ -33,10 +34,15 @@ class ModelSkeleton:
     """Everything of a model but its numbers."""
 
     config: DecoderConfig
-    dtype: jnp.dtype
+    numerics: Numerics
     leaves: tuple[LeafSpec, ...]
     graph: Any
     treedef: Any
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of the weights, before any quantisation."""
+        return self.numerics.weights
 
     def build(self, leaves: tuple[jax.Array, ...]) -> Decoder:
         """The module over these arrays, in the order of `self.leaves`. Called while tracing."""
@@ -44,9 +50,9 @@ class ModelSkeleton:
         return model
 
 
-def make_skeleton(config: DecoderConfig, dtype: jnp.dtype) -> ModelSkeleton:
-    """Declare the decoder of `config` with parameters of `dtype`."""
-    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype)))
+def make_skeleton(config: DecoderConfig, numerics: Numerics) -> ModelSkeleton:
+    """Declare the decoder of `config` with its parameters as `numerics` says."""
+    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, numerics)))
     leaves = tuple(
         LeafSpec(".".join(map(str, path)), variable.shape, jnp.dtype(variable.dtype), variable.get_metadata()["axes"])
         for path, variable in nnx.to_flat_state(state)
@@ -54,4 +60,4 @@ def make_skeleton(config: DecoderConfig, dtype: jnp.dtype) -> ModelSkeleton:
     arrays, treedef = jax.tree.flatten(state)
     if [leaf.shape for leaf in arrays] != [leaf.shape for leaf in leaves]:
         raise RuntimeError("flax orders flat state and tree leaves differently: names would go to wrong arrays")
-    return ModelSkeleton(config, dtype, leaves, graph, treedef)
+    return ModelSkeleton(config, numerics, leaves, graph, treedef)

@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jax.numpy as jnp
+from jaxserve_kernels.backend import Backend
 
 from jaxserve.config import Config
 from jaxserve.kv.spec import KVSpec
+from jaxserve.layers.numerics import Numerics
 from jaxserve.models.config import DecoderConfig
 from jaxserve.runner.buckets import make_buckets, resolve_limits
 from jaxserve.runner.memory import fit_model_len, num_kv_blocks
@@ -53,17 +55,21 @@ def weights_dtype(config: Config, platform: str) -> jnp.dtype:
     return jnp.dtype(name)
 
 
+def make_numerics(config: Config, platform: str, backend: Backend) -> Numerics:
+    """CPUs compute activations in float32 whatever the weights are stored in: they have nothing faster."""
+    weights = weights_dtype(config, platform)
+    activations = jnp.dtype("float32") if platform == "cpu" else weights
+    return Numerics(weights, activations, config.model.quantization, backend)
+
+
 def kv_cache_dtype(dtype: jnp.dtype, platform: str) -> jnp.dtype:
     """XLA:CPU before jax 0.12 converts a whole bfloat16 pool to float32 and back for every write."""
     return jnp.dtype("float32") if platform == "cpu" else dtype
 
 
-def make_limits(config: Config, decoder: DecoderConfig, dtype: jnp.dtype, platform: str, kv_bytes: int) -> Limits:
-    """The sizes that `kv_bytes` for the KV cache (over all devices) allow; raises ConfigError where that is too little.
-
-    dtype: of the weights.
-    """
-    kv_dtype = kv_cache_dtype(dtype, platform)
+def make_limits(config: Config, decoder: DecoderConfig, numerics: Numerics, platform: str, kv_bytes: int) -> Limits:
+    """The sizes that `kv_bytes` for the KV cache (over all devices) allow; raises ConfigError where that is too little."""
+    kv_dtype = kv_cache_dtype(numerics.weights, platform)
     spec = KVSpec(
         num_layers=decoder.num_layers,
         num_kv_heads=decoder.num_kv_heads,
@@ -74,8 +80,9 @@ def make_limits(config: Config, decoder: DecoderConfig, dtype: jnp.dtype, platfo
     longest = config.model.max_model_len or decoder.max_position
     step = resolve_limits(platform, config.scheduler)
     num_blocks = num_kv_blocks(kv_bytes, spec, longest, step.max_num_seqs)
-    # One bfloat16 row makes XLA:CPU convert the whole weight first; two do not.
-    slow_single_row = platform == "cpu" and dtype == jnp.bfloat16
+    # One row makes XLA:CPU convert a weight that is not float32 first, all of it; two do not.
+    is_float32 = numerics.weights == jnp.float32 and not numerics.is_int8
+    slow_single_row = platform == "cpu" and numerics.backend == "reference" and not is_float32
     return Limits(
         spec=spec,
         kv_dtype=kv_dtype,

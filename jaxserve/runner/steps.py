@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxserve_kernels.paged_attention import ragged_layout
+from jaxserve_kernels.paged_attention import Paging, ragged_layout
 from jaxtyping import Array, Int
 
 from jaxserve.layers.attention import KVPool, StepContext
@@ -74,9 +74,12 @@ def _context(skeleton: ModelSkeleton, field: dict[str, Any], pool: KVPool, progr
         ragged = ragged_layout(field["query_starts"], field["num_decode_rows"], num_tokens=program.num_tokens)
     return StepContext(
         rotation=rotation(skeleton.config, positions),
-        pages=pages,
-        slots=positions % page_size,
-        block_tables=field["block_tables"],
-        kv_lengths=field["kv_lengths"],
-        ragged=ragged,
+        paging=Paging(
+            block_tables=field["block_tables"],
+            kv_lengths=field["kv_lengths"],
+            query_starts=field["query_starts"],
+            pages=pages,
+            slots=positions % page_size,
+            ragged=ragged,
+        ),
     )

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxserve.models.skeleton import ModelSkeleton
 from jaxserve.runner.inputs import Program
-from jaxserve.runner.program_cache import ProgramCache, program_key
-from jaxserve.runner.steps import lower
+from jaxserve.runner.program_cache import ProgramCache
+from jaxserve.runner.program_key import host_facts, program_key
+from jaxserve.runner.steps import abstract_params, lower
 from jaxserve.sharding.mesh import Sharding
 
 Progress = Callable[[int, int, str], None]
 """Called with (programs done, programs in all, name of the one just done)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeProgram:
+    """An executable, where it came from, and the wall-clock seconds that took beside the others."""
+
+    compiled: jax.stages.Compiled
+    key: str
+    source: Literal["cache", "compiled"]
+    seconds: float
 
 
 def make_programs(
@@ -28,24 +42,30 @@ def make_programs(
     *,
     num_threads: int,
     progress: Progress,
-) -> dict[Program, jax.stages.Compiled]:
-    """An executable for every wanted program. XLA releases the GIL, so threads compile side by side."""
+) -> dict[Program, MadeProgram]:
+    """An executable for every wanted program. XLA releases the GIL, so threads compile or load side by side."""
+    facts = host_facts()
+    arguments = (skeleton.config, skeleton.numerics, abstract_params(skeleton, sharding), sharding, pool_shape, kv_dtype)
 
-    def make(program: Program) -> jax.stages.Compiled:
-        key = program_key(skeleton.config, skeleton.dtype, sharding, pool_shape, kv_dtype, program)
-        in_tree = jax.tree.structure(((tuple(range(len(skeleton.leaves))), 0, 0, 0), {}))
-        compiled = cache.load(key, in_tree, jax.tree.structure((0, 0, 0)), sharding.devices)
-        if compiled is None:
-            compiled = lower(skeleton, sharding, program, pool_shape, kv_dtype).compile()
-            cache.store(key, compiled)
-        return compiled
+    def make(program: Program) -> MadeProgram:
+        started = time.monotonic()
+        key = program_key(facts, *arguments, program)
+        compiled = cache.load(key, sharding.devices)
+        if compiled is not None:
+            return MadeProgram(compiled, key, "cache", time.monotonic() - started)
+        compiled = lower(skeleton, sharding, program, pool_shape, kv_dtype).compile()
+        cache.store(key, compiled)
+        return MadeProgram(compiled, key, "compiled", time.monotonic() - started)
 
-    made: dict[Program, jax.stages.Compiled] = {}
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="compile") as pool:
+    made: dict[Program, MadeProgram] = {}
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="compile")
+    try:
         futures = {pool.submit(make, program): program for program in wanted}
         progress(0, len(wanted), "")
         for future in as_completed(futures):
             program = futures[future]
             made[program] = future.result()
             progress(len(made), len(wanted), program.name)
+    finally:
+        pool.shutdown(cancel_futures=True)
     return made

@@ -14,12 +14,17 @@ from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.errors import CheckpointError
 from jaxserve.models.skeleton import LeafSpec, ModelSkeleton
 from jaxserve.sharding.mesh import Sharding
+from jaxserve.weights.int8 import quantize_rows, row_scales
 
 Progress = Callable[[int, int, str], None]
 """Called with (bytes done, bytes in all, tensor name)."""
 
 _DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Buffers that some checkpoints store and every implementation computes."""
+
+
+_SCALE_SUFFIX = ".weight_scale"
+"""Leaves that no checkpoint has: the scales of int8 weights are computed as these are quantised."""
 
 
 def load_params(
@@ -34,7 +39,7 @@ def load_params(
     done, total = 0, sum(sizes)
     leaves = []
     for leaf, size in zip(skeleton.leaves, sizes, strict=True):
-        host = np.ascontiguousarray(checkpoint.read(leaf.name).astype(leaf.dtype, copy=False))
+        host = np.ascontiguousarray(_read(checkpoint, leaf))
         # may_alias=False: a parameter must not live in the page cache of a file that may change.
         placed = jax.device_put(host, sharding.place(leaf.axes), may_alias=False)
         leaves.append(placed.block_until_ready())
@@ -43,9 +48,26 @@ def load_params(
     return tuple(leaves)
 
 
+def _read(checkpoint: Checkpoint, leaf: LeafSpec) -> np.ndarray:
+    """The leaf's values, quantised where it is stored as int8."""
+    values = checkpoint.read(_source(leaf))
+    if leaf.name.endswith(_SCALE_SUFFIX):
+        return row_scales(values)
+    if leaf.dtype == np.int8:
+        return quantize_rows(values)
+    return values.astype(leaf.dtype, copy=False)
+
+
+def _source(leaf: LeafSpec) -> str:
+    """The checkpoint's tensor that the leaf is made of."""
+    return leaf.name.removesuffix("_scale") if leaf.name.endswith(_SCALE_SUFFIX) else leaf.name
+
+
 def check_tensors(checkpoint: Checkpoint, skeleton: ModelSkeleton) -> None:
     """Compare names and shapes of the headers with what the model needs."""
     for leaf in skeleton.leaves:
+        if leaf.name.endswith(_SCALE_SUFFIX):
+            continue
         info = checkpoint.tensors.get(leaf.name)
         if info is None:
             raise CheckpointError(

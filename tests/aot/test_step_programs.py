@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxserve.models.config import DecoderConfig, LayerConfig, RopeScaling
+from jaxserve.layers.numerics import plain
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.steps import lower
@@ -82,11 +83,13 @@ class Case:
 
     def __str__(self) -> str:
         name = {SMALL: "small", LLAMA_8B: "llama-8b"}[self.model]
-        return f"{self.target.name}x{self.num_devices}-{name}-{self.program.name}"
+        burst = "" if self.program.max_steps == 1 else f"x{self.program.max_steps}"
+        return f"{self.target.name}x{self.num_devices}-{name}-{self.program.name}{burst}"
 
 
-SMALL_PROGRAMS = [Program("decode", 8, 8, 64), Program("mixed", 128, 8, 64)]
-LLAMA_DECODE = Program("decode", 32, 32, 512)
+SMALL_PROGRAMS = [Program("decode", 8, 8, 64, num_slots=8), Program("mixed", 128, 8, 64, num_slots=8)]
+BURST = Program("decode", 8, 8, 64, num_slots=8, max_steps=8)
+LLAMA_DECODE = Program("decode", 32, 32, 512, num_slots=32)
 CASES = [
     *[
         Case(target, devices, SMALL, 4096, program)
@@ -94,6 +97,7 @@ CASES = [
         for devices in (1, 4)
         for program in SMALL_PROGRAMS
     ],
+    *[Case(target, devices, SMALL, 4096, BURST) for target in (V5E, V6E) for devices in (1, 4)],
     Case(H200, 1, LLAMA_8B, 8192, LLAMA_DECODE),
     Case(V5E, 4, LLAMA_8B, 12288, LLAMA_DECODE),
     Case(V6E, 1, LLAMA_8B, 6144, LLAMA_DECODE),
@@ -118,7 +122,7 @@ def compiled(request: pytest.FixtureRequest) -> Compiled:
             f"{case.target.compiler} is not installed: nothing compiled for {case.target.platform} (make kernels-check)"
         )
     sharding = make_sharding(case.model, case.num_devices, case.target.devices(case.num_devices))
-    skeleton = make_skeleton(case.model, jnp.dtype("bfloat16"))
+    skeleton = make_skeleton(case.model, plain(jnp.dtype("bfloat16")))
     step: jax.stages.Compiled = lower(skeleton, sharding, case.program, case.pool_shape).compile()
     memory, text = step.memory_analysis(), step.as_text()
     assert memory is not None
@@ -127,7 +131,8 @@ def compiled(request: pytest.FixtureRequest) -> Compiled:
 
 
 def test_the_pool_comes_back_in_its_own_buffers(compiled: Compiled) -> None:
-    assert compiled.aliased_bytes == 2 * compiled.case.array_bytes
+    spare = compiled.aliased_bytes - 2 * compiled.case.array_bytes
+    assert 0 <= spare < 1 << 16, "the slots, as large as the device lays them out"
 
 
 def test_nothing_as_large_as_the_keys_of_a_layer_is_kept_aside(compiled: Compiled) -> None:

@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxserve_kernels.paged_attention import ragged_layout
+from jaxserve_kernels.paged_attention import Paging, ragged_layout
 
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.layers.attention import KVPool, StepContext
 from jaxserve.layers.rope import inverse_frequencies, rotation
 from jaxserve.models.config import DecoderConfig
 from jaxserve.models.registry import decoder_config
+from jaxserve.layers.numerics import plain
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.weights.loader import load_params
@@ -25,7 +26,7 @@ def prompt_logits(golden: GoldenCheckpoint, dtype: str) -> np.ndarray:
     """Logits of the last 8 prompt positions, the prompt computed in one mixed pass."""
     checkpoint = open_checkpoint(golden.path)
     config = decoder_config(checkpoint.config, checkpoint.generation_config)
-    skeleton = make_skeleton(config, jnp.dtype(dtype))
+    skeleton = make_skeleton(config, plain(jnp.dtype(dtype)))
     params = load_params(checkpoint, skeleton, make_sharding(config, 1), lambda *_: None)
     tokens = jnp.asarray(golden.prompt_ids)
     count = len(golden.prompt_ids)
@@ -38,11 +39,14 @@ def prompt_logits(golden: GoldenCheckpoint, dtype: str) -> np.ndarray:
         model = skeleton.build(params)
         step = StepContext(
             rotation=rotation(config, positions),
-            pages=positions // PAGE_SIZE + 1,
-            slots=positions % PAGE_SIZE,
-            block_tables=jnp.arange(1, num_pages + 1)[None],
-            kv_lengths=jnp.asarray([count]),
-            ragged=ragged_layout(jnp.asarray([0, count]), jnp.int32(0), num_tokens=count),
+            paging=Paging(
+                block_tables=jnp.arange(1, num_pages + 1)[None],
+                kv_lengths=jnp.asarray([count]),
+                query_starts=jnp.asarray([0, count]),
+                pages=positions // PAGE_SIZE + 1,
+                slots=positions % PAGE_SIZE,
+                ragged=ragged_layout(jnp.asarray([0, count]), jnp.int32(0), num_tokens=count),
+            ),
         )
         pool = KVPool(jnp.zeros(shape, skeleton.dtype), jnp.zeros(shape, skeleton.dtype))
         return model.logits(model.hidden(tokens, pool, step)[0][-8:])

@@ -1,8 +1,16 @@
 """Attention of query tokens over keys and values kept in pages.
 
-`api` is what callers see; `reference` is the specification in plain jax.numpy, and serves every platform.
+`api` is what callers see; `reference` is the specification in plain jax.numpy, and serves every platform;
+`cpu` calls the native kernel.
 """
 
-from jaxserve_kernels.paged_attention.api import Ragged, decode_attention, mixed_attention, ragged_layout
+from jaxserve_kernels.paged_attention.api import (
+    Paging,
+    Ragged,
+    decode_attention,
+    mixed_attention,
+    ragged_layout,
+    write_and_attend,
+)
 
-__all__ = ["Ragged", "decode_attention", "mixed_attention", "ragged_layout"]
+__all__ = ["Paging", "Ragged", "decode_attention", "mixed_attention", "ragged_layout", "write_and_attend"]

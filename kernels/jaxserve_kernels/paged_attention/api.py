@@ -9,10 +9,44 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float, Int
 
-from jaxserve_kernels.paged_attention import reference
-from jaxserve_kernels.paged_attention.layout import Ragged, ragged_layout
+from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.kv_write import kv_write
+from jaxserve_kernels.paged_attention import cpu, reference
+from jaxserve_kernels.paged_attention.layout import Paging, Ragged, ragged_layout
 
-__all__ = ["Ragged", "decode_attention", "mixed_attention", "ragged_layout"]
+__all__ = ["Paging", "Ragged", "decode_attention", "mixed_attention", "ragged_layout", "write_and_attend"]
+
+
+def write_and_attend(
+    q: Float[Array, "T N H"],
+    k: Float[Array, "T K H"],
+    v: Float[Array, "T K H"],
+    k_pages: Float[Array, "L P K S H"],
+    v_pages: Float[Array, "L P K S H"],
+    layer: Int[Array, ""],
+    paging: Paging,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    backend: Backend = "reference",
+) -> tuple[Float[Array, "T N H"], Float[Array, "L P K S H"], Float[Array, "L P K S H"]]:
+    """Put the tokens' keys and values into their pages, then attend; returns the pools as well.
+
+    One op, because a backend may keep pages in an order of its own: all of a pool's reads and writes have
+    to go through the same backend. Under donation the pools are the same buffers.
+    """
+    if backend == "native" and cpu.supports(q.shape[1], k_pages.shape, k_pages.dtype):
+        where = (paging.block_tables, paging.kv_lengths, paging.query_starts, paging.pages, paging.slots)
+        return cpu.write_and_attend(
+            q, k, v, k_pages, v_pages, layer, *where, scale=scale, sliding_window=sliding_window
+        )
+    k_pages, v_pages = kv_write(k_pages, v_pages, layer, k, v, paging.pages, paging.slots)
+    pool = (k_pages, v_pages, layer, paging.block_tables, paging.kv_lengths)
+    if paging.ragged is None:
+        out = decode_attention(q, *pool, scale=scale, sliding_window=sliding_window)
+    else:
+        out = mixed_attention(q, *pool, paging.ragged, scale=scale, sliding_window=sliding_window)
+    return out, k_pages, v_pages
 
 
 def decode_attention(

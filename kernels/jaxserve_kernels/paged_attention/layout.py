@@ -1,4 +1,7 @@
-"""How ragged query segments are cut into tiles: computed once a step, shared by all layers."""
+"""Where a step's tokens stand: their pages, their rows, and how ragged segments are cut into tiles.
+
+Computed once a step, shared by all layers.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,20 @@ class Ragged(NamedTuple):
     tile_starts: Int[Array, "G"]
     """First token of each tile on the flat axis."""
     num_tiles: Int[Array, ""]
+
+
+class Paging(NamedTuple):
+    """Rows of a step and their pages; row b's queries are tokens `query_starts[b] : query_starts[b + 1]`."""
+
+    block_tables: Int[Array, "B M"]
+    kv_lengths: Int[Array, "B"]
+    """Keys each row has once this step's are written; 0 for a row that computes nothing."""
+    query_starts: Int[Array, "B1"]
+    pages: Int[Array, "T"]
+    """Page and slot that each token's key and value go to; padding goes to the null page."""
+    slots: Int[Array, "T"]
+    ragged: Ragged | None
+    """None: one token per row, token i belongs to row i."""
 
 
 def ragged_layout(query_starts: Int[Array, "B1"], num_decode_rows: Int[Array, ""], *, num_tokens: int) -> Ragged:

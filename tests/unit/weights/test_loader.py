@@ -15,6 +15,7 @@ import pytest
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.errors import CheckpointError
 from jaxserve.models.registry import decoder_config
+from jaxserve.layers.numerics import plain
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.weights.loader import load_params
@@ -25,7 +26,7 @@ CONFIG = json.loads((DATA / "llama2_tiny" / "config.json").read_text())
 
 
 def _tensors(dtype: np.dtype | type = np.float32) -> dict[str, np.ndarray]:
-    skeleton = make_skeleton(decoder_config(CONFIG), jnp.dtype("float32"))
+    skeleton = make_skeleton(decoder_config(CONFIG), plain(jnp.dtype("float32")))
     return {leaf.name: np.ones(leaf.shape, dtype) for leaf in skeleton.leaves}
 
 
@@ -37,7 +38,7 @@ def _load(folder: Path, tensors: dict[str, np.ndarray], config: dict[str, object
     names: list[str] = []
     load_params(
         checkpoint,
-        make_skeleton(decoder, jnp.dtype("float32")),
+        make_skeleton(decoder, plain(jnp.dtype("float32"))),
         make_sharding(decoder, 1),
         lambda done, total, name: names.append(name),
     )
@@ -79,13 +80,14 @@ from pathlib import Path
 import jax, jax.numpy as jnp
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.models.registry import decoder_config
+from jaxserve.layers.numerics import plain
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.weights.loader import load_params
 jax.config.update("jax_platforms", "cpu")
 checkpoint = open_checkpoint(Path(sys.argv[1]))
 config = decoder_config(checkpoint.config)
-skeleton, sharding = make_skeleton(config, jnp.dtype("float32")), make_sharding(config, 1)
+skeleton, sharding = make_skeleton(config, plain(jnp.dtype("float32"))), make_sharding(config, 1)
 jnp.zeros(1).block_until_ready()
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 before = peak()
@@ -98,7 +100,7 @@ print(peak() - before, sum(p.nbytes for p in params), max(p.nbytes for p in para
 def test_peak_memory_is_the_model_and_one_tensor(tmp_path: Path) -> None:
     config = {**CONFIG, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "head_dim": 256}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    leaves = make_skeleton(decoder_config(config), jnp.dtype("float32")).leaves
+    leaves = make_skeleton(decoder_config(config), plain(jnp.dtype("float32"))).leaves
     write_safetensors(
         tmp_path / "model.safetensors", {leaf.name: np.zeros(leaf.shape, ml_dtypes.bfloat16) for leaf in leaves}
     )

@@ -1,0 +1,33 @@
+"""Which implementation of the kernels an engine takes."""
+
+from __future__ import annotations
+
+import logging
+
+from jaxserve_kernels import native
+from jaxserve_kernels.backend import Backend
+
+from jaxserve.config import Config
+from jaxserve.errors import ConfigError
+
+_LOG = logging.getLogger(__name__)
+_BUILD = "python -m jaxserve_kernels.native.build"
+
+
+def choose_backend(config: Config, platform: str) -> Backend:
+    """What `--cpu-kernels` asks for, or what there is. Registers the native kernels where they are taken.
+
+    They are not for several devices: XLA cannot partition them.
+    """
+    wanted = config.compile.cpu_kernels
+    is_possible = platform == "cpu" and config.parallel.tensor_parallel_size == 1
+    if wanted == "native" and not is_possible:
+        raise ConfigError(f"--cpu-kernels native: only on one CPU device, not on {platform} with several")
+    if wanted == "xla" or not is_possible or config.compile.attention_backend == "reference":
+        return "reference"
+    if native.register() is not None:
+        return "native"
+    if wanted == "native":
+        raise ConfigError(f"--cpu-kernels native: not built for this host: run `{_BUILD}`")
+    _LOG.info("native CPU kernels are not built for this host, XLA's are used; to build them: %s", _BUILD)
+    return "reference"

@@ -1,0 +1,29 @@
+"""Public entry of matmul. Letters: T tokens, I inputs, O outputs."""
+
+from __future__ import annotations
+
+from jaxtyping import Array, Float, Num
+
+from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.matmul import cpu, reference
+from jaxserve_kernels.matmul.reference import quantize_rows
+
+__all__ = ["matmul", "quantize_rows"]
+
+
+def matmul(
+    x: Float[Array, "T I"],
+    weight: Num[Array, "O I"],
+    scales: Float[Array, "O"] | None = None,
+    *,
+    dynamic: bool = False,
+    backend: Backend = "reference",
+) -> Float[Array, "T O"]:
+    """x @ weight.T, accumulated and returned in float32; int8 weights come with a scale per output.
+
+    dynamic: int8 weights meet activations that are quantised to int8 as well, each token by its own largest
+    value; the product is then exact in int32. Otherwise the weights are widened.
+    """
+    if backend == "native" and cpu.supports(x, weight, dynamic=dynamic):
+        return cpu.matmul(x, weight, scales)
+    return reference.matmul(x, weight, scales, dynamic=dynamic)

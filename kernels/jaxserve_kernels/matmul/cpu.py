@@ -1,0 +1,24 @@
+"""matmul by the native kernels: weights are read once, in their stored type, at any number of rows."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Num
+
+_LANES = 16
+"""Inputs must be a multiple of the widest vector the kernels may be compiled for."""
+_WEIGHTS = ("float32", "float16", "bfloat16", "int8")
+
+
+def supports(x: jax.Array, weight: jax.Array, *, dynamic: bool) -> bool:
+    """Whether the kernel computes this product."""
+    return not dynamic and x.shape[1] % _LANES == 0 and str(weight.dtype) in _WEIGHTS
+
+
+def matmul(x: Float[Array, "T I"], weight: Num[Array, "O I"], scales: Float[Array, "O"] | None) -> Float[Array, "T O"]:
+    """See `api.matmul`; activations are taken in float32."""
+    out = jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), jnp.float32)
+    operands = (x.astype(jnp.float32), weight) + (() if scales is None else (scales,))
+    product: jax.Array = jax.ffi.ffi_call("jaxserve_matmul", out)(*operands)
+    return product

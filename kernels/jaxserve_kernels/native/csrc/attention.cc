@@ -1,0 +1,262 @@
+// Writes a step's keys and values into their pages, then attends: in place, over ragged segments of a flat token
+// axis (decode rows are segments of one token), causal on absolute positions.
+//
+// A page of keys is kept dimension-major, [H, S], so that scores of neighbouring keys are neighbouring lanes;
+// nothing else reads the pool. Online softmax (Milakov & Gimelshein, arXiv 1805.02867) over blocks of kBlockKeys
+// keys counted from position 0: what a token gets does not depend on how its prompt was cut or who runs beside it.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "parallel.h"
+
+namespace jaxserve {
+namespace {
+
+namespace ffi = xla::ffi;
+
+constexpr int kTileQueries = kLanes == 16 ? 4 : 2;
+constexpr int kBlockVectors = 4;
+constexpr int kBlockKeys = kBlockVectors * kLanes;
+constexpr int kSegmentQueries = 48;  // queries, over the heads of one group, that share a pass over the keys
+constexpr float kMasked = -1e30f;
+
+struct Shape {
+  int64_t num_tokens, num_heads, num_kv_heads, head_dim, page_size, num_pages, table_width;
+  int64_t page_floats() const { return num_kv_heads * page_size * head_dim; }
+  int64_t group() const { return num_heads / num_kv_heads; }
+};
+
+struct Pool {
+  float* keys;    // of one layer, [P, K, H, S]
+  float* values;  // of one layer, [P, K, S, H]
+};
+
+void write(const Shape& shape, const Pool& pool, const float* key, const float* value, const int32_t* pages,
+           const int32_t* slots) {
+  const int64_t h = shape.head_dim, s = shape.page_size;
+  for (int64_t token = 0; token < shape.num_tokens; ++token) {
+    for (int64_t head = 0; head < shape.num_kv_heads; ++head) {
+      const int64_t page = pages[token] * shape.page_floats() + head * s * h;
+      const int64_t from = (token * shape.num_kv_heads + head) * h;
+      for (int64_t d = 0; d < h; ++d) pool.keys[page + d * s + slots[token]] = key[from + d];
+      std::copy_n(value + from, h, pool.values + page + slots[token] * h);
+    }
+  }
+}
+
+// Up to kSegmentQueries queries of one row and one kv head, and their running softmax.
+struct Segment {
+  const float* query[kSegmentQueries];
+  int32_t position[kSegmentQueries];
+  float maximum[kSegmentQueries];
+  float total[kSegmentQueries];
+  float* sums;  // [queries, H]
+};
+
+// Where the keys and values of one block are, kLanes of them each.
+struct Block {
+  int32_t begin;
+  int32_t num_keys;  // that anybody may see
+  const float* keys[kBlockVectors];
+  const float* values[kBlockVectors];
+};
+
+// Scores of Queries queries; turns them into weights and folds them into the running softmax.
+template <int Queries>
+void weigh(const Shape& shape, const Block& block, Segment& segment, int first, float scale, int32_t window,
+           float (&weights)[kTileQueries][kBlockKeys]) {
+  Floats scores[Queries][kBlockVectors] = {};
+  for (int64_t d = 0; d < shape.head_dim; ++d) {
+    Floats keys[kBlockVectors];
+    for (int v = 0; v < kBlockVectors; ++v) keys[v] = load(block.keys[v] + d * shape.page_size);
+    for (int q = 0; q < Queries; ++q) {
+      Floats query = broadcast(segment.query[first + q][d]);
+      for (int v = 0; v < kBlockVectors; ++v) scores[q][v] += query * keys[v];
+    }
+  }
+  Ints lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  for (int q = 0; q < Queries; ++q) {
+    const int32_t position = segment.position[first + q];
+    Floats best = broadcast(kMasked);
+    for (int v = 0; v < kBlockVectors; ++v) {
+      Ints index = lane + (block.begin + v * kLanes);
+      Ints visible = (index <= position) & (index > position - window);
+      scores[q][v] = visible ? scores[q][v] * scale : broadcast(kMasked);
+      best = best > scores[q][v] ? best : scores[q][v];
+    }
+    const float maximum_before = segment.maximum[first + q];
+    const float maximum_now = std::max(maximum_before, maximum(best));
+    Floats total = {};
+    for (int v = 0; v < kBlockVectors; ++v) {
+      Floats weight = scores[q][v] > kMasked ? exponential(scores[q][v] - maximum_now) : Floats{};
+      store(&weights[q][v * kLanes], weight);
+      total += weight;
+    }
+    const float decay = exponential(broadcast(maximum_before - maximum_now))[0];
+    segment.maximum[first + q] = maximum_now;
+    segment.total[first + q] = segment.total[first + q] * decay + sum(total);
+    float* sums = segment.sums + (first + q) * shape.head_dim;
+    for (int64_t d = 0; d < shape.head_dim; d += kLanes) store(sums + d, load(sums + d) * decay);
+  }
+}
+
+template <int Queries, int Vectors>
+void add_values(const Shape& shape, const Block& block, Segment& segment, int first, int64_t d,
+                const float (&weights)[kTileQueries][kBlockKeys]) {
+  Floats sums[Queries][Vectors];
+  float* to = segment.sums + first * shape.head_dim + d;
+  for (int q = 0; q < Queries; ++q) {
+    for (int v = 0; v < Vectors; ++v) sums[q][v] = load(to + q * shape.head_dim + v * kLanes);
+  }
+  for (int key = 0; key < block.num_keys; ++key) {
+    const float* row = block.values[key / kLanes] + (key % kLanes) * shape.head_dim + d;
+    Floats values[Vectors];
+    for (int v = 0; v < Vectors; ++v) values[v] = load(row + v * kLanes);
+    for (int q = 0; q < Queries; ++q) {
+      Floats weight = broadcast(weights[q][key]);
+      for (int v = 0; v < Vectors; ++v) sums[q][v] += weight * values[v];
+    }
+  }
+  for (int q = 0; q < Queries; ++q) {
+    for (int v = 0; v < Vectors; ++v) store(to + q * shape.head_dim + v * kLanes, sums[q][v]);
+  }
+}
+
+template <int Queries>
+void fold(const Shape& shape, const Block& block, Segment& segment, int first, float scale, int32_t window) {
+  float weights[kTileQueries][kBlockKeys];
+  weigh<Queries>(shape, block, segment, first, scale, window, weights);
+  int64_t d = 0;
+  for (; d + 4 * kLanes <= shape.head_dim; d += 4 * kLanes) {
+    add_values<Queries, 4>(shape, block, segment, first, d, weights);
+  }
+  for (; d < shape.head_dim; d += kLanes) add_values<Queries, 1>(shape, block, segment, first, d, weights);
+}
+
+template <int Queries>
+void fold_rest(int count, const Shape& shape, const Block& block, Segment& segment, int first, float scale,
+               int32_t window) {
+  if constexpr (Queries > 0) {
+    if (count == Queries) {
+      fold<Queries>(shape, block, segment, first, scale, window);
+    } else {
+      fold_rest<Queries - 1>(count, shape, block, segment, first, scale, window);
+    }
+  }
+}
+
+Block block_at(const Shape& shape, const Pool& pool, const int32_t* table, int64_t head, int32_t begin, int32_t end) {
+  Block block{begin, std::min(end - begin, kBlockKeys), {}, {}};
+  for (int v = 0; v < kBlockVectors; ++v) {
+    const int64_t key = begin + v * kLanes;
+    const int64_t page = key < end ? table[key / shape.page_size] : 0;  // the null page: masked, but there
+    const int64_t start = page * shape.page_floats() + head * shape.page_size * shape.head_dim;
+    block.keys[v] = pool.keys + start + key % shape.page_size;
+    block.values[v] = pool.values + start + key % shape.page_size * shape.head_dim;
+  }
+  return block;
+}
+
+// Tokens [begin, end) of one row, whose last token has `length` keys when `row_end` is where the row ends.
+struct Task {
+  int32_t row, begin, end, first_position;
+};
+
+void attend(const Shape& shape, const Pool& pool, const float* query, const int32_t* tables, const Task& task,
+            int64_t head, float scale, int32_t window, float* out) {
+  const int64_t group = shape.group(), h = shape.head_dim;
+  const int count = static_cast<int>((task.end - task.begin) * group);
+  std::vector<float> sums(count * h, 0.0f);
+  Segment segment;
+  segment.sums = sums.data();
+  for (int q = 0; q < count; ++q) {
+    segment.query[q] = query + ((task.begin + q / group) * shape.num_heads + head * group + q % group) * h;
+    segment.position[q] = task.first_position + q / group;
+    segment.maximum[q] = kMasked;
+    segment.total[q] = 0.0f;
+  }
+  const int32_t end = segment.position[count - 1] + 1;
+  const int32_t lowest = std::max(0, task.first_position - window + 1);
+  const int32_t* table = tables + task.row * shape.table_width;
+  for (int32_t begin = lowest / kBlockKeys * kBlockKeys; begin < end; begin += kBlockKeys) {
+    const Block block = block_at(shape, pool, table, head, begin, end);
+    int first = 0;
+    for (; first + kTileQueries <= count; first += kTileQueries) {
+      fold<kTileQueries>(shape, block, segment, first, scale, window);
+    }
+    fold_rest<kTileQueries - 1>(count - first, shape, block, segment, first, scale, window);
+  }
+  for (int q = 0; q < count; ++q) {
+    float* to = out + (segment.query[q] - query);
+    const float inverse = 1.0f / segment.total[q];
+    for (int64_t d = 0; d < h; d += kLanes) store(to + d, load(&sums[q * h + d]) * inverse);
+  }
+}
+
+std::vector<Task> cut(const Shape& shape, int64_t num_rows, const int32_t* starts, const int32_t* lengths) {
+  const int32_t tokens = std::max<int32_t>(1, kSegmentQueries / shape.group());
+  std::vector<Task> tasks;
+  for (int32_t row = 0; row < num_rows; ++row) {
+    if (lengths[row] == 0) continue;  // padding, or a request that has ended
+    for (int32_t begin = starts[row]; begin < starts[row + 1]; begin += tokens) {
+      const int32_t end = std::min(begin + tokens, starts[row + 1]);
+      tasks.push_back({row, begin, end, lengths[row] - (starts[row + 1] - begin)});
+    }
+  }
+  return tasks;
+}
+
+using Floats3 = ffi::BufferR3<ffi::F32>;
+using Ints1 = ffi::BufferR1<ffi::S32>;
+using PoolBuffer = ffi::Buffer<ffi::F32, 5>;
+
+ffi::Error attention_handler(ffi::ThreadPool threads, Floats3 query, Floats3 key, Floats3 value, PoolBuffer,
+                             PoolBuffer, ffi::BufferR0<ffi::S32> layer, ffi::BufferR2<ffi::S32> tables, Ints1 lengths,
+                             Ints1 starts, Ints1 pages, Ints1 slots, ffi::ResultBufferR3<ffi::F32> out,
+                             ffi::Result<PoolBuffer> keys, ffi::Result<PoolBuffer> values, float scale,
+                             int32_t window) {
+  const auto q = query.dimensions();
+  const auto p = keys->dimensions();  // [L, P, K, S, H]
+  const Shape shape{q[0], q[1], p[2], p[4], p[3], p[1], tables.dimensions()[1]};
+  if (shape.head_dim % kLanes || shape.page_size % kLanes || shape.group() > kSegmentQueries) {
+    return ffi::Error::InvalidArgument("attention: head dim and page size must be multiples of the lanes");
+  }
+  const int64_t offset = *layer.typed_data() * shape.num_pages * shape.page_floats();
+  const Pool pool{keys->typed_data() + offset, values->typed_data() + offset};
+  write(shape, pool, key.typed_data(), value.typed_data(), pages.typed_data(), slots.typed_data());
+  float* to = out->typed_data();
+  std::fill_n(to, out->element_count(), 0.0f);
+  const float* from = query.typed_data();
+  const int32_t* table = tables.typed_data();
+  const auto tasks = std::make_shared<const std::vector<Task>>(
+      cut(shape, lengths.dimensions()[0], starts.typed_data(), lengths.typed_data()));
+  parallel_for(threads, tasks->size() * shape.num_kv_heads, [=](int64_t i) {
+    attend(shape, pool, from, table, (*tasks)[i / shape.num_kv_heads], i % shape.num_kv_heads, scale, window, to);
+  });
+  return ffi::Error::Success();
+}
+
+}  // namespace
+}  // namespace jaxserve
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_attention, jaxserve::attention_handler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<jaxserve::Floats3>()
+                                  .Arg<jaxserve::Floats3>()
+                                  .Arg<jaxserve::Floats3>()
+                                  .Arg<jaxserve::PoolBuffer>()
+                                  .Arg<jaxserve::PoolBuffer>()
+                                  .Arg<xla::ffi::BufferR0<xla::ffi::S32>>()
+                                  .Arg<xla::ffi::BufferR2<xla::ffi::S32>>()
+                                  .Arg<jaxserve::Ints1>()
+                                  .Arg<jaxserve::Ints1>()
+                                  .Arg<jaxserve::Ints1>()
+                                  .Arg<jaxserve::Ints1>()
+                                  .Ret<jaxserve::Floats3>()
+                                  .Ret<jaxserve::PoolBuffer>()
+                                  .Ret<jaxserve::PoolBuffer>()
+                                  .Attr<float>("scale")
+                                  .Attr<int32_t>("window"));

@@ -1,0 +1,106 @@
+// SIMD for one host: 16 float lanes with AVX-512, else 8 with AVX2.
+//
+// Sums have one fixed order whatever surrounds a row, so that a row's result never depends on its batch.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace jaxserve {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+constexpr int kLanes = 8;
+#else
+#error "these kernels need AVX2, FMA and F16C"
+#endif
+
+typedef float Floats __attribute__((vector_size(kLanes * 4)));
+typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
+typedef float UnalignedFloats __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+
+inline Floats load(const float* p) { return *reinterpret_cast<const UnalignedFloats*>(p); }
+inline void store(float* p, Floats v) { *reinterpret_cast<UnalignedFloats*>(p) = v; }
+inline Floats broadcast(float x) { return x - Floats{}; }
+
+// How weights of each stored type become float lanes.
+struct Float32 {
+  using Stored = float;
+  static inline Floats lanes(const float* p) { return load(p); }
+};
+
+struct Float16 {
+  using Stored = uint16_t;
+  static inline Floats lanes(const uint16_t* p) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+#else
+    return reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#endif
+  }
+};
+
+struct BFloat16 {
+  using Stored = uint16_t;
+  static inline Floats lanes(const uint16_t* p) {
+#if defined(__AVX512F__)
+    auto wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return reinterpret_cast<Floats>(_mm512_slli_epi32(wide, 16));
+#else
+    auto wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return reinterpret_cast<Floats>(_mm256_slli_epi32(wide, 16));
+#endif
+  }
+};
+
+struct Int8 {
+  using Stored = int8_t;
+  static inline Floats lanes(const int8_t* p) {
+#if defined(__AVX512F__)
+    auto wide = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return reinterpret_cast<Floats>(_mm512_cvtepi32_ps(wide));
+#else
+    auto wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    return reinterpret_cast<Floats>(_mm256_cvtepi32_ps(wide));
+#endif
+  }
+};
+
+inline float sum(Floats v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps(reinterpret_cast<__m512>(v));
+#else
+  auto wide = reinterpret_cast<__m256>(v);
+  __m128 half = _mm_add_ps(_mm256_castps256_ps128(wide), _mm256_extractf128_ps(wide, 1));
+  half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+#endif
+}
+
+inline float maximum(Floats v) {
+  float best = v[0];
+  for (int i = 1; i < kLanes; ++i) best = v[i] > best ? v[i] : best;
+  return best;
+}
+
+// e^x for x <= 0 within 2 ulp (Cephes' polynomial); below -87 it is 0.
+inline Floats exponential(Floats x) {
+  const Floats magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  Floats rounded = x * 1.44269504088896341f + magic;
+  Ints power = reinterpret_cast<Ints>(rounded) - reinterpret_cast<Ints>(magic);
+  Floats n = rounded - magic;
+  Floats r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  Floats p = broadcast(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  Ints scaled = reinterpret_cast<Ints>(p) + (power << 23);
+  return x < -87.0f ? Floats{} : reinterpret_cast<Floats>(scaled);
+}
+
+}  // namespace jaxserve

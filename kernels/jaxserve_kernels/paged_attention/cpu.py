@@ -1,0 +1,56 @@
+"""Writing a step's KV and attending by the native kernel, in place."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+_LANES = 16
+_MOST_GROUPED = 48
+_NO_WINDOW = 1 << 30
+
+
+def supports(num_heads: int, pool_shape: tuple[int, ...], dtype: jnp.dtype) -> bool:
+    """Whether the kernel serves a pool of this shape `[L, P, K, S, H]` and type."""
+    _, _, kv_heads, page_size, dim = pool_shape
+    return (
+        dtype == jnp.float32
+        and page_size % _LANES == 0
+        and dim % _LANES == 0
+        and num_heads // kv_heads <= _MOST_GROUPED
+    )
+
+
+def write_and_attend(
+    q: Float[Array, "T N H"],
+    k: Float[Array, "T K H"],
+    v: Float[Array, "T K H"],
+    k_pages: Float[Array, "L P K S H"],
+    v_pages: Float[Array, "L P K S H"],
+    layer: Int[Array, ""],
+    block_tables: Int[Array, "B M"],
+    kv_lengths: Int[Array, "B"],
+    query_starts: Int[Array, "B1"],
+    pages: Int[Array, "T"],
+    slots: Int[Array, "T"],
+    *,
+    scale: float,
+    sliding_window: int | None,
+) -> tuple[Float[Array, "T N H"], Float[Array, "L P K S H"], Float[Array, "L P K S H"]]:
+    """See `api.write_and_attend`. A page of keys is kept as `[H, S]`: only this kernel reads such a pool."""
+    results = tuple(jax.ShapeDtypeStruct(array.shape, jnp.float32) for array in (q, k_pages, v_pages))
+    call = jax.ffi.ffi_call("jaxserve_attention", results, input_output_aliases={3: 1, 4: 2})
+    wide = (array.astype(jnp.float32) for array in (q, k, v))
+    indices = (block_tables, kv_lengths, query_starts, pages, slots)
+    out, k_pages, v_pages = call(
+        *wide,
+        k_pages,
+        v_pages,
+        jnp.asarray(layer, jnp.int32),
+        *(index.astype(jnp.int32) for index in indices),
+        scale=np.float32(scale),
+        window=np.int32(_NO_WINDOW if sliding_window is None else sliding_window),
+    )
+    return out.astype(q.dtype), k_pages, v_pages

@@ -1,0 +1,164 @@
+"""The native CPU kernels against the reference ops, and what only they promise: rows that ignore their neighbours.
+
+Built first where there is a C++ compiler; visibly skipped where there is none.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxserve_kernels import native
+from jaxserve_kernels.matmul import matmul, quantize_rows
+from jaxserve_kernels.native.build import BuildError, build
+from jaxserve_kernels.paged_attention import Paging, ragged_layout, write_and_attend
+
+L, P, K, S, H, N = 2, 40, 2, 16, 32, 6
+LAYER = 1
+SCALE = 0.3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    try:
+        build()
+    except BuildError as error:
+        pytest.skip(f"native kernels: {error}")
+    native.register()
+
+
+def _normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+# One row, a tile, its rest, more than a block; outputs that fill no tile, or end inside a task.
+@pytest.mark.parametrize(
+    ("tokens", "inputs", "outputs"), [(1, 576, 192), (4, 64, 7), (7, 128, 61), (13, 48, 300), (131, 64, 65)]
+)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_product_equals_the_reference(tokens: int, inputs: int, outputs: int, dtype: str) -> None:
+    x, weight = jnp.asarray(_normal(1, tokens, inputs)), jnp.asarray(_normal(2, outputs, inputs)).astype(dtype)
+    expected = matmul(x, weight.astype("float32"))
+    np.testing.assert_allclose(matmul(x, weight, backend="native"), expected, atol=1e-4 * inputs**0.5)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 32])
+def test_product_with_int8_weights_equals_the_reference(tokens: int) -> None:
+    x = jnp.asarray(_normal(1, tokens, 96))
+    values, scales = quantize_rows(jnp.asarray(_normal(2, 70, 96)))
+    expected = matmul(x, values, scales)
+    np.testing.assert_allclose(matmul(x, values, scales, backend="native"), expected, atol=1e-4)
+
+
+def test_inputs_that_fill_no_vector_go_through_the_reference() -> None:
+    x, weight = jnp.asarray(_normal(1, 3, 20)), jnp.asarray(_normal(2, 5, 20))
+    np.testing.assert_array_equal(matmul(x, weight, backend="native"), matmul(x, weight))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_row_of_a_product_does_not_depend_on_the_others(dtype: str) -> None:
+    x, weight = jnp.asarray(_normal(1, 130, 192)), jnp.asarray(_normal(2, 123, 192)).astype(dtype)
+    together = matmul(x, weight, backend="native")
+    for rows in ([0], [5, 6], list(range(40, 57)), list(range(100, 130))):
+        np.testing.assert_array_equal(matmul(x[np.array(rows)], weight, backend="native"), together[np.array(rows)])
+
+
+class Step:
+    """A step of `counts[b]` tokens in row b, which then has `lengths[b]` keys; the last row is padding."""
+
+    def __init__(
+        self, counts: list[int], lengths: list[int], *, num_tokens: int, num_pages: int, seed: int = 1
+    ) -> None:
+        rows = len(counts) + 1
+        rng = np.random.default_rng(seed)
+        tables = np.zeros((rows, num_pages), np.int32)
+        tables[:-1] = rng.permutation(P - 1)[: len(counts) * num_pages].reshape(-1, num_pages) + 1
+        starts = np.full(rows + 1, sum(counts), np.int32)
+        starts[:rows] = np.concatenate(([0], np.cumsum(counts)))
+        pages, slots = np.zeros((2, num_tokens), np.int32)
+        for row, (count, length) in enumerate(zip(counts, lengths, strict=True)):
+            positions = np.arange(length - count, length)
+            pages[starts[row] : starts[row] + count] = tables[row, positions // S]
+            slots[starts[row] : starts[row] + count] = positions % S
+        self.num_real = sum(counts)
+        self.kv_lengths = np.array([*lengths, 0], np.int32)
+        num_decode = next((i for i, count in enumerate(counts) if count != 1), len(counts))
+        ragged = ragged_layout(jnp.asarray(starts), jnp.int32(num_decode), num_tokens=num_tokens)
+        arrays = map(jnp.asarray, (tables, self.kv_lengths, starts, pages, slots))
+        self.paging = Paging(*arrays, ragged)
+
+    def tokens(self) -> list[jax.Array]:
+        num_tokens = len(self.paging.pages)
+        return [jnp.asarray(_normal(seed, num_tokens, heads, H)) for seed, heads in ((3, N), (4, K), (5, K))]
+
+
+def _pools(paging: Paging) -> tuple[list[jax.Array], list[jax.Array]]:
+    """The same random pool as the reference keeps it, and as the native kernel does."""
+    k, v = _normal(7, L, P, K, S, H), _normal(8, L, P, K, S, H)
+    k[:, 0] = v[:, 0] = np.nan  # nothing of the null page may be seen
+    own = np.ascontiguousarray(k.swapaxes(3, 4)).reshape(k.shape)
+    return [jnp.asarray(np.nan_to_num(k)), jnp.asarray(np.nan_to_num(v))], [jnp.asarray(own), jnp.asarray(v)]
+
+
+CASES = [
+    ([1], [1]),
+    ([1, 1, 1], [1, 64, 65]),
+    ([1, 1, 1], [16, 17, 96]),
+    ([1, 5, 9], [40, 5, 30]),
+    ([96], [96]),
+    ([33, 50], [64, 90]),
+    ([7, 1, 8], [20, 9, 8]),
+]
+
+
+@pytest.mark.parametrize("window", [None, 1, 20, 70])
+@pytest.mark.parametrize(("counts", "lengths"), CASES)
+def test_attention_equals_the_reference(counts: list[int], lengths: list[int], window: int | None) -> None:
+    step = Step(counts, lengths, num_tokens=100, num_pages=6)
+    pool, native_pool = _pools(step.paging)
+    options = {"scale": SCALE, "sliding_window": window}
+    expected, k, v = write_and_attend(*step.tokens(), *pool, jnp.int32(LAYER), step.paging, **options)
+    out, own_k, own_v = write_and_attend(
+        *step.tokens(), *native_pool, jnp.int32(LAYER), step.paging, **options, backend="native"
+    )
+    assert np.isfinite(out).all()
+    real = step.num_real
+    np.testing.assert_allclose(out[:real], expected[:real], atol=2e-5)
+    own_k = np.asarray(own_k).reshape(L, P, K, H, S).swapaxes(3, 4)
+    np.testing.assert_array_equal(own_k[:, 1:], np.asarray(k)[:, 1:])
+    np.testing.assert_array_equal(np.asarray(own_v)[:, 1:], np.asarray(v)[:, 1:])
+
+
+def test_a_token_attends_alike_however_its_prompt_was_cut() -> None:
+    whole = Step([90], [90], num_tokens=90, num_pages=6)
+    q, k, v = whole.tokens()
+    pool = [jnp.zeros((L, P, K, S, H))] * 2
+    together, *_ = write_and_attend(q, k, v, *pool, jnp.int32(LAYER), whole.paging, scale=SCALE, backend="native")
+    done = 0
+    for count in (1, 40, 3, 46):
+        piece = Step([count], [done + count], num_tokens=count, num_pages=6)
+        cut = slice(done, done + count)
+        out, *pool = write_and_attend(
+            q[cut], k[cut], v[cut], *pool, jnp.int32(LAYER), piece.paging, scale=SCALE, backend="native"
+        )
+        np.testing.assert_array_equal(out, together[cut])
+        done += count
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 40])
+def test_native_attention_writes_the_pool_in_place(tokens: int) -> None:
+    step = Step([1] * min(tokens, 6), [9] * min(tokens, 6), num_tokens=tokens, num_pages=2)
+    k, v = (jnp.zeros((L, P, K, S, H)) for _ in range(2))
+
+    def attend(k_pages: jax.Array, v_pages: jax.Array, q: jax.Array, key: jax.Array) -> tuple[jax.Array, ...]:
+        for layer in range(L):
+            q, k_pages, v_pages = write_and_attend(
+                q, key, key, k_pages, v_pages, jnp.int32(layer), step.paging, scale=SCALE, backend="native"
+            )
+        return k_pages, v_pages, q
+
+    query, key, _ = step.tokens()
+    memory = jax.jit(attend, donate_argnums=(0, 1)).lower(k, v, query, key).compile().memory_analysis()
+    assert memory.alias_size_in_bytes == k.nbytes + v.nbytes
+    assert memory.temp_size_in_bytes < k.nbytes / L
