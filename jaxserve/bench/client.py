@@ -26,7 +26,10 @@ class RequestRecord:
     """One request as the client saw it. Times are `time.perf_counter()` seconds."""
 
     started_s: float
+    num_sent_tokens: int = 0
+    """Prompt tokens as we counted them."""
     num_wanted_tokens: int = 0
+    """Output tokens asked for."""
     finished_s: float = 0.0
     chunk_times_s: list[float] = field(default_factory=list)
     """When each chunk with text came."""
@@ -48,6 +51,7 @@ async def send(session: aiohttp.ClientSession, target: Target, prompt: Prompt) -
     body = target.body(prompt)
     record = RequestRecord(
         started_s=time.perf_counter(),
+        num_sent_tokens=len(prompt.token_ids),
         num_wanted_tokens=prompt.num_output_tokens,
         num_prompt_tokens=len(prompt.token_ids),
     )

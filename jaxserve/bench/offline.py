@@ -150,6 +150,7 @@ class _Run:
         request_id = RequestId(f"bench-{len(self._records)}")
         self._records[request_id] = RequestRecord(
             started_s=time.perf_counter(),
+            num_sent_tokens=len(prompt.token_ids),
             num_wanted_tokens=prompt.num_output_tokens,
             num_prompt_tokens=len(prompt.token_ids),
             has_usage=True,

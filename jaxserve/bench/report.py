@@ -48,6 +48,7 @@ def summarise(
         "duration": duration_s,
         "completed": len(done),
         "failed": len(records) - len(done),
+        "mismatched_inputs": sum(record.num_prompt_tokens != record.num_sent_tokens for record in done),
         "short_outputs": sum(record.num_output_tokens < record.num_wanted_tokens for record in done),
         "total_input_tokens": num_prompt_tokens,
         "total_cached_tokens": sum(record.num_cached_tokens for record in done),

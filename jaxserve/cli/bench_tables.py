@@ -69,6 +69,9 @@ def print_notes(runs: Sequence[Figures]) -> None:
     omitted = sorted({name for run in runs for name in run.get("omitted_fields", ())})
     if omitted:
         console.print(f"the server refuses {', '.join(omitted)}: sent without", style="yellow", markup=False)
+    if num_mismatched := sum(run["mismatched_inputs"] for run in runs):
+        text = f"the server read another number of tokens than counted here in {num_mismatched} requests"
+        console.print(text, style="yellow", markup=False)
     if num_short := sum(run["short_outputs"] for run in runs):
         text = f"{num_short} requests ended before the wanted number of tokens: do not compare their throughput"
         console.print(text, style="yellow", markup=False)

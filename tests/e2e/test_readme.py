@@ -53,10 +53,14 @@ def run(command: list[str], folder: Path, **variables: str) -> subprocess.Comple
 def test_every_block_has_its_test() -> None:
     assert {language for language, _ in BLOCKS} == {"mermaid", "console", "json", "python"}
     assert len(blocks("python")) == len(blocks("json")) == 1
-    tried = (
-        lines("make serve") + lines("jaxserve serve ") + lines("jaxserve bench serve") + lines("jaxserve bench startup")
+    starts = (
+        "make serve",
+        "jaxserve serve ",
+        "jaxserve bench serve",
+        "jaxserve bench offline",
+        "jaxserve bench startup",
     )
-    assert sorted(tried) == sorted(LINES)
+    assert sorted(line for start in starts for line in lines(start)) == sorted(LINES)
 
 
 def test_curl_gets_the_reply_shown(server: Server, tmp_path: Path) -> None:
@@ -84,6 +88,17 @@ def test_benchmark_measures_the_server(server: Server, tmp_path: Path) -> None:
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert (figures["completed"], figures["failed"], figures["total_output_tokens"]) == (3, 0, 12)
     assert figures["model_id"] in done.stdout
+
+
+def test_benchmark_measures_the_engine_alone(tmp_path: Path) -> None:
+    [line] = lines("jaxserve bench offline")
+    smaller = [str(model().path), *FEW_PROGRAMS, "--num-prompts", "2", "--input-len", "48", "--output-len", "4"]
+    smaller += ["--kv-cache-memory", "1MiB", "--compile-cache", str(tmp_path), "--json", "figures.json"]
+    done = run(JAXSERVE + shlex.split(line)[1:] + smaller, tmp_path)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert (figures["completed"], figures["total_output_tokens"]) == (2, 8)
+    assert figures["num_steps"] > 0
 
 
 def test_benchmark_measures_starts(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ class FakeServer:
     """Fields answered with 422."""
     sends_usage: bool = True
     sends_done: bool = True
+    counts_more: bool = False
+    """Usage tells of one prompt token more than `/tokenize`."""
     finishes_early: bool = False
     """One token less than wanted."""
     fail_every: int = 0
@@ -127,7 +129,7 @@ class FakeServer:
         await self._event(response, {"choices": [{"delta": {}, "finish_reason": "length"}]})
         if self.sends_usage:
             usage = {
-                "prompt_tokens": len(self.words.request_ids(body)),
+                "prompt_tokens": len(self.words.request_ids(body)) + self.counts_more,
                 "completion_tokens": num_tokens,
                 "prompt_tokens_details": {"cached_tokens": 3},
             }

@@ -61,6 +61,7 @@ def test_tokens_steps_and_padding_are_those_computed_by_hand() -> None:
     assert len(records) == 4
     assert (figures["completed"], figures["failed"], figures["short_outputs"]) == (4, 0, 0)
     assert (figures["total_input_tokens"], figures["total_output_tokens"]) == (4 * 24, 4 * 5)
+    assert figures["mismatched_inputs"] == 0
     # One at a time: a prefill of 24 tokens that samples the first token, then four decode steps.
     steps = figures["steps_by_program"]
     assert sum(count for program, count in steps.items() if program.startswith("mixed/")) == 4
@@ -96,7 +97,7 @@ def test_a_failed_step_fails_its_requests_and_a_broken_engine_ends_the_run() -> 
     figures, _ = measure(fail_at_steps=[0])
     assert (figures["completed"], figures["error_kinds"]) == (3, {"engine": 1})
     with pytest.raises(BenchmarkError, match="the engine is broken"):
-        measure(fail_at_steps=[0, 1])
+        measure(fail_at_steps=range(8))
 
 
 @pytest.mark.slow

@@ -225,6 +225,13 @@ def test_requests_that_end_early_are_told() -> None:
         assert measure(server)[0]["short_outputs"] == 6
 
 
+def test_prompts_that_the_server_counts_otherwise_are_told(server: FakeServer) -> None:
+    assert measure(server)[0]["mismatched_inputs"] == 0
+    server.counts_more = True
+    figures, _ = measure(server)
+    assert (figures["mismatched_inputs"], figures["total_input_tokens"]) == (6, 6 * 41)
+
+
 def test_a_kept_connection_that_the_server_closed_costs_no_request() -> None:
     """As cpp-httplib does: it takes the next request on a connection and closes it unanswered."""
 
