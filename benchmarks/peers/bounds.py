@@ -1,0 +1,150 @@
+"""What this machine can do at most, measured in a process of its own: `python -m benchmarks.peers.bounds BYTES`.
+
+    read  bytes a second of one pass over float32 data as large as the weights
+    gemm  floating-point operations a second of the best large float32 matrix product
+
+From these follow the tokens a second that no engine with float32 weights can pass here. Attention, norms and
+everything on the host are taken to cost nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from jaxserve.checkpoint.open import open_checkpoint
+
+NUM_COLUMNS = 4096
+READ_REPEATS = 8
+GEMM_SIZES = (1024, 2048)
+GEMM_REPEATS = 5
+TIMEOUT_S = 300.0
+BYTES_PER_WEIGHT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MachineBounds:
+    """The fastest of several runs, each by numpy and by JAX."""
+
+    read_bytes_per_s: float
+    gemm_flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """Weights that take part in products. A tied output matrix counts once: looking up rows is free."""
+
+    num_weights: int
+    num_output_weights: int
+    """Those of the output matrix, which only tokens that are sampled from need."""
+
+    @property
+    def num_bytes(self) -> int:
+        return BYTES_PER_WEIGHT * self.num_weights
+
+
+def model_size(source: Path) -> ModelSize:
+    """From the headers of a checkpoint."""
+    matrices = {
+        name: prod(tensor.shape) for name, tensor in open_checkpoint(source).tensors.items() if len(tensor.shape) == 2
+    }
+    embedding = matrices.get("model.embed_tokens.weight", 0)
+    output = matrices.get("lm_head.weight")
+    total = sum(matrices.values())
+    return ModelSize(total, embedding) if output is None else ModelSize(total - embedding, output)
+
+
+def step_bound_s(size: ModelSize, bounds: MachineBounds, num_streams: int) -> float:
+    """Least seconds of one decode step: reading every weight, or computing with it, whichever takes longer."""
+    return max(size.num_bytes / bounds.read_bytes_per_s, 2 * size.num_weights * num_streams / bounds.gemm_flops)
+
+
+def prefill_bound_s(size: ModelSize, bounds: MachineBounds, num_prompt_tokens: int) -> float:
+    """Least seconds of computing one prompt, up to its first output token."""
+    inner = size.num_weights - size.num_output_weights
+    return 2 * (inner * num_prompt_tokens + size.num_output_weights) / bounds.gemm_flops
+
+
+def output_bound(
+    size: ModelSize, bounds: MachineBounds, *, num_streams: int, num_prompt_tokens: float, num_output_tokens: float
+) -> float:
+    """Most output tokens a second of `num_streams` requests at a time, their prompts included.
+
+    `num_prompt_tokens` are those computed, not those found in a cache. The prompt's step gives the first token.
+    """
+    steps_s = (num_output_tokens - 1) * step_bound_s(size, bounds, num_streams)
+    prompts_s = num_streams * prefill_bound_s(size, bounds, round(num_prompt_tokens))
+    return num_streams * num_output_tokens / (steps_s + prompts_s)
+
+
+def best_of(first: MachineBounds, second: MachineBounds) -> MachineBounds:
+    return MachineBounds(max(first.read_bytes_per_s, second.read_bytes_per_s), max(first.gemm_flops, second.gemm_flops))
+
+
+def measure_bounds(num_bytes: int) -> MachineBounds:
+    """In a new process, so that its memory and threads are gone afterwards."""
+    told = subprocess.run(
+        [sys.executable, "-m", "benchmarks.peers.bounds", str(num_bytes)],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=True,
+    )
+    return MachineBounds(**json.loads(told.stdout.splitlines()[-1]))
+
+
+def _fastest_s(work: Callable[[], object], repeats: int) -> float:
+    work()  # first use: pages, threads, compilation
+    times = []
+    for _ in range(repeats):
+        started_s = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started_s)
+    return min(times)
+
+
+def _measure(num_bytes: int, num_threads: int) -> MachineBounds:
+    import jax
+    import jax.numpy as jnp
+
+    random = np.random.default_rng(0)
+    rows = num_bytes // (BYTES_PER_WEIGHT * NUM_COLUMNS)
+    matrix = random.random((rows, NUM_COLUMNS), dtype=np.float32)
+    vector = random.random(NUM_COLUMNS, dtype=np.float32)
+    parts = np.array_split(matrix, num_threads)
+    product = jax.jit(jnp.dot)
+    with ThreadPoolExecutor(num_threads) as pool:
+        readers: list[Callable[[], object]] = [
+            lambda: matrix @ vector,
+            lambda: list(pool.map(lambda part: part @ vector, parts)),
+            lambda: list(pool.map(lambda part: part.max(), parts)),
+        ]
+        device_matrix, device_vector = jnp.asarray(matrix), jnp.asarray(vector)
+        readers.append(lambda: product(device_matrix, device_vector).block_until_ready())
+        read_s = min(_fastest_s(read, READ_REPEATS) for read in readers)
+    flops = 0.0
+    for size in GEMM_SIZES:
+        square = random.random((size, size), dtype=np.float32)
+        device_square = jnp.asarray(square)
+        for multiply in (
+            lambda square=square: square @ square,
+            lambda square=device_square: product(square, square).block_until_ready(),
+        ):
+            flops = max(flops, 2 * size**3 / _fastest_s(multiply, GEMM_REPEATS))
+    return MachineBounds(matrix.nbytes / read_s, flops)
+
+
+if __name__ == "__main__":
+    found = _measure(int(sys.argv[1]), len(os.sched_getaffinity(0)))
+    print(json.dumps({"read_bytes_per_s": found.read_bytes_per_s, "gemm_flops": found.gemm_flops}))

@@ -1,0 +1,100 @@
+"""Virtual environments of peers and the commands that fill them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from benchmarks.peers.peer import PeerUnavailableError
+
+COMMAND_TIMEOUT_S = 3600.0
+LOW_PRIORITY = 10
+
+
+def run_step(command: Sequence[str], log: Path, *, timeout_s: float = COMMAND_TIMEOUT_S) -> None:
+    """Run `command` at low priority, its output appended to `log`. Raises PeerUnavailableError with its last error."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        output.write(f"$ {' '.join(command)}\n".encode())
+        output.flush()
+        try:
+            process = subprocess.Popen(
+                ["nice", "-n", str(LOW_PRIORITY), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise PeerUnavailableError(f"{command[0]}: {error.strerror}") from error
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise PeerUnavailableError(f"{command[0]} took longer than {timeout_s:g} s; see {log}") from None
+        finally:
+            # Also when this process is interrupted: no compiler goes on behind its back.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if code != 0:
+        raise PeerUnavailableError(f"{last_error(log.read_text(errors='replace'))} (exit code {code}, see {log})")
+
+
+def last_error(log: str) -> str:
+    """The line of a log that says most about a failure: the last one with "error" in it, or the last one."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()]
+    return (errors or lines or ["no output"])[-1][:300]
+
+
+class VirtualEnvironment:
+    """Python packages of one peer, apart from ours and from the other peers'."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder.parent / "install.log"
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    def program(self, name: str) -> Path:
+        return self.folder / "bin" / name
+
+    @property
+    def site_packages(self) -> Path:
+        return self.folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+    def install(self, *requirements: str) -> None:
+        """Make the environment and put `requirements` in it, with pip as the user configured it."""
+        if not self.python.exists():
+            run_step([sys.executable, "-m", "venv", str(self.folder)], self.log)
+        self.pip("install", "--disable-pip-version-check", *requirements)
+
+    def pip(self, *words: str) -> None:
+        run_step([str(self.python), "-m", "pip", *words], self.log)
+
+    def versions(self, *packages: str) -> dict[str, str]:
+        """Of the packages that are there."""
+        found = importlib.metadata.distributions(path=[str(self.site_packages)])
+        by_name = {each.metadata["Name"].lower(): each.version for each in found}
+        python = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
+        return {name: by_name[name] for name in packages if name in by_name} | {"python": python}
+
+
+def install_once(stamp: Path, facts: Mapping[str, str], install: Callable[[], None]) -> None:
+    """Call `install` unless `stamp` says that it ran to its end with the same `facts`."""
+    wanted = json.dumps(dict(facts), sort_keys=True)
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
+        return
+    stamp.unlink(missing_ok=True)
+    install()
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    stamp.write_text(wanted, encoding="utf-8")

@@ -1,0 +1,60 @@
+"""jaxserve itself, from the source tree this benchmark belongs to."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.peers.peer import HOST, MAX_MODEL_LEN, MAX_NUM_SEQS, MODEL_NAME, Launch
+from benchmarks.peers.weights import Weights
+
+ROOT = Path(__file__).parents[2]
+
+
+class Jaxserve:
+    """`jaxserve serve` of the Python that runs the benchmark."""
+
+    name = "jaxserve"
+    formats = ("f32",)
+
+    def __init__(self, extra_words: Sequence[str] = ()) -> None:
+        self._extra_words = tuple(extra_words)
+
+    def install(self) -> None:
+        """Nothing: it runs here already."""
+
+    def prepare(self, weights: Weights, format_name: str) -> None:
+        """Nothing: it reads the source."""
+
+    def launch(self, weights: Weights, format_name: str, *, port: int, cpus: tuple[int, ...]) -> Launch:
+        """Words given by the user come last and win over ours."""
+        del format_name, cpus
+        command = [sys.executable, "-m", "jaxserve.cli.main", "serve", str(weights.source)]
+        command += ["--served-model-name", MODEL_NAME, "--host", HOST, "--port", str(port), "--dtype", "float32"]
+        command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(MAX_NUM_SEQS)]
+        command += ["--kv-cache-memory", "2GiB", *self._extra_words]
+        return Launch(command=tuple(command), environment={"JAX_PLATFORMS": "cpu"}, ready_path="/ready")
+
+    def versions(self) -> Mapping[str, str]:
+        packages = ("jax", "jaxlib", "numpy")
+        return {name: importlib.metadata.version(name) for name in packages} | {
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "commit": commit(),
+        }
+
+
+def commit() -> str:
+    """Of the source tree, with "+changes" where files differ from it; "unknown" outside git."""
+    if shutil.which("git") is None:
+        return "unknown"
+    told = [
+        subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, timeout=30, check=False)
+        for words in (("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+    ]
+    if any(each.returncode != 0 for each in told):
+        return "unknown"
+    return told[0].stdout.strip() + ("+changes" if told[1].stdout.strip() else "")

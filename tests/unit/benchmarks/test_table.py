@@ -1,0 +1,88 @@
+"""The Markdown page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.peers.bounds import MachineBounds, ModelSize
+from benchmarks.peers.load import Cell, CoreUse, Sample
+from benchmarks.peers.rounds import Pairing, Start
+from benchmarks.peers.table import command_lines, markdown, report
+
+CHAT = Cell("chat", 4, 16)
+
+
+def sample(server: str, round_number: int, rate: float, *, others: float = 0.0) -> Sample:
+    figures = {
+        "failed": 0,
+        "completed": 16,
+        "errors": {},
+        "duration": 10.0,
+        "total_input_tokens": 2048,
+        "total_cached_tokens": 0,
+        "total_output_tokens": 1024,
+        "output_throughput": rate,
+        "median_ttft_ms": 20000 / rate,
+        "p99_ttft_ms": 30000 / rate,
+        "median_tpot_ms": 4000 / rate,
+        "p99_itl_ms": 5000 / rate,
+    }
+    cores = CoreUse(loaded_server=1.9, idle_servers=0.02, load_generator=0.1, others=others)
+    return Sample(server, CHAT, round_number, figures, cores, 900.0, 1000.0)
+
+
+def page(pairing: Pairing) -> str:
+    return report(
+        machine={"cpu": "some CPU", "cores": 2},
+        versions={"jaxserve": {"jax": "1"}, "peer": {"peer": "2"}},
+        pairings=[pairing],
+        skipped={"other": "no compiler"},
+        bounds=MachineBounds(30e9, 120e9),
+        size=ModelSize(134_000_000, 28_000_000),
+        ours="jaxserve",
+        hidden={},
+    )
+
+
+def pairing(*, others: float = 0.0) -> Pairing:
+    rates = [("jaxserve", 0, 90.0), ("peer", 0, 60.0), ("peer", 1, 60.0), ("jaxserve", 1, 66.0)]
+    starts = [Start(name, (name, "--port", "1"), {}, 2.0, 2.5, 800.0) for name in ("jaxserve", "peer")]
+    return Pairing("peer", starts, [sample(*rate, others=others) for rate in rates])
+
+
+def test_rows_show_both_medians_the_ratio_and_its_range() -> None:
+    (row,) = [line for line in page(pairing()).splitlines() if line.startswith("| chat x 4 | peer")]
+    assert "78.0 / 60.0 = **1.30x (1.10-1.50)**" in row
+    assert "**0.79x (0.67-0.91)**" in row  # time to first token: less is better
+
+
+def test_shares_of_the_bound_follow_from_the_figures() -> None:
+    (row,) = [line for line in page(pairing()).splitlines() if line.startswith("| chat x 4 | 78.0")]
+    assert row == "| chat x 4 | 78.0 | 126.0 | 62% | 52.5 | 17.9 | 34% |"
+
+
+def test_servers_that_were_skipped_or_broke_off_are_named() -> None:
+    broken = pairing()
+    broken.problem = "peer ended during the benchmark"
+    text = page(broken)
+    assert "- other was skipped: no compiler" in text
+    assert "- peer is incomplete: peer ended during the benchmark" in text
+
+
+def test_a_crowded_machine_is_told() -> None:
+    assert "other programs took more" not in page(pairing())
+    assert "In 4 of 4 cells other programs took more than 0.1 cores." in page(pairing(others=0.3))
+
+
+def test_a_run_without_any_figures_still_gives_a_page() -> None:
+    assert "peer is incomplete: no reply" in page(Pairing("peer", problem="no reply"))
+
+
+def test_commands_do_not_show_the_folders_of_this_machine() -> None:
+    start = Start("peer", ("/secret/place/bin/server", "-m", "/secret/w.gguf"), {"B": "2", "A": "1"}, 1.0, 1.0, 1.0)
+    shown = command_lines([start], {Path("/secret/place"): "ENVS", Path("/secret"): "MODEL"})
+    assert shown == "peer: A=1 B=2 ENVS/bin/server -m MODEL/w.gguf"
+
+
+def test_a_bar_in_a_cell_does_not_end_it() -> None:
+    assert markdown([["a"], ["b|c"]]) == "| a |\n| --- |\n| b\\|c |"
