@@ -26,6 +26,7 @@ from jaxserve.errors import StartupError
 from jaxserve.executor.fake import FakeExecutor
 from jaxserve.executor.protocol import Executor
 from jaxserve.ipc.address import discard_address
+from jaxserve.ipc.report import process_start_s
 from jaxserve.ipc.transport import EngineSocket
 from jaxserve.kv.manager import KVManager
 from jaxserve.log import configure_logging
@@ -79,7 +80,7 @@ def build_executor(spec: EngineSpec, progress: Progress) -> Executor:
         return FakeExecutor.start(spec.config, spec.fake)
     from jaxserve.executor.local import LocalExecutor  # here, so that a fake engine needs no jax
 
-    return LocalExecutor.start(spec.config, Path(spec.model_path), progress)
+    return LocalExecutor.start(spec.config, Path(spec.model_path), progress, process_start_s=process_start_s())
 
 
 def build_core(spec: EngineSpec, executor: Executor) -> EngineCore:
@@ -94,7 +95,7 @@ def build_core(spec: EngineSpec, executor: Executor) -> EngineCore:
     scheduler = Scheduler(
         spec.config.scheduler, kv, executor.buckets, facts.max_model_len, executor.eos_token_ids, facts.vocab_size
     )
-    return EngineCore(scheduler, executor, depth=0)
+    return EngineCore(scheduler, executor, depth=int(spec.config.scheduler.overlap))
 
 
 def die_with_parent() -> None:

@@ -12,6 +12,8 @@ from jaxserve.config import SchedulerConfig
 from jaxserve.scheduler.plan import Buckets
 
 MIN_MIXED_TOKENS = 16
+MAX_BURST = 8
+"""Decode steps in one call. On GPUs it is one: there the host runs a loop, and waits after every round of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ def make_buckets(platform: str, max_num_seqs: int, max_num_batched_tokens: int, 
         decode=_doubling(min(min_decode, max_num_seqs), max_num_seqs),
         mixed=_doubling(min(mixed_floor, max_num_batched_tokens), max_num_batched_tokens),
         max_num_seqs=max_num_seqs,
+        max_burst=1 if platform in ("gpu", "cuda", "rocm") else MAX_BURST,
     )
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from jaxserve.sampling.params import COLUMNS
-from jaxserve.sampling.sampler import Sampled
-from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
+from jaxserve.scheduler.plan import MAX_STOP_TOKENS, Buckets, StepPlan, StepResult
 from jaxserve.types import MAX_TOP_LOGPROBS, ProgramKind
 
 A = TypeVar("A", np.ndarray, jax.Array)
@@ -25,12 +25,14 @@ A = TypeVar("A", np.ndarray, jax.Array)
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One compiled shape: T tokens, B rows, M pages a row."""
+    """One compiled shape: T tokens, B rows, M pages a row, up to K steps a call, X slots of running requests."""
 
     kind: ProgramKind
     num_tokens: int  # T
     num_rows: int  # B
     max_pages: int  # M
+    num_slots: int  # X
+    max_steps: int = 1  # K
 
     @property
     def name(self) -> str:
@@ -39,26 +41,33 @@ class Program:
 
 def programs(buckets: Buckets, max_pages: int) -> tuple[Program, ...]:
     """Every program that exists, largest first: the slowest to compile starts first."""
-    decode = [Program("decode", size, size, max_pages) for size in buckets.decode]
-    mixed = [Program("mixed", size, buckets.mixed_rows(size), max_pages) for size in buckets.mixed]
+    num_slots = buckets.max_num_seqs
+    decode = [Program("decode", size, size, max_pages, num_slots, buckets.max_burst) for size in buckets.decode]
+    mixed = [Program("mixed", size, buckets.mixed_rows(size), max_pages, num_slots) for size in buckets.mixed]
     return tuple(sorted(decode + mixed, key=lambda program: -program.num_tokens))
 
 
 INPUT_FIELDS: Final = {
     "num_decode_rows": "",
     "num_top_logprobs": "",
-    "tokens": "T",
+    "num_steps": "",
+    "tokens": "T",  # UNREAD_TOKEN: the one in the row's slot
     "positions": "T",
     "rows": "T",  # row of each token; padding tokens point at row B - 1 with page 0
     "is_real": "T",
     "query_starts": "B+1",
     "kv_lengths": "B",
+    "slots": "B",  # padding rows point behind the last slot
+    "is_sampling": "B",
+    "length_limits": "B",
+    "stop_token_ids": "B E",
     "sampling": "B C",
     "block_tables": "B M",
 }
 OUTPUT_FIELDS: Final = {
-    "token_ids": "B",
-    "logprobs": "B",
+    "num_steps": "",  # that were done
+    "token_ids": "K B",
+    "logprobs": "K B",
     "top_token_ids": "B W",
     "top_logprobs": "B W",
 }
@@ -72,6 +81,8 @@ def field_shapes(program: Program, fields: dict[str, str]) -> dict[str, tuple[in
         "B+1": program.num_rows + 1,
         "M": program.max_pages,
         "C": len(COLUMNS),
+        "E": MAX_STOP_TOKENS,
+        "K": program.max_steps,
         "W": MAX_TOP_LOGPROBS,
     }
     return {name: tuple(letters[letter] for letter in shape.split()) for name, shape in fields.items()}
@@ -103,6 +114,7 @@ def pack(plan: StepPlan, program: Program) -> np.ndarray:
 
     field["num_decode_rows"][...] = _leading_ones(counts)
     field["num_top_logprobs"][...] = plan.num_top_logprobs
+    field["num_steps"][...] = plan.num_steps
     field["tokens"][:num_tokens] = plan.token_ids
     field["positions"][:num_tokens] = np.arange(num_tokens) - starts[rows] + computed[rows]
     field["rows"][:num_tokens] = rows
@@ -110,6 +122,11 @@ def pack(plan: StepPlan, program: Program) -> np.ndarray:
     field["query_starts"][: num_rows + 1] = starts
     field["query_starts"][num_rows + 1 :] = num_tokens
     field["kv_lengths"][:num_rows] = computed + counts
+    field["slots"][:num_rows] = plan.slots
+    field["slots"][num_rows:] = program.num_slots
+    field["is_sampling"][:num_rows] = plan.is_sampling
+    field["length_limits"][:num_rows] = plan.length_limits
+    field["stop_token_ids"][:num_rows] = plan.stop_token_ids
     field["sampling"][:num_rows] = plan.sampling
     field["block_tables"][:num_rows, : plan.block_tables.shape[1]] = plan.block_tables
     return packed
@@ -120,11 +137,21 @@ def _leading_ones(counts: np.ndarray) -> int:
     return int(more[0]) if len(more) else len(counts)
 
 
-def pack_result(sampled: Sampled) -> jax.Array:
-    """Sampler output as one vector, floats by their bits. Traced."""
+class Outcome(NamedTuple):
+    """What a program gives back; rows of `token_ids` and `logprobs` are its steps."""
+
+    num_steps: Int[Array, ""]
+    token_ids: Int[Array, "K B"]
+    logprobs: Float[Array, "K B"]
+    top_token_ids: Int[Array, "B W"]
+    top_logprobs: Float[Array, "B W"]
+
+
+def pack_result(outcome: Outcome) -> jax.Array:
+    """The outcome as one vector, floats by their bits. Traced."""
     parts = []
     for name in OUTPUT_FIELDS:
-        value = getattr(sampled, name)
+        value = getattr(outcome, name)
         if value.dtype == jnp.float32:
             value = jax.lax.bitcast_convert_type(value, jnp.int32)
         parts.append(value.reshape(-1))
@@ -134,9 +161,10 @@ def pack_result(sampled: Sampled) -> jax.Array:
 def unpack_result(packed: np.ndarray, program: Program, num_rows: int, device_seconds: float) -> StepResult:
     """The first `num_rows` rows of a packed result."""
     field = split(packed, program, OUTPUT_FIELDS)
+    num_steps = int(field["num_steps"])
     return StepResult(
-        token_ids=field["token_ids"][None, :num_rows],
-        logprobs=field["logprobs"][None, :num_rows].view(np.float32),
+        token_ids=field["token_ids"][:num_steps, :num_rows],
+        logprobs=field["logprobs"][:num_steps, :num_rows].view(np.float32),
         top_token_ids=field["top_token_ids"][:num_rows],
         top_logprobs=field["top_logprobs"][:num_rows].view(np.float32),
         device_seconds=device_seconds,

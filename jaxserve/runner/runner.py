@@ -1,12 +1,14 @@
-"""Runs step plans on the devices: owns parameters, KV pool and executables.
+"""Runs step plans on the devices: owns parameters, KV pool, slots and executables.
 
-A step that fails takes the pool with it: its buffers were donated, and what came back holds an error. The
-next step starts from a zeroed pool. That loses nothing the scheduler still counts on: every running
-request has a row in every step, so it failed with it, and cached pages are forgotten after a failure.
+A step that fails takes pool and slots with it: their buffers were donated, and what came back holds an
+error. So do the steps that were dispatched behind it. The next step starts from zeroed ones. That loses
+nothing the scheduler still counts on: every running request has a row in some step in flight, so it failed
+with it, and cached pages are forgotten after a failure.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,8 +19,13 @@ import numpy as np
 
 from jaxserve.layers.attention import KVPool
 from jaxserve.runner.inputs import Program, pack, unpack_result
+from jaxserve.runner.slots import slots_shape
 from jaxserve.scheduler.plan import StepPlan, StepResult
 from jaxserve.sharding.mesh import Sharding
+
+
+class StepLostError(Exception):
+    """A step that was dispatched before this one failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,7 @@ class PendingStep:
     packed: jax.Array
     program: Program
     num_rows: int
+    epoch: int
     started: float
 
     def is_done(self) -> bool:
@@ -36,12 +44,14 @@ class PendingStep:
 
     def result(self) -> StepResult:
         """Wait for the device and unpack."""
+        if self.epoch != self.runner.epoch:
+            raise StepLostError("a step that was dispatched before this one failed")
         try:
             packed = np.asarray(self.packed)
         except Exception:
-            self.runner.renew_pool()
+            self.runner.renew()
             raise
-        return unpack_result(packed, self.program, self.num_rows, time.monotonic() - self.started)
+        return unpack_result(packed, self.program, self.num_rows, self.runner.seconds_since(self.started))
 
 
 def make_pool(shape: tuple[int, ...], dtype: jnp.dtype, sharding: Sharding) -> KVPool:
@@ -50,8 +60,12 @@ def make_pool(shape: tuple[int, ...], dtype: jnp.dtype, sharding: Sharding) -> K
     return KVPool(k, v)
 
 
-Executable = Callable[[tuple[jax.Array, ...], jax.Array, jax.Array, np.ndarray], tuple[jax.Array, jax.Array, jax.Array]]
-"""Parameters, the two halves of the pool (DONATED) and the packed plan; gives the pool back and the packed result."""
+Executable = Callable[
+    [tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array | np.ndarray, np.ndarray],
+    tuple[jax.Array, jax.Array, jax.Array, jax.Array],
+]
+"""Parameters, the two halves of the pool and the slots (all three DONATED) and the packed plan; gives back pool and
+slots, and the packed result."""
 
 
 class Runner:
@@ -69,23 +83,42 @@ class Runner:
         self._executables = {
             (program.kind, program.num_tokens): (program, compiled) for program, compiled in executables.items()
         }
+        self._slots_shape = slots_shape(max(program.num_slots for program in executables))
+        self._slots: jax.Array | np.ndarray = np.zeros(self._slots_shape, np.int32)
+        self._last_read = 0.0
+        self.epoch = 0
+        """Counts how often pool and slots were renewed."""
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        """Dispatch one step; the pool's buffers pass from this step to the next."""
+        """Dispatch one step; the buffers of pool and slots pass from this step to the next."""
         program, executable = self._executables[plan.kind, plan.bucket]
         packed = pack(plan, program)
         started = time.monotonic()
         try:
-            k, v, result = executable(self._params, self._pool.k, self._pool.v, packed)
+            k, v, self._slots, result = executable(self._params, self._pool.k, self._pool.v, self._slots, packed)
         except Exception:
-            self.renew_pool()
+            self.renew()
             raise
         self._pool = KVPool(k, v)
         result.copy_to_host_async()
-        return PendingStep(self, result, program, len(plan.request_ids), started)
+        return PendingStep(self, result, program, len(plan.request_ids), self.epoch, started)
 
-    def renew_pool(self) -> None:
-        """A zeroed pool in place of one that a failed step has left. The old one goes first: there is no room for two."""
-        for array in (self._pool.k, self._pool.v):
+    def seconds_since(self, started: float) -> float:
+        """How long a step that is over took: from its dispatch, or from the end of the one before it."""
+        now = time.monotonic()
+        seconds = now - max(started, self._last_read)
+        self._last_read = now
+        return seconds
+
+    def renew(self) -> None:
+        """Zeroed pool and slots in place of those that a failed step has left.
+
+        The old pool goes first: there is no room for two.
+        """
+        self.epoch += 1
+        with contextlib.suppress(Exception):  # steps that were dispatched behind the failed one are over then
+            jax.block_until_ready(self._pool)
+        for array in self._pool:
             array.delete()
         self._pool = self._new_pool()
+        self._slots = np.zeros(self._slots_shape, np.int32)

@@ -1,7 +1,10 @@
 """The step functions, and the only `jax.jit` of the server.
 
 One function serves both program families: forward over the flat token axis, then sampling of each
-row's last token, in one program. The KV pool is donated and comes back in the same buffers.
+row's last token, in one program. The KV pool and the slots are donated and come back in the same buffers.
+
+A decode program can do several steps in one call. A step differs from the one before it by its positions
+only, since tokens come from the slots; so a loop around it carries nothing but what is updated in place.
 """
 
 from __future__ import annotations
@@ -11,14 +14,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxserve_kernels.paged_attention import Paging, ragged_layout
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from jaxserve.layers.attention import KVPool, StepContext
 from jaxserve.layers.rope import rotation
 from jaxserve.models.skeleton import ModelSkeleton
-from jaxserve.runner.inputs import INPUT_FIELDS, Program, pack_result, packed_size, split
-from jaxserve.sampling.sampler import sample, unpack_options
+from jaxserve.runner.inputs import INPUT_FIELDS, Outcome, Program, pack_result, packed_size, split
+from jaxserve.runner.slots import slots_shape, store_tokens, take_up
+from jaxserve.sampling.sampler import Sampled, sample, unpack_options
+from jaxserve.scheduler.plan import UNREAD_TOKEN
 from jaxserve.sharding.mesh import Sharding
+from jaxserve.types import MAX_TOP_LOGPROBS
 
 
 def lower(
@@ -30,15 +36,20 @@ def lower(
 ) -> jax.stages.Lowered:
     """Trace one program for abstract arguments; nothing is allocated on a device. kv_dtype: None is the model's."""
 
-    def step(params: tuple[Array, ...], k: Array, v: Array, packed: Int[Array, "I"]) -> tuple[Array, Array, Array]:
-        pool, result = run_step(skeleton, params, KVPool(k, v), packed, program)
-        return pool.k, pool.v, result
+    def step(
+        params: tuple[Array, ...], k: Array, v: Array, slots: Int[Array, "X1 2"], packed: Int[Array, "I"]
+    ) -> tuple[Array, Array, Array, Array]:
+        pool, slots, result = run_step(skeleton, params, KVPool(k, v), slots, packed, program)
+        return pool.k, pool.v, slots, result
 
     pool_sharding, whole = sharding.kv_pool, sharding.replicated
-    jitted = jax.jit(step, donate_argnames=("k", "v"), out_shardings=(pool_sharding, pool_sharding, whole))
+    jitted = jax.jit(
+        step, donate_argnames=("k", "v", "slots"), out_shardings=(pool_sharding, pool_sharding, whole, whole)
+    )
     pool = jax.ShapeDtypeStruct(pool_shape, kv_dtype or skeleton.dtype, sharding=pool_sharding)
+    slots = jax.ShapeDtypeStruct(slots_shape(program.num_slots), jnp.int32, sharding=whole)
     inputs = jax.ShapeDtypeStruct((packed_size(program, INPUT_FIELDS),), jnp.int32, sharding=whole)
-    return jitted.lower(abstract_params(skeleton, sharding), pool, pool, inputs)
+    return jitted.lower(abstract_params(skeleton, sharding), pool, pool, slots, inputs)
 
 
 def abstract_params(skeleton: ModelSkeleton, sharding: Sharding) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -49,19 +60,85 @@ def abstract_params(skeleton: ModelSkeleton, sharding: Sharding) -> tuple[jax.Sh
 
 
 def run_step(
-    skeleton: ModelSkeleton, params: tuple[Array, ...], pool: KVPool, packed: Int[Array, "I"], program: Program
-) -> tuple[KVPool, Int[Array, "O"]]:
-    """One step: write KV, attend, sample. DONATES the pool; returns it with the packed result."""
+    skeleton: ModelSkeleton,
+    params: tuple[Array, ...],
+    pool: KVPool,
+    slots: Int[Array, "X1 2"],
+    packed: Int[Array, "I"],
+    program: Program,
+) -> tuple[KVPool, Int[Array, "X1 2"], Int[Array, "O"]]:
+    """One call: write KV, attend, sample. DONATES pool and slots; returns them with the packed result."""
     field = split(packed, program, INPUT_FIELDS)
-    model = skeleton.build(params)
-    hidden, pool = model.hidden(field["tokens"], pool, _context(skeleton, field, pool, program))
-    last = jnp.maximum(field["query_starts"][1:] - 1, 0)  # (B,) each row's newest token
-    rows = hidden if program.kind == "decode" else hidden[last]
-    with jax.named_scope("sample"):
-        sampled = sample(
-            model.logits(rows), unpack_options(field["sampling"]), field["kv_lengths"], field["num_top_logprobs"]
+    if program.max_steps == 1:
+        pool, slots, sampled, _ = _one_step(skeleton, params, pool, slots, field, program)
+        outcome = Outcome(jnp.int32(1), sampled.token_ids[None], sampled.logprobs[None], *sampled[2:])
+        return pool, slots, pack_result(outcome)
+
+    def is_going_on(carry: tuple[KVPool, Array, Outcome, Bool[Array, ""]]) -> Bool[Array, ""]:
+        _, _, outcome, has_end = carry
+        return (outcome.num_steps < field["num_steps"]) & ~has_end
+
+    def go_on(
+        carry: tuple[KVPool, Array, Outcome, Bool[Array, ""]],
+    ) -> tuple[KVPool, Array, Outcome, Bool[Array, ""]]:
+        pool, slots, outcome, _ = carry
+        step = outcome.num_steps
+        pool, slots, sampled, has_end = _one_step(skeleton, params, pool, slots, _later(field, step), program)
+        outcome = Outcome(
+            step + 1,
+            outcome.token_ids.at[step].set(sampled.token_ids),
+            outcome.logprobs.at[step].set(sampled.logprobs),
+            *sampled[2:],
         )
-    return pool, pack_result(sampled)
+        return pool, slots, outcome, has_end
+
+    start = (pool, slots, _no_outcome(program), jnp.bool_(False))
+    pool, slots, outcome, _ = jax.lax.while_loop(is_going_on, go_on, start)
+    return pool, slots, pack_result(outcome)
+
+
+def _no_outcome(program: Program) -> Outcome:
+    steps, rows = (program.max_steps, program.num_rows), (program.num_rows, MAX_TOP_LOGPROBS)
+    return Outcome(
+        jnp.int32(0),
+        jnp.zeros(steps, jnp.int32),
+        jnp.zeros(steps, jnp.float32),
+        jnp.zeros(rows, jnp.int32),
+        jnp.zeros(rows, jnp.float32),
+    )
+
+
+def _later(field: dict[str, Any], step: Int[Array, ""]) -> dict[str, Any]:
+    """The inputs of decode step number `step` of a call."""
+    lengths = field["kv_lengths"]
+    return field | {
+        "tokens": jnp.where(step == 0, field["tokens"], UNREAD_TOKEN),
+        "positions": field["positions"] + step,
+        "kv_lengths": jnp.where(lengths > 0, lengths + step, 0),  # padding rows have none
+    }
+
+
+def _one_step(
+    skeleton: ModelSkeleton,
+    params: tuple[Array, ...],
+    pool: KVPool,
+    slots: Int[Array, "X1 2"],
+    field: dict[str, Any],
+    program: Program,
+) -> tuple[KVPool, Int[Array, "X1 2"], Sampled, Bool[Array, ""]]:
+    """Forward and sample; last comes whether any row's request ends with its new token."""
+    model = skeleton.build(params)
+    tokens, rows = take_up(slots, field)
+    field = field | {"is_real": field["is_real"] * ~rows.is_over[field["rows"]], "kv_lengths": rows.kv_lengths}
+    hidden, pool = model.hidden(tokens, pool, _context(skeleton, field, pool, program))
+    last = jnp.maximum(field["query_starts"][1:] - 1, 0)  # (B,) each row's newest token
+    newest = hidden if program.kind == "decode" else hidden[last]
+    with jax.named_scope("sample"):
+        options = unpack_options(field["sampling"])
+        sampled = sample(model.logits(newest), options, rows.kv_lengths, field["num_top_logprobs"])
+    slots, has_end = store_tokens(slots, field, rows, sampled.token_ids)
+    shown = jnp.where(rows.is_over, UNREAD_TOKEN, sampled.token_ids)
+    return pool, slots, sampled._replace(token_ids=shown), has_end
 
 
 def _context(skeleton: ModelSkeleton, field: dict[str, Any], pool: KVPool, program: Program) -> StepContext:

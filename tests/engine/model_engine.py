@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, ParallelConfig, SchedulerConfig
+from jaxserve.config import (
+    CacheConfig,
+    CompileConfig,
+    Config,
+    CpuKernels,
+    ModelConfig,
+    ParallelConfig,
+    Quantization,
+    SchedulerConfig,
+)
 from jaxserve.engine.core import EngineCore
 from jaxserve.executor.local import LocalExecutor
 from jaxserve.ipc.messages import AddRequest, RequestOutput, TokenLogprobs
@@ -55,13 +65,18 @@ class ModelEngine:
         num_blocks: int | None = None,
         kv_cache_memory: int = 64 << 20,
         program_cache: Path | None = None,
+        cpu_kernels: CpuKernels = "xla",
+        quantization: Quantization = "none",
     ) -> None:
+        model = ModelConfig(model=str(path), max_model_len=max_model_len, dtype=dtype, quantization=quantization)  # type: ignore[arg-type]
         self.config = Config(
-            model=ModelConfig(model=str(path), max_model_len=max_model_len, dtype=dtype),  # type: ignore[arg-type]
+            model=model,
             cache=CacheConfig(kv_cache_memory=kv_cache_memory),
             scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
             parallel=ParallelConfig(tensor_parallel_size=tensor_parallel_size),
-            compile=CompileConfig(compile_cache="off" if program_cache is None else str(program_cache)),
+            compile=CompileConfig(
+                compile_cache="off" if program_cache is None else str(program_cache), cpu_kernels=cpu_kernels
+            ),
         )
         self.progress: list[tuple[str, int, int, str]] = []
         self.executor = LocalExecutor.start(self.config, path, lambda *step: self.progress.append(step))
@@ -73,6 +88,8 @@ class ModelEngine:
         *,
         enable_prefix_caching: bool = True,
         max_num_batched_tokens: int | None = None,
+        overlap: bool = True,
+        max_burst_ms: float = 50.0,
     ) -> None:
         """A fresh scheduler. `num_blocks`: pretend the pool is smaller than it is."""
         facts = self.executor.facts
@@ -82,9 +99,10 @@ class ModelEngine:
             facts.max_model_len,
             enable_prefix_caching=enable_prefix_caching,
         )
-        scheduler = self.config.scheduler
+        scheduler = dataclasses.replace(self.config.scheduler, overlap=overlap, max_burst_ms=max_burst_ms)
         if max_num_batched_tokens is not None:
-            scheduler = SchedulerConfig(
+            scheduler = dataclasses.replace(
+                scheduler,
                 max_num_seqs=min(facts.max_num_seqs, max_num_batched_tokens),
                 max_num_batched_tokens=max_num_batched_tokens,
             )
@@ -96,8 +114,8 @@ class ModelEngine:
             self.executor.eos_token_ids,
             facts.vocab_size,
         )
-        self.core = EngineCore(self.scheduler, self.executor, depth=0)
-        self.num_preemptions = 0
+        self.core = EngineCore(self.scheduler, self.executor, depth=int(overlap))
+        self.num_preemptions = self.num_steps = self.num_calls = 0
 
     def run(self, requests: list[AddRequest]) -> dict[str, Generated]:
         """All of them together, to the end."""
@@ -107,9 +125,12 @@ class ModelEngine:
                 results[output.request_id].add(output)
         while self.core.has_work:
             news = self.core.step()
-            assert news is not None
+            if news is None:
+                continue
             assert news.stats is not None
             self.num_preemptions += news.stats.num_preemptions
+            self.num_steps += news.stats.num_steps
+            self.num_calls += news.stats.num_calls
             for output in news.outputs:
                 results[output.request_id].add(output)
         return {str(name): generated for name, generated in results.items()}

@@ -193,7 +193,7 @@ async def test_failed_start_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 
 
 async def test_two_failed_steps_in_a_row_end_the_process_with_1(tmp_path: Path) -> None:
-    async with client_with(tmp_path, FakeOptions(fail_at_steps=(1, 2))) as client:
+    async with client_with(tmp_path, FakeOptions(fail_at_steps=(1, 3))) as client:
         await client.start()
         for name in ("first", "second"):
             await client.connection.send(add(name, prompt(5), max_tokens=9))

@@ -56,7 +56,7 @@ def test_limits_that_nobody_named_follow_platform_and_the_one_that_was(
 
 
 def test_packing_fills_every_field_and_pads_with_neutral_values() -> None:
-    program = Program("mixed", 16, 4, 3)
+    program = Program("mixed", 16, 4, 3, num_slots=4)
     plan = StepPlan(
         kind="mixed",
         bucket=16,
@@ -83,6 +83,11 @@ def test_packing_fills_every_field_and_pads_with_neutral_values() -> None:
     assert field["kv_lengths"].tolist() == [21, 8, 0, 0]
     assert field["block_tables"].tolist() == [[4, 5, 0], [6, 0, 0], [0, 0, 0], [0, 0, 0]]
     assert field["sampling"][2:].sum() == 0
+    assert field["slots"].tolist() == [2, 0, 4, 4]
+    assert field["is_sampling"].tolist() == [1, 1, 0, 0]
+    assert field["length_limits"].tolist() == [40, 50, 0, 0]
+    assert field["stop_token_ids"][:2].tolist() == plan.stop_token_ids.tolist()
+    assert field["num_steps"] == 1
     assert sum(part.size for part in field.values()) == packed_size(program, INPUT_FIELDS)
 
 

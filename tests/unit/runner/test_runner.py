@@ -11,12 +11,12 @@ import pytest
 
 from jaxserve.layers.attention import KVPool
 from jaxserve.runner.inputs import OUTPUT_FIELDS, Program, packed_size
-from jaxserve.runner.runner import Runner
+from jaxserve.runner.runner import Runner, StepLostError
 from jaxserve.sampling.params import COLUMNS
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, StepPlan
 from jaxserve.types import RequestId
 
-PROGRAM = Program("decode", num_tokens=1, num_rows=1, max_pages=1)
+PROGRAM = Program("decode", num_tokens=1, num_rows=1, max_pages=1, num_slots=1)
 PLAN = StepPlan(
     kind="decode",
     bucket=1,
@@ -40,6 +40,9 @@ class LostResult:
     def copy_to_host_async(self) -> None:
         pass
 
+    def is_ready(self) -> bool:
+        return True
+
     def __array__(self, *args: object, **kwargs: object) -> np.ndarray:
         raise RuntimeError("the device is unhappy")
 
@@ -51,7 +54,9 @@ class CountingStep:
         self.fails_at, self.failing_step = fails_at, failing_step
         self.num_steps = 0
 
-    def __call__(self, params: Any, k: jax.Array, v: jax.Array, packed: np.ndarray) -> tuple[Any, Any, Any]:
+    def __call__(
+        self, params: Any, k: jax.Array, v: jax.Array, slots: Any, packed: np.ndarray
+    ) -> tuple[Any, Any, Any, Any]:
         is_failing = self.num_steps == self.failing_step
         self.num_steps += 1
         pool = (k + 1, v + 1)
@@ -60,7 +65,7 @@ class CountingStep:
         if is_failing and self.fails_at == "submit":
             raise RuntimeError("the device is unhappy")
         result = jnp.full(packed_size(PROGRAM, OUTPUT_FIELDS), pool[0][0], jnp.int32)
-        return *pool, LostResult() if is_failing else result
+        return *pool, slots + 1, LostResult() if is_failing else result.at[0].set(1)
 
 
 def new_pool() -> KVPool:
@@ -82,4 +87,15 @@ def test_step_after_a_failed_one_starts_from_an_empty_pool(fails_at: str) -> Non
     assert [tokens(runner) for _ in range(2)] == [[1], [2]]
     with pytest.raises(RuntimeError, match="unhappy"):
         tokens(runner)
+    assert [tokens(runner) for _ in range(2)] == [[1], [2]]
+
+
+def test_step_dispatched_behind_a_failed_one_is_lost_with_it() -> None:
+    runner = Runner((), new_pool, {PROGRAM: CountingStep("result", failing_step=1)})
+    pending = [runner.submit(PLAN) for _ in range(3)]
+    assert pending[0].result().token_ids.tolist() == [[1]]
+    with pytest.raises(RuntimeError, match="unhappy"):
+        pending[1].result()
+    with pytest.raises(StepLostError):
+        pending[2].result()
     assert [tokens(runner) for _ in range(2)] == [[1], [2]]

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from jaxserve.layers.attention import KVPool
+from jaxserve.layers.numerics import plain
 from jaxserve.models.config import DecoderConfig, LayerConfig
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner import steps
 from jaxserve.runner.inputs import INPUT_FIELDS, Program, packed_size
+from jaxserve.runner.slots import slots_shape
 from jaxserve.runner.steps import lower
 from jaxserve.sharding.mesh import make_sharding
 
@@ -35,12 +37,16 @@ CONFIG = DecoderConfig(
     qk_norm=True,
 )
 POOL = (3, 2000, 2, 16, 16)
-PROGRAMS = [Program("decode", 1, 1, 64), Program("decode", 8, 8, 64), Program("mixed", 64, 8, 64)]
+PROGRAMS = [
+    Program("decode", 1, 1, 64, num_slots=8),
+    Program("decode", 8, 8, 64, num_slots=8, max_steps=4),
+    Program("mixed", 64, 8, 64, num_slots=8),
+]
 
 
 @pytest.fixture(scope="module")
 def skeleton() -> ModelSkeleton:
-    return make_skeleton(CONFIG, jnp.dtype("float32"))
+    return make_skeleton(CONFIG, plain(jnp.dtype("float32")))
 
 
 @pytest.mark.parametrize("size", [1, 2], ids=["one device", "two devices"])
@@ -50,7 +56,8 @@ def test_the_kv_pool_is_updated_in_place(skeleton: ModelSkeleton, program: Progr
     memory = compiled.memory_analysis()
     pool_bytes = prod(POOL) * 4 // size
     layer_bytes = pool_bytes // POOL[0]
-    assert memory.alias_size_in_bytes == 2 * pool_bytes
+    slots_bytes = prod(slots_shape(program.num_slots)) * 4
+    assert memory.alias_size_in_bytes == 2 * pool_bytes + slots_bytes
     assert memory.temp_size_in_bytes < layer_bytes, "something of the size of a layer's cache is kept aside"
     local = (*POOL[:2], POOL[2] // size, *POOL[3:])
     shape = re.escape(f"f32[{','.join(map(str, local))}]")
@@ -77,25 +84,27 @@ def test_dispatch_costs_no_more_than_the_bare_arrays(skeleton: ModelSkeleton, mo
     def touch(params: tuple[jax.Array, ...]) -> jax.Array:
         return sum(leaf.ravel()[:1].astype(jnp.int32) for leaf in params)
 
-    def run_step(skeleton: ModelSkeleton, params: Any, pool: KVPool, packed: Any, program: Program) -> Any:
-        return pool, touch(params) + packed[:1]
+    def run_step(skeleton: ModelSkeleton, params: Any, pool: KVPool, slots: Any, packed: Any, program: Program) -> Any:
+        return pool, slots, touch(params) + packed[:1]
 
     monkeypatch.setattr(steps, "run_step", run_step)
     step = lower(skeleton, make_sharding(CONFIG, 1), program, POOL).compile()
 
-    def bare(params: Any, k: jax.Array, v: jax.Array, packed: jax.Array) -> Any:
-        return k, v, touch(params) + packed[:1]
+    def bare(params: Any, k: jax.Array, v: jax.Array, slots: jax.Array, packed: jax.Array) -> Any:
+        return k, v, slots, touch(params) + packed[:1]
 
     params = tuple(jax.device_put(np.zeros(leaf.shape, leaf.dtype)) for leaf in skeleton.leaves)
     packed = np.zeros(packed_size(program, INPUT_FIELDS), np.int32)
-    plain = jax.jit(bare, donate_argnums=(1, 2)).lower(params, jnp.zeros(POOL), jnp.zeros(POOL), packed).compile()
+    slots = jnp.zeros(slots_shape(program.num_slots), jnp.int32)
+    pool = jnp.zeros(POOL)
+    plain = jax.jit(bare, donate_argnums=(1, 2, 3)).lower(params, pool, pool, slots, packed).compile()
 
     def median_seconds(executable: jax.stages.Compiled) -> float:
-        k, v = jnp.zeros(POOL), jnp.zeros(POOL)
+        k, v, slots = jnp.zeros(POOL), jnp.zeros(POOL), jnp.zeros(slots_shape(program.num_slots), jnp.int32)
         times = []
         for _ in range(60):
             start = time.thread_time()
-            k, v, result = executable(params, k, v, packed)
+            k, v, slots, result = executable(params, k, v, slots, packed)
             times.append(time.thread_time() - start)
             result.block_until_ready()
         return float(np.median(times))
