@@ -123,6 +123,9 @@ class ServerConfig:
     sse_keep_alive: float = option(15.0, ge=0, help="seconds between keep-alive comments on an idle stream; 0: none")
     max_connections: int = option(4096, ge=1, help="open HTTP connections; more are closed at once")
     api_processes: int = option(
+        1, ge=1, le=512, help="processes that answer HTTP on the port; limits on requests and connections are divided"
+    )
+    api_processes: int = option(
         1, ge=1, le=64, help="processes that answer HTTP on the port; limits on requests and connections are divided"
     )
     log_level: LogLevel = option("info", help="least severe records to log")

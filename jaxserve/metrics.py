@@ -1,16 +1,20 @@
 """Every metric of the server: one line each in `METRICS`.
 
 Names and buckets follow vLLM's with the prefix `jaxserve:`, so that a dashboard converts by search and
-replace; the last block is ours. One registry lives in the API process: engine numbers arrive as
-`EngineStats`, request numbers from the stream loop.
+replace; the last block is ours. One registry lives in each API process: engine numbers arrive as
+`EngineStats` in one of them, request numbers from its own stream loop. What is shown is the sum.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from jaxserve.ipc.messages import EngineStats, ModelFacts
 
@@ -85,7 +89,55 @@ METRICS: tuple[MetricSpec, ...] = (
 )
 # fmt: on
 
+_LARGEST = (PREFIX + "startup_phase_seconds", PREFIX + "cache_config_info", "process_max_fds")
+"""Gauges that say the same in every API process, or nothing yet."""
+_EARLIEST = "process_start_time_seconds"
+_CREATED_SUFFIX = "_created"
+
 _KINDS = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
+
+
+class FamilySnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """One metric with its samples: (name, labels, value)."""
+
+    name: str
+    help: str
+    kind: str
+    samples: list[tuple[str, dict[str, str], float]]
+
+
+class _Merged(Collector):
+    """The metrics of several API processes as those of one."""
+
+    def __init__(self, snapshots: Sequence[Iterable[FamilySnapshot]]) -> None:
+        self._snapshots = snapshots
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, FamilySnapshot] = {}
+        totals: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+        for snapshot in self._snapshots:
+            for family in snapshot:
+                families.setdefault(family.name, family)
+                samples = totals.setdefault(family.name, {})
+                for name, labels, value in family.samples:
+                    key = (name, tuple(labels.items()))
+                    samples[key] = _together(name, samples[key], value) if key in samples else value
+        for name, family in families.items():
+            metric = Metric(name, family.help, family.kind)
+            for (sample, pairs), value in totals[name].items():
+                metric.add_sample(sample, dict(pairs), value)
+            yield metric
+
+
+def _together(name: str, one: float, other: float) -> float:
+    if name.endswith(_CREATED_SUFFIX) or name == _EARLIEST:
+        return min(one, other)
+    return max(one, other) if name in _LARGEST else one + other
+
+
+def exposition(*snapshots: Iterable[FamilySnapshot]) -> bytes:
+    """The Prometheus text format of the sums over API processes."""
+    return generate_latest(_Merged(snapshots))
 
 
 class Metrics:
@@ -170,9 +222,17 @@ class Metrics:
             self.inc("compilations", total - self._compilations.get(phase, 0), phase=phase)
             self._compilations[phase] = total
 
-    def exposition(self) -> bytes:
-        """The Prometheus text format."""
-        return generate_latest(self.registry)
+    def snapshot(self) -> list[FamilySnapshot]:
+        """All samples as they are now."""
+        return [
+            FamilySnapshot(
+                family.name,
+                family.documentation,
+                family.type,
+                [(sample.name, sample.labels, sample.value) for sample in family.samples],
+            )
+            for family in self.registry.collect()
+        ]
 
     def value(self, name: str, **labels: str) -> float:
         """The current value of a counter or gauge, or the number of observations of a histogram."""

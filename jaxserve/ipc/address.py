@@ -24,6 +24,11 @@ def new_address(directory: str | None = None) -> str:
     return f"{_SCHEME}{private}/engine.sock"
 
 
+def folder_of(address: str) -> Path:
+    """The private directory of an address: other sockets of the same server may live there."""
+    return Path(address.removeprefix(_SCHEME)).parent
+
+
 def discard_address(address: str) -> None:
     """Remove what is left of an address: the socket, and its directory when nothing else is in it."""
     path = Path(address.removeprefix(_SCHEME))

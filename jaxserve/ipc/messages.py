@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
+from jaxserve.ipc.report import StartupReport
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.types import FinishReason, RequestId
 
@@ -65,6 +66,7 @@ class ModelFacts(msgspec.Struct, frozen=True, array_like=True):
     fingerprint: str
     """8 hex digits over weights' identity, dtype, mesh and versions: part of `system_fingerprint`."""
     phase_seconds: dict[str, float] = {}
+    startup: StartupReport = StartupReport()
 
 
 class Ready(Message, frozen=True):
@@ -149,7 +151,8 @@ class StepOutputs(Message, frozen=True):
 class Heartbeat(Message, frozen=True):
     """Sent when nothing else was for a while: the loop is alive."""
 
-    stats: EngineStats
+    stats: EngineStats | None = None
+    """Only for the one client that gets the statistics."""
 
 
 ToEngine = Hello | AddRequest | Abort | ResetPrefixCache

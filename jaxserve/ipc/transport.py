@@ -7,7 +7,9 @@ closed end is felt by the other: the engine learns which requests have lost thei
 
 from __future__ import annotations
 
-from typing import NewType
+import time
+from collections.abc import Callable
+from typing import Final, NewType
 
 import zmq
 import zmq.asyncio
@@ -15,21 +17,25 @@ import zmq.asyncio
 from jaxserve.errors import ConfigError
 from jaxserve.ipc.address import private_path
 from jaxserve.ipc.codec import MAX_FRAME_BYTES, ProtocolError, decode_from_engine, decode_to_engine, encode
-from jaxserve.ipc.messages import FromEngine, RequestOutput, StepOutputs, ToEngine
+from jaxserve.ipc.messages import FromEngine, Heartbeat, RequestOutput, StepOutputs, ToEngine
 from jaxserve.types import RequestId
 
 ClientId = NewType("ClientId", bytes)
 """The identity ZeroMQ gives a connection."""
+
+QUIET_S: Final = 1.0
+"""How long a client hears nothing at most while steps are done."""
 
 
 class EngineSocket:
     """The engine's end. All methods belong to one thread.
 
     A request belongs to the client that `claim`ed it until its terminal message went out. Statistics
-    go to one client only (the one known longest), so that counters are not counted twice.
+    go to one client only (the one known longest), so that counters are not counted twice. While others are
+    busy, a client whose requests wait still hears something every QUIET_S.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, clock: Callable[[], float] = time.monotonic) -> None:
         path = private_path(address)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -45,7 +51,9 @@ class EngineSocket:
         path.chmod(0o600)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        self._clients: dict[ClientId, None] = {}
+        self._clock = clock
+        self._clients: dict[ClientId, float] = {}
+        """When each was last sent something."""
         self._owners: dict[RequestId, ClientId] = {}
 
     @property
@@ -80,11 +88,17 @@ class EngineSocket:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             return self._forget(client)
+        self._clients[client] = self._clock()
         return []
 
     def broadcast(self, message: FromEngine) -> list[RequestId]:
         """Send to every client; returns requests whose client is gone."""
-        return [orphan for client in list(self._clients) for orphan in self.send(client, message)]
+        statistician = next(iter(self._clients), None)
+        orphans = []
+        for client in list(self._clients):
+            is_shorn = isinstance(message, Heartbeat) and client != statistician
+            orphans += self.send(client, Heartbeat() if is_shorn else message)
+        return orphans
 
     def publish(self, step: StepOutputs) -> list[RequestId]:
         """Give each client the news of its own requests; returns requests whose client is gone."""
@@ -98,6 +112,10 @@ class EngineSocket:
         statistician = next(iter(self._clients), None)
         if statistician is not None and step.stats is not None:
             shares.setdefault(statistician, [])
+        silent_since = self._clock() - QUIET_S
+        for client, last_sent in self._clients.items():
+            if last_sent < silent_since:
+                shares.setdefault(client, [])
         orphans = []
         for client, outputs in shares.items():
             share = StepOutputs(outputs, step.stats if client == statistician else None)
@@ -117,7 +135,7 @@ class EngineSocket:
             except zmq.Again:
                 return arrivals
             client = ClientId(parts[0])
-            self._clients[client] = None
+            self._clients.setdefault(client, self._clock())
             try:
                 arrivals.append((client, decode_to_engine(b"".join(parts[1:]))))
             except ProtocolError as error:

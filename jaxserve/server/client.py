@@ -31,6 +31,7 @@ from jaxserve.ipc.messages import (
 )
 from jaxserve.metrics import Metrics
 from jaxserve.server.feeding import Consumer, Feeding
+from jaxserve.server.siblings import Siblings
 from jaxserve.types import RequestId
 
 _log = logging.getLogger(__name__)
@@ -113,11 +114,13 @@ class EngineClient:
         metrics: Metrics,
         *,
         max_queued_requests: int,
+        siblings: Siblings,
         on_progress: Callable[[StartupProgress], None] | None = None,
     ) -> None:
         self._connection = connection
         self._metrics = metrics
         self._max_queued_requests = max_queued_requests
+        self._siblings = siblings
         self._on_progress = on_progress
         self._outbox: asyncio.Queue[ToEngine] = asyncio.Queue()
         self._generations: dict[RequestId, Generation] = {}
@@ -194,8 +197,11 @@ class EngineClient:
 
     @contextlib.contextmanager
     def admission(self, num_sequences: int) -> Iterator[None]:
-        """Hold queue room for the sequences of one HTTP request; raises RateLimitError when there is none."""
-        max_requests = self.require_ready().max_num_seqs + self._max_queued_requests
+        """Hold queue room for the sequences of one HTTP request; raises RateLimitError when there is none.
+
+        The room is our share of the engine's: the server as a whole never takes more than it promises.
+        """
+        max_requests = self._siblings.share_of(self.require_ready().max_num_seqs + self._max_queued_requests)
         if self._num_admitted + num_sequences > max_requests:
             self._metrics.inc("admission_rejections", reason="queue_full")
             raise RateLimitError(
@@ -289,7 +295,7 @@ class EngineClient:
             self._started.set()
         elif isinstance(message, StartupFailed):
             self.fail(message.message)
-        else:
+        elif message.stats is not None:
             self._metrics.record_stats(message.stats)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:

@@ -34,24 +34,43 @@ _PROTOCOL_OPTIONS: dict[str, Any] = {
 }
 
 
-def bind_socket(host: str, port: int) -> socket.socket:
-    """A listening socket, before anything slow happens. Raises ConfigError in one line."""
+def bind_sockets(host: str, port: int, count: int) -> list[socket.socket]:
+    """Sockets bound to one address, before anything slow happens; the first one listens already.
+
+    The kernel shares connections out among those that listen. Raises ConfigError in one line, also when
+    another server has the port.
+    """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except OSError as error:
         raise ConfigError(f"--host {host}: {error.strerror}") from None
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sockets: list[socket.socket] = []
     try:
-        listener.bind(address)
-        listener.listen(BACKLOG)
+        with _bound(family, address, is_shared=False) as probe:  # two servers that share must not find each other
+            address = probe.getsockname()
+            if count == 1:
+                sockets.append(probe.dup())
+        sockets += [_bound(family, address, is_shared=True) for _ in range(count - len(sockets))]
+        sockets[0].listen(BACKLOG)
     except OSError as error:
-        listener.close()
+        for bound in sockets:
+            bound.close()
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror} (--host, --port)") from None
-    listener.setblocking(False)
-    return listener
+    return sockets
+
+
+def _bound(family: int, address: Any, *, is_shared: bool) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    bound.setblocking(False)
+    return bound
 
 
 class _Refusal(asyncio.Protocol):

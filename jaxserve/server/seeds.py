@@ -19,11 +19,15 @@ def child_seed(seed: int, index: int) -> int:
 
 
 class SeedStream:
-    """Seeds for requests that bring none: the k-th draw depends on the server's seed and k alone."""
+    """Seeds for requests that bring none: the k-th draw depends on the server's seed and k alone.
 
-    def __init__(self, seed: int) -> None:
+    Of `stride` API processes, each draws every `stride`-th from its own `start` on, so that no two requests
+    share a seed.
+    """
+
+    def __init__(self, seed: int, start: int = 0, stride: int = 1) -> None:
         self._seed = seed
-        self._counter = itertools.count()
+        self._counter = itertools.count(start, stride)
 
     def draw(self) -> int:
         return _hash(b"request", self._seed, next(self._counter))

@@ -15,6 +15,7 @@ from jaxserve.server.auth import KeyRing
 from jaxserve.server.client import EngineClient
 from jaxserve.server.schema.decode import shorten
 from jaxserve.server.seeds import SeedStream
+from jaxserve.server.siblings import Siblings
 from jaxserve.server.tokenization import Tokenization
 
 
@@ -29,6 +30,7 @@ class ServerState:
     metrics: Metrics
     keys: KeyRing
     seeds: SeedStream
+    siblings: Siblings
     max_body_size: int
     keep_alive_s: float
     created: int = field(default_factory=lambda: int(time.time()))

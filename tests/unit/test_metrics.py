@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxserve.ipc.messages import EngineStats
-from jaxserve.metrics import METRICS, PREFIX, Metrics, metrics_table
+from jaxserve.metrics import METRICS, PREFIX, Metrics, exposition, metrics_table
 
 
 def test_names_are_unique_and_buckets_rise() -> None:
@@ -17,14 +17,14 @@ def test_names_are_unique_and_buckets_rise() -> None:
 
 
 def test_every_metric_is_exposed_with_its_type() -> None:
-    text = Metrics("m").exposition().decode()
+    text = exposition(Metrics("m").snapshot()).decode()
     for spec in METRICS:
         name = PREFIX + spec.name + ("_total" if spec.kind == "counter" else "")
         assert f"# TYPE {name} {spec.kind}\n" in text
 
 
 def test_samples_carry_model_and_engine() -> None:
-    text = Metrics("some/model").exposition().decode()
+    text = exposition(Metrics("some/model").snapshot()).decode()
     assert 'jaxserve:num_requests_running{engine="0",model_name="some/model"} 0.0' in text
     assert 'jaxserve:compilations_total{engine="0",model_name="some/model",phase="serving"} 0.0' in text
 
@@ -51,3 +51,31 @@ def test_a_metric_is_used_as_what_it_is(method: str, name: str) -> None:
 def test_table_names_every_metric() -> None:
     table = metrics_table()
     assert all(f"`{PREFIX}{spec.name}" in table for spec in METRICS)
+
+
+def test_numbers_of_several_processes_add_up() -> None:
+    first, second = Metrics("m"), Metrics("m")
+    for metrics, tokens in ((first, 3), (second, 4)):
+        metrics.inc("generation_tokens", tokens)
+        metrics.inc("http_requests", route="/ready", status=str(200 + tokens))
+        metrics.observe("request_generation_tokens", tokens)
+        metrics.set("startup_phase_seconds", tokens, phase="load")
+    first.set("num_requests_running", 5)
+    text = exposition(first.snapshot(), second.snapshot()).decode()
+    labels = 'engine="0",model_name="m"'
+    for line in (
+        f"generation_tokens_total{{{labels}}} 7.0",
+        f'http_requests_total{{{labels},route="/ready",status="203"}} 1.0',
+        f'http_requests_total{{{labels},route="/ready",status="204"}} 1.0',
+        f"request_generation_tokens_count{{{labels}}} 2.0",
+        f"request_generation_tokens_sum{{{labels}}} 7.0",
+        f'request_generation_tokens_bucket{{{labels[:10]},le="5.0",{labels[11:]}}} 2.0',
+        f"num_requests_running{{{labels}}} 5.0",
+        f'startup_phase_seconds{{{labels},phase="load"}} 4.0',
+    ):
+        assert f"\n{PREFIX}{line}\n" in text
+    created = [
+        float(part.partition(f"{PREFIX}generation_tokens_created{{{labels}}} ")[2].partition("\n")[0])
+        for part in (text, exposition(first.snapshot()).decode(), exposition(second.snapshot()).decode())
+    ]
+    assert created[0] == min(created[1:])

@@ -1,4 +1,4 @@
-"""`GET /metrics`: Prometheus text."""
+"""`GET /metrics`: Prometheus text, summed over all API processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from jaxserve.server.state import STATE
 
 
 async def metrics(request: web.Request) -> web.StreamResponse:
-    body = request.app[STATE].metrics.exposition()
+    state = request.app[STATE]
+    body = await state.siblings.exposition(state.metrics)
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

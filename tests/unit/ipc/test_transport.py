@@ -23,7 +23,7 @@ from jaxserve.ipc.messages import (
     StepOutputs,
     ToEngine,
 )
-from jaxserve.ipc.transport import ClientId, EngineConnection, EngineSocket
+from jaxserve.ipc.transport import QUIET_S, ClientId, EngineConnection, EngineSocket
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.types import RequestId
 
@@ -159,3 +159,36 @@ def test_discarded_address_leaves_nothing_behind(address: str) -> None:
     discard_address(address)
     assert not path.parent.exists()
     discard_address(address)
+
+
+async def test_counters_of_a_heartbeat_go_to_one_client_only(engine: EngineSocket, address: str) -> None:
+    first, second = EngineConnection(address), EngineConnection(address)
+    for connection in (first, second):
+        await connection.send(Hello())
+        expect(engine)
+    assert engine.broadcast(Heartbeat(STATS)) == []
+    assert await first.receive() == Heartbeat(STATS)
+    assert await second.receive() == Heartbeat(None)
+    first.close()
+    second.close()
+
+
+async def test_client_whose_requests_wait_hears_that_the_engine_lives(address: str) -> None:
+    now = 0.0
+    engine = EngineSocket(address, clock=lambda: now)
+    busy, waiting = EngineConnection(address), EngineConnection(address)
+    for connection in (busy, waiting):
+        await connection.send(Hello())
+        client, _ = expect(engine)[0]
+        if connection is busy:
+            engine.claim(RequestId("a"), client)
+    step = StepOutputs([RequestOutput(RequestId("a"), [5])])
+    for seconds in (0.5, QUIET_S + 0.1, QUIET_S + 0.2):
+        now = seconds
+        engine.publish(step)
+    engine.broadcast(Heartbeat())
+    assert [await busy.receive() for _ in range(4)] == [step, step, step, Heartbeat()]
+    assert [await waiting.receive() for _ in range(2)] == [StepOutputs([]), Heartbeat()]
+    engine.close()
+    busy.close()
+    waiting.close()

@@ -30,8 +30,9 @@ from jaxserve.metrics import Metrics
 from jaxserve.server.app import make_app
 from jaxserve.server.auth import KeyRing
 from jaxserve.server.client import EngineClient
-from jaxserve.server.listener import bind_socket, listening
+from jaxserve.server.listener import bind_sockets, listening
 from jaxserve.server.seeds import SeedStream
+from jaxserve.server.siblings import Siblings
 from jaxserve.server.state import ServerState
 from jaxserve.server.tokenization import tokenization
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -41,6 +42,7 @@ TOKENIZERS = Path(__file__).parents[2] / "fixtures" / "tokenizers"
 MAX_MODEL_LEN = 64
 MAX_BODY_SIZE = 16 << 10
 MAX_QUEUED_REQUESTS = 5
+ALONE = Siblings(0, 1, Path())
 
 FACTS = ModelFacts(
     vocab_size=400,
@@ -145,7 +147,13 @@ async def running_api(
 ) -> AsyncIterator[Api]:
     engine = ScriptedEngine()
     metrics = Metrics("tiny")
-    client = EngineClient(engine, metrics, max_queued_requests=MAX_QUEUED_REQUESTS, on_progress=engine.marks.put_nowait)
+    client = EngineClient(
+        engine,
+        metrics,
+        max_queued_requests=MAX_QUEUED_REQUESTS,
+        siblings=ALONE,
+        on_progress=engine.marks.put_nowait,
+    )
     with tokenization() as tokens:
         tokens.install(tokenizer)
         state = ServerState(
@@ -155,6 +163,7 @@ async def running_api(
             metrics=metrics,
             keys=KeyRing(api_key),
             seeds=SeedStream(0),
+            siblings=ALONE,
             max_body_size=MAX_BODY_SIZE,
             keep_alive_s=keep_alive_s,
         )
@@ -162,7 +171,7 @@ async def running_api(
         if is_ready:
             engine.say(Ready(FACTS))
             await client.wait_started()
-        with contextlib.closing(bind_socket("127.0.0.1", 0)) as listener:
+        with bind_sockets("127.0.0.1", 0, 1)[0] as listener:
             port = listener.getsockname()[1]
             try:
                 async with (

@@ -29,7 +29,7 @@ from jaxserve.server import sse as sse_module
 from jaxserve.server.client import EngineClient, Generation
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from jaxserve.types import RequestId
-from tests.unit.server.conftest import FACTS, Api, running_api
+from tests.unit.server.conftest import ALONE, FACTS, Api, running_api
 
 
 def add(name: str) -> AddRequest:
@@ -99,7 +99,7 @@ async def test_broken_connection_counts_as_a_dead_engine() -> None:
         async def receive(self) -> FromEngine:
             raise OSError("gone")
 
-    client = EngineClient(Broken(), Metrics("tiny"), max_queued_requests=1)
+    client = EngineClient(Broken(), Metrics("tiny"), max_queued_requests=1, siblings=ALONE)
     await client.run()
     assert client.ailment() == "the connection to the engine broke"
     with pytest.raises(StartupError):

@@ -23,3 +23,9 @@ def test_stream_depends_on_the_servers_seed_and_the_order_alone() -> None:
     assert drawn == [again.draw() for _ in range(100)]
     assert drawn != [other.draw() for _ in range(100)]
     assert len(set(drawn)) == 100
+
+
+def test_api_processes_share_the_seeds_of_one_stream() -> None:
+    together = SeedStream(1)
+    apart = [SeedStream(1, start, 3) for start in range(3)]
+    assert [together.draw() for _ in range(30)] == [apart[k % 3].draw() for k in range(30)]

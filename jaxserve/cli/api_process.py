@@ -1,0 +1,116 @@
+"""What every API process of a server is made of: HTTP on one side, the engine on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from jaxserve.cli.tasks import first_of, running
+from jaxserve.config import Config
+from jaxserve.ipc.address import folder_of
+from jaxserve.ipc.messages import StartupProgress
+from jaxserve.ipc.transport import EngineConnection
+from jaxserve.metrics import Metrics
+from jaxserve.server.app import make_app
+from jaxserve.server.auth import KeyRing
+from jaxserve.server.client import EngineClient
+from jaxserve.server.listener import listening
+from jaxserve.server.seeds import SeedStream
+from jaxserve.server.siblings import Siblings
+from jaxserve.server.state import ServerState
+from jaxserve.server.tokenization import Tokenization, tokenization
+from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
+
+_log = logging.getLogger(__name__)
+
+ABORT_FLUSH_S: Final = 2.0
+"""How long the error events of aborted requests may take to be written."""
+DEATH_GRACE_S: Final = 2.0
+"""How long `/health` answers 503 after the engine died, before the process exits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiProcess:
+    """One running API process."""
+
+    config: Config
+    client: EngineClient
+    tokens: Tokenization
+    metrics: Metrics
+
+    async def drain(self, stop_now: asyncio.Event, engine_gone: Coroutine[Any, Any, Any]) -> None:
+        """Refuse new requests, let those under way finish for a while, and end the rest with an error."""
+        client, timeout_s = self.client, self.config.server.shutdown_timeout
+        _log.info("stopping: %d requests under way may take %g s more", client.num_admitted, timeout_s)
+        client.start_draining()
+        await first_of(client.wait_idle(), stop_now.wait(), engine_gone, asyncio.sleep(timeout_s))
+        if client.num_admitted:
+            _log.warning("aborting %d requests", client.num_admitted)
+            client.abort_all("The server is shutting down.")
+            await first_of(client.wait_idle(), asyncio.sleep(ABORT_FLUSH_S))
+
+    async def fail(self, reason: str, stop: asyncio.Event) -> None:
+        """End every request with an error, and let `/health` say so for a moment."""
+        self.client.fail(reason)
+        _log.error("%s; exiting", reason)
+        await first_of(stop.wait(), asyncio.sleep(DEATH_GRACE_S))
+
+
+@contextlib.asynccontextmanager
+async def serving_api(
+    config: Config,
+    address: str,
+    listener: socket.socket,
+    index: int,
+    on_progress: Callable[[StartupProgress], None] | None = None,
+) -> AsyncIterator[ApiProcess]:
+    """API process `index` of `--api-processes`, answering on `listener` inside the block.
+
+    Until a tokenizer is installed and the engine ready, requests are refused as "loading".
+    """
+    server, names = config.server, model_names(config)
+    siblings = Siblings(index, server.api_processes, folder_of(address))
+    metrics = Metrics(names[0])
+    with contextlib.closing(EngineConnection(address)) as connection, tokenization() as tokens:
+        client = EngineClient(
+            connection,
+            metrics,
+            max_queued_requests=config.scheduler.max_queued_requests,
+            siblings=siblings,
+            on_progress=on_progress,
+        )
+        state = ServerState(
+            model_names=names,
+            client=client,
+            tokenization=tokens,
+            metrics=metrics,
+            keys=KeyRing(server.api_key),
+            seeds=SeedStream(config.model.seed, index, server.api_processes),
+            siblings=siblings,
+            max_body_size=server.max_body_size,
+            keep_alive_s=server.sse_keep_alive,
+        )
+        async with (
+            siblings.answering(metrics),
+            listening(make_app(state), listener, max_connections=siblings.share_of(server.max_connections)),
+            running(client.run()),
+        ):
+            yield ApiProcess(config=config, client=client, tokens=tokens, metrics=metrics)
+
+
+def model_names(config: Config) -> tuple[str, ...]:
+    """The names that requests may use; the first is echoed."""
+    names = [name.strip() for name in (config.model.served_model_name or config.model.model).split(",")]
+    return tuple(dict.fromkeys(name for name in names if name)) or (config.model.model,)
+
+
+def tokenizer_of(config: Config, path: Path) -> Tokenizer:
+    """The tokenizer of the model at `path`, with the chat template of the config, if any."""
+    template = config.model.chat_template
+    return load_tokenizer(path, chat_template=Path(template) if template is not None else None)

@@ -1,0 +1,110 @@
+"""A further API process: `python -m jaxserve.cli.api_worker LISTENER`, started by `cli.api_workers`.
+
+argument  the descriptor of its listening socket
+stdin     one line, an ApiWorkerSpec; then a line that says why, when the engine is gone; its end is the
+          parent's death, and ours
+stdout    one line when it takes requests
+SIGTERM   drain and exit 0; a second one: at once
+exit      0 stopped, 1 the engine or the parent is gone, 2 could not start
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from jaxserve.cli.api_process import ApiProcess, serving_api, tokenizer_of
+from jaxserve.cli.tasks import StopSignals, first_of, in_thread, running
+from jaxserve.config import Config
+from jaxserve.errors import StartupError
+from jaxserve.log import configure_logging
+
+_log = logging.getLogger(__name__)
+
+READY_LINE: Final = b"ready\n"
+
+
+class ApiWorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a further API process needs to start."""
+
+    config: Config
+    model_path: str
+    address: str
+    """Where the engine listens."""
+    index: int
+    """Its number; the parent is 0."""
+
+    def to_line(self) -> bytes:
+        return msgspec.json.encode(self) + b"\n"
+
+
+async def serve(listener: socket.socket) -> int:
+    """Run one API process; returns the exit code."""
+    async with _stdin() as orders:
+        spec = msgspec.json.decode(await orders.readline(), type=ApiWorkerSpec)
+        configure_logging(spec.config.server.log_level)
+        stop = StopSignals()
+        with stop.caught():
+            tokenizer = await in_thread(lambda: tokenizer_of(spec.config, Path(spec.model_path)))
+            async with serving_api(spec.config, spec.address, listener, spec.index) as api:
+                api.tokens.install(tokenizer)
+                return await _live(api, orders, stop)
+
+
+async def _live(api: ApiProcess, orders: asyncio.StreamReader, stop: StopSignals) -> int:
+    async with running(_last_word(orders)) as last_word, running(_announce(api)):
+        await first_of(stop.first.wait(), asyncio.wait({last_word}))
+        if not last_word.done():
+            await api.drain(stop.second, asyncio.wait({last_word}))
+            return 0
+        await api.fail(last_word.result(), stop.first)
+        return 1
+
+
+async def _announce(api: ApiProcess) -> None:
+    await api.client.wait_started()
+    sys.stdout.buffer.write(READY_LINE)
+    sys.stdout.flush()
+
+
+async def _last_word(orders: asyncio.StreamReader) -> str:
+    """Why the engine is gone, once it is. Without a parent there is nobody to serve for: exits at once."""
+    line = await orders.readline()
+    if not line:
+        os._exit(1)
+    return line.decode().rstrip("\n")
+
+
+@contextlib.asynccontextmanager
+async def _stdin() -> AsyncIterator[asyncio.StreamReader]:
+    reader = asyncio.StreamReader(limit=1 << 20)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
+    try:
+        yield reader
+    finally:
+        transport.close()
+
+
+def main() -> int:
+    """Run with the listening socket that the first argument names."""
+    with socket.socket(fileno=int(sys.argv[1])) as listener:
+        try:
+            return asyncio.run(serve(listener))
+        except StartupError as error:
+            _log.error("%s", error)
+            return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

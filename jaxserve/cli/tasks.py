@@ -1,0 +1,86 @@
+"""Small things around asyncio tasks that `jaxserve serve` is built of."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
+
+
+class StopSignals:
+    """SIGTERM and SIGINT as events: the first asks for an end, the second for an end at once."""
+
+    def __init__(self, on_signal: Callable[[], None] = lambda: None) -> None:
+        self._on_signal = on_signal
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[None]:
+        """Handle the signals inside the block."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._note)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def _note(self) -> None:
+        if self.first.is_set():
+            self.second.set()
+        self.first.set()
+        self._on_signal()
+
+
+@contextlib.asynccontextmanager
+async def running(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """`work` as a task inside the block; cancelled and waited for at its end. Its own error is the caller's to ask."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def first_of(*works: Coroutine[Any, Any, Any]) -> None:
+    """Wait until one of `works` has ended, in whatever way; the others are cancelled."""
+    tasks = {asyncio.create_task(work) for work in works}
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Run `work` in a daemon thread: one that hangs on the network must not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def deliver(result: T | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(cast(T, result))
+
+    def run() -> None:
+        try:
+            outcome: tuple[T | None, BaseException | None] = (work(), None)
+        except BaseException as error:
+            outcome = (None, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(deliver, *outcome)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await done

@@ -1,0 +1,140 @@
+"""Several API processes on one port are one server: one set of numbers, one drain, one end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.http_server import Server, running, until
+from tests.e2e.test_http_lifecycle import LONG, SLOW, is_alive, read_all, start_error
+from tests.e2e.test_http_raw import open_post, read_until
+
+pytestmark = pytest.mark.slow
+
+TWO: dict[str, Any] = {"api_processes": 2}
+
+
+def children(server: Server) -> list[int]:
+    """The engine first, then the further API processes."""
+    text = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
+    return [int(pid) for pid in text.split()]
+
+
+def open_streams(server: Server, count: int) -> list[socket.socket]:
+    """Streams that have begun: so many that the kernel gives both processes some."""
+    connections = [open_post(server, LONG) for _ in range(count)]
+    for connection in connections:
+        read_until(connection, b'"text"')
+    return connections
+
+
+def rest_of(stream: socket.socket) -> bytes:
+    """What is left of a stream; nothing when its process died."""
+    with stream:
+        try:
+            return read_all(stream)
+        except ConnectionResetError:
+            return b""
+
+
+def connections_of(pid: int, port: int) -> int:
+    """Established connections of the server's `port` that process `pid` holds."""
+    inodes = {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.exists() or fd.is_symlink()}
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[1].endswith(f":{port:04X}") and row[3] == "01" and f"socket:[{row[9]}]" in inodes for row in rows)
+
+
+def test_processes_share_connections_and_seeds_never_meet() -> None:
+    with running({"vocab_size": 384, "eos_token_ids": []}, server=TWO) as server:
+        texts = []
+        for _ in range(24):
+            status, _, reply = server.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 24})
+            assert status == 200
+            texts.append(json.loads(reply)["choices"][0]["text"])
+        assert len(set(texts)) == len(texts)
+        streams = open_streams(server, 24)
+        held = [connections_of(pid, server.port) for pid in (server.process.pid, children(server)[1])]
+        assert min(held) > 0 and sum(held) == 24
+        for stream in streams:
+            stream.close()
+        assert server.stop() == 0
+
+
+def test_any_process_tells_the_totals() -> None:
+    with running({"vocab_size": 384, "eos_token_ids": []}, server=TWO) as server:
+        for _ in range(16):
+            assert server.request("POST", "/v1/completions", {"prompt": [5, 6], "max_tokens": 4})[0] == 200
+        label = 'engine="0",model_name="tiny"'
+        for sample, value in (
+            (f'request_success_total{{{label[:10]},finished_reason="length"', 16),
+            ("generation_tokens_total", 64),
+            ("prompt_tokens_total", 32),
+            ("e2e_request_latency_seconds_count", 16),
+        ):
+            server.await_metric(sample, value)
+            assert {server.metric(sample) for _ in range(8)} == {value}
+        text = server.request("GET", "/metrics")[2].decode()
+        assert text.count("# TYPE jaxserve:generation_tokens_total counter") == 1
+        assert server.stop() == 0
+
+
+def test_sigterm_drains_every_process() -> None:
+    with running(SLOW, server=TWO) as server:
+        pids = children(server)
+        body = {"prompt": "x", "max_tokens": 150, "stream": True}
+        streams = [open_post(server, body) for _ in range(12)]
+        for stream in streams:
+            read_until(stream, b'"text"')
+        server.process.send_signal(signal.SIGTERM)
+        for stream in streams:
+            assert b'"finish_reason":"length"' in read_until(stream, b"data: [DONE]\n\n")
+            stream.close()
+        assert server.process.wait(30) == 0
+        assert not any(map(is_alive, pids))
+
+
+def test_second_signal_ends_every_process_at_once() -> None:
+    with running(SLOW, server=TWO) as server:
+        pids = children(server)
+        streams = open_streams(server, 12)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: server.request("GET", "/ready")[0] == 503, "never drained")
+        server.process.send_signal(signal.SIGTERM)
+        for stream in streams:
+            assert b'"error"' in rest_of(stream)
+        assert server.process.wait(30) == 0
+        assert not any(map(is_alive, pids))
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_death_of_one_process_ends_all_requests_and_the_server(victim: int) -> None:
+    """Of a dead API process' own clients nothing can be told: their connections break."""
+    with running(SLOW, server=TWO) as server:
+        pids = children(server)
+        streams = open_streams(server, 12)
+        num_lost = connections_of(pids[1], server.port) if victim == 1 else 0
+        os.kill(pids[victim], signal.SIGKILL)
+        replies = [rest_of(stream) for stream in streams]
+        assert sum(b'"error"' not in reply for reply in replies) == num_lost
+        assert server.process.wait(30) == 1
+        assert not any(map(is_alive, pids))
+
+
+def test_further_processes_do_not_outlive_the_first() -> None:
+    with running(SLOW, server=TWO) as server:
+        pids = children(server)
+        server.process.kill()
+        server.process.wait()
+        until(lambda: not any(map(is_alive, pids)), "somebody outlived the server")
+
+
+def test_port_of_another_server_is_refused_although_it_could_be_shared() -> None:
+    with running(server=TWO) as server:
+        assert f"port {server.port}" in start_error(server=TWO | {"port": server.port})
+        assert server.stop() == 0
