@@ -8,12 +8,13 @@ import importlib.util
 import json
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.peers.bounds import MachineBounds, best_of, measure_bounds, model_size
+from benchmarks.peers.bounds import BoundsError, MachineBounds, ModelSize, best_of, measure_bounds, model_size
 from benchmarks.peers.environment import last_error
 from benchmarks.peers.jaxserve_server import Jaxserve
 from benchmarks.peers.llama_server import LlamaServer
@@ -22,7 +23,7 @@ from benchmarks.peers.peer import Entrant, Peer, PeerUnavailableError, parse_ent
 from benchmarks.peers.processes import describe_machine
 from benchmarks.peers.ratios import compare
 from benchmarks.peers.rounds import Pairing, Plan, run_pairing
-from benchmarks.peers.table import report
+from benchmarks.peers.table import hide_folders, report
 from benchmarks.peers.transformers_server import TransformersServer
 from benchmarks.peers.vllm_server import VLLMServer
 from benchmarks.peers.weights import Weights, WeightsError
@@ -66,8 +67,10 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="streams (default: chat 1 4 16 32, prefix 16, prefill 4)",
     )
-    parser.add_argument("--num-prompts", type=_positive, metavar="N", help="requests of a cell (default: two a stream)")
-    parser.add_argument("--rounds", type=_positive, default=5, metavar="N", help="turns of each server (default: 5)")
+    parser.add_argument(
+        "--num-prompts", type=_positive, metavar="N", help="requests of a cell (default: by workload and streams)"
+    )
+    parser.add_argument("--rounds", type=_positive, default=3, metavar="N", help="turns of each server (default: 3)")
     parser.add_argument("--jaxserve-args", default="", metavar="WORDS", help="more words for `jaxserve serve`, as one")
     parser.add_argument("--model", type=Path, metavar="GGUF", help="default: SmolLM2-135M-Instruct of its package")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts (default: 0)")
@@ -111,13 +114,40 @@ def main(words: Sequence[str] | None = None) -> int:
         cell_timeout_s=arguments.cell_timeout,
     )
     plan.folder.mkdir(parents=True, exist_ok=True)
+    # Servers are stopped on the way out, also when `timeout` or a supervisor ends this process.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        pairings, page = _run(plan, ready, skipped, size, arguments)
+    except BoundsError as error:
+        print(f"bench-peers: {error}", file=sys.stderr)
+        return 1
+    print(page)
+    say(f"written to {plan.folder}")
+    return 1 if skipped or any(pairing.problem for pairing in pairings) else 0
+
+
+def _run(
+    plan: Plan,
+    entrants: Sequence[Entrant],
+    skipped: Mapping[str, str],
+    size: ModelSize,
+    arguments: argparse.Namespace,
+) -> tuple[list[Pairing], str]:
+    """All pairings and the page of them, which is written after every peer: a run broken off has shown what it had."""
     ours = Entrant(Jaxserve(shlex.split(arguments.jaxserve_args)), "f32")
+    versions = {each.label: each.peer.versions() for each in [ours, *entrants]}
+    names = {
+        plan.folder: "OUT",
+        plan.weights.folder: "WEIGHTS",
+        arguments.envs: "ENVS",
+        plan.weights.source.parent: "MODEL",
+        Path(sys.prefix): "VENV",
+    }
     bounds = measure_bounds(size.num_bytes)
-    pairings = []
-    for entrant in ready:
+    pairings: list[Pairing] = []
+    for entrant in entrants:
         pairings.append(run_pairing(ours, entrant, plan, say))
         bounds = best_of(bounds, measure_bounds(size.num_bytes))
-        versions = {each.label: each.peer.versions() for each in [ours, *ready]}
         page = report(
             machine=describe_machine(),
             versions=versions,
@@ -126,18 +156,12 @@ def main(words: Sequence[str] | None = None) -> int:
             bounds=bounds,
             size=size,
             ours=ours.label,
-            hidden={
-                weights.folder: "WEIGHTS",
-                arguments.envs: "ENVS",
-                source.parent: "MODEL",
-                Path(sys.prefix): "VENV",
-            },
         )
-        # After every peer: a run that is broken off has shown what it had.
-        write_results(plan.folder, page, pairings, versions, bounds, skipped, ours.label)
-    print(page)
-    say(f"written to {plan.folder}")
-    return 1 if skipped or any(pairing.problem for pairing in pairings) else 0
+        everything = as_json(pairings, versions, bounds, skipped, ours.label)
+        page = hide_folders(page, names)
+        (plan.folder / "results.md").write_text(page, encoding="utf-8")
+        (plan.folder / "results.json").write_text(hide_folders(everything, names), encoding="utf-8")
+    return pairings, page
 
 
 def install(entrants: Sequence[Entrant], weights: Weights) -> tuple[list[Entrant], dict[str, str]]:
@@ -158,16 +182,14 @@ def install(entrants: Sequence[Entrant], weights: Weights) -> tuple[list[Entrant
     return ready, skipped
 
 
-def write_results(
-    folder: Path,
-    page: str,
+def as_json(
     pairings: Sequence[Pairing],
     versions: Mapping[str, Mapping[str, str]],
     bounds: MachineBounds,
     skipped: Mapping[str, str],
     ours: str,
-) -> None:
-    """`results.md`, and all of it in `results.json`."""
+) -> str:
+    """Everything the page is made of, every sample included."""
     everything = {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "machine": describe_machine(),
@@ -184,8 +206,7 @@ def write_results(
             for pairing in pairings
         ],
     }
-    (folder / "results.json").write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
-    (folder / "results.md").write_text(page, encoding="utf-8")
+    return json.dumps(everything, indent=1) + "\n"
 
 
 def say(line: str) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.peers.environment import last_error
 from jaxserve.checkpoint.open import open_checkpoint
 
 NUM_COLUMNS = 4096
@@ -30,6 +31,10 @@ GEMM_SIZES = (1024, 2048)
 GEMM_REPEATS = 5
 TIMEOUT_S = 300.0
 BYTES_PER_WEIGHT = 4
+
+
+class BoundsError(Exception):
+    """The measurement did not end well; the text is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +97,20 @@ def best_of(first: MachineBounds, second: MachineBounds) -> MachineBounds:
 
 
 def measure_bounds(num_bytes: int) -> MachineBounds:
-    """In a new process, so that its memory and threads are gone afterwards."""
-    told = subprocess.run(
-        [sys.executable, "-m", "benchmarks.peers.bounds", str(num_bytes)],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=True,
-    )
+    """In a new process, so that its memory and threads are gone afterwards. Raises BoundsError."""
+    try:
+        told = subprocess.run(
+            [sys.executable, "-m", "benchmarks.peers.bounds", str(num_bytes)],
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise BoundsError(f"the machine's bounds were not measured within {TIMEOUT_S:g} s") from None
+    if told.returncode != 0:
+        raise BoundsError(f"the machine's bounds cannot be measured: {last_error(told.stderr)}")
     return MachineBounds(**json.loads(told.stdout.splitlines()[-1]))
 
 

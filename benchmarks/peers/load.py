@@ -21,8 +21,8 @@ NUM_WARMUPS = 1
 """Before the clock starts: it also puts the common prefix of `prefix` into the cache, on every server alike."""
 
 DEFAULT_CONCURRENCY = {"chat": (1, 4, 16, 32), "prefix": (16,), "prefill": (4,), "sharegpt": (16,)}
-REQUESTS_PER_STREAM = {"chat": 2, "prefix": 2, "prefill": 2, "sharegpt": 2}
-LEAST_REQUESTS = {"chat": 8, "prefix": 8, "prefill": 6, "sharegpt": 8}
+NUM_REQUESTS = {"chat": (8, 2), "prefix": (0, 2), "prefill": (4, 1), "sharegpt": (8, 2)}
+"""So many, and so many more for each stream."""
 
 
 class LoadFailedError(Exception):
@@ -68,12 +68,18 @@ class Sample:
 
 
 def make_cells(workloads: list[str], concurrency: list[int] | None, num_prompts: int | None) -> list[Cell]:
-    """Every workload at its usual concurrencies, or at the given ones."""
+    """Every workload at its usual concurrencies and lengths, or at the given ones."""
     return [
-        Cell(name, streams, num_prompts or max(LEAST_REQUESTS[name], REQUESTS_PER_STREAM[name] * streams))
+        Cell(name, streams, num_prompts or num_requests(name, streams))
         for name in workloads
         for streams in (concurrency or DEFAULT_CONCURRENCY[name])
     ]
+
+
+def num_requests(workload: str, num_streams: int) -> int:
+    """Enough for a median, few enough for a slow peer."""
+    least, per_stream = NUM_REQUESTS[workload]
+    return max(2, least + per_stream * num_streams)
 
 
 def seed_of(base: int, round_number: int, cell: Cell) -> int:

@@ -89,16 +89,20 @@ def _span(values: Sequence[float]) -> str:
     return f"{min(values):.2f}-{max(values):.2f}" if values else "-"
 
 
-def command_lines(starts: Sequence[Start], hidden: Mapping[Path, str]) -> str:
-    """Every server's command once. `hidden` gives names to the folders of this machine, the longest first."""
+def command_lines(starts: Sequence[Start]) -> str:
+    """Every server's command once."""
     lines = {}
     for start in starts:
         words = [*(f"{name}={value}" for name, value in sorted(start.environment.items())), *start.command]
-        line = shlex.join(words)
-        for folder, name in hidden.items():
-            line = line.replace(str(folder), name)
-        lines[start.server] = line
+        lines[start.server] = shlex.join(words)
     return "\n".join(f"{server}: {line}" for server, line in lines.items())
+
+
+def hide_folders(text: str, names: Mapping[Path, str]) -> str:
+    """`text` with a name instead of each folder of this machine; a folder inside another must come before it."""
+    for folder, name in names.items():
+        text = text.replace(str(folder), name)
+    return text
 
 
 def report(
@@ -110,7 +114,6 @@ def report(
     bounds: MachineBounds,
     size: ModelSize,
     ours: str,
-    hidden: Mapping[Path, str],
 ) -> str:
     """The whole page."""
     comparisons = [each for pairing in pairings for each in compare(pairing.samples, ours=ours, peer=pairing.peer)]
@@ -127,7 +130,7 @@ def report(
         bounds_table(samples, ours=ours, size=size, bounds=bounds),
         server_table(pairings),
         markdown([["server", "versions"], *([name, _versions(told)] for name, told in versions.items())]),
-        "```text\n" + command_lines(starts, hidden) + "\n```",
+        "```text\n" + command_lines(starts) + "\n```",
     ]
     if notes := _notes(pairings, skipped, samples):
         parts.append("\n".join(f"- {note}" for note in notes))

@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.peers.bounds import MachineBounds, ModelSize
 from benchmarks.peers.load import Cell, CoreUse, Sample
 from benchmarks.peers.rounds import Pairing, Start
-from benchmarks.peers.table import command_lines, markdown, report
+from benchmarks.peers.table import command_lines, hide_folders, markdown, report
 
 CHAT = Cell("chat", 4, 16)
 
@@ -40,7 +40,6 @@ def page(pairing: Pairing) -> str:
         bounds=MachineBounds(30e9, 120e9),
         size=ModelSize(134_000_000, 28_000_000),
         ours="jaxserve",
-        hidden={},
     )
 
 
@@ -78,10 +77,14 @@ def test_a_run_without_any_figures_still_gives_a_page() -> None:
     assert "peer is incomplete: no reply" in page(Pairing("peer", problem="no reply"))
 
 
-def test_commands_do_not_show_the_folders_of_this_machine() -> None:
-    start = Start("peer", ("/secret/place/bin/server", "-m", "/secret/w.gguf"), {"B": "2", "A": "1"}, 1.0, 1.0, 1.0)
-    shown = command_lines([start], {Path("/secret/place"): "ENVS", Path("/secret"): "MODEL"})
-    assert shown == "peer: A=1 B=2 ENVS/bin/server -m MODEL/w.gguf"
+def test_commands_start_with_their_environment() -> None:
+    start = Start("peer", ("bin/server", "-m", "a file"), {"B": "2", "A": "1"}, 1.0, 1.0, 1.0)
+    assert command_lines([start]) == "peer: A=1 B=2 bin/server -m 'a file'"
+
+
+def test_folders_of_this_machine_are_not_shown() -> None:
+    names = {Path("/secret/place"): "ENVS", Path("/secret"): "MODEL"}
+    assert hide_folders("/secret/place/server -m /secret/w.gguf", names) == "ENVS/server -m MODEL/w.gguf"
 
 
 def test_a_bar_in_a_cell_does_not_end_it() -> None:
