@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import math
 import random
+import shutil
 import statistics
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -19,6 +22,8 @@ from jaxserve.bench.serving import Level, Load, arrivals, connected
 from jaxserve.bench.target import Target
 from jaxserve.bench.tokens import TokenizeError
 from jaxserve.bench.workload import WorkloadName, make_workload
+from jaxserve.tokenizer.tokenizer import load_tokenizer
+from tests.models.goldens import golden_checkpoint
 from tests.unit.bench.fake_server import MODEL, FakeServer, running
 
 
@@ -196,6 +201,24 @@ def test_a_server_without_tokenize_needs_a_tokenizer() -> None:
         pytest.raises(TokenizeError, match=r"/tokenize answered 404.*; name the model's GGUF file .* --tokenizer"),
     ):
         measure(server)
+
+
+def test_a_tokenizer_on_disk_counts_for_servers_without_tokenize() -> None:
+    path = golden_checkpoint("llama3_tiny").path
+    tokenizer = load_tokenizer(path)
+    with running(FakeServer(tokenize="none", sends_usage=False)) as server:
+        figures, _ = measure(server, num_prompts=3, backend="openai", tokenizer=path)
+        assert [len(tokenizer.encode(body["prompt"])) for body in server.bodies] == [40] * 3
+    assert (figures["tokenizer_id"], figures["total_input_tokens"]) == (str(path), 3 * 40)
+    assert figures["total_output_tokens"] == 3 * len(tokenizer.encode("x x x x ", add_special_tokens=False))
+
+
+def test_a_model_without_chat_template_is_told_apart_from_a_missing_tokenizer(tmp_path: Path) -> None:
+    shutil.copytree(golden_checkpoint("llama3_tiny").path, tmp_path, dirs_exist_ok=True)
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": None}))
+    with running(FakeServer(tokenize="none")) as server, pytest.raises(TokenizeError, match="no chat template"):
+        measure(server, tokenizer=tmp_path)
 
 
 @pytest.mark.parametrize("backend", ["openai-chat", "openai"])
