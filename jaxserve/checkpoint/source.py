@@ -15,14 +15,17 @@ _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<fi
 
 _DIRECTORY_PATTERNS = ["model*.safetensors", "*.json", "tokenizer*", "*.jinja"]
 """What a safetensors model needs: no pickle, no second copy of the weights, nothing from subdirectories."""
+_CONFIG_PATTERNS = ["config.json", "generation_config.json"]
+"""What describes a safetensors model."""
 
 
-def resolve(model: str, revision: str | None = None, *, progress: bool = True) -> Path:
+def resolve(model: str, revision: str | None = None, *, weights: bool = True, progress: bool = True) -> Path:
     """The local path of a model: an existing file or directory, or the snapshot of a hub id.
 
     A hub id is `owner/name`, or `owner/name:FILE.gguf` for one GGUF file of that repository; `revision` is a
     branch, tag or commit of it. Files already in the hub's cache are used without a network. `progress` shows the
-    hub's own bars on stderr. Raises ConfigError when `model` cannot be a source and CheckpointError when it cannot
+    hub's own bars on stderr. Without `weights` only a repository's config is fetched; a GGUF file has it inside and is
+    fetched whole. Raises ConfigError when `model` cannot be a source and CheckpointError when it cannot
     be had.
     """
     path = _existing(model)
@@ -35,10 +38,11 @@ def resolve(model: str, revision: str | None = None, *, progress: bool = True) -
             "or owner/name:FILE.gguf; found no such path"
         )
     repository, file_name = match["repo"], match["file"]
-    patterns = [glob.escape(file_name)] if file_name else _DIRECTORY_PATTERNS
+    described = _DIRECTORY_PATTERNS if weights else _CONFIG_PATTERNS
+    patterns = [glob.escape(file_name)] if file_name else described
     snapshot = _download(repository, revision, patterns, progress)
     if file_name is None:
-        if not any(snapshot.glob("*.safetensors")):
+        if weights and not any(snapshot.glob("*.safetensors")):
             raise CheckpointError(
                 f"model {model}: expected model*.safetensors in the repository, found none (pickle weights are not "
                 f"read); choose a repository with safetensors, or one GGUF file as {repository}:FILE.gguf"

@@ -29,6 +29,7 @@ examples:
   jaxserve serve ./model.gguf --port 8123              a GGUF file
   jaxserve serve Qwen/Qwen3-0.6B --max-model-len 4096  a model of the Hugging Face hub
   jaxserve serve --config configs/laptop-cpu.yaml      settings from a file; flags win over it
+  jaxserve plan Qwen/Qwen3-0.6B --device h200          memory and speed on a device, before anything is loaded
   jaxserve bench serve --workload chat                 load a running server and report latencies
 
 Every setting is a flag (--max-num-seqs), an environment variable (JAXSERVE_MAX_NUM_SEQS) and a file key
@@ -124,6 +125,14 @@ def _bench(parser: Parser, words: Sequence[str]) -> int:
     return run(parser.read(words))
 
 
+def _plan(parser: Parser, words: Sequence[str]) -> int:
+    from jaxserve.cli.plan import add_arguments, run
+
+    parser.usage = "jaxserve plan [MODEL] [OPTIONS]"
+    add_arguments(parser)
+    return run(parser.read(words))
+
+
 def _health(parser: Parser, words: Sequence[str]) -> int:
     from jaxserve.cli.health import add_arguments, run
 
@@ -142,6 +151,7 @@ def _version(parser: Parser, words: Sequence[str]) -> int:
 
 COMMANDS = (
     Command("serve", "serve a model over HTTP", _serve),
+    Command("plan", "say what a model needs on a device and how fast it could be", _plan),
     Command("bench", "measure a running server, or how fast one starts", _bench),
     Command("health", "exit 0 if a server is alive, for container health checks", _health),
     Command("version", "print the versions of jaxserve, jax and Python", _version),

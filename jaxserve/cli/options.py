@@ -10,7 +10,7 @@ import argparse
 import difflib
 import importlib.util
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,16 @@ _BY_NAME = {setting.name: setting for setting in SETTINGS}
 _SECTIONS = tuple(dict.fromkeys(setting.section for setting in SETTINGS))
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag per setting, grouped by section, plus `MODEL` and `--config`. Values stay text until `load_config`."""
+def add_flags(parser: argparse.ArgumentParser, sections: Sequence[str] | None = None) -> None:
+    """One flag per setting, grouped by section, plus `MODEL` and `--config`. Values stay text until `load_config`.
+
+    sections: those that get flags; None: all. The others keep what environment and file say.
+    """
     parser.add_argument("model", nargs="?", metavar="MODEL", help=_BY_NAME["model"].help)
     parser.add_argument(
         "--config", metavar="FILE", help=f"YAML file of settings, by section or flat (env: {CONFIG_FILE_VARIABLE})"
     )
-    for section in _SECTIONS:
+    for section in _SECTIONS if sections is None else sections:
         group = parser.add_argument_group(f"{section}: {_first_sentence(section_class(section).__doc__)}")
         for setting in SETTINGS:
             if setting.section == section and setting.name != "model":
@@ -106,6 +109,11 @@ def environment_api_key() -> str | None:
     """The first key of JAXSERVE_API_KEY: what a client of that server sends."""
     keys = os.environ.get(_BY_NAME["api_key"].variable, "")
     return keys.split(",")[0].strip() or None
+
+
+def child_environment() -> dict[str, str]:
+    """This process's environment, for a child that is to get a changed one."""
+    return dict(os.environ)
 
 
 def closest(word: str, known: Iterable[str]) -> str:

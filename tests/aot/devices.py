@@ -1,51 +1,42 @@
-"""Accelerators that are only described: all that their compilers need (`jax.experimental.topologies`)."""
+"""The accelerators that programs are compiled for here: rows of the planner's table."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import metadata
-from pathlib import Path
-from typing import Literal
 
 import jax
-from jax.experimental import topologies
 
-FOLDER = Path(__file__).parent / "targets"
+from jaxserve.planning.devices import ACCELERATORS, Device
+from jaxserve.planning.targets import COMPILERS, described_devices, missing_compiler
 
 
 @dataclass(frozen=True)
 class Target:
     """A kind of device, and the package that holds its compiler."""
 
-    name: str
-    platform: Literal["cuda", "tpu"]
+    device: Device
+
+    @property
+    def name(self) -> str:
+        return self.device.name
+
+    @property
+    def platform(self) -> str:
+        return self.device.platform
 
     @property
     def compiler(self) -> str:
-        return {"cuda": "jax-cuda13-pjrt", "tpu": "libtpu"}[self.platform]
+        return COMPILERS[self.device.platform][0]
 
     @property
     def has_compiler(self) -> bool:
-        try:
-            metadata.version(self.compiler)
-        except metadata.PackageNotFoundError:
-            return False
-        return True
+        return missing_compiler(self.device, 1) is None
 
     def devices(self, count: int) -> list[jax.Device]:
         """The first of the devices of one host: up to four."""
-        if self.platform == "cuda":
-            description = (FOLDER / f"{self.name}.txtpb").read_text(encoding="utf-8")
-            topology = topologies.get_topology_desc(
-                platform="cuda",
-                target_config=description,
-                topology=f"1x1x{count}",  # partitions, hosts, devices
-            )
-        else:
-            topology = topologies.get_topology_desc(platform="tpu", topology_name=f"{self.name}:2x2")
-        return topology.devices[:count]
+        return described_devices(self.device, count)
 
 
-H200 = Target("h200", "cuda")
-V5E = Target("v5e", "tpu")
-V6E = Target("v6e", "tpu")
+H200 = Target(ACCELERATORS["h200"])
+V5E = Target(ACCELERATORS["v5e"])
+V6E = Target(ACCELERATORS["v6e"])

@@ -1,0 +1,137 @@
+"""Devices to plan for, as data: memory, bandwidth and arithmetic of one device, and where the numbers are from.
+
+Rates are published peaks without sparsity, so times made from them are lower bounds. Memory is what the
+runtime would report, not what the box says: that decides how many KV pages there are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Literal
+
+from jaxserve.runner.host_memory import available_bytes
+
+Platform = Literal["cpu", "gpu", "tpu"]
+Arithmetic = Literal["float32", "bfloat16", "int8"]
+"""What matrix products are computed in; float16 is as fast as bfloat16."""
+
+JAX_GPU_SHARE = 0.75
+"""Of a GPU's memory, what jax takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How fast one device reads its memory and multiplies matrices."""
+
+    bytes_per_s: float
+    bfloat16_flops: float
+    float32_flops: float
+    """Of products in full float32 precision, which is what float32 activations get."""
+    int8_ops: float
+    source: str
+
+    def of(self, arithmetic: Arithmetic) -> float:
+        """Operations per second of matrix products."""
+        return {"float32": self.float32_flops, "bfloat16": self.bfloat16_flops, "int8": self.int8_ops}[arithmetic]
+
+
+@dataclass(frozen=True, slots=True)
+class CudaChip:
+    """What the CUDA compiler wants to know beyond memory and bandwidth."""
+
+    capability: tuple[int, int]
+    num_cores: int
+    fpus_per_core: int
+    clock_ghz: float
+    l2_bytes: int
+    shared_bytes_per_core: int
+    shared_bytes_per_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A kind of device. `rates` is None where nobody publishes them (a CPU: measured when a plan is made)."""
+
+    name: str
+    title: str
+    platform: Platform
+    memory_bytes: int
+    runtime_share: float
+    """Of `memory_bytes`, what the runtime hands out."""
+    most_per_host: int
+    """An engine spans the devices of one host."""
+    rates: Rates | None
+    cuda: CudaChip | None = None
+    topologies: tuple[str, ...] = ()
+    """Of TPUs, smallest first: 4 and 8 devices, as their compiler names them."""
+
+    @property
+    def limit_bytes(self) -> int:
+        """What the runtime would report as the limit of one device."""
+        return int(self.memory_bytes * self.runtime_share)
+
+
+def _nvidia(name: str, title: str, memory_bytes: int, rates: Rates, chip: CudaChip) -> Device:
+    return Device(name, title, "gpu", memory_bytes, JAX_GPU_SHARE, 8, rates, cuda=chip)
+
+
+def _tpu(name: str, title: str, memory_gib: float, most: int, tflops: int, gbps: int, topologies: str) -> Device:
+    # Six passes of bfloat16 make a float32 product (jax.lax.Precision.HIGHEST); int8 is twice as fast.
+    flops, source = tflops * 1e12, f"published spec: docs.cloud.google.com/tpu/docs/{name}"
+    rates = Rates(gbps * 1e9, flops, flops / 6, flops * 2, source)
+    return Device(name, title, "tpu", int(memory_gib * _GIB), 1.0, most, rates, topologies=tuple(topologies.split()))
+
+
+_HOPPER = CudaChip((9, 0), 132, 128, 1.98, 50 << 20, 233472, 232448)
+# Memory of GPUs: as in the reference target configs of OpenXLA. Of TPUs: what their own compiler calls available HBM.
+_TABLE = (
+    _nvidia(
+        "a100",
+        "NVIDIA A100 SXM 80 GB",
+        85100068864,
+        Rates(2.039e12, 312e12, 19.5e12, 624e12, "published spec: NVIDIA A100 data sheet"),
+        CudaChip((8, 0), 108, 64, 1.41, 40 << 20, 167936, 166912),
+    ),
+    _nvidia(
+        "h100",
+        "NVIDIA H100 SXM 80 GB",
+        84942979072,
+        Rates(3.35e12, 989e12, 67e12, 1979e12, "published spec: NVIDIA H100 data sheet"),
+        _HOPPER,
+    ),
+    _nvidia(
+        "h200",
+        "NVIDIA H200 SXM 141 GB",
+        151397597184,
+        Rates(4.8e12, 989e12, 67e12, 1979e12, "published spec: NVIDIA H200 data sheet"),
+        _HOPPER,
+    ),
+    _nvidia(
+        "b200",
+        "NVIDIA B200 180 GB",
+        191514411008,
+        Rates(8.0e12, 2250e12, 80e12, 4500e12, "published spec: NVIDIA Blackwell architecture brief, HGX B200"),
+        CudaChip((10, 0), 148, 128, 1.965, 132644864, 233472, 232448),
+    ),
+    _tpu("v5e", "Cloud TPU v5e", 15.75, 8, 197, 819, "v5e:2x2 v5e:2x4"),
+    _tpu("v5p", "Cloud TPU v5p", 95.73, 4, 459, 2765, "v5p:2x2x1"),
+    _tpu("v6e", "Cloud TPU v6e", 31.24, 8, 918, 1640, "v6e:2x2 v6e:2x4"),
+)
+ACCELERATORS: Mapping[str, Device] = MappingProxyType({device.name: device for device in _TABLE})
+NAMES = ("cpu", *ACCELERATORS)
+
+
+def find_device(name: str, memory_bytes: int | None = None) -> Device:
+    """A row of the table, or this machine's CPU; `memory_bytes` replaces what the runtime would report."""
+    device = this_cpu() if name == "cpu" else ACCELERATORS[name]
+    return device if memory_bytes is None else replace(device, memory_bytes=memory_bytes, runtime_share=1.0)
+
+
+def this_cpu() -> Device:
+    """This machine, with the memory that is free now."""
+    title = f"this machine's CPU, {os.cpu_count() or 1} cores"
+    return Device("cpu", title, "cpu", available_bytes(), 1.0, 1, None)

@@ -1,0 +1,99 @@
+"""Sizes and work of one decoder over some devices: what follows from shapes alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from jaxserve.layers.numerics import Numerics
+from jaxserve.models.config import DecoderConfig
+from jaxserve.models.skeleton import LeafSpec, ModelSkeleton
+from jaxserve.planning.devices import Arithmetic
+from jaxserve.sharding.mesh import MODEL_AXIS, axis_rules
+
+_EMBEDDING = "model.embed_tokens.weight"
+_HEAD = "lm_head.weight"
+_SCALE_SUFFIX = "_scale"
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of one model on `num_devices` devices; parameters are counted once, bytes as each device holds them."""
+
+    decoder: DecoderConfig
+    stored_as: str
+    """What weights are in memory: a dtype, or the name of a quantisation."""
+    arithmetic: Arithmetic
+    activation_itemsize: int
+    num_devices: int
+    kv_shards: int
+    """Over how many devices the KV cache is split; 1 where the heads do not divide: each holds all of it."""
+    num_parameters: int
+    num_layer_products: int
+    """Parameters of the layers' matrices: two operations per token each."""
+    num_head_products: int
+    weights_bytes: int
+    """On one device."""
+    read_bytes: int
+    """Of them, what a step has to read on one device: all matrices, but of an embedding only a few rows."""
+
+    @property
+    def num_products(self) -> int:
+        return self.num_layer_products + self.num_head_products
+
+    def attended_tokens(self, context: int) -> int:
+        """Keys that one query at the end of `context` tokens sees, summed over the layers."""
+        return sum(min(context, layer.sliding_window or context) for layer in self.decoder.layers)
+
+    def attended_pairs(self, num_tokens: int) -> float:
+        """Query-key pairs of a causal prompt, summed over the layers."""
+        pairs = 0.0
+        for layer in self.decoder.layers:
+            window = min(num_tokens, layer.sliding_window or num_tokens)
+            pairs += window * (num_tokens - window / 2)
+        return pairs
+
+
+def make_sizes(skeleton: ModelSkeleton, num_devices: int) -> Sizes:
+    """Count the leaves of `skeleton`, split as the engine would split them."""
+    rules, numerics = axis_rules(skeleton.config, num_devices), skeleton.numerics
+
+    def local_bytes(leaf: LeafSpec) -> int:
+        is_split = any(axis is not None and rules[axis] == MODEL_AXIS for axis in leaf.axes)
+        return math.prod(leaf.shape) * leaf.dtype.itemsize // (num_devices if is_split else 1)
+
+    head = _EMBEDDING if skeleton.config.tied_embeddings else _HEAD
+    matrices = [leaf for leaf in skeleton.leaves if len(leaf.shape) > 1 and leaf.name not in (_EMBEDDING, _HEAD)]
+    heads = [leaf for leaf in skeleton.leaves if leaf.name == head]
+    return Sizes(
+        decoder=skeleton.config,
+        stored_as=str(numerics.weights) if numerics.quantization == "none" else numerics.quantization,
+        arithmetic=_arithmetic(numerics),
+        activation_itemsize=numerics.activations.itemsize,
+        num_devices=num_devices,
+        kv_shards=num_devices if rules["kv_heads"] == MODEL_AXIS else 1,
+        num_parameters=sum(math.prod(leaf.shape) for leaf in skeleton.leaves if not leaf.name.endswith(_SCALE_SUFFIX)),
+        num_layer_products=sum(math.prod(leaf.shape) for leaf in matrices),
+        num_head_products=sum(math.prod(leaf.shape) for leaf in heads),
+        weights_bytes=sum(local_bytes(leaf) for leaf in skeleton.leaves),
+        read_bytes=sum(local_bytes(leaf) for leaf in (*matrices, *heads)),
+    )
+
+
+def _arithmetic(numerics: Numerics) -> Arithmetic:
+    if numerics.quantization == "int8":
+        return "int8"
+    return "float32" if numerics.activations == jnp.float32 else "bfloat16"
+
+
+def estimate_workspace(sizes: Sizes, num_tokens: int, num_rows: int) -> int:
+    """Bytes for activations and logits of one step on one device, roughly.
+
+    The widest point of a layer (residual, its norm, gate, up and their product), and three float32 copies of the
+    logits that sampling works on. A compiler may need several times as much where it copies the KV pool.
+    """
+    decoder = sizes.decoder
+    activations = num_tokens * (2 * decoder.hidden_size + 3 * decoder.intermediate_size) * sizes.activation_itemsize
+    return activations + 3 * num_rows * decoder.vocab_size * 4
