@@ -4,38 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from jaxserve import __version__
-from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.config import AttentionBackend, Config
-from jaxserve.errors import CheckpointError, ConfigError
+from jaxserve.config import Config
+from jaxserve.executor.preparation import Preparation, prepare
 from jaxserve.ipc.messages import ModelFacts
-from jaxserve.models.config import DecoderConfig
-from jaxserve.models.registry import decoder_config
-from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
-from jaxserve.runner.backend import choose_backend
+from jaxserve.ipc.report import PhaseClock, PhaseSpan, ProgramReport, StartupReport
+from jaxserve.layers.attention import KVPool
+from jaxserve.models.skeleton import ModelSkeleton
 from jaxserve.runner.compilations import CompilationCounter
-from jaxserve.runner.inputs import programs
-from jaxserve.runner.limits import make_limits, make_numerics
-from jaxserve.runner.memory import kv_cache_bytes
+from jaxserve.runner.inputs import Program
+from jaxserve.runner.manifest import explain_misses
 from jaxserve.runner.program_cache import ProgramCache, cache_directory
 from jaxserve.runner.runner import PendingStep, Runner, make_pool
-from jaxserve.runner.warmup import make_programs
+from jaxserve.runner.warmup import MadeProgram, run_once
 from jaxserve.scheduler.plan import Buckets, StepPlan
-from jaxserve.sharding.mesh import MODEL_AXIS, make_sharding
-from jaxserve.weights.loader import load_params
+from jaxserve.weights.loader import check_tensors, load_params
 
 _LOG = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int, str], None]
-"""Called with (phase, units done, units in all, detail)."""
+"""Called with (phase, units done, units in all, detail), from any thread."""
 
 
 class LocalExecutor:
@@ -52,52 +48,26 @@ class LocalExecutor:
         counter.phase = "serving"
 
     @classmethod
-    def start(cls, config: Config, model_path: Path, progress: Progress) -> LocalExecutor:
-        """Load and compile; returns when every program exists. Raises StartupError in one line."""
-        clock = _PhaseClock()
+    def start(
+        cls, config: Config, model_path: Path, progress: Progress, *, process_start_s: float | None = None
+    ) -> LocalExecutor:
+        """Load and compile; returns when every program has run. Raises StartupError in one line.
+
+        process_start_s: when the process was started, if it was for this alone; its imports are then a phase.
+        """
+        clock = PhaseClock()
+        if process_start_s is not None:
+            clock.add("imports", process_start_s)
         counter = CompilationCounter()
-        device = _first_device(config.parallel.tensor_parallel_size)
-        _check_attention_backend(config.compile.attention_backend, device.platform)
-        checkpoint = open_checkpoint(model_path)
-        decoder = _decoder_config(checkpoint)
-        backend = choose_backend(config, device.platform)
-        skeleton = make_skeleton(decoder, make_numerics(config, device.platform, backend))
-        sharding = make_sharding(decoder, config.parallel.tensor_parallel_size)
-        clock.mark("open")
-        params = load_params(
-            checkpoint, skeleton, sharding, lambda done, total, name: progress("load", done, total, name)
-        )
-        clock.mark("load")
-        kv_shards = config.parallel.tensor_parallel_size if sharding.rules["kv_heads"] == MODEL_AXIS else 1
-        kv_bytes = kv_cache_bytes(config.cache, device, kv_shards)
-        limits = make_limits(config, decoder, skeleton.numerics, device.platform, kv_bytes)
-        _LOG.info("limits: %s", limits.summary)
-        executables = make_programs(
-            skeleton,
-            sharding,
-            limits.pool_shape,
-            limits.kv_dtype,
-            programs(limits.buckets, limits.max_pages),
-            ProgramCache(cache_directory(config.compile.compile_cache)),
-            num_threads=min(os.cpu_count() or 1, 8),
-            progress=lambda done, total, name: progress("compile", done, total, name),
-        )
-        clock.mark("compile")
-        runner = Runner(params, lambda: make_pool(limits.pool_shape, limits.kv_dtype, sharding), executables)
-        clock.mark("kv_cache")
-        facts = ModelFacts(
-            vocab_size=decoder.vocab_size,
-            max_model_len=limits.max_model_len,
-            num_kv_blocks=limits.num_blocks,
-            block_size=limits.spec.block_size,
-            max_num_seqs=limits.buckets.max_num_seqs,
-            dtype=str(skeleton.dtype),
-            platform=device.platform,
-            num_devices=config.parallel.tensor_parallel_size,
-            fingerprint=_fingerprint(checkpoint, skeleton, config),
-            phase_seconds=clock.seconds,
-        )
-        return cls(runner, facts, limits.buckets, frozenset(decoder.eos_token_ids), counter)
+        with clock.phase("open"):
+            prepared = prepare(config, model_path)
+            check_tensors(prepared.checkpoint, prepared.skeleton)
+        _LOG.info("limits: %s", prepared.limits.summary)
+        runner, made = _load(prepared, config, clock, progress)
+        with clock.phase("first_run"):
+            run_once(runner, prepared.programs, lambda done, total, name: progress("first_run", done, total, name))
+        facts = _facts(prepared, config, clock.spans, made)
+        return cls(runner, facts, prepared.limits.buckets, frozenset(prepared.decoder.eos_token_ids), counter)
 
     def submit(self, plan: StepPlan) -> PendingStep:
         return self._runner.submit(plan)
@@ -109,43 +79,77 @@ class LocalExecutor:
         self._counter.close()
 
 
-class _PhaseClock:
-    """Seconds since the last mark, by phase."""
+def _load(
+    prepared: Preparation, config: Config, clock: PhaseClock, progress: Progress
+) -> tuple[Runner, dict[Program, MadeProgram]]:
+    """Weights and programs at the same time: compiling needs shapes alone."""
+    limits, sharding = prepared.limits, prepared.sharding
+    cache = ProgramCache(cache_directory(config.compile.compile_cache))
 
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-        self.seconds: dict[str, float] = {}
+    def load_weights() -> tuple[jax.Array, ...]:
+        with clock.phase("load"):
+            return load_params(
+                prepared.checkpoint,
+                prepared.skeleton,
+                sharding,
+                lambda done, total, name: progress("load", done, total, name),
+            )
 
-    def mark(self, phase: str) -> None:
-        now = time.monotonic()
-        self.seconds[phase] = round(now - self._last, 3)
-        self._last = now
+    def make_programs() -> dict[Program, MadeProgram]:
+        with clock.phase("compile"):
+            made = prepared.make_programs(cache, lambda done, total, name: progress("compile", done, total, name))
+        num_missing = sum(program.source == "compiled" for program in made.values())
+        if cache.directory is not None:
+            explain_misses(cache.directory, prepared.facts(), num_missing)
+        return made
 
+    def new_pool() -> KVPool:
+        return make_pool(limits.pool_shape, limits.kv_dtype, sharding)
 
-def _first_device(num_devices: int) -> jax.Device:
-    """Where there is no accelerator, the CPU is made to look like as many devices as are asked for."""
-    if num_devices > 1 and jax.config.jax_num_cpu_devices < num_devices:  # type: ignore[attr-defined]
-        jax.config.update("jax_num_cpu_devices", num_devices)
+    def first_pool(after: Future[Any]) -> KVPool:
+        after.result()
+        with clock.phase("kv_cache"):
+            return new_pool()
+
+    # The compilers of accelerators may want the memory for a while; on a CPU, zeroing it takes time beside them.
+    is_pool_early = prepared.device.platform == "cpu"
+    background = ThreadPoolExecutor(2, thread_name_prefix="load")
     try:
-        return jax.devices()[0]
-    except RuntimeError as error:
-        raise ConfigError(f"no device can be used: {error}") from error
+        making = background.submit(make_programs)
+        params = background.submit(load_weights)
+        pool = background.submit(first_pool, params if is_pool_early else making)
+        work: list[Future[Any]] = [making, params, pool]
+        for future in wait(work, return_when=FIRST_EXCEPTION).done:
+            future.result()
+    finally:
+        background.shutdown(wait=False, cancel_futures=True)
+    made = making.result()
+    pools = [pool.result()]
+    executables = {program: result.compiled for program, result in made.items()}
+    return Runner(params.result(), lambda: pools.pop() if pools else new_pool(), executables), made
 
 
-def _check_attention_backend(chosen: AttentionBackend, platform: str) -> None:
-    """auto and reference are the same as long as there is one kernel."""
-    if chosen == "pallas":
-        raise ConfigError(
-            f"--attention-backend pallas: no Pallas attention kernel for {platform} yet; use auto or reference"
-        )
-
-
-def _decoder_config(checkpoint: Checkpoint) -> DecoderConfig:
-    """The config of `checkpoint`; a refusal names it."""
-    try:
-        return decoder_config(checkpoint.config, checkpoint.generation_config)
-    except CheckpointError as error:
-        raise CheckpointError(f"{checkpoint.path}: {error}") from error
+def _facts(
+    prepared: Preparation, config: Config, spans: Iterable[PhaseSpan], made: dict[Program, MadeProgram]
+) -> ModelFacts:
+    limits = prepared.limits
+    report = StartupReport(
+        phases=sorted(spans, key=lambda span: span.start_s),
+        programs=[ProgramReport(program.name, result.source, result.seconds) for program, result in made.items()],
+    )
+    return ModelFacts(
+        vocab_size=prepared.decoder.vocab_size,
+        max_model_len=limits.max_model_len,
+        num_kv_blocks=limits.num_blocks,
+        block_size=limits.spec.block_size,
+        max_num_seqs=limits.buckets.max_num_seqs,
+        dtype=str(prepared.skeleton.dtype),
+        platform=prepared.device.platform,
+        num_devices=config.parallel.tensor_parallel_size,
+        fingerprint=_fingerprint(prepared.checkpoint, prepared.skeleton, config),
+        phase_seconds={span.phase: round(span.seconds, 3) for span in report.phases},
+        startup=report,
+    )
 
 
 def _fingerprint(checkpoint: Checkpoint, skeleton: ModelSkeleton, config: Config) -> str:

@@ -1,40 +1,35 @@
 """Compiled programs on disk: a restart neither traces nor compiles.
 
-TRUST: whoever can write the directory can run code in the engine (JAX unpickles what it stores), so a
-directory that is not ours alone is refused. The key covers all that a program depends on, our own
-source included. Any fault of the cache is a warning and a compilation, never a failed start.
+TRUST: whoever can write the directory can run code in the engine (JAX unpickles what it stores), so the
+directory must belong to us, or to root as in a container image, and nobody else may write to it. Any fault of
+the cache is a warning and a compilation, never a failed start.
 
 SIZE: a new version, machine or setting means new keys, so old entries pile up. Those used longest ago go
 when they grow past the limit; an entry's modification time is its last use. Other files are not touched.
+
+ENTRY: a checksum over the rest, then the pickled executable with the trees of its arguments and results.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
-import platform
+import pickle
 import stat
 import tempfile
+import zlib
 from collections.abc import Sequence
-from functools import cache
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import jax
-import jaxserve_kernels
 from jax.experimental import serialize_executable
-
-import jaxserve
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_DIRECTORY = "~/.cache/jaxserve/programs"
 DEFAULT_MAX_BYTES = 2 << 30
 SUFFIX = ".program"
-_TRACED_ROOMS = ("layers", "models", "runner", "sampling", "sharding", "scheduler", "types.py")
-"""Rooms whose source decides what a program computes."""
+_CHECKSUM_BYTES = 4
 
 
 def cache_directory(setting: str | None) -> Path | None:
@@ -49,40 +44,64 @@ def cache_directory(setting: str | None) -> Path | None:
 
 
 class ProgramCache:
-    """A private directory of serialised executables. `directory=None` is a cache that is always empty."""
+    """A trusted directory of serialised executables. `directory=None` is a cache that is always empty."""
 
     def __init__(self, directory: Path | None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        self._directory = None if directory is None else _private(directory)
+        self.directory = None if directory is None else _trusted(directory)
+        """None when the cache is off, also because the directory cannot be used."""
+        self._is_writable = self.directory is not None and os.access(self.directory, os.W_OK | os.X_OK)
         self._max_bytes = max_bytes
+        if self.directory is not None and not self._is_writable:
+            _LOG.warning("compile cache %s is read-only: what it lacks is compiled at every start", directory)
 
-    def load(self, key: str, in_tree: Any, out_tree: Any, devices: Sequence[jax.Device]) -> jax.stages.Compiled | None:
+    def load(self, key: str, devices: Sequence[jax.Device]) -> jax.stages.Compiled | None:
         """The program stored under `key`, to run on `devices`, or None."""
-        if self._directory is None:
+        if self.directory is None:
             return None
-        file = self._directory / f"{key}{SUFFIX}"
+        file = self._file(self.directory, key)
         try:
+            entry = file.read_bytes()
+            content = memoryview(entry)[_CHECKSUM_BYTES:]
+            if zlib.crc32(content).to_bytes(_CHECKSUM_BYTES, "big") != entry[:_CHECKSUM_BYTES]:
+                raise ValueError("it is damaged")  # the runtime may crash on what was changed on the disk
+            payload, in_tree, out_tree = pickle.loads(content)
             compiled: jax.stages.Compiled = serialize_executable.deserialize_and_load(
-                file.read_bytes(), in_tree, out_tree, execution_devices=devices
+                payload, in_tree, out_tree, execution_devices=devices
             )
         except FileNotFoundError:
             return None
-        except Exception as error:  # a damaged or foreign entry can fail anywhere in the runtime
+        except Exception as error:  # a foreign entry can fail anywhere in the runtime
             _LOG.warning("cached program %s cannot be used (%s): compiling it again", key, error)
             return None
-        with contextlib.suppress(OSError):  # a directory that is shared read-only
-            os.utime(file)
+        if self._is_writable:
+            with contextlib.suppress(OSError):
+                os.utime(file)
         return compiled
 
     def store(self, key: str, compiled: jax.stages.Compiled) -> None:
         """Keep a program; another process sees the whole file or none."""
-        if self._directory is None:
+        if self.directory is None or not self._is_writable:
             return
         try:
-            payload, _, _ = serialize_executable.serialize(compiled)
-            _write(self._directory / f"{key}{SUFFIX}", payload)
-            self._prune(self._directory)
+            content = pickle.dumps(serialize_executable.serialize(compiled))
+            checksum = zlib.crc32(content).to_bytes(_CHECKSUM_BYTES, "big")
+            write_whole(self._file(self.directory, key), checksum + content)
+            self._prune(self.directory)
         except Exception as error:  # a full disk, or a backend that cannot serialise
             _LOG.warning("program not kept in the compile cache: %s", error)
+
+    def num_bytes(self, key: str) -> int | None:
+        """What the entry takes on disk; None when there is none."""
+        if self.directory is None:
+            return None
+        try:
+            return self._file(self.directory, key).stat().st_size
+        except OSError:
+            return None
+
+    @staticmethod
+    def _file(directory: Path, key: str) -> Path:
+        return directory / f"{key}{SUFFIX}"
 
     def _prune(self, directory: Path) -> None:
         """Remove what was used longest ago until the rest fits; other processes may do the same meanwhile."""
@@ -99,68 +118,34 @@ class ProgramCache:
             excess -= size
 
 
-def _write(path: Path, payload: bytes) -> None:
-    """All of it or nothing. What a killed process leaves has the suffix too, and goes in its time."""
+def write_whole(path: Path, content: bytes) -> None:
+    """All of it or nothing. What a killed process leaves has a program's suffix, and goes in its time."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=SUFFIX)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(payload)
+            os.fchmod(descriptor, 0o644)  # who may read it is up to the directory
+            file.write(content)
         os.replace(name, path)
     except BaseException:
         os.unlink(name)
         raise
 
 
-def _private(directory: Path) -> Path | None:
+def _trusted(directory: Path) -> Path | None:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = directory.stat()
     except OSError as error:
         _LOG.warning("compile cache %s is off: %s", directory, error)
         return None
-    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        _LOG.warning("compile cache %s is off: the directory must belong to this user alone (mode 0700)", directory)
+    if not os.access(directory, os.R_OK | os.X_OK):
+        _LOG.warning("compile cache %s is off: no permission to read it", directory)
+        return None
+    if status.st_uid not in (os.getuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        _LOG.warning(
+            "compile cache %s is off: the directory must belong to this user, or to root, "
+            "and nobody else may write to it (mode 0700 or 0755)",
+            directory,
+        )
         return None
     return directory
-
-
-def program_key(*parts: object) -> str:
-    """The file name for a program that depends on `parts` besides versions, machine, flags and our source."""
-    digest = hashlib.sha256()
-    device = jax.devices()[0]
-    machine = (
-        jax.__version__,
-        version("jaxlib"),
-        device.platform,
-        device.device_kind,
-        _host_features(),
-        os.environ.get("XLA_FLAGS", ""),
-        os.environ.get("LIBTPU_INIT_ARGS", ""),
-        _source_hash(),
-    )
-    for part in (*machine, *parts):
-        digest.update(repr(part).encode())
-        digest.update(b"\0")
-    return digest.hexdigest()
-
-
-@cache
-def _source_hash() -> str:
-    digest = hashlib.sha256()
-    root = Path(jaxserve.__file__).parent
-    places = [root / room for room in _TRACED_ROOMS] + [Path(jaxserve_kernels.__file__).parent]
-    for place in places:
-        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            digest.update(file.read_bytes())
-    return digest.hexdigest()
-
-
-@cache
-def _host_features() -> str:
-    """What the host's processor can execute: XLA compiles host code for exactly that."""
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
-            lines = {line for line in file if line.startswith(("flags", "Features", "model name"))}
-    except OSError:
-        return platform.processor()
-    return "".join(sorted(lines))

@@ -32,7 +32,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sharding",
         "checkpoint",
         "sampling",
+        "layers.attention",  # KVPool
         "ipc.messages",
+        "ipc.report",
         "scheduler.plan",
         "kv.spec",
     },
@@ -72,7 +74,7 @@ NO_JAX = [
 READ_ENVIRONMENT = (
     "jaxserve.config",
     "jaxserve.cli.options",
-    "jaxserve.runner.program_cache",  # the flags that XLA itself reads are part of a program's key
+    "jaxserve.runner.program_key",  # the flags that XLA itself reads are part of a program's key
 )
 JAX_FAMILY = {"jax", "jaxlib", "flax", "orbax", "optax", KERNELS}
 
@@ -173,7 +175,9 @@ def test_environment_is_read_only_by_the_options() -> None:
     ] == []
 
 
-@pytest.mark.parametrize("module", ["jaxserve.server.app", "jaxserve.cli.serve", "jaxserve.cli.bench"])
+@pytest.mark.parametrize(
+    "module", ["jaxserve.server.app", "jaxserve.cli.serve", "jaxserve.cli.bench", "jaxserve.cli.plan"]
+)
 def test_api_process_leaves_jax_and_transformers_unimported(module: str) -> None:
     heavy = "{'jax', 'jaxlib', 'flax', 'transformers', 'torch'}"
     script = f"import sys, {module}; sys.exit(', '.join({heavy} & set(sys.modules)) or 0)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxserve.executor import local
+from jaxserve.executor import preparation
 from jaxserve.runner.warmup import make_programs
 from tests.engine.model_engine import ModelEngine, request
 from tests.models.goldens import golden_checkpoint
@@ -21,9 +22,12 @@ class Saboteur:
     def __init__(self) -> None:
         self.is_armed = False
 
-    def make_programs(self, *arguments: Any, **options: Any) -> dict[Any, Callable[..., Any]]:
+    def make_programs(self, *arguments: Any, **options: Any) -> dict[Any, Any]:
         made = make_programs(*arguments, **options)
-        return {program: self._wrapped(compiled) for program, compiled in made.items()}
+        return {
+            program: dataclasses.replace(result, compiled=self._wrapped(result.compiled))  # type: ignore[arg-type]
+            for program, result in made.items()
+        }
 
     def _wrapped(self, compiled: jax.stages.Compiled) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -39,7 +43,7 @@ class Saboteur:
 @pytest.mark.slow
 def test_requests_after_a_failed_step_get_the_right_tokens_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     saboteur = Saboteur()
-    monkeypatch.setattr(local, "make_programs", saboteur.make_programs)
+    monkeypatch.setattr(preparation, "make_programs", saboteur.make_programs)
     golden = golden_checkpoint("llama2_tiny")
     engine = ModelEngine(golden.path, max_num_seqs=2, max_num_batched_tokens=16)
     mix = [request("a", golden.prompt_ids, max_tokens=64), request("b", np.array([9, 8, 7]), max_tokens=30)]

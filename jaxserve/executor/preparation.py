@@ -1,0 +1,138 @@
+"""All of an engine that is known before its weights are read: the model's shape, the devices, the programs.
+
+Loading the model and filling a compile cache for another machine both begin here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from jaxserve.checkpoint.open import open_checkpoint
+from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.config import AttentionBackend, Config
+from jaxserve.errors import CheckpointError, ConfigError
+from jaxserve.models.config import DecoderConfig
+from jaxserve.models.registry import decoder_config
+from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
+from jaxserve.runner.backend import choose_backend
+from jaxserve.runner.inputs import Program, programs
+from jaxserve.runner.limits import Limits, make_limits, make_numerics
+from jaxserve.runner.memory import kv_cache_bytes
+from jaxserve.runner.program_cache import ProgramCache
+from jaxserve.runner.program_key import host_facts
+from jaxserve.runner.steps import abstract_params
+from jaxserve.runner.warmup import MadeProgram, make_programs
+from jaxserve.sharding.mesh import MODEL_AXIS, Sharding, make_sharding
+
+MAX_COMPILE_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """One model on one set of devices, without its numbers."""
+
+    device: jax.Device
+    checkpoint: Checkpoint
+    skeleton: ModelSkeleton
+    sharding: Sharding
+    limits: Limits
+
+    @property
+    def decoder(self) -> DecoderConfig:
+        return self.skeleton.config
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """All that this engine needs, largest first."""
+        return programs(self.limits.buckets, self.limits.max_pages)
+
+    def facts(self) -> dict[str, str]:
+        """What the keys of the programs depend on, by name."""
+        limits, numerics = self.limits, self.skeleton.numerics
+        model = hashlib.sha256(repr((self.decoder, self.skeleton.leaves)).encode()).hexdigest()[:16]
+        return host_facts() | {
+            "model config": model,
+            "numerics": str(numerics),
+            "devices": str(len(self.sharding.devices)),
+            "KV dtype": str(limits.kv_dtype),
+            "KV page tokens": str(limits.spec.block_size),
+            "KV pages": str(limits.num_blocks),
+            "longest context": str(limits.max_model_len),
+            "decode buckets": " ".join(map(str, limits.buckets.decode)),
+            "mixed buckets": " ".join(map(str, limits.buckets.mixed)),
+            "requests at a time": str(limits.buckets.max_num_seqs),
+            "burst": str(limits.buckets.max_burst),
+        }
+
+    def make_programs(
+        self, cache: ProgramCache, progress: Callable[[int, int, str], None]
+    ) -> dict[Program, MadeProgram]:
+        """Load or compile all of them. Needs no weights."""
+        return make_programs(
+            self.skeleton,
+            self.sharding,
+            self.limits.pool_shape,
+            self.limits.kv_dtype,
+            self.programs,
+            cache,
+            num_threads=min(len(os.sched_getaffinity(0)), MAX_COMPILE_THREADS),
+            progress=progress,
+        )
+
+
+def prepare(config: Config, model_path: Path) -> Preparation:
+    """Open the checkpoint and size the engine. Raises StartupError in one line, also when memory will not do."""
+    size = config.parallel.tensor_parallel_size
+    device = _first_device(size)
+    _check_attention_backend(config.compile.attention_backend, device.platform)
+    checkpoint = open_checkpoint(model_path)
+    decoder = _decoder_config(checkpoint)
+    numerics = make_numerics(config, device.platform, choose_backend(config, device.platform))
+    skeleton = make_skeleton(decoder, numerics)
+    sharding = make_sharding(decoder, size)
+    kv_shards = size if sharding.rules["kv_heads"] == MODEL_AXIS else 1
+    kv_bytes = kv_cache_bytes(config.cache, device, kv_shards, _weight_bytes(skeleton, sharding))
+    limits = make_limits(config, decoder, numerics, device.platform, kv_bytes)
+    return Preparation(device, checkpoint, skeleton, sharding, limits)
+
+
+def _weight_bytes(skeleton: ModelSkeleton, sharding: Sharding) -> int:
+    """What the weights take on each device; CPU devices share one memory."""
+    total = 0
+    for leaf in abstract_params(skeleton, sharding):
+        shape = leaf.sharding.shard_shape(leaf.shape) if leaf.sharding is not None else leaf.shape
+        total += math.prod(shape) * leaf.dtype.itemsize
+    return total
+
+
+def _first_device(num_devices: int) -> jax.Device:
+    """Where there is no accelerator, the CPU is made to look like as many devices as are asked for."""
+    if num_devices > 1 and jax.config.jax_num_cpu_devices < num_devices:  # type: ignore[attr-defined]
+        jax.config.update("jax_num_cpu_devices", num_devices)
+    try:
+        return jax.devices()[0]
+    except RuntimeError as error:
+        raise ConfigError(f"no device can be used: {error}") from error
+
+
+def _check_attention_backend(chosen: AttentionBackend, platform: str) -> None:
+    """auto and reference are the same as long as there is one kernel."""
+    if chosen == "pallas":
+        raise ConfigError(
+            f"--attention-backend pallas: no Pallas attention kernel for {platform} yet; use auto or reference"
+        )
+
+
+def _decoder_config(checkpoint: Checkpoint) -> DecoderConfig:
+    """The config of `checkpoint`; a refusal names it."""
+    try:
+        return decoder_config(checkpoint.config, checkpoint.generation_config)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error

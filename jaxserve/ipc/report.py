@@ -1,0 +1,74 @@
+"""What a start took: phases on the machine's monotonic clock, which all processes share, and programs.
+
+Phases may overlap: a span says when a phase began and ended, not how much work it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+ProgramSource = Literal["cache", "compiled"]
+
+
+class PhaseSpan(msgspec.Struct, frozen=True, array_like=True):
+    """One phase of a start."""
+
+    phase: str
+    start_s: float
+    """`time.monotonic()`."""
+    end_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+class ProgramReport(msgspec.Struct, frozen=True, array_like=True):
+    """How one program came to be. Seconds are wall clock, and several programs are made at the same time."""
+
+    name: str
+    source: ProgramSource
+    seconds: float
+
+
+class StartupReport(msgspec.Struct, frozen=True, array_like=True):
+    """A whole start, or one process's part of it."""
+
+    phases: list[PhaseSpan] = []
+    programs: list[ProgramReport] = []
+
+
+class PhaseClock:
+    """Collects the spans of one process, from any thread."""
+
+    def __init__(self) -> None:
+        self.spans: list[PhaseSpan] = []
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measures its block; a block that raises leaves no span."""
+        start_s = time.monotonic()
+        yield
+        self.add(name, start_s)
+
+    def add(self, name: str, start_s: float) -> None:
+        """A phase that began at `start_s` and ends now."""
+        self.spans.append(PhaseSpan(name, start_s, time.monotonic()))
+
+
+def process_start_s() -> float:
+    """When this process was started, on the monotonic clock; now, where the system does not say."""
+    now = time.monotonic()
+    try:
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return now
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return now - max(age_s, 0.0)
