@@ -24,9 +24,11 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> str:
-    """A row per cell and peer, a column per metric: ours / theirs and the ratio with its range."""
+    """A row per cell and peer, the peers of a cell together; a column per metric: ours / theirs = ratio and range."""
     rows = [["workload x streams", "peer", *(metric.heading for metric in METRICS)]]
-    for cell, peer in dict.fromkeys((each.cell, each.peer) for each in comparisons):
+    cells = list(dict.fromkeys(each.cell for each in comparisons))
+    places = dict.fromkeys((each.cell, each.peer) for each in comparisons)
+    for cell, peer in sorted(places, key=lambda place: cells.index(place[0])):
         by_metric = {each.metric: each for each in comparisons if (each.cell, each.peer) == (cell, peer)}
         columns = [_compared(by_metric.get(metric.key), metric) for metric in METRICS]
         rows.append([cell.label, peer, *columns])

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from benchmarks.peers.bounds import MachineBounds, ModelSize
 from benchmarks.peers.load import Cell, CoreUse, Sample
+from benchmarks.peers.ratios import Comparison
 from benchmarks.peers.rounds import Pairing, Start
-from benchmarks.peers.table import command_lines, hide_folders, markdown, report
+from benchmarks.peers.table import command_lines, comparison_table, hide_folders, markdown, report
 
 CHAT = Cell("chat", 4, 16)
 
@@ -53,6 +54,22 @@ def test_rows_show_both_medians_the_ratio_and_its_range() -> None:
     (row,) = [line for line in page(pairing()).splitlines() if line.startswith("| chat x 4 | peer")]
     assert "78.0 / 60.0 = **1.30x (1.10-1.50)**" in row
     assert "**0.79x (0.67-0.91)**" in row  # time to first token: less is better
+
+
+def test_peers_of_a_cell_stand_together() -> None:
+    other_cell = Cell("chat", 32, 72)
+    comparisons = [
+        Comparison(peer, cell, "output_throughput", 1.0, 1.0, 1.0, 1.0, 1.0, 3)
+        for peer in ("a", "b")
+        for cell in (CHAT, other_cell)
+    ]
+    rows = comparison_table(comparisons).splitlines()[2:]
+    assert [row.split(" | ")[:2] for row in rows] == [
+        ["| chat x 4", "a"],
+        ["| chat x 4", "b"],
+        ["| chat x 32", "a"],
+        ["| chat x 32", "b"],
+    ]
 
 
 def test_shares_of_the_bound_follow_from_the_figures() -> None:
