@@ -32,7 +32,7 @@ def read_model(path: Path) -> PlannedModel:
 
     Raises CheckpointError in one line.
     """
-    if (path / _CONFIG_FILE).is_file() and not any(path.glob("*.safetensors*")):
+    if (path / _CONFIG_FILE).is_file() and not any(path.glob("*.safetensors")):
         decoder = _named(path, read_object(path / _CONFIG_FILE), _generation_config(path))
         return PlannedModel(path, decoder, None, ())
     checkpoint = open_checkpoint(path)

@@ -95,5 +95,9 @@ def estimate_workspace(sizes: Sizes, num_tokens: int, num_rows: int) -> int:
     logits that sampling works on. A compiler may need several times as much where it copies the KV pool.
     """
     decoder = sizes.decoder
-    activations = num_tokens * (2 * decoder.hidden_size + 3 * decoder.intermediate_size) * sizes.activation_itemsize
-    return activations + 3 * num_rows * decoder.vocab_size * 4
+
+    def share(count: int) -> int:
+        return count // sizes.num_devices if count % sizes.num_devices == 0 else count
+
+    width = 2 * decoder.hidden_size + 3 * share(decoder.intermediate_size)
+    return num_tokens * width * sizes.activation_itemsize + 3 * num_rows * share(decoder.vocab_size) * 4

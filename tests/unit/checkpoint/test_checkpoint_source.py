@@ -86,6 +86,11 @@ def test_hub_id_fetches_safetensors_and_text_only(hub: FakeHub) -> None:
     ]
 
 
+def test_without_weights_only_the_config_of_a_hub_id_is_fetched(hub: FakeHub) -> None:
+    assert resolve("owner/name", weights=False) == hub.snapshot
+    assert hub.calls[0]["allow_patterns"] == ["config.json", "generation_config.json"]
+
+
 def test_hub_file_fetches_that_file_only(hub: FakeHub) -> None:
     (hub.snapshot / "Tiny[1].Q4_K_M.gguf").touch()
     assert resolve("owner/name:Tiny[1].Q4_K_M.gguf", progress=False) == hub.snapshot / "Tiny[1].Q4_K_M.gguf"

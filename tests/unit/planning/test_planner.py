@@ -117,6 +117,14 @@ def test_devices_share_weights_and_cache(tmp_path: Path) -> None:
     assert plan.memory.kv_bytes == plan.cache.num_blocks * plan.cache.bytes_per_block // 2
 
 
+@pytest.mark.parametrize(("devices", "mebibytes"), [(1, 575.75), (4, 167.9375)])
+def test_workspace_is_estimated_from_the_largest_mixed_step(tmp_path: Path, devices: int, mebibytes: float) -> None:
+    """2048 x (2 x 4096 + 3 x 14336) x 2 bytes of activations, 3 x 256 x 128256 x 4 of logits; both split."""
+    plan = plan_of(tmp_path, LLAMA_8B, H200, parallel=ParallelConfig(tensor_parallel_size=devices))
+    assert plan.memory is not None
+    assert plan.memory.workspace_bytes == mebibytes * (1 << 20)
+
+
 def test_heads_that_do_not_divide_stay_whole(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, SMOLLM2, H200, parallel=ParallelConfig(tensor_parallel_size=2))
     assert plan.cache is not None and plan.memory is not None
