@@ -2,7 +2,7 @@
 
 Starts `jaxserve serve` with the fake engine, opens `--streams` streaming chat requests at once, each with a
 token a step, and counts chunks with a client that only searches bytes. The main figure is CPU time of the
-API process per chunk, from the moment every stream has begun to the moment the first one ends: it does not
+API processes per chunk, from the moment every stream has begun to the moment the first one ends: it does not
 depend on who else uses the machine's cores, as tokens per second do.
 """
 
@@ -159,9 +159,14 @@ def server(options: argparse.Namespace) -> Iterator[tuple[int, list[int]]]:
         config = Config(
             model=ModelConfig(model=options.model, served_model_name="bench"),
             scheduler=SchedulerConfig(max_num_seqs=options.streams, max_num_batched_tokens=8 * options.streams),
-            server=ServerConfig(port=0, uds_dir=sockets, log_level="warning"),
+            server=ServerConfig(port=0, uds_dir=sockets, log_level="warning", api_processes=options.api_processes),
         )
-        fake = FakeOptions(vocab_size=options.vocab, num_blocks=num_pages + 1, device_seconds=options.step_ms / 1e3)
+        fake = FakeOptions(
+            vocab_size=options.vocab,
+            num_blocks=num_pages + 1,
+            device_seconds=options.step_ms / 1e3,
+            max_burst=1,  # a step, a message: a token is a chunk
+        )
         arguments = [msgspec.json.encode(part).decode() for part in (config, fake)]
         process = subprocess.Popen(
             [
@@ -178,10 +183,16 @@ def server(options: argparse.Namespace) -> Iterator[tuple[int, list[int]]]:
         try:
             match = re.search(r"is ready at http://[^ ]*:(\d+) ", process.stdout.readline())
             assert match, "the server did not start"
-            yield int(match[1]), [process.pid]
+            yield int(match[1]), [process.pid, *api_workers(process.pid)]
         finally:
             process.terminate()
             process.wait(READY_TIMEOUT_S)
+
+
+def api_workers(pid: int) -> list[int]:
+    """The further API processes of a server."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children if b"api_worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def serve(config: str, fake: str, profile: str | None) -> int:
@@ -204,13 +215,15 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=150, help="tokens per request")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--step-ms", type=float, default=40.0, help="shortest duration of an engine step")
+    parser.add_argument("--api-processes", type=int, default=1, help="figures are sums over them")
     parser.add_argument("--model", default=str(TOKENIZER), help="whose tokenizer to use")
     parser.add_argument("--vocab", type=int, default=384, help="token ids the engine draws from")
     parser.add_argument("--profile", metavar="FILE", help="write a cProfile of the API process; it runs slower then")
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        return serve(*options.serve, options.profile)
+        config, fake = options.serve
+        return serve(config, fake, options.profile)
     with server(options) as (port, pids):
         asyncio.run(measure(port, pids, options.streams, options.tokens))  # not counted: caches fill
         rounds = [asyncio.run(measure(port, pids, options.streams, options.tokens)) for _ in range(options.rounds)]
