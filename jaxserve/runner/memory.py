@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 
 import jax
@@ -11,11 +10,16 @@ import jax
 from jaxserve.config import CacheConfig
 from jaxserve.errors import ConfigError, DoesNotFitError
 from jaxserve.kv.spec import KVSpec
+from jaxserve.runner.host_memory import available_bytes
 
 CPU_SHARE = 0.25
 CPU_MOST_BYTES = 2 << 30
 WORKSPACE_BYTES = 1 << 30
 """Left free on an accelerator for activations, logits and the compiler's scratch."""
+CPU_STEPS = 2
+ACCELERATOR_STEPS = 64
+"""Sizes per power of two that a measured KV cache may have. What other programs leave free on a host changes all the
+time; on an accelerator it hardly does, and less than 1/64 of it stays unused."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -28,31 +32,41 @@ class DeviceMemory:
     in_use: int
 
 
-def kv_cache_bytes(config: CacheConfig, device: jax.Device, kv_shards: int) -> int:
-    """Bytes for the KV cache over all devices, asked for or measured. Call after the weights are placed."""
+def kv_cache_bytes(config: CacheConfig, device: jax.Device, kv_shards: int, weight_bytes: int = 0) -> int:
+    """Bytes for the KV cache over all devices, asked for or measured.
+
+    weight_bytes: what is still to be placed on each device before the cache.
+    """
     if config.kv_cache_memory is not None:
         return config.kv_cache_memory
     if device.platform == "cpu":
-        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return kv_bytes_left(config, "cpu", DeviceMemory(available, 0), kv_shards)
+        return kv_bytes_left(config, "cpu", DeviceMemory(available_bytes(), weight_bytes), kv_shards)
     stats = device.memory_stats() or {}
     if "bytes_limit" not in stats:
         raise ConfigError(f"{device.device_kind} does not report its memory: give --kv-cache-memory")
-    memory = DeviceMemory(int(stats["bytes_limit"]), int(stats["bytes_in_use"]))
+    memory = DeviceMemory(int(stats["bytes_limit"]), int(stats["bytes_in_use"]) + weight_bytes)
     return kv_bytes_left(config, device.platform, memory, kv_shards)
 
 
 def kv_bytes_left(config: CacheConfig, platform: str, memory: DeviceMemory, kv_shards: int) -> int:
     """Bytes for the KV cache over all devices, once the weights are in `memory`."""
     if platform == "cpu":  # all of its "devices" share one memory
-        return max(0, min(int((memory.limit - memory.in_use) * CPU_SHARE), CPU_MOST_BYTES))
+        return max(0, min(_steady(int((memory.limit - memory.in_use) * CPU_SHARE), CPU_STEPS), CPU_MOST_BYTES))
     free = int(memory.limit * config.memory_fraction) - memory.in_use - WORKSPACE_BYTES
     if free <= 0:
         raise DoesNotFitError(
-            f"no memory left for the KV cache: {memory.in_use} of {memory.limit} bytes are in use and "
-            f"--memory-fraction is {config.memory_fraction}; use more devices (--tensor-parallel-size) or a smaller dtype"
+            f"no memory left for the KV cache: {memory.in_use / 2**30:.2f} of {memory.limit / 2**30:.2f} GiB are in use, "
+            f"{WORKSPACE_BYTES >> 30} GiB is workspace and --memory-fraction is {config.memory_fraction}; "
+            "use more devices (--tensor-parallel-size) or a smaller dtype"
         )
-    return free * kv_shards
+    return _steady(free, ACCELERATOR_STEPS) * kv_shards
+
+
+def _steady(num_bytes: int, steps: int) -> int:
+    """Rounded down to one of `steps` values per power of two: a measured size that is a little different at the next
+    start would change the shape of every program, and none would be found in the compile cache."""
+    unit = max(1, (1 << max(num_bytes, 1).bit_length() - 1) // steps)
+    return num_bytes // unit * unit
 
 
 def num_kv_blocks(num_bytes: int, spec: KVSpec, max_model_len: int, max_num_seqs: int) -> int:

@@ -96,7 +96,7 @@ def test_smollm2_on_a_cpu_by_hand(tmp_path: Path) -> None:
     assert (plan.model.num_parameters, plan.weights_stored_as) == (134_515_008, "float32")
     assert plan.weights_bytes == 4 * 134_515_008
     assert plan.kv_bytes_per_token == 2 * 30 * 3 * 64 * 4
-    # a quarter of what the weights leave: 865,484,992, in whole eighths of 2^29
+    # a quarter of what the weights leave: 865,484,992, in whole halves of 2^29
     assert plan.cache is not None
     assert plan.cache.num_blocks == 12 * (64 << 20) // (16 * 46_080) == 1092
     assert plan.step is not None

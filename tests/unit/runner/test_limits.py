@@ -12,7 +12,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.kv.spec import KVSpec
 from jaxserve.runner.buckets import StepLimits, make_buckets, resolve_limits
 from jaxserve.runner.inputs import INPUT_FIELDS, Program, pack, packed_size, programs, split
-from jaxserve.runner.memory import fit_model_len, num_kv_blocks
+from jaxserve.runner.memory import DeviceMemory, fit_model_len, kv_bytes_left, num_kv_blocks
 from jaxserve.sampling.params import COLUMNS
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, StepPlan
 from jaxserve.types import RequestId
@@ -115,3 +115,22 @@ def test_cache_memory_is_taken_as_given() -> None:
     assert kv_cache_bytes(config, jax.devices()[0], 1) == 12345
     measured = kv_cache_bytes(dataclasses.replace(config, kv_cache_memory=None), jax.devices()[0], 1)
     assert 1 << 20 < measured <= 2 << 30
+
+
+@pytest.mark.parametrize(("platform", "limit", "noise"), [("cpu", 27 << 28, 0.1), ("tpu", 95 << 30, 0.002)])
+def test_a_little_more_or_less_free_memory_changes_no_program(platform: str, limit: int, noise: float) -> None:
+    """Else the next start would find nothing in the compile cache."""
+    sizes = {
+        kv_bytes_left(CacheConfig(), platform, DeviceMemory(int(limit * factor), 1 << 30), 1)
+        for factor in (1 - noise, 1 - noise / 2, 1.0)
+    }
+    assert len(sizes) == 1
+    assert sizes.pop() > 0
+
+
+def test_weights_that_are_still_to_come_are_left_room_for() -> None:
+    memory = DeviceMemory(64 << 30, 0)
+    with_weights = DeviceMemory(64 << 30, 32 << 30)
+    config = CacheConfig()
+    freed = kv_bytes_left(config, "tpu", memory, 1) - kv_bytes_left(config, "tpu", with_weights, 1)
+    assert freed == pytest.approx(32 << 30, rel=0.02)
