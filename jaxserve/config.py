@@ -125,9 +125,6 @@ class ServerConfig:
     api_processes: int = option(
         1, ge=1, le=512, help="processes that answer HTTP on the port; limits on requests and connections are divided"
     )
-    api_processes: int = option(
-        1, ge=1, le=64, help="processes that answer HTTP on the port; limits on requests and connections are divided"
-    )
     log_level: LogLevel = option("info", help="least severe records to log")
     uds_dir: str | None = option(None, help="directory for the IPC sockets (default: a private one under /tmp)")
 

@@ -29,6 +29,11 @@ class StepContext(NamedTuple):
     rotation: Rotation
     paging: Paging
 
+    @property
+    def num_tokens(self) -> Int[Array, ""]:
+        """Tokens that are not padding: they come first."""
+        return self.paging.query_starts[-1]
+
 
 class Attention(nnx.Module):
     """Projections, optional per-head norms, rotation, KV write, attention, output projection."""
@@ -50,9 +55,9 @@ class Attention(nnx.Module):
         self, x: Float[Array, "T D"], pool: KVPool, index: Int[Array, ""], step: StepContext
     ) -> tuple[Float[Array, "T D"], KVPool]:
         n, k, h = self.shape
-        query = self.q_proj(x).reshape(-1, n, h)
-        key = self.k_proj(x).reshape(-1, k, h)
-        value = self.v_proj(x).reshape(-1, k, h)
+        query = self.q_proj(x, step.num_tokens).reshape(-1, n, h)
+        key = self.k_proj(x, step.num_tokens).reshape(-1, k, h)
+        value = self.v_proj(x, step.num_tokens).reshape(-1, k, h)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         if self.layer.use_rope:
@@ -69,4 +74,4 @@ class Attention(nnx.Module):
                 sliding_window=self.layer.sliding_window,
                 backend=self.backend,
             )  # (T, N, H)
-        return self.o_proj(attended.reshape(-1, n * h)), KVPool(*pages)
+        return self.o_proj(attended.reshape(-1, n * h), step.num_tokens), KVPool(*pages)

@@ -20,6 +20,6 @@ class Embedding(Matrix):
             return rows
         return rows * self.weight_scale[...][token_ids, None].astype(self.numerics.activations)
 
-    def logits(self, x: Float[Array, "B D"]) -> Float[Array, "B V"]:
-        """Scores of every token, in float32 whatever the weights are."""
-        return self.multiply(x)
+    def logits(self, x: Float[Array, "B D"], num_rows: Int[Array, ""]) -> Float[Array, "B V"]:
+        """Scores of every token, in float32 whatever the weights are; rows behind `num_rows` are padding."""
+        return self.multiply(x, num_rows)

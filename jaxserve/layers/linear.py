@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from flax import nnx
 from jaxserve_kernels.matmul import matmul
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.numerics import Numerics
 from jaxserve.layers.param import Axes, parameter
@@ -23,11 +23,11 @@ class Matrix(nnx.Module):
         self.weight_scale = parameter((out_dim,), axes[:1], jnp.dtype(jnp.float32)) if numerics.is_int8 else None
         self.numerics = numerics
 
-    def multiply(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
-        """x @ weight.T in float32."""
+    def multiply(self, x: Float[Array, "T I"], num_rows: Int[Array, ""]) -> Float[Array, "T O"]:
+        """x @ weight.T in float32; rows behind `num_rows` are padding."""
         scales = None if self.weight_scale is None else self.weight_scale[...]
         dynamic = self.numerics.quantization == "int8"
-        return matmul(x, self.weight[...], scales, dynamic=dynamic, backend=self.numerics.backend)
+        return matmul(x, self.weight[...], scales, num_rows, dynamic=dynamic, backend=self.numerics.backend)
 
 
 class Linear(Matrix):
@@ -37,6 +37,6 @@ class Linear(Matrix):
         super().__init__(out_dim, in_dim, axes, numerics)
         self.bias = parameter((out_dim,), axes[:1], numerics.vectors) if bias else None
 
-    def __call__(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
-        y = self.multiply(x).astype(x.dtype)
+    def __call__(self, x: Float[Array, "T I"], num_rows: Int[Array, ""]) -> Float[Array, "T O"]:
+        y = self.multiply(x, num_rows).astype(x.dtype)
         return y if self.bias is None else y + self.bias[...]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import jax
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.linear import Linear
 from jaxserve.layers.numerics import Numerics
@@ -38,6 +38,6 @@ class MLP(nnx.Module):
         self.down_proj = Linear(d, f, ("embed", "ffn"), numerics, bias=bias)
         self.activation = config.activation
 
-    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
-        gate = _ACTIVATIONS[self.activation](self.gate_proj(x))  # (T, F)
-        return self.down_proj(gate * self.up_proj(x))
+    def __call__(self, x: Float[Array, "T D"], num_tokens: Int[Array, ""]) -> Float[Array, "T D"]:
+        gate = _ACTIVATIONS[self.activation](self.gate_proj(x, num_tokens))  # (T, F)
+        return self.down_proj(gate * self.up_proj(x, num_tokens), num_tokens)

@@ -35,7 +35,7 @@ class DecoderLayer(nnx.Module):
             attended, pool = self.self_attn(self.input_layernorm(x), pool, index, step)
         x = x + attended
         with jax.named_scope("mlp"):
-            return x + self.mlp(self.post_attention_layernorm(x)), pool
+            return x + self.mlp(self.post_attention_layernorm(x), step.num_tokens), pool
 
 
 class DecoderStack(nnx.Module):
@@ -63,11 +63,11 @@ class Decoder(nnx.Module):
                 x, pool = _call_layer(layer, x, pool, jnp.int32(index), step)
         return self.model.norm(x), pool
 
-    def logits(self, hidden: Float[Array, "B D"]) -> Float[Array, "B V"]:
-        """Scores over the vocabulary, float32."""
+    def logits(self, hidden: Float[Array, "B D"], num_rows: Int[Array, ""]) -> Float[Array, "B V"]:
+        """Scores over the vocabulary, float32; rows behind `num_rows` are padding."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         with jax.named_scope("head"):
-            return head.logits(hidden)
+            return head.logits(hidden, num_rows)
 
 
 def _call_layer(

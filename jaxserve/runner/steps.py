@@ -133,9 +133,10 @@ def _one_step(
     hidden, pool = model.hidden(tokens, pool, _context(skeleton, field, pool, program))
     last = jnp.maximum(field["query_starts"][1:] - 1, 0)  # (B,) each row's newest token
     newest = hidden if program.kind == "decode" else hidden[last]
+    num_rows = (field["query_starts"][1:] > field["query_starts"][:-1]).sum(dtype=jnp.int32)
     with jax.named_scope("sample"):
         options = unpack_options(field["sampling"])
-        sampled = sample(model.logits(newest), options, rows.kv_lengths, field["num_top_logprobs"])
+        sampled = sample(model.logits(newest, num_rows), options, rows.kv_lengths, field["num_top_logprobs"])
     slots, has_end = store_tokens(slots, field, rows, sampled.token_ids)
     shown = jnp.where(rows.is_over, UNREAD_TOKEN, sampled.token_ids)
     return pool, slots, sampled._replace(token_ids=shown), has_end

@@ -40,7 +40,7 @@ def serving(*words: str, programs: Path) -> Iterator[Server]:
     """A ready `jaxserve serve WORDS` on a free port. programs: the program cache."""
     with tempfile.TemporaryDirectory(prefix="jaxserve-test-", ignore_cleanup_errors=True) as sockets:
         command = [sys.executable, "-m", "jaxserve.cli.main", "serve", *words, "--port", "0"]
-        command += ["--compile-cache", str(programs), "--uds-dir", sockets]
+        command += ["--compile-cache", str(programs), "--uds-dir", sockets, "--cpu-kernels", "xla"]
         with launched(command) as server:
             await_ready(server, COLD_START_TIMEOUT_S)
             yield server

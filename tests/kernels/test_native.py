@@ -43,6 +43,13 @@ def test_product_equals_the_reference(tokens: int, inputs: int, outputs: int, dt
     np.testing.assert_allclose(matmul(x, weight, backend="native"), expected, atol=1e-4 * inputs**0.5)
 
 
+def test_padding_rows_are_zeros_and_change_nothing() -> None:
+    x, weight = jnp.asarray(_normal(1, 9, 64)), jnp.asarray(_normal(2, 70, 64))
+    padded = np.asarray(matmul(x, weight, None, jnp.int32(4), backend="native"))
+    np.testing.assert_array_equal(padded[:4], matmul(x[:4], weight, backend="native"))
+    assert not padded[4:].any()
+
+
 @pytest.mark.parametrize("tokens", [1, 3, 32])
 def test_product_with_int8_weights_equals_the_reference(tokens: int) -> None:
     x = jnp.asarray(_normal(1, tokens, 96))

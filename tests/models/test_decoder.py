@@ -49,7 +49,7 @@ def prompt_logits(golden: GoldenCheckpoint, dtype: str) -> np.ndarray:
             ),
         )
         pool = KVPool(jnp.zeros(shape, skeleton.dtype), jnp.zeros(shape, skeleton.dtype))
-        return model.logits(model.hidden(tokens, pool, step)[0][-8:])
+        return model.logits(model.hidden(tokens, pool, step)[0][-8:], jnp.int32(8))
 
     return np.asarray(run(params, tokens))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Num
+from jaxtyping import Array, Float, Int, Num
 
 _LANES = 16
 """Inputs must be a multiple of the widest vector the kernels may be compiled for."""
@@ -16,9 +16,15 @@ def supports(x: jax.Array, weight: jax.Array, *, dynamic: bool) -> bool:
     return not dynamic and x.shape[1] % _LANES == 0 and str(weight.dtype) in _WEIGHTS
 
 
-def matmul(x: Float[Array, "T I"], weight: Num[Array, "O I"], scales: Float[Array, "O"] | None) -> Float[Array, "T O"]:
-    """See `api.matmul`; activations are taken in float32."""
+def matmul(
+    x: Float[Array, "T I"],
+    weight: Num[Array, "O I"],
+    scales: Float[Array, "O"] | None,
+    num_rows: Int[Array, ""] | None,
+) -> Float[Array, "T O"]:
+    """See `api.matmul`; activations are taken in float32, and padding rows come out as zeros at no cost."""
     out = jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), jnp.float32)
-    operands = (x.astype(jnp.float32), weight) + (() if scales is None else (scales,))
+    count = jnp.int32(x.shape[0]) if num_rows is None else num_rows.astype(jnp.int32)
+    operands = (x.astype(jnp.float32), weight, count) + (() if scales is None else (scales,))
     product: jax.Array = jax.ffi.ffi_call("jaxserve_matmul", out)(*operands)
     return product

@@ -96,7 +96,7 @@ def test_sizes_are_read_in_both_kinds_of_units(raw: object, num_bytes: int) -> N
         ("memory_fraction", "nan", "a number"),
         ("kv_cache_memory", "2GB5", "512MiB"),
         ("kv_cache_memory", "-1", "at least 1"),
-        ("dtype", "float16", "one of auto, float32, bfloat16"),
+        ("dtype", "float64", "one of auto, float32, bfloat16, float16"),
         ("enable_prefix_caching", "maybe", "true or false"),
         ("host", "", "not empty"),
     ],

@@ -1,4 +1,5 @@
-// y[M, N] = x[M, K] * w[N, K]^T, times a scale per output for integer weights.
+// y[M, N] = x[M, K] * w[N, K]^T, times a scale per output for integer weights. Rows behind the first `count` are
+// padding: they become zeros and cost nothing.
 //
 // Both operands are read along K, so weights stay as checkpoints have them. A tile of kTileRows x kTileOutputs
 // sums is held in registers; its weights, converted as they are loaded, stay in the first cache while all rows
@@ -102,14 +103,16 @@ void matmul(ffi::ThreadPool& pool, const float* x, const void* stored, float* y,
   });
 }
 
-ffi::Error matmul_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w, ffi::RemainingArgs rest,
-                          ffi::ResultBufferR2<ffi::F32> y) {
-  const int64_t m = x.dimensions()[0], k = x.dimensions()[1], n = w.dimensions()[0];
+ffi::Error matmul_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w,
+                          ffi::BufferR0<ffi::S32> count, ffi::RemainingArgs rest, ffi::ResultBufferR2<ffi::F32> y) {
+  const int64_t k = x.dimensions()[1], n = w.dimensions()[0];
+  const int64_t m = std::clamp<int64_t>(*count.typed_data(), 0, x.dimensions()[0]);
   if (k % kLanes || w.dimensions()[1] != k) return ffi::Error::InvalidArgument("matmul: K is not a multiple of lanes");
   const float* scales = nullptr;
   if (rest.size() == 1) scales = rest.get<ffi::BufferR1<ffi::F32>>(0)->typed_data();
   const float* from = x.typed_data();
   float* to = y->typed_data();
+  std::fill_n(to + m * n, (x.dimensions()[0] - m) * n, 0.0f);
   const void* weights = w.untyped_data();
   switch (w.element_type()) {
     case ffi::F32: matmul<Float32>(pool, from, weights, to, m, k, n, scales); break;
@@ -129,5 +132,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_matmul, jaxserve::matmul_handler,
                                   .Ctx<xla::ffi::ThreadPool>()
                                   .Arg<xla::ffi::BufferR2<xla::ffi::F32>>()
                                   .Arg<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::BufferR0<xla::ffi::S32>>()
                                   .RemainingArgs()
                                   .Ret<xla::ffi::BufferR2<xla::ffi::F32>>());
