@@ -8,35 +8,48 @@ import numpy as np
 import pytest
 
 from jaxserve.config import SchedulerConfig
+from jaxserve.ipc.codec import encode
+from jaxserve.ipc.messages import StepOutputs
 from jaxserve.kv.manager import KVManager
-from jaxserve.scheduler.plan import Buckets, StepResult
+from jaxserve.runner.inputs import pack, programs, unpack_result
+from jaxserve.scheduler.plan import Buckets
 from jaxserve.scheduler.scheduler import Scheduler
-from jaxserve.types import MAX_TOP_LOGPROBS
 from tests.engine.rig import add, prompt
+
+MAX_MODEL_LEN = 4096
+BLOCK_SIZE = 16
 
 
 @pytest.mark.parametrize(("num_rows", "goal_us"), [(32, 400.0), (256, 1500.0)])
-def test_schedule_and_update_take_a_bounded_time(num_rows: int, goal_us: float) -> None:
-    """Measured on 2 idle cores: 90 us for 32 running requests, 640 us for 256. The best of many steps counts."""
-    kv = KVManager(num_rows * 16 + 1, 16, 4096)
+@pytest.mark.parametrize("num_ahead", [0, 1])
+def test_planning_packing_updating_and_sending_take_a_bounded_time(
+    num_rows: int, goal_us: float, num_ahead: int
+) -> None:
+    """Processor time of the thread, since other processes do not count; the best of many steps does.
+
+    Measured on 2 busy cores: 180 us for 32 running requests, 1.0 ms for 256.
+    """
+    kv = KVManager(num_rows * 16 + 1, BLOCK_SIZE, MAX_MODEL_LEN)
     config = SchedulerConfig(max_num_seqs=num_rows, max_num_batched_tokens=2048)
-    scheduler = Scheduler(config, kv, Buckets((num_rows,), (2048,), num_rows), 4096, frozenset(), 101)
+    buckets = Buckets((num_rows,), (2048,), num_rows)
+    scheduler = Scheduler(config, kv, buckets, MAX_MODEL_LEN, frozenset({2}), 101)
+    shapes = {program.kind: program for program in programs(buckets, MAX_MODEL_LEN // BLOCK_SIZE)}
     for i in range(num_rows):
         assert scheduler.add(add(f"chatcmpl-{i:032d}", prompt(30, i), max_tokens=90)) is None
-    result = StepResult(
-        token_ids=np.ones((1, num_rows), np.int32),
-        logprobs=np.zeros((1, num_rows), np.float32),
-        top_token_ids=np.zeros((num_rows, MAX_TOP_LOGPROBS), np.int32),
-        top_logprobs=np.zeros((num_rows, MAX_TOP_LOGPROBS), np.float32),
-        device_seconds=0.0,
-    )
+    answer = np.ones(4 + 2 * num_rows + 40 * num_rows, np.int32)
+    in_flight = []
     seconds = []
     while scheduler.has_work:
-        started = time.perf_counter()
+        started = time.thread_time()
         plan = scheduler.schedule()
-        assert plan is not None
-        scheduler.update(plan, result)
-        if plan.kind == "decode" and len(plan.request_ids) == num_rows:
-            seconds.append(time.perf_counter() - started)
+        if plan is not None:
+            pack(plan, shapes[plan.kind])
+            in_flight.append(plan)
+        if plan is None or len(in_flight) > num_ahead:
+            landed = in_flight.pop(0)
+            result = unpack_result(answer, shapes[landed.kind], len(landed.request_ids), 0.0)
+            encode(StepOutputs(scheduler.update(landed, result), scheduler.stats()))
+        if plan is not None and plan.kind == "decode" and len(plan.request_ids) == num_rows:
+            seconds.append(time.thread_time() - started)
     assert len(seconds) > 50
     assert float(np.percentile(seconds, 25)) * 1e6 < goal_us
