@@ -82,13 +82,18 @@ def make_limits(config: Config, decoder: DecoderConfig, numerics: Numerics, plat
     num_blocks = num_kv_blocks(kv_bytes, spec, longest, step.max_num_seqs)
     # One row makes XLA:CPU convert a weight that is not float32 first, all of it; two do not.
     is_float32 = numerics.weights == jnp.float32 and not numerics.is_int8
-    slow_single_row = platform == "cpu" and numerics.backend == "reference" and not is_float32
+    is_by_xla = numerics.backend == "reference" or numerics.quantization == "int8"
+    slow_single_row = platform == "cpu" and is_by_xla and not is_float32
     return Limits(
         spec=spec,
         kv_dtype=kv_dtype,
         num_blocks=num_blocks,
         max_model_len=fit_model_len(config.model.max_model_len, decoder.max_position, num_blocks, spec),
         buckets=make_buckets(
-            platform, step.max_num_seqs, step.max_num_batched_tokens, min_decode=2 if slow_single_row else 1
+            platform,
+            step.max_num_seqs,
+            step.max_num_batched_tokens,
+            min_decode=2 if slow_single_row else 1,
+            growth=4 if numerics.backend == "native" else 2,
         ),
     )

@@ -134,3 +134,9 @@ def test_weights_that_are_still_to_come_are_left_room_for() -> None:
     config = CacheConfig()
     freed = kv_bytes_left(config, "tpu", memory, 1) - kv_bytes_left(config, "tpu", with_weights, 1)
     assert freed == pytest.approx(32 << 30, rel=0.02)
+
+
+def test_a_wider_ladder_has_fewer_rungs_and_ends_at_the_limits() -> None:
+    buckets = make_buckets("cpu", 32, 256, growth=4)
+    assert buckets.decode == (1, 4, 16, 32)
+    assert buckets.mixed == (16, 64, 256)
