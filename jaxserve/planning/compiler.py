@@ -56,8 +56,9 @@ def _answers(job: CompileJob, environment: Mapping[str, str], errors: IO[bytes],
                 yield msgspec.json.decode(line, type=Answer)
         except BrokenPipeError:
             return  # it died at once: its last words tell
-        finally:
+        except BaseException:  # nobody waits for the answers any more
             process.kill()
+            raise
 
 
 def _last_words(errors: IO[bytes]) -> str:

@@ -32,8 +32,11 @@ BATCHES = (1, 8, 32, 128, 256)
 LENGTHS = (1024, 4096, 32768)
 _SHRINK = 8
 _MOST_SHRINKS = 3
-_CAUTION = 0.98
-"""Of the pool that just fits: rounding of buffers is the compiler's own."""
+_MOST_STEPS_UP = 2
+_LEAST_GAIN = 0.05
+"""Of the pages found so far: less is not worth another compilation."""
+_CAUTION = 0.99
+"""Of the memory: rounding of buffers is the compiler's own."""
 
 Compile = Callable[[CompileJob], Sequence[ProgramMemory | ProgramRefused]]
 
@@ -184,26 +187,41 @@ class Planner:
         return _Outcome(done, problem, peak)
 
     def _smaller_cache(self, config: Config, sizes: Sizes, fit: Fit, compile_job: Compile) -> tuple[Advice, ...]:
-        """The largest KV cache with which the compiler's own numbers fit.
+        """The largest KV cache with which the compiler's own numbers fit, found in a few compilations.
 
-        A small pool shows what a page costs in truth, copies of the pool included; the pool that follows is compiled.
+        A small pool shows what a page costs in truth, copies of the pool included; what follows is tried in turn.
         """
+        small = self._small_cache(config, sizes, fit, compile_job)
+        if small is None:
+            return ()
+        best, peak_bytes = small
+        bytes_per_page = max(peak_bytes - fit.weights_bytes, 1) / best.limits.num_blocks
+        for _ in range(_MOST_STEPS_UP):
+            more_pages = int((fit.limit_bytes * _CAUTION - peak_bytes) / bytes_per_page)
+            num_blocks = min(best.limits.num_blocks + more_pages, fit.limits.num_blocks)
+            larger = self._with_cache(config, fit, num_blocks)
+            if larger is None or more_pages < best.limits.num_blocks * _LEAST_GAIN:
+                break
+            outcome = self._outcome(config, sizes, larger, compile_job)
+            if outcome.problem is not None:
+                break
+            gained = larger.limits.num_blocks - best.limits.num_blocks
+            bytes_per_page = max(outcome.peak_bytes - peak_bytes, 1) / max(gained, 1)
+            best, peak_bytes = larger, outcome.peak_bytes
+        return (advice_for(cache_flag(best.limits.num_blocks * best.limits.spec.bytes_per_block), best),)
+
+    def _small_cache(self, config: Config, sizes: Sizes, fit: Fit, compile_job: Compile) -> tuple[Fit, int] | None:
+        """A pool that fits as compiled, and the peak it comes to."""
         num_blocks = fit.limits.num_blocks
         for _ in range(_MOST_SHRINKS):
             num_blocks //= _SHRINK
             small = self._with_cache(config, fit, num_blocks)
             if small is None:
-                return ()
-            tried = self._outcome(config, sizes, small, compile_job)
-            if tried.problem is not None:
-                continue
-            # What is not weights grows no faster than the pool.
-            grows_by = (fit.limit_bytes - fit.weights_bytes) / max(tried.peak_bytes - fit.weights_bytes, 1)
-            larger = self._with_cache(config, fit, min(int(num_blocks * grows_by * _CAUTION), fit.limits.num_blocks))
-            if larger is not None and self._outcome(config, sizes, larger, compile_job).problem is None:
-                small = larger
-            return (advice_for(cache_flag(small.limits.num_blocks * small.limits.spec.bytes_per_block), small),)
-        return ()
+                return None
+            outcome = self._outcome(config, sizes, small, compile_job)
+            if outcome.problem is None:
+                return small, outcome.peak_bytes
+        return None
 
     def _with_cache(self, config: Config, fit: Fit, num_blocks: int) -> Fit | None:
         num_bytes = _whole_mib(num_blocks * fit.limits.spec.bytes_per_block)

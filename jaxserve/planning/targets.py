@@ -25,8 +25,10 @@ TPU_ENVIRONMENT = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_LOG_DIR": "disabled",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-"""Keeps libtpu from asking the network what machine this is and from writing logs; read when it is loaded."""
+"""Keeps libtpu from asking the network what machine this is, from writing logs, and from claiming the machine for one
+process (it only compiles); read when it is loaded."""
 
 
 def missing_compiler(device: Device, num_devices: int) -> str | None:

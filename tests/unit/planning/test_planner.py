@@ -165,6 +165,9 @@ def test_json_keeps_its_names(tmp_path: Path) -> None:
     assert (written["fits"], written["reason"], bare["fits"], bare["memory"]) == (True, None, False, None)
 
 
+_FIXED_BYTES = 1 << 30
+
+
 class CopyingCompiler:
     """One that copies the KV pool `copies` times, and refuses what has no room, like that of TPUs."""
 
@@ -175,7 +178,7 @@ class CopyingCompiler:
     def __call__(self, job: CompileJob) -> Sequence[ProgramMemory | ProgramRefused]:
         self.num_jobs += 1
         pool = 2 * prod(job.pool_shape) * 2
-        temp = int(self._copies * pool) + (100 << 20)
+        temp = int(self._copies * pool) + _FIXED_BYTES
         if self._refuses and self._weights + pool + temp > self._limit:
             return [ProgramRefused(program.name, "Ran out of memory") for program in job.programs]
         return [ProgramMemory(program.name, self._weights + pool, pool, pool, temp, 0) for program in job.programs]
@@ -197,8 +200,10 @@ def test_a_pool_that_is_copied_does_not_fit_and_a_smaller_one_is_found(tmp_path:
     num_bytes = int(size[:-3]) << 20
     changed = config_for(path, cache=CacheConfig(kv_cache_memory=num_bytes))
     assert planner.plan(changed, compiler).fits
-    assert num_bytes > 0.9 * (v5e.limit_bytes - 2 * 134_515_008) / 4, "close to the largest there is room for"
-    assert compiler.num_jobs == 4, "one for the plan, two to find it, one for this test"
+    assert num_bytes > 0.95 * (v5e.limit_bytes - 2 * 134_515_008 - _FIXED_BYTES) / 4, (
+        "close to the largest there is room for"
+    )
+    assert compiler.num_jobs <= 5, "one for the plan, three to find it, one for this test"
 
 
 def test_what_compiles_in_bounds_fits_as_compiled(tmp_path: Path) -> None:
@@ -208,7 +213,7 @@ def test_what_compiles_in_bounds_fits_as_compiled(tmp_path: Path) -> None:
     plan = planner.plan(config_for(path), compiler)
     assert plan.fits
     assert plan.memory is not None
-    assert (plan.memory.workspace_is, plan.memory.workspace_bytes) == ("compiled", 100 << 20)
+    assert (plan.memory.workspace_is, plan.memory.workspace_bytes) == ("compiled", _FIXED_BYTES)
     assert [program.name for program in plan.programs] == ["mixed/2048", "decode/256"], "the largest of each kind"
     every = Planner(read_model(path), H200, H200.rates, all_programs=True).plan(config_for(path), compiler)
     assert every.step is not None
