@@ -83,13 +83,19 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("padding_tokens", "counter", "Token rows computed but unused.", ("kind",)),
     MetricSpec("device_step_seconds", "histogram", "Device time of a step.", (), STEP_S),
     MetricSpec("host_gap_seconds", "histogram", "Time the device waited for the host between steps.", (), STEP_S),
-    MetricSpec("startup_phase_seconds", "gauge", "Seconds each start-up phase took.", ("phase",)),
+    MetricSpec("startup_phase_seconds", "gauge", "Wall-clock seconds of each start-up phase; phases overlap, `total` spans all.", ("phase",)),
+    MetricSpec("startup_programs", "gauge", "Programs made at start-up by source: cache or compiled.", ("source",)),
     MetricSpec("client_disconnects", "counter", "Requests whose client left before the end."),
     MetricSpec("http_requests", "counter", "HTTP requests by route and status.", ("route", "status")),
 )
 # fmt: on
 
-_LARGEST = (PREFIX + "startup_phase_seconds", PREFIX + "cache_config_info", "process_max_fds")
+_LARGEST = (
+    PREFIX + "startup_phase_seconds",
+    PREFIX + "startup_programs",
+    PREFIX + "cache_config_info",
+    "process_max_fds",
+)
 """Gauges that say the same in every API process, or nothing yet."""
 _EARLIEST = "process_start_time_seconds"
 _CREATED_SUFFIX = "_created"
@@ -182,8 +188,6 @@ class Metrics:
 
     def record_ready(self, facts: ModelFacts) -> None:
         """Take over what the engine says once it is ready."""
-        for phase, seconds in facts.phase_seconds.items():
-            self.set("startup_phase_seconds", seconds, phase=phase)
         self.set(
             "cache_config_info",
             1,

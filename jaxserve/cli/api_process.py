@@ -23,6 +23,7 @@ from jaxserve.server.client import EngineClient
 from jaxserve.server.listener import listening
 from jaxserve.server.seeds import SeedStream
 from jaxserve.server.siblings import Siblings
+from jaxserve.server.startup import StartupLog
 from jaxserve.server.state import ServerState
 from jaxserve.server.tokenization import Tokenization, tokenization
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -43,6 +44,7 @@ class ApiProcess:
     client: EngineClient
     tokens: Tokenization
     metrics: Metrics
+    startup: StartupLog
 
     async def drain(self, stop_now: asyncio.Event, engine_gone: Coroutine[Any, Any, Any]) -> None:
         """Refuse new requests, let those under way finish for a while, and end the rest with an error."""
@@ -77,13 +79,20 @@ async def serving_api(
     server, names = config.server, model_names(config)
     siblings = Siblings(index, server.api_processes, folder_of(address))
     metrics = Metrics(names[0])
+    startup = StartupLog()
+
+    def note(progress: StartupProgress) -> None:
+        startup.note(progress)
+        if on_progress is not None:
+            on_progress(progress)
+
     with contextlib.closing(EngineConnection(address)) as connection, tokenization() as tokens:
         client = EngineClient(
             connection,
             metrics,
             max_queued_requests=config.scheduler.max_queued_requests,
             siblings=siblings,
-            on_progress=on_progress,
+            on_progress=note,
         )
         state = ServerState(
             model_names=names,
@@ -95,13 +104,14 @@ async def serving_api(
             siblings=siblings,
             max_body_size=server.max_body_size,
             keep_alive_s=server.sse_keep_alive,
+            startup=startup,
         )
         async with (
             siblings.answering(metrics),
             listening(make_app(state), listener, max_connections=siblings.share_of(server.max_connections)),
             running(client.run()),
         ):
-            yield ApiProcess(config=config, client=client, tokens=tokens, metrics=metrics)
+            yield ApiProcess(config=config, client=client, tokens=tokens, metrics=metrics, startup=startup)
 
 
 def model_names(config: Config) -> tuple[str, ...]:

@@ -133,6 +133,14 @@ def _plan(parser: Parser, words: Sequence[str]) -> int:
     return run(parser.read(words))
 
 
+def _compile(parser: Parser, words: Sequence[str]) -> int:
+    from jaxserve.cli.compile import add_arguments, run
+
+    parser.usage = "jaxserve compile [MODEL] --output DIR [OPTIONS]"
+    add_arguments(parser)
+    return run(parser.read(words))
+
+
 def _health(parser: Parser, words: Sequence[str]) -> int:
     from jaxserve.cli.health import add_arguments, run
 
@@ -152,6 +160,7 @@ def _version(parser: Parser, words: Sequence[str]) -> int:
 COMMANDS = (
     Command("serve", "serve a model over HTTP", _serve),
     Command("plan", "say what a model needs on a device and how fast it could be", _plan),
+    Command("compile", "compile a model's programs ahead, for a cache to be shipped", _compile),
     Command("bench", "measure a running server, or how fast one starts", _bench),
     Command("health", "exit 0 if a server is alive, for container health checks", _health),
     Command("version", "print the versions of jaxserve, jax and Python", _version),

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from jaxserve.ipc.messages import StartupProgress
+from jaxserve.server.startup import StartupLog, label_of
 
 _LINES_PER_PHASE = 4
-_LABELS = {"model": "find model", "tokenizer": "load tokenizer", "load": "load weights", "compile": "compile programs"}
+_BYTES_PHASE = "load"
+_MIB = 1 << 20
 
 
 class StartupDisplay:
-    """Shows `StartupProgress` on stderr, phase by phase. A context manager; closing leaves the bars as they are."""
+    """Shows phases of the start on stderr. A context manager; closing leaves the bars as they are."""
 
-    def __init__(self) -> None:
-        columns = (TextColumn("{task.description:<18}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        columns = (
+            TextColumn("{task.description:<18}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+        )
         self._bars = Progress(*columns, console=Console(stderr=True)) if sys.stderr.isatty() else None
+        self._clock = clock
+        self._log = StartupLog(clock)
         self._tasks: dict[str, TaskID] = {}
         self._printed: dict[str, int] = {}
 
@@ -36,13 +48,21 @@ class StartupDisplay:
 
     def show(self, progress: StartupProgress) -> None:
         """Show one message."""
-        label = _LABELS.get(progress.phase, progress.phase)
+        name, done, total = progress.phase, progress.done, progress.total
+        label, left = label_of(name), _time_left(self._log.note(progress).seconds_left(self._clock()))
         if self._bars is not None:
-            if progress.phase not in self._tasks:
-                self._tasks[progress.phase] = self._bars.add_task(label)
-            self._bars.update(self._tasks[progress.phase], completed=progress.done, total=progress.total)
+            if name not in self._tasks:
+                self._tasks[name] = self._bars.add_task(label, left="")
+            self._bars.update(self._tasks[name], completed=done, total=total, left=left)
             return
-        quarter = _LINES_PER_PHASE * progress.done // max(progress.total, 1)
-        if self._printed.get(progress.phase, -1) < quarter:
-            self._printed[progress.phase] = quarter
-            print(f"{label}: {progress.done}/{progress.total}", file=sys.stderr, flush=True)
+        quarter = _LINES_PER_PHASE * done // max(total, 1)
+        if self._printed.get(name, -1) < quarter:
+            self._printed[name] = quarter
+            amount = (
+                f"{done // _MIB}/{total // _MIB} MiB" if name == _BYTES_PHASE and total > _MIB else f"{done}/{total}"
+            )
+            print(f"{label}: {amount}{', ' + left if left else ''}", file=sys.stderr, flush=True)
+
+
+def _time_left(seconds: float | None) -> str:
+    return f"about {seconds:.0f} s left" if seconds is not None and seconds >= 0.5 else ""

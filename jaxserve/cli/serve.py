@@ -15,6 +15,7 @@ import json
 import logging
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -32,9 +33,11 @@ from jaxserve.errors import CheckpointError
 from jaxserve.executor.fake import FakeOptions
 from jaxserve.ipc.address import discard_address, new_address
 from jaxserve.ipc.messages import ModelFacts, StartupProgress
+from jaxserve.ipc.report import process_start_s
 from jaxserve.log import configure_logging
 from jaxserve.server.client import EngineClient
 from jaxserve.server.listener import bind_sockets
+from jaxserve.server.startup import startup_table, total_seconds
 from jaxserve.tokenizer.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -85,6 +88,7 @@ class _Server:
         try:
             with stop.caught():
                 async with serving_api(self._config, address, self._listeners[0], 0, self._display.show) as api:
+                    api.startup.own.add("server", process_start_s())
                     return await self._live(api, address, stop)
         finally:
             discard_address(address)
@@ -105,20 +109,28 @@ class _Server:
         """Start the other processes, announce them, and wait for an end; returns whose. Raises StartupError."""
         with contextlib.ExitStack() as display:
             display.enter_context(self._display)
-            path, tokenizer = await self._find_model(api)
-            api.tokens.install(tokenizer)
+            model = self._config.model
+            path = await _phase(api, "model", lambda: resolve(model.model, model.revision))
             engine = await EngineProcess.start(
                 EngineSpec(
-                    config=self._config, model_path=str(path), address=address, executor=self._executor, fake=self._fake
+                    config=self._config,
+                    model_path=str(path),
+                    address=address,
+                    executor=self._executor,
+                    fake=self._fake,
+                    phases=api.startup.own.take(),
                 )
             )
             try:
+                tokenizer = await _phase(api, "tokenizer", lambda: tokenizer_of(self._config, path))
+                api.tokens.install(tokenizer)
                 async with api_workers(self._config, path, address, self._listeners[1:]) as workers:
                     self._workers = workers
                     facts = await _wait_started(api.client, engine)
                     _check_tokenizer(tokenizer, facts, path)
                     await workers.wait_ready()
                     display.close()
+                    _report_start(api, facts)
                     print(self._announcement(tokenizer), flush=True)
                     reason = await _wait_ended(api.client, engine, workers)
                     await workers.fail(reason)
@@ -129,11 +141,6 @@ class _Server:
     def _pass_on_signal(self) -> None:
         if self._workers is not None:
             self._workers.terminate()
-
-    async def _find_model(self, api: ApiProcess) -> tuple[Path, Tokenizer]:
-        model = self._config.model
-        path = await _phase(api, "model", lambda: resolve(model.model, model.revision))
-        return path, await _phase(api, "tokenizer", lambda: tokenizer_of(self._config, path))
 
     def _announcement(self, tokenizer: Tokenizer) -> str:
         """The URL and a command to paste, in one line."""
@@ -157,8 +164,20 @@ async def _phase(api: ApiProcess, name: str, work: Callable[[], T]) -> T:
     api.client.note_progress(StartupProgress(name, 0, 1))
     result = await in_thread(work)
     api.client.note_progress(StartupProgress(name, 1, 1))
-    api.metrics.set("startup_phase_seconds", time.monotonic() - started, phase=name)
+    api.startup.own.add(name, started)
     return result
+
+
+def _report_start(api: ApiProcess, facts: ModelFacts) -> None:
+    """Every phase, in the log and as metrics."""
+    spans = api.startup.spans(facts.startup)
+    for line in startup_table(spans, facts.startup):
+        _log.info("%s", line)
+    for span in spans:
+        api.metrics.set("startup_phase_seconds", span.seconds, phase=span.phase)
+    api.metrics.set("startup_phase_seconds", total_seconds(spans), phase="total")
+    for source, number in Counter(program.source for program in facts.startup.programs).items():
+        api.metrics.set("startup_programs", number, source=source)
 
 
 async def _wait_started(client: EngineClient, engine: EngineProcess) -> ModelFacts:

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
 
+import msgspec
+
 from jaxserve.engine.core import EngineCore
 from jaxserve.engine.loop import EngineLoop
 from jaxserve.engine.spec import MAX_SPEC_BYTES, EngineSpec, parse_spec
@@ -26,7 +28,7 @@ from jaxserve.errors import StartupError
 from jaxserve.executor.fake import FakeExecutor
 from jaxserve.executor.protocol import Executor
 from jaxserve.ipc.address import discard_address
-from jaxserve.ipc.report import process_start_s
+from jaxserve.ipc.report import PhaseClock, StartupReport, process_start_s
 from jaxserve.ipc.transport import EngineSocket
 from jaxserve.kv.manager import KVManager
 from jaxserve.log import configure_logging
@@ -65,22 +67,29 @@ def main() -> int:
 
 def serve(spec: EngineSpec, socket: EngineSocket, should_stop: Callable[[], bool]) -> int:
     """Start, then loop until the end."""
-    executor = start_executor(lambda progress: build_executor(spec, progress), socket, should_stop)
+    clock = PhaseClock()
+    executor = start_executor(lambda progress: build_executor(spec, progress, clock), socket, should_stop)
     if executor is None:
         return 0
-    code = EngineLoop(build_core(spec, executor), socket, executor.facts).run(should_stop)
+    made = executor.facts.startup
+    report = StartupReport([*spec.phases, *clock.spans, *made.phases], made.programs)
+    facts = msgspec.structs.replace(executor.facts, startup=report)
+    code = EngineLoop(build_core(spec, executor), socket, facts).run(should_stop)
     executor.close()
     return code
 
 
-def build_executor(spec: EngineSpec, progress: Progress) -> Executor:
-    """The executor the spec asks for."""
+def build_executor(spec: EngineSpec, progress: Progress, clock: PhaseClock | None = None) -> Executor:
+    """The executor the spec asks for. `clock` is told what this process took until it can start one."""
+    clock = clock or PhaseClock()
     if spec.executor == "fake":
         progress("load", 1, 1, "fake")
+        clock.add("engine", process_start_s())
         return FakeExecutor.start(spec.config, spec.fake)
     from jaxserve.executor.local import LocalExecutor  # here, so that a fake engine needs no jax
 
-    return LocalExecutor.start(spec.config, Path(spec.model_path), progress, process_start_s=process_start_s())
+    clock.add("engine", process_start_s())
+    return LocalExecutor.start(spec.config, Path(spec.model_path), progress)
 
 
 def build_core(spec: EngineSpec, executor: Executor) -> EngineCore:

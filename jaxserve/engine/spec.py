@@ -9,6 +9,7 @@ import msgspec
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.executor.fake import FakeOptions
+from jaxserve.ipc.report import PhaseSpan
 
 MAX_SPEC_BYTES: Final = 1 << 20
 
@@ -23,6 +24,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Where to listen, from `ipc.address.new_address`."""
     executor: Literal["local", "fake"] = "local"
     fake: FakeOptions = FakeOptions()
+    phases: list[PhaseSpan] = []
+    """What the start took before the engine: part of its report."""
 
     def to_line(self) -> bytes:
         return msgspec.json.encode(self) + b"\n"

@@ -12,9 +12,10 @@ from typing import Any
 import jax
 
 from jaxserve import __version__
+from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.config import Config
-from jaxserve.executor.preparation import Preparation, prepare
+from jaxserve.executor.preparation import Preparation, decoder_of, prepare
 from jaxserve.ipc.messages import ModelFacts
 from jaxserve.ipc.report import PhaseClock, PhaseSpan, ProgramReport, StartupReport
 from jaxserve.layers.attention import KVPool
@@ -48,25 +49,19 @@ class LocalExecutor:
         counter.phase = "serving"
 
     @classmethod
-    def start(
-        cls, config: Config, model_path: Path, progress: Progress, *, process_start_s: float | None = None
-    ) -> LocalExecutor:
-        """Load and compile; returns when every program has run. Raises StartupError in one line.
-
-        process_start_s: when the process was started, if it was for this alone; its imports are then a phase.
-        """
+    def start(cls, config: Config, model_path: Path, progress: Progress) -> LocalExecutor:
+        """Load and compile; returns when every program has run. Raises StartupError in one line."""
         clock = PhaseClock()
-        if process_start_s is not None:
-            clock.add("imports", process_start_s)
         counter = CompilationCounter()
         with clock.phase("open"):
-            prepared = prepare(config, model_path)
-            check_tensors(prepared.checkpoint, prepared.skeleton)
+            checkpoint = open_checkpoint(model_path)
+            prepared = prepare(config, decoder_of(checkpoint))
+            check_tensors(checkpoint, prepared.skeleton)
         _LOG.info("limits: %s", prepared.limits.summary)
-        runner, made = _load(prepared, config, clock, progress)
+        runner, made = _load(prepared, checkpoint, config, clock, progress)
         with clock.phase("first_run"):
             run_once(runner, prepared.programs, lambda done, total, name: progress("first_run", done, total, name))
-        facts = _facts(prepared, config, clock.spans, made)
+        facts = _facts(prepared, _fingerprint(checkpoint, prepared.skeleton, config), clock.spans, made)
         return cls(runner, facts, prepared.limits.buckets, frozenset(prepared.decoder.eos_token_ids), counter)
 
     def submit(self, plan: StepPlan) -> PendingStep:
@@ -80,7 +75,7 @@ class LocalExecutor:
 
 
 def _load(
-    prepared: Preparation, config: Config, clock: PhaseClock, progress: Progress
+    prepared: Preparation, checkpoint: Checkpoint, config: Config, clock: PhaseClock, progress: Progress
 ) -> tuple[Runner, dict[Program, MadeProgram]]:
     """Weights and programs at the same time: compiling needs shapes alone."""
     limits, sharding = prepared.limits, prepared.sharding
@@ -89,7 +84,7 @@ def _load(
     def load_weights() -> tuple[jax.Array, ...]:
         with clock.phase("load"):
             return load_params(
-                prepared.checkpoint,
+                checkpoint,
                 prepared.skeleton,
                 sharding,
                 lambda done, total, name: progress("load", done, total, name),
@@ -130,7 +125,7 @@ def _load(
 
 
 def _facts(
-    prepared: Preparation, config: Config, spans: Iterable[PhaseSpan], made: dict[Program, MadeProgram]
+    prepared: Preparation, fingerprint: str, spans: Iterable[PhaseSpan], made: dict[Program, MadeProgram]
 ) -> ModelFacts:
     limits = prepared.limits
     report = StartupReport(
@@ -145,9 +140,8 @@ def _facts(
         max_num_seqs=limits.buckets.max_num_seqs,
         dtype=str(prepared.skeleton.dtype),
         platform=prepared.device.platform,
-        num_devices=config.parallel.tensor_parallel_size,
-        fingerprint=_fingerprint(prepared.checkpoint, prepared.skeleton, config),
-        phase_seconds={span.phase: round(span.seconds, 3) for span in report.phases},
+        num_devices=len(prepared.sharding.devices),
+        fingerprint=fingerprint,
         startup=report,
     )
 

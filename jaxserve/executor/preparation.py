@@ -11,9 +11,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 
+from jaxserve.checkpoint.json_file import read_object
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.config import AttentionBackend, Config
@@ -39,7 +41,6 @@ class Preparation:
     """One model on one set of devices, without its numbers."""
 
     device: jax.Device
-    checkpoint: Checkpoint
     skeleton: ModelSkeleton
     sharding: Sharding
     limits: Limits
@@ -87,20 +88,32 @@ class Preparation:
         )
 
 
-def prepare(config: Config, model_path: Path) -> Preparation:
-    """Open the checkpoint and size the engine. Raises StartupError in one line, also when memory will not do."""
+def read_decoder(path: Path) -> DecoderConfig:
+    """The model at `path`, of which only headers are read; a directory needs no more than config.json."""
+    config_file, generation_file = path / "config.json", path / "generation_config.json"
+    if config_file.is_file() and not any(path.glob("*.safetensors")):
+        generation = read_object(generation_file) if generation_file.is_file() else {}
+        return _decoder_config(path, read_object(config_file), generation)
+    return decoder_of(open_checkpoint(path))
+
+
+def decoder_of(checkpoint: Checkpoint) -> DecoderConfig:
+    """The config of `checkpoint`; a refusal names it."""
+    return _decoder_config(checkpoint.path, checkpoint.config, checkpoint.generation_config)
+
+
+def prepare(config: Config, decoder: DecoderConfig) -> Preparation:
+    """Size the engine. Raises StartupError in one line, also when memory will not do."""
     size = config.parallel.tensor_parallel_size
     device = _first_device(size)
     _check_attention_backend(config.compile.attention_backend, device.platform)
-    checkpoint = open_checkpoint(model_path)
-    decoder = _decoder_config(checkpoint)
     numerics = make_numerics(config, device.platform, choose_backend(config, device.platform))
     skeleton = make_skeleton(decoder, numerics)
     sharding = make_sharding(decoder, size)
     kv_shards = size if sharding.rules["kv_heads"] == MODEL_AXIS else 1
     kv_bytes = kv_cache_bytes(config.cache, device, kv_shards, _weight_bytes(skeleton, sharding))
     limits = make_limits(config, decoder, numerics, device.platform, kv_bytes)
-    return Preparation(device, checkpoint, skeleton, sharding, limits)
+    return Preparation(device, skeleton, sharding, limits)
 
 
 def _weight_bytes(skeleton: ModelSkeleton, sharding: Sharding) -> int:
@@ -130,9 +143,8 @@ def _check_attention_backend(chosen: AttentionBackend, platform: str) -> None:
         )
 
 
-def _decoder_config(checkpoint: Checkpoint) -> DecoderConfig:
-    """The config of `checkpoint`; a refusal names it."""
+def _decoder_config(path: Path, config: dict[str, Any], generation: dict[str, Any]) -> DecoderConfig:
     try:
-        return decoder_config(checkpoint.config, checkpoint.generation_config)
+        return decoder_config(config, generation)
     except CheckpointError as error:
-        raise CheckpointError(f"{checkpoint.path}: {error}") from error
+        raise CheckpointError(f"{path}: {error}") from error

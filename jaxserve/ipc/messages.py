@@ -65,7 +65,6 @@ class ModelFacts(msgspec.Struct, frozen=True, array_like=True):
     num_devices: int
     fingerprint: str
     """8 hex digits over weights' identity, dtype, mesh and versions: part of `system_fingerprint`."""
-    phase_seconds: dict[str, float] = {}
     startup: StartupReport = StartupReport()
 
 

@@ -57,6 +57,11 @@ class PhaseClock:
         yield
         self.add(name, start_s)
 
+    def take(self) -> list[PhaseSpan]:
+        """The spans so far, which are then another's to report."""
+        spans, self.spans = self.spans, []
+        return spans
+
     def add(self, name: str, start_s: float) -> None:
         """A phase that began at `start_s` and ends now."""
         self.spans.append(PhaseSpan(name, start_s, time.monotonic()))

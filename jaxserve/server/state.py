@@ -16,6 +16,7 @@ from jaxserve.server.client import EngineClient
 from jaxserve.server.schema.decode import shorten
 from jaxserve.server.seeds import SeedStream
 from jaxserve.server.siblings import Siblings
+from jaxserve.server.startup import StartupLog
 from jaxserve.server.tokenization import Tokenization
 
 
@@ -33,6 +34,7 @@ class ServerState:
     siblings: Siblings
     max_body_size: int
     keep_alive_s: float
+    startup: StartupLog = field(default_factory=StartupLog)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

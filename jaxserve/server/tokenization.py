@@ -28,8 +28,12 @@ class Tokenization:
         self._tokenizer: Tokenizer | None = None
 
     def install(self, tokenizer: Tokenizer) -> None:
-        """Called once, before the engine starts."""
+        """Called once, while the engine starts."""
         self._tokenizer = tokenizer
+
+    @property
+    def is_installed(self) -> bool:
+        return self._tokenizer is not None
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -181,7 +181,8 @@ def test_http_answers_while_loading(tmp_path: Path) -> None:
         server.port = port
         until(lambda: "load tokenizer: 0/1" in server.output, "never began to load")
         status, _, data = server.request("GET", "/ready")
-        assert (status, json.loads(data)) == (503, {"status": "loading", "phase": "tokenizer", "done": 0, "total": 1})
+        waiting_for = {"phase": "tokenizer", "done": 0, "total": 1, "eta_seconds": None}
+        assert (status, json.loads(data)) == (503, {"status": "loading", **waiting_for})
         assert server.request("GET", "/health")[0] == 200
         assert server.request("GET", "/metrics")[0] == 200
         assert server.request("GET", "/v1/models")[0] == 200
@@ -191,6 +192,13 @@ def test_http_answers_while_loading(tmp_path: Path) -> None:
         until(lambda: server.request("GET", "/ready")[0] == 200, "never ready")
         assert server.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 200
         assert server.metric('startup_phase_seconds{engine="0",model_name="tiny",phase="tokenizer"}') > 0
+        report = json.loads(server.request("GET", "/startup")[2])
+        phases = {phase["phase"]: phase for phase in report["phases"]}
+        assert set(phases) == {"server", "model", "engine", "tokenizer"}
+        assert phases["tokenizer"]["start_seconds"] < phases["engine"]["end_seconds"], "they overlap"
+        ends = [phase["end_seconds"] for phase in phases.values()]
+        assert report["total_seconds"] == pytest.approx(max(ends), abs=0.002)
+        assert "load tokenizer" in server.output.partition("start in")[2], "the table in the log"
 
 
 def test_port_is_free_again_at_once() -> None:

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from aiohttp import web
 
 from jaxserve.errors import UnavailableError
-from jaxserve.server.client import EngineClient
 from jaxserve.server.routes import Route
-from jaxserve.server.state import STATE
+from jaxserve.server.state import STATE, ServerState
 
 
 async def ready(request: web.Request) -> web.StreamResponse:
-    client = request.app[STATE].client
-    if client.is_ready:
+    state = request.app[STATE]
+    if state.client.is_ready and state.tokenization.is_installed:
         return web.json_response({"status": "ready"})
-    return web.json_response(_why_not(client), status=503, headers={"Retry-After": str(UnavailableError.retry_after_s)})
+    return web.json_response(_why_not(state), status=503, headers={"Retry-After": str(UnavailableError.retry_after_s)})
 
 
-def _why_not(client: EngineClient) -> dict[str, str | int]:
-    ailment = client.ailment()
+def _why_not(state: ServerState) -> dict[str, Any]:
+    ailment = state.client.ailment()
     if ailment is not None:
         return {"status": "unhealthy", "reason": ailment}
-    if client.is_draining:
+    if state.client.is_draining:
         return {"status": "draining"}
-    progress = client.progress
-    return {"status": "loading", "phase": progress.phase, "done": progress.done, "total": progress.total}
+    return {"status": "loading", **state.startup.under_way()}
 
 
 ROUTES = (Route("GET", "/ready", ready, is_public=True),)

@@ -29,10 +29,12 @@ from jaxserve.ipc.messages import (
     ToEngine,
     TokenLogprobs,
 )
+from jaxserve.ipc.report import PhaseSpan, ProgramReport, StartupReport
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.types import RequestId
 
 ID = RequestId("chatcmpl-1")
+STARTUP = StartupReport([PhaseSpan("load", 1.5, 2.5)], [ProgramReport("decode/8", "cache", 0.5)])
 STATS = EngineStats(1, 2, 0.5, bucket_steps={"decode/8": 3}, compilations={"warmup": 4, "serving": 0})
 
 
@@ -53,7 +55,7 @@ def test_message_to_engine_survives_the_trip(message: ToEngine) -> None:
     "message",
     [
         StartupProgress("compile", 3, 40, "decode/8"),
-        Ready(ModelFacts(100, 64, 9, 16, 4, "float32", "cpu", 1, "0badf00d", {"load": 1.5})),
+        Ready(ModelFacts(100, 64, 9, 16, 4, "float32", "cpu", 1, "0badf00d", STARTUP)),
         StartupFailed("no such file: model.gguf"),
         Heartbeat(STATS),
         StepOutputs(

@@ -33,6 +33,7 @@ from jaxserve.server.client import EngineClient
 from jaxserve.server.listener import bind_sockets, listening
 from jaxserve.server.seeds import SeedStream
 from jaxserve.server.siblings import Siblings
+from jaxserve.server.startup import StartupLog
 from jaxserve.server.state import ServerState
 from jaxserve.server.tokenization import tokenization
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -146,13 +147,19 @@ async def running_api(
     max_connections: int = 100,
 ) -> AsyncIterator[Api]:
     engine = ScriptedEngine()
+    startup = StartupLog()
+
+    def note(progress: StartupProgress) -> None:
+        startup.note(progress)
+        engine.marks.put_nowait(progress)
+
     metrics = Metrics("tiny")
     client = EngineClient(
         engine,
         metrics,
         max_queued_requests=MAX_QUEUED_REQUESTS,
         siblings=ALONE,
-        on_progress=engine.marks.put_nowait,
+        on_progress=note,
     )
     with tokenization() as tokens:
         tokens.install(tokenizer)
@@ -166,6 +173,7 @@ async def running_api(
             siblings=ALONE,
             max_body_size=MAX_BODY_SIZE,
             keep_alive_s=keep_alive_s,
+            startup=startup,
         )
         run = asyncio.create_task(client.run())
         if is_ready:

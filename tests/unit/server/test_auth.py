@@ -24,6 +24,7 @@ def test_the_routes_are_those_of_the_issue() -> None:
         ("POST", "/detokenize"),
         ("GET", "/health"),
         ("GET", "/ready"),
+        ("GET", "/startup"),
         ("GET", "/version"),
         ("GET", "/metrics"),
     }

@@ -96,7 +96,8 @@ async def test_unready_server_refuses_with_retry_after(tokenizer: Tokenizer) -> 
             assert (await response.json())["error"]["type"] == "service_unavailable"
         async with api.http.get("/ready") as response:
             assert response.status == 503
-            assert await response.json() == {"status": "loading", "phase": "start", "done": 0, "total": 1}
+            waiting_for = {"phase": "start", "done": 0, "total": 1, "eta_seconds": None}
+            assert await response.json() == {"status": "loading", **waiting_for}
         async with api.http.get("/health") as response:
             assert response.status == 200
 

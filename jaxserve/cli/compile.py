@@ -1,0 +1,85 @@
+"""`jaxserve compile`: every program of a model into a directory that `jaxserve serve --compile-cache` starts from."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+
+from jaxserve.checkpoint.source import resolve
+from jaxserve.cli.options import add_flags, config_from_flags
+from jaxserve.cli.progress import StartupDisplay
+from jaxserve.cli.settings import SETTINGS, format_value
+from jaxserve.config import Config
+from jaxserve.errors import ConfigError
+from jaxserve.ipc.messages import StartupProgress
+from jaxserve.log import configure_logging
+
+EPILOG = """\
+Run it on the kind of host and device that will serve, with the settings that will be served with. No weights are
+loaded: MODEL may be a directory that holds config.json alone, and of a hub id only config files are fetched.
+--output takes the place of --compile-cache.
+"""
+_SECTIONS = ("model", "cache", "scheduler", "parallel", "compile")
+_MIB = 1 << 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where to, and the settings that decide which programs there are."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument("--output", metavar="DIR", help="directory to fill; what it has already is kept")
+    add_flags(parser, sections=_SECTIONS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compile, list what was made, and say how to serve from it."""
+    if not arguments.output:
+        raise ConfigError("--output DIR is missing: the directory for the compiled programs")
+    config = config_from_flags(arguments)
+    configure_logging(config.server.log_level)
+    directory = Path(arguments.output).expanduser()
+    path = resolve(config.model.model, config.model.revision, weights=False)
+
+    from jaxserve.executor.precompile import precompile  # imports jax: a mistake in a flag need not wait for it
+
+    with StartupDisplay() as display:
+        result = precompile(
+            config,
+            path,
+            directory,
+            _settings(config),
+            lambda done, total, name: display.show(StartupProgress("compile", done, total, name)),
+        )
+    print(f"{'program':<12} {'MiB':>7} {'seconds':>8}")
+    for entry in result.manifest.programs:
+        seconds = "cached" if entry.compile_seconds is None else f"{entry.compile_seconds:.1f}"
+        print(f"{entry.name:<12} {entry.num_bytes / _MIB:7.1f} {seconds:>8}")
+    flags = ["--kv-cache-memory", str(result.kv_cache_bytes)] if config.cache.kv_cache_memory is None else []
+    command = ["jaxserve", "serve", config.model.model, *_flags(config), *flags, "--compile-cache", str(directory)]
+    print(f"serve with: {shlex.join(command)}")
+    return 0
+
+
+def _settings(config: Config) -> dict[str, str]:
+    """Those that were chosen, by name."""
+    return {
+        setting.name: str(format_value(setting, value))
+        for setting in SETTINGS
+        if setting.section in _SECTIONS and setting.name not in ("model", "compile_cache")
+        if (value := getattr(getattr(config, setting.section), setting.name)) != setting.default
+    }
+
+
+def _flags(config: Config) -> list[str]:
+    """The same as words of a command line."""
+    chosen = _settings(config)
+    words: list[str] = []
+    for setting in SETTINGS:
+        if setting.name not in chosen:
+            continue
+        if setting.kind == "switch":
+            words.append(setting.flag if chosen[setting.name] == "true" else f"--no-{setting.flag.removeprefix('--')}")
+        else:
+            words += [setting.flag, chosen[setting.name]]
+    return words
