@@ -71,7 +71,12 @@ def make_parser() -> argparse.ArgumentParser:
         "--num-prompts", type=_positive, metavar="N", help="requests of a cell (default: by workload and streams)"
     )
     parser.add_argument("--rounds", type=_positive, default=3, metavar="N", help="turns of each server (default: 3)")
-    parser.add_argument("--jaxserve-args", default="", metavar="WORDS", help="more words for `jaxserve serve`, as one")
+    parser.add_argument(
+        "--jaxserve-args",
+        default="",
+        metavar="WORDS",
+        help='more words for `jaxserve serve`: --jaxserve-args="--block-size 32"',
+    )
     parser.add_argument("--model", type=Path, metavar="GGUF", help="default: SmolLM2-135M-Instruct of its package")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts (default: 0)")
     parser.add_argument(

@@ -133,3 +133,8 @@ def test_cells_hold_more_requests_than_streams() -> None:
     chat = make_cells(["chat"], None, None)
     assert [(cell.concurrency, cell.num_prompts) for cell in chat] == [(1, 10), (4, 16), (16, 40), (32, 72)]
     assert make_cells(["prefill"], [2], 3) == [Cell("prefill", 2, 3)]
+
+
+@pytest.mark.parametrize("words", ["--no-overlap", "--quantization int8"])
+def test_words_for_jaxserve_may_begin_with_dashes(words: str) -> None:
+    assert make_parser().parse_args([f"--jaxserve-args={words}"]).jaxserve_args == words
