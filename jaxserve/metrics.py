@@ -80,9 +80,10 @@ METRICS: tuple[MetricSpec, ...] = (
 
     MetricSpec("compilations", "counter", "Programs compiled; phase `serving` stays 0.", ("phase",)),
     MetricSpec("bucket_steps", "counter", "Steps by program and bucket.", ("kind", "bucket")),
+    MetricSpec("program_calls", "counter", "Programs called; fewer than steps where decode steps run as a burst."),
     MetricSpec("padding_tokens", "counter", "Token rows computed but unused.", ("kind",)),
     MetricSpec("device_step_seconds", "histogram", "Device time of a step.", (), STEP_S),
-    MetricSpec("host_gap_seconds", "histogram", "Time the device waited for the host between steps.", (), STEP_S),
+    MetricSpec("host_gap_seconds", "histogram", "Time the device waited for the host between calls, at most.", (), STEP_S),
     MetricSpec("startup_phase_seconds", "gauge", "Wall-clock seconds of each start-up phase; phases overlap, `total` spans all.", ("phase",)),
     MetricSpec("startup_programs", "gauge", "Programs made at start-up by source: cache or compiled.", ("source",)),
     MetricSpec("client_disconnects", "counter", "Requests whose client left before the end."),
@@ -208,6 +209,7 @@ class Metrics:
             ("num_preemptions", stats.num_preemptions),
             ("prompt_tokens", stats.num_prompt_tokens),
             ("generation_tokens", stats.num_generation_tokens),
+            ("program_calls", stats.num_calls),
         ):
             if amount:
                 self.inc(name, amount)

@@ -57,7 +57,8 @@ class FakeOptions(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = (2,)
     device_seconds: float = 0.0
     """How long a step takes. A burst takes as long for each of its steps."""
-    max_burst: int = 8
+    max_burst: int = 1
+    """Decode steps in one call, while nobody waits."""
     fail_at_steps: tuple[int, ...] = ()
     """Steps that raise, counted from 0."""
     start_error: str | None = None

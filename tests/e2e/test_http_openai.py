@@ -187,3 +187,26 @@ def test_cached_prompt_is_counted(client: openai.OpenAI) -> None:
         assert usage.prompt_tokens_details is not None
         counts.append(usage.prompt_tokens_details.cached_tokens)
     assert counts == [0, 96]
+
+
+def test_bursts_change_neither_text_nor_usage_nor_log_probabilities(client: openai.OpenAI) -> None:
+    options: Any = {"model": "tiny", "messages": CHAT, "max_tokens": 60, "seed": 3, "logprobs": True, "stop": ["Zz"]}
+    single = client.chat.completions.create(**options)
+    with (
+        running(ALL_TEXT | {"max_burst": 8}) as bursting,
+        openai.OpenAI(base_url=f"{bursting.url}/v1", api_key="none", max_retries=0) as other,
+    ):
+        plain = other.chat.completions.create(**options)
+        chunks = list(other.chat.completions.create(stream=True, **options))
+        num_steps = bursting.metric("iteration_tokens_total_count")
+        assert bursting.metric("program_calls_total") < num_steps / 2
+    assert plain.choices[0].message.content == single.choices[0].message.content
+    assert plain.choices[0].logprobs == single.choices[0].logprobs
+    assert plain.usage is not None
+    assert single.usage is not None
+    assert plain.usage.completion_tokens == single.usage.completion_tokens
+    streamed = [choice for chunk in chunks for choice in chunk.choices]
+    assert "".join(choice.delta.content or "" for choice in streamed) == single.choices[0].message.content
+    scored = [entry for choice in streamed if choice.logprobs for entry in choice.logprobs.content or []]
+    assert single.choices[0].logprobs is not None
+    assert scored == single.choices[0].logprobs.content
