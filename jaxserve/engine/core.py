@@ -6,6 +6,9 @@ step fails as well, the device is taken for broken and `is_broken` tells the loo
 
 Steps overlap by `depth`: with 1 a step is dispatched before the result of the one before it is read, so
 that the device goes on while the host deals with tokens. With 0 it is the same code, and nothing overlaps.
+
+A step that is dispatched early keeps out whoever comes after it. So when the running step is a long one,
+`patience_s` says how long the caller may go on listening before the next step is due.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from jaxserve.ipc.messages import (
 from jaxserve.scheduler.admission import fault_of
 from jaxserve.scheduler.plan import StepPlan, StepResult
 from jaxserve.scheduler.scheduler import Scheduler
-from jaxserve.types import RequestId
+from jaxserve.types import ProgramKind, RequestId
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +47,10 @@ STEP_FAULT: Final = fault_of(InternalError("The server had an internal error whi
 MEMORY_FAULT: Final = fault_of(UnavailableError("The device ran out of memory. Please retry later."))
 STOP_FAULT: Final = fault_of(UnavailableError("The engine is stopping. Please retry later."))
 
+_LONG_STEP_S: Final = 0.005
+"""Steps shorter than this are not worth waiting for anybody."""
+_LISTENING_SHARE: Final = 0.5
+"""Of a step's expected time. The other half is for steps that end early, and for a host that is late."""
 _MAX_FAILURES: Final = 2
 """Failed steps in a row after which the engine gives up."""
 
@@ -56,6 +63,11 @@ class _Dispatched:
     pending: Pending
     gap_s: float | None
     """How long the device was idle before it, at most; None when it had nothing to do."""
+    dispatched_s: float
+
+    @property
+    def program(self) -> tuple[ProgramKind, int]:
+        return self.plan.kind, self.plan.bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +103,9 @@ class EngineCore:
         self._in_flight: deque[_Dispatched] = deque()
         self._last_busy: float | None = None
         """When the device was last known to work or to have just finished, while requests were left."""
+        self._last_read_s = 0.0
+        self._recent_seconds: dict[tuple[ProgramKind, int], tuple[float, float]] = {}
+        """What the last two calls of each program took."""
 
     @property
     def has_work(self) -> bool:
@@ -113,6 +128,17 @@ class EngineCore:
             case Hello():
                 pass  # the loop introduces us
         return []
+
+    def patience_s(self) -> float:
+        """How long to listen for messages before `step` is due: its plan may still take in who comes until then."""
+        if not self._in_flight or self._in_flight[-1].plan.num_steps > 1:
+            return 0.0
+        running = self._in_flight[-1]
+        expected_s = min(self._recent_seconds.get(running.program, (0.0,)))
+        if expected_s < _LONG_STEP_S:
+            return 0.0
+        started_s = max(running.dispatched_s, self._last_read_s)
+        return max(0.0, started_s + _LISTENING_SHARE * expected_s - self._clock())
 
     def step(self) -> StepOutputs | None:
         """Dispatch the next step, and take in what is due; its news, or None when nothing was due."""
@@ -164,7 +190,7 @@ class EngineCore:
             pending = _NeverStarted(error)
         else:
             self._last_busy = self._clock()
-        self._in_flight.append(_Dispatched(plan, pending, gap_s))
+        self._in_flight.append(_Dispatched(plan, pending, gap_s, now))
         return not isinstance(pending, _NeverStarted)
 
     def _take_in(self) -> list[RequestOutput]:
@@ -180,8 +206,11 @@ class EngineCore:
             self._in_flight.clear()
             self._last_busy = None
             return self._failed(step.plan, error)
+        self._last_read_s = self._clock()
         if not was_done:
-            self._last_busy = self._clock()
+            self._last_busy = self._last_read_s
+        seconds = result.device_seconds / result.num_steps
+        self._recent_seconds[step.program] = self._recent_seconds.get(step.program, (seconds, seconds))[1], seconds
         self._num_failures = 0
         self._meter.record(step.plan, result, step.gap_s)
         outputs = self._scheduler.update(step.plan, result)

@@ -1,8 +1,8 @@
 """The engine's one loop: take messages, do a step, send the news.
 
-One thread does all of it. While there is work the socket is only glanced at between steps, so that an
-abort takes effect within one step; without work the thread sleeps in the socket's poll and sends a
-heartbeat once a second.
+One thread does all of it. While there is work the socket is listened to between steps for as long as the
+next one need not be dispatched, which is no time at all when steps are short; without work the thread
+sleeps in the socket's poll and sends a heartbeat once a second.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from jaxserve.types import RequestId
 _log = logging.getLogger(__name__)
 
 HEARTBEAT_S: Final = 1.0
+_POLL_S: Final = 0.001
+"""The socket's poll counts in milliseconds."""
 
 
 class EngineLoop:
@@ -53,8 +55,11 @@ class EngineLoop:
 
     def turn(self) -> None:
         """Messages, then a step or a heartbeat."""
-        for client, message in self._socket.receive(0.0 if self._core.has_work else self._until_heartbeat()):
+        timeout_s = self._core.patience_s() if self._core.has_work else self._until_heartbeat()
+        for client, message in self._socket.receive(timeout_s):
             self._receive(client, message)
+        if self._core.patience_s() >= _POLL_S:
+            return  # somebody spoke early: others may follow
         step = self._core.step()
         if step is not None:
             self._publish(step)

@@ -68,6 +68,7 @@ class Rig:
         depth: int = 0,
         max_burst: int = 1,
         max_burst_ms: float = 50.0,
+        device_seconds: float = 0.0,
     ) -> None:
         """`depth`: steps that `step` leaves in flight. `max_burst`: above 1, all steps that may be are bursts."""
         self.depth = depth
@@ -83,6 +84,7 @@ class Rig:
             max_model_len=max_model_len,
             eos_token_ids=frozenset({EOS}),
             fail_at_steps=fail_at_steps,
+            device_seconds=device_seconds,
             gate=gate,
         )
         config = SchedulerConfig(

@@ -170,6 +170,41 @@ def test_gap_counts_from_when_the_device_was_last_seen_at_work() -> None:
     assert news.stats.host_gap_seconds == [7.0]
 
 
+def core_with_clock(device_seconds: float, depth: int = 1) -> tuple[Rig, EngineCore, list[float]]:
+    """A core that has learnt how long steps of this device take, and the clock it reads: a list of one."""
+    rig = Rig(depth=depth, device_seconds=device_seconds)
+    clock = [100.0]
+    core = EngineCore(rig.scheduler, rig.executor, depth=depth, clock=lambda: clock[0])
+    rig.executor.would_be_done = lambda pending: False  # type: ignore[method-assign]
+    rig.send(add("old", prompt(3), max_tokens=20))
+    while len(rig.scheduler.running) == 0 or rig.scheduler.running[0].num_output_tokens < 3:
+        core.step()
+    return rig, core, clock
+
+
+def test_next_step_is_not_due_before_half_of_a_long_one_is_over() -> None:
+    _, core, clock = core_with_clock(0.008)
+    assert core.patience_s() == pytest.approx(0.004)
+    clock[0] += 0.003
+    assert core.patience_s() == pytest.approx(0.001)
+    clock[0] += 0.003
+    assert core.patience_s() == 0.0
+
+
+@pytest.mark.parametrize(("device_seconds", "depth"), [(0.001, 1), (0.008, 0)])
+def test_next_step_is_due_at_once_when_steps_are_short_or_nothing_runs(device_seconds: float, depth: int) -> None:
+    _, core, _ = core_with_clock(device_seconds, depth)
+    assert core.patience_s() == 0.0
+
+
+def test_program_that_never_ran_is_not_waited_for() -> None:
+    rig, core, _ = core_with_clock(0.008)
+    assert core.handle(add("new", prompt(9, 5), max_tokens=2)) == []
+    core.step()
+    assert rig.scheduler.in_flight
+    assert core.patience_s() == 0.0
+
+
 @both_depths
 def test_stop_ends_everything_that_is_left(depth: int) -> None:
     rig = Rig(max_num_seqs=1, depth=depth)

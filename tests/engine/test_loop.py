@@ -212,3 +212,36 @@ async def test_fault_of_our_own_ends_every_request_and_the_engine(
     assert (await ending(connection))[1].error == STEP_FAULT
     engine.stop()
     assert engine.exit_code == 1
+
+
+def test_request_that_comes_early_in_a_long_step_joins_the_next_one() -> None:
+    """The core says how long; the loop listens, takes in what comes, and listens on."""
+    rig = Rig()
+    patience = [0.5, 0.5, 0.25, 0.25, 0.0, 0.0]
+    events: list[str] = []
+
+    class Core:
+        has_work = True
+
+        def patience_s(self) -> float:
+            return patience.pop(0)
+
+        def handle(self, message: object) -> list[RequestOutput]:
+            events.append("added")
+            return []
+
+        def step(self) -> None:
+            events.append("step")
+
+    class Socket:
+        def receive(self, timeout_s: float) -> list[tuple[bytes, object]]:
+            events.append(f"listen {timeout_s}")
+            return [] if timeout_s == 0.0 else [(b"client", add(f"r{timeout_s}", prompt(3)))]
+
+        def claim(self, request_id: RequestId, client: bytes) -> None:
+            pass
+
+    loop = EngineLoop(Core(), Socket(), rig.executor.facts, lambda: 0.0)  # type: ignore[arg-type]
+    for _ in range(3):
+        loop.turn()
+    assert events == ["listen 0.5", "added", "listen 0.25", "added", "listen 0.0", "step"]
