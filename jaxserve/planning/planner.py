@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,13 +31,8 @@ from jaxserve.runner.limits import Limits, kv_cache_dtype, weights_dtype
 
 BATCHES = (1, 8, 32, 128, 256)
 LENGTHS = (1024, 4096, 32768)
-_SHRINK = 8
-_MOST_SHRINKS = 3
-_MOST_STEPS_UP = 2
-_LEAST_GAIN = 0.05
-"""Of the pages found so far: less is not worth another compilation."""
-_CAUTION = 0.99
-"""Of the memory: rounding of buffers is the compiler's own."""
+_MOST_HALVINGS = 5
+_NUM_REFINEMENTS = 2
 
 Compile = Callable[[CompileJob], Sequence[ProgramMemory | ProgramRefused]]
 
@@ -187,41 +183,35 @@ class Planner:
         return _Outcome(done, problem, peak)
 
     def _smaller_cache(self, config: Config, sizes: Sizes, fit: Fit, compile_job: Compile) -> tuple[Advice, ...]:
-        """The largest KV cache with which the compiler's own numbers fit, found in a few compilations.
+        """A KV cache with which the compiler's own numbers fit: at least 84 % of the largest one.
 
-        A small pool shows what a page costs in truth, copies of the pool included; what follows is tried in turn.
+        Found by trying: a compiler that runs out of room finds other ways, so its peaks do not grow in a line. Halved
+        until it fits, then twice the middle (of the logarithm) between what fits and what does not.
         """
-        small = self._small_cache(config, sizes, fit, compile_job)
-        if small is None:
-            return ()
-        best, peak_bytes = small
-        bytes_per_page = max(peak_bytes - fit.weights_bytes, 1) / best.limits.num_blocks
-        for _ in range(_MOST_STEPS_UP):
-            more_pages = int((fit.limit_bytes * _CAUTION - peak_bytes) / bytes_per_page)
-            num_blocks = min(best.limits.num_blocks + more_pages, fit.limits.num_blocks)
-            larger = self._with_cache(config, fit, num_blocks)
-            if larger is None or more_pages < best.limits.num_blocks * _LEAST_GAIN:
-                break
-            outcome = self._outcome(config, sizes, larger, compile_job)
-            if outcome.problem is not None:
-                break
-            gained = larger.limits.num_blocks - best.limits.num_blocks
-            bytes_per_page = max(outcome.peak_bytes - peak_bytes, 1) / max(gained, 1)
-            best, peak_bytes = larger, outcome.peak_bytes
-        return (advice_for(cache_flag(best.limits.num_blocks * best.limits.spec.bytes_per_block), best),)
 
-    def _small_cache(self, config: Config, sizes: Sizes, fit: Fit, compile_job: Compile) -> tuple[Fit, int] | None:
-        """A pool that fits as compiled, and the peak it comes to."""
-        num_blocks = fit.limits.num_blocks
-        for _ in range(_MOST_SHRINKS):
-            num_blocks //= _SHRINK
-            small = self._with_cache(config, fit, num_blocks)
-            if small is None:
+        def tried(num_blocks: int) -> Fit | None:
+            candidate = self._with_cache(config, fit, num_blocks)
+            if candidate is None or self._outcome(config, sizes, candidate, compile_job).problem is not None:
                 return None
-            outcome = self._outcome(config, sizes, small, compile_job)
-            if outcome.problem is None:
-                return small, outcome.peak_bytes
-        return None
+            return candidate
+
+        too_many = fit.limits.num_blocks
+        best = None
+        for _ in range(_MOST_HALVINGS):
+            best = tried(too_many // 2)
+            if best is not None:
+                break
+            too_many //= 2
+        if best is None:
+            return ()
+        for _ in range(_NUM_REFINEMENTS):
+            middle = math.isqrt(best.limits.num_blocks * too_many)
+            larger = tried(middle)
+            if larger is None:
+                too_many = middle
+            else:
+                best = larger
+        return (advice_for(cache_flag(best.limits.num_blocks * best.limits.spec.bytes_per_block), best),)
 
     def _with_cache(self, config: Config, fit: Fit, num_blocks: int) -> Fit | None:
         num_bytes = _whole_mib(num_blocks * fit.limits.spec.bytes_per_block)

@@ -56,11 +56,22 @@ def test_every_block_has_its_test() -> None:
     starts = (
         "make serve",
         "jaxserve serve ",
+        "jaxserve plan ",
         "jaxserve bench serve",
         "jaxserve bench offline",
         "jaxserve bench startup",
     )
     assert sorted(line for start in starts for line in lines(start)) == sorted(LINES)
+
+
+@pytest.mark.parametrize("line", lines("jaxserve plan "))
+def test_plan_as_shown_fits(line: str, tmp_path: Path) -> None:
+    """Of the default model, from its header; another model of the hub is not fetched here."""
+    words = shlex.split(line)[1:]
+    words[1] = str(smollm2_file())
+    done = run([*JAXSERVE, *words, "--no-compile"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].endswith(": fits")
 
 
 def test_curl_gets_the_reply_shown(server: Server, tmp_path: Path) -> None:

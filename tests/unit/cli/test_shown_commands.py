@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from jaxserve.cli import plan
 from jaxserve.cli.bench import add_arguments
 from jaxserve.cli.main import COMMANDS, HELP, Parser
 from jaxserve.cli.options import add_flags, load_config
 
 ROOT = Path(__file__).parents[3]
-PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md", "Makefile")}
+PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md", "Makefile", "docs/planning.md")}
 PAGES["help"] = HELP
 SHOWN = sorted(
-    {line.strip() for text in PAGES.values() for line in re.findall(r"^\s*(jaxserve (?:serve|bench)\b.*)$", text, re.M)}
+    {line.strip() for text in PAGES.values() for line in re.findall(r"^\s*(jaxserve (?:serve|bench|plan)\b.*)$", text, re.M)}
 )
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
@@ -33,6 +34,10 @@ def test_shown_command_parses(line: str, monkeypatch: pytest.MonkeyPatch) -> Non
     parser = Parser(prog=line)
     if words[1] == "bench":
         add_arguments(parser)
+        parser.read(words[2:])
+        return
+    if words[1] == "plan":
+        plan.add_arguments(parser)
         parser.read(words[2:])
         return
     add_flags(parser)

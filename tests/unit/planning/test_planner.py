@@ -200,10 +200,10 @@ def test_a_pool_that_is_copied_does_not_fit_and_a_smaller_one_is_found(tmp_path:
     num_bytes = int(size[:-3]) << 20
     changed = config_for(path, cache=CacheConfig(kv_cache_memory=num_bytes))
     assert planner.plan(changed, compiler).fits
-    assert num_bytes > 0.95 * (v5e.limit_bytes - 2 * 134_515_008 - _FIXED_BYTES) / 4, (
+    assert num_bytes > 0.84 * (v5e.limit_bytes - 2 * 134_515_008 - _FIXED_BYTES) / 4, (
         "close to the largest there is room for"
     )
-    assert compiler.num_jobs <= 5, "one for the plan, three to find it, one for this test"
+    assert compiler.num_jobs <= 7, "one for the plan, five to find it, one for this test"
 
 
 def test_what_compiles_in_bounds_fits_as_compiled(tmp_path: Path) -> None:
