@@ -20,10 +20,11 @@ from jaxserve.ipc.messages import ModelFacts
 from jaxserve.ipc.report import PhaseClock, PhaseSpan, ProgramReport, StartupReport
 from jaxserve.layers.attention import KVPool
 from jaxserve.models.skeleton import ModelSkeleton
+from jaxserve.runner.cache_directory import cache_directory
 from jaxserve.runner.compilations import CompilationCounter
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.manifest import explain_misses
-from jaxserve.runner.program_cache import ProgramCache, cache_directory
+from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.runner import PendingStep, Runner, make_pool
 from jaxserve.runner.warmup import MadeProgram, run_once
 from jaxserve.scheduler.plan import Buckets, StepPlan

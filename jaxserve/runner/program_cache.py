@@ -1,8 +1,6 @@
 """Compiled programs on disk: a restart neither traces nor compiles.
 
-TRUST: whoever can write the directory can run code in the engine (JAX unpickles what it stores), so the
-directory must belong to us, or to root as in a container image, and nobody else may write to it. Any fault of
-the cache is a warning and a compilation, never a failed start.
+Any fault of the cache is a warning and a compilation, never a failed start.
 
 SIZE: a new version, machine or setting means new keys, so old entries pile up. Those used longest ago go
 when they grow past the limit; an entry's modification time is its last use. Other files are not touched.
@@ -16,7 +14,6 @@ import contextlib
 import logging
 import os
 import pickle
-import stat
 import tempfile
 import zlib
 from collections.abc import Sequence
@@ -25,29 +22,19 @@ from pathlib import Path
 import jax
 from jax.experimental import serialize_executable
 
+from jaxserve.runner.cache_directory import trusted_directory
+
 _LOG = logging.getLogger(__name__)
-DEFAULT_DIRECTORY = "~/.cache/jaxserve/programs"
 DEFAULT_MAX_BYTES = 2 << 30
 SUFFIX = ".program"
 _CHECKSUM_BYTES = 4
-
-
-def cache_directory(setting: str | None) -> Path | None:
-    """The directory that `--compile-cache` means; None for `off`, and where there is no home to put it in."""
-    if setting == "off":
-        return None
-    try:
-        return Path(setting or DEFAULT_DIRECTORY).expanduser()
-    except RuntimeError as error:
-        _LOG.warning("compile cache is off: %s", error)
-        return None
 
 
 class ProgramCache:
     """A trusted directory of serialised executables. `directory=None` is a cache that is always empty."""
 
     def __init__(self, directory: Path | None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        self.directory = None if directory is None else _trusted(directory)
+        self.directory = None if directory is None else trusted_directory(directory)
         """None when the cache is off, also because the directory cannot be used."""
         self._is_writable = self.directory is not None and os.access(self.directory, os.W_OK | os.X_OK)
         self._max_bytes = max_bytes
@@ -129,23 +116,3 @@ def write_whole(path: Path, content: bytes) -> None:
     except BaseException:
         os.unlink(name)
         raise
-
-
-def _trusted(directory: Path) -> Path | None:
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = directory.stat()
-    except OSError as error:
-        _LOG.warning("compile cache %s is off: %s", directory, error)
-        return None
-    if not os.access(directory, os.R_OK | os.X_OK):
-        _LOG.warning("compile cache %s is off: no permission to read it", directory)
-        return None
-    if status.st_uid not in (os.getuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        _LOG.warning(
-            "compile cache %s is off: the directory must belong to this user, or to root, "
-            "and nobody else may write to it (mode 0700 or 0755)",
-            directory,
-        )
-        return None
-    return directory

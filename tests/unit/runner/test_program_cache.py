@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxserve.runner.program_cache import ProgramCache, cache_directory
+from jaxserve.runner.cache_directory import cache_directory
+from jaxserve.runner.program_cache import ProgramCache
 
 DEVICES = jax.devices()[:1]
 
