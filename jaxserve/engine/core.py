@@ -135,7 +135,7 @@ class EngineCore:
             return 0.0
         running = self._in_flight[-1]
         expected_s = min(self._recent_seconds.get(running.program, (0.0,)))
-        if expected_s < _LONG_STEP_S:
+        if expected_s < _LONG_STEP_S or running.pending.is_done():
             return 0.0
         started_s = max(running.dispatched_s, self._last_read_s)
         return max(0.0, started_s + _LISTENING_SHARE * expected_s - self._clock())

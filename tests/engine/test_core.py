@@ -197,6 +197,12 @@ def test_next_step_is_due_at_once_when_steps_are_short_or_nothing_runs(device_se
     assert core.patience_s() == 0.0
 
 
+def test_next_step_is_due_when_the_running_one_is_over_early() -> None:
+    rig, core, _ = core_with_clock(0.008)
+    rig.executor.would_be_done = lambda pending: True  # type: ignore[method-assign]
+    assert core.patience_s() == 0.0
+
+
 def test_program_that_never_ran_is_not_waited_for() -> None:
     rig, core, _ = core_with_clock(0.008)
     assert core.handle(add("new", prompt(9, 5), max_tokens=2)) == []
