@@ -16,7 +16,17 @@ KERNELS = "jaxserve_kernels"
 
 # A room may import itself, EVERYBODY, and what stands here: a whole room, or one module of it.
 MAY_IMPORT: dict[str, set[str]] = {
-    "cli": {"bench", "planning", "server", "engine", "executor.fake", "executor.precompile", "tokenizer", "ipc", "checkpoint"},
+    "cli": {
+        "bench",
+        "planning",
+        "server",
+        "engine",
+        "executor.fake",
+        "executor.precompile",
+        "tokenizer",
+        "ipc",
+        "checkpoint",
+    },
     "planning": {"runner", "models", "layers.numerics", "sharding", "checkpoint", "kv.spec", "scheduler.plan"},
     "bench": {"tokenizer", "engine", "ipc.messages", "sampling.params"},  # `bench offline` runs an EngineCore
     "server": {"tokenizer", "ipc", "sampling.params"},
