@@ -71,6 +71,12 @@ void all_rows(int64_t m, const float* x, const typename W::Stored* w, float* y, 
 template <typename W>
 void outputs(int64_t m, const float* x, const typename W::Stored* w, float* y, int64_t k, int64_t n, int64_t begin,
              int64_t end, const float* scales) {
+  if (m == 1) {  // only the memory's speed counts: one plain stream of weights is what it serves best
+    for (int64_t out = begin; out < end; ++out) {
+      tile<W, 1, 1, 0>(x, w + out * k, y + out, k, n, scales ? scales + out : nullptr, 0);
+    }
+    return;
+  }
   for (int64_t row = 0; row < m; row += kBlockRows) {
     const int64_t rows = std::min(kBlockRows, m - row);
     const float* block = x + row * k;
