@@ -36,7 +36,7 @@ class PendingStep:
     packed: jax.Array
     program: Program
     num_rows: int
-    epoch: int
+    index: int
     started: float
 
     def is_done(self) -> bool:
@@ -44,12 +44,12 @@ class PendingStep:
 
     def result(self) -> StepResult:
         """Wait for the device and unpack."""
-        if self.epoch != self.runner.epoch:
+        if self.index in self.runner.lost:
             raise StepLostError("a step that was dispatched before this one failed")
         try:
             packed = np.asarray(self.packed)
         except Exception:
-            self.runner.renew()
+            self.runner.renew(self.index)
             raise
         return unpack_result(packed, self.program, self.num_rows, self.runner.seconds_since(self.started))
 
@@ -86,22 +86,24 @@ class Runner:
         self._slots_shape = slots_shape(max(program.num_slots for program in executables))
         self._slots: jax.Array | np.ndarray = np.zeros(self._slots_shape, np.int32)
         self._last_read = 0.0
-        self.epoch = 0
-        """Counts how often pool and slots were renewed."""
+        self._num_submitted = 0
+        self.lost = range(0)
+        """Steps that were dispatched behind the one that failed last, before its failure showed."""
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Dispatch one step; the buffers of pool and slots pass from this step to the next."""
         program, executable = self._executables[plan.kind, plan.bucket]
         packed = pack(plan, program)
         started = time.monotonic()
+        index, self._num_submitted = self._num_submitted, self._num_submitted + 1
         try:
             k, v, self._slots, result = executable(self._params, self._pool.k, self._pool.v, self._slots, packed)
         except Exception:
-            self.renew()
+            self.renew(index)
             raise
         self._pool = KVPool(k, v)
         result.copy_to_host_async()
-        return PendingStep(self, result, program, len(plan.request_ids), self.epoch, started)
+        return PendingStep(self, result, program, len(plan.request_ids), index, started)
 
     def seconds_since(self, started: float) -> float:
         """How long a step that is over took: from its dispatch, or from the end of the one before it."""
@@ -110,12 +112,12 @@ class Runner:
         self._last_read = now
         return seconds
 
-    def renew(self) -> None:
-        """Zeroed pool and slots in place of those that a failed step has left.
+    def renew(self, failed: int) -> None:
+        """Zeroed pool and slots in place of those that step number `failed` has left.
 
         The old pool goes first: there is no room for two.
         """
-        self.epoch += 1
+        self.lost = range(failed + 1, self._num_submitted)
         with contextlib.suppress(Exception):  # steps that were dispatched behind the failed one are over then
             jax.block_until_ready(self._pool)
         for array in self._pool:

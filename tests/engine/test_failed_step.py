@@ -58,11 +58,13 @@ def test_requests_after_a_failed_step_get_the_right_tokens_without_compiling(mon
     saboteur.is_armed = True
     news = engine.core.step()
     assert news is not None
-    assert {(output.request_id, output.finish_reason) for output in news.outputs} == {("a", "error"), ("b", "error")}
+    ends = {(output.request_id, output.finish_reason) for output in news.outputs if output.finish_reason is not None}
+    assert ends == {("a", "error"), ("b", "error")}
 
     tokens: list[int] = []
-    while (news := engine.core.step()) is not None:
-        tokens += [token for output in news.outputs for token in output.token_ids]
+    while engine.core.has_work:
+        news = engine.core.step()
+        tokens += [token for output in news.outputs for token in output.token_ids] if news is not None else []
     assert tokens == expected["a"]
     assert {name: result.token_ids for name, result in engine.run(mix).items()} == expected
     assert engine.executor.compilations()["serving"] == 0

@@ -99,3 +99,12 @@ def test_step_dispatched_behind_a_failed_one_is_lost_with_it() -> None:
     with pytest.raises(StepLostError):
         pending[2].result()
     assert [tokens(runner) for _ in range(2)] == [[1], [2]]
+
+
+def test_step_that_cannot_be_dispatched_spares_the_one_before_it() -> None:
+    runner = Runner((), new_pool, {PROGRAM: CountingStep("submit", failing_step=1)})
+    pending = runner.submit(PLAN)
+    with pytest.raises(RuntimeError, match="unhappy"):
+        runner.submit(PLAN)
+    assert pending.result().token_ids.tolist() == [[1]]
+    assert [tokens(runner) for _ in range(2)] == [[1], [2]]
