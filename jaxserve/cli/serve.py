@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 from jaxserve.checkpoint.source import resolve
 from jaxserve.cli.api_process import ApiProcess, model_names, serving_api, tokenizer_of
 from jaxserve.cli.api_workers import ApiWorkers, api_workers
-from jaxserve.cli.options import describe
+from jaxserve.cli.options import child_environment, describe
 from jaxserve.cli.progress import StartupDisplay
 from jaxserve.cli.tasks import StopSignals, first_of, in_thread, running
 from jaxserve.config import Config
@@ -119,7 +119,8 @@ class _Server:
                     executor=self._executor,
                     fake=self._fake,
                     phases=api.startup.own.take(),
-                )
+                ),
+                child_environment(),
             )
             try:
                 tokenizer = await _phase(api, "tokenizer", lambda: tokenizer_of(self._config, path))
