@@ -18,9 +18,14 @@ from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.program_key import host_facts, program_key
 from jaxserve.runner.runner import Runner
 from jaxserve.runner.steps import abstract_params, lower
-from jaxserve.sampling.params import COLUMNS
+from jaxserve.sampling.params import SamplingParams, device_row
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, StepPlan
 from jaxserve.sharding.mesh import Sharding
+from jaxserve.types import RequestId
+
+REHEARSED_ROWS = 4
+REHEARSED_CHUNK = 8
+"""Tokens. Enough for the kernels of single rows and those of several; a page holds them."""
 
 Progress = Callable[[int, int, str], None]
 """Called with (programs done, programs in all, name of the one just done)."""
@@ -76,32 +81,35 @@ def make_programs(
 
 
 def run_once(runner: Runner, wanted: Sequence[Program], progress: Progress) -> None:
-    """Run every program on padding alone, which touches nothing but the null page.
+    """Run every program on a few made-up tokens, whose keys and values go to the null page.
 
     The first run of an executable is slower than later ones: kernels are prepared for its shapes, and its scratch
     memory is touched for the first time (XLA:CPU's own matrix kernels need 0.5 s here for a model of 30 layers).
     """
     progress(0, len(wanted), "")
     for done, program in enumerate(wanted, start=1):
-        runner.submit(padding_plan(program)).result()
+        runner.submit(rehearsal_plan(program)).result()
         progress(done, len(wanted), program.name)
 
 
-def padding_plan(program: Program) -> StepPlan:
-    """A step of no request."""
-    none = np.zeros(0, np.int32)
+def rehearsal_plan(program: Program) -> StepPlan:
+    """A step of no request: a few rows of one token and, in mixed programs, a chunk. Its samples are not kept."""
+    num_rows = min(program.num_rows, REHEARSED_ROWS)
+    counts = np.ones(num_rows, np.int32)
+    if program.kind == "mixed":
+        counts[-1] = min(program.num_tokens - num_rows + 1, REHEARSED_CHUNK)
     return StepPlan(
         kind=program.kind,
         bucket=program.num_tokens,
-        request_ids=(),
-        slots=none,
-        num_scheduled_tokens=none,
-        num_computed_tokens=none,
-        token_ids=none,
-        block_tables=np.zeros((0, program.max_pages), np.int32),
-        is_sampling=np.zeros(0, np.bool_),
-        sampling=np.zeros((0, len(COLUMNS)), np.int32),
-        length_limits=none,
-        stop_token_ids=np.zeros((0, MAX_STOP_TOKENS), np.int32),
+        request_ids=tuple(RequestId(f"rehearsal-{row}") for row in range(num_rows)),
+        slots=np.arange(num_rows, dtype=np.int32),
+        num_scheduled_tokens=counts,
+        num_computed_tokens=np.zeros(num_rows, np.int32),
+        token_ids=np.zeros(counts.sum(), np.int32),
+        block_tables=np.zeros((num_rows, program.max_pages), np.int32),
+        is_sampling=np.zeros(num_rows, np.bool_),
+        sampling=np.tile(device_row(SamplingParams()), (num_rows, 1)),
+        length_limits=np.full(num_rows, np.iinfo(np.int32).max, np.int32),
+        stop_token_ids=np.full((num_rows, MAX_STOP_TOKENS), -1, np.int32),
         num_top_logprobs=0,
     )

@@ -1,0 +1,84 @@
+"""Programs made ahead, without weights, are those that a server starts from; and each has run before the first request."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, SchedulerConfig
+from jaxserve.errors import ConfigError
+from jaxserve.executor.local import LocalExecutor
+from jaxserve.executor.precompile import precompile
+from jaxserve.runner.manifest import FILE_NAME, read_manifest
+from tests.models.goldens import golden_checkpoint
+
+
+def config_for(path: Path, cache: Path, max_model_len: int = 32) -> Config:
+    return Config(
+        model=ModelConfig(model=str(path), max_model_len=max_model_len),
+        cache=CacheConfig(kv_cache_memory=1 << 20),
+        scheduler=SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=16),
+        compile=CompileConfig(compile_cache=str(cache)),
+    )
+
+
+def ignore(*progress: object) -> None:
+    pass
+
+
+@pytest.mark.slow
+def test_a_server_starts_from_what_was_compiled_ahead_of_a_config_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = golden_checkpoint("llama2_tiny").path
+    described, cache = tmp_path / "described", tmp_path / "cache"
+    described.mkdir()
+    shutil.copy(model / "config.json", described)
+    steps: list[tuple[int, int]] = []
+    result = precompile(
+        config_for(described, tmp_path / "not used"),
+        described,
+        cache,
+        {"dtype": "auto"},
+        lambda *s: steps.append(s[:2]),
+    )
+    manifest = read_manifest(cache)
+    assert manifest == result.manifest
+    assert steps == [(0, 2), (1, 2), (2, 2)]
+    assert {entry.name for entry in manifest.programs} == {"decode/1", "mixed/16"}
+    assert {entry.file for entry in manifest.programs} | {FILE_NAME} == {file.name for file in cache.iterdir()}
+    assert all(entry.num_bytes > 0 and entry.compile_seconds for entry in manifest.programs)
+    assert result.kv_cache_bytes <= 1 << 20
+    assert not (tmp_path / "not used").exists()
+
+    executor = LocalExecutor.start(config_for(model, cache), model, ignore)
+    report = executor.facts.startup
+    assert {program.source for program in report.programs} == {"cache"}
+    assert {span.phase for span in report.phases} == {"open", "load", "compile", "kv_cache", "first_run"}
+    assert "had to be compiled" not in caplog.text
+    _check_rehearsal_left_no_trace(executor)
+    executor.close()
+
+    other = LocalExecutor.start(config_for(model, cache, max_model_len=16), model, ignore)
+    assert {program.source for program in other.facts.startup.programs} == {"compiled"}
+    assert "2 programs had to be compiled: KV pages: 3 there, 2 here; longest context: 32 there, 16 here" in caplog.text
+    other.close()
+
+
+def _check_rehearsal_left_no_trace(executor: LocalExecutor) -> None:
+    runner = executor._runner
+    pool_k, pool_v = (np.asarray(half) for half in runner._pool)
+    assert not pool_k[:, 1:].any() and not pool_v[:, 1:].any()
+    assert pool_k[:, 0].any(), "every program wrote to the null page"
+    assert not np.asarray(runner._slots)[:-1].any()
+
+
+def test_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    model = golden_checkpoint("llama2_tiny").path
+    config = config_for(model, tmp_path)
+    with pytest.raises(ConfigError, match="not a directory that can be trusted"):
+        precompile(config, model, tmp_path, {}, ignore)

@@ -1,0 +1,35 @@
+"""`jaxserve compile`: its mistakes in one line, and the command that it proposes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from jaxserve.cli.compile import _flags, _settings
+from jaxserve.cli.main import main
+from jaxserve.cli.options import load_config
+
+
+def test_where_to_write_must_be_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compile", "model"]) == 2
+    assert capsys.readouterr().err == (
+        "jaxserve: error: --output DIR is missing: the directory for the compiled programs\n"
+    )
+
+
+def test_a_model_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compile", "./nowhere", "--output", "x"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_settings_that_were_chosen_are_kept_and_repeated() -> None:
+    flags = {"model": "m", "dtype": "bfloat16", "kv_cache_memory": "2GiB", "enable_prefix_caching": False, "port": 9}
+    config = load_config(flags=flags)
+    assert _settings(config) == {"dtype": "bfloat16", "kv_cache_memory": "2GiB", "enable_prefix_caching": "false"}
+    words = _flags(config)
+    assert words == ["--dtype", "bfloat16", "--kv-cache-memory", "2GiB", "--no-enable-prefix-caching"]
+    again = load_config(
+        flags={"model": "m", "dtype": words[1], "kv_cache_memory": words[3], "enable_prefix_caching": False}
+    )
+    assert dataclasses.replace(again, server=config.server) == config
