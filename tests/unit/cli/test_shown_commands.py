@@ -8,16 +8,24 @@ from pathlib import Path
 
 import pytest
 
+from jaxserve.cli import compile as compile_ahead
 from jaxserve.cli import plan
 from jaxserve.cli.bench import add_arguments
 from jaxserve.cli.main import COMMANDS, HELP, Parser
 from jaxserve.cli.options import add_flags, load_config
 
 ROOT = Path(__file__).parents[3]
-PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md", "Makefile", "docs/planning.md")}
+PAGES = {
+    name: (ROOT / name).read_text(encoding="utf-8")
+    for name in ("README.md", "CONTRIBUTING.md", "Makefile", "docs/planning.md", "docs/startup.md")
+}
 PAGES["help"] = HELP
 SHOWN = sorted(
-    {line.strip() for text in PAGES.values() for line in re.findall(r"^\s*(jaxserve (?:serve|bench|plan)\b.*)$", text, re.M)}
+    {
+        line.strip()
+        for text in PAGES.values()
+        for line in re.findall(r"^\s*(jaxserve (?:serve|bench|compile|plan)\b.*)$", text, re.M)
+    }
 )
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
@@ -39,6 +47,10 @@ def test_shown_command_parses(line: str, monkeypatch: pytest.MonkeyPatch) -> Non
     if words[1] == "plan":
         plan.add_arguments(parser)
         parser.read(words[2:])
+        return
+    if words[1] == "compile":
+        compile_ahead.add_arguments(parser)
+        assert parser.read(words[2:]).output
         return
     add_flags(parser)
     flags = {name: value for name, value in vars(parser.read(words[2:])).items() if value is not None}

@@ -80,6 +80,15 @@ def test_a_read_only_directory_gives_what_it_has_and_takes_nothing(
     assert "read-only" in caplog.text
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="the directory has to belong to root")
+def test_a_directory_of_root_is_trusted_by_any_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container image."""
+    tmp_path.chmod(0o755)
+    ProgramCache(tmp_path).store("key", _compiled())
+    monkeypatch.setattr(os, "getuid", lambda: 10001)
+    assert ProgramCache(tmp_path).load("key", DEVICES) is not None
+
+
 def test_a_directory_that_may_not_be_read_is_off_with_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
