@@ -115,7 +115,7 @@ async def _sweep(load: Load, levels: Sequence[Level]) -> list[Figures]:
         async with connected(load) as server:
             runs = []
             for level in levels:
-                name = load.workload.name
+                name: str = load.workload.name
                 if level.max_concurrency is not None:
                     name += f", {level.max_concurrency} at a time"
                 on_start, on_done = add_bar(name, level.num_prompts)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from jaxserve.cli.options import add_flags, child_environment, config_from_flags
@@ -48,8 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the plan; the exit code says whether it fits."""
     config = config_from_flags(arguments)
     device = find_device(arguments.device, _device_memory(arguments.device_memory))
-    logging.getLogger("jaxserve").setLevel(logging.ERROR)  # what the engine would warn of stands in the notes
-    plan = _make_plan(config, device, arguments)
+    with _only_errors():  # what the engine would warn of stands in the notes
+        plan = _make_plan(config, device, arguments)
     if arguments.json:
         from jaxserve.planning.plan import to_json
 
@@ -58,6 +60,17 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(plan)
     return EXIT_FITS if plan.fits else EXIT_DOES_NOT_FIT
+
+
+@contextlib.contextmanager
+def _only_errors() -> Iterator[None]:
+    logger = logging.getLogger("jaxserve")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _make_plan(config: Config, device: Device, arguments: argparse.Namespace) -> Plan:

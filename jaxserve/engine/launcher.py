@@ -13,7 +13,6 @@ import msgspec
 
 from jaxserve.engine.spec import EngineSpec
 
-
 ENVIRONMENT: Final = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 """Unless it says otherwise itself. Weights and KV pool in large pages where the kernel gives them on request: with
 pages of 4 KiB a CPU spends a third of a one-row step on finding addresses."""
