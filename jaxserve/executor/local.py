@@ -102,18 +102,19 @@ def _load(
     def new_pool() -> KVPool:
         return make_pool(limits.pool_shape, limits.kv_dtype, sharding)
 
-    def first_pool(after: Future[Any]) -> KVPool:
-        after.result()
+    def first_pool(after: Future[Any] | None) -> KVPool:
+        if after is not None:
+            after.result()
         with clock.phase("kv_cache"):
             return new_pool()
 
     # The compilers of accelerators may want the memory for a while; on a CPU, zeroing it takes time beside them.
     is_pool_early = prepared.device.platform == "cpu"
-    background = ThreadPoolExecutor(2, thread_name_prefix="load")
+    background = ThreadPoolExecutor(3, thread_name_prefix="load")
     try:
         making = background.submit(make_programs)
         params = background.submit(load_weights)
-        pool = background.submit(first_pool, params if is_pool_early else making)
+        pool = background.submit(first_pool, None if is_pool_early else making)
         work: list[Future[Any]] = [making, params, pool]
         for future in wait(work, return_when=FIRST_EXCEPTION).done:
             future.result()

@@ -10,10 +10,10 @@ from jaxserve_kernels.paged_attention import Paging, ragged_layout
 
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.layers.attention import KVPool, StepContext
+from jaxserve.layers.numerics import plain
 from jaxserve.layers.rope import inverse_frequencies, rotation
 from jaxserve.models.config import DecoderConfig
 from jaxserve.models.registry import decoder_config
-from jaxserve.layers.numerics import plain
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.weights.loader import load_params

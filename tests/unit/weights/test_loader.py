@@ -14,8 +14,8 @@ import pytest
 
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.errors import CheckpointError
-from jaxserve.models.registry import decoder_config
 from jaxserve.layers.numerics import plain
+from jaxserve.models.registry import decoder_config
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.weights.loader import load_params
