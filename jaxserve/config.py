@@ -82,7 +82,7 @@ class SchedulerConfig:
     max_queued_requests: int = option(1024, ge=0, help="requests that may wait; more are answered 429")
     overlap: bool = option(True, help="dispatch the next step before the last one is read")
     max_burst_ms: float = option(
-        50.0, ge=0, help="most milliseconds of decoding in one call while nobody waits, 0: one step a call"
+        100.0, ge=0, help="most milliseconds of decoding in one call while nobody waits, 0: one step a call"
     )
 
 
