@@ -98,7 +98,8 @@ class CompileConfig:
     """Programs, kernels and the compile cache."""
 
     attention_backend: AttentionBackend = option(
-        "auto", help="paged-attention kernel; auto picks by device: reference on all so far"
+        "auto",
+        help="paged-attention kernel; auto: native CPU kernels where they were built, else reference (XLA alone)",
     )
     cpu_kernels: CpuKernels = option(
         "auto",
