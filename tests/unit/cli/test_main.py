@@ -62,7 +62,10 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         (["serve", "--max-num-seq", "3"], "unknown option `--max-num-seq`; did you mean `--max-num-seqs`?"),
         (["serve", "m", "--port", "x"], "--port 'x': expected an integer, at least 0 and at most 65535"),
         (["serve", "--port"], "argument --port: expected one argument"),
-        (["bench"], "choose what to measure: `jaxserve bench serve`, `jaxserve bench offline`, `jaxserve bench startup`"),
+        (
+            ["bench"],
+            "choose what to measure: `jaxserve bench serve`, `jaxserve bench offline`, `jaxserve bench startup`",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
