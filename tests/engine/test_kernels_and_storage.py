@@ -64,6 +64,7 @@ def _assert_same(one: Generated, other: Generated) -> None:
         assert mine.logprob == pytest.approx(yours.logprob, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cpu_kernels", ["xla", "native"])
 @pytest.mark.parametrize(("quantization", "tolerance"), [("int8", 0.5), ("int8-weight-only", 0.25)])
 def test_int8_stays_close_to_the_full_model(
@@ -74,6 +75,7 @@ def test_int8_stays_close_to_the_full_model(
     _assert_close(quantization=quantization, cpu_kernels=cpu_kernels, tolerance=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cpu_kernels", ["xla", "native"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 0.01), ("bfloat16", 0.05)])
 def test_half_precision_stays_close_to_the_full_model(

@@ -119,7 +119,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("window", [None, 1, 20, 70])
+SLOW_WINDOWS = [pytest.param(window, marks=pytest.mark.slow) for window in (1, 70)]
+
+
+@pytest.mark.parametrize("window", [None, 20, *SLOW_WINDOWS])
 @pytest.mark.parametrize(("counts", "lengths"), CASES)
 def test_attention_equals_the_reference(counts: list[int], lengths: list[int], window: int | None) -> None:
     step = Step(counts, lengths, num_tokens=100, num_pages=6)
