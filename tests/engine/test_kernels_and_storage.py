@@ -46,6 +46,7 @@ def test_native_kernels_give_the_tokens_of_transformers(built: Path, golden: Gol
     assert result.token_ids == golden.output_ids.tolist()
 
 
+@pytest.mark.slow
 def test_neighbours_and_chunks_do_not_change_a_request(native: ModelEngine) -> None:
     mix = [request(str(i), prompt, num_top_logprobs=5) for i, prompt in enumerate(prompts(8, longest=70))]
     native.restart(enable_prefix_caching=False)

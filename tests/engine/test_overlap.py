@@ -15,6 +15,9 @@ WAYS = [(False, 0.0), (True, 0.0), (False, 1e6), (True, 1e6)]
 """(overlap, milliseconds of a burst)"""
 
 
+pytestmark = pytest.mark.slow  # a real model; the fast tests show the same on the fake one
+
+
 @pytest.fixture(scope="module")
 def engine() -> Iterator[ModelEngine]:
     engine = ModelEngine(golden_checkpoint("mistral_sliding_tiny").path, max_num_seqs=8, max_num_batched_tokens=32)
