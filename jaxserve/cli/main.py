@@ -161,7 +161,7 @@ COMMANDS = (
     Command("serve", "serve a model over HTTP", _serve),
     Command("plan", "say what a model needs on a device and how fast it could be", _plan),
     Command("compile", "compile a model's programs ahead, for a cache to be shipped", _compile),
-    Command("bench", "measure a running server, or how fast one starts", _bench),
+    Command("bench", "measure a running server, the engine alone, or how fast a server starts", _bench),
     Command("health", "exit 0 if a server is alive, for container health checks", _health),
     Command("version", "print the versions of jaxserve, jax and Python", _version),
 )

@@ -136,7 +136,7 @@ def _first_device(num_devices: int) -> jax.Device:
 
 
 def _check_attention_backend(chosen: AttentionBackend, platform: str) -> None:
-    """auto and reference are the same as long as there is one kernel."""
+    """Pallas has to be refused as long as there is no such kernel; the rest is for `choose_backend`."""
     if chosen == "pallas":
         raise ConfigError(
             f"--attention-backend pallas: no Pallas attention kernel for {platform} yet; use auto or reference"

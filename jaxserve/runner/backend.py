@@ -23,7 +23,10 @@ def choose_backend(config: Config, platform: str) -> Backend:
     is_possible = platform == "cpu" and config.parallel.tensor_parallel_size == 1
     if wanted == "native" and not is_possible:
         raise ConfigError(f"--cpu-kernels native: only on one CPU device, not on {platform} with several")
-    if wanted == "xla" or not is_possible or config.compile.attention_backend == "reference":
+    is_reference = config.compile.attention_backend == "reference"
+    if wanted == "native" and is_reference:
+        raise ConfigError("--cpu-kernels native and --attention-backend reference exclude each other")
+    if wanted == "xla" or not is_possible or is_reference:
         return "reference"
     if native.register() is not None:
         return "native"

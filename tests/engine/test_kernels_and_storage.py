@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from jaxserve_kernels.native.build import BuildError, build
 
-from jaxserve.config import CpuKernels, Quantization
+from jaxserve.config import CompileConfig, Config, CpuKernels, ModelConfig, Quantization
 from jaxserve.errors import ConfigError
+from jaxserve.runner.backend import choose_backend
 from tests.engine.model_engine import Generated, ModelEngine, request
 from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_checkpoints
 
@@ -113,3 +114,9 @@ def _assert_close(*, tolerance: float, cpu_kernels: CpuKernels, **options: str) 
 def test_native_kernels_are_refused_where_they_cannot_run() -> None:
     with pytest.raises(ConfigError, match="--cpu-kernels native: only on one CPU device"):
         ModelEngine(golden_checkpoint("llama3_tiny").path, tensor_parallel_size=2, cpu_kernels="native")
+
+
+def test_native_kernels_and_the_reference_cannot_both_be_asked_for() -> None:
+    compiling = CompileConfig(cpu_kernels="native", attention_backend="reference")
+    with pytest.raises(ConfigError, match="exclude each other"):
+        choose_backend(Config(model=ModelConfig(model="any"), compile=compiling), "cpu")

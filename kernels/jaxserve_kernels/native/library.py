@@ -32,11 +32,6 @@ def register() -> Path | None:
     return file
 
 
-def is_registered() -> bool:
-    """Whether programs with these kernels can be made and run in this process."""
-    return _register.cache_info().currsize > 0
-
-
 @cache
 def _register(file: Path) -> None:
     library = ctypes.CDLL(str(file))
