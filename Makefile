@@ -142,7 +142,7 @@ docker-check: install ## hadolint, compose and YAML checks of docker/ and config
 # ---------------------------------------------------------------- benchmarks
 
 # Peers live in ~/.cache/jaxserve-peers; the first run downloads about 5 GB and compiles for a quarter of an hour.
-bench-peers: $(STAMPS)/$(DEVICE) $(STAMPS)/package $(STAMPS)/model ## other servers beside jaxserve, same load and weights: make bench-peers ARGS='--rounds 3'
+bench-peers: $(STAMPS)/$(DEVICE) $(STAMPS)/package $(STAMPS)/native $(STAMPS)/model ## other servers beside jaxserve, same load and weights: make bench-peers ARGS='--rounds 3'
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 # ---------------------------------------------------------------- upkeep
