@@ -7,12 +7,12 @@ from typing import NamedTuple
 import jax
 from flax import nnx
 from jaxserve_kernels.paged_attention import Paging, write_and_attend
+from jaxserve_kernels.rope import Rotation
 from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.linear import Linear
 from jaxserve.layers.norm import RMSNorm
 from jaxserve.layers.numerics import Numerics
-from jaxserve.layers.rope import Rotation, rotate
 from jaxserve.models.config import DecoderConfig, LayerConfig
 
 
@@ -36,7 +36,7 @@ class StepContext(NamedTuple):
 
 
 class Attention(nnx.Module):
-    """Projections, optional per-head norms, rotation, KV write, attention, output projection."""
+    """Projections, optional per-head norms, rotation with KV write and attention, output projection."""
 
     def __init__(self, config: DecoderConfig, layer: LayerConfig, numerics: Numerics) -> None:
         d, h = config.hidden_size, config.head_dim
@@ -60,8 +60,6 @@ class Attention(nnx.Module):
         value = self.v_proj(x, step.num_tokens).reshape(-1, k, h)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
-        if self.layer.use_rope:
-            query, key = rotate(query, step.rotation), rotate(key, step.rotation)
         with jax.named_scope("paged_attention"):
             attended, *pages = write_and_attend(
                 query,
@@ -70,6 +68,7 @@ class Attention(nnx.Module):
                 *pool,
                 index,
                 step.paging,
+                rotation=step.rotation if self.layer.use_rope else None,
                 scale=h**-0.5,
                 sliding_window=self.layer.sliding_window,
                 backend=self.backend,

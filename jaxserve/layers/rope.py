@@ -1,22 +1,15 @@
-"""Rotary position embedding (Su et al., arXiv 2104.09864), halves rotated as Hugging Face stores them."""
+"""Angles of the rotary position embedding (Su et al., arXiv 2104.09864) and their scalings."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxserve_kernels.rope import Rotation
+from jaxtyping import Array, Int
 
 from jaxserve.models.config import DecoderConfig, RopeScaling
-
-
-class Rotation(NamedTuple):
-    """Cosine and sine of every token's angles, computed once a step for all layers."""
-
-    cos: Float[Array, "T H/2"]
-    sin: Float[Array, "T H/2"]
 
 
 def rotation(config: DecoderConfig, positions: Int[Array, "T"]) -> Rotation:
@@ -24,14 +17,6 @@ def rotation(config: DecoderConfig, positions: Int[Array, "T"]) -> Rotation:
     frequencies, attention_factor = inverse_frequencies(config)
     angles = positions[:, None].astype(jnp.float32) * jnp.asarray(frequencies)  # (T, H/2)
     return Rotation(jnp.cos(angles) * attention_factor, jnp.sin(angles) * attention_factor)
-
-
-def rotate(x: Float[Array, "T N H"], rotation: Rotation) -> Float[Array, "T N H"]:
-    """Turn each pair (i, i + H/2) by its token's angle."""
-    cos, sin = rotation.cos[:, None, :], rotation.sin[:, None, :]
-    first, second = jnp.split(x.astype(jnp.float32), 2, -1)
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
-    return turned.astype(x.dtype)
 
 
 def inverse_frequencies(config: DecoderConfig) -> tuple[np.ndarray, float]:

@@ -13,6 +13,7 @@ from jaxserve_kernels import native
 from jaxserve_kernels.matmul import matmul, quantize_rows
 from jaxserve_kernels.native.build import BuildError, build
 from jaxserve_kernels.paged_attention import Paging, ragged_layout, write_and_attend
+from jaxserve_kernels.rope import Rotation
 
 L, P, K, S, H, N = 2, 40, 2, 16, 32, 6
 LAYER = 1
@@ -119,15 +120,19 @@ CASES = [
 ]
 
 
-SLOW_WINDOWS = [pytest.param(window, marks=pytest.mark.slow) for window in (1, 70)]
+WINDOWS = [(None, True), (20, False), *(pytest.param(window, True, marks=pytest.mark.slow) for window in (1, 70))]
 
 
-@pytest.mark.parametrize("window", [None, 20, *SLOW_WINDOWS])
+@pytest.mark.parametrize(("window", "rotates"), WINDOWS)
 @pytest.mark.parametrize(("counts", "lengths"), CASES)
-def test_attention_equals_the_reference(counts: list[int], lengths: list[int], window: int | None) -> None:
+def test_attention_equals_the_reference(
+    counts: list[int], lengths: list[int], window: int | None, rotates: bool
+) -> None:
     step = Step(counts, lengths, num_tokens=100, num_pages=6)
     pool, native_pool = _pools(step.paging)
-    options = {"scale": SCALE, "sliding_window": window}
+    angles = _normal(9, 100, H // 2)
+    rotation = Rotation(jnp.cos(angles), jnp.sin(angles)) if rotates else None
+    options = {"rotation": rotation, "scale": SCALE, "sliding_window": window}
     expected, k, v = write_and_attend(*step.tokens(), *pool, jnp.int32(LAYER), step.paging, **options)
     out, own_k, own_v = write_and_attend(
         *step.tokens(), *native_pool, jnp.int32(LAYER), step.paging, **options, backend="native"
@@ -136,7 +141,7 @@ def test_attention_equals_the_reference(counts: list[int], lengths: list[int], w
     real = step.num_real
     np.testing.assert_allclose(out[:real], expected[:real], atol=2e-5)
     own_k = np.asarray(own_k).reshape(L, P, K, H, S).swapaxes(3, 4)
-    np.testing.assert_array_equal(own_k[:, 1:], np.asarray(k)[:, 1:])
+    np.testing.assert_allclose(own_k[:, 1:], np.asarray(k)[:, 1:], atol=1e-6 if rotates else 0)
     np.testing.assert_array_equal(np.asarray(own_v)[:, 1:], np.asarray(v)[:, 1:])
 
 

@@ -13,6 +13,7 @@ from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.kv_write import kv_write
 from jaxserve_kernels.paged_attention import cpu, reference
 from jaxserve_kernels.paged_attention.layout import Paging, Ragged, ragged_layout
+from jaxserve_kernels.rope import Rotation, rotate
 
 __all__ = ["Paging", "Ragged", "decode_attention", "mixed_attention", "ragged_layout", "write_and_attend"]
 
@@ -26,20 +27,24 @@ def write_and_attend(
     layer: Int[Array, ""],
     paging: Paging,
     *,
+    rotation: Rotation | None = None,
     scale: float,
     sliding_window: int | None = None,
     backend: Backend = "reference",
 ) -> tuple[Float[Array, "T N H"], Float[Array, "L P K S H"], Float[Array, "L P K S H"]]:
-    """Put the tokens' keys and values into their pages, then attend; returns the pools as well.
+    """Rotate, put the tokens' keys and values into their pages, then attend; returns the pools as well.
 
     One op, because a backend may keep pages in an order of its own: all of a pool's reads and writes have
-    to go through the same backend. Under donation the pools are the same buffers.
+    to go through the same backend. Under donation the pools are the same buffers. Without `rotation` queries and
+    keys are taken as they are.
     """
     if backend == "native" and cpu.supports(q.shape[1], k_pages.shape, k_pages.dtype):
         where = (paging.block_tables, paging.kv_lengths, paging.query_starts, paging.pages, paging.slots)
         return cpu.write_and_attend(
-            q, k, v, k_pages, v_pages, layer, *where, scale=scale, sliding_window=sliding_window
+            q, k, v, k_pages, v_pages, layer, *where, rotation=rotation, scale=scale, sliding_window=sliding_window
         )
+    if rotation is not None:
+        q, k = rotate(q, rotation), rotate(k, rotation)
     k_pages, v_pages = kv_write(k_pages, v_pages, layer, k, v, paging.pages, paging.slots)
     pool = (k_pages, v_pages, layer, paging.block_tables, paging.kv_lengths)
     if paging.ragged is None:

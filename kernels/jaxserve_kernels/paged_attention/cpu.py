@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxserve_kernels.rope import Rotation
+
 _LANES = 16
 _MOST_GROUPED = 48
 _NO_WINDOW = 1 << 30
@@ -36,6 +38,7 @@ def write_and_attend(
     pages: Int[Array, "T"],
     slots: Int[Array, "T"],
     *,
+    rotation: Rotation | None,
     scale: float,
     sliding_window: int | None,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "L P K S H"], Float[Array, "L P K S H"]]:
@@ -43,6 +46,9 @@ def write_and_attend(
     results = tuple(jax.ShapeDtypeStruct(array.shape, jnp.float32) for array in (q, k_pages, v_pages))
     call = jax.ffi.ffi_call("jaxserve_attention", results, input_output_aliases={3: 1, 4: 2})
     wide = (array.astype(jnp.float32) for array in (q, k, v))
+    if rotation is None:
+        nothing = jnp.zeros((0, q.shape[2] // 2), jnp.float32)
+        rotation = Rotation(nothing, nothing)
     indices = (block_tables, kv_lengths, query_starts, pages, slots)
     out, k_pages, v_pages = call(
         *wide,
@@ -50,6 +56,7 @@ def write_and_attend(
         v_pages,
         jnp.asarray(layer, jnp.int32),
         *(index.astype(jnp.int32) for index in indices),
+        *rotation,
         scale=np.float32(scale),
         window=np.int32(_NO_WINDOW if sliding_window is None else sliding_window),
     )

@@ -1,5 +1,5 @@
-// Writes a step's keys and values into their pages, then attends: in place, over ragged segments of a flat token
-// axis (decode rows are segments of one token), causal on absolute positions.
+// Rotates queries and keys, writes a step's keys and values into their pages, then attends: in place, over ragged
+// segments of a flat token axis (decode rows are segments of one token), causal on absolute positions.
 //
 // A page of keys is kept dimension-major, [H, S], so that scores of neighbouring keys are neighbouring lanes;
 // nothing else reads the pool. Online softmax (Milakov & Gimelshein, arXiv 1805.02867) over blocks of kBlockKeys
@@ -15,15 +15,18 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr int kTileQueries = kLanes == 16 ? 4 : 2;
+constexpr int kTileQueries = kLanes == 16 ? 6 : 2;
 constexpr int kBlockVectors = 4;
 constexpr int kBlockKeys = kBlockVectors * kLanes;
 constexpr int kSegmentQueries = 48;  // queries, over the heads of one group, that share a pass over the keys
+constexpr int64_t kWriteTokens = 16;  // tokens whose keys and values one task writes
 constexpr float kMasked = -1e30f;
+constexpr float kNothing = -1e29f;  // the maximum before any key: a masked score weighs nothing against it
 
 struct Shape {
   int64_t num_tokens, num_heads, num_kv_heads, head_dim, page_size, num_pages, table_width;
   int64_t page_floats() const { return num_kv_heads * page_size * head_dim; }
+  int64_t row_floats() const { return num_heads * head_dim; }
   int64_t group() const { return num_heads / num_kv_heads; }
 };
 
@@ -32,14 +35,37 @@ struct Pool {
   float* values;  // of one layer, [P, K, S, H]
 };
 
-void write(const Shape& shape, const Pool& pool, const float* key, const float* value, const int32_t* pages,
-           const int32_t* slots) {
+// Of every token, [T, H/2]; or null, which leaves vectors as they are.
+struct Rotation {
+  const float* cosines;
+  const float* sines;
+
+  void apply(int64_t h, int64_t token, const float* from, float scale, float* to) const {
+    const int64_t half = h / 2;
+    if (cosines == nullptr) {
+      for (int64_t d = 0; d < h; ++d) to[d] = from[d] * scale;
+      return;
+    }
+    const float *cosine = cosines + token * half, *sine = sines + token * half;
+    for (int64_t d = 0; d < half; ++d) {
+      const float first = from[d] * scale, second = from[half + d] * scale;
+      to[d] = first * cosine[d] - second * sine[d];
+      to[half + d] = second * cosine[d] + first * sine[d];
+    }
+  }
+};
+
+// Writes the keys and values of tokens [begin, end).
+void write(const Shape& shape, const Pool& pool, const Rotation& rotation, const float* key, const float* value,
+           const int32_t* pages, const int32_t* slots, int64_t begin, int64_t end) {
   const int64_t h = shape.head_dim, s = shape.page_size;
-  for (int64_t token = 0; token < shape.num_tokens; ++token) {
+  std::vector<float> rotated(h);
+  for (int64_t token = begin; token < end; ++token) {
     for (int64_t head = 0; head < shape.num_kv_heads; ++head) {
       const int64_t page = pages[token] * shape.page_floats() + head * s * h;
       const int64_t from = (token * shape.num_kv_heads + head) * h;
-      for (int64_t d = 0; d < h; ++d) pool.keys[page + d * s + slots[token]] = key[from + d];
+      rotation.apply(h, token, key + from, 1.0f, rotated.data());
+      for (int64_t d = 0; d < h; ++d) pool.keys[page + d * s + slots[token]] = rotated[d];
       std::copy_n(value + from, h, pool.values + page + slots[token] * h);
     }
   }
@@ -47,11 +73,11 @@ void write(const Shape& shape, const Pool& pool, const float* key, const float* 
 
 // Up to kSegmentQueries queries of one row and one kv head, and their running softmax.
 struct Segment {
-  const float* query[kSegmentQueries];
+  const float* queries;  // [queries, H], rotated and scaled
   int32_t position[kSegmentQueries];
   float maximum[kSegmentQueries];
-  float total[kSegmentQueries];
-  float* sums;  // [queries, H]
+  Floats total[kSegmentQueries];  // by lane
+  float* sums;           // [queries, H]
 };
 
 // Where the keys and values of one block are, kLanes of them each.
@@ -62,43 +88,51 @@ struct Block {
   const float* values[kBlockVectors];
 };
 
+// Masks the keys behind `position`, counted from the block's first, and those before its window.
+inline void mask(Floats (&scores)[kBlockVectors], int32_t position, int32_t window) {
+  Ints index;
+  for (int i = 0; i < kLanes; ++i) index[i] = i;
+  for (int v = 0; v < kBlockVectors; ++v, index += kLanes) {
+    scores[v] = (index <= position) & (index > position - window) ? scores[v] : broadcast(kMasked);
+  }
+}
+
+// Lets what a query has so far count relative to a new maximum.
+inline void rescale(const Shape& shape, Segment& segment, int query, float maximum) {
+  const Floats decay = exponential(broadcast(segment.maximum[query] - maximum));
+  segment.maximum[query] = maximum;
+  segment.total[query] *= decay;
+  float* sums = segment.sums + query * shape.head_dim;
+  for (int64_t d = 0; d < shape.head_dim; d += kLanes) store(sums + d, load(sums + d) * decay);
+}
+
 // Scores of Queries queries; turns them into weights and folds them into the running softmax.
 template <int Queries>
-void weigh(const Shape& shape, const Block& block, Segment& segment, int first, float scale, int32_t window,
+void weigh(const Shape& shape, const Block& block, Segment& segment, int first, int32_t window,
            float (&weights)[kTileQueries][kBlockKeys]) {
   Floats scores[Queries][kBlockVectors] = {};
+  const float* queries = segment.queries + first * shape.head_dim;
   for (int64_t d = 0; d < shape.head_dim; ++d) {
     Floats keys[kBlockVectors];
-    for (int v = 0; v < kBlockVectors; ++v) keys[v] = load(block.keys[v] + d * shape.page_size);
+    for (int v = 0; v < kBlockVectors; ++v) keys[v] = in_register(load(block.keys[v] + d * shape.page_size));
     for (int q = 0; q < Queries; ++q) {
-      Floats query = broadcast(segment.query[first + q][d]);
+      Floats query = in_register(broadcast(queries[q * shape.head_dim + d]));
       for (int v = 0; v < kBlockVectors; ++v) scores[q][v] += query * keys[v];
     }
   }
-  Ints lane;
-  for (int i = 0; i < kLanes; ++i) lane[i] = i;
   for (int q = 0; q < Queries; ++q) {
     const int32_t position = segment.position[first + q];
-    Floats best = broadcast(kMasked);
-    for (int v = 0; v < kBlockVectors; ++v) {
-      Ints index = lane + (block.begin + v * kLanes);
-      Ints visible = (index <= position) & (index > position - window);
-      scores[q][v] = visible ? scores[q][v] * scale : broadcast(kMasked);
-      best = best > scores[q][v] ? best : scores[q][v];
+    if (block.begin + kBlockKeys - 1 > position || block.begin <= position - window) {
+      mask(scores[q], position - block.begin, window);
     }
-    const float maximum_before = segment.maximum[first + q];
-    const float maximum_now = std::max(maximum_before, maximum(best));
-    Floats total = {};
+    Floats best = scores[q][0];
+    for (int v = 1; v < kBlockVectors; ++v) best = best > scores[q][v] ? best : scores[q][v];
+    if (any(best > segment.maximum[first + q])) rescale(shape, segment, first + q, maximum(best));
     for (int v = 0; v < kBlockVectors; ++v) {
-      Floats weight = scores[q][v] > kMasked ? exponential(scores[q][v] - maximum_now) : Floats{};
+      Floats weight = exponential(scores[q][v] - segment.maximum[first + q]);
       store(&weights[q][v * kLanes], weight);
-      total += weight;
+      segment.total[first + q] += weight;
     }
-    const float decay = exponential(broadcast(maximum_before - maximum_now))[0];
-    segment.maximum[first + q] = maximum_now;
-    segment.total[first + q] = segment.total[first + q] * decay + sum(total);
-    float* sums = segment.sums + (first + q) * shape.head_dim;
-    for (int64_t d = 0; d < shape.head_dim; d += kLanes) store(sums + d, load(sums + d) * decay);
   }
 }
 
@@ -113,9 +147,9 @@ void add_values(const Shape& shape, const Block& block, Segment& segment, int fi
   for (int key = 0; key < block.num_keys; ++key) {
     const float* row = block.values[key / kLanes] + (key % kLanes) * shape.head_dim + d;
     Floats values[Vectors];
-    for (int v = 0; v < Vectors; ++v) values[v] = load(row + v * kLanes);
+    for (int v = 0; v < Vectors; ++v) values[v] = in_register(load(row + v * kLanes));
     for (int q = 0; q < Queries; ++q) {
-      Floats weight = broadcast(weights[q][key]);
+      Floats weight = in_register(broadcast(weights[q][key]));
       for (int v = 0; v < Vectors; ++v) sums[q][v] += weight * values[v];
     }
   }
@@ -125,9 +159,9 @@ void add_values(const Shape& shape, const Block& block, Segment& segment, int fi
 }
 
 template <int Queries>
-void fold(const Shape& shape, const Block& block, Segment& segment, int first, float scale, int32_t window) {
+void fold(const Shape& shape, const Block& block, Segment& segment, int first, int32_t window) {
   float weights[kTileQueries][kBlockKeys];
-  weigh<Queries>(shape, block, segment, first, scale, window, weights);
+  weigh<Queries>(shape, block, segment, first, window, weights);
   int64_t d = 0;
   for (; d + 4 * kLanes <= shape.head_dim; d += 4 * kLanes) {
     add_values<Queries, 4>(shape, block, segment, first, d, weights);
@@ -136,13 +170,12 @@ void fold(const Shape& shape, const Block& block, Segment& segment, int first, f
 }
 
 template <int Queries>
-void fold_rest(int count, const Shape& shape, const Block& block, Segment& segment, int first, float scale,
-               int32_t window) {
+void fold_rest(int count, const Shape& shape, const Block& block, Segment& segment, int first, int32_t window) {
   if constexpr (Queries > 0) {
     if (count == Queries) {
-      fold<Queries>(shape, block, segment, first, scale, window);
+      fold<Queries>(shape, block, segment, first, window);
     } else {
-      fold_rest<Queries - 1>(count, shape, block, segment, first, scale, window);
+      fold_rest<Queries - 1>(count, shape, block, segment, first, window);
     }
   }
 }
@@ -164,18 +197,21 @@ struct Task {
   int32_t row, begin, end, first_position;
 };
 
-void attend(const Shape& shape, const Pool& pool, const float* query, const int32_t* tables, const Task& task,
-            int64_t head, float scale, int32_t window, float* out) {
+void attend(const Shape& shape, const Pool& pool, const Rotation& rotation, const float* query, const int32_t* tables,
+            const Task& task, int64_t head, float scale, int32_t window, float* out) {
   const int64_t group = shape.group(), h = shape.head_dim;
   const int count = static_cast<int>((task.end - task.begin) * group);
-  std::vector<float> sums(count * h, 0.0f);
+  std::vector<float> floats(2 * count * h, 0.0f);
+  float* queries = floats.data() + count * h;
   Segment segment;
-  segment.sums = sums.data();
+  segment.sums = floats.data();
+  segment.queries = queries;
+  const auto place = [&](int q) { return ((task.begin + q / group) * shape.num_heads + head * group + q % group) * h; };
   for (int q = 0; q < count; ++q) {
-    segment.query[q] = query + ((task.begin + q / group) * shape.num_heads + head * group + q % group) * h;
+    rotation.apply(h, task.begin + q / group, query + place(q), scale, queries + q * h);
     segment.position[q] = task.first_position + q / group;
-    segment.maximum[q] = kMasked;
-    segment.total[q] = 0.0f;
+    segment.maximum[q] = kNothing;
+    segment.total[q] = Floats{};
   }
   const int32_t end = segment.position[count - 1] + 1;
   const int32_t lowest = std::max(0, task.first_position - window + 1);
@@ -184,14 +220,14 @@ void attend(const Shape& shape, const Pool& pool, const float* query, const int3
     const Block block = block_at(shape, pool, table, head, begin, end);
     int first = 0;
     for (; first + kTileQueries <= count; first += kTileQueries) {
-      fold<kTileQueries>(shape, block, segment, first, scale, window);
+      fold<kTileQueries>(shape, block, segment, first, window);
     }
-    fold_rest<kTileQueries - 1>(count - first, shape, block, segment, first, scale, window);
+    fold_rest<kTileQueries - 1>(count - first, shape, block, segment, first, window);
   }
   for (int q = 0; q < count; ++q) {
-    float* to = out + (segment.query[q] - query);
-    const float inverse = 1.0f / segment.total[q];
-    for (int64_t d = 0; d < h; d += kLanes) store(to + d, load(&sums[q * h + d]) * inverse);
+    float* to = out + place(q);
+    const float inverse = 1.0f / sum(segment.total[q]);
+    for (int64_t d = 0; d < h; d += kLanes) store(to + d, load(segment.sums + q * h + d) * inverse);
   }
 }
 
@@ -214,7 +250,8 @@ using PoolBuffer = ffi::Buffer<ffi::F32, 5>;
 
 ffi::Error attention_handler(ffi::ThreadPool threads, Floats3 query, Floats3 key, Floats3 value, PoolBuffer,
                              PoolBuffer, ffi::BufferR0<ffi::S32> layer, ffi::BufferR2<ffi::S32> tables, Ints1 lengths,
-                             Ints1 starts, Ints1 pages, Ints1 slots, ffi::ResultBufferR3<ffi::F32> out,
+                             Ints1 starts, Ints1 pages, Ints1 slots, ffi::BufferR2<ffi::F32> cosines,
+                             ffi::BufferR2<ffi::F32> sines, ffi::ResultBufferR3<ffi::F32> out,
                              ffi::Result<PoolBuffer> keys, ffi::Result<PoolBuffer> values, float scale,
                              int32_t window) {
   const auto q = query.dimensions();
@@ -225,15 +262,23 @@ ffi::Error attention_handler(ffi::ThreadPool threads, Floats3 query, Floats3 key
   }
   const int64_t offset = *layer.typed_data() * shape.num_pages * shape.page_floats();
   const Pool pool{keys->typed_data() + offset, values->typed_data() + offset};
-  write(shape, pool, key.typed_data(), value.typed_data(), pages.typed_data(), slots.typed_data());
+  const bool rotates = cosines.dimensions()[0] > 0;
+  const Rotation rotation{rotates ? cosines.typed_data() : nullptr, rotates ? sines.typed_data() : nullptr};
   float* to = out->typed_data();
-  std::fill_n(to, out->element_count(), 0.0f);
+  const float *new_keys = key.typed_data(), *new_values = value.typed_data();
+  const int32_t *new_pages = pages.typed_data(), *new_slots = slots.typed_data();
+  parallel_for(threads, (shape.num_tokens + kWriteTokens - 1) / kWriteTokens, [=](int64_t i) {
+    const int64_t begin = i * kWriteTokens, end = std::min(begin + kWriteTokens, shape.num_tokens);
+    std::fill(to + begin * shape.row_floats(), to + end * shape.row_floats(), 0.0f);  // what nobody attends stays so
+    write(shape, pool, rotation, new_keys, new_values, new_pages, new_slots, begin, end);
+  });
   const float* from = query.typed_data();
   const int32_t* table = tables.typed_data();
   const auto tasks = std::make_shared<const std::vector<Task>>(
       cut(shape, lengths.dimensions()[0], starts.typed_data(), lengths.typed_data()));
   parallel_for(threads, tasks->size() * shape.num_kv_heads, [=](int64_t i) {
-    attend(shape, pool, from, table, (*tasks)[i / shape.num_kv_heads], i % shape.num_kv_heads, scale, window, to);
+    const Task& task = (*tasks)[i / shape.num_kv_heads];
+    attend(shape, pool, rotation, from, table, task, i % shape.num_kv_heads, scale, window, to);
   });
   return ffi::Error::Success();
 }
@@ -255,6 +300,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_attention, jaxserve::attention_handler,
                                   .Arg<jaxserve::Ints1>()
                                   .Arg<jaxserve::Ints1>()
                                   .Arg<jaxserve::Ints1>()
+                                  .Arg<xla::ffi::BufferR2<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::BufferR2<xla::ffi::F32>>()
                                   .Ret<jaxserve::Floats3>()
                                   .Ret<jaxserve::PoolBuffer>()
                                   .Ret<jaxserve::PoolBuffer>()

@@ -13,10 +13,21 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr int kTileRows = kLanes == 16 ? 5 : 2;
-constexpr int kTileOutputs = kLanes == 16 ? 5 : 6;
+constexpr int kTileRows = kLanes == 16 ? 6 : 3;
+constexpr int kTileOutputs = 4;
 constexpr int64_t kBlockRows = 96;      // rows that share a tile's weights: they fit the second cache
-constexpr int64_t kOutputsPerTask = 60;  // a multiple of both tile widths
+constexpr int64_t kTaskOutputs = 24;    // outputs of a task: a multiple of this
+constexpr int64_t kTasksPerThread = 12;
+
+inline void store_sums(const Floats (&sums)[1], float* y, const float* scales) {
+  *y = sum(sums[0]) * (scales ? *scales : 1.0f);
+}
+
+inline void store_sums(const Floats (&sums)[kTileOutputs], float* y, const float* scales) {
+  FourFloats four = sums_of_four(sums[0], sums[1], sums[2], sums[3]);
+  if (scales) four *= *reinterpret_cast<const UnalignedFour*>(scales);
+  *reinterpret_cast<UnalignedFour*>(y) = four;
+}
 
 // `Fetch`: rows of the next tile's weights, from row `fetch` on, to bring into the cache meanwhile.
 template <typename W, int Rows, int Outputs, int Fetch>
@@ -26,18 +37,14 @@ inline __attribute__((always_inline)) void tile(const float* x, const typename W
   const auto* next = w + (Outputs + fetch) * k;
   for (int64_t i = 0; i < k; i += kLanes) {
     Floats lanes[Rows];
-    for (int row = 0; row < Rows; ++row) lanes[row] = load(x + row * k + i);
+    for (int row = 0; row < Rows; ++row) lanes[row] = in_register(load(x + row * k + i));
     for (int f = 0; f < Fetch; ++f) __builtin_prefetch(next + f * k + i);
     for (int out = 0; out < Outputs; ++out) {
       Floats weights = W::lanes(w + out * k + i);
       for (int row = 0; row < Rows; ++row) sums[row][out] += lanes[row] * weights;
     }
   }
-  for (int row = 0; row < Rows; ++row) {
-    for (int out = 0; out < Outputs; ++out) {
-      y[row * n + out] = sum(sums[row][out]) * (scales ? scales[out] : 1.0f);
-    }
-  }
+  for (int row = 0; row < Rows; ++row) store_sums(sums[row], y + row * n, scales);
 }
 
 // What is left of a block's rows: between 1 and kTileRows - 1.
@@ -102,8 +109,8 @@ template <typename W>
 void matmul(ffi::ThreadPool& pool, const float* x, const void* stored, float* y, int64_t m, int64_t k, int64_t n,
             const float* scales) {
   const auto* w = static_cast<const typename W::Stored*>(stored);
-  const int64_t share = n / (4 * std::max<int64_t>(1, pool.num_threads()));
-  const int64_t width = std::clamp<int64_t>(share / kOutputsPerTask, 1, 4) * kOutputsPerTask;
+  const int64_t share = n / (kTasksPerThread * std::max<int64_t>(1, pool.num_threads()));
+  const int64_t width = (share / kTaskOutputs + 1) * kTaskOutputs;
   parallel_for(pool, (n + width - 1) / width, [=](int64_t task) {
     outputs<W>(m, x, w, y, k, n, task * width, std::min(n, (task + 1) * width), scales);
   });

@@ -21,8 +21,18 @@ typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef float UnalignedFloats __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
 
+typedef float FourFloats __attribute__((vector_size(16)));
+typedef float UnalignedFour __attribute__((vector_size(16), aligned(4), may_alias));
+
 inline Floats load(const float* p) { return *reinterpret_cast<const UnalignedFloats*>(p); }
 inline void store(float* p, Floats v) { *reinterpret_cast<UnalignedFloats*>(p) = v; }
+
+// Keeps the compiler from loading `v` again at each of its uses: loads would bound the product.
+inline Floats in_register(Floats v) {
+  asm("" : "+v"(v));
+  return v;
+}
+
 inline Floats broadcast(float x) { return x - Floats{}; }
 
 // How weights of each stored type become float lanes.
@@ -68,21 +78,47 @@ struct Int8 {
   }
 };
 
-inline float sum(Floats v) {
+// The sums of four vectors: within groups of four lanes first, then over the groups.
+inline FourFloats sums_of_four(Floats a, Floats b, Floats c, Floats d) {
 #if defined(__AVX512F__)
-  return _mm512_reduce_add_ps(reinterpret_cast<__m512>(v));
+  auto w = reinterpret_cast<__m512>(a), x = reinterpret_cast<__m512>(b);
+  auto y = reinterpret_cast<__m512>(c), z = reinterpret_cast<__m512>(d);
+  auto ab = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(w, x), _mm512_unpackhi_ps(w, x)));
+  auto cd = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(y, z), _mm512_unpackhi_ps(y, z)));
+  auto all = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+  auto upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(all), 1));
+  auto half = _mm256_add_ps(_mm512_castps512_ps256(all), upper);
 #else
-  auto wide = reinterpret_cast<__m256>(v);
-  __m128 half = _mm_add_ps(_mm256_castps256_ps128(wide), _mm256_extractf128_ps(wide, 1));
-  half = _mm_add_ps(half, _mm_movehl_ps(half, half));
-  return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+  auto w = reinterpret_cast<__m256>(a), x = reinterpret_cast<__m256>(b);
+  auto y = reinterpret_cast<__m256>(c), z = reinterpret_cast<__m256>(d);
+  auto ab = _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(w, x), _mm256_unpackhi_ps(w, x)));
+  auto cd = _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(y, z), _mm256_unpackhi_ps(y, z)));
+  auto half = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd)), _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd)));
+#endif
+  auto quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  return reinterpret_cast<FourFloats>(quarter);
+}
+
+inline float sum(Floats v) { return sums_of_four(v, v, v, v)[0]; }
+
+// Whether any lane of a comparison holds.
+inline bool any(Ints v) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(v), reinterpret_cast<__m512i>(v)) != 0;
+#else
+  return _mm256_movemask_ps(reinterpret_cast<__m256>(v)) != 0;
 #endif
 }
 
 inline float maximum(Floats v) {
-  float best = v[0];
-  for (int i = 1; i < kLanes; ++i) best = v[i] > best ? v[i] : best;
-  return best;
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps(reinterpret_cast<__m512>(v));
+#else
+  auto wide = reinterpret_cast<__m256>(v);
+  __m128 half = _mm_max_ps(_mm256_castps256_ps128(wide), _mm256_extractf128_ps(wide, 1));
+  half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
+#endif
 }
 
 // e^x for x <= 0 within 2 ulp (Cephes' polynomial); below -87 it is 0.
