@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.matmul import multiplies_int8
 
 from jaxserve.config import Config
 from jaxserve.kv.spec import KVSpec
@@ -82,7 +83,7 @@ def make_limits(config: Config, decoder: DecoderConfig, numerics: Numerics, plat
     num_blocks = num_kv_blocks(kv_bytes, spec, longest, step.max_num_seqs)
     # One row makes XLA:CPU convert a weight that is not float32 first, all of it; two do not.
     is_float32 = numerics.weights == jnp.float32 and not numerics.is_int8
-    is_by_xla = numerics.backend == "reference" or numerics.quantization == "int8"
+    is_by_xla = numerics.backend == "reference" or (numerics.quantization == "int8" and not multiplies_int8())
     slow_single_row = platform == "cpu" and is_by_xla and not is_float32
     return Limits(
         spec=spec,
@@ -94,6 +95,6 @@ def make_limits(config: Config, decoder: DecoderConfig, numerics: Numerics, plat
             step.max_num_seqs,
             step.max_num_batched_tokens,
             min_decode=2 if slow_single_row else 1,
-            growth=4 if numerics.backend == "native" else 2,
+            growth=2 if is_by_xla else 4,
         ),
     )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxserve_kernels import native
-from jaxserve_kernels.matmul import matmul, quantize_rows
+from jaxserve_kernels.matmul import matmul, multiplies_int8, quantize_rows
 from jaxserve_kernels.native.build import BuildError, build
 from jaxserve_kernels.paged_attention import Paging, ragged_layout, write_and_attend
 from jaxserve_kernels.rope import Rotation
@@ -57,6 +57,24 @@ def test_product_with_int8_weights_equals_the_reference(tokens: int) -> None:
     values, scales = quantize_rows(jnp.asarray(_normal(2, 70, 96)))
     expected = matmul(x, values, scales)
     np.testing.assert_allclose(matmul(x, values, scales, backend="native"), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(("tokens", "outputs"), [(1, 70), (3, 64), (32, 61), (131, 9)])
+def test_int8_product_equals_the_reference(tokens: int, outputs: int) -> None:
+    if not multiplies_int8():
+        pytest.skip("this processor has no AVX512-VNNI")
+    x = jnp.asarray(_normal(1, tokens, 192)).at[0].set(0.0)
+    values, scales = quantize_rows(jnp.asarray(_normal(2, outputs, 192)))
+    values = values.at[0, :].set(-128)  # the least int8 there is
+    expected = matmul(x, values, scales, dynamic=True)
+    product = matmul(x, values, scales, jnp.int32(tokens), dynamic=True, backend="native")
+    assert (
+        "jaxserve_matmul_int8"
+        in jax.jit(matmul, static_argnames=("dynamic", "backend"))
+        .lower(x, values, scales, dynamic=True, backend="native")
+        .as_text()
+    )
+    np.testing.assert_allclose(product, expected, rtol=2e-7, atol=1e-6)
 
 
 def test_inputs_that_fill_no_vector_go_through_the_reference() -> None:

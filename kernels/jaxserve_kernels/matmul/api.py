@@ -6,9 +6,10 @@ from jaxtyping import Array, Float, Int, Num
 
 from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.matmul import cpu, reference
+from jaxserve_kernels.matmul.cpu import multiplies_int8
 from jaxserve_kernels.matmul.reference import quantize_rows
 
-__all__ = ["matmul", "quantize_rows"]
+__all__ = ["matmul", "multiplies_int8", "quantize_rows"]
 
 
 def matmul(
@@ -27,5 +28,5 @@ def matmul(
     value; the product is then exact in int32. Otherwise the weights are widened.
     """
     if backend == "native" and cpu.supports(x, weight, dynamic=dynamic):
-        return cpu.matmul(x, weight, scales, num_rows)
+        return cpu.matmul(x, weight, scales, num_rows, dynamic=dynamic)
     return reference.matmul(x, weight, scales, dynamic=dynamic)

@@ -6,14 +6,25 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
+from jaxserve_kernels import native
+
 _LANES = 16
 """Inputs must be a multiple of the widest vector the kernels may be compiled for."""
+_INT8_LANES = 64
+"""The same for inputs in int8."""
 _WEIGHTS = ("float32", "float16", "bfloat16", "int8")
 
 
 def supports(x: jax.Array, weight: jax.Array, *, dynamic: bool) -> bool:
     """Whether the kernel computes this product."""
-    return not dynamic and x.shape[1] % _LANES == 0 and str(weight.dtype) in _WEIGHTS
+    if dynamic:
+        return multiplies_int8() and x.shape[1] % _INT8_LANES == 0 and weight.dtype == jnp.int8
+    return x.shape[1] % _LANES == 0 and str(weight.dtype) in _WEIGHTS
+
+
+def multiplies_int8() -> bool:
+    """Whether this host's processor multiplies bytes (AVX512-VNNI), and the kernels were built."""
+    return native.has("jaxserve_matmul_int8")
 
 
 def matmul(
@@ -21,10 +32,12 @@ def matmul(
     weight: Num[Array, "O I"],
     scales: Float[Array, "O"] | None,
     num_rows: Int[Array, ""] | None,
+    *,
+    dynamic: bool,
 ) -> Float[Array, "T O"]:
     """See `api.matmul`; activations are taken in float32, and padding rows come out as zeros at no cost."""
     out = jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), jnp.float32)
     count = jnp.int32(x.shape[0]) if num_rows is None else num_rows.astype(jnp.int32)
     operands = (x.astype(jnp.float32), weight, count) + (() if scales is None else (scales,))
-    product: jax.Array = jax.ffi.ffi_call("jaxserve_matmul", out)(*operands)
+    product: jax.Array = jax.ffi.ffi_call("jaxserve_matmul_int8" if dynamic else "jaxserve_matmul", out)(*operands)
     return product

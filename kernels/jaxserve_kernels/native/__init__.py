@@ -7,6 +7,6 @@ They exist for what XLA:CPU does far below the machine's bound: products with fe
 pages. Floating-point sums have one order whatever else is in the batch.
 """
 
-from jaxserve_kernels.native.library import library_file, register
+from jaxserve_kernels.native.library import has, library_file, register
 
-__all__ = ["library_file", "register"]
+__all__ = ["has", "library_file", "register"]

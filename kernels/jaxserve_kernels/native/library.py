@@ -12,8 +12,8 @@ from typing import Final
 
 import jax
 
-TARGETS: Final = ("jaxserve_matmul", "jaxserve_attention")
-"""FFI targets, which are also the library's symbols."""
+TARGETS: Final = ("jaxserve_matmul", "jaxserve_attention", "jaxserve_matmul_int8")
+"""FFI targets, which are also the library's symbols. A processor that has no instruction for one lacks it."""
 SOURCES: Final = Path(__file__).parent / "csrc"
 BUILT: Final = Path(__file__).parent / "_built"
 
@@ -32,11 +32,19 @@ def register() -> Path | None:
     return file
 
 
+def has(target: str) -> bool:
+    """Whether the library of this host was built and has this kernel; registers it."""
+    file = register()
+    return file is not None and target in _register(file)
+
+
 @cache
-def _register(file: Path) -> None:
+def _register(file: Path) -> frozenset[str]:
     library = ctypes.CDLL(str(file))
-    for target in TARGETS:
+    targets = frozenset(target for target in TARGETS if hasattr(library, target))
+    for target in targets:
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(library, target)), platform="cpu")
+    return targets
 
 
 @cache

@@ -3,10 +3,14 @@
 //
 // Both operands are read along K, so weights stay as checkpoints have them. A tile of kTileRows x kTileOutputs
 // sums is held in registers; its weights, converted as they are loaded, stay in the first cache while all rows
-// pass by, and the next tile's are fetched meanwhile.
+// pass by. Those of the tiles to come are fetched meanwhile, line after line, into the second cache: the first holds
+// no more, and has fewer misses under way than the memory can serve.
 #include <algorithm>
+#include <cmath>
+#include <vector>
 
 #include "parallel.h"
+#include "products.h"
 
 namespace jaxserve {
 namespace {
@@ -15,136 +19,238 @@ namespace ffi = xla::ffi;
 
 constexpr int kTileRows = kLanes == 16 ? 6 : 3;
 constexpr int kTileOutputs = 4;
-constexpr int64_t kBlockRows = 96;      // rows that share a tile's weights: they fit the second cache
-constexpr int64_t kTaskOutputs = 24;    // outputs of a task: a multiple of this
-constexpr int64_t kTasksPerThread = 12;
+constexpr int64_t kBlockRows = 96;    // rows that share a tile's weights: they fit the second cache
+constexpr int64_t kTaskOutputs = 24;  // outputs of a task: a multiple of this
+constexpr int64_t kFetchBytes = 24 << 10;  // further ahead than the memory's latency, well within the second cache
 
-inline void store_sums(const Floats (&sums)[1], float* y, const float* scales) {
-  *y = sum(sums[0]) * (scales ? *scales : 1.0f);
+// Of a row of inputs in int8: what it was divided by, and its sum.
+struct Quantized {
+  float scale;
+  int32_t sum;
+};
+
+template <typename P>
+struct Product {
+  const typename P::Input* x;
+  const typename P::Stored* w;
+  float* y;
+  int64_t m, k, n;
+  const float* scales;         // of the outputs, or null
+  const Quantized* quantized;  // rows, or null
+
+  // How many tiles ahead weights are fetched: far enough for the memory, and still in the second cache when used.
+  int64_t ahead() const { return 1 + kFetchBytes / (kTileOutputs * k * sizeof(typename P::Stored)); }
+};
+
+template <typename P>
+FourFloats finish(const Product<P>&, int64_t, const Floats (&sums)[kTileOutputs]) {
+  return sums_of_four(sums[0], sums[1], sums[2], sums[3]);
 }
 
-inline void store_sums(const Floats (&sums)[kTileOutputs], float* y, const float* scales) {
-  FourFloats four = sums_of_four(sums[0], sums[1], sums[2], sums[3]);
-  if (scales) four *= *reinterpret_cast<const UnalignedFour*>(scales);
-  *reinterpret_cast<UnalignedFour*>(y) = four;
+template <typename P>
+float finish(const Product<P>&, int64_t, const Floats (&sums)[1]) {
+  return sum(sums[0]);
 }
 
-// `Fetch`: rows of the next tile's weights, from row `fetch` on, to bring into the cache meanwhile.
-template <typename W, int Rows, int Outputs, int Fetch>
-inline __attribute__((always_inline)) void tile(const float* x, const typename W::Stored* w, float* y, int64_t k,
-                                                int64_t n, const float* scales, int fetch) {
-  Floats sums[Rows][Outputs] = {};
-  const auto* next = w + (Outputs + fetch) * k;
-  for (int64_t i = 0; i < k; i += kLanes) {
-    Floats lanes[Rows];
-    for (int row = 0; row < Rows; ++row) lanes[row] = in_register(load(x + row * k + i));
-    for (int f = 0; f < Fetch; ++f) __builtin_prefetch(next + f * k + i);
-    for (int out = 0; out < Outputs; ++out) {
-      Floats weights = W::lanes(w + out * k + i);
-      for (int row = 0; row < Rows; ++row) sums[row][out] += lanes[row] * weights;
+#if defined(__AVX512VNNI__)
+template <typename P>
+FourFloats finish(const Product<P>& product, int64_t row, const Ints (&sums)[kTileOutputs]) {
+  const Quantized own = product.quantized[row];
+  const FourInts exact = sums_of_four(sums[0], sums[1], sums[2], sums[3]) - P::kOffset * own.sum;
+  return __builtin_convertvector(exact, FourFloats) * own.scale;
+}
+
+template <typename P>
+float finish(const Product<P>& product, int64_t row, const Ints (&sums)[1]) {
+  const Ints four[kTileOutputs] = {sums[0], sums[0], sums[0], sums[0]};
+  return finish(product, row, four)[0];
+}
+#endif
+
+template <typename P>
+inline void store_sums(const Product<P>& product, int64_t row, int64_t out, FourFloats sums) {
+  if (product.scales) sums *= *reinterpret_cast<const UnalignedFour*>(product.scales + out);
+  *reinterpret_cast<UnalignedFour*>(product.y + row * product.n + out) = sums;
+}
+
+template <typename P>
+inline void store_sums(const Product<P>& product, int64_t row, int64_t out, float sum) {
+  product.y[row * product.n + out] = sum * (product.scales ? product.scales[out] : 1.0f);
+}
+
+// `Fetch`: rows of a later tile's weights, from row `fetch` on, to bring into the cache meanwhile.
+template <typename P, int Rows, int Outputs, int Fetch>
+inline __attribute__((always_inline)) void tile(const Product<P>& product, int64_t row, int64_t out, int fetch) {
+  const int64_t k = product.k;
+  const auto* x = product.x + row * k;
+  const auto* w = product.w + out * k;
+  const auto* next = w + (product.ahead() * Outputs + fetch) * k;
+  constexpr int kLine = 64 / sizeof(typename P::Stored);
+  constexpr int kLines = (Fetch * P::kStep + kLine - 1) / kLine;
+  typename P::Sum sums[Rows][Outputs] = {};
+  for (int64_t i = 0; i < k; i += P::kStep) {
+    typename P::Sum inputs[Rows];
+    for (int r = 0; r < Rows; ++r) inputs[r] = in_register(P::inputs(x + r * k + i));
+    for (int line = 0; line < kLines; ++line) __builtin_prefetch(next + i * Fetch + line * kLine, 0, 2);
+    for (int o = 0; o < Outputs; ++o) {
+      const typename P::Sum weights = P::weights(w + o * k + i);
+      for (int r = 0; r < Rows; ++r) P::add(sums[r][o], inputs[r], weights);
     }
   }
-  for (int row = 0; row < Rows; ++row) store_sums(sums[row], y + row * n, scales);
+  for (int r = 0; r < Rows; ++r) store_sums(product, row + r, out, finish(product, row + r, sums[r]));
 }
 
 // What is left of a block's rows: between 1 and kTileRows - 1.
-template <typename W, int Rows, int Outputs, int Fetch>
-void last_rows(int64_t count, const float* x, const typename W::Stored* w, float* y, int64_t k, int64_t n,
-               const float* scales, int fetch) {
+template <typename P, int Rows, int Outputs, int Fetch>
+void last_rows(const Product<P>& product, int64_t count, int64_t row, int64_t out, int fetch) {
   if constexpr (Rows > 0) {
     if (count == Rows) {
-      tile<W, Rows, Outputs, Fetch>(x, w, y, k, n, scales, fetch);
+      tile<P, Rows, Outputs, Fetch>(product, row, out, fetch);
     } else {
-      last_rows<W, Rows - 1, Outputs, Fetch>(count, x, w, y, k, n, scales, fetch);
+      last_rows<P, Rows - 1, Outputs, Fetch>(product, count, row, out, fetch);
     }
   }
 }
 
-template <typename W, int Outputs, int Fetch>
-void all_rows(int64_t m, const float* x, const typename W::Stored* w, float* y, int64_t k, int64_t n,
-              const float* scales) {
+template <typename P, int Outputs, int Fetch>
+void all_rows(const Product<P>& product, int64_t row, int64_t end, int64_t out) {
   int fetch = 0;
-  int64_t row = 0;
-  for (; row + kTileRows <= m; row += kTileRows, fetch += Fetch) {
+  for (; row + kTileRows <= end; row += kTileRows, fetch += Fetch) {
     if (fetch < Outputs) {
-      tile<W, kTileRows, Outputs, Fetch>(x + row * k, w, y + row * n, k, n, scales, fetch);
+      tile<P, kTileRows, Outputs, Fetch>(product, row, out, fetch);
     } else {
-      tile<W, kTileRows, Outputs, 0>(x + row * k, w, y + row * n, k, n, scales, 0);
+      tile<P, kTileRows, Outputs, 0>(product, row, out, 0);
     }
   }
-  last_rows<W, kTileRows - 1, Outputs, Fetch>(m - row, x + row * k, w, y + row * n, k, n, scales, fetch);
+  last_rows<P, kTileRows - 1, Outputs, Fetch>(product, end - row, row, out, fetch);
 }
 
-template <typename W>
-void outputs(int64_t m, const float* x, const typename W::Stored* w, float* y, int64_t k, int64_t n, int64_t begin,
-             int64_t end, const float* scales) {
-  if (m == 1) {  // only the memory's speed counts: one plain stream of weights is what it serves best
-    for (int64_t out = begin; out < end; ++out) {
-      tile<W, 1, 1, 0>(x, w + out * k, y + out, k, n, scales ? scales + out : nullptr, 0);
-    }
+template <typename P>
+void outputs(const Product<P>& product, int64_t begin, int64_t end) {
+  if (product.m == 1) {  // only the memory's speed counts: one plain stream of weights is what it serves best
+    for (int64_t out = begin; out < end; ++out) tile<P, 1, 1, 0>(product, 0, out, 0);
     return;
   }
-  for (int64_t row = 0; row < m; row += kBlockRows) {
-    const int64_t rows = std::min(kBlockRows, m - row);
-    const float* block = x + row * k;
-    float* to = y + row * n;
+  for (int64_t row = 0; row < product.m; row += kBlockRows) {
+    const int64_t last = std::min(row + kBlockRows, product.m);
     int64_t out = begin;
     for (; out + kTileOutputs <= end; out += kTileOutputs) {
-      const float* own = scales ? scales + out : nullptr;
-      if (rows <= kTileRows) {
-        all_rows<W, kTileOutputs, kTileOutputs>(rows, block, w + out * k, to + out, k, n, own);
-      } else if (rows <= 3 * kTileRows) {
-        all_rows<W, kTileOutputs, 2>(rows, block, w + out * k, to + out, k, n, own);
+      if (last - row <= kTileRows) {
+        all_rows<P, kTileOutputs, kTileOutputs>(product, row, last, out);
+      } else if (last - row <= 3 * kTileRows) {
+        all_rows<P, kTileOutputs, 2>(product, row, last, out);
       } else {
-        all_rows<W, kTileOutputs, 1>(rows, block, w + out * k, to + out, k, n, own);
+        all_rows<P, kTileOutputs, 1>(product, row, last, out);
       }
     }
-    for (; out < end; ++out) {
-      all_rows<W, 1, 1>(rows, block, w + out * k, to + out, k, n, scales ? scales + out : nullptr);
-    }
+    for (; out < end; ++out) all_rows<P, 1, 1>(product, row, last, out);
   }
 }
 
-template <typename W>
-void matmul(ffi::ThreadPool& pool, const float* x, const void* stored, float* y, int64_t m, int64_t k, int64_t n,
-            const float* scales) {
-  const auto* w = static_cast<const typename W::Stored*>(stored);
-  const int64_t share = n / (kTasksPerThread * std::max<int64_t>(1, pool.num_threads()));
+template <typename P>
+void multiply(ffi::ThreadPool& pool, const Product<P>& product) {
+  const int64_t tasks = product.m > kBlockRows ? 24 : 8;  // of a thread: long ones leave others waiting at the end
+  const int64_t share = product.n / (tasks * std::max<int64_t>(1, pool.num_threads()));
   const int64_t width = (share / kTaskOutputs + 1) * kTaskOutputs;
-  parallel_for(pool, (n + width - 1) / width, [=](int64_t task) {
-    outputs<W>(m, x, w, y, k, n, task * width, std::min(n, (task + 1) * width), scales);
+  parallel_for(pool, (product.n + width - 1) / width, [=](int64_t task) {
+    outputs(product, task * width, std::min(product.n, (task + 1) * width));
   });
+}
+
+struct Operands {
+  const float* x;
+  const void* w;
+  float* y;
+  int64_t m, k, n;
+  const float* scales;
+};
+
+// The operands of a call, with what is padding already zero.
+ffi::ErrorOr<Operands> operands(ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w, ffi::BufferR0<ffi::S32> count,
+                                ffi::RemainingArgs rest, ffi::ResultBufferR2<ffi::F32> y, int step) {
+  const int64_t k = x.dimensions()[1], n = w.dimensions()[0];
+  if (k % step || w.dimensions()[1] != k) {
+    return ffi::Unexpected(ffi::Error::InvalidArgument("matmul: K is not a multiple of the inputs taken at once"));
+  }
+  const int64_t m = std::clamp<int64_t>(*count.typed_data(), 0, x.dimensions()[0]);
+  const float* scales = rest.size() == 1 ? rest.get<ffi::BufferR1<ffi::F32>>(0)->typed_data() : nullptr;
+  std::fill_n(y->typed_data() + m * n, (x.dimensions()[0] - m) * n, 0.0f);
+  return Operands{x.typed_data(), w.untyped_data(), y->typed_data(), m, k, n, scales};
+}
+
+template <typename P>
+void multiply_floats(ffi::ThreadPool& pool, const Operands& o) {
+  const auto* w = static_cast<const typename P::Stored*>(o.w);
+  multiply(pool, Product<P>{o.x, w, o.y, o.m, o.k, o.n, o.scales, nullptr});
 }
 
 ffi::Error matmul_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w,
                           ffi::BufferR0<ffi::S32> count, ffi::RemainingArgs rest, ffi::ResultBufferR2<ffi::F32> y) {
-  const int64_t k = x.dimensions()[1], n = w.dimensions()[0];
-  const int64_t m = std::clamp<int64_t>(*count.typed_data(), 0, x.dimensions()[0]);
-  if (k % kLanes || w.dimensions()[1] != k) return ffi::Error::InvalidArgument("matmul: K is not a multiple of lanes");
-  const float* scales = nullptr;
-  if (rest.size() == 1) scales = rest.get<ffi::BufferR1<ffi::F32>>(0)->typed_data();
-  const float* from = x.typed_data();
-  float* to = y->typed_data();
-  std::fill_n(to + m * n, (x.dimensions()[0] - m) * n, 0.0f);
-  const void* weights = w.untyped_data();
+  const auto all = operands(x, w, count, rest, y, FloatInputs::kStep);
+  if (all.has_error()) return all.error();
   switch (w.element_type()) {
-    case ffi::F32: matmul<Float32>(pool, from, weights, to, m, k, n, scales); break;
-    case ffi::F16: matmul<Float16>(pool, from, weights, to, m, k, n, scales); break;
-    case ffi::BF16: matmul<BFloat16>(pool, from, weights, to, m, k, n, scales); break;
-    case ffi::S8: matmul<Int8>(pool, from, weights, to, m, k, n, scales); break;
+    case ffi::F32: multiply_floats<Float32>(pool, *all); break;
+    case ffi::F16: multiply_floats<Float16>(pool, *all); break;
+    case ffi::BF16: multiply_floats<BFloat16>(pool, *all); break;
+    case ffi::S8: multiply_floats<Int8>(pool, *all); break;
     default: return ffi::Error::InvalidArgument("matmul: weights of this type are not supported");
   }
   return ffi::Error::Success();
 }
 
+#if defined(__AVX512VNNI__)
+constexpr int64_t kQuantizeRows = 16;  // rows one task quantises
+
+// Symmetric int8 by the row's largest value, rounded to even.
+Quantized quantize(const float* x, int64_t k, int8_t* to) {
+  Floats largest = {};
+  for (int64_t i = 0; i < k; i += kLanes) {
+    const Floats v = load(x + i), magnitude = v < 0.0f ? -v : v;
+    largest = largest > magnitude ? largest : magnitude;
+  }
+  const float scale = std::max(maximum(largest), 1e-30f) / 127;
+  __m512i total = _mm512_setzero_si512();
+  for (int64_t i = 0; i < k; i += kLanes) {
+    const auto rounded = _mm512_cvtps_epi32(reinterpret_cast<__m512>(load(x + i) / scale));
+    total = _mm512_add_epi32(total, rounded);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm512_cvtepi32_epi8(rounded));
+  }
+  return {scale, _mm512_reduce_add_epi32(total)};
+}
+
+ffi::Error matmul_int8_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w,
+                               ffi::BufferR0<ffi::S32> count, ffi::RemainingArgs rest,
+                               ffi::ResultBufferR2<ffi::F32> y) {
+  const auto all = operands(x, w, count, rest, y, Int8Inputs::kStep);
+  if (all.has_error()) return all.error();
+  const Operands o = *all;
+  if (w.element_type() != ffi::S8) return ffi::Error::InvalidArgument("matmul: these weights are not int8");
+  std::vector<int8_t> values(o.m * o.k);
+  std::vector<Quantized> rows(o.m);
+  parallel_for(pool, (o.m + kQuantizeRows - 1) / kQuantizeRows, [=, to = values.data(), info = rows.data()](int64_t i) {
+    const int64_t end = std::min((i + 1) * kQuantizeRows, o.m);
+    for (int64_t r = i * kQuantizeRows; r < end; ++r) info[r] = quantize(o.x + r * o.k, o.k, to + r * o.k);
+  });
+  const auto* stored = static_cast<const int8_t*>(o.w);
+  multiply(pool, Product<Int8Inputs>{values.data(), stored, o.y, o.m, o.k, o.n, o.scales, rows.data()});
+  return ffi::Error::Success();
+}
+#endif
+
 }  // namespace
 }  // namespace jaxserve
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_matmul, jaxserve::matmul_handler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::BufferR2<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::BufferR0<xla::ffi::S32>>()
-                                  .RemainingArgs()
-                                  .Ret<xla::ffi::BufferR2<xla::ffi::F32>>());
+#define JAXSERVE_MATMUL(name, handler)                                 \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(name, jaxserve::handler,               \
+                                xla::ffi::Ffi::Bind()                  \
+                                    .Ctx<xla::ffi::ThreadPool>()       \
+                                    .Arg<xla::ffi::BufferR2<xla::ffi::F32>>() \
+                                    .Arg<xla::ffi::AnyBuffer>()        \
+                                    .Arg<xla::ffi::BufferR0<xla::ffi::S32>>() \
+                                    .RemainingArgs()                   \
+                                    .Ret<xla::ffi::BufferR2<xla::ffi::F32>>())
+
+JAXSERVE_MATMUL(jaxserve_matmul, matmul_handler);
+#if defined(__AVX512VNNI__)
+JAXSERVE_MATMUL(jaxserve_matmul_int8, matmul_int8_handler);
+#endif

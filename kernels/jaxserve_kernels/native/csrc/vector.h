@@ -22,61 +22,20 @@ typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef float UnalignedFloats __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
 
 typedef float FourFloats __attribute__((vector_size(16)));
+typedef int32_t FourInts __attribute__((vector_size(16)));
 typedef float UnalignedFour __attribute__((vector_size(16), aligned(4), may_alias));
 
 inline Floats load(const float* p) { return *reinterpret_cast<const UnalignedFloats*>(p); }
 inline void store(float* p, Floats v) { *reinterpret_cast<UnalignedFloats*>(p) = v; }
 
 // Keeps the compiler from loading `v` again at each of its uses: loads would bound the product.
-inline Floats in_register(Floats v) {
+template <typename Vector>
+inline Vector in_register(Vector v) {
   asm("" : "+v"(v));
   return v;
 }
 
 inline Floats broadcast(float x) { return x - Floats{}; }
-
-// How weights of each stored type become float lanes.
-struct Float32 {
-  using Stored = float;
-  static inline Floats lanes(const float* p) { return load(p); }
-};
-
-struct Float16 {
-  using Stored = uint16_t;
-  static inline Floats lanes(const uint16_t* p) {
-#if defined(__AVX512F__)
-    return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
-#else
-    return reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-#endif
-  }
-};
-
-struct BFloat16 {
-  using Stored = uint16_t;
-  static inline Floats lanes(const uint16_t* p) {
-#if defined(__AVX512F__)
-    auto wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-    return reinterpret_cast<Floats>(_mm512_slli_epi32(wide, 16));
-#else
-    auto wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    return reinterpret_cast<Floats>(_mm256_slli_epi32(wide, 16));
-#endif
-  }
-};
-
-struct Int8 {
-  using Stored = int8_t;
-  static inline Floats lanes(const int8_t* p) {
-#if defined(__AVX512F__)
-    auto wide = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    return reinterpret_cast<Floats>(_mm512_cvtepi32_ps(wide));
-#else
-    auto wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-    return reinterpret_cast<Floats>(_mm256_cvtepi32_ps(wide));
-#endif
-  }
-};
 
 // The sums of four vectors: within groups of four lanes first, then over the groups.
 inline FourFloats sums_of_four(Floats a, Floats b, Floats c, Floats d) {

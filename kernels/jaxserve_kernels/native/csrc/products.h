@@ -1,0 +1,90 @@
+// The products a tile can be made of: how weights of each stored type meet their inputs.
+#pragma once
+
+#include "vector.h"
+
+namespace jaxserve {
+
+// Float inputs: weights are widened to float lanes.
+struct FloatInputs {
+  using Input = float;
+  using Sum = Floats;
+  static constexpr int kStep = kLanes;  // inputs taken at once
+  static inline Floats inputs(const float* p) { return load(p); }
+  static inline void add(Floats& sum, Floats inputs, Floats weights) { sum += inputs * weights; }
+};
+
+struct Float32 : FloatInputs {
+  using Stored = float;
+  static inline Floats weights(const float* p) { return load(p); }
+};
+
+struct Float16 : FloatInputs {
+  using Stored = uint16_t;
+  static inline Floats weights(const uint16_t* p) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+#else
+    return reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#endif
+  }
+};
+
+struct BFloat16 : FloatInputs {
+  using Stored = uint16_t;
+  static inline Floats weights(const uint16_t* p) {
+#if defined(__AVX512F__)
+    auto wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return reinterpret_cast<Floats>(_mm512_slli_epi32(wide, 16));
+#else
+    auto wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return reinterpret_cast<Floats>(_mm256_slli_epi32(wide, 16));
+#endif
+  }
+};
+
+struct Int8 : FloatInputs {
+  using Stored = int8_t;
+  static inline Floats weights(const int8_t* p) {
+#if defined(__AVX512F__)
+    auto wide = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return reinterpret_cast<Floats>(_mm512_cvtepi32_ps(wide));
+#else
+    auto wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    return reinterpret_cast<Floats>(_mm256_cvtepi32_ps(wide));
+#endif
+  }
+};
+
+#if defined(__AVX512VNNI__)
+// Int8 inputs, with exact sums: the instruction multiplies unsigned by signed bytes, so weights are taken 128 too
+// large, which the sum of a row's inputs makes good in the end.
+struct Int8Inputs {
+  using Stored = int8_t;
+  using Input = int8_t;
+  using Sum = Ints;
+  static constexpr int kStep = 4 * kLanes;
+  static constexpr int32_t kOffset = 128;
+  static inline Ints inputs(const int8_t* p) { return reinterpret_cast<Ints>(_mm512_loadu_si512(p)); }
+  static inline Ints weights(const int8_t* p) {
+    return reinterpret_cast<Ints>(_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128)));
+  }
+  static inline void add(Ints& sum, Ints inputs, Ints weights) {
+    sum = reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(weights),
+                                                     reinterpret_cast<__m512i>(inputs)));
+  }
+};
+
+inline FourInts sums_of_four(Ints a, Ints b, Ints c, Ints d) {
+  auto w = reinterpret_cast<__m512i>(a), x = reinterpret_cast<__m512i>(b);
+  auto y = reinterpret_cast<__m512i>(c), z = reinterpret_cast<__m512i>(d);
+  auto ab = _mm512_add_epi32(_mm512_unpacklo_epi32(w, x), _mm512_unpackhi_epi32(w, x));
+  auto cd = _mm512_add_epi32(_mm512_unpacklo_epi32(y, z), _mm512_unpackhi_epi32(y, z));
+  auto all = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+  auto half = _mm256_add_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
+  auto quarter = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  return reinterpret_cast<FourInts>(quarter);
+}
+#endif
+
+}  // namespace jaxserve
