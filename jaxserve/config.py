@@ -77,7 +77,7 @@ class SchedulerConfig:
         None, ge=1, le=4096, help="requests that run at the same time (default: 32 on CPU, 256 on accelerators)"
     )
     max_num_batched_tokens: int | None = option(
-        None, ge=1, help="tokens computed in one step (default: 256 on CPU, 2048 on accelerators)"
+        None, ge=1, help="tokens computed in one step (default: 128 on CPU, 2048 on accelerators)"
     )
     max_queued_requests: int = option(1024, ge=0, help="requests that may wait; more are answered 429")
     overlap: bool = option(True, help="dispatch the next step before the last one is read")

@@ -25,7 +25,7 @@ class StepLimits:
     max_num_batched_tokens: int
 
 
-CPU_LIMITS = StepLimits(max_num_seqs=32, max_num_batched_tokens=256)
+CPU_LIMITS = StepLimits(max_num_seqs=32, max_num_batched_tokens=128)
 ACCELERATOR_LIMITS = StepLimits(max_num_seqs=256, max_num_batched_tokens=2048)
 
 

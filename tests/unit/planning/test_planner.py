@@ -100,7 +100,7 @@ def test_smollm2_on_a_cpu_by_hand(tmp_path: Path) -> None:
     assert plan.cache is not None
     assert plan.cache.num_blocks == 12 * (64 << 20) // (16 * 46_080) == 1092
     assert plan.step is not None
-    assert (plan.step.max_num_seqs, plan.step.max_num_batched_tokens, plan.step.max_model_len) == (32, 256, 8192)
+    assert (plan.step.max_num_seqs, plan.step.max_num_batched_tokens, plan.step.max_model_len) == (32, 128, 8192)
     assert [(row.length, row.num_requests) for row in plan.concurrency] == [(1024, 17), (4096, 4), (8192, 2)]
     alone = next(row for row in plan.decode if (row.num_requests, row.context) == (1, 1024))
     matrices = 134_515_008 - 61 * 576  # all but the norms; the tied embedding is the head

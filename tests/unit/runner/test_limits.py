@@ -37,7 +37,7 @@ def test_buckets_end_at_the_limits(platform: str, seqs: int, tokens: int) -> Non
 @pytest.mark.parametrize(
     ("platform", "seqs", "tokens", "expected"),
     [
-        ("cpu", None, None, (32, 256)),
+        ("cpu", None, None, (32, 128)),
         ("gpu", None, None, (256, 2048)),
         ("tpu", None, None, (256, 2048)),
         ("cpu", 300, None, (300, 300)),
