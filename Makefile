@@ -26,7 +26,7 @@ PIP_INSTALL = -m pip install --require-hashes --no-deps
 PYTEST = JAX_PLATFORMS=cpu $(BIN)/python -m pytest
 
 .PHONY: help install serve check test lint format types fast-tests all-tests second-python middle-jax \
-	kernels-check aot-tests docs lock docker-check bench-peers clean
+	kernels-check aot-tests docs lock docker-check bench-peers gpu-wheels gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -144,6 +144,22 @@ docker-check: install ## hadolint, compose and YAML checks of docker/ and config
 # Peers live in ~/.cache/jaxserve-peers; the first run downloads about 5 GB and compiles for a quarter of an hour.
 bench-peers: $(STAMPS)/$(DEVICE) $(STAMPS)/package $(STAMPS)/native $(STAMPS)/model ## other servers beside jaxserve, same load and weights: make bench-peers ARGS='--rounds 3'
 	$(BIN)/python -m benchmarks.peers $(ARGS)
+
+# A machine with a GPU and its own jax, torch and transformers, and no network: this takes along what it lacks.
+GPU_WHEELS := .gpu-wheels
+GPU_PACKAGES := gguf|msgspec|pyzmq
+GPU_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_26_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64
+
+gpu-wheels: ## download what `make gpu-check` needs beside jax, flax, transformers and aiohttp: Python 3.12, x86-64
+	rm -rf $(GPU_WHEELS) && mkdir $(GPU_WHEELS)
+	awk '/^($(GPU_PACKAGES))==/ { wanted = 1 } wanted { print } !/\\$$/ { wanted = 0 }' requirements/cuda.lock >$(GPU_WHEELS)/requirements.txt
+	$(PYTHON) -m pip download --quiet --require-hashes --no-deps --only-binary :all: --implementation cp --python-version 3.12 \
+		$(GPU_PLATFORMS:%=--platform %) --dest $(GPU_WHEELS) --requirement $(GPU_WHEELS)/requirements.txt
+	@du -sh $(GPU_WHEELS)
+
+# No environment is made: that machine has its own, and nothing could be installed there.
+gpu-check: ## check and measure on this machine's GPU with its own Python, under nine minutes: make gpu-check ARGS='--quick'
+	$(PYTHON) -m benchmarks.gpu $(ARGS)
 
 # ---------------------------------------------------------------- upkeep
 

@@ -1,0 +1,42 @@
+"""What a part is told: sizes, seed, how long it may take, and the bounds that the first part measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from benchmarks.gpu.records import Recorder
+
+Platform = Literal["cuda", "cpu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the device was seen to do at most, in the same run."""
+
+    copy_bytes_per_s: float
+    """Bytes read plus bytes written."""
+    matmul_flops: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Context:
+    """One part's orders."""
+
+    platform: Platform
+    is_quick: bool
+    """Tiny sizes: shows that everything runs, measures nothing of interest."""
+    seed: int
+    bounds: Bounds | None
+    """None: they were not measured, so nothing is set against them."""
+    folder: Path
+    """For files that nobody needs afterwards."""
+    recorder: Recorder
+
+    def share_of_copy(self, num_bytes: float, seconds: float) -> float | None:
+        """Of the copy bandwidth, what moving `num_bytes` in `seconds` is."""
+        return None if self.bounds is None else num_bytes / seconds / self.bounds.copy_bytes_per_s
+
+    def share_of_matmul(self, flops: float, seconds: float) -> float | None:
+        return None if self.bounds is None else flops / seconds / self.bounds.matmul_flops

@@ -1,0 +1,40 @@
+"""Part 3, int8 weights: decode steps of the same model, weights alone and activations as well."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax.numpy as jnp
+
+from benchmarks.gpu.context import Context
+from benchmarks.gpu.shapes import LLAMA_8B, TINY, decoder
+from benchmarks.gpu.steps import StepBench
+from jaxserve.config import Quantization
+from jaxserve.layers.numerics import Numerics
+
+COMPILE_SHARE = 0.7
+"""Of the time that is left."""
+KINDS: tuple[Quantization, ...] = ("int8-weight-only", "int8")
+
+
+def run(context: Context) -> None:
+    for kind in KINDS:
+        context.recorder.attempt(kind, partial(_measure, context, kind))
+
+
+def _measure(context: Context, kind: Quantization) -> None:
+    dtype = jnp.dtype(jnp.bfloat16 if context.platform == "cuda" else jnp.float32)
+    batches = (1, 4) if context.is_quick else (1, 32)
+    cells = [(batch, 64 if context.is_quick else 1024) for batch in batches]
+    bench = StepBench(
+        context,
+        decoder(TINY if context.is_quick else LLAMA_8B),
+        Numerics(dtype, dtype, kind),
+        label=kind,
+        batches=batches,
+        chunk=None,
+        cells=cells,
+        compile_s=COMPILE_SHARE * context.recorder.left_s,
+    )
+    bench.decode_cells(cells)
+    bench.release()

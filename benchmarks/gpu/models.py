@@ -1,0 +1,167 @@
+"""Part 2, whole models: the device's logits against the CPU's, and a request alone against the same in a batch."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxserve_kernels.paged_attention import Paging, ragged_layout
+
+from benchmarks.gpu.context import Context
+from benchmarks.gpu.random_weights import host_leaves
+from benchmarks.gpu.rig import BLOCK_SIZE, Generation, Rig, generate, greedy
+from benchmarks.gpu.shapes import FAMILIES, TINY, decoder
+from jaxserve.layers.attention import KVPool, StepContext
+from jaxserve.layers.numerics import plain
+from jaxserve.layers.rope import rotation
+from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
+from jaxserve.runner.inputs import programs
+from jaxserve.scheduler.plan import Buckets
+
+NUM_TOKENS, NUM_PROMPT = 72, 64
+FLOAT32_TOLERANCE = 1e-3
+"""Largest difference of two logits, in standard deviations of all: both sides compute in float32."""
+BFLOAT16_TOLERANCE = 0.05
+"""Mean difference, likewise: roundings of three layers."""
+UNDECIDED = 0.1
+"""Two best log-probabilities nearer than this may change places in bfloat16 when a batch is computed otherwise."""
+PROMPT_LENGTHS = (37, 3, 90, 64, 17, 55, 120, 8)
+NUM_OUTPUTS = 24
+
+
+def run(context: Context) -> None:
+    print(f"seed {context.seed}", flush=True)
+    families = list(FAMILIES.items())[: 2 if context.is_quick else None]
+    for name, config in families:
+        context.recorder.attempt(name, partial(check_family, context, name, config))
+    for dtype in ("float32",) if context.is_quick else ("float32", "bfloat16"):
+        context.recorder.attempt(f"batches {dtype}", partial(check_batches, context, dtype))
+
+
+def check_family(context: Context, name: str, config: dict[str, Any]) -> None:
+    """Prompt in one mixed pass, then token by token; the CPU computes all of it in one pass."""
+    shape = decoder(config)
+    leaves = host_leaves(make_skeleton(shape, plain(jnp.dtype("float32"))), context.seed)
+    tokens = np.random.default_rng(context.seed).integers(0, shape.vocab_size, NUM_TOKENS)
+    host, device = jax.devices("cpu")[0], jax.devices()[0]
+    wide = make_skeleton(shape, plain(jnp.dtype("float32")))
+    expected = logits_of(wide, leaves, tokens, NUM_TOKENS, host)
+    found = logits_of(wide, leaves, tokens, NUM_PROMPT, device)
+    spread = float(expected.std())
+    error = float(np.abs(found - expected).max()) / spread
+    context.recorder.check(
+        f"{name}, float32, largest difference",
+        passed=error <= FLOAT32_TOLERANCE,
+        error=error,
+        tolerance=FLOAT32_TOLERANCE,
+    )
+    if context.is_quick:
+        return
+    rounded = tuple(np.asarray(leaf.astype(jnp.bfloat16)) for leaf in leaves)
+    narrow = make_skeleton(shape, plain(jnp.dtype("bfloat16")))
+    expected = logits_of(wide, tuple(leaf.astype(np.float32) for leaf in rounded), tokens, NUM_TOKENS, host)
+    found = logits_of(narrow, rounded, tokens, NUM_PROMPT, device)
+    error = float(np.abs(found - expected).mean()) / spread
+    context.recorder.check(
+        f"{name}, bfloat16, mean difference",
+        passed=error <= BFLOAT16_TOLERANCE,
+        error=error,
+        tolerance=BFLOAT16_TOLERANCE,
+    )
+
+
+def logits_of(
+    skeleton: ModelSkeleton, leaves: tuple[np.ndarray, ...], tokens: np.ndarray, num_prompt: int, device: jax.Device
+) -> np.ndarray:
+    """Of every position, float32 (T, V): the first `num_prompt` in one mixed pass, the rest in decode passes."""
+    num_pages = -(-len(tokens) // BLOCK_SIZE)
+    config = skeleton.config
+    shape = (config.num_layers, num_pages + 1, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
+    with jax.default_device(device):
+        params = tuple(jax.device_put(leaf, device) for leaf in leaves)
+        pool = KVPool(jnp.zeros(shape, skeleton.dtype), jnp.zeros(shape, skeleton.dtype))
+        one_pass = jax.jit(partial(_pass, skeleton, num_pages), static_argnames=("is_mixed",))
+        logits, pool = one_pass(params, pool, jnp.asarray(tokens[:num_prompt]), jnp.arange(num_prompt), is_mixed=True)
+        rows = [np.asarray(logits)]
+        for position in range(num_prompt, len(tokens)):
+            logits, pool = one_pass(
+                params,
+                pool,
+                jnp.asarray(tokens[position : position + 1]),
+                jnp.arange(position, position + 1),
+                is_mixed=False,
+            )
+            rows.append(np.asarray(logits))
+    return np.concatenate(rows)
+
+
+def _pass(
+    skeleton: ModelSkeleton,
+    num_pages: int,
+    params: tuple[jax.Array, ...],
+    pool: KVPool,
+    tokens: jax.Array,
+    positions: jax.Array,
+    *,
+    is_mixed: bool,
+) -> tuple[jax.Array, KVPool]:
+    """One request's tokens at `positions`, and every one's logits. Traced."""
+    count = tokens.shape[0]
+    starts = jnp.asarray([0, count])
+    model = skeleton.build(params)
+    step = StepContext(
+        rotation=rotation(skeleton.config, positions),
+        paging=Paging(
+            block_tables=jnp.arange(1, num_pages + 1)[None],
+            kv_lengths=positions[-1:] + 1,
+            query_starts=starts,
+            pages=positions // BLOCK_SIZE + 1,
+            slots=positions % BLOCK_SIZE,
+            ragged=ragged_layout(starts, jnp.int32(0), num_tokens=count) if is_mixed else None,
+        ),
+    )
+    hidden, pool = model.hidden(tokens, pool, step)
+    return model.logits(hidden, jnp.int32(count)), pool
+
+
+def check_batches(context: Context, dtype: str) -> None:
+    """Eight requests one after the other and all together, through scheduler and runner, steps overlapping."""
+    shape = decoder(TINY)
+    rig = Rig(shape, plain(jnp.dtype(dtype)), num_blocks=129, max_model_len=256)
+    wanted = programs(Buckets(decode=(1, 8), mixed=(64,), max_num_seqs=8), rig.max_pages)
+    made = rig.compile(wanted, context.recorder.left_s)
+    if len(made) < len(wanted):
+        raise TimeoutError(f"{len(made)} of {len(wanted)} programs compiled in time")
+    params = rig.place(host_leaves(rig.skeleton, context.seed))
+    runner = rig.runner(params, made)
+    random = np.random.default_rng(context.seed)
+    requests = [
+        greedy(f"request-{index}", random.integers(0, shape.vocab_size, length), NUM_OUTPUTS, num_top_logprobs=2)
+        for index, length in enumerate(PROMPT_LENGTHS)
+    ]
+    together = generate(rig.core(runner, made), requests)
+    for request in requests:
+        alone = generate(rig.core(runner, made), [request])
+        name = str(request.request_id)
+        equal, gap = first_difference(alone, together, name)
+        is_excused = dtype == "bfloat16" and gap is not None and gap < UNDECIDED
+        context.recorder.check(
+            f"{name} alone and in a batch, {dtype}",
+            passed=equal == NUM_OUTPUTS or is_excused,
+            equal_tokens=equal,
+            tokens=NUM_OUTPUTS,
+            gap_at_difference=gap,
+        )
+
+
+def first_difference(alone: Generation, together: Generation, name: str) -> tuple[int, float | None]:
+    """How many tokens agree from the beginning, and how near the two best were where they stop to."""
+    pairs = zip(alone.token_ids[name], together.token_ids[name], strict=True)
+    for index, (one, other) in enumerate(pairs):
+        if one != other:
+            best = alone.logprobs[name][index].top_logprobs
+            return index, best[0] - best[1]
+    return len(alone.token_ids[name]), None

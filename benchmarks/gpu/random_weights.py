@@ -1,0 +1,80 @@
+"""Weights nobody trained: on the host for small models, made on the device for large ones."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxserve.layers.attention import KVPool
+from jaxserve.models.skeleton import LeafSpec, ModelSkeleton
+from jaxserve.sharding.mesh import Sharding
+
+LOGIT_SPREAD = 2.0
+DIFFERENT_PAGES = 64
+"""Of a random pool; the rest repeats them at addresses of their own."""
+
+Kind = Literal["norm", "bias", "scale", "embedding", "matrix"]
+
+
+def kind_of(leaf: LeafSpec) -> Kind:
+    if leaf.name.endswith("weight_scale"):
+        return "scale"
+    if leaf.name.endswith("bias"):
+        return "bias"
+    if len(leaf.shape) == 1:
+        return "norm"
+    return "embedding" if "embed_tokens" in leaf.name or "lm_head" in leaf.name else "matrix"
+
+
+def host_leaves(skeleton: ModelSkeleton, seed: int) -> tuple[np.ndarray, ...]:
+    """float32, such that heads attend unevenly, every layer matters, and logits spread by about 2."""
+    random = np.random.default_rng(seed)
+
+    def make(leaf: LeafSpec) -> np.ndarray:
+        noise = random.standard_normal(leaf.shape, np.float32)
+        match kind_of(leaf):
+            case "norm":
+                return 1 + 0.2 * noise
+            case "bias":
+                return 0.3 * noise
+            case "embedding":
+                return noise * np.float32(LOGIT_SPREAD / leaf.shape[1] ** 0.5)
+            case _:
+                return noise * np.float32(1.3 / leaf.shape[1] ** 0.5)
+
+    return tuple(make(leaf) for leaf in skeleton.leaves)
+
+
+def device_leaves(skeleton: ModelSkeleton, sharding: Sharding, seed: int) -> tuple[jax.Array, ...]:
+    """Made where they stay, in the types the skeleton declares; int8 weights with scales that fit them."""
+
+    def make(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype, kind: Kind) -> jax.Array:
+        if dtype == jnp.int8:
+            return jax.lax.bitcast_convert_type(jax.random.bits(key, shape, jnp.uint8), jnp.int8)
+        if kind == "norm":
+            return jnp.ones(shape, dtype)
+        if kind == "scale":
+            return jnp.full(shape, 1 / (127 * skeleton.config.hidden_size**0.5), dtype)
+        return jax.random.normal(key, shape, dtype) * jnp.asarray(shape[-1] ** -0.5, dtype)
+
+    made = jax.jit(make, static_argnums=(1, 2, 3))
+    keys = jax.random.split(jax.random.key(seed), len(skeleton.leaves))
+    return tuple(
+        jax.device_put(made(key, leaf.shape, leaf.dtype, kind_of(leaf)), sharding.place(leaf.axes))
+        for key, leaf in zip(keys, skeleton.leaves, strict=True)
+    )
+
+
+def random_pool(shape: tuple[int, ...], dtype: jnp.dtype, sharding: Sharding, seed: int) -> KVPool:
+    """A KV pool full of keys and values, and no more memory than that."""
+
+    def make(key: jax.Array) -> jax.Array:
+        pages = jax.random.normal(key, (DIFFERENT_PAGES, *shape[2:]), dtype)
+        return jnp.broadcast_to(pages[jnp.arange(shape[1]) % DIFFERENT_PAGES], shape)
+
+    made = jax.jit(make, out_shardings=sharding.kv_pool)
+    k, v = (made(key).block_until_ready() for key in jax.random.split(jax.random.key(seed)))
+    return KVPool(k, v)

@@ -1,0 +1,201 @@
+"""An engine over random weights: the server's own programs, runner, scheduler and loop, without a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.gpu.random_weights import random_pool
+from jaxserve.bench.offline import EngineTotals
+from jaxserve.config import SchedulerConfig
+from jaxserve.engine.core import EngineCore
+from jaxserve.ipc.messages import AddRequest, ModelFacts, TokenLogprobs
+from jaxserve.kv.manager import KVManager
+from jaxserve.layers.numerics import Numerics
+from jaxserve.models.config import DecoderConfig
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.runner.inputs import Program
+from jaxserve.runner.runner import PendingStep, Runner, make_pool
+from jaxserve.runner.steps import lower
+from jaxserve.sampling.params import SamplingParams
+from jaxserve.scheduler.plan import Buckets, StepPlan
+from jaxserve.scheduler.scheduler import Scheduler
+from jaxserve.sharding.mesh import make_sharding
+from jaxserve.types import RequestId
+
+BLOCK_SIZE = 16
+MAX_COMPILE_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """An executable, and the seconds it took beside the others."""
+
+    executable: jax.stages.Compiled
+    seconds: float
+
+
+@dataclass
+class Generation:
+    """All that requests got, and what the engine says of its steps."""
+
+    token_ids: dict[str, list[int]] = field(default_factory=dict)
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    totals: EngineTotals = field(default_factory=EngineTotals)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerExecutor:
+    """What an engine asks of an executor, over a runner that is there already."""
+
+    runner: Runner
+    facts: ModelFacts
+    buckets: Buckets
+    eos_token_ids: frozenset[int] = frozenset()
+
+    def submit(self, plan: StepPlan) -> PendingStep:
+        return self.runner.submit(plan)
+
+    def compilations(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing: the runner is somebody else's."""
+
+
+class Rig:
+    """One model's shapes; programs and runners are made over them."""
+
+    def __init__(self, decoder: DecoderConfig, numerics: Numerics, *, num_blocks: int, max_model_len: int) -> None:
+        self.skeleton = make_skeleton(decoder, numerics)
+        self.sharding = make_sharding(decoder, 1)
+        self.max_model_len = max_model_len
+        self.num_blocks = num_blocks
+        self.pool_shape = (decoder.num_layers, num_blocks, decoder.num_kv_heads, BLOCK_SIZE, decoder.head_dim)
+
+    @property
+    def kv_dtype(self) -> jnp.dtype:
+        return self.skeleton.dtype
+
+    @property
+    def max_pages(self) -> int:
+        return -(-self.max_model_len // BLOCK_SIZE)
+
+    def place(self, leaves: Iterable[np.ndarray]) -> tuple[jax.Array, ...]:
+        """Host arrays as the model's parameters."""
+        return tuple(
+            jax.device_put(array.astype(leaf.dtype), self.sharding.place(leaf.axes))
+            for array, leaf in zip(leaves, self.skeleton.leaves, strict=True)
+        )
+
+    def compile(self, wanted: Sequence[Program], timeout_s: float) -> dict[Program, Compiled]:
+        """Those that were ready in time, side by side as the server makes them."""
+
+        def make(program: Program) -> Compiled:
+            started_s = time.perf_counter()
+            executable = lower(self.skeleton, self.sharding, program, self.pool_shape, self.kv_dtype).compile()
+            return Compiled(executable, time.perf_counter() - started_s)
+
+        threads = ThreadPoolExecutor(min(MAX_COMPILE_THREADS, len(os.sched_getaffinity(0))))
+        futures = {threads.submit(make, program): program for program in wanted}
+        done = wait(futures, timeout_s).done
+        threads.shutdown(wait=False, cancel_futures=True)
+        return {futures[future]: future.result() for future in futures if future in done}
+
+    def runner(
+        self, params: tuple[jax.Array, ...], made: Mapping[Program, Compiled], *, pool_seed: int | None = None
+    ) -> Runner:
+        """`pool_seed`: fill the KV pool at random instead of with zeros."""
+
+        def new_pool() -> object:
+            if pool_seed is None:
+                return make_pool(self.pool_shape, self.kv_dtype, self.sharding)
+            return random_pool(self.pool_shape, self.kv_dtype, self.sharding, pool_seed)
+
+        executables = {program: each.executable for program, each in made.items()}
+        return Runner(params, new_pool, executables)  # type: ignore[arg-type]
+
+    def core(
+        self, runner: Runner, programs: Iterable[Program], *, depth: int = 1, max_burst_ms: float = 0.0
+    ) -> EngineCore:
+        """A fresh scheduler, which knows only `programs`, and a loop with `depth` steps in flight."""
+        buckets = buckets_of(programs)
+        vocab_size = self.skeleton.config.vocab_size
+        facts = ModelFacts(
+            vocab_size=vocab_size,
+            max_model_len=self.max_model_len,
+            num_kv_blocks=self.num_blocks,
+            block_size=BLOCK_SIZE,
+            max_num_seqs=buckets.max_num_seqs,
+            dtype=str(self.skeleton.dtype),
+            platform=jax.devices()[0].platform,
+            num_devices=1,
+            fingerprint="",
+        )
+        executor = RunnerExecutor(runner, facts, buckets)
+        kv = KVManager(self.num_blocks, BLOCK_SIZE, self.max_model_len, enable_prefix_caching=False)
+        config = SchedulerConfig(overlap=depth > 0, max_burst_ms=max_burst_ms)
+        scheduler = Scheduler(config, kv, buckets, self.max_model_len, frozenset(), vocab_size)
+        return EngineCore(scheduler, executor, depth=depth)
+
+
+def buckets_of(programs: Iterable[Program]) -> Buckets:
+    """The table that these programs make up."""
+    programs = list(programs)
+    sizes = {
+        kind: tuple(sorted(each.num_tokens for each in programs if each.kind == kind)) for kind in ("decode", "mixed")
+    }
+    return Buckets(
+        decode=sizes["decode"],
+        mixed=sizes["mixed"],
+        max_num_seqs=max(each.num_slots for each in programs),
+        max_burst=max(each.max_steps for each in programs),
+    )
+
+
+def greedy(
+    name: str, prompt: Sequence[int] | np.ndarray, num_tokens: int, *, num_top_logprobs: int | None = None
+) -> AddRequest:
+    """A request for exactly `num_tokens` of the most likely tokens."""
+    sampling = SamplingParams(
+        temperature=0.0, max_tokens=num_tokens, ignore_eos=True, num_top_logprobs=num_top_logprobs
+    )
+    return AddRequest(RequestId(name), [int(token) for token in prompt], sampling)
+
+
+def generate(
+    core: EngineCore, requests: Sequence[AddRequest], on_all_started: Callable[[], None] = lambda: None
+) -> Generation:
+    """All of them together, to the end. `on_all_started`: called once when each has its first token."""
+    result = Generation(
+        {request.request_id: [] for request in requests}, {request.request_id: [] for request in requests}
+    )
+    has_told = False
+    started_s = time.perf_counter()
+    for request in requests:
+        for output in core.handle(request):
+            raise RuntimeError(f"{output.request_id} was refused: {output.error}")
+    while core.has_work:
+        step = core.step()
+        if step is None:
+            continue
+        for output in step.outputs:
+            if output.error is not None:
+                raise RuntimeError(f"{output.request_id} failed: {output.error.message}")
+            result.token_ids[output.request_id] += output.token_ids
+            result.logprobs[output.request_id] += output.logprobs or []
+        if step.stats is not None:
+            result.totals.add(step.stats)
+        if not has_told and all(result.token_ids.values()):
+            has_told, result.totals = True, EngineTotals()
+            on_all_started()
+    result.seconds = time.perf_counter() - started_s
+    return result

@@ -1,0 +1,159 @@
+"""Part 3, the server: start-up with an empty and a full compile cache, and requests over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+
+from benchmarks.gpu.checkpoint import write_checkpoint
+from benchmarks.gpu.context import Context
+from benchmarks.gpu.shapes import LLAMA_1B, TINY, decoder
+from benchmarks.peers.environment import last_error
+from benchmarks.peers.server import free_port
+from jaxserve.layers.numerics import plain
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.planning.devices import Rates
+from jaxserve.planning.roofline import decode_bound
+from jaxserve.planning.sizes import make_sizes
+
+HOST = "127.0.0.1"
+POLL_INTERVAL_S = 0.05
+STOP_TIMEOUT_S = 10.0
+MAX_MODEL_LEN = 2048
+LOADS = ((1, 4), (32, 64), (64, 128))
+"""Requests at a time, requests in all."""
+INPUT_TOKENS, OUTPUT_TOKENS = 256, 128
+QUICK_LOADS = ((1, 2), (2, 4))
+QUICK_INPUT_TOKENS, QUICK_OUTPUT_TOKENS = 48, 8
+
+
+def run(context: Context) -> None:
+    model = context.folder / "model"
+    started_s = time.perf_counter()
+    num_bytes = write_checkpoint(model, TINY if context.is_quick else LLAMA_1B, context.seed)
+    context.recorder.figure("checkpoint", gib=num_bytes / 2**30, written_in_s=time.perf_counter() - started_s)
+    context.recorder.attempt("cold start", partial(_serve, context, model, "cold", has_load=True))
+    context.recorder.attempt("warm start", partial(_serve, context, model, "warm", has_load=False))
+
+
+def _serve(context: Context, model: Path, start: str, *, has_load: bool) -> None:
+    """One life of the server."""
+    port = free_port()
+    with _running(context, model, port) as ready_s:
+        _record_start(context, port, start, ready_s)
+        if has_load:
+            for concurrency, count in QUICK_LOADS if context.is_quick else LOADS:
+                context.recorder.attempt(
+                    f"HTTP, {concurrency} at a time", partial(_load, context, model, port, concurrency, count)
+                )
+
+
+@contextmanager
+def _running(context: Context, model: Path, port: int) -> Iterator[float]:
+    """`jaxserve serve`, in this part's process group, so that it cannot outlive the part; gives seconds to ready."""
+    limits = ["--max-num-seqs", "4", "--max-num-batched-tokens", "64"] if context.is_quick else []
+    limits = limits or ["--max-num-seqs", "64", "--max-num-batched-tokens", "2048"]
+    length = str(256 if context.is_quick else MAX_MODEL_LEN)
+    command = [sys.executable, "-m", "jaxserve.cli.main", "serve", str(model), "--served-model-name", "m"]
+    command += ["--host", HOST, "--port", str(port), "--max-model-len", length, *limits]
+    command += ["--compile-cache", str(context.folder / "programs"), "--no-enable-prefix-caching"]
+    log = context.folder / "server.log"
+    started_s = time.perf_counter()
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        while _get(port, "/ready")[0] != 200:
+            if process.poll() is not None:
+                raise RuntimeError(
+                    f"the server ended before it was ready: {last_error(log.read_text(errors='replace'))}"
+                )
+            if context.recorder.left_s <= 0:
+                raise TimeoutError(f"the server was not ready after {time.perf_counter() - started_s:.0f} s")
+            time.sleep(POLL_INTERVAL_S)
+        yield time.perf_counter() - started_s
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_TIMEOUT_S)
+        process.kill()
+        process.wait()
+        print(log.read_text(errors="replace"), flush=True)
+
+
+def _record_start(context: Context, port: int, start: str, ready_s: float) -> None:
+    """Seconds to ready, and every phase as the server tells it; phases overlap."""
+    report = json.loads(_get(port, "/startup")[1])
+    context.recorder.figure("start-up", start=start, phase="ready", seconds=ready_s)
+    for phase in report["phases"]:
+        context.recorder.figure("start-up", start=start, phase=phase["phase"], seconds=phase["seconds"])
+    sources = [program["source"] for program in report["programs"]]
+    compiled = sources.count("compiled")
+    context.recorder.note(f"{start} start: {compiled} programs compiled, {len(sources) - compiled} from the cache")
+
+
+def _load(context: Context, model: Path, port: int, concurrency: int, count: int) -> None:
+    num_input = QUICK_INPUT_TOKENS if context.is_quick else INPUT_TOKENS
+    num_output = QUICK_OUTPUT_TOKENS if context.is_quick else OUTPUT_TOKENS
+    file = context.folder / f"load-{concurrency}.json"
+    command = [sys.executable, "-m", "jaxserve.cli.main", "bench", "serve", "--url", f"http://{HOST}:{port}"]
+    command += ["--workload", "custom", "--input-len", str(num_input), "--output-len", str(num_output)]
+    command += ["--max-concurrency", str(concurrency), "--num-prompts", str(count), "--num-warmups", "1"]
+    command += ["--seed", str(context.seed), "--tokenizer", str(model), "--json", str(file)]
+    # The client needs no device, and must not take one from the server.
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    told = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=max(1.0, context.recorder.left_s), check=False
+    )
+    print(told.stdout, told.stderr, flush=True)
+    if told.returncode != 0 and not file.is_file():
+        raise RuntimeError(f"jaxserve bench serve: {last_error(told.stderr)}")
+    figures: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    bound = _bound(context, concurrency, num_input + num_output // 2)
+    context.recorder.figure(
+        "HTTP",
+        streams=concurrency,
+        requests=count,
+        input_tokens=num_input,
+        output_tokens=num_output,
+        failed=figures["failed"],
+        output_tok_per_s=figures["output_throughput"],
+        decode_bound_tok_per_s=bound,
+        median_ttft_ms=figures["median_ttft_ms"],
+        median_tpot_ms=figures["median_tpot_ms"],
+        p99_itl_ms=figures["p99_itl_ms"],
+    )
+
+
+def _bound(context: Context, concurrency: int, tokens: int) -> float | None:
+    """Tokens a second of decode steps alone, at the mean context."""
+    if context.bounds is None:
+        return None
+    dtype = jnp.dtype(jnp.bfloat16 if context.platform == "cuda" else jnp.float32)
+    sizes = make_sizes(make_skeleton(decoder(TINY if context.is_quick else LLAMA_1B), plain(dtype)), 1)
+    flops = context.bounds.matmul_flops
+    rates = Rates(context.bounds.copy_bytes_per_s, flops, flops, flops, "measured in the same run")
+    return decode_bound(sizes, rates, dtype.itemsize, concurrency, tokens, fits=True).tokens_per_s
+
+
+def _get(port: int, path: str) -> tuple[int | None, bytes]:
+    """Status and body, or None while nothing answers."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=10.0)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()
+    except (OSError, http.client.HTTPException):
+        return None, b""
+    finally:
+        connection.close()

@@ -1,0 +1,245 @@
+"""Whole steps of a model with random weights, by the programs and the runner of the server."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Iterable
+from functools import partial
+
+import jax
+
+from benchmarks.gpu.context import Context
+from benchmarks.gpu.plans import Rows, decoding_rows, prompt_chunks
+from benchmarks.gpu.random_weights import device_leaves
+from benchmarks.gpu.rig import BLOCK_SIZE, Compiled, Rig
+from jaxserve.kv.spec import KVSpec
+from jaxserve.layers.numerics import Numerics
+from jaxserve.models.config import DecoderConfig
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.planning.devices import Rates
+from jaxserve.planning.roofline import decode_bound, prefill_bound
+from jaxserve.planning.sizes import make_sizes
+from jaxserve.runner.inputs import Program, programs
+from jaxserve.runner.runner import PendingStep, Runner
+from jaxserve.runner.warmup import rehearsal_plan
+from jaxserve.scheduler.plan import Buckets
+
+MARGIN = 128
+"""Tokens that a row may grow by while a cell is measured."""
+WORKSPACE_BYTES = 8 << 30
+CELL_S = 2.0
+MIN_STEPS, MAX_STEPS = 3, 32
+
+
+def pool_blocks(decoder: DecoderConfig, numerics: Numerics, weight_bytes: int, cells: Iterable[tuple[int, int]]) -> int:
+    """Pages for the largest of `cells` (rows, tokens of a row) that the device has room for."""
+    itemsize = numerics.weights.itemsize
+    spec = KVSpec(decoder.num_layers, decoder.num_kv_heads, decoder.head_dim, itemsize, BLOCK_SIZE)
+    stats = jax.devices()[0].memory_stats() or {}
+    needs = [rows * -(-(tokens + MARGIN) // BLOCK_SIZE) + 1 for rows, tokens in cells]
+    if "bytes_limit" in stats:
+        room = (stats["bytes_limit"] - weight_bytes - WORKSPACE_BYTES) // spec.bytes_per_block
+        needs = [need for need in needs if need <= room]
+    return int(max(needs))
+
+
+class StepBench:
+    """One model, its programs and a runner over them."""
+
+    def __init__(
+        self,
+        context: Context,
+        decoder: DecoderConfig,
+        numerics: Numerics,
+        *,
+        label: str,
+        batches: tuple[int, ...],
+        chunk: int | None,
+        cells: list[tuple[int, int]],
+        compile_s: float,
+    ) -> None:
+        """Compile, then make weights and pool: the compiler tries out kernels and wants memory for it.
+
+        cells: (rows, tokens of a row) to come; chunk: tokens of a prefill step, or None.
+        """
+        self._context = context
+        self._label = label
+        self._sizes = make_sizes(make_skeleton(decoder, numerics), 1)
+        num_blocks = pool_blocks(decoder, numerics, self._sizes.weights_bytes, cells)
+        longest = max(tokens for _, tokens in cells) + MARGIN
+        self.rig = Rig(decoder, numerics, num_blocks=num_blocks, max_model_len=longest)
+        mixed = () if chunk is None else (chunk,)
+        self.made = self.compile(
+            programs(Buckets(decode=batches, mixed=mixed, max_num_seqs=max(batches)), self.rig.max_pages), compile_s
+        )
+        started_s = time.perf_counter()
+        self.params = jax.block_until_ready(device_leaves(self.rig.skeleton, self.rig.sharding, context.seed))
+        weights_s = time.perf_counter() - started_s
+        self.runner = self.rig.runner(self.params, self.made, pool_seed=context.seed)
+        for program in self.made:
+            self.runner.submit(rehearsal_plan(program)).result()
+        stats = jax.devices()[0].memory_stats() or {}
+        context.recorder.figure(
+            "memory",
+            model=self._label,
+            weights_gib=self._sizes.weights_bytes / 2**30,
+            kv_tokens=(num_blocks - 1) * BLOCK_SIZE,
+            peak_gib=stats["peak_bytes_in_use"] / 2**30 if "peak_bytes_in_use" in stats else None,
+            random_weights_s=weights_s,
+        )
+
+    def release(self) -> None:
+        """Give the KV pool back: there is no room for two."""
+        del self.runner
+        gc.collect()
+
+    def compile(self, wanted: Iterable[Program], timeout_s: float) -> dict[Program, Compiled]:
+        """Those that were ready in time; what the compiler says of each."""
+        wanted = list(wanted)
+        made = self.rig.compile(wanted, timeout_s)
+        for program in wanted:
+            if program not in made:
+                self._context.recorder.problem(program.name, f"not compiled within {timeout_s:.0f} s")
+                continue
+            memory = made[program].executable.memory_analysis()
+            self._context.recorder.figure(
+                "programs",
+                model=self._label,
+                program=program.name,
+                steps_per_call=program.max_steps,
+                compile_s=made[program].seconds,
+                scratch_mib=None if memory is None else memory.temp_size_in_bytes / 2**20,
+                loops=(made[program].executable.as_text() or "").count(" while("),
+            )
+        return made
+
+    def decode_cells(self, cells: Iterable[tuple[int, int]]) -> None:
+        for rows, tokens in cells:
+            self._context.recorder.attempt(f"decode {rows} x {tokens}", partial(self._decode, rows, tokens))
+
+    def prefill_cells(self, lengths: Iterable[int]) -> None:
+        for length in lengths:
+            self._context.recorder.attempt(f"prefill {length}", partial(self._prefill, length))
+
+    def rows(self, made: Iterable[Program], count: int, tokens: int) -> Rows | None:
+        """`count` rows for the decode program of that size; None, and a note, when the pool cannot hold them."""
+        program = next((each for each in made if each.kind == "decode" and each.num_tokens == count), None)
+        if program is None:
+            raise LookupError(f"decode/{count} is not compiled")
+        if count * -(-(tokens + MARGIN) // BLOCK_SIZE) >= self.rig.num_blocks:
+            self._context.recorder.note(f"{self._label}: {count} rows of {tokens} tokens do not fit the memory")
+            return None
+        return decoding_rows(program, count, tokens + MARGIN, self.rig.num_blocks, self._context.seed)
+
+    def _decode(self, count: int, tokens: int) -> None:
+        rows = self.rows(self.made, count, tokens)
+        if rows is None:
+            return
+        clock = _Steps(self.runner, rows, tokens - 1)
+        first_s = clock.warm_up()
+        num_steps = max(MIN_STEPS, min(MAX_STEPS, int(CELL_S / 3 / first_s)))
+        stream_s, submit_s = clock.stream(num_steps)
+        overlapped_s, synchronous_s = clock.overlapped(num_steps), clock.synchronous(num_steps)
+        rates = self._rates()
+        bound = None
+        if rates is not None:
+            itemsize = self.rig.kv_dtype.itemsize
+            bound = decode_bound(self._sizes, rates, itemsize, count, tokens, fits=True)
+        self._context.recorder.figure(
+            "decode steps",
+            model=self._label,
+            batch=count,
+            context=tokens,
+            step_ms=stream_s * 1e3,
+            bound_ms=None if bound is None else bound.step_s * 1e3,
+            of_bound=None if bound is None else bound.step_s / stream_s,
+            tok_per_s=count / overlapped_s,
+            overlapped_ms=overlapped_s * 1e3,
+            synchronous_ms=synchronous_s * 1e3,
+            submit_ms=submit_s * 1e3,
+        )
+
+    def _prefill(self, length: int) -> None:
+        program = next((each for each in self.made if each.kind == "mixed"), None)
+        if program is None:
+            raise LookupError("no mixed program is compiled")
+        plans = prompt_chunks(program, length, self.rig.skeleton.config.vocab_size, self._context.seed)
+        seconds = []
+        for _ in range(MIN_STEPS + 1):
+            started_s = time.perf_counter()
+            pending = [self.runner.submit(plan) for plan in plans]
+            pending[-1].result()
+            seconds.append(time.perf_counter() - started_s)
+        median_s = statistics.median(seconds[1:])
+        rates = self._rates()
+        bound = None if rates is None else prefill_bound(self._sizes, rates, length, program.num_tokens)
+        self._context.recorder.figure(
+            "prefill",
+            model=self._label,
+            prompt=length,
+            chunk=program.num_tokens,
+            ms=median_s * 1e3,
+            tok_per_s=length / median_s,
+            bound_ms=None if bound is None else bound.seconds * 1e3,
+            of_bound=None if bound is None else bound.seconds / median_s,
+        )
+
+    def _rates(self) -> Rates | None:
+        """The bounds of this run, as the planner takes them."""
+        bounds = self._context.bounds
+        if bounds is None:
+            return None
+        flops = bounds.matmul_flops
+        return Rates(bounds.copy_bytes_per_s, flops, flops, flops, "measured in the same run")
+
+
+class _Steps:
+    """Decode steps of the same rows, one token further each."""
+
+    def __init__(self, runner: Runner, rows: Rows, num_computed: int) -> None:
+        self._runner = runner
+        self._rows = rows
+        self._num_computed = num_computed
+
+    def _submit(self, *, has_slots: bool = True) -> PendingStep:
+        plan = self._rows.step(self._num_computed, has_slots=has_slots)
+        self._num_computed += 1
+        return self._runner.submit(plan)
+
+    def warm_up(self) -> float:
+        """Two steps; what the second one took."""
+        self._submit(has_slots=False).result()
+        started_s = time.perf_counter()
+        self._submit().result()
+        return time.perf_counter() - started_s
+
+    def stream(self, count: int) -> tuple[float, float]:
+        """Nothing is read before the last step: seconds of a step, and of handing one over."""
+        submits = []
+        started_s = time.perf_counter()
+        for _ in range(count):
+            before_s = time.perf_counter()
+            pending = self._submit()
+            submits.append(time.perf_counter() - before_s)
+        pending.result()
+        return (time.perf_counter() - started_s) / count, statistics.median(submits)
+
+    def overlapped(self, count: int) -> float:
+        """Each step is read after the next one was handed over, as the engine does it."""
+        started_s = time.perf_counter()
+        pending = self._submit()
+        for _ in range(count - 1):
+            later = self._submit()
+            pending.result()
+            pending = later
+        pending.result()
+        return (time.perf_counter() - started_s) / count
+
+    def synchronous(self, count: int) -> float:
+        """Each step is read before the next one is handed over."""
+        started_s = time.perf_counter()
+        for _ in range(count):
+            self._submit().result()
+        return (time.perf_counter() - started_s) / count

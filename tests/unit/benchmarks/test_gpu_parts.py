@@ -1,0 +1,135 @@
+"""Parts of the GPU check: what ends one leaves its findings and the parts behind it alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu.__main__ import find_bounds, main, run_all
+from benchmarks.gpu.context import Bounds
+from benchmarks.gpu.parts import PARTS, total_budget_s
+from benchmarks.gpu.processes import ROOT, Orders, Outcome, make_environment, run_part, unpack
+from benchmarks.gpu.records import Recorder, read_records
+from tests.unit.benchmarks.gpu_stub import FINE, HANGS, RAISES, WRONG
+
+
+@dataclass(frozen=True)
+class StubPart:
+    name: str = "stub"
+    budget_s: float = 20.0
+    is_check: bool = True
+    title: str = "a stub"
+    module: str = "tests.unit.benchmarks.gpu_stub"
+
+
+def orders(folder: Path, seed: int) -> Orders:
+    environment = make_environment("cpu", None, folder)
+    return Orders(
+        platform="cpu", is_quick=True, seed=seed, folder=folder, environment=environment, log=folder / "log.txt"
+    )
+
+
+def run_stub(folder: Path, seed: int, *, limit_s: float = 20.0, bounds: Bounds | None = None) -> Outcome:
+    return run_part(StubPart(), limit_s, orders(folder, seed), bounds)  # type: ignore[arg-type]
+
+
+def figures(outcome: Outcome, table: str) -> list[dict[str, Any]]:
+    return [dict(record.values) for record in outcome.records if record.kind == "figure" and record.name == table]
+
+
+def test_all_parts_together_take_less_than_nine_minutes() -> None:
+    assert total_budget_s() < 540
+    assert {part.name for part in PARTS if part.is_check} == {"kernels", "models"}
+
+
+def test_part_is_told_its_time_and_the_bounds(tmp_path: Path) -> None:
+    outcome = run_stub(tmp_path, FINE, bounds=Bounds(8e9, 1.0))
+    (told,) = figures(outcome, "told")
+    assert outcome.status == "done" and outcome.is_right
+    assert 10 < told["left_s"] < 20
+    assert told["copy"] == 0.5
+    assert find_bounds(outcome) == Bounds(2e9, 3e12)
+
+
+def test_wrong_result_is_no_failure_of_the_part_but_not_right(tmp_path: Path) -> None:
+    outcome = run_stub(tmp_path, WRONG)
+    assert outcome.status == "done"
+    assert not outcome.is_right
+
+
+def test_part_that_raises_leaves_its_records_and_one_line(tmp_path: Path) -> None:
+    outcome = run_stub(tmp_path, RAISES)
+    assert outcome.status == "failed" and not outcome.is_right
+    assert outcome.records[-1].kind == "problem"
+    assert outcome.records[-1].text == "ValueError: two lines"
+    assert figures(outcome, "told")
+    assert "Traceback" in (tmp_path / "log.txt").read_text()
+
+
+def test_part_that_hangs_is_killed_and_leaves_its_records(tmp_path: Path) -> None:
+    started_s = time.monotonic()
+    outcome = run_stub(tmp_path, HANGS, limit_s=1.5)
+    assert time.monotonic() - started_s < 10
+    assert outcome.status == "timed out" and not outcome.is_right
+    assert figures(outcome, "told")
+
+
+def test_unused_time_goes_to_later_parts_and_results_are_written_after_each(tmp_path: Path) -> None:
+    parts: list[Any] = [StubPart("first"), StubPart("second")]
+    outcomes = run_all(parts, orders(tmp_path, FINE), tmp_path)
+    (first,), (second,) = (figures(outcome, "told") for outcome in outcomes)
+    assert second["left_s"] > first["left_s"] + 5
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [part["status"] for part in results["parts"]] == ["done", "done"]
+    assert "1 of 1 checks passed" in (tmp_path / "results.md").read_text()
+
+
+def test_work_that_begins_after_the_deadline_is_named_and_not_done(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "records", time.monotonic() - 1)
+    recorder.attempt("late", lambda: pytest.fail("it was done"))
+    (record,) = read_records(tmp_path / "records")
+    assert (record.kind, record.name) == ("problem", "late")
+
+
+def test_torn_last_line_is_left_out(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "records", time.monotonic() + 9)
+    recorder.note("whole")
+    with (tmp_path / "records").open("a") as file:
+        file.write('{"kind": "no')
+    assert [record.text for record in read_records(tmp_path / "records")] == ["whole"]
+
+
+def test_carried_wheels_can_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    with zipfile.ZipFile(tmp_path / "wheels" / "carried-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("carried.py", "NUMBER = 7\n")
+    site = unpack(tmp_path / "wheels", tmp_path / "site")
+    code = "import carried, sys; sys.exit(carried.NUMBER)"
+    assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(site)}, check=False).returncode == 7
+
+
+def test_folder_of_wheels_that_is_not_there_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--wheels", str(tmp_path / "none"), "--out", str(tmp_path)]) == 2
+    assert "no such folder" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_part_runs_on_a_cpu_at_tiny_sizes(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu", "--platform", "cpu", "--quick", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert {part["part"]: part["status"] for part in results["parts"]} == {part.name: "done" for part in PARTS}, (
+        done.stderr
+    )
+    assert done.returncode == 0
+    assert len(list(tmp_path.iterdir())) <= 8
