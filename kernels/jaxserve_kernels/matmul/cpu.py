@@ -12,13 +12,16 @@ _LANES = 16
 """Inputs must be a multiple of the widest vector the kernels may be compiled for."""
 _INT8_LANES = 64
 """The same for inputs in int8."""
+_MOST_INT8_INPUTS = 1 << 16
+"""So many products of bytes that are 128 too large fit an int32."""
 _WEIGHTS = ("float32", "float16", "bfloat16", "int8")
 
 
 def supports(x: jax.Array, weight: jax.Array, *, dynamic: bool) -> bool:
     """Whether the kernel computes this product."""
     if dynamic:
-        return multiplies_int8() and x.shape[1] % _INT8_LANES == 0 and weight.dtype == jnp.int8
+        is_exact = x.shape[1] <= _MOST_INT8_INPUTS
+        return multiplies_int8() and is_exact and x.shape[1] % _INT8_LANES == 0 and weight.dtype == jnp.int8
     return x.shape[1] % _LANES == 0 and str(weight.dtype) in _WEIGHTS
 
 

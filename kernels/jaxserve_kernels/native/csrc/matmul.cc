@@ -19,8 +19,8 @@ namespace ffi = xla::ffi;
 
 constexpr int kTileRows = kLanes == 16 ? 6 : 3;
 constexpr int kTileOutputs = 4;
-constexpr int64_t kBlockRows = 96;    // rows that share a tile's weights: they fit the second cache
-constexpr int64_t kTaskOutputs = 24;  // outputs of a task: a multiple of this
+constexpr int64_t kBlockRows = 96;         // rows that share a tile's weights: they fit the second cache
+constexpr int64_t kTaskOutputs = 24;       // outputs of a task: a multiple of this
 constexpr int64_t kFetchBytes = 24 << 10;  // further ahead than the memory's latency, well within the second cache
 
 // Of a row of inputs in int8: what it was divided by, and its sum.
@@ -37,9 +37,7 @@ struct Product {
   int64_t m, k, n;
   const float* scales;         // of the outputs, or null
   const Quantized* quantized;  // rows, or null
-
-  // How many tiles ahead weights are fetched: far enough for the memory, and still in the second cache when used.
-  int64_t ahead() const { return 1 + kFetchBytes / (kTileOutputs * k * sizeof(typename P::Stored)); }
+  int64_t ahead = 1 + kFetchBytes / (kTileOutputs * k * sizeof(typename P::Stored));  // tiles; weights are fetched so
 };
 
 template <typename P>
@@ -84,7 +82,7 @@ inline __attribute__((always_inline)) void tile(const Product<P>& product, int64
   const int64_t k = product.k;
   const auto* x = product.x + row * k;
   const auto* w = product.w + out * k;
-  const auto* next = w + (product.ahead() * Outputs + fetch) * k;
+  const auto* next = w + (product.ahead * Outputs + fetch) * k;
   constexpr int kLine = 64 / sizeof(typename P::Stored);
   constexpr int kLines = (Fetch * P::kStep + kLine - 1) / kLine;
   typename P::Sum sums[Rows][Outputs] = {};
@@ -147,14 +145,25 @@ void outputs(const Product<P>& product, int64_t begin, int64_t end) {
   }
 }
 
+// Shares n outputs among threads: a long run for each, whose weights stream in without a break, then short ones for
+// whoever is ahead of the others.
+struct Split {
+  int64_t n, threads, run, rest;
+
+  Split(int64_t n, int64_t threads) : n(n), threads(threads) {
+    run = n * 3 / 4 / threads / kTaskOutputs * kTaskOutputs;
+    rest = (n / (16 * threads) / kTaskOutputs + 1) * kTaskOutputs;
+  }
+  int64_t begin(int64_t task) const {
+    return std::min(n, std::min(task, threads) * run + std::max<int64_t>(task - threads, 0) * rest);
+  }
+  int64_t count() const { return threads + (n - threads * run + rest - 1) / rest; }
+};
+
 template <typename P>
 void multiply(ffi::ThreadPool& pool, const Product<P>& product) {
-  const int64_t tasks = product.m > kBlockRows ? 24 : 8;  // of a thread: long ones leave others waiting at the end
-  const int64_t share = product.n / (tasks * std::max<int64_t>(1, pool.num_threads()));
-  const int64_t width = (share / kTaskOutputs + 1) * kTaskOutputs;
-  parallel_for(pool, (product.n + width - 1) / width, [=](int64_t task) {
-    outputs(product, task * width, std::min(product.n, (task + 1) * width));
-  });
+  const Split split(product.n, std::max<int64_t>(1, pool.num_threads()));
+  parallel_for(pool, split.count(), [=](int64_t task) { outputs(product, split.begin(task), split.begin(task + 1)); });
 }
 
 struct Operands {
@@ -240,14 +249,14 @@ ffi::Error matmul_int8_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, 
 }  // namespace
 }  // namespace jaxserve
 
-#define JAXSERVE_MATMUL(name, handler)                                 \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(name, jaxserve::handler,               \
-                                xla::ffi::Ffi::Bind()                  \
-                                    .Ctx<xla::ffi::ThreadPool>()       \
-                                    .Arg<xla::ffi::BufferR2<xla::ffi::F32>>() \
-                                    .Arg<xla::ffi::AnyBuffer>()        \
-                                    .Arg<xla::ffi::BufferR0<xla::ffi::S32>>() \
-                                    .RemainingArgs()                   \
+#define JAXSERVE_MATMUL(name, handler)                                          \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(name, jaxserve::handler,                        \
+                                xla::ffi::Ffi::Bind()                           \
+                                    .Ctx<xla::ffi::ThreadPool>()                \
+                                    .Arg<xla::ffi::BufferR2<xla::ffi::F32>>()   \
+                                    .Arg<xla::ffi::AnyBuffer>()                 \
+                                    .Arg<xla::ffi::BufferR0<xla::ffi::S32>>()   \
+                                    .RemainingArgs()                            \
                                     .Ret<xla::ffi::BufferR2<xla::ffi::F32>>())
 
 JAXSERVE_MATMUL(jaxserve_matmul, matmul_handler);
