@@ -100,9 +100,7 @@ class _Server:
             if not others_life.done():
                 await api.drain(stop.second, asyncio.wait({others_life}))
                 return 0
-            reason = others_life.result()
-            await asyncio.sleep(LAST_WORDS_S)
-            await api.fail(reason, stop.first)
+            await api.fail(others_life.result(), stop.first)
             return 1
 
     async def _others_life(self, api: ApiProcess, address: str) -> str:
@@ -134,6 +132,8 @@ class _Server:
                     _report_start(api, facts)
                     print(self._announcement(tokenizer), flush=True)
                     reason = await _wait_ended(api.client, engine, workers)
+                    await asyncio.sleep(LAST_WORDS_S)
+                    api.client.fail(reason)  # now: the end of the other processes takes a while
                     await workers.fail(reason)
                     return reason
             finally:
