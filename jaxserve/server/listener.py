@@ -173,7 +173,7 @@ async def listening(app: web.Application, listener: socket.socket, *, max_connec
     await runner.setup()
     assert runner.server is not None, "setup makes the server"
     doorkeeper = _Doorkeeper(runner.server, max_connections)
-    server = await asyncio.get_running_loop().create_server(doorkeeper, sock=listener)
+    server = await asyncio.get_running_loop().create_server(doorkeeper, sock=listener, backlog=BACKLOG)
     try:
         yield
     finally:
