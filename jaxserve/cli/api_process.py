@@ -70,7 +70,7 @@ async def serving_api(
     address: str,
     listener: socket.socket,
     index: int,
-    on_progress: Callable[[StartupProgress], None] | None = None,
+    on_progress: Callable[[StartupProgress], None] = lambda progress: None,
 ) -> AsyncIterator[ApiProcess]:
     """API process `index` of `--api-processes`, answering on `listener` inside the block.
 
@@ -83,8 +83,7 @@ async def serving_api(
 
     def note(progress: StartupProgress) -> None:
         startup.note(progress)
-        if on_progress is not None:
-            on_progress(progress)
+        on_progress(progress)
 
     with contextlib.closing(EngineConnection(address)) as connection, tokenization() as tokens:
         client = EngineClient(

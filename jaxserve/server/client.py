@@ -115,13 +115,14 @@ class EngineClient:
         *,
         max_queued_requests: int,
         siblings: Siblings,
-        on_progress: Callable[[StartupProgress], None] | None = None,
+        on_progress: Callable[[StartupProgress], None] = lambda progress: None,
     ) -> None:
         self._connection = connection
         self._metrics = metrics
         self._max_queued_requests = max_queued_requests
         self._siblings = siblings
-        self._on_progress = on_progress
+        self.note_progress = on_progress
+        """Told of every phase of the start; the phases of our own process are given to it as well."""
         self._outbox: asyncio.Queue[ToEngine] = asyncio.Queue()
         self._generations: dict[RequestId, Generation] = {}
         self._num_admitted = 0
@@ -133,7 +134,6 @@ class EngineClient:
         self._last_word = time.monotonic()
         self._is_draining = False
         self.facts: ModelFacts | None = None
-        self.progress = StartupProgress("start", 0, 1)
 
     @property
     def is_ready(self) -> bool:
@@ -168,12 +168,6 @@ class EngineClient:
             _log.error("the connection to the engine broke", exc_info=group.exceptions[0])
             self.fail("the connection to the engine broke")
 
-    def note_progress(self, progress: StartupProgress) -> None:
-        """The start-up phase that `/ready` tells while loading."""
-        self.progress = progress
-        if self._on_progress is not None:
-            self._on_progress(progress)
-
     async def wait_started(self) -> ModelFacts:
         """Wait for `Ready`. Raises StartupError with the engine's own line when it cannot start."""
         await self._started.wait()
@@ -187,8 +181,7 @@ class EngineClient:
 
     def require_ready(self) -> ModelFacts:
         """The model's facts; raises UnavailableError while loading, draining or dead."""
-        if self._failure is not None:
-            raise UnavailableError("The engine is not running.")
+        self.require_alive()
         if self.facts is None:
             raise UnavailableError("The model is loading.")
         if self._is_draining:
@@ -238,6 +231,7 @@ class EngineClient:
             self._outbox.put_nowait(Abort(request_ids))
 
     def require_alive(self) -> None:
+        """Raises UnavailableError when the engine is given up."""
         if self._failure is not None:
             raise UnavailableError("The engine is not running.")
 
