@@ -194,7 +194,7 @@ class Metrics:
             1,
             block_size=str(facts.block_size),
             num_gpu_blocks=str(facts.num_kv_blocks),
-            cache_dtype=facts.dtype,
+            cache_dtype=facts.kv_dtype,
         )
 
     def record_stats(self, stats: EngineStats) -> None:

@@ -135,7 +135,7 @@ class Rig:
             num_kv_blocks=self.num_blocks,
             block_size=BLOCK_SIZE,
             max_num_seqs=buckets.max_num_seqs,
-            dtype=str(self.skeleton.dtype),
+            kv_dtype=str(self.skeleton.dtype),
             platform=jax.devices()[0].platform,
             num_devices=1,
             fingerprint="",

@@ -154,7 +154,7 @@ class FakeExecutor:
             num_kv_blocks=num_blocks,
             block_size=block_size,
             max_num_seqs=self._buckets.max_num_seqs,
-            dtype="int64",
+            kv_dtype="int64",
             platform="fake",
             num_devices=1,
             fingerprint="0000fa4e",

@@ -140,7 +140,7 @@ def _facts(
         num_kv_blocks=limits.num_blocks,
         block_size=limits.spec.block_size,
         max_num_seqs=limits.buckets.max_num_seqs,
-        dtype=str(prepared.skeleton.dtype),
+        kv_dtype=str(limits.kv_dtype),
         platform=prepared.device.platform,
         num_devices=len(prepared.sharding.devices),
         fingerprint=fingerprint,

@@ -60,7 +60,7 @@ class ModelFacts(msgspec.Struct, frozen=True, array_like=True):
     block_size: int
     max_num_seqs: int
     """Requests that run at the same time."""
-    dtype: str
+    kv_dtype: str
     platform: str
     num_devices: int
     fingerprint: str
