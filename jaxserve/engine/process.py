@@ -23,10 +23,10 @@ import msgspec
 from jaxserve.engine.core import EngineCore
 from jaxserve.engine.loop import EngineLoop
 from jaxserve.engine.spec import MAX_SPEC_BYTES, EngineSpec, parse_spec
-from jaxserve.engine.startup import Progress, start_executor
+from jaxserve.engine.startup import start_executor
 from jaxserve.errors import StartupError
 from jaxserve.executor.fake import FakeExecutor
-from jaxserve.executor.protocol import Executor
+from jaxserve.executor.protocol import Executor, Progress
 from jaxserve.ipc.address import discard_address
 from jaxserve.ipc.report import PhaseClock, StartupReport, process_start_s
 from jaxserve.ipc.transport import EngineSocket

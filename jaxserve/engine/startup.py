@@ -15,16 +15,13 @@ from typing import Final
 
 from jaxserve.engine.core import refused
 from jaxserve.errors import StartupError, UnavailableError
-from jaxserve.executor.protocol import Executor
+from jaxserve.executor.protocol import Executor, Progress
 from jaxserve.ipc.codec import ProtocolError
 from jaxserve.ipc.messages import AddRequest, Hello, StartupFailed, StartupProgress, StepOutputs
 from jaxserve.ipc.transport import EngineSocket
 from jaxserve.scheduler.admission import fault_of
 
 _log = logging.getLogger(__name__)
-
-Progress = Callable[[str, int, int, str], None]
-"""(phase, done, total, detail), callable from any thread."""
 
 _POLL_S: Final = 0.05
 _GREETING_S: Final = 2.0
@@ -77,17 +74,14 @@ def _broadcast_progress(news: SimpleQueue[StartupProgress], socket: EngineSocket
     return next(reversed(by_phase.values()), None)
 
 
-def _answer(socket: EngineSocket, latest: StartupProgress | None, timeout_s: float) -> bool:
-    """Whether anybody said anything."""
-    arrivals = socket.receive(timeout_s)
-    for client, message in arrivals:
+def _answer(socket: EngineSocket, latest: StartupProgress | None, timeout_s: float) -> None:
+    for client, message in socket.receive(timeout_s):
         if isinstance(message, ProtocolError):
             _log.error("ignored a frame: %s", message)
         elif isinstance(message, AddRequest):
             socket.send(client, StepOutputs([refused(message.request_id, _LOADING)]))
         elif isinstance(message, Hello) and latest is not None:
             socket.send(client, latest)
-    return bool(arrivals)
 
 
 def _announced(error: BaseException, socket: EngineSocket) -> StartupError:

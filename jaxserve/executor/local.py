@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from jaxserve import __version__
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.config import Config
-from jaxserve.executor.preparation import Preparation, decoder_of, prepare
+from jaxserve.executor.preparation import Preparation, prepare
+from jaxserve.executor.protocol import Progress
 from jaxserve.ipc.messages import ModelFacts
 from jaxserve.ipc.report import PhaseClock, PhaseSpan, ProgramReport, StartupReport
 from jaxserve.layers.attention import KVPool
+from jaxserve.models.registry import decoder_of
 from jaxserve.models.skeleton import ModelSkeleton
 from jaxserve.runner.cache_directory import cache_directory
 from jaxserve.runner.compilations import CompilationCounter
@@ -31,9 +34,6 @@ from jaxserve.scheduler.plan import Buckets, StepPlan
 from jaxserve.weights.loader import check_tensors, load_params
 
 _LOG = logging.getLogger(__name__)
-
-Progress = Callable[[str, int, int, str], None]
-"""Called with (phase, units done, units in all, detail), from any thread."""
 
 
 class LocalExecutor:
@@ -61,7 +61,7 @@ class LocalExecutor:
         _LOG.info("limits: %s", prepared.limits.summary)
         runner, made = _load(prepared, checkpoint, config, clock, progress)
         with clock.phase("first_run"):
-            run_once(runner, prepared.programs, lambda done, total, name: progress("first_run", done, total, name))
+            run_once(runner, prepared.programs, partial(progress, "first_run"))
         facts = _facts(prepared, _fingerprint(checkpoint, prepared.skeleton, config), clock.spans, made)
         return cls(runner, facts, prepared.limits.buckets, frozenset(prepared.decoder.eos_token_ids), counter)
 
@@ -84,16 +84,11 @@ def _load(
 
     def load_weights() -> tuple[jax.Array, ...]:
         with clock.phase("load"):
-            return load_params(
-                checkpoint,
-                prepared.skeleton,
-                sharding,
-                lambda done, total, name: progress("load", done, total, name),
-            )
+            return load_params(checkpoint, prepared.skeleton, sharding, partial(progress, "load"))
 
     def make_programs() -> dict[Program, MadeProgram]:
         with clock.phase("compile"):
-            made = prepared.make_programs(cache, lambda done, total, name: progress("compile", done, total, name))
+            made = prepared.make_programs(cache, partial(progress, "compile"))
         num_missing = sum(program.source == "compiled" for program in made.values())
         if cache.directory is not None:
             explain_misses(cache.directory, prepared.facts(), num_missing)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError, StartupError
-from jaxserve.executor.preparation import prepare, read_decoder
+from jaxserve.executor.preparation import prepare
+from jaxserve.models.registry import read_decoder
 from jaxserve.runner.manifest import FORMAT, Manifest, ManifestEntry, write_manifest
 from jaxserve.runner.program_cache import SUFFIX, ProgramCache
+from jaxserve.runner.warmup import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +24,7 @@ class Precompiled:
 
 
 def precompile(
-    config: Config,
-    model_path: Path,
-    directory: Path,
-    settings: dict[str, str],
-    progress: Callable[[int, int, str], None],
+    config: Config, model_path: Path, directory: Path, settings: dict[str, str], progress: Progress
 ) -> Precompiled:
     """Put every program that `config` needs on this host into `directory`, and a manifest beside them.
 
@@ -37,7 +34,8 @@ def precompile(
     cache = ProgramCache(directory)
     if cache.directory is None:
         raise ConfigError(f"--output {directory}: not a directory that can be trusted (see the warning above)")
-    prepared = prepare(config, read_decoder(model_path))
+    decoder, _ = read_decoder(model_path)
+    prepared = prepare(config, decoder)
     made = prepared.make_programs(cache, progress)
     entries = []
     for program, result in made.items():

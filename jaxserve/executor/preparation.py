@@ -8,20 +8,13 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import jax
 
-from jaxserve.checkpoint.json_file import read_object
-from jaxserve.checkpoint.open import open_checkpoint
-from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.config import AttentionBackend, Config
-from jaxserve.errors import CheckpointError, ConfigError
+from jaxserve.errors import ConfigError
 from jaxserve.models.config import DecoderConfig
-from jaxserve.models.registry import decoder_config
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.backend import choose_backend
 from jaxserve.runner.inputs import Program, programs
@@ -30,7 +23,7 @@ from jaxserve.runner.memory import kv_cache_bytes
 from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.program_key import host_facts
 from jaxserve.runner.steps import abstract_params
-from jaxserve.runner.warmup import MadeProgram, make_programs
+from jaxserve.runner.warmup import MadeProgram, Progress, make_programs
 from jaxserve.sharding.mesh import MODEL_AXIS, Sharding, make_sharding
 
 MAX_COMPILE_THREADS = 8
@@ -72,9 +65,7 @@ class Preparation:
             "burst": str(limits.buckets.max_burst),
         }
 
-    def make_programs(
-        self, cache: ProgramCache, progress: Callable[[int, int, str], None]
-    ) -> dict[Program, MadeProgram]:
+    def make_programs(self, cache: ProgramCache, progress: Progress) -> dict[Program, MadeProgram]:
         """Load or compile all of them. Needs no weights."""
         return make_programs(
             self.skeleton,
@@ -88,20 +79,6 @@ class Preparation:
         )
 
 
-def read_decoder(path: Path) -> DecoderConfig:
-    """The model at `path`, of which only headers are read; a directory needs no more than config.json."""
-    config_file, generation_file = path / "config.json", path / "generation_config.json"
-    if config_file.is_file() and not any(path.glob("*.safetensors")):
-        generation = read_object(generation_file) if generation_file.is_file() else {}
-        return _decoder_config(path, read_object(config_file), generation)
-    return decoder_of(open_checkpoint(path))
-
-
-def decoder_of(checkpoint: Checkpoint) -> DecoderConfig:
-    """The config of `checkpoint`; a refusal names it."""
-    return _decoder_config(checkpoint.path, checkpoint.config, checkpoint.generation_config)
-
-
 def prepare(config: Config, decoder: DecoderConfig) -> Preparation:
     """Size the engine. Raises StartupError in one line, also when memory will not do."""
     size = config.parallel.tensor_parallel_size
@@ -111,13 +88,14 @@ def prepare(config: Config, decoder: DecoderConfig) -> Preparation:
     skeleton = make_skeleton(decoder, numerics)
     sharding = make_sharding(decoder, size)
     kv_shards = size if sharding.rules["kv_heads"] == MODEL_AXIS else 1
-    kv_bytes = kv_cache_bytes(config.cache, device, kv_shards, _weight_bytes(skeleton, sharding))
+    weight_bytes = _weight_bytes(skeleton, sharding) * (size if device.platform == "cpu" else 1)
+    kv_bytes = kv_cache_bytes(config.cache, device, kv_shards, weight_bytes)
     limits = make_limits(config, decoder, numerics, device.platform, kv_bytes)
     return Preparation(device, skeleton, sharding, limits)
 
 
 def _weight_bytes(skeleton: ModelSkeleton, sharding: Sharding) -> int:
-    """What the weights take on each device; CPU devices share one memory."""
+    """What the weights take on each device."""
     total = 0
     for leaf in abstract_params(skeleton, sharding):
         shape = leaf.sharding.shard_shape(leaf.shape) if leaf.sharding is not None else leaf.shape
@@ -141,10 +119,3 @@ def _check_attention_backend(chosen: AttentionBackend, platform: str) -> None:
         raise ConfigError(
             f"--attention-backend pallas: no Pallas attention kernel for {platform} yet; use auto or reference"
         )
-
-
-def _decoder_config(path: Path, config: dict[str, Any], generation: dict[str, Any]) -> DecoderConfig:
-    try:
-        return decoder_config(config, generation)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from jaxserve.ipc.messages import ModelFacts
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
+
+Progress = Callable[[str, int, int, str], None]
+"""How far a start is: called with (phase, units done, units in all, detail), from any thread."""
 
 
 class Pending(Protocol):

@@ -18,9 +18,14 @@ class KVSpec:
     block_size: int
 
     @property
+    def bytes_per_token(self) -> int:
+        """Key and value of one token over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype_bytes
+
+    @property
     def bytes_per_block(self) -> int:
-        """Keys and values of one page over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype_bytes * self.block_size
+        """One page over all layers."""
+        return self.bytes_per_token * self.block_size
 
     def num_blocks_for(self, num_bytes: int) -> int:
         """Pages that fit in `num_bytes`, the null page included."""

@@ -7,9 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from jaxserve.checkpoint.json_file import read_object
+from jaxserve.checkpoint.open import open_checkpoint
+from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.errors import CheckpointError
 from jaxserve.models import families
 from jaxserve.models.config import DecoderConfig
@@ -46,6 +50,30 @@ def decoder_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None =
         eos_token_ids=_eos_token_ids(config.vocab_size, generation or {}, hf),
         bos_token_id=None if bos is None else Keys(hf).integer("bos_token_id", config.vocab_size - 1, low=0),
     )
+
+
+def decoder_of(checkpoint: Checkpoint) -> DecoderConfig:
+    """What `checkpoint` describes; a refusal names it."""
+    return _named(checkpoint.path, checkpoint.config, checkpoint.generation_config)
+
+
+def read_decoder(path: Path) -> tuple[DecoderConfig, Checkpoint | None]:
+    """The model at `path`, of which only headers are read, and its checkpoint.
+
+    A directory needs no more than config.json; then there is no checkpoint. Raises CheckpointError in one line.
+    """
+    config, generation = path / "config.json", path / "generation_config.json"
+    if not config.is_file() or any(path.glob("*.safetensors")):
+        checkpoint = open_checkpoint(path)
+        return decoder_of(checkpoint), checkpoint
+    return _named(path, read_object(config), read_object(generation) if generation.is_file() else {}), None
+
+
+def _named(path: Path, hf: Mapping[str, Any], generation: Mapping[str, Any]) -> DecoderConfig:
+    try:
+        return decoder_config(hf, generation)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
 
 
 def _reader(hf: Mapping[str, Any]) -> ReadConfig:

@@ -12,7 +12,7 @@ from jaxserve.errors import DoesNotFitError
 from jaxserve.models.config import DecoderConfig
 from jaxserve.planning.devices import ACCELERATORS, Device
 from jaxserve.planning.fit import Fit, make_fit, model_sizes
-from jaxserve.runner.limits import kv_cache_dtype, weights_dtype
+from jaxserve.runner.limits import kv_spec, weights_dtype
 
 _LARGEST_PERCENT = 99
 
@@ -121,10 +121,8 @@ def _cache_sizes(config: Config, decoder: DecoderConfig, device: Device) -> Iter
     if asked is None and device.platform != "cpu":
         return  # it is already all there is: --memory-fraction decides
     length = config.model.max_model_len or decoder.max_position
-    size = config.cache.block_size
-    dtype = kv_cache_dtype(weights_dtype(config, device.platform), device.platform)
-    per_token = 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim * dtype.itemsize
-    needed = (-(-length // size) + 1) * size * per_token
+    spec = kv_spec(config, decoder, device.platform)
+    needed = (-(-length // spec.block_size) + 1) * spec.bytes_per_block
     sizes = [-(-needed >> 20) << 20]
     free = device.limit_bytes - model_sizes(config, decoder, device).weights_bytes
     sizes += [free * percent // 100 for percent in range(95, 0, -5)]

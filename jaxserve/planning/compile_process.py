@@ -33,7 +33,7 @@ def main() -> int:
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=CompileJob)
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
-        with ThreadPoolExecutor(min(os.cpu_count() or 1, 8), thread_name_prefix="compile") as pool:
+        with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 8), thread_name_prefix="compile") as pool:
             for future in as_completed([pool.submit(compile_program, job, program) for program in _ready(job)]):
                 answers.write(msgspec.json.encode(future.result()) + b"\n")
                 answers.flush()

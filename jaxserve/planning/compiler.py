@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import IO
 
 import msgspec
@@ -13,9 +13,8 @@ import msgspec
 from jaxserve.errors import StartupError
 from jaxserve.planning.job import CompileJob, ProgramMemory, ProgramRefused
 from jaxserve.planning.targets import TPU_ENVIRONMENT
+from jaxserve.runner.warmup import Progress
 
-Progress = Callable[[int, int, str], None]
-"""Called with (programs done, programs in all, name of the one just done)."""
 Answer = ProgramMemory | ProgramRefused
 
 _MODULE = "jaxserve.planning.compile_process"
@@ -33,8 +32,10 @@ def compile_programs(
     child_environment = {**environment, **TPU_ENVIRONMENT, "JAX_PLATFORMS": "cpu"}
     found: dict[str, Answer] = {}
     progress(0, len(job.programs), "")
-    with tempfile.TemporaryFile() as errors:
-        for answer in _answers(job, child_environment, errors, module):
+    with tempfile.TemporaryFile() as question, tempfile.TemporaryFile() as errors:
+        question.write(msgspec.json.encode(job))
+        question.seek(0)
+        for answer in _answers(question, child_environment, errors, module):
             found[answer.name] = answer
             progress(len(found), len(job.programs), answer.name)
         if len(found) < len(job.programs):
@@ -42,20 +43,15 @@ def compile_programs(
     return tuple(found[program.name] for program in job.programs)
 
 
-def _answers(job: CompileJob, environment: Mapping[str, str], errors: IO[bytes], module: str) -> Iterator[Answer]:
+def _answers(question: IO[bytes], environment: Mapping[str, str], errors: IO[bytes], module: str) -> Iterator[Answer]:
     command = [sys.executable, "-m", module]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=dict(environment)
+        command, stdin=question, stdout=subprocess.PIPE, stderr=errors, env=dict(environment)
     ) as process:
-        if process.stdin is None or process.stdout is None:
-            raise RuntimeError("the compiling process has no pipes")
+        assert process.stdout is not None, "stdout is a pipe"
         try:
-            process.stdin.write(msgspec.json.encode(job))
-            process.stdin.close()
             for line in process.stdout:
                 yield msgspec.json.decode(line, type=Answer)
-        except BrokenPipeError:
-            return  # it died at once: its last words tell
         except BaseException:  # nobody waits for the answers any more
             process.kill()
             raise

@@ -133,5 +133,5 @@ def find_device(name: str, memory_bytes: int | None = None) -> Device:
 
 def this_cpu() -> Device:
     """This machine, with the memory that is free now."""
-    title = f"this machine's CPU, {os.cpu_count() or 1} cores"
+    title = f"this machine's CPU, {len(os.sched_getaffinity(0))} cores"
     return Device("cpu", title, "cpu", available_bytes(), 1.0, 1, None)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxserve.checkpoint.json_file import read_object
-from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.errors import CheckpointError
 from jaxserve.models.config import DecoderConfig
-from jaxserve.models.registry import decoder_config
-
-_CONFIG_FILE = "config.json"
+from jaxserve.models.registry import read_decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,30 +28,16 @@ def read_model(path: Path) -> PlannedModel:
 
     Raises CheckpointError in one line.
     """
-    if (path / _CONFIG_FILE).is_file() and not any(path.glob("*.safetensors")):
-        decoder = _named(path, read_object(path / _CONFIG_FILE), _generation_config(path))
+    decoder, checkpoint = read_decoder(path)
+    if checkpoint is None:
         return PlannedModel(path, decoder, None, ())
-    checkpoint = open_checkpoint(path)
-    decoder = _named(path, checkpoint.config, checkpoint.generation_config)
-    by_dtype = _stored(checkpoint)
+    by_dtype = bytes_by_dtype(checkpoint)
     return PlannedModel(path, decoder, sum(by_dtype.values()), tuple(by_dtype))
 
 
-def _generation_config(directory: Path) -> dict[str, object]:
-    file = directory / "generation_config.json"
-    return read_object(file) if file.is_file() else {}
-
-
-def _named(path: Path, config: dict[str, object], generation: dict[str, object]) -> DecoderConfig:
-    """A refusal names the checkpoint."""
-    try:
-        return decoder_config(config, generation)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
-
-
-def _stored(checkpoint: Checkpoint) -> dict[str, int]:
-    found: dict[str, int] = {}
+def bytes_by_dtype(checkpoint: Checkpoint) -> dict[str, int]:
+    """Stored bytes of each type, the one with most bytes first."""
+    found: Counter[str] = Counter()
     for info in checkpoint.tensors.values():
-        found[info.stored_dtype] = found.get(info.stored_dtype, 0) + info.num_stored_bytes
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+        found[info.stored_dtype] += info.num_stored_bytes
+    return dict(found.most_common())

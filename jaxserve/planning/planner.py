@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from jaxserve.config import Config, ServerConfig
 from jaxserve.errors import DoesNotFitError
 from jaxserve.planning.advice import Advice, advice_for, cache_flag, find_advice
@@ -27,7 +29,7 @@ from jaxserve.planning.plan import (
 from jaxserve.planning.roofline import decode_bound, prefill_bound
 from jaxserve.planning.sizes import Sizes
 from jaxserve.runner.inputs import Program, programs
-from jaxserve.runner.limits import Limits, kv_cache_dtype, weights_dtype
+from jaxserve.runner.limits import Limits, kv_spec
 
 BATCHES = (1, 8, 32, 128, 256)
 LENGTHS = (1024, 4096, 32768)
@@ -74,11 +76,10 @@ class Planner:
         return self._full(config, sizes, fit, outcome, advice, notes)
 
     def _bare(
-        self, config: Config, sizes: Sizes, reason: str, advice: tuple[Advice, ...], notes: Sequence[str]
+        self, config: Config, sizes: Sizes, reason: str | None, advice: tuple[Advice, ...], notes: Sequence[str]
     ) -> Plan:
-        """Of an engine that does not fit: what it would need, and what would fit."""
+        """What is known of an engine that may not fit: what it would need, and what would fit."""
         model, device, decoder = self._model, self._device, self._model.decoder
-        dtype = kv_cache_dtype(weights_dtype(config, device.platform), device.platform)
         return Plan(
             format_version=FORMAT_VERSION,
             model=ModelPart(
@@ -100,7 +101,7 @@ class Planner:
             weights_stored_as=sizes.stored_as,
             arithmetic=sizes.arithmetic,
             weights_bytes=sizes.weights_bytes,
-            kv_bytes_per_token=2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim * dtype.itemsize,
+            kv_bytes_per_token=kv_spec(config, decoder, device.platform).bytes_per_token,
             fits=False,
             reason=reason,
             advice=advice,
@@ -127,13 +128,12 @@ class Planner:
             mixed_tokens=limits.buckets.mixed,
         )
         plan = replace(
-            self._bare(config, sizes, problem or "", advice, notes),
+            self._bare(config, sizes, problem, advice, notes),
             fits=problem is None,
-            reason=problem,
             memory=_memory(fit, outcome),
             cache=CachePart(
                 dtype=str(limits.kv_dtype),
-                bytes_per_token=limits.spec.bytes_per_block // limits.spec.block_size,
+                bytes_per_token=limits.spec.bytes_per_token,
                 bytes_per_block=limits.spec.bytes_per_block,
                 block_size=limits.spec.block_size,
                 num_blocks=limits.num_blocks,
@@ -274,15 +274,7 @@ def _memory(fit: Fit, outcome: _Outcome | None) -> MemoryPart:
 
 
 def _program_part(memory: ProgramMemory) -> ProgramPart:
-    return ProgramPart(
-        name=memory.name,
-        argument_bytes=memory.argument_bytes,
-        output_bytes=memory.output_bytes,
-        aliased_bytes=memory.aliased_bytes,
-        temp_bytes=memory.temp_bytes,
-        code_bytes=memory.code_bytes,
-        peak_bytes=memory.peak_bytes,
-    )
+    return ProgramPart(**msgspec.structs.asdict(memory), peak_bytes=memory.peak_bytes)
 
 
 def _whole_mib(num_bytes: int) -> int:

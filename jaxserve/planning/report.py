@@ -155,7 +155,7 @@ def _print_advice(plan: Plan, console: Console) -> None:
     if plan.fits:
         return
     if not plan.advice:
-        console.print("\nNo device of the table fits it, with any dtype, on one host.")
+        console.print("\nNo change that was tried makes it fit.")
         return
     table = _table("change", ">context", ">KV cache, tokens")
     for advice in plan.advice:

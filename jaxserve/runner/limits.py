@@ -57,7 +57,7 @@ def weights_dtype(config: Config, platform: str) -> jnp.dtype:
 
 
 def make_numerics(config: Config, platform: str, backend: Backend) -> Numerics:
-    """CPUs compute activations in float32 whatever the weights are stored in: they have nothing faster."""
+    """CPUs compute activations in float32 whatever the weights are stored in."""
     weights = weights_dtype(config, platform)
     activations = jnp.dtype("float32") if platform == "cpu" else weights
     return Numerics(weights, activations, config.model.quantization, backend)
@@ -68,16 +68,20 @@ def kv_cache_dtype(dtype: jnp.dtype, platform: str) -> jnp.dtype:
     return jnp.dtype("float32") if platform == "cpu" else dtype
 
 
-def make_limits(config: Config, decoder: DecoderConfig, numerics: Numerics, platform: str, kv_bytes: int) -> Limits:
-    """The sizes that `kv_bytes` for the KV cache (over all devices) allow; raises ConfigError where that is too little."""
-    kv_dtype = kv_cache_dtype(numerics.weights, platform)
-    spec = KVSpec(
+def kv_spec(config: Config, decoder: DecoderConfig, platform: str) -> KVSpec:
+    """What a page of the KV cache holds."""
+    return KVSpec(
         num_layers=decoder.num_layers,
         num_kv_heads=decoder.num_kv_heads,
         head_dim=decoder.head_dim,
-        dtype_bytes=kv_dtype.itemsize,
+        dtype_bytes=kv_cache_dtype(weights_dtype(config, platform), platform).itemsize,
         block_size=config.cache.block_size,
     )
+
+
+def make_limits(config: Config, decoder: DecoderConfig, numerics: Numerics, platform: str, kv_bytes: int) -> Limits:
+    """The sizes that `kv_bytes` for the KV cache (over all devices) allow; raises ConfigError where that is too little."""
+    spec = kv_spec(config, decoder, platform)
     longest = config.model.max_model_len or decoder.max_position
     step = resolve_limits(platform, config.scheduler)
     num_blocks = num_kv_blocks(kv_bytes, spec, longest, step.max_num_seqs)
@@ -87,7 +91,7 @@ def make_limits(config: Config, decoder: DecoderConfig, numerics: Numerics, plat
     slow_single_row = platform == "cpu" and is_by_xla and not is_float32
     return Limits(
         spec=spec,
-        kv_dtype=kv_dtype,
+        kv_dtype=kv_cache_dtype(numerics.weights, platform),
         num_blocks=num_blocks,
         max_model_len=fit_model_len(config.model.max_model_len, decoder.max_position, num_blocks, spec),
         buckets=make_buckets(

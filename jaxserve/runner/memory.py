@@ -35,7 +35,7 @@ class DeviceMemory:
 def kv_cache_bytes(config: CacheConfig, device: jax.Device, kv_shards: int, weight_bytes: int = 0) -> int:
     """Bytes for the KV cache over all devices, asked for or measured.
 
-    weight_bytes: what is still to be placed on each device before the cache.
+    weight_bytes: what is still to be placed before the cache, on each device, or in the one memory of a CPU.
     """
     if config.kv_cache_memory is not None:
         return config.kv_cache_memory

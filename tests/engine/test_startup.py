@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.engine.startup import Progress, start_executor
+from jaxserve.engine.startup import start_executor
 from jaxserve.errors import CheckpointError, StartupError
-from jaxserve.executor.protocol import Executor
+from jaxserve.executor.protocol import Executor, Progress
 from jaxserve.ipc.address import new_address
 from jaxserve.ipc.messages import Hello, StartupFailed, StartupProgress, StepOutputs
 from jaxserve.ipc.transport import EngineConnection, EngineSocket
