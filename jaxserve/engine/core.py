@@ -172,16 +172,16 @@ class EngineCore:
             fault = STEP_FAULT
         return [] if fault is None else [refused(message.request_id, fault)]
 
-    def _look_at_device(self) -> None:
-        """Note that the device still works: whenever it stops, it was not before now."""
-        if self._in_flight and not self._in_flight[-1].pending.is_done():
-            self._last_busy = self._clock()
-
-    def _submit(self, plan: StepPlan) -> bool:
-        """Hand a step to the device. False when it did not take it: that shows when the step's turn comes."""
+    def _look_at_device(self) -> float:
+        """Now. When the device still works, it is noted: whenever it stops, it was not before now."""
         now = self._clock()
         if self._in_flight and not self._in_flight[-1].pending.is_done():
             self._last_busy = now
+        return now
+
+    def _submit(self, plan: StepPlan) -> bool:
+        """Hand a step to the device. False when it did not take it: that shows when the step's turn comes."""
+        now = self._look_at_device()
         gap_s = None if self._last_busy is None else now - self._last_busy
         pending: Pending
         try:

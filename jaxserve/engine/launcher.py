@@ -30,8 +30,10 @@ class EngineProcess:
     async def start(cls, spec: EngineSpec, environment: Mapping[str, str] | None = None) -> EngineProcess:
         """Spawn the process and hand it `spec`. Its stdout and stderr are ours.
 
-        environment: to start from; None: ours as it is. Readiness and failures are told over the socket; an exit code, later, by `wait`. The process gets
-        a session of its own, so that a Ctrl-C in the terminal reaches us alone and we decide.
+        Readiness and failures are told over the socket; an exit code, later, by `wait`. The process gets a session of
+        its own, so that a Ctrl-C in the terminal reaches us alone and we decide.
+
+        environment: put over ENVIRONMENT; None: ours as it is.
         """
         process = await asyncio.create_subprocess_exec(
             sys.executable,
