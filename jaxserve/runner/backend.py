@@ -20,9 +20,10 @@ def choose_backend(config: Config, platform: str) -> Backend:
     They are not for several devices: XLA cannot partition them.
     """
     wanted = config.compile.cpu_kernels
-    is_possible = platform == "cpu" and config.parallel.tensor_parallel_size == 1
+    num_devices = config.parallel.tensor_parallel_size
+    is_possible = platform == "cpu" and num_devices == 1
     if wanted == "native" and not is_possible:
-        raise ConfigError(f"--cpu-kernels native: only on one CPU device, not on {platform} with several")
+        raise ConfigError(f"--cpu-kernels native: only on one CPU device, not on {num_devices} x {platform}")
     is_reference = config.compile.attention_backend == "reference"
     if wanted == "native" and is_reference:
         raise ConfigError("--cpu-kernels native and --attention-backend reference exclude each other")
