@@ -94,7 +94,7 @@ def _run_serve(arguments: argparse.Namespace) -> list[Figures]:
         timeout_s=arguments.timeout,
         keep_alive=arguments.keep_alive,
         percentiles=arguments.metric_percentiles,
-        goodput_ms=_goodput(arguments.goodput),
+        goodput_ms=dict(arguments.goodput or ()),
         save_detailed=arguments.save_detailed,
     )
     runs = asyncio.run(_sweep(load, _levels(arguments.max_concurrency, arguments.num_prompts)))
@@ -214,7 +214,3 @@ def _levels(concurrencies: Sequence[int] | None, counts: Sequence[int]) -> list[
         )
     counts = counts if len(counts) == len(at_a_time) else [*counts] * len(at_a_time)
     return [Level(num_prompts=n, max_concurrency=most) for n, most in zip(counts, at_a_time, strict=True)]
-
-
-def _goodput(pairs: Sequence[tuple[Any, float]] | None) -> dict[Any, float]:
-    return dict(pairs or ())

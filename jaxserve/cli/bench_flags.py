@@ -10,7 +10,7 @@ from typing import Any, get_args
 from jaxserve.bench.report import DEFAULT_PERCENTILES, GOODPUT_METRICS
 from jaxserve.bench.target import ENDPOINTS
 from jaxserve.bench.workload import WorkloadName
-from jaxserve.cli.options import add_flags
+from jaxserve.cli.options import ENGINE_SECTIONS, add_flags
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +74,7 @@ def add_offline(parser: argparse.ArgumentParser) -> None:
         "--max-concurrency", type=_positive, metavar="N", help="requests in the engine at a time (default: all)"
     )
     _add_report(parser.add_argument_group("report"))
-    add_flags(parser)  # those of `jaxserve serve`; --seed is the seed of the prompts as well
+    add_flags(parser, sections=ENGINE_SECTIONS)  # --seed is the seed of the prompts as well
 
 
 def add_startup(parser: argparse.ArgumentParser) -> None:

