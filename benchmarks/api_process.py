@@ -35,7 +35,7 @@ BLOCK_SIZE = 16
 PROMPT_TOKENS = 256
 """More than the prompt takes."""
 CHUNK = b'"delta":{"content"'
-READY_TIMEOUT_S = 120
+STOP_TIMEOUT_S = 120
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -58,7 +58,7 @@ class Stream(asyncio.Protocol):
     def __init__(self, request: bytes, count: Count) -> None:
         self._request = request
         self._count = count
-        self._has_begun = False
+        self._has_begun = self._has_ended = False
         self._tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -74,7 +74,8 @@ class Stream(asyncio.Protocol):
             self._count.num_begun += 1
             if self._count.num_begun == self._count.num_streams:
                 self._count.all_begun.set()
-        if b"data: [DONE]" in data:
+        if not self._has_ended and b"data: [DONE]" in data:
+            self._has_ended = True
             self._count.one_ended.set()
             self._count.num_ended += 1
             if self._count.num_ended == self._count.num_streams:
@@ -179,14 +180,20 @@ def server(options: argparse.Namespace) -> Iterator[tuple[int, list[int]]]:
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert process.stdout is not None
         try:
-            match = re.search(r"is ready at http://[^ ]*:(\d+) ", process.stdout.readline())
-            assert match, "the server did not start"
-            yield int(match[1]), [process.pid, *api_workers(process.pid)]
+            yield ready_port(process), [process.pid, *api_workers(process.pid)]
         finally:
             process.terminate()
-            process.wait(READY_TIMEOUT_S)
+            process.wait(STOP_TIMEOUT_S)
+
+
+def ready_port(process: subprocess.Popen[str]) -> int:
+    """Wait for the announcement of a server, which names its port."""
+    assert process.stdout is not None, "stdout is a pipe"
+    match = re.search(r"is ready at http://[^ ]*:(\d+) ", process.stdout.readline())
+    if match is None:
+        raise SystemExit("the server did not start")
+    return int(match[1])
 
 
 def api_workers(pid: int) -> list[int]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -18,12 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from api_process import api_workers, measure
+from api_process import STOP_TIMEOUT_S, api_workers, measure, ready_port
 
 ALL_CORES = os.sched_getaffinity(0)
 FIRST = {min(ALL_CORES)}
 OTHERS = ALL_CORES - FIRST or ALL_CORES
-READY_TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
@@ -73,15 +71,13 @@ def main() -> int:
     options = parser.parse_args()
     command = [sys.executable, "-m", "jaxserve.cli.main", "serve", *filter(None, [options.model]), "--port", "0"]
     with subprocess.Popen([*command, "--log-level", "warning"], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         try:
-            match = re.search(r"is ready at http://[^ ]*:(\d+) ", process.stdout.readline())
-            assert match, "the server did not start"
+            port = ready_port(process)
             for num_streams in options.streams:
-                compare(int(match[1]), process.pid, num_streams, options)
+                compare(port, process.pid, num_streams, options)
         finally:
             process.terminate()
-            process.wait(READY_TIMEOUT_S)
+            process.wait(STOP_TIMEOUT_S)
     return 0
 
 

@@ -20,7 +20,7 @@ from benchmarks.gpu.checkpoint import write_checkpoint
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.shapes import LLAMA_1B, TINY, decoder
 from benchmarks.peers.environment import last_error
-from benchmarks.peers.server import free_port
+from jaxserve.bench.startup import free_port
 from jaxserve.layers.numerics import plain
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.planning.devices import Rates

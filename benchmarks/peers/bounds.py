@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 
@@ -157,4 +157,4 @@ def _measure(num_bytes: int, num_threads: int) -> MachineBounds:
 
 if __name__ == "__main__":
     found = _measure(int(sys.argv[1]), len(os.sched_getaffinity(0)))
-    print(json.dumps({"read_bytes_per_s": found.read_bytes_per_s, "gemm_flops": found.gemm_flops}))
+    print(json.dumps(asdict(found)))

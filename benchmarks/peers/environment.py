@@ -23,28 +23,31 @@ def run_step(command: Sequence[str], log: Path, *, timeout_s: float = COMMAND_TI
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         output.write(f"$ {' '.join(command)}\n".encode())
-        output.flush()
-        try:
-            process = subprocess.Popen(
-                ["nice", "-n", str(LOW_PRIORITY), *command],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise PeerUnavailableError(f"{command[0]}: {error.strerror}") from error
-        try:
-            code = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise PeerUnavailableError(f"{command[0]} took longer than {timeout_s:g} s; see {log}") from None
-        finally:
-            # Also when this process is interrupted: no compiler goes on behind its back.
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    try:
+        code = run_alone(["nice", "-n", str(LOW_PRIORITY), *command], log, timeout_s)
+    except OSError as error:
+        raise PeerUnavailableError(f"{command[0]}: {error.strerror}") from error
+    except subprocess.TimeoutExpired:
+        raise PeerUnavailableError(f"{command[0]} took longer than {timeout_s:g} s; see {log}") from None
     if code != 0:
         raise PeerUnavailableError(f"{last_error(log.read_text(errors='replace'))} (exit code {code}, see {log})")
+
+
+def run_alone(command: Sequence[str], log: Path, timeout_s: float) -> int:
+    """The exit code of `command`, its output appended to `log`; none of its processes is left, whatever happens.
+
+    Raises OSError, or subprocess.TimeoutExpired.
+    """
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        return process.wait(timeout_s)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def last_error(log: str) -> str:

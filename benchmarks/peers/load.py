@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.environment import last_error
+from benchmarks.peers.environment import last_error, run_alone
 from benchmarks.peers.peer import Launch
 from benchmarks.peers.processes import memory_of, read_cpu_clock
 from benchmarks.peers.server import Server
@@ -114,17 +111,19 @@ def run_cell(
     Requests that fail are in the figures.
     """
     name = f"{server.label}-{cell.workload}-{cell.concurrency}-{round_number}".replace(":", "-")
-    json_file = folder / f"{name}.json"
+    json_file, log = folder / f"{name}.json", folder / f"{name}.log"
+    for earlier in (json_file, log):  # of another run into the same folder
+        earlier.unlink(missing_ok=True)
     command = load_command(server.launch, server.url, cell, seed=seed, tokenizer=tokenizer, json_file=json_file)
     before = read_cpu_clock()
     busy_s = server.cpu_s()
     idle_s = sum(each.cpu_s() for each in idle)
-    _run(command, folder / f"{name}.log", timeout_s)
+    _run(command, log, timeout_s)
     busy_s = server.cpu_s() - busy_s
     idle_s = sum(each.cpu_s() for each in idle) - idle_s
     after = read_cpu_clock()
     if not json_file.is_file():
-        raise LoadFailedError(f"{cell.label} on {server.label}: no figures; see {folder / name}.log")
+        raise LoadFailedError(f"{cell.label} on {server.label}: no figures; see {log}")
     wall_s, client_s = after.wall_s - before.wall_s, after.children_s - before.children_s
     cores = CoreUse(
         loaded_server=busy_s / wall_s,
@@ -139,17 +138,9 @@ def run_cell(
 
 def _run(command: list[str], log: Path, timeout_s: float) -> None:
     """Exit code 1 with figures means that some requests failed: the figures tell."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            code = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise LoadFailedError(f"the load generator took longer than {timeout_s:g} s; see {log}") from None
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    try:
+        code = run_alone(command, log, timeout_s)
+    except subprocess.TimeoutExpired:
+        raise LoadFailedError(f"the load generator took longer than {timeout_s:g} s; see {log}") from None
     if code not in (0, 1):
         raise LoadFailedError(f"{last_error(log.read_text(errors='replace'))} (see {log})")

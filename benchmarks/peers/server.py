@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from contextlib import suppress
@@ -16,6 +15,7 @@ from types import TracebackType
 from benchmarks.peers import processes
 from benchmarks.peers.environment import last_error
 from benchmarks.peers.peer import HOST, Launch, PeerUnavailableError
+from jaxserve.bench.startup import http_status
 
 POLL_INTERVAL_S = 0.05
 STOP_TIMEOUT_S = 30.0
@@ -82,7 +82,7 @@ class Server:
                 )
             except OSError as error:
                 raise PeerUnavailableError(f"{self.launch.command[0]}: {error.strerror}") from error
-        while self._get(self.launch.ready_path) != 200:
+        while http_status(self._port, self.launch.ready_path) != 200:
             elapsed_s = time.perf_counter() - started_s
             if not self.is_alive():
                 raise PeerUnavailableError(f"ended before it was ready: {self._last_words()}")
@@ -92,17 +92,6 @@ class Server:
         self.ready_s = time.perf_counter() - started_s
         self._first_reply()
         self.first_reply_s = time.perf_counter() - started_s
-
-    def _get(self, path: str) -> int | None:
-        """Status of a GET, or None while nothing answers."""
-        connection = http.client.HTTPConnection(HOST, self._port, timeout=5.0)
-        try:
-            connection.request("GET", path)
-            return connection.getresponse().status
-        except (OSError, http.client.HTTPException):
-            return None
-        finally:
-            connection.close()
 
     def _first_reply(self) -> None:
         body = {
@@ -149,10 +138,3 @@ class Server:
             time.sleep(POLL_INTERVAL_S)
         process.wait()
         self._process = None
-
-
-def free_port() -> int:
-    """A port that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])

@@ -22,6 +22,7 @@ import numpy as np
 from jaxserve.checkpoint.gguf_file import open_gguf
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.planning.model import bytes_by_dtype
 from jaxserve.tokenizer.gguf_vocab import read_gguf_tokenizer
 from jaxserve.tokenizer.source import TokenizerSource
 from jaxserve.tokenizer.tokenizer import load_tokenizer
@@ -60,10 +61,7 @@ class Weights:
 
 def source_format(source: Path) -> str:
     """The type of most bytes of a GGUF file: "q4_1"."""
-    num_bytes: dict[str, int] = {}
-    for tensor in open_checkpoint(source).tensors.values():
-        num_bytes[tensor.stored_dtype] = num_bytes.get(tensor.stored_dtype, 0) + tensor.num_stored_bytes
-    return max(num_bytes, key=lambda name: num_bytes[name]).lower()
+    return next(iter(bytes_by_dtype(open_checkpoint(source)))).lower()
 
 
 def write_directory(weights: Weights) -> None:

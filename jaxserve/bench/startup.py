@@ -50,7 +50,7 @@ def measure_startup(command: Sequence[str], *, num_warm: int, timeout_s: float) 
 
 
 def _start_once(command: Sequence[str], cache: Path, folder: Path, timeout_s: float) -> StartTimes:
-    port = _free_port()
+    port = free_port()
     words = [*command, "--host", HOST, "--port", str(port), "--compile-cache", str(cache)]
     with (folder / "server.log").open("w+b") as log:
         started_s = time.perf_counter()
@@ -68,7 +68,7 @@ def _start_once(command: Sequence[str], cache: Path, folder: Path, timeout_s: fl
 def _await_ready(process: subprocess.Popen[bytes], port: int, started_s: float, timeout_s: float) -> StartTimes:
     listening_s: float | None = None
     while (elapsed_s := time.perf_counter() - started_s) < timeout_s:
-        status = _status(port)
+        status = http_status(port, "/ready")
         if status is not None and listening_s is None:
             listening_s = elapsed_s
         if status == 200 and listening_s is not None:
@@ -79,11 +79,11 @@ def _await_ready(process: subprocess.Popen[bytes], port: int, started_s: float, 
     raise StartFailedError(f"the server was not ready after {timeout_s:g} s")
 
 
-def _status(port: int) -> int | None:
-    """Status of `/ready`, or None while nothing answers."""
+def http_status(port: int, path: str) -> int | None:
+    """Status of a GET on this machine, or None while nothing answers."""
     connection = http.client.HTTPConnection(HOST, port, timeout=5.0)
     try:
-        connection.request("GET", "/ready")
+        connection.request("GET", path)
         return connection.getresponse().status
     except (OSError, http.client.HTTPException):
         return None
@@ -101,7 +101,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on at the moment."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
