@@ -19,7 +19,7 @@ from jaxserve_kernels.rope import Rotation, rotate
 from benchmarks.gpu import oracle
 from benchmarks.gpu.context import Context
 
-NUM_THREADS = 4
+NUM_THREADS = 8
 """Cases compile side by side: that is what they spend their time with."""
 LAYER, NUM_LAYERS = 1, 2
 RUBBISH = 7e3

@@ -15,9 +15,9 @@ from pathlib import Path
 from benchmarks.gpu.context import Bounds, Context
 from benchmarks.gpu.records import Recorder, one_line
 
-RESERVE_S = 4.0
+RESERVE_S = 5.0
 """Before the process is killed, in which it may end by itself."""
-LAST_WORDS_S = 1.0
+LAST_WORDS_S = 3.0
 
 
 def main(words: Sequence[str]) -> int:

@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -104,7 +105,7 @@ def _status(code: int | None, records: Sequence[Record]) -> Status:
 
 
 def make_environment(platform: Platform, wheels: Path | None, folder: Path) -> dict[str, str]:
-    """Of every part: the source tree and the carried wheels can be imported, nothing asks a network."""
+    """Of every part: the source tree and carried packages can be imported, nothing asks a network."""
     paths = [ROOT, ROOT / "kernels"]
     if wheels is not None:
         paths.append(unpack(wheels, folder / "site"))
@@ -121,9 +122,19 @@ def make_environment(platform: Platform, wheels: Path | None, folder: Path) -> d
 
 
 def unpack(wheels: Path, site: Path) -> Path:
-    """All wheels of a folder side by side, as `pip install --target` lays them out; returns where."""
+    """The wheels of packages that are not installed, side by side as `pip install --target` lays them out; returns where."""
     site.mkdir(parents=True)
     for wheel in sorted(wheels.glob("*.whl")):
+        if is_installed(wheel.name.partition("-")[0]):
+            continue
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(site)
     return site
+
+
+def is_installed(package: str) -> bool:
+    try:
+        metadata.distribution(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

@@ -63,7 +63,7 @@ def device_leaves(skeleton: ModelSkeleton, sharding: Sharding, seed: int) -> tup
     made = jax.jit(make, static_argnums=(1, 2, 3))
     keys = jax.random.split(jax.random.key(seed), len(skeleton.leaves))
     return tuple(
-        jax.device_put(made(key, leaf.shape, leaf.dtype, kind_of(leaf)), sharding.place(leaf.axes))
+        jax.device_put(made(key, leaf.shape, leaf.dtype, kind_of(leaf)), sharding.place(leaf.axes)).block_until_ready()
         for key, leaf in zip(keys, skeleton.leaves, strict=True)
     )
 

@@ -108,13 +108,15 @@ def test_torn_last_line_is_left_out(tmp_path: Path) -> None:
     assert [record.text for record in read_records(tmp_path / "records")] == ["whole"]
 
 
-def test_carried_wheels_can_be_imported(tmp_path: Path) -> None:
+def test_carried_wheels_can_be_imported_but_not_in_place_of_installed_packages(tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()
-    with zipfile.ZipFile(tmp_path / "wheels" / "carried-1-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("carried.py", "NUMBER = 7\n")
+    for name in ("carried", "pytest"):
+        with zipfile.ZipFile(tmp_path / "wheels" / f"{name}-1-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{name}.py", "NUMBER = 7\n")
     site = unpack(tmp_path / "wheels", tmp_path / "site")
     code = "import carried, sys; sys.exit(carried.NUMBER)"
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(site)}, check=False).returncode == 7
+    assert [file.name for file in site.iterdir() if file.suffix == ".py"] == ["carried.py"]
 
 
 def test_folder_of_wheels_that_is_not_there_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
