@@ -18,3 +18,5 @@ ProgramKind = Literal["decode", "mixed"]
 
 NULL_BLOCK = BlockId(0)
 MAX_TOP_LOGPROBS = 20
+NO_LOGPROBS = -1
+"""In the place of their number: not even that of the chosen token is wanted."""

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from jaxserve.sampling import transforms
 from jaxserve.sampling.params import COLUMNS
 from jaxserve.sampling.topk import CHUNK, chunked, top_k
-from jaxserve.types import MAX_TOP_LOGPROBS
+from jaxserve.types import MAX_TOP_LOGPROBS, NO_LOGPROBS
 
 
 class Sampled(NamedTuple):
@@ -42,14 +42,21 @@ def sample(
     positions: Int[Array, "B"],
     num_top_logprobs: Int[Array, ""],
 ) -> Sampled:
-    """Choose each row's token for `positions`; top log-probabilities are filled when any are wanted."""
+    """Choose each row's token for `positions`; log-probabilities are filled as far as any are wanted.
+
+    num_top_logprobs: NO_LOGPROBS leaves out the chosen tokens' as well, a pass over all logits on a CPU.
+    """
     best = logits.max(-1)  # (B,)
     greedy = _first_where(logits == best[:, None])
     is_greedy = options["temperature"] == 0
     token_ids = jax.lax.cond(
         is_greedy.all(), lambda: greedy, lambda: jnp.where(is_greedy, greedy, _draw(logits, options, positions))
     )
-    normalizer = best + jnp.log(jnp.exp(logits - best[:, None]).sum(-1))
+    normalizer = jax.lax.cond(
+        num_top_logprobs > NO_LOGPROBS,
+        lambda: best + jnp.log(jnp.exp(logits - best[:, None]).sum(-1)),
+        lambda: jnp.zeros_like(best),
+    )
     chosen = jnp.take_along_axis(logits, token_ids[:, None], 1)[:, 0] - normalizer
     width = min(MAX_TOP_LOGPROBS, logits.shape[1])
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxserve.scheduler.plan import UNREAD_TOKEN, Buckets, StepPlan
 from jaxserve.scheduler.request import Request
-from jaxserve.types import ProgramKind
+from jaxserve.types import NO_LOGPROBS, ProgramKind
 
 
 def pack(
@@ -28,7 +28,7 @@ def pack(
 
     num_rows = len(ordered)
     token_ids = np.empty(int(num_scheduled.sum()), np.int32)
-    num_top_logprobs = 0
+    num_top_logprobs = NO_LOGPROBS
     start = 0
     for row, request in enumerate(ordered):
         computed, count = request.num_computed_tokens, counts[rows[row]]
@@ -38,8 +38,8 @@ def pack(
             token_ids[start : start + count] = request.tokens[computed : computed + count]
         start += count
         wanted = request.sampling.num_top_logprobs
-        if wanted and wanted > num_top_logprobs and is_sampling[row]:
-            num_top_logprobs = wanted
+        if wanted is not None and is_sampling[row]:
+            num_top_logprobs = max(num_top_logprobs, wanted)
 
     kind: ProgramKind = "decode" if num_single == num_rows else "mixed"
     plan = StepPlan(

@@ -70,7 +70,7 @@ class StepPlan:
     length_limits: np.ndarray  # int32 [B], known tokens at which a request ends
     stop_token_ids: np.ndarray  # int32 [B, MAX_STOP_TOKENS], unused entries are -1
     num_top_logprobs: int
-    """Most log-probabilities any sampling row wants beyond the chosen token's; 0 when none."""
+    """Most log-probabilities any sampling row wants beyond the chosen token's; NO_LOGPROBS when not even that one."""
     num_steps: int = 1
     """K: decode steps to do in one call, each from the tokens of the one before. They end early, all rows
     together, as soon as any row's request ends. Block tables hold pages for all of them."""
@@ -92,7 +92,7 @@ class StepResult:
     """
 
     token_ids: np.ndarray  # int32 [K, B]
-    logprobs: np.ndarray  # float32 [K, B], of the chosen token, from the unscaled logits
+    logprobs: np.ndarray  # float32 [K, B], of the chosen token, from the unscaled logits, if wanted
     top_token_ids: np.ndarray  # int32 [B, MAX_TOP_LOGPROBS], most likely first
     top_logprobs: np.ndarray  # float32 [B, MAX_TOP_LOGPROBS]; both valid when plan.num_top_logprobs > 0, and K is 1
     device_seconds: float

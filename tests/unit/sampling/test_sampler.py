@@ -10,6 +10,7 @@ import pytest
 from jaxserve.sampling import sampler, transforms
 from jaxserve.sampling.params import COLUMNS, SamplingParams, device_row
 from jaxserve.sampling.topk import top_k
+from jaxserve.types import NO_LOGPROBS
 
 VOCAB = 1000
 
@@ -133,6 +134,12 @@ def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
         int(_run(logits[i : i + 1], params[i : i + 1], positions[i : i + 1]).token_ids[0]) for i in range(len(params))
     ]
     assert together.tolist() == alone
+
+
+def test_tokens_do_not_depend_on_whether_logprobs_are_wanted() -> None:
+    logits, params = _logits(4), [SamplingParams(temperature=t, seed=5) for t in (0, 0.5, 1, 2)]
+    wanted, unwanted = (_run(logits, params, np.arange(4), top) for top in (0, NO_LOGPROBS))
+    np.testing.assert_array_equal(unwanted.token_ids, wanted.token_ids)
 
 
 def test_seed_and_position_change_the_draw() -> None:

@@ -10,7 +10,7 @@ import pytest
 from jaxserve.ipc.messages import RequestFault
 from jaxserve.sampling.params import device_row
 from jaxserve.scheduler.plan import Buckets
-from jaxserve.types import RequestId
+from jaxserve.types import NO_LOGPROBS, RequestId
 from tests.engine.rig import EOS, Rig, add, expected, prompt
 
 FAULT = RequestFault("InternalError", "broken")
@@ -152,6 +152,14 @@ def test_buffer_of_tokens_grows_past_its_first_size() -> None:
     rig = Rig(max_model_len=1024, num_blocks=260)
     message = add("r", prompt(5), max_tokens=700)
     assert rig.run(message) == {"r": expected(message)}
+
+
+@pytest.mark.parametrize(("wanted", "most"), [([None, None], NO_LOGPROBS), ([None, 0], 0), ([3, 0], 3)])
+def test_plan_asks_for_as_many_logprobs_as_the_most_wanting_row(wanted: list[int | None], most: int) -> None:
+    rig = Rig()
+    rig.send(*(add(str(i), prompt(3, i), num_top_logprobs=number) for i, number in enumerate(wanted)))
+    plan = rig.scheduler.schedule()
+    assert plan is not None and plan.num_top_logprobs == most
 
 
 def test_logprobs_come_with_as_many_alternatives_as_asked() -> None:
