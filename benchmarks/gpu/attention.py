@@ -19,6 +19,7 @@ from jaxserve_kernels.matmul import matmul
 from jaxserve_kernels.paged_attention import decode_attention, mixed_attention, ragged_layout
 
 from benchmarks.gpu.context import Context
+from benchmarks.gpu.device import first_device
 from benchmarks.gpu.random_weights import random_pool
 from benchmarks.gpu.rig import BLOCK_SIZE
 from benchmarks.gpu.shapes import LLAMA_8B, TINY, decoder
@@ -34,6 +35,7 @@ CELL_BUDGET_S = 0.4
 
 
 def run(context: Context) -> None:
+    first_device(context)
     is_quick = context.is_quick
     config = decoder(TINY if is_quick else LLAMA_8B)
     dtype = jnp.dtype(jnp.bfloat16 if context.platform == "cuda" else jnp.float32)

@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks.gpu import dispatch
 from benchmarks.gpu.context import Context
+from benchmarks.gpu.device import first_device
 from benchmarks.gpu.rig import generate, greedy
 from benchmarks.gpu.shapes import LLAMA_8B, TINY, decoder
 from benchmarks.gpu.steps import StepBench
@@ -29,6 +30,7 @@ BURST_S = 25.0
 
 
 def run(context: Context) -> None:
+    first_device(context)
     recorder, is_quick = context.recorder, context.is_quick
     recorder.attempt("dispatch", lambda: dispatch.measure(context))
     dtype = jnp.dtype(jnp.bfloat16 if context.platform == "cuda" else jnp.float32)

@@ -7,6 +7,7 @@ from functools import partial
 import jax.numpy as jnp
 
 from benchmarks.gpu.context import Context
+from benchmarks.gpu.device import first_device
 from benchmarks.gpu.shapes import LLAMA_8B, TINY, decoder
 from benchmarks.gpu.steps import StepBench
 from jaxserve.config import Quantization
@@ -18,6 +19,7 @@ KINDS: tuple[Quantization, ...] = ("int8-weight-only", "int8")
 
 
 def run(context: Context) -> None:
+    first_device(context)
     for kind in KINDS:
         context.recorder.attempt(kind, partial(_measure, context, kind))
 

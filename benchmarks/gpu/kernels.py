@@ -18,6 +18,7 @@ from jaxserve_kernels.rope import Rotation, rotate
 
 from benchmarks.gpu import oracle
 from benchmarks.gpu.context import Context
+from benchmarks.gpu.device import first_device
 
 NUM_THREADS = 8
 """Cases compile side by side: that is what they spend their time with."""
@@ -59,7 +60,7 @@ MIXED_LENGTHS = (300, 1, 5, 64, 90, 400, 17)
 
 
 def run(context: Context) -> None:
-    print(f"seed {context.seed}", flush=True)
+    first_device(context)
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         for index, (name, check) in enumerate(cases(context)):
             random = np.random.default_rng(context.seed + index)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.gpu.context import Context
+from benchmarks.gpu.device import first_device
 from benchmarks.gpu.timing import time_calls
 from benchmarks.peers.jaxserve_server import commit
 from benchmarks.peers.processes import describe_machine
@@ -23,7 +24,7 @@ BOUNDS = "bounds"
 
 def run(context: Context) -> None:
     context.recorder.attempt("versions", lambda: record_versions(context))
-    device = jax.devices()[0]
+    device = first_device(context)
     stats = device.memory_stats() or {}
     context.recorder.figure(
         "device",

@@ -13,6 +13,7 @@ import numpy as np
 from jaxserve_kernels.paged_attention import Paging, ragged_layout
 
 from benchmarks.gpu.context import Context
+from benchmarks.gpu.device import first_device
 from benchmarks.gpu.random_weights import host_leaves
 from benchmarks.gpu.rig import BLOCK_SIZE, Generation, Rig, generate, greedy
 from benchmarks.gpu.shapes import FAMILIES, TINY, decoder
@@ -41,7 +42,7 @@ NUM_OUTPUTS = 24
 
 
 def run(context: Context) -> None:
-    print(f"seed {context.seed}", flush=True)
+    first_device(context)
     families = list(FAMILIES.items())[: 2 if context.is_quick else None]
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         for name, config in families:
@@ -55,7 +56,7 @@ def check_family(context: Context, name: str, config: dict[str, Any]) -> None:
     shape = decoder(config)
     leaves = host_leaves(make_skeleton(shape, plain(jnp.dtype("float32"))), context.seed)
     tokens = np.random.default_rng(context.seed).integers(0, shape.vocab_size, NUM_TOKENS)
-    host, device = jax.devices("cpu")[0], jax.devices()[0]
+    host, device = jax.devices("cpu")[0], first_device(context)
     wide = make_skeleton(shape, plain(jnp.dtype("float32")))
     compute = jitted(wide)
     expected = logits_of(wide, compute, leaves, tokens, NUM_TOKENS, host)

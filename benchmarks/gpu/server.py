@@ -68,10 +68,13 @@ def _running(context: Context, model: Path, port: int) -> Iterator[float]:
     command = [sys.executable, "-m", "jaxserve.cli.main", "serve", str(model), "--served-model-name", "m"]
     command += ["--host", HOST, "--port", str(port), "--max-model-len", length, *limits]
     command += ["--compile-cache", str(context.folder / "programs"), "--no-enable-prefix-caching"]
+    environment = {**os.environ, "JAX_PLATFORMS": context.platform}  # that one or none
     log = context.folder / "server.log"
     started_s = time.perf_counter()
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        )
     try:
         while _get(port, "/ready")[0] != 200:
             if process.poll() is not None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from benchmarks.gpu import oracle
+from benchmarks.gpu.context import Context
+from benchmarks.gpu.device import WrongDeviceError, first_device
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.processes import Outcome
-from benchmarks.gpu.records import Record
+from benchmarks.gpu.records import Record, Recorder
 from benchmarks.gpu.report import as_markdown, shown
 from benchmarks.gpu.timing import time_calls
 
@@ -58,3 +63,17 @@ def test_timing_waits_for_the_last_call_of_a_group() -> None:
     assert timing.num_samples == 3
     assert waits[-1] == len(calls)
     assert timing.least_s <= timing.median_s <= timing.most_s
+
+
+def test_cpu_is_not_taken_for_the_gpu_that_was_asked_for(tmp_path: Path) -> None:
+    context = Context(
+        platform="cuda",
+        is_quick=True,
+        seed=0,
+        bounds=None,
+        folder=tmp_path,
+        recorder=Recorder(tmp_path / "records", 0.0),
+    )
+    with pytest.raises(WrongDeviceError, match="--platform cuda"):
+        first_device(context)
+    assert first_device(dataclasses.replace(context, platform="cpu")).platform == "cpu"
