@@ -91,24 +91,31 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(dtype: str) -> None:
 
 
 class Step:
-    """A step of `counts[b]` tokens in row b, which then has `lengths[b]` keys; the last row is padding."""
+    """A step of `counts[b]` tokens in row b, which then has `lengths[b]` keys; the last rows are padding."""
 
     def __init__(
-        self, counts: list[int], lengths: list[int], *, num_tokens: int, num_pages: int, seed: int = 1
+        self,
+        counts: list[int],
+        lengths: list[int],
+        *,
+        num_tokens: int,
+        num_pages: int,
+        num_rows: int = 0,
+        seed: int = 1,
     ) -> None:
-        rows = len(counts) + 1
+        rows = max(num_rows, len(counts) + 1)
         rng = np.random.default_rng(seed)
         tables = np.zeros((rows, num_pages), np.int32)
-        tables[:-1] = rng.permutation(P - 1)[: len(counts) * num_pages].reshape(-1, num_pages) + 1
+        tables[: len(counts)] = rng.permutation(P - 1)[: len(counts) * num_pages].reshape(-1, num_pages) + 1
         starts = np.full(rows + 1, sum(counts), np.int32)
-        starts[:rows] = np.concatenate(([0], np.cumsum(counts)))
+        starts[: len(counts) + 1] = np.concatenate(([0], np.cumsum(counts)))
         pages, slots = np.zeros((2, num_tokens), np.int32)
         for row, (count, length) in enumerate(zip(counts, lengths, strict=True)):
             positions = np.arange(length - count, length)
             pages[starts[row] : starts[row] + count] = tables[row, positions // S]
             slots[starts[row] : starts[row] + count] = positions % S
         self.num_real = sum(counts)
-        self.kv_lengths = np.array([*lengths, 0], np.int32)
+        self.kv_lengths = np.array([*lengths, *[0] * (rows - len(lengths))], np.int32)
         num_decode = next((i for i, count in enumerate(counts) if count != 1), len(counts))
         ragged = ragged_layout(jnp.asarray(starts), jnp.int32(num_decode), num_tokens=num_tokens)
         arrays = map(jnp.asarray, (tables, self.kv_lengths, starts, pages, slots))
@@ -146,7 +153,7 @@ WINDOWS = [(None, True), (20, False), *(pytest.param(window, True, marks=pytest.
 def test_attention_equals_the_reference(
     counts: list[int], lengths: list[int], window: int | None, rotates: bool
 ) -> None:
-    step = Step(counts, lengths, num_tokens=100, num_pages=6)
+    step = Step(counts, lengths, num_tokens=100, num_pages=6, num_rows=4)  # one shape for all: compiled once
     pool, native_pool = _pools(step.paging)
     angles = _normal(9, 100, H // 2)
     rotation = Rotation(jnp.cos(angles), jnp.sin(angles)) if rotates else None

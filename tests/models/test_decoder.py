@@ -54,7 +54,17 @@ def prompt_logits(golden: GoldenCheckpoint, dtype: str) -> np.ndarray:
     return np.asarray(run(params, tokens))
 
 
-@pytest.mark.parametrize("golden", golden_checkpoints(), ids=lambda golden: golden.name)
+FAST = {"llama3_tiny", "mistral_sliding_tiny", "qwen2_sliding_tiny", "qwen3_sliding_tiny", "smollm3_sliding_tiny"}
+"""Of every architecture the checkpoint with most features. The others are for the slow tests."""
+
+
+@pytest.mark.parametrize(
+    "golden",
+    [
+        pytest.param(golden, id=golden.name, marks=[] if golden.name in FAST else [pytest.mark.slow])
+        for golden in golden_checkpoints()
+    ],
+)
 def test_float32_logits_equal_transformers(golden: GoldenCheckpoint) -> None:
     np.testing.assert_allclose(prompt_logits(golden, "float32"), golden.logits, atol=1e-4, rtol=0)
 

@@ -49,8 +49,21 @@ def skeleton() -> ModelSkeleton:
     return make_skeleton(CONFIG, plain(jnp.dtype("float32")))
 
 
-@pytest.mark.parametrize("size", [1, 2], ids=["one device", "two devices"])
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+FAST = {("decode/8", 1), ("decode/8", 2), ("mixed/64", 1)}
+"""Programs and numbers of devices: either kind, and more than one device. The others are for the slow tests."""
+IN_PLACE = [
+    pytest.param(
+        program,
+        size,
+        id=f"{program.name} on {size}",
+        marks=[] if (program.name, size) in FAST else [pytest.mark.slow],
+    )
+    for program in PROGRAMS
+    for size in (1, 2)
+]
+
+
+@pytest.mark.parametrize(("program", "size"), IN_PLACE)
 def test_the_kv_pool_is_updated_in_place(skeleton: ModelSkeleton, program: Program, size: int) -> None:
     compiled = lower(skeleton, make_sharding(CONFIG, size), program, POOL).compile()
     memory = compiled.memory_analysis()
