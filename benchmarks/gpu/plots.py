@@ -12,7 +12,7 @@ from benchmarks.gpu.records import Value
 
 PICTURES = {
     "decode attention, one layer": ("decode-attention.png", "of_copy", "share of the measured copy bandwidth"),
-    "decode steps": ("decode-steps.png", "of_bound", "share of the bound from measured bandwidth and products"),
+    "decode steps": ("decode-steps.png", "of_bound", "share of the measured bound"),
 }
 """By table: file, column, what the column is."""
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
@@ -52,6 +52,8 @@ def _draw(rows: Sequence[Mapping[str, Value]], column: str, title: str, label: s
         points.sort()
         axes.plot(*zip(*points, strict=True), marker="o", color=COLOURS[index % len(COLOURS)], label=name)
     axes.set_xscale("log", base=2)
+    batches = sorted({batch for points in lines.values() for batch, _ in points})
+    axes.set_xticks(batches, [str(batch) for batch in batches])
     axes.set_ylim(bottom=0)
     axes.set_xlabel("rows of the batch")
     axes.set_ylabel(label)

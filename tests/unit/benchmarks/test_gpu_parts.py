@@ -51,6 +51,11 @@ def test_all_parts_together_take_less_than_nine_minutes() -> None:
     assert {part.name for part in PARTS if part.is_check} == {"kernels", "models"}
 
 
+def test_page_tells_every_part_and_its_time() -> None:
+    page = (ROOT / "docs" / "benchmarks" / "gpu-check.md").read_text(encoding="utf-8")
+    assert [part.name for part in PARTS if f"| `{part.name}` | {part.budget_s:.0f} |" not in page] == []
+
+
 def test_part_is_told_its_time_and_the_bounds(tmp_path: Path) -> None:
     outcome = run_stub(tmp_path, FINE, bounds=Bounds(8e9, 1.0))
     (told,) = figures(outcome, "told")
