@@ -109,8 +109,10 @@ def _first_device(num_devices: int) -> jax.Device:
         jax.config.update("jax_num_cpu_devices", num_devices)
     try:
         return jax.devices()[0]
-    except RuntimeError as error:
-        raise ConfigError(f"no device can be used: {error}") from error
+    except (RuntimeError, AssertionError) as error:  # the latter, without a word, where the plugin is missing
+        platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
+        reason = str(error) or "JAX has no plugin for it"
+        raise ConfigError(f"no device can be used with JAX_PLATFORMS={platforms or '(not set)'}: {reason}") from error
 
 
 def _check_attention_backend(chosen: AttentionBackend, platform: str) -> None:

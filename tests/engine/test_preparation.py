@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import jax
 import pytest
 
 from jaxserve.config import CompileConfig, Config, ModelConfig, ParallelConfig
+from jaxserve.errors import ConfigError
 from jaxserve.executor import preparation
 from jaxserve.models.registry import read_decoder
 from tests.models.goldens import golden_checkpoint
@@ -24,3 +26,13 @@ def test_devices_of_a_cpu_all_take_their_weights_from_its_one_memory(monkeypatch
         parallel, compiling = ParallelConfig(tensor_parallel_size=size), CompileConfig(cpu_kernels="xla")
         preparation.prepare(Config(model=ModelConfig(model=str(path)), parallel=parallel, compile=compiling), decoder)
     assert taken[0] <= taken[1] < 2 * taken[0], "matrices are split, vectors are on both"
+
+
+def test_a_platform_without_its_plugin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def devices() -> list[jax.Device]:
+        raise AssertionError  # what JAX says of JAX_PLATFORMS=cuda without the plugin
+
+    monkeypatch.setattr(jax, "devices", devices)
+    path = golden_checkpoint("llama2_tiny").path
+    with pytest.raises(ConfigError, match=r"JAX_PLATFORMS=.*: JAX has no plugin for it"):
+        preparation.prepare(Config(model=ModelConfig(model=str(path))), read_decoder(path)[0])
