@@ -13,25 +13,23 @@ from jaxserve.bench.report import LATENCIES
 
 Figures = Mapping[str, Any]
 
+FAILED = ("failed", "failed", "d")
+RATES = (
+    ("requests/s", "request_throughput", ".2f"),
+    ("  of them good", "request_goodput", ".2f"),
+    ("output tokens/s", "output_throughput", ".1f"),
+    ("all tokens/s", "total_token_throughput", ".1f"),
+)
 TOTALS = (
     ("completed", "completed", "d"),
-    ("failed", "failed", "d"),
+    FAILED,
     ("duration (s)", "duration", ".2f"),
     ("prompt tokens", "total_input_tokens", "d"),
     ("  of them cached", "total_cached_tokens", "d"),
     ("output tokens", "total_output_tokens", "d"),
-    ("requests/s", "request_throughput", ".2f"),
-    ("  of them good", "request_goodput", ".2f"),
-    ("output tokens/s", "output_throughput", ".1f"),
-    ("all tokens/s", "total_token_throughput", ".1f"),
+    *RATES,
 )
-SWEEP = (
-    ("failed", "failed", "d"),
-    ("requests/s", "request_throughput", ".2f"),
-    ("  of them good", "request_goodput", ".2f"),
-    ("output tokens/s", "output_throughput", ".1f"),
-    ("all tokens/s", "total_token_throughput", ".1f"),
-)
+SWEEP = (FAILED, *RATES)
 
 
 def print_run(figures: Figures, percentiles: Sequence[float]) -> None:
