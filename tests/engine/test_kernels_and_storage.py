@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from jaxserve_kernels.native.build import BuildError, build
 
-from jaxserve.config import CompileConfig, Config, CpuKernels, ModelConfig, Quantization
+from jaxserve.config import CompileConfig, Config, CpuKernels, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.runner.backend import choose_backend
-from tests.engine.model_engine import Generated, ModelEngine, request
+from tests.engine.model_engine import Generated, ModelEngine
+from tests.engine.model_engine import request as ask
 from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_checkpoints
 
 MODEL = "mistral_sliding_tiny"
@@ -42,14 +44,14 @@ def prompts(count: int, longest: int) -> list[np.ndarray]:
 @pytest.mark.parametrize("golden", golden_checkpoints(), ids=lambda golden: golden.name)
 def test_native_kernels_give_the_tokens_of_transformers(built: Path, golden: GoldenCheckpoint) -> None:
     engine = ModelEngine(golden.path, max_num_seqs=1, max_num_batched_tokens=16, cpu_kernels="native")
-    result = engine.run([request("a", golden.prompt_ids, max_tokens=64)])["a"]
+    result = engine.run([ask("a", golden.prompt_ids, max_tokens=64)])["a"]
     engine.close()
     assert result.token_ids == golden.output_ids.tolist()
 
 
 @pytest.mark.slow
 def test_neighbours_and_chunks_do_not_change_a_request(native: ModelEngine) -> None:
-    mix = [request(str(i), prompt, num_top_logprobs=5) for i, prompt in enumerate(prompts(8, longest=70))]
+    mix = [ask(str(i), prompt, num_top_logprobs=5) for i, prompt in enumerate(prompts(8, longest=70))]
     native.restart(enable_prefix_caching=False)
     together = native.run(mix)
     for item in mix:
@@ -68,40 +70,27 @@ def _assert_same(one: Generated, other: Generated) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cpu_kernels", ["xla", "native"])
-@pytest.mark.parametrize(("quantization", "tolerance"), [("int8", 0.5), ("int8-weight-only", 0.25)])
-def test_int8_stays_close_to_the_full_model(
-    request: pytest.FixtureRequest, cpu_kernels: CpuKernels, quantization: Quantization, tolerance: float
+@pytest.mark.parametrize(
+    ("options", "tolerance"),
+    [
+        ({"quantization": "int8"}, 0.5),
+        ({"quantization": "int8-weight-only"}, 0.25),
+        ({"dtype": "float16"}, 0.01),
+        ({"dtype": "bfloat16"}, 0.05),
+    ],
+    ids=str,
+)
+def test_smaller_weights_stay_close_to_the_full_model(
+    request: pytest.FixtureRequest, cpu_kernels: CpuKernels, options: dict[str, Any], tolerance: float
 ) -> None:
-    if cpu_kernels == "native":
-        request.getfixturevalue("built")
-    _assert_close(quantization=quantization, cpu_kernels=cpu_kernels, tolerance=tolerance)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cpu_kernels", ["xla", "native"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 0.01), ("bfloat16", 0.05)])
-def test_half_precision_stays_close_to_the_full_model(
-    request: pytest.FixtureRequest, cpu_kernels: CpuKernels, dtype: str, tolerance: float
-) -> None:
-    if cpu_kernels == "native":
-        request.getfixturevalue("built")
-    _assert_close(dtype=dtype, cpu_kernels=cpu_kernels, tolerance=tolerance)
-
-
-def _assert_close(*, tolerance: float, cpu_kernels: CpuKernels, **options: str) -> None:
     """Log-probabilities of the first token after a prompt, which no earlier choice can have changed."""
+    if cpu_kernels == "native":
+        request.getfixturevalue("built")
     golden = golden_checkpoint("llama3_tiny")
-    ask = request("a", golden.prompt_ids, max_tokens=1, num_top_logprobs=20)
     first = {}
     for name, chosen in (("full", {}), ("small", options)):
-        engine = ModelEngine(
-            golden.path,
-            max_num_seqs=1,
-            max_num_batched_tokens=16,
-            cpu_kernels=cpu_kernels,
-            **chosen,  # type: ignore[arg-type]
-        )
-        (news,) = engine.run([ask])["a"].logprobs
+        engine = ModelEngine(golden.path, max_num_seqs=1, max_num_batched_tokens=16, cpu_kernels=cpu_kernels, **chosen)
+        (news,) = engine.run([ask("a", golden.prompt_ids, max_tokens=1, num_top_logprobs=20)])["a"].logprobs
         first[name] = dict(zip(news.top_token_ids, news.top_logprobs, strict=True))
         engine.close()
     common = first["full"].keys() & first["small"].keys()
