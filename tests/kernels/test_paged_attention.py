@@ -41,7 +41,9 @@ def _dense(
     return np.einsum("kgx,xkh->kgh", weights, values).reshape(N, H)
 
 
-@pytest.mark.parametrize("window", [None, 1, 5, 16, 100])
+@pytest.mark.parametrize(
+    "window", [None, 5, *(pytest.param(window, marks=pytest.mark.slow) for window in (1, 16, 100))]
+)
 @pytest.mark.parametrize("pages_per_row", [1, 7, 9])
 def test_decode_equals_dense_softmax(window: int | None, pages_per_row: int) -> None:
     most = pages_per_row * S
