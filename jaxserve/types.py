@@ -20,3 +20,9 @@ NULL_BLOCK = BlockId(0)
 MAX_TOP_LOGPROBS = 20
 NO_LOGPROBS = -1
 """In the place of their number: not even that of the chosen token is wanted."""
+MAX_LOGIT_BIAS = 1024
+"""Tokens of one request that may have a bias."""
+MAX_BAD_WORDS = 256
+"""Token sequences that one request may forbid."""
+MAX_BAD_WORD_TOKENS = 16
+"""Tokens of one of them."""

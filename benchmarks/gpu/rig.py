@@ -22,7 +22,7 @@ from jaxserve.layers.numerics import Numerics
 from jaxserve.models.config import DecoderConfig
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program
-from jaxserve.runner.runner import PendingStep, Runner, make_pool
+from jaxserve.runner.runner import PendingStep, Runner, SlotStore, make_pool
 from jaxserve.runner.steps import lower
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.scheduler.plan import Buckets, StepPlan
@@ -121,7 +121,9 @@ class Rig:
             return random_pool(self.pool_shape, self.kv_dtype, self.sharding, pool_seed)
 
         executables = {program: each.executable for program, each in made.items()}
-        return Runner(params, new_pool, executables)  # type: ignore[arg-type]
+        num_slots = max(program.num_slots for program in executables)
+        slot_store = SlotStore(num_slots, self.skeleton.config.vocab_size, self.sharding)
+        return Runner(params, new_pool, slot_store, executables)  # type: ignore[arg-type]
 
     def core(
         self, runner: Runner, programs: Iterable[Program], *, depth: int = 1, max_burst_ms: float = 0.0

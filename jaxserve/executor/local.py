@@ -28,7 +28,7 @@ from jaxserve.runner.compilations import CompilationCounter
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.manifest import explain_misses
 from jaxserve.runner.program_cache import ProgramCache
-from jaxserve.runner.runner import PendingStep, Runner, make_pool
+from jaxserve.runner.runner import PendingStep, Runner, SlotStore, make_pool
 from jaxserve.runner.warmup import MadeProgram, run_once
 from jaxserve.scheduler.plan import Buckets, StepPlan
 from jaxserve.weights.loader import check_tensors, load_params
@@ -103,14 +103,18 @@ def _load(
         with clock.phase("kv_cache"):
             return new_pool()
 
+    def make_slots() -> SlotStore:
+        return SlotStore(limits.buckets.max_num_seqs, prepared.decoder.vocab_size, sharding)
+
     # The compilers of accelerators may want the memory for a while; on a CPU, zeroing it takes time beside them.
     is_pool_early = prepared.device.platform == "cpu"
-    background = ThreadPoolExecutor(3, thread_name_prefix="load")
+    background = ThreadPoolExecutor(4, thread_name_prefix="load")
     try:
         making = background.submit(make_programs)
         params = background.submit(load_weights)
         pool = background.submit(first_pool, None if is_pool_early else making)
-        work: list[Future[Any]] = [making, params, pool]
+        slots = background.submit(make_slots)
+        work: list[Future[Any]] = [making, params, pool, slots]
         for future in wait(work, return_when=FIRST_EXCEPTION).done:
             future.result()
     finally:
@@ -118,7 +122,7 @@ def _load(
     made = making.result()
     pools = [pool.result()]
     executables = {program: result.compiled for program, result in made.items()}
-    return Runner(params.result(), lambda: pools.pop() if pools else new_pool(), executables), made
+    return Runner(params.result(), lambda: pools.pop() if pools else new_pool(), slots.result(), executables), made
 
 
 def _facts(

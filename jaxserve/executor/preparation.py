@@ -17,11 +17,13 @@ from jaxserve.errors import ConfigError
 from jaxserve.models.config import DecoderConfig
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.backend import choose_backend
+from jaxserve.runner.buckets import resolve_limits
 from jaxserve.runner.inputs import Program, programs
 from jaxserve.runner.limits import Limits, make_limits, make_numerics
 from jaxserve.runner.memory import kv_cache_bytes
 from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.program_key import host_facts
+from jaxserve.runner.slots import slots_bytes
 from jaxserve.runner.steps import abstract_params
 from jaxserve.runner.warmup import MadeProgram, Progress, make_programs
 from jaxserve.sharding.mesh import MODEL_AXIS, Sharding, make_sharding
@@ -88,8 +90,10 @@ def prepare(config: Config, decoder: DecoderConfig) -> Preparation:
     skeleton = make_skeleton(decoder, numerics)
     sharding = make_sharding(decoder, size)
     kv_shards = size if sharding.rules["kv_heads"] == MODEL_AXIS else 1
-    weight_bytes = _weight_bytes(skeleton, sharding) * (size if device.platform == "cpu" else 1)
-    kv_bytes = kv_cache_bytes(config.cache, device, kv_shards, weight_bytes)
+    num_slots = resolve_limits(device.platform, config.scheduler).max_num_seqs
+    held_bytes = _weight_bytes(skeleton, sharding) + slots_bytes(num_slots, decoder.vocab_size)
+    held_bytes *= size if device.platform == "cpu" else 1
+    kv_bytes = kv_cache_bytes(config.cache, device, kv_shards, held_bytes)
     limits = make_limits(config, decoder, numerics, device.platform, kv_bytes)
     return Preparation(device, skeleton, sharding, limits)
 

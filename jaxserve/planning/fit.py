@@ -14,9 +14,11 @@ from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.planning.devices import Device
 from jaxserve.planning.sizes import Sizes, estimate_workspace, make_sizes
 from jaxserve.runner.backend import choose_backend
+from jaxserve.runner.buckets import resolve_limits
 from jaxserve.runner.inputs import programs
 from jaxserve.runner.limits import Limits, make_limits, make_numerics
 from jaxserve.runner.memory import DeviceMemory, kv_bytes_left
+from jaxserve.runner.slots import slots_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class Fit:
     weights_bytes: int
     kv_bytes: int
     workspace_bytes: int
-    """Estimated."""
+    """Estimated; the slots of running requests among it."""
 
 
 def planned_numerics(config: Config, device: Device) -> Numerics:
@@ -53,7 +55,9 @@ def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
         )
     kv_total = config.cache.kv_cache_memory
     if kv_total is None:
-        memory = DeviceMemory(limit=device.limit_bytes, in_use=weights)
+        num_slots = resolve_limits(device.platform, config.scheduler).max_num_seqs
+        slots = held_bytes(device, sizes, slots_bytes(num_slots, decoder.vocab_size))
+        memory = DeviceMemory(limit=device.limit_bytes, in_use=weights + slots)
         kv_total = kv_bytes_left(config.cache, device.platform, memory, sizes.kv_shards)
     limits = make_limits(config, decoder, planned_numerics(config, device), device.platform, kv_total)
     fit = Fit(
@@ -92,7 +96,8 @@ def gib(num_bytes: float) -> str:
 
 
 def _workspace(sizes: Sizes, limits: Limits) -> int:
-    return max(
+    slots = slots_bytes(limits.buckets.max_num_seqs, sizes.decoder.vocab_size)
+    return slots + max(
         estimate_workspace(sizes, program.num_tokens, program.num_rows)
         for program in programs(limits.buckets, limits.max_pages)
     )

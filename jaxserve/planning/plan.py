@@ -60,7 +60,8 @@ class MemoryPart:
     weights_bytes: int
     kv_bytes: int
     workspace_bytes: int
-    """Beyond weights and KV as they are counted here: temporaries, code, inputs, and padding of the layout."""
+    """Beyond weights and KV as they are counted here: temporaries, code, inputs, the slots of
+    running requests, and padding of the layout."""
     workspace_is: Literal["compiled", "estimated"]
     free_bytes: int
     """Negative where it does not fit."""

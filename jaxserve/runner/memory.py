@@ -32,24 +32,25 @@ class DeviceMemory:
     in_use: int
 
 
-def kv_cache_bytes(config: CacheConfig, device: jax.Device, kv_shards: int, weight_bytes: int = 0) -> int:
+def kv_cache_bytes(config: CacheConfig, device: jax.Device, kv_shards: int, held_bytes: int = 0) -> int:
     """Bytes for the KV cache over all devices, asked for or measured.
 
-    weight_bytes: what is still to be placed before the cache, on each device, or in the one memory of a CPU.
+    held_bytes: what is still to be placed beside the cache, on each device, or in the one memory of a CPU: weights
+    and slots.
     """
     if config.kv_cache_memory is not None:
         return config.kv_cache_memory
     if device.platform == "cpu":
-        return kv_bytes_left(config, "cpu", DeviceMemory(available_bytes(), weight_bytes), kv_shards)
+        return kv_bytes_left(config, "cpu", DeviceMemory(available_bytes(), held_bytes), kv_shards)
     stats = device.memory_stats() or {}
     if "bytes_limit" not in stats:
         raise ConfigError(f"{device.device_kind} does not report its memory: give --kv-cache-memory")
-    memory = DeviceMemory(int(stats["bytes_limit"]), int(stats["bytes_in_use"]) + weight_bytes)
+    memory = DeviceMemory(int(stats["bytes_limit"]), int(stats["bytes_in_use"]) + held_bytes)
     return kv_bytes_left(config, device.platform, memory, kv_shards)
 
 
 def kv_bytes_left(config: CacheConfig, platform: str, memory: DeviceMemory, kv_shards: int) -> int:
-    """Bytes for the KV cache over all devices, once the weights are in `memory`."""
+    """Bytes for the KV cache over all devices, once weights and slots are in `memory`."""
     if platform == "cpu":  # all of its "devices" share one memory
         return max(0, min(_steady(int((memory.limit - memory.in_use) * CPU_SHARE), CPU_STEPS), CPU_MOST_BYTES))
     free = int(memory.limit * config.memory_fraction) - memory.in_use - WORKSPACE_BYTES

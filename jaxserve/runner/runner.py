@@ -19,8 +19,9 @@ import numpy as np
 
 from jaxserve.layers.attention import KVPool
 from jaxserve.runner.inputs import Program, pack, unpack_result
-from jaxserve.runner.slots import slots_shape
-from jaxserve.scheduler.plan import StepPlan, StepResult
+from jaxserve.runner.slots import seat_row, slots_shape
+from jaxserve.runner.steps import lower_seating
+from jaxserve.scheduler.plan import Seat, StepPlan, StepResult
 from jaxserve.sharding.mesh import Sharding
 
 
@@ -60,8 +61,26 @@ def make_pool(shape: tuple[int, ...], dtype: jnp.dtype, sharding: Sharding) -> K
     return KVPool(k, v)
 
 
+class SlotStore:
+    """Makes the slots and writes single ones."""
+
+    def __init__(self, num_slots: int, vocab_size: int, sharding: Sharding) -> None:
+        self._shape = slots_shape(num_slots, vocab_size)
+        self._vocab_size = vocab_size
+        self._sharding = sharding
+        self._seating = lower_seating(sharding, num_slots, vocab_size).compile()
+
+    def make(self) -> jax.Array:
+        """Empty slots."""
+        return jnp.zeros(self._shape, jnp.int32, device=self._sharding.replicated)
+
+    def seat(self, slots: jax.Array, seat: Seat) -> jax.Array:
+        """The slots with this request in its own; its row crosses to the device. DONATES slots."""
+        return self._seating(slots, np.int32(seat.slot), seat_row(seat, self._vocab_size))  # type: ignore[no-any-return]
+
+
 Executable = Callable[
-    [tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array | np.ndarray, np.ndarray],
+    [tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array, np.ndarray],
     tuple[jax.Array, jax.Array, jax.Array, jax.Array],
 ]
 """Parameters, the two halves of the pool and the slots (all three DONATED) and the packed plan; gives back pool and
@@ -75,6 +94,7 @@ class Runner:
         self,
         params: tuple[jax.Array, ...],
         new_pool: Callable[[], KVPool],
+        slot_store: SlotStore,
         executables: Mapping[Program, Executable],
     ) -> None:
         self._params = params
@@ -83,20 +103,22 @@ class Runner:
         self._executables = {
             (program.kind, program.num_tokens): (program, compiled) for program, compiled in executables.items()
         }
-        self._slots_shape = slots_shape(max(program.num_slots for program in executables))
-        self._slots: jax.Array | np.ndarray = np.zeros(self._slots_shape, np.int32)
+        self._slot_store = slot_store
+        self._slots = slot_store.make()
         self._last_read = 0.0
         self._num_submitted = 0
         self.lost = range(0)
         """Steps that were dispatched behind the one that failed last, before its failure showed."""
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        """Dispatch one step; the buffers of pool and slots pass from this step to the next."""
+        """Dispatch one step, after those who take their seats for it; the buffers of pool and slots pass from this step to the next."""
         program, executable = self._executables[plan.kind, plan.bucket]
         packed = pack(plan, program)
         started = time.monotonic()
         index, self._num_submitted = self._num_submitted, self._num_submitted + 1
         try:
+            for seat in plan.seats:
+                self._slots = self._slot_store.seat(self._slots, seat)
             k, v, self._slots, result = executable(self._params, self._pool.k, self._pool.v, self._slots, packed)
         except Exception:
             self.renew(index)
@@ -123,4 +145,5 @@ class Runner:
         for array in self._pool:
             array.delete()
         self._pool = self._new_pool()
-        self._slots = np.zeros(self._slots_shape, np.int32)
+        self._slots.delete()
+        self._slots = self._slot_store.make()

@@ -20,7 +20,8 @@ from jaxserve.layers.attention import KVPool, StepContext
 from jaxserve.layers.rope import rotation
 from jaxserve.models.skeleton import ModelSkeleton
 from jaxserve.runner.inputs import INPUT_FIELDS, Outcome, Program, pack_result, packed_size, split
-from jaxserve.runner.slots import slots_shape, store_tokens, take_up
+from jaxserve.runner.slots import Seats, slots_shape, store_tokens, take_seat, take_up
+from jaxserve.sampling.adjust import is_penalized
 from jaxserve.sampling.sampler import Sampled, sample, unpack_options
 from jaxserve.scheduler.plan import UNREAD_TOKEN
 from jaxserve.sharding.mesh import Sharding
@@ -37,7 +38,7 @@ def lower(
     """Trace one program for abstract arguments; nothing is allocated on a device. kv_dtype: None is the model's."""
 
     def step(
-        params: tuple[Array, ...], k: Array, v: Array, slots: Int[Array, "X1 2"], packed: Int[Array, "I"]
+        params: tuple[Array, ...], k: Array, v: Array, slots: Int[Array, "X1 S"], packed: Int[Array, "I"]
     ) -> tuple[Array, Array, Array, Array]:
         pool, slots, result = run_step(skeleton, params, KVPool(k, v), slots, packed, program)
         return pool.k, pool.v, slots, result
@@ -47,9 +48,19 @@ def lower(
         step, donate_argnames=("k", "v", "slots"), out_shardings=(pool_sharding, pool_sharding, whole, whole)
     )
     pool = jax.ShapeDtypeStruct(pool_shape, kv_dtype or skeleton.dtype, sharding=pool_sharding)
-    slots = jax.ShapeDtypeStruct(slots_shape(program.num_slots), jnp.int32, sharding=whole)
+    slots = jax.ShapeDtypeStruct(slots_shape(program.num_slots, skeleton.config.vocab_size), jnp.int32, sharding=whole)
     inputs = jax.ShapeDtypeStruct((packed_size(program, INPUT_FIELDS),), jnp.int32, sharding=whole)
     return jitted.lower(abstract_params(skeleton, sharding), pool, pool, slots, inputs)
+
+
+def lower_seating(sharding: Sharding, num_slots: int, vocab_size: int) -> jax.stages.Lowered:
+    """Trace the program that writes one slot; it runs between steps, when a request comes that needs it."""
+    slots, row = (
+        jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.replicated)
+        for shape in (slots_shape(num_slots, vocab_size), slots_shape(num_slots, vocab_size)[1:])
+    )
+    slot = jax.ShapeDtypeStruct((), jnp.int32, sharding=sharding.replicated)
+    return jax.jit(take_seat, donate_argnames="slots", out_shardings=sharding.replicated).lower(slots, slot, row)
 
 
 def abstract_params(skeleton: ModelSkeleton, sharding: Sharding) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -63,10 +74,10 @@ def run_step(
     skeleton: ModelSkeleton,
     params: tuple[Array, ...],
     pool: KVPool,
-    slots: Int[Array, "X1 2"],
+    slots: Int[Array, "X1 S"],
     packed: Int[Array, "I"],
     program: Program,
-) -> tuple[KVPool, Int[Array, "X1 2"], Int[Array, "O"]]:
+) -> tuple[KVPool, Int[Array, "X1 S"], Int[Array, "O"]]:
     """One call: write KV, attend, sample. DONATES pool and slots; returns them with the packed result."""
     field = split(packed, program, INPUT_FIELDS)
     if program.max_steps == 1:
@@ -122,13 +133,13 @@ def _one_step(
     skeleton: ModelSkeleton,
     params: tuple[Array, ...],
     pool: KVPool,
-    slots: Int[Array, "X1 2"],
+    slots: Int[Array, "X1 S"],
     field: dict[str, Any],
     program: Program,
-) -> tuple[KVPool, Int[Array, "X1 2"], Sampled, Bool[Array, ""]]:
+) -> tuple[KVPool, Int[Array, "X1 S"], Sampled, Bool[Array, ""]]:
     """Forward and sample; last comes whether any row's request ends with its new token."""
-    model = skeleton.build(params)
-    tokens, rows = take_up(slots, field)
+    model, vocab_size = skeleton.build(params), skeleton.config.vocab_size
+    tokens, rows = take_up(slots, field, vocab_size)
     field = field | {"is_real": field["is_real"] * ~rows.is_over[field["rows"]], "kv_lengths": rows.kv_lengths}
     hidden, pool = model.hidden(tokens, pool, _context(skeleton, field, pool, program))
     last = jnp.maximum(field["query_starts"][1:] - 1, 0)  # (B,) each row's newest token
@@ -136,8 +147,10 @@ def _one_step(
     num_rows = (field["query_starts"][1:] > field["query_starts"][:-1]).sum(dtype=jnp.int32)
     with jax.named_scope("sample"):
         options = unpack_options(field["sampling"])
-        sampled = sample(model.logits(newest, num_rows), options, rows.kv_lengths, field["num_top_logprobs"])
-    slots, has_end = store_tokens(slots, field, rows, sampled.token_ids)
+        seats = Seats(slots, field["slots"], vocab_size)
+        logits = model.logits(newest, num_rows)
+        sampled = sample(logits, options, seats, rows.kv_lengths, field["num_top_logprobs"])
+    slots, has_end = store_tokens(slots, field, rows, sampled.token_ids, is_penalized(options), vocab_size)
     shown = jnp.where(rows.is_over, UNREAD_TOKEN, sampled.token_ids)
     return pool, slots, sampled._replace(token_ids=shown), has_end
 

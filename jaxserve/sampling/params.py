@@ -1,12 +1,14 @@
 """Sampling options as they cross the wire, and the device columns that derive from them.
 
 A new option is one annotated field here and one function of the same name in `transforms.py`; a test
-fails when either half is missing. Fields with a `Column` travel to the device as one int32 each
-(floats bit-cast), in field order; fields without one are decided on the host.
+fails when either half is missing. Fields with a `Column` travel to the device with every step, one int32
+each (floats bit-cast), in field order; of a collection it is the size that travels, and what is in it
+lies in the request's slot (`seat.py`). Fields without a column are decided on the host.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_type_hints
 
@@ -14,7 +16,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from jaxserve.types import MAX_TOP_LOGPROBS
+from jaxserve.types import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class Column:
     """A field that the device program reads: one int32 word per row."""
 
     dtype: Literal["float32", "int32"]
+    seated_at: float | None = None
+    """Another value than this one, the neutral one, needs more of the request than the column: see `needs_seat`."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -37,6 +41,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Keep tokens at least min_p times as likely as the most likely one."""
     seed: Annotated[int, Meta(ge=0, lt=2**31), Column("int32")] = 0
     """Seed of the counter-based key: (seed, position) decides the draw, never the batch."""
+
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0), Column("float32", seated_at=0)] = 0.0
+    """Taken from the logit of every token that was generated before."""
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0), Column("float32", seated_at=0)] = 0.0
+    """Taken from the logit of a token once for each time it was generated before."""
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100.0), Column("float32", seated_at=1)] = 1.0
+    """Divides positive and multiplies negative logits of the prompt's tokens and of those generated before."""
+    min_tokens: Annotated[int, Meta(ge=0, lt=2**31), Column("int32", seated_at=0)] = 0
+    """No EOS and no stop token among the first so many tokens."""
+    logit_bias: Annotated[dict[int, float], Meta(max_length=MAX_LOGIT_BIAS), Column("int32", seated_at=0)] = {}
+    """Added to the logits of these tokens."""
+    allowed_token_ids: Annotated[tuple[int, ...], Column("int32", seated_at=0)] = ()
+    """Nothing else is ever chosen; empty allows all."""
+    bad_words: Annotated[
+        tuple[Annotated[tuple[int, ...], Meta(min_length=1, max_length=MAX_BAD_WORD_TOKENS)], ...],
+        Meta(max_length=MAX_BAD_WORDS),
+        Column("int32", seated_at=0),
+    ] = ()
+    """Sequences of tokens of which none is ever completed."""
 
     max_tokens: Annotated[int, Meta(ge=1)] = 16
     num_top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -63,5 +86,17 @@ def device_row(params: SamplingParams) -> np.ndarray:
     """One request's columns as int32 words `[C]`, floats bit-cast; made once per request."""
     row = np.empty(len(COLUMNS), np.int32)
     for i, (name, column) in enumerate(COLUMNS.items()):
-        row[i] = np.array(getattr(params, name), column.dtype).view(np.int32)
+        row[i] = np.array(_value(params, name), column.dtype).view(np.int32)
     return row
+
+
+def needs_seat(params: SamplingParams) -> bool:
+    """Whether the device has to know more of the request than its columns, such as the tokens it has so far."""
+    return any(
+        column.seated_at is not None and _value(params, name) != column.seated_at for name, column in COLUMNS.items()
+    )
+
+
+def _value(params: SamplingParams, name: str) -> float:
+    value = getattr(params, name)
+    return len(value) if isinstance(value, Sized) else value

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxserve.sampling import transforms
+from jaxserve.sampling.adjust import SeatFields, adjust, is_adjusted
 from jaxserve.sampling.params import COLUMNS
 from jaxserve.sampling.topk import CHUNK, chunked, top_k
 from jaxserve.types import MAX_TOP_LOGPROBS, NO_LOGPROBS
@@ -39,6 +40,7 @@ def unpack_options(columns: Int[Array, "B C"]) -> dict[str, Array]:
 def sample(
     logits: Float[Array, "B V"],
     options: Mapping[str, Array],
+    seats: SeatFields,
     positions: Int[Array, "B"],
     num_top_logprobs: Int[Array, ""],
 ) -> Sampled:
@@ -46,16 +48,24 @@ def sample(
 
     num_top_logprobs: NO_LOGPROBS leaves out the chosen tokens' as well, a pass over all logits on a CPU.
     """
-    best = logits.max(-1)  # (B,)
-    greedy = _first_where(logits == best[:, None])
     is_greedy = options["temperature"] == 0
-    token_ids = jax.lax.cond(
-        is_greedy.all(), lambda: greedy, lambda: jnp.where(is_greedy, greedy, _draw(logits, options, positions))
-    )
+    adjusts = is_adjusted(options, seats, positions).any()
+
+    def choose() -> Array:
+        # Scaling comes inside, since it makes an array of its own anyway: the logits are still needed as they are.
+        scaled = jax.lax.cond(
+            adjusts,
+            lambda: transforms.temperature(adjust(logits, options, seats, positions), options["temperature"]),
+            lambda: transforms.temperature(logits, options["temperature"]),
+        )
+        greedy = _most_likely(scaled)
+        return jax.lax.cond(  # type: ignore[no-any-return]
+            is_greedy.all(), lambda: greedy, lambda: jnp.where(is_greedy, greedy, _draw(scaled, options, positions))
+        )
+
+    token_ids = jax.lax.cond(is_greedy.all() & ~adjusts, lambda: _most_likely(logits), choose)
     normalizer = jax.lax.cond(
-        num_top_logprobs > NO_LOGPROBS,
-        lambda: best + jnp.log(jnp.exp(logits - best[:, None]).sum(-1)),
-        lambda: jnp.zeros_like(best),
+        num_top_logprobs > NO_LOGPROBS, lambda: _normalizer(logits), lambda: jnp.zeros_like(logits[:, 0])
     )
     chosen = jnp.take_along_axis(logits, token_ids[:, None], 1)[:, 0] - normalizer
     width = min(MAX_TOP_LOGPROBS, logits.shape[1])
@@ -72,9 +82,8 @@ def sample(
     return Sampled(token_ids, chosen, jnp.pad(top_ids, missing), jnp.pad(top_values, missing, constant_values=-jnp.inf))
 
 
-def _draw(logits: Float[Array, "B V"], options: Mapping[str, Array], positions: Int[Array, "B"]) -> Int[Array, "B"]:
-    """Sample from softmax(logits / temperature) restricted by top_k, then top_p, and min_p."""
-    scaled = transforms.temperature(logits, options["temperature"])
+def _draw(scaled: Float[Array, "B V"], options: Mapping[str, Array], positions: Int[Array, "B"]) -> Int[Array, "B"]:
+    """Sample from softmax(scaled) restricted by top_k, then top_p, and min_p."""
     restricts = (options["top_k"] > 0) | (options["top_p"] < 1) | (options["min_p"] > 0)
     restricts &= options["temperature"] > 0  # padding rows are greedy
 
@@ -84,9 +93,20 @@ def _draw(logits: Float[Array, "B V"], options: Mapping[str, Array], positions: 
         kept = transforms.top_p(rows, options["top_p"], kept)
         return jnp.maximum(kept, transforms.min_p(rows, options["min_p"]))
 
-    lowest = jax.lax.cond(restricts.any(), threshold, lambda: jnp.full(logits.shape[0], -jnp.inf))
+    lowest = jax.lax.cond(restricts.any(), threshold, lambda: jnp.full(scaled.shape[0], -jnp.inf))
     weights = jnp.where(scaled >= lowest[:, None], jnp.exp(scaled - scaled.max(-1, keepdims=True)), 0.0)
     return _categorical(weights, transforms.seed(options["seed"], positions))
+
+
+def _most_likely(logits: Float[Array, "B V"]) -> Int[Array, "B"]:
+    """Ties go to the lowest id."""
+    return _first_where(logits == logits.max(-1, keepdims=True))
+
+
+def _normalizer(logits: Float[Array, "B V"]) -> Float[Array, "B"]:
+    """What turns logits into log-probabilities when it is taken off."""
+    best = logits.max(-1)
+    return best + jnp.log(jnp.exp(logits - best[:, None]).sum(-1))
 
 
 def _categorical(weights: Float[Array, "B V"], uniform: Float[Array, "2 B"]) -> Int[Array, "B"]:

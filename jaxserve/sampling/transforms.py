@@ -4,21 +4,31 @@ Restrictions (top_k, top_p, min_p) are thresholds: the smallest logit a row keep
 the threshold's logit are all kept, as in Hugging Face's warpers. Each works on a whole batch, every
 row with its own option; neutral options keep everything (-inf).
 
-Letters: B rows, V vocabulary, c candidates.
+Those that change logits do so in the order of `adjust.py`; a row with a neutral option keeps its logits to the bit.
+
+Letters: B rows, V vocabulary, c candidates, W words of one bit per token, N biases, G bad words of E tokens, R tokens
+before the last of a bad word.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
+from jaxserve.sampling.bits import WORD_BITS
 from jaxserve.sampling.topk import top_k as largest
 
-NUM_CANDIDATES = 64
+NUM_CANDIDATES: Final = 64
+ANY_TOKEN: Final = -1
+"""In front of a bad word that is shorter than others may be."""
+NOBODY: Final = 2**31 - 1
+"""No token's id: nothing is added to it."""
+FORBIDDEN: Final = -1e20
+"""A logit that no other one, whatever its bias or penalty, falls below: chosen only when nothing else is left."""
 
 
 class Candidates(NamedTuple):
@@ -32,6 +42,62 @@ class Candidates(NamedTuple):
 def candidates(logits: Float[Array, "B V"]) -> Candidates:
     """Prepare scaled logits for thresholds."""
     return Candidates(logits, largest(logits, NUM_CANDIDATES)[0])
+
+
+def logit_bias(
+    num_biases: Int[Array, "B"], token_ids: Int[Array, "B N"], biases: Float[Array, "B N"]
+) -> tuple[Int[Array, "B N"], Float[Array, "B N"]]:
+    """Tokens and what is added to their logits."""
+    return jnp.where(num_biases[:, None] > 0, token_ids, NOBODY), biases
+
+
+def bad_words(
+    num_words: Int[Array, "B"], words: Int[Array, "B G E"], recent: Int[Array, "B R"]
+) -> tuple[Int[Array, "B G"], Float[Array, "B G"]]:
+    """The last token of every word whose other tokens were generated just now, and what is added to its logit."""
+    before, last = words[..., :-1], words[..., -1]
+    is_begun = ((before == recent[:, None]) | (before == ANY_TOKEN)).all(-1) & (num_words > 0)[:, None]  # (B, G)
+    return jnp.where(is_begun, last, NOBODY), jnp.full(last.shape, FORBIDDEN)
+
+
+def repetition_penalty(
+    logits: Float[Array, "B V"], value: Float[Array, "B"], is_seen: Bool[Array, "B V"]
+) -> Float[Array, "B V"]:
+    """Divide positive and multiply negative logits of tokens seen in prompt or output (arXiv 1909.05858, as in HF)."""
+    factor = value[:, None]
+    return jnp.where(is_seen, jnp.where(logits > 0, logits / factor, logits * factor), logits)
+
+
+def frequency_penalty(
+    logits: Float[Array, "B V"], value: Float[Array, "B"], times: Int[Array, "B V"]
+) -> Float[Array, "B V"]:
+    """Take `value` off once for each time a token was generated, as OpenAI defines it."""
+    return logits - value[:, None] * times
+
+
+def presence_penalty(
+    logits: Float[Array, "B V"], value: Float[Array, "B"], times: Int[Array, "B V"]
+) -> Float[Array, "B V"]:
+    """Take `value` off tokens that were generated, as OpenAI defines it."""
+    return logits - value[:, None] * (times > 0)
+
+
+def allowed_token_ids(
+    logits: Float[Array, "B V"], num_allowed: Int[Array, "B"], bits: Int[Array, "B W"]
+) -> Float[Array, "B V"]:
+    """Forbid what is not listed, in rows that have a list."""
+    return jnp.where(_members(bits, logits.shape[1]) | (num_allowed == 0)[:, None], logits, -jnp.inf)
+
+
+def min_tokens(logits: Float[Array, "B V"], is_early: Bool[Array, "B"], bits: Int[Array, "B W"]) -> Float[Array, "B V"]:
+    """Forbid the tokens that would end a row's request too early."""
+    return jnp.where(_members(bits, logits.shape[1]) & is_early[:, None], FORBIDDEN, logits)
+
+
+def _members(bits: Int[Array, "B W"], vocab_size: int) -> Bool[Array, "B V"]:
+    """Whose bit is set; see `bits.pack_bits`."""
+    spread = (bits[:, :, None] >> jnp.arange(WORD_BITS)) & 1  # (B, W, 32)
+    return spread.reshape(bits.shape[0], -1)[:, :vocab_size] > 0
 
 
 def temperature(logits: Float[Array, "B V"], value: Float[Array, "B"]) -> Float[Array, "B V"]:

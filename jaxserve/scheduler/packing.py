@@ -10,12 +10,12 @@ from jaxserve.types import NO_LOGPROBS, ProgramKind
 
 
 def pack(
-    requests: list[Request], counts: list[int], buckets: Buckets, num_steps: int
+    requests: list[Request], counts: list[int], buckets: Buckets, num_steps: int, newcomers: list[Request]
 ) -> tuple[StepPlan, list[Request]]:
     """The plan in which request i computes its next `counts[i]` tokens, and the requests in row order.
 
     Requests with a count of 0 have no row. The arrays are copies: what happens to the requests later does
-    not reach a plan under way.
+    not reach a plan under way. newcomers: those that have just got their slots.
     """
     rows = [i for i, count in enumerate(counts) if count == 1]
     num_single = len(rows)
@@ -57,5 +57,6 @@ def pack(
         stop_token_ids=np.stack([request.stop_row for request in ordered]),
         num_top_logprobs=num_top_logprobs,
         num_steps=num_steps,
+        seats=tuple(request.seat() for request in newcomers if request.needs_seat),
     )
     return plan, ordered

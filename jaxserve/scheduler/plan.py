@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from jaxserve.sampling.params import SamplingParams
 from jaxserve.types import ProgramKind, RequestId
 
 UNREAD_TOKEN: Final = -1
@@ -46,6 +47,18 @@ class Buckets:
 
 
 @dataclass(frozen=True, slots=True)
+class Seat:
+    """A request that takes a slot, or takes one again, and whose options need more than a step's columns say."""
+
+    slot: int
+    sampling: SamplingParams
+    token_ids: np.ndarray  # int32, all known ones: the prompt, then what was generated
+    num_prompt_tokens: int
+    stop_token_ids: frozenset[int]
+    """All that min_tokens keeps back, EOS among them."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step. Rows are in the order of `request_ids`: decode rows first, then prefill chunks.
 
@@ -74,6 +87,8 @@ class StepPlan:
     num_steps: int = 1
     """K: decode steps to do in one call, each from the tokens of the one before. They end early, all rows
     together, as soon as any row's request ends. Block tables hold pages for all of them."""
+    seats: tuple[Seat, ...] = ()
+    """To be taken before the step. Most steps have none."""
 
     @property
     def num_tokens(self) -> int:

@@ -6,8 +6,8 @@ import numpy as np
 
 from jaxserve.ipc.messages import AddRequest
 from jaxserve.kv.block_table import BlockTable
-from jaxserve.sampling.params import device_row
-from jaxserve.scheduler.plan import MAX_STOP_TOKENS
+from jaxserve.sampling.params import device_row, needs_seat
+from jaxserve.scheduler.plan import MAX_STOP_TOKENS, Seat
 from jaxserve.types import FinishReason
 
 _OUTPUT_ROOM = 128
@@ -32,6 +32,7 @@ class Request:
         "finish_reason",
         "length_limit",
         "max_output_tokens",
+        "needs_seat",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_in_flight",
@@ -44,6 +45,7 @@ class Request:
         "request_id",
         "sampling",
         "sampling_row",
+        "seat_stop_ids",
         "slot",
         "stop_row",
         "stop_token_ids",
@@ -63,6 +65,9 @@ class Request:
         self.sampling = message.sampling
         self.stop_token_ids = frozenset(message.sampling.stop_token_ids)
         self.sampling_row = device_row(message.sampling)
+        self.needs_seat = needs_seat(message.sampling)
+        self.seat_stop_ids = self.stop_token_ids | eos_token_ids
+        """What min_tokens keeps back; also with ignore_eos, as in vLLM."""
         self.stop_row = _stop_row(message, eos_token_ids)
         self.table = table
         self.max_output_tokens = max_output_tokens
@@ -96,6 +101,12 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
+
+    def seat(self) -> Seat:
+        """What the device has to know of a request that takes its slot; all its tokens are read then."""
+        if self.slot is None or self.num_unread_tokens:
+            raise RuntimeError(f"{self.request_id} takes no seat now")
+        return Seat(self.slot, self.sampling, self.tokens.copy(), self.num_prompt_tokens, self.seat_stop_ids)
 
     def append(self, token: int) -> None:
         """One more output token."""

@@ -150,11 +150,12 @@ class Scheduler:
         num_running = len(counts)
         if not self._secure_pages(counts):
             return None
+        newcomers = []
         if len(counts) == num_running:  # nobody goes and comes back in one step: tables change only by growing
-            self._start_waiting(counts)
+            newcomers = self._start_waiting(counts)
         if not any(counts):
             return None
-        plan, requests = pack(self._running, counts, self._buckets, self._burst_length(counts))
+        plan, requests = pack(self._running, counts, self._buckets, self._burst_length(counts), newcomers)
         num_steps = plan.num_steps
         for request, count, samples in zip(
             requests, plan.num_scheduled_tokens.tolist(), plan.is_sampling.tolist(), strict=True
@@ -265,8 +266,9 @@ class Scheduler:
         needs = [(request.table, request.num_computed_tokens + num_steps) for request in rows]
         return num_steps if self._kv.extend_all(needs) else 1
 
-    def _start_waiting(self, counts: list[int]) -> None:
-        """Let waiting requests in. The cache is asked now, not at arrival: it may have learnt since."""
+    def _start_waiting(self, counts: list[int]) -> list[Request]:
+        """Let waiting requests in, and say whom. The cache is asked now, not at arrival: it may have learnt since."""
+        newcomers: list[Request] = []
         budget = self._max_tokens - sum(counts)
         while self._waiting and budget > 0 and len(counts) < self._max_rows:
             request = self._waiting[0]
@@ -274,8 +276,9 @@ class Scheduler:
             # pages back, and a request just preempted would take its own back from those who needed them.
             num_cached = self._kv.start(request.table, request.tokens, num_spare_blocks=len(counts))
             if num_cached is None:
-                return
+                break
             del self._waiting[0]
+            newcomers.append(request)
             request.num_computed_tokens = num_cached
             request.slot = self._free_slots.pop()
             if request.queue_seconds is None:
@@ -287,6 +290,7 @@ class Scheduler:
             place = bisect(self._running, request.rank, key=_rank)
             self._running.insert(place, request)
             counts.insert(place, count)
+        return newcomers
 
     # --- after a step ---------------------------------------------------------------------------------
 

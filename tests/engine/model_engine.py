@@ -26,6 +26,9 @@ from jaxserve.sampling.params import SamplingParams
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.types import RequestId
 
+MODEL_NAME = "mistral_sliding_tiny"
+"""Grouped heads, and a window of 8 that every prompt outgrows."""
+
 
 @dataclass
 class Generated:

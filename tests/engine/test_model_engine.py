@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
-from tests.engine.model_engine import ModelEngine, request
+from tests.engine.model_engine import MODEL_NAME, ModelEngine, request
 from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_checkpoints
-
-MODEL = "mistral_sliding_tiny"  # grouped heads, and a window of 8 that every prompt outgrows
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[ModelEngine]:
-    engine = ModelEngine(golden_checkpoint(MODEL).path, max_num_seqs=16, max_num_batched_tokens=64)
-    yield engine
-    engine.close()
 
 
 def prompts(count: int, *, seed: int = 0, longest: int = 70) -> list[np.ndarray]:
@@ -36,7 +25,7 @@ def test_greedy_tokens_equal_transformers(golden: GoldenCheckpoint) -> None:
 
 
 def test_one_architecture_equals_transformers(engine: ModelEngine) -> None:
-    golden = golden_checkpoint(MODEL)
+    golden = golden_checkpoint(MODEL_NAME)
     engine.restart()
     assert engine.run([request("a", golden.prompt_ids, max_tokens=64)])["a"].token_ids == golden.output_ids.tolist()
 

@@ -13,7 +13,7 @@ from jaxserve.layers.attention import KVPool
 from jaxserve.runner.inputs import OUTPUT_FIELDS, Program, packed_size
 from jaxserve.runner.runner import Runner, StepLostError
 from jaxserve.sampling.params import COLUMNS
-from jaxserve.scheduler.plan import MAX_STOP_TOKENS, StepPlan
+from jaxserve.scheduler.plan import MAX_STOP_TOKENS, Seat, StepPlan
 from jaxserve.types import RequestId
 
 PROGRAM = Program("decode", num_tokens=1, num_rows=1, max_pages=1, num_slots=1)
@@ -72,18 +72,32 @@ def new_pool() -> KVPool:
     return KVPool(jnp.zeros(1), jnp.zeros(1))  # type: ignore[arg-type, unused-ignore]
 
 
+class CountedSlots:
+    """Slots whose words all say how many requests took a seat since they were made."""
+
+    def make(self) -> jax.Array:
+        return jnp.zeros(1)
+
+    def seat(self, slots: jax.Array, seat: Seat) -> jax.Array:
+        return slots + 1
+
+
+def new_runner(step: CountingStep) -> Runner:
+    return Runner((), new_pool, CountedSlots(), {PROGRAM: step})  # type: ignore[arg-type, unused-ignore]
+
+
 def tokens(runner: Runner) -> list[int]:
     return runner.submit(PLAN).result().token_ids[0].tolist()
 
 
 def test_pool_passes_from_step_to_step() -> None:
-    runner = Runner((), new_pool, {PROGRAM: CountingStep("never", -1)})
+    runner = new_runner(CountingStep("never", -1))
     assert [tokens(runner) for _ in range(3)] == [[1], [2], [3]]
 
 
 @pytest.mark.parametrize("fails_at", ["submit", "result"])
 def test_step_after_a_failed_one_starts_from_an_empty_pool(fails_at: str) -> None:
-    runner = Runner((), new_pool, {PROGRAM: CountingStep(fails_at, failing_step=2)})
+    runner = new_runner(CountingStep(fails_at, failing_step=2))
     assert [tokens(runner) for _ in range(2)] == [[1], [2]]
     with pytest.raises(RuntimeError, match="unhappy"):
         tokens(runner)
@@ -91,7 +105,7 @@ def test_step_after_a_failed_one_starts_from_an_empty_pool(fails_at: str) -> Non
 
 
 def test_step_dispatched_behind_a_failed_one_is_lost_with_it() -> None:
-    runner = Runner((), new_pool, {PROGRAM: CountingStep("result", failing_step=1)})
+    runner = new_runner(CountingStep("result", failing_step=1))
     pending = [runner.submit(PLAN) for _ in range(3)]
     assert pending[0].result().token_ids.tolist() == [[1]]
     with pytest.raises(RuntimeError, match="unhappy"):
@@ -102,7 +116,7 @@ def test_step_dispatched_behind_a_failed_one_is_lost_with_it() -> None:
 
 
 def test_step_that_cannot_be_dispatched_spares_the_one_before_it() -> None:
-    runner = Runner((), new_pool, {PROGRAM: CountingStep("submit", failing_step=1)})
+    runner = new_runner(CountingStep("submit", failing_step=1))
     pending = runner.submit(PLAN)
     with pytest.raises(RuntimeError, match="unhappy"):
         runner.submit(PLAN)

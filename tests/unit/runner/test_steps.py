@@ -69,7 +69,7 @@ def test_the_kv_pool_is_updated_in_place(skeleton: ModelSkeleton, program: Progr
     memory = compiled.memory_analysis()
     pool_bytes = prod(POOL) * 4 // size
     layer_bytes = pool_bytes // POOL[0]
-    slots_bytes = prod(slots_shape(program.num_slots)) * 4
+    slots_bytes = prod(slots_shape(program.num_slots, CONFIG.vocab_size)) * 4
     assert memory.alias_size_in_bytes == 2 * pool_bytes + slots_bytes
     assert memory.temp_size_in_bytes < layer_bytes, "something of the size of a layer's cache is kept aside"
     local = (*POOL[:2], POOL[2] // size, *POOL[3:])
@@ -108,12 +108,16 @@ def test_dispatch_costs_no_more_than_the_bare_arrays(skeleton: ModelSkeleton, mo
 
     params = tuple(jax.device_put(np.zeros(leaf.shape, leaf.dtype)) for leaf in skeleton.leaves)
     packed = np.zeros(packed_size(program, INPUT_FIELDS), np.int32)
-    slots = jnp.zeros(slots_shape(program.num_slots), jnp.int32)
+    slots = jnp.zeros(slots_shape(program.num_slots, CONFIG.vocab_size), jnp.int32)
     pool = jnp.zeros(POOL)
     plain = jax.jit(bare, donate_argnums=(1, 2, 3)).lower(params, pool, pool, slots, packed).compile()
 
     def median_seconds(executable: jax.stages.Compiled) -> float:
-        k, v, slots = jnp.zeros(POOL), jnp.zeros(POOL), jnp.zeros(slots_shape(program.num_slots), jnp.int32)
+        k, v, slots = (
+            jnp.zeros(POOL),
+            jnp.zeros(POOL),
+            jnp.zeros(slots_shape(program.num_slots, CONFIG.vocab_size), jnp.int32),
+        )
         times = []
         for _ in range(60):
             start = time.thread_time()

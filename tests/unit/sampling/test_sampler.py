@@ -11,6 +11,7 @@ from jaxserve.sampling import sampler, transforms
 from jaxserve.sampling.params import COLUMNS, SamplingParams, device_row
 from jaxserve.sampling.topk import top_k
 from jaxserve.types import NO_LOGPROBS
+from tests.unit.sampling.rows import Row, choose
 
 VOCAB = 1000
 
@@ -19,12 +20,8 @@ def _logits(rows: int, *, spread: float = 3.0, seed: int = 0, vocab: int = VOCAB
     return np.random.default_rng(seed).normal(0, spread, (rows, vocab)).astype(np.float32)
 
 
-_sample = jax.jit(sampler.sample)
-
-
 def _run(logits: np.ndarray, params: list[SamplingParams], positions: np.ndarray, top: int = 0) -> sampler.Sampled:
-    options = sampler.unpack_options(jnp.asarray(np.stack([device_row(p) for p in params])))
-    return _sample(jnp.asarray(logits), options, jnp.asarray(positions, jnp.int32), jnp.int32(top))
+    return choose([Row(*row) for row in zip(logits, params, strict=True)], positions, top)
 
 
 def _kept(logits: np.ndarray, params: SamplingParams) -> np.ndarray:

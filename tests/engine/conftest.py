@@ -1,0 +1,18 @@
+"""One engine for all tests that only give it requests: compiling its programs takes longer than they do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.engine.model_engine import MODEL_NAME, ModelEngine
+from tests.models.goldens import golden_checkpoint
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[ModelEngine]:
+    """Up to 16 requests and 64 tokens a step. Begin with `restart`."""
+    engine = ModelEngine(golden_checkpoint(MODEL_NAME).path, max_num_seqs=16, max_num_batched_tokens=64)
+    yield engine
+    engine.close()

@@ -1,0 +1,82 @@
+"""Rows of a batch as the sampler sees them, each with a request of its own behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxserve.runner.slots import Seats, fields, seat_row
+from jaxserve.sampling import adjust, sampler
+from jaxserve.sampling.params import SamplingParams, device_row, needs_seat
+from jaxserve.scheduler.plan import Seat
+
+LEFT_BEHIND = SamplingParams(
+    presence_penalty=2.0, min_tokens=10**6, logit_bias={0: 100.0}, allowed_token_ids=(0,), bad_words=((0,),)
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Logits, options, and the tokens that the request has."""
+
+    logits: np.ndarray
+    params: SamplingParams = field(default_factory=SamplingParams)
+    prompt: Sequence[int] = (0,)
+    output: Sequence[int] = ()
+    stops: frozenset[int] = frozenset()
+
+    @property
+    def seat(self) -> Seat:
+        tokens = np.array([*self.prompt, *self.output], np.int32)
+        return Seat(0, self.params, tokens, len(self.prompt), self.stops)
+
+    @property
+    def num_known(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+
+@jax.jit
+def _choose(logits, columns, slots, which, positions, top):  # type: ignore[no-untyped-def]
+    seats = Seats(slots, which, logits.shape[1])
+    return sampler.sample(logits, sampler.unpack_options(columns), seats, positions, top)
+
+
+@jax.jit
+def _adjust(logits, columns, slots, which, num_known):  # type: ignore[no-untyped-def]
+    seats = Seats(slots, which, logits.shape[1])
+    return adjust.adjust(logits, sampler.unpack_options(columns), seats, num_known)
+
+
+def _arguments(rows: Sequence[Row]) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Logits, columns, slots in an order that is not the rows', and the slot of each row.
+
+    A request that takes no seat finds in its slot what an earlier one left there.
+    """
+    vocab = len(rows[0].logits)
+    left = seat_row(Seat(0, LEFT_BEHIND, np.arange(min(vocab, 9), dtype=np.int32), 4, frozenset({0})), vocab)
+    slots = np.stack([seat_row(row.seat, vocab) if needs_seat(row.params) else left for row in reversed(rows)])
+    columns = np.stack([device_row(row.params) for row in rows])
+    logits = np.stack([row.logits for row in rows])
+    return jnp.asarray(logits), jnp.asarray(columns), jnp.asarray(slots), jnp.arange(len(rows) - 1, -1, -1)
+
+
+def choose(rows: Sequence[Row], positions: np.ndarray | None = None, top: int = 0) -> sampler.Sampled:
+    """One token for each row; positions: those the draws depend on, by default the next of each row."""
+    known = np.array([row.num_known for row in rows]) if positions is None else positions
+    return _choose(*_arguments(rows), jnp.asarray(known, jnp.int32), jnp.int32(top))  # type: ignore[no-any-return]
+
+
+def adjusted(rows: Sequence[Row]) -> np.ndarray:
+    """The logits that each row's token is chosen from."""
+    known = jnp.asarray([row.num_known for row in rows], jnp.int32)
+    return np.asarray(_adjust(*_arguments(rows), known))
+
+
+def field_of(row: np.ndarray, name: str, vocab: int) -> np.ndarray:
+    """One field of a slot."""
+    place = fields(vocab)[name]
+    return row[place.start : place.start + place.size].reshape(place.shape)
