@@ -5,6 +5,9 @@ row's WHOLE past back through them; the next token is `next_token(past, seed)`. 
 a page published too early, a page lost or shared by mistake, or a wrong prefix hit gives a wrong token,
 and a read of a slot that nobody has written (or that `poison` wiped) raises `PoisonError`.
 
+A request that is penalized for what it generated has to have taken a seat with its tokens: the fake keeps them as a
+device keeps their counts, and reads of anything else than the request's whole past are a `PoisonError` as well.
+
 Like a device it keeps the last token of every slot and whether it ended its request, it runs steps in
 their order, and it takes its time: a step is done `device_seconds` after the one before it or after its
 submission. What it computes is computed when somebody waits for it.
@@ -32,6 +35,7 @@ from jaxserve.types import MAX_TOP_LOGPROBS, NULL_BLOCK, BlockId
 
 _POISON: Final = -1
 _TEMPERATURE: Final = list(COLUMNS).index("temperature")
+_PENALTY: Final = list(COLUMNS).index("presence_penalty")
 _SEED: Final = list(COLUMNS).index("seed")
 
 
@@ -126,6 +130,8 @@ class FakeExecutor:
         """When the device has done what was computed so far."""
         self._last_tokens = np.zeros(buckets.max_num_seqs, np.int64)
         self._is_ended = np.zeros(buckets.max_num_seqs, np.bool_)
+        self._counted: dict[int, list[int]] = {}
+        """Tokens of those who took a seat, by slot."""
 
     @classmethod
     def start(cls, config: Config, options: FakeOptions) -> FakeExecutor:
@@ -208,12 +214,14 @@ class FakeExecutor:
             self._queue.popleft().outcome = StepLostError("a step before this one has failed")
         self._pool[:] = _POISON
         self._is_ended[:] = True
+        self._counted.clear()
 
     def _finish_time(self, pending: FakePending, num_steps: int) -> float:
         return max(pending.started, self._free_at) + num_steps * self._device_seconds
 
     def _compute(self, pending: FakePending) -> StepResult:
         plan = pending.plan
+        self._counted |= {seat.slot: seat.token_ids.tolist() for seat in plan.seats}
         tokens = []
         for step in range(plan.num_steps):
             newest, has_end = self._one_step(plan, step)
@@ -249,7 +257,10 @@ class FakeExecutor:
             seed = int(plan.sampling[row, _SEED]) if plan.sampling[row, _TEMPERATURE] else None  # 0.0 is all zero bits
             tokens[row] = next_token(past, self._vocab_size, seed)
             if plan.is_sampling[row]:
-                slot = plan.slots[row]
+                slot = int(plan.slots[row])
+                if plan.sampling[row, _PENALTY] and self._counted.get(slot) != past.tolist():
+                    raise PoisonError(f"{plan.request_ids[row]} has {past.tolist()}, counted {self._counted.get(slot)}")
+                self._counted.get(slot, []).append(int(tokens[row]))
                 self._last_tokens[slot] = tokens[row]
                 is_end = tokens[row] in plan.stop_token_ids[row] or len(past) + 1 >= plan.length_limits[row]
                 self._is_ended[slot] = is_end

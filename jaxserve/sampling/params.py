@@ -28,7 +28,7 @@ class Column:
     """Another value than this one, the neutral one, needs more of the request than the column: see `needs_seat`."""
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
     """One request's options, validated and complete (no field is left to a later default)."""
 
     temperature: Annotated[float, Meta(ge=0.0, le=2.0), Column("float32")] = 1.0
@@ -50,7 +50,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Divides positive and multiplies negative logits of the prompt's tokens and of those generated before."""
     min_tokens: Annotated[int, Meta(ge=0, lt=2**31), Column("int32", seated_at=0)] = 0
     """No EOS and no stop token among the first so many tokens."""
-    logit_bias: Annotated[dict[int, float], Meta(max_length=MAX_LOGIT_BIAS), Column("int32", seated_at=0)] = {}
+    logit_bias: Annotated[
+        dict[int, Annotated[float, Meta(ge=-100.0, le=100.0)]],
+        Meta(max_length=MAX_LOGIT_BIAS),
+        Column("int32", seated_at=0),
+    ] = {}
     """Added to the logits of these tokens."""
     allowed_token_ids: Annotated[tuple[int, ...], Column("int32", seated_at=0)] = ()
     """Nothing else is ever chosen; empty allows all."""

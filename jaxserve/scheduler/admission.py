@@ -6,10 +6,12 @@ end as one failed request and never as a dead engine.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from jaxserve.errors import ContextLengthError, InvalidRequestError, RateLimitError, RequestError
 from jaxserve.ipc.messages import AddRequest, RequestFault
+from jaxserve.sampling.params import SamplingParams
 
 
 def fault_of(error: RequestError) -> RequestFault:
@@ -51,6 +53,11 @@ class Admission:
             return InvalidRequestError(
                 f"prompt holds token id {bad}, this model's ids are 0 to {self.vocab_size - 1}", param="prompt"
             )
+        for name, listed in _listed_tokens(message.sampling).items():
+            if listed and not 0 <= min(listed) <= max(listed) < self.vocab_size:
+                return InvalidRequestError(
+                    f"{name} holds token ids outside of this model's, 0 to {self.vocab_size - 1}", param=name
+                )
         if num_tokens + 1 > self.max_model_len:
             return ContextLengthError(
                 f"This model's maximum context length is {self.max_model_len} tokens. However, your prompt contains "
@@ -71,3 +78,13 @@ class Admission:
         if num_requests >= self.max_requests:
             return RateLimitError(f"the queue is full: {num_requests} requests run or wait. Please retry later.")
         return None
+
+
+def _listed_tokens(sampling: SamplingParams) -> dict[str, Collection[int]]:
+    """The token ids that a request's options name, by option."""
+    return {
+        "stop_token_ids": sampling.stop_token_ids,
+        "logit_bias": sampling.logit_bias,
+        "allowed_token_ids": sampling.allowed_token_ids,
+        "bad_words": [token for word in sampling.bad_words for token in word],
+    }

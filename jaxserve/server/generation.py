@@ -16,7 +16,8 @@ from jaxserve.ipc.messages import AddRequest, ModelFacts, RequestOutput
 from jaxserve.server.client import Generation
 from jaxserve.server.errors import error_json, hide_internal_error
 from jaxserve.server.request_id import request_id_of
-from jaxserve.server.schema.common import CommonFields, resolve_max_tokens, sampling_params
+from jaxserve.server.schema.common import CommonFields, resolve_max_tokens
+from jaxserve.server.schema.sampling import sampling_params
 from jaxserve.server.schema.usage import Usage, make_usage
 from jaxserve.server.seeds import child_seed
 from jaxserve.server.sse import KEEP_ALIVE, EventStream, frame
@@ -80,6 +81,7 @@ def make_job(
     asked_max_tokens: int | None,
     default_max_tokens: int | None,
     num_top_logprobs: int | None,
+    bad_words: Sequence[Sequence[int]],
     param: str,
 ) -> Job:
     """Engine requests for every prompt and choice. Raises InvalidRequestError or ContextLengthError."""
@@ -97,6 +99,7 @@ def make_job(
                 seed=child_seed(seed, child),
                 num_top_logprobs=num_top_logprobs,
                 vocab_size=facts.vocab_size,
+                bad_words=bad_words,
             )
             add = AddRequest(
                 RequestId(f"{job_id}-{len(choices)}"), prompt, sampling, request.priority or 0, request.cache_salt
@@ -114,6 +117,7 @@ def _choice(state: ServerState, index: int, add: AddRequest, request: CommonFiel
         request.stop_strings,
         skip_special_tokens=request.skip_special_tokens is not False,
         include_stop=include_stop,
+        min_tokens=add.sampling.min_tokens,
     )
     return ChoiceStream(index, add, detokenizer, include_stop=include_stop, metrics=state.metrics)
 

@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from jaxserve.errors import UnavailableError
-from jaxserve.server.schema.common import check_token_ids, context_error
+from jaxserve.server.schema.checks import check_token_ids
+from jaxserve.server.schema.common import context_error
 from jaxserve.tokenizer.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -63,6 +64,20 @@ class Tokenization:
             )
         )
         return _checked(token_ids, max_tokens, "messages")
+
+    async def encode_bad_words(self, words: list[str] | None) -> list[list[int]]:
+        """Every word as it is spelled at the start of a text and behind a space, each spelling once."""
+        if not words:
+            return []
+        spellings = dict.fromkeys(
+            spelling for word in words for spelling in (word.lstrip() or word, f" {word.lstrip()}")
+        )
+
+        def encode() -> list[list[int]]:
+            encoded = (tuple(self.tokenizer.encode(spelling, False)) for spelling in spellings)
+            return [list(ids) for ids in dict.fromkeys(encoded) if ids]
+
+        return await self._call(encode)
 
     async def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         """Text of token ids."""

@@ -66,11 +66,14 @@ class IncrementalDetokenizer:
         *,
         skip_special_tokens: bool = True,
         include_stop: bool = False,
+        min_tokens: int = 0,
     ) -> None:
+        """`min_tokens`: stop strings are not looked for in the text of the first so many tokens."""
         self._state = tokenizer.text_state(skip_special_tokens=skip_special_tokens)
         self._state.skip_prompt(prompt_token_ids)
         self._matchers = [_StopMatcher(text) for text in stop if text]
         self._include_stop = include_stop
+        self._num_exempt = min_tokens
         self._held = ""
         self._stop: str | None = None
 
@@ -88,8 +91,10 @@ class IncrementalDetokenizer:
                 break
             num_tokens += 1
             piece = self._state.push(token_id)
+            is_exempt = self._num_exempt > 0
+            self._num_exempt -= is_exempt
             if piece:
-                pieces.append(self._cut(piece) if self._matchers else piece)
+                pieces.append(self._cut(piece) if self._matchers and not is_exempt else piece)
         return Delta("".join(pieces), num_tokens, self._stop if num_tokens else None)
 
     def finish(self) -> Delta:

@@ -127,6 +127,31 @@ def test_stop_string_across_a_token_border(client: openai.OpenAI, is_streamed: b
         assert choices[-1].to_dict()["stop_reason"] == stop
 
 
+def test_sampler_options_are_honoured(client: openai.OpenAI) -> None:
+    """What each one is for, on a model that repeats itself."""
+
+    def tokens(**options: Any) -> list[str]:
+        extra = {"ignore_eos": True, **options.pop("extra_body", {})}
+        return list(complete(client, temperature=0, logprobs=0, extra_body=extra, **options).choices[0].logprobs.tokens)
+
+    tokenizer = load_tokenizer(model().path)
+    plain = tokens()
+    most = max(map(plain.count, plain))
+    assert max(map(tokens(frequency_penalty=2).count, plain)) < most
+    assert len(set(tokens(presence_penalty=2))) > len(set(plain))
+    assert len(set(tokens(extra_body={"repetition_penalty": 2}))) > len(set(plain))
+    first = next(i for i in range(tokenizer.vocab_size) if tokenizer.token_text(i) == plain[0])
+    assert tokens(logit_bias={str(first): -100})[0] != plain[0]
+    (a,), (b,) = (tokenizer.encode(letter, False) for letter in "ab")
+    allowed = {"allowed_token_ids": [a, b]}
+    assert set(tokens(extra_body=allowed)) <= {"a", "b"}
+    assert set(tokens(extra_body={**allowed, "bad_words": ["a"]})) == {"b"}
+    assert set(tokens(extra_body={**allowed, "bad_words": ["b"]})) == {"a"}
+    (end,) = tokenizer.encode("<|im_end|>", False)
+    ended = complete(client, temperature=0, logit_bias={str(end): 100}, extra_body={"min_tokens": 7})
+    assert (ended.usage.completion_tokens, ended.choices[0].finish_reason) == (8, "stop")
+
+
 def test_end_token_ends_unless_ignored(client: openai.OpenAI) -> None:
     """The model has two: generation_config.json names <|im_end|> and <|im_start|>."""
     seeds = range(12)

@@ -53,6 +53,7 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
             asked_max_tokens=request.output_limit,
             default_max_tokens=None,
             num_top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            bad_words=await state.tokenization.encode_bad_words(request.bad_words),
             param="messages",
         )
         spelling = ChatFormat(request, state.model_name, state.fingerprint(facts), state.tokenization.tokenizer)

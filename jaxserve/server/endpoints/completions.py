@@ -62,6 +62,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
             asked_max_tokens=request.max_tokens,
             default_max_tokens=DEFAULT_MAX_TOKENS,
             num_top_logprobs=request.logprobs,
+            bad_words=await state.tokenization.encode_bad_words(request.bad_words),
             param="prompt",
         )
         return await answer(http, request, job, spelling)

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from jaxserve.server.body import read_body
 from jaxserve.server.routes import Route
-from jaxserve.server.schema.common import check_token_ids
+from jaxserve.server.schema.checks import check_token_ids
 from jaxserve.server.schema.tokenize import DetokenizeReply, DetokenizeRequest
 from jaxserve.server.state import STATE
 

@@ -8,7 +8,8 @@ import msgspec
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.server.schema import limits
-from jaxserve.server.schema.common import CommonFields, check_common, check_range
+from jaxserve.server.schema.checks import check_range
+from jaxserve.server.schema.common import CommonFields, check_common
 from jaxserve.server.schema.unsupported import refuse
 from jaxserve.server.schema.usage import Usage
 from jaxserve.types import MAX_TOP_LOGPROBS

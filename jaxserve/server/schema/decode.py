@@ -17,7 +17,7 @@ from jaxserve.server.schema.unsupported import NO_OPS, UNSUPPORTED, is_neutral, 
 T = TypeVar("T", bound=msgspec.Struct)
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_PATH = re.compile(r"^(?P<reason>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_PATH = re.compile(r"^(?P<reason>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`$")
 
 

@@ -13,6 +13,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 """Characters of one stop string."""
 MAX_STOP_TOKEN_IDS = 128
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 256
+"""Characters of one bad word."""
 MAX_TEMPLATE_KWARGS_CHARS = 16_384
 """Characters of `chat_template_kwargs` as JSON."""
 MAX_ECHOED_CHARS = 200

@@ -17,6 +17,10 @@ from tests.engine.rig import Rig, add, expected, prompt
         (add("r", [1, -1]), "InvalidRequestError", "token id -1"),
         (add("r", [1, 2**63]), "InvalidRequestError", f"token id {2**63}"),
         (add("r", [1], max_tokens=0), "InvalidRequestError", "max_tokens 0 must be at least 1"),
+        (add("r", [1], logit_bias={101: 1.0}), "InvalidRequestError", "logit_bias holds token ids outside"),
+        (add("r", [1], allowed_token_ids=(3, -1)), "InvalidRequestError", "allowed_token_ids holds"),
+        (add("r", [1], bad_words=((3,), (4, 101))), "InvalidRequestError", "bad_words holds"),
+        (add("r", [1], stop_token_ids=(2**40,)), "InvalidRequestError", "stop_token_ids holds"),
         (
             add("r", prompt(128)),
             "ContextLengthError",

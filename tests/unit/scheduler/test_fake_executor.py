@@ -63,6 +63,18 @@ def test_two_writes_to_one_slot_raise() -> None:
         rig.executor.submit(dataclasses.replace(plan, block_tables=tables)).result()
 
 
+def test_penalized_row_whose_tokens_nobody_counted_raises() -> None:
+    rig = Rig()
+    rig.send(add("r", prompt(6), presence_penalty=1.0))
+    plan = rig.scheduler.schedule()
+    assert plan is not None
+    assert [(seat.slot, seat.token_ids.tolist(), seat.num_prompt_tokens) for seat in plan.seats] == [
+        (plan.slots[0], prompt(6), 6)
+    ]
+    with pytest.raises(PoisonError, match="counted None"):
+        rig.executor.submit(dataclasses.replace(plan, seats=())).result()
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [

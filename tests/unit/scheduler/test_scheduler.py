@@ -27,6 +27,28 @@ def test_decode_steps_use_the_smallest_decode_bucket() -> None:
     assert second.num_padding_tokens == 3
 
 
+def test_seat_is_taken_once_and_only_by_who_needs_one() -> None:
+    rig = Rig(max_num_batched_tokens=8)
+    messages = [add("plain", prompt(3), max_tokens=6), add("biased", prompt(9), max_tokens=3, logit_bias={5: 1.0})]
+    rig.send(*messages)
+    while rig.scheduler.has_work:
+        rig.step()
+    seats = [(step, seat) for step, plan in enumerate(rig.plans) for seat in plan.seats]
+    assert [(step, seat.sampling) for step, seat in seats] == [(0, messages[1].sampling)]
+    assert rig.rows(rig.plans[0]) == {"plain": 3, "biased": 5}
+
+
+def test_preempted_request_takes_its_seat_again_with_all_it_has() -> None:
+    rig = Rig(num_blocks=11)
+    messages = [add(f"r{i}", prompt(8, i + 3), max_tokens=16, frequency_penalty=1.0) for i in range(3)]
+    assert rig.run(*messages) == {message.request_id: expected(message) for message in messages}
+    seats = [seat for plan in rig.plans for seat in plan.seats]
+    assert len(seats) > 3, "a preemption was meant"
+    assert all(seat.num_prompt_tokens == 8 for seat in seats)
+    again = seats[-1].token_ids.tolist()
+    assert any(again == (message.prompt_token_ids + expected(message))[: len(again)] for message in messages)
+
+
 def test_mixed_step_puts_decode_rows_first_then_chunks() -> None:
     rig = Rig()
     rig.send(add("long", prompt(40), max_tokens=2))

@@ -30,6 +30,7 @@ REQUESTS = st.fixed_dictionaries(
         "max_tokens": st.integers(1, 24),
         "temperature": st.sampled_from([0.0, 1.0]),
         "ignore_eos": st.booleans(),
+        "presence_penalty": st.sampled_from([0.0, 0.0, 1.0]),  # the fake executor counts its tokens
         "priority": st.sampled_from([0, 0, 0, -1, 1]),
         "salt": st.sampled_from([None, None, "a"]),
     }

@@ -264,6 +264,26 @@ async def test_continuous_usage_counts_up(api: Api) -> None:
     assert counts[-1] == 2
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_bad_words_reach_the_engine_as_their_spellings(api: Api, path: str, messages: list[Any]) -> None:
+    body = {"messages": messages} if path == CHAT else {"prompt": "x"}
+    (status, _), request = await asyncio.gather(
+        api.post(path, body | {"bad_words": ["Hey", " you", "Hey"], "logit_bias": {"7": 2}}), play(api, [ids(api, "a")])
+    )
+    tokenizer = api.tokenizer
+    spelled = [tuple(tokenizer.encode(text, False)) for text in ("Hey", " Hey", "you", " you")]
+    assert status == 200
+    assert request.sampling.bad_words == tuple(dict.fromkeys(spelled))
+    assert request.sampling.logit_bias == {7: 2.0}
+
+
+async def test_stop_string_waits_for_min_tokens(api: Api) -> None:
+    body = {"prompt": "x", "stop": "ab", "min_tokens": 3, "max_tokens": 9}
+    (_, plain), _ = await asyncio.gather(api.post(TEXT, body), play(api, [ids(api, "ababxab"), ids(api, "c")]))
+    assert plain["choices"][0]["text"] == "ababx"
+    assert plain["choices"][0]["stop_reason"] == "ab"
+
+
 async def test_choices_of_n_interleave_by_index(api: Api) -> None:
     body = {"prompt": ["x", "y"], "n": 2, "seed": 7, "temperature": 1}
     reply = asyncio.create_task(post_stream(api, TEXT, body))

@@ -10,24 +10,21 @@ import pytest
 from jaxserve.errors import InvalidRequestError, UnsupportedParameterError
 from jaxserve.sampling.params import COLUMNS
 from jaxserve.server.schema.chat import ChatRequest, check_chat
-from jaxserve.server.schema.common import sampling_params
 from jaxserve.server.schema.completions import CompletionRequest, check_completion
 from jaxserve.server.schema.decode import decode_request
+from jaxserve.server.schema.sampling import sampling_params
 from jaxserve.server.schema.unsupported import NO_OPS, UNSUPPORTED, is_neutral
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 ASKING = {
     "add_special_tokens": True,
-    "allowed_token_ids": [1],
     "audio": {"voice": "a"},
-    "bad_words": ["x"],
     "best_of": 2,
     "chat_template": "{{ x }}",
     "continue_final_message": True,
     "documents": [{"text": "x"}],
     "echo": True,
-    "frequency_penalty": 0.5,
     "function_call": "auto",
     "functions": [{"name": "f"}],
     "grammar": "root ::= x",
@@ -41,19 +38,15 @@ ASKING = {
     "include_reasoning": False,
     "kv_transfer_params": {},
     "length_penalty": 1.5,
-    "logit_bias": {"5": 1},
     "logits_processors": ["x"],
     "logprob_token_ids": [1],
     "lora_request": {"a": 1},
-    "min_tokens": 3,
     "mm_processor_kwargs": {"a": 1},
     "modalities": ["text", "audio"],
-    "presence_penalty": -0.5,
     "prompt_embeds": "AAAA",
     "prompt_logprobs": 1,
     "reasoning_effort": "low",
     "repetition_detection": {"a": 1},
-    "repetition_penalty": 1.1,
     "response_format": {"type": "json_object"},
     "return_token_ids": True,
     "stop_regex": "x",
@@ -103,9 +96,8 @@ def test_neutral_value_of_unsupported_field_is_accepted(name: str, value: Any) -
 
 
 def test_neutral_numbers_may_be_floats_but_not_booleans() -> None:
-    assert is_neutral("repetition_penalty", 1.0)
-    assert is_neutral("presence_penalty", 0.0)
-    assert not is_neutral("presence_penalty", False)
+    assert is_neutral("length_penalty", 1.0)
+    assert not is_neutral("length_penalty", True)
     assert not is_neutral("use_beam_search", 0)
 
 
@@ -149,6 +141,26 @@ def test_every_sampler_option_is_a_request_field() -> None:
         ({"stop_token_ids": list(range(129))}, "stop_token_ids"),
         ({"stop_token_ids": [10]}, "stop_token_ids"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 101}, "repetition_penalty"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 2}, "min_tokens"),
+        ({"logit_bias": {"10": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 100.5}}, "logit_bias"),
+        ({"logit_bias": {"1": "a"}}, "logit_bias[...]"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [10]}, "allowed_token_ids"),
+        ({"allowed_token_ids": ["a"]}, "allowed_token_ids[0]"),
+        ({"bad_words": ["x"] * 129}, "bad_words"),
+        ({"bad_words": ["x" * 257]}, "bad_words"),
+        ({"bad_words": [""]}, "bad_words"),
+        ({"bad_words": "x"}, "bad_words"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -207,6 +219,32 @@ def test_defaults_and_special_values_become_sampling_params() -> None:
     assert (params.top_k, params.temperature, params.top_p, params.min_p) == (0, 1.0, 1.0, 0.0)
     assert (params.seed, params.max_tokens, params.num_top_logprobs) == (5, 7, 2)
     assert (params.stop_token_ids, params.ignore_eos) == ((3,), True)
+
+
+def test_every_sampler_option_reaches_the_engine() -> None:
+    options: dict[str, Any] = {
+        "presence_penalty": 0.5,
+        "frequency_penalty": -1,
+        "repetition_penalty": 1.5,
+        "min_tokens": 4,
+        "logit_bias": {"3": 5, "9": -100},
+        "allowed_token_ids": [1, 3],
+        "bad_words": ["no"],
+    }
+    params = sampling_params(
+        checked_chat(**options | {"min_tokens": 0}), max_tokens=7, seed=0, num_top_logprobs=None, vocab_size=10
+    )
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.5, -1.0, 1.5)
+    assert (params.logit_bias, params.allowed_token_ids) == ({3: 5.0, 9: -100.0}, (1, 3))
+    request, _ = decode_chat(**options)
+    params = sampling_params(
+        request, max_tokens=4, seed=0, num_top_logprobs=None, vocab_size=10, bad_words=[[4], [5, 6]]
+    )
+    assert (params.min_tokens, params.bad_words) == (4, ((4,), (5, 6)))
+    for bad_words in ([[1]] * 257, [[1] * 17]):
+        with pytest.raises(InvalidRequestError) as caught:
+            sampling_params(request, max_tokens=4, seed=0, num_top_logprobs=None, vocab_size=10, bad_words=bad_words)
+        assert caught.value.param == "bad_words"
 
 
 def completion(**fields: Any) -> list[str | list[int]]:

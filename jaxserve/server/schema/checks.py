@@ -1,0 +1,52 @@
+"""Checks that several fields share. Each raises InvalidRequestError naming field, value and limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxserve.errors import InvalidRequestError
+from jaxserve.server.schema.decode import shorten
+
+
+def check_range(name: str, value: int | None, low: int, high: int) -> None:
+    """Refuse a value outside `low..high`."""
+    if value is not None and not low <= value <= high:
+        raise InvalidRequestError(
+            f"Invalid value for '{name}': must be between {low} and {high}, got {shorten(value)}.", param=name
+        )
+
+
+def check_sizes(name: str, texts: Sequence[str], max_count: int, max_chars: int) -> None:
+    """Refuse more than `max_count` strings, and empty or long ones."""
+    if len(texts) > max_count:
+        raise InvalidRequestError(
+            f"Invalid value for '{name}': at most {max_count} strings, got {len(texts)}.", param=name
+        )
+    for text in texts:
+        if not 1 <= len(text) <= max_chars:
+            raise InvalidRequestError(
+                f"Invalid value for '{name}': each string must have 1 to {max_chars} characters, got {len(text)}.",
+                param=name,
+            )
+
+
+def check_count(name: str, count: int, limit: int, unit: str) -> None:
+    """Refuse more than `limit` of something."""
+    if count > limit:
+        raise InvalidRequestError(f"Invalid value for '{name}': at most {limit} {unit}, got {count}.", param=name)
+
+
+def check_token_ids(name: str, token_ids: list[Any], vocab_size: int) -> None:
+    """Refuse anything but integers in [0, vocab_size)."""
+    if not token_ids:
+        return
+    if set(map(type, token_ids)) != {int}:
+        raise InvalidRequestError(f"Invalid value for '{name}': token ids must be integers.", param=name)
+    low, high = min(token_ids), max(token_ids)
+    if low < 0 or high >= vocab_size:
+        raise InvalidRequestError(
+            f"Invalid value for '{name}': token id {shorten(low if low < 0 else high)} is outside the vocabulary "
+            f"(0 to {vocab_size - 1}).",
+            param=name,
+        )

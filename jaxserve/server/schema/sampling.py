@@ -1,0 +1,101 @@
+"""The sampler's options as request fields, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+import msgspec
+
+from jaxserve.errors import InvalidRequestError
+from jaxserve.sampling.params import COLUMNS, SamplingParams
+from jaxserve.server.schema.checks import check_count, check_token_ids
+from jaxserve.server.schema.decode import invalid_field
+from jaxserve.types import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS
+
+_SEED_MODULUS = 2**31
+_FIELD_TYPES: dict[str, Any] = get_type_hints(SamplingParams, include_extras=True)
+_WIRE_TYPES: dict[str, Any] = {"allowed_token_ids": list[int], "bad_words": list[str]}
+"""Of fields that a request spells in another way than SamplingParams."""
+
+
+def _sampler_fields() -> list[tuple[str, Any, Any]]:
+    """The device columns of SamplingParams as optional request fields without their ranges.
+
+    The ranges are checked when the request becomes SamplingParams, where the error can name the value.
+    """
+    types = get_type_hints(SamplingParams) | _WIRE_TYPES
+    return [(name, types[name] | None, None) for name in COLUMNS]
+
+
+if TYPE_CHECKING:
+
+    class SamplerFields(msgspec.Struct, kw_only=True):
+        seed: int | None = None
+        logit_bias: dict[int, float] | None = None
+        allowed_token_ids: list[int] | None = None
+        bad_words: list[str] | None = None
+        stop_token_ids: list[int] | None = None
+        ignore_eos: bool | None = None
+else:
+    _HOST_FIELDS = [("stop_token_ids", list[int] | None, None), ("ignore_eos", bool | None, None)]
+    SamplerFields = msgspec.defstruct(
+        "SamplerFields", [*_sampler_fields(), *_HOST_FIELDS], kw_only=True, module=__name__
+    )
+
+
+def sampling_params(
+    request: SamplerFields,
+    *,
+    max_tokens: int,
+    seed: int,
+    num_top_logprobs: int | None,
+    vocab_size: int,
+    bad_words: Sequence[Sequence[int]] = (),
+) -> SamplingParams:
+    """The request's options, complete. Raises InvalidRequestError naming the field that is out of range.
+
+    bad_words: the request's, as token ids.
+    """
+    values: dict[str, Any] = {name: value for name in COLUMNS if (value := getattr(request, name)) is not None}
+    if values.get("top_k") == -1:
+        values["top_k"] = 0
+    values |= {
+        "seed": seed % _SEED_MODULUS,
+        "allowed_token_ids": tuple(request.allowed_token_ids or ()),
+        "bad_words": tuple(map(tuple, bad_words)),
+        "max_tokens": max_tokens,
+        "num_top_logprobs": num_top_logprobs,
+        "ignore_eos": bool(request.ignore_eos),
+        "stop_token_ids": tuple(request.stop_token_ids or ()),
+    }
+    _check_tokens(request, bad_words, vocab_size)
+    for name, value in values.items():
+        try:
+            msgspec.convert(value, _FIELD_TYPES[name])
+        except msgspec.ValidationError as error:
+            reason = str(error).partition(" - at ")[0]
+            raise invalid_field(f"{reason} - at `$.{name}`", value=value) from None
+    if values.get("min_tokens", 0) > max_tokens:
+        raise InvalidRequestError(
+            f"Invalid value for 'min_tokens': must not be more than the {max_tokens} tokens that may be generated, "
+            f"got {values['min_tokens']}.",
+            param="min_tokens",
+        )
+    return SamplingParams(**values)
+
+
+def _check_tokens(request: SamplerFields, bad_words: Sequence[Sequence[int]], vocab_size: int) -> None:
+    """Refuse too many tokens, and such that do not exist."""
+    check_token_ids("stop_token_ids", request.stop_token_ids or [], vocab_size)
+    check_count("logit_bias", len(request.logit_bias or ()), MAX_LOGIT_BIAS, "tokens")
+    check_token_ids("logit_bias", list(request.logit_bias or ()), vocab_size)
+    if request.allowed_token_ids == []:
+        raise InvalidRequestError(
+            "Invalid value for 'allowed_token_ids': at least one token must be allowed, got [].",
+            param="allowed_token_ids",
+        )
+    check_token_ids("allowed_token_ids", request.allowed_token_ids or [], vocab_size)
+    check_count("bad_words", len(bad_words), MAX_BAD_WORDS, "spellings of all words together")
+    longest = max(map(len, bad_words), default=0)
+    check_count("bad_words", longest, MAX_BAD_WORD_TOKENS, "tokens in a word")
