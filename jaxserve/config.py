@@ -17,6 +17,10 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int8-weight-only"]
 CpuKernels = Literal["auto", "native", "xla"]
 AttentionBackend = Literal["auto", "reference", "pallas"]
+ToolCallParser = Literal[
+    "auto", "none", "deepseek", "gemma", "harmony", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder"
+]
+ReasoningParser = Literal["auto", "none", "deepseek_r1", "gemma4", "harmony", "mistral", "qwen3"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -119,6 +123,12 @@ class ServerConfig:
     host: str = option("127.0.0.1", help="address to listen on; 0.0.0.0 for every interface")
     port: int = option(8000, ge=0, le=65535, help="port to listen on; 0 picks a free one")
     api_key: str | None = option(None, secret=True, help="key(s), comma separated; without one the API is open")
+    tool_call_parser: ToolCallParser = option(
+        "auto", help="how the model writes tool calls; auto: as its chat template says; none: tools are refused"
+    )
+    reasoning_parser: ReasoningParser = option(
+        "auto", help="how the model marks its reasoning; auto: as its chat template says; none: it is content"
+    )
     shutdown_timeout: float = option(30.0, ge=0, help="seconds in-flight requests may take after SIGTERM")
     max_body_size: int = option(8 << 20, ge=1024, unit="bytes", help="largest request body")
     sse_keep_alive: float = option(15.0, ge=0, help="seconds between keep-alive comments on an idle stream; 0: none")

@@ -21,6 +21,7 @@ from jaxserve.server.app import make_app
 from jaxserve.server.auth import KeyRing
 from jaxserve.server.client import EngineClient
 from jaxserve.server.listener import listening
+from jaxserve.server.parsers.dialect import choose_dialect
 from jaxserve.server.seeds import SeedStream
 from jaxserve.server.siblings import Siblings
 from jaxserve.server.startup import StartupLog
@@ -45,6 +46,13 @@ class ApiProcess:
     tokens: Tokenization
     metrics: Metrics
     startup: StartupLog
+
+    def install(self, tokenizer: Tokenizer) -> None:
+        """Once the model is found. Raises ConfigError for parsers that do not go together."""
+        server = self.config.server
+        dialect = choose_dialect(tokenizer.chat_template_sources, server.tool_call_parser, server.reasoning_parser)
+        _log.info("%s", dialect)
+        self.tokens.install(tokenizer, dialect)
 
     async def drain(self, stop_now: asyncio.Event, engine_gone: Coroutine[Any, Any, Any]) -> None:
         """Refuse new requests, let those under way finish for a while, and end the rest with an error."""

@@ -15,6 +15,7 @@ from jaxserve.errors import InvalidRequestError, RequestError
 from jaxserve.ipc.messages import AddRequest, ModelFacts, RequestOutput
 from jaxserve.server.client import Generation
 from jaxserve.server.errors import error_json, hide_internal_error
+from jaxserve.server.reading import ReplyReading
 from jaxserve.server.request_id import request_id_of
 from jaxserve.server.schema.common import CommonFields, resolve_max_tokens
 from jaxserve.server.schema.sampling import sampling_params
@@ -49,6 +50,7 @@ class Job:
             num_prompt=sum(choice.num_prompt_tokens for choice in firsts),
             num_completion=sum(choice.num_tokens for choice in self.choices),
             num_cached=sum(choice.num_cached_tokens for choice in firsts),
+            num_reasoning=sum(choice.num_reasoning_tokens for choice in self.choices),
         )
 
 
@@ -59,8 +61,8 @@ class ReplyFormat(Protocol):
         """Chunks before the first piece."""
         ...
 
-    def chunk(self, piece: Piece, usage: Usage | None) -> msgspec.Struct:
-        """The chunk of one piece; `usage` when every chunk is to carry it."""
+    def chunks(self, piece: Piece, usage: Usage | None) -> Sequence[msgspec.Struct]:
+        """The chunks of one piece; `usage` when every chunk is to carry it."""
         ...
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
@@ -83,6 +85,7 @@ def make_job(
     num_top_logprobs: int | None,
     bad_words: Sequence[Sequence[int]],
     param: str,
+    reading: ReplyReading | None = None,
 ) -> Job:
     """Engine requests for every prompt and choice. Raises InvalidRequestError or ContextLengthError."""
     job_id = uuid.uuid4().hex
@@ -104,22 +107,26 @@ def make_job(
             add = AddRequest(
                 RequestId(f"{job_id}-{len(choices)}"), prompt, sampling, request.priority or 0, request.cache_salt
             )
-            choices.append(_choice(state, len(choices), add, request))
+            choices.append(_choice(state, len(choices), add, request, reading or ReplyReading()))
     state.metrics.observe("request_params_n", request.num_choices)
     return Job(choices, request.num_choices)
 
 
-def _choice(state: ServerState, index: int, add: AddRequest, request: CommonFields) -> ChoiceStream:
+def _choice(
+    state: ServerState, index: int, add: AddRequest, request: CommonFields, reading: ReplyReading
+) -> ChoiceStream:
     include_stop = bool(request.include_stop_str_in_output)
     detokenizer = IncrementalDetokenizer(
         state.tokenization.tokenizer,
         add.prompt_token_ids,
         request.stop_strings,
         skip_special_tokens=request.skip_special_tokens is not False,
+        shown_token_ids=reading.shown_token_ids,
         include_stop=include_stop,
         min_tokens=add.sampling.min_tokens,
     )
-    return ChoiceStream(index, add, detokenizer, include_stop=include_stop, metrics=state.metrics)
+    parser = reading.new_parser()
+    return ChoiceStream(index, add, detokenizer, parser=parser, include_stop=include_stop, metrics=state.metrics)
 
 
 async def answer(http: web.Request, request: CommonFields, job: Job, spelling: ReplyFormat) -> web.StreamResponse:
@@ -150,7 +157,7 @@ async def answer_without_engine(
         reply = spelling.reply([[piece] for piece in pieces], usage)
         return web.Response(body=encode(reply), content_type="application/json")
     events = EventStream(http)
-    chunks = [*spelling.opening(), *(spelling.chunk(piece, None) for piece in pieces)]
+    chunks = [*spelling.opening(), *(chunk for piece in pieces for chunk in spelling.chunks(piece, None))]
     if request.wants_usage:
         chunks.append(spelling.usage_chunk(usage))
     await events.close([frame(encode(chunk)) for chunk in chunks])
@@ -183,7 +190,7 @@ async def _stream(
     def show(news: list[RequestOutput]) -> bool:
         pieces = pieces_of(news, choices, generation)
         usage = job.usage() if request.wants_continuous_usage else None
-        frames.extend([frame(encode(spelling.chunk(piece, usage))) for piece in pieces])
+        frames.extend([frame(encode(chunk)) for piece in pieces for chunk in spelling.chunks(piece, usage)])
         if events.has_room and frames and not generation.is_finished:
             events.push(frames)
             frames.clear()

@@ -1,4 +1,4 @@
-"""THE loop over what the engine generates: text, stop strings, log-probabilities, finish reasons, metrics.
+"""THE loop over what the engine generates: text, stop strings, parsing, log-probabilities, ends, metrics.
 
 Streamed and plain replies are made of the same pieces, so their texts are the same by construction.
 """
@@ -6,7 +6,7 @@ Streamed and plain replies are made of the same pieces, so their texts are the s
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxserve.ipc.messages import AddRequest, RequestOutput
@@ -14,7 +14,9 @@ from jaxserve.metrics import Metrics
 from jaxserve.server.client import Generation
 from jaxserve.server.errors import error_from_fault
 from jaxserve.server.logprobs import ScoredToken
-from jaxserve.tokenizer.detokenizer import IncrementalDetokenizer
+from jaxserve.server.parsers.events import Event, merged
+from jaxserve.server.parsers.parser import OutputParser
+from jaxserve.tokenizer.detokenizer import Delta, IncrementalDetokenizer
 from jaxserve.types import RequestId
 
 
@@ -24,6 +26,8 @@ class Piece:
 
     index: int
     text: str
+    events: list[Event] | None = None
+    """What a parser says, maybe of a part of `text`, or of text before. None without one: `text` is content."""
     tokens: list[ScoredToken] = field(default_factory=list)
     """The tokens behind `text`, when log-probabilities were asked for."""
     finish_reason: str | None = None
@@ -39,6 +43,7 @@ class ChoiceStream:
         request: AddRequest,
         detokenizer: IncrementalDetokenizer,
         *,
+        parser: OutputParser | None,
         include_stop: bool,
         metrics: Metrics,
     ) -> None:
@@ -46,9 +51,13 @@ class ChoiceStream:
         self.request = request
         self.num_tokens = 0
         """Generated tokens that count: up to and with the one that ended the text."""
+        self.num_reasoning_tokens = 0
+        """Of them, those inside reasoning and its markers."""
         self.num_cached_tokens = 0
         self.is_finished = False
         self._detokenizer = detokenizer
+        self._parser = parser
+        self._events: list[Event] = []
         self._include_stop = include_stop
         self._metrics = metrics
         self._stop: str | None = None
@@ -75,13 +84,16 @@ class ChoiceStream:
             if output.finish_reason is not None and self._stop is None:
                 rest = self._detokenizer.finish()
                 texts.append(rest.text)
+                self._read(rest.text)
                 self._stop = rest.stop
             if self._stop is not None:
                 return self._end(output, texts, "stop", self._stop)
             if output.finish_reason is not None:
                 return self._end(output, texts, output.finish_reason, output.stop_token_id)
         text = "".join(texts)
-        return Piece(self.index, text, self._take_unsent()) if text else None
+        if not (text if self._parser is None else self._events):
+            return None
+        return Piece(self.index, text, self._take_events(), self._take_unsent())
 
     def abandon(self) -> None:
         """Count a choice whose reader left before its end."""
@@ -91,14 +103,16 @@ class ChoiceStream:
 
     def _end(self, output: RequestOutput, texts: list[str], reason: str, detail: str | int | None) -> Piece:
         self._record_end(output, reason)
-        return Piece(self.index, "".join(texts), self._take_unsent(), reason, detail)
+        if self._parser is not None:
+            self._keep(self._parser.finish())
+        return Piece(self.index, "".join(texts), self._take_events(), self._take_unsent(), reason, detail)
 
     def _take_tokens(self, output: RequestOutput) -> str:
         """Text of the output's tokens; a token that ended the request has none unless it was asked for."""
         shown = output.token_ids
         if output.finish_reason == "stop" and not self._include_stop:
             shown = shown[:-1]
-        delta = self._detokenizer.push(shown)
+        delta = self._detokenizer.push(shown) if self._parser is None else self._push_one_by_one(shown)
         self._stop = delta.stop
         num_taken = len(output.token_ids) if delta.stop is None else delta.num_tokens
         self.num_tokens += num_taken
@@ -106,6 +120,40 @@ class ChoiceStream:
             pairs = zip(output.token_ids[:num_taken], output.logprobs[:num_taken], strict=True)
             self._unsent += [ScoredToken(token_id, scores) for token_id, scores in pairs]
         return delta.text
+
+    def _push_one_by_one(self, token_ids: Sequence[int]) -> Delta:
+        """Which tokens are reasoning must not depend on how many come at a time."""
+        texts: list[str] = []
+        num_tokens = 0
+        stop = None
+        for token_id in token_ids:
+            was_reasoning = self._is_reasoning
+            delta = self._detokenizer.push([token_id])
+            texts.append(delta.text)
+            self._read(delta.text)
+            num_tokens += delta.num_tokens
+            self.num_reasoning_tokens += was_reasoning or self._is_reasoning
+            stop = delta.stop
+            if stop is not None:
+                break
+        return Delta("".join(texts), num_tokens, stop)
+
+    @property
+    def _is_reasoning(self) -> bool:
+        return self._parser is not None and self._parser.is_reasoning
+
+    def _read(self, text: str) -> None:
+        if self._parser is not None and text:
+            self._keep(self._parser.feed(text))
+
+    def _keep(self, events: list[Event]) -> None:
+        self._events += [event for event in events if event.kind != "syntax"]
+
+    def _take_events(self) -> list[Event] | None:
+        if self._parser is None:
+            return None
+        events, self._events = merged(self._events), []
+        return events
 
     def _take_unsent(self) -> list[ScoredToken]:
         unsent, self._unsent = self._unsent, []

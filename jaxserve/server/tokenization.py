@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from jaxserve.errors import UnavailableError
+from jaxserve.server.parsers.dialect import Dialect
 from jaxserve.server.schema.checks import check_token_ids
 from jaxserve.server.schema.common import context_error
 from jaxserve.tokenizer.tokenizer import Tokenizer
@@ -27,10 +28,17 @@ class Tokenization:
     def __init__(self, executor: ThreadPoolExecutor) -> None:
         self._executor = executor
         self._tokenizer: Tokenizer | None = None
+        self._dialect = Dialect()
 
-    def install(self, tokenizer: Tokenizer) -> None:
+    def install(self, tokenizer: Tokenizer, dialect: Dialect) -> None:
         """Called once, while the engine starts."""
         self._tokenizer = tokenizer
+        self._dialect = dialect
+
+    @property
+    def dialect(self) -> Dialect:
+        """How the model's replies are read."""
+        return self._dialect
 
     @property
     def is_installed(self) -> bool:
@@ -53,14 +61,20 @@ class Tokenization:
         messages: list[dict[str, Any]],
         *,
         add_generation_prompt: bool,
-        template_variables: dict[str, Any] | None,
+        tools: list[dict[str, Any]],
+        template_variables: dict[str, Any],
+        continue_final_message: bool,
         max_tokens: int,
     ) -> list[int]:
         """Ids of a conversation; the template brings the special tokens."""
         self._check_length(sum(map(_num_chars, messages)), max_tokens, "messages")
         token_ids = await self._call(
             lambda: self.tokenizer.encode_chat(
-                messages, add_generation_prompt=add_generation_prompt, template_variables=template_variables
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                template_variables=template_variables,
+                continue_final_message=continue_final_message,
             )
         )
         return _checked(token_ids, max_tokens, "messages")

@@ -65,11 +65,15 @@ class IncrementalDetokenizer:
         stop: Sequence[str] = (),
         *,
         skip_special_tokens: bool = True,
+        shown_token_ids: frozenset[int] = frozenset(),
         include_stop: bool = False,
         min_tokens: int = 0,
     ) -> None:
-        """`min_tokens`: stop strings are not looked for in the text of the first so many tokens."""
-        self._state = tokenizer.text_state(skip_special_tokens=skip_special_tokens)
+        """`shown_token_ids`: control tokens that are not skipped, for a parser that has to see them.
+
+        `min_tokens`: stop strings are not looked for in the text of the first so many tokens.
+        """
+        self._state = tokenizer.text_state(skip_special_tokens=skip_special_tokens, shown_token_ids=shown_token_ids)
         self._state.skip_prompt(prompt_token_ids)
         self._matchers = [_StopMatcher(text) for text in stop if text]
         self._include_stop = include_stop

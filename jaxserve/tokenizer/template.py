@@ -105,6 +105,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _bounded_size(__context, super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        left, right = (str(side) if isinstance(side, _JsonObject) else side for side in (left, right))
         if operator == "**" and isinstance(left, int) and isinstance(right, int):
             if left.bit_length() * abs(right) > _MAX_POWER_BITS:
                 raise RenderLimitError(f"a power of more than {_MAX_POWER_BITS} bits")
@@ -115,6 +116,13 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
                 if isinstance(sequence, str | list | tuple) and isinstance(count, int):
                     _budget(context).check_size(len(sequence) * count)
         return super().call_binop(context, operator, left, right)
+
+
+class _JsonObject(dict[str, Any]):
+    """Arguments of a call: an object to a template that encodes them, their JSON to one that writes them out."""
+
+    def __str__(self) -> str:
+        return _to_json(self)
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -205,12 +213,16 @@ class ChatTemplate:
         max_output_chars: int = DEFAULT_MAX_OUTPUT_CHARS,
     ) -> None:
         """Compiles `source`; raises CheckpointError naming `origin` and the line."""
+        self.source = source
         self._time_limit_s = time_limit_s
         self._max_output_chars = max_output_chars
         environment = _environment()
         try:
             tree = environment.parse(source)
             self.content_format, self._accepts_string = _content_format(tree)
+            self.variables = frozenset(name.name for name in tree.find_all(nodes.Name) if name.ctx == "load")
+            """Names that the template reads."""
+            self._knows_developer = any(const.value == "developer" for const in tree.find_all(nodes.Const))
             _put_bounds(tree)
             tree.set_environment(environment)
             self._template = environment.from_string(tree)
@@ -254,8 +266,15 @@ class ChatTemplate:
         return "".join(pieces)
 
     def _message(self, message: Message) -> dict[str, Any]:
-        """As templates expect it: no null fields, reasoning under both its names, content in their format."""
+        """As templates expect it: no null fields, reasoning under both its names, content in their format.
+
+        A developer is the system to a template that knows no developers.
+        """
         plain = {key: value for key, value in message.items() if value is not None}
+        if plain.get("role") == "developer" and not self._knows_developer:
+            plain["role"] = "system"
+        if "tool_calls" in plain:
+            plain["tool_calls"] = [_call(call) for call in plain["tool_calls"]]
         reasoning = plain.get("reasoning", plain.get("reasoning_content"))
         if reasoning is not None:
             plain |= {"reasoning": reasoning, "reasoning_content": reasoning}
@@ -268,6 +287,13 @@ class ChatTemplate:
             is_parts = self.content_format == "parts"
             plain["content"] = [{"type": "text", "text": text} for text in texts] if is_parts else "\n".join(texts)
         return plain
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), Mapping):
+        return dict(call)
+    return {**call, "function": {**function, "arguments": _JsonObject(function["arguments"])}}
 
 
 def _part_texts(content: Any) -> list[str]:

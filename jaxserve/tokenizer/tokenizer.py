@@ -42,6 +42,7 @@ class Tokenizer:
         }
         added = source.backend.get_added_tokens_decoder()
         special = {token_id: token.content for token_id, token in added.items() if token.special}
+        self._special_tokens = special
         self.special_token_ids = frozenset(special)
         """Control tokens: they have no text when special tokens are skipped."""
         # A control token of one character cannot be broken in two.
@@ -86,9 +87,26 @@ class Tokenizer:
         state = self.text_state(skip_special_tokens=skip_special_tokens)
         return "".join(map(state.push, token_ids)) + state.flush()
 
-    def text_state(self, *, skip_special_tokens: bool) -> TextState:
-        """A new growing text, for streaming."""
-        return TextState(self._token_bytes, self.special_token_ids if skip_special_tokens else frozenset())
+    def text_state(self, *, skip_special_tokens: bool, shown_token_ids: frozenset[int] = frozenset()) -> TextState:
+        """A new growing text, for streaming; `shown_token_ids` have a text in any case."""
+        skipped = self.special_token_ids - shown_token_ids if skip_special_tokens else frozenset()
+        return TextState(self._token_bytes, skipped)
+
+    def special_tokens_in(self, texts: Sequence[str]) -> frozenset[int]:
+        """The control tokens that are spelled in any of `texts`."""
+        return frozenset(
+            token_id for token_id, token in self._special_tokens.items() if any(token in text for text in texts)
+        )
+
+    @property
+    def chat_template_sources(self) -> tuple[str, ...]:
+        """The templates as text, for whoever wants to know the family."""
+        return tuple(template.source for template in self._templates.values())
+
+    def template_reads(self, variable: str, *, has_tools: bool = False) -> bool:
+        """Whether the template of such a chat reads a variable; False when there is no template."""
+        template = self._find_template(has_tools=has_tools)
+        return template is not None and variable in template.variables
 
     def token_bytes(self, token_id: int) -> bytes:
         """The raw bytes of one token; empty outside the vocabulary."""
@@ -137,24 +155,39 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
     ) -> list[int]:
-        """The ids of a chat. No BOS is added: the template writes it. See the module for spelled control tokens."""
+        """The ids of a chat. No BOS is added: the template writes it. See the module for spelled control tokens.
+
+        `continue_final_message` ends them with the text of the last message, whatever the template puts behind it.
+        """
         # The mark travels through the template inside each spelled control token and breaks it in two; the
         # text is encoded piece by piece between marks, so no control token can arise from a request.
-        mark = "\ufdd0" + "".join(chr(0xE000 + secrets.randbelow(0x1900)) for _ in range(4))
+        mark = _new_mark()
         try:
             data = self._broken([list(messages), list(tools or ()), dict(template_variables or {})], mark)
         except RecursionError as error:
             raise InvalidRequestError("messages or tools are nested too deeply", param="messages") from error
+        end = _new_mark()
+        if continue_final_message:
+            data[0][-1] = _with_end(data[0][-1], end)
         prompt = self.render_chat(
             data[0], add_generation_prompt=add_generation_prompt, tools=data[1], template_variables=data[2]
         )
+        if continue_final_message:
+            prompt, found, _ = prompt.rpartition(end)
+            if not found:
+                raise InvalidRequestError(
+                    "continue_final_message: the chat template does not show the last message", param="messages"
+                )
         pieces = self.encode_batch(prompt.split(mark), add_special_tokens=False)
         return [token_id for piece in pieces for token_id in piece]
 
+    def _find_template(self, *, has_tools: bool) -> ChatTemplate | None:
+        return self._templates.get("tool_use" if has_tools and "tool_use" in self._templates else "default")
+
     def _template(self, *, has_tools: bool) -> ChatTemplate:
-        name = "tool_use" if has_tools and "tool_use" in self._templates else "default"
-        template = self._templates.get(name)
+        template = self._find_template(has_tools=has_tools)
         if template is None:
             raise InvalidRequestError(
                 "This model has no chat template: use /v1/completions, or start the server with --chat-template",
@@ -176,6 +209,20 @@ class Tokenizer:
         if isinstance(value, list | tuple):
             return [self._broken(item, mark) for item in value]
         return value
+
+
+def _new_mark() -> str:
+    """A text that no request can guess and no template changes."""
+    return "\ufdd0" + "".join(chr(0xE000 + secrets.randbelow(0x1900)) for _ in range(4))
+
+
+def _with_end(message: Mapping[str, Any], mark: str) -> dict[str, Any]:
+    """A message whose content ends with `mark`."""
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": content + mark}
+    *parts, last = content
+    return {**message, "content": [*parts, {**last, "text": last["text"] + mark}]}
 
 
 def load_tokenizer(path: Path, *, chat_template: Path | None = None) -> Tokenizer:

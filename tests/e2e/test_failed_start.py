@@ -74,6 +74,12 @@ def test_config_that_is_not_supported_is_one_line_with_its_path(checkpoint: Path
     assert message.startswith(f"{checkpoint}: model config: hidden_act is 'tanh'; supported: silu, ")
 
 
+@pytest.mark.slow
+def test_parsers_that_do_not_go_together_are_one_line_and_exit_code_2(checkpoint: Path) -> None:
+    message = start_error(checkpoint, "--tool-call-parser", "hermes", "--reasoning-parser", "harmony")
+    assert message.startswith("--tool-call-parser hermes with --reasoning-parser harmony: ")
+
+
 def refusal(checkpoint: Path, model: dict[str, Any] | None = None, **compile_options: Any) -> str:
     """What the engine raises; it reads no tensor and compiles nothing before that."""
     config = Config(

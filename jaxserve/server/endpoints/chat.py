@@ -9,6 +9,8 @@ import msgspec
 from aiohttp import web
 
 from jaxserve.server.body import read_body
+from jaxserve.server.conversation import encode_conversation, reply_reading
+from jaxserve.server.deltas import MessageDeltas, message_of
 from jaxserve.server.generation import answer, make_job
 from jaxserve.server.logprobs import chat_logprobs
 from jaxserve.server.request_id import adopt_request_id
@@ -21,14 +23,12 @@ from jaxserve.server.schema.chat import (
     ChatRequest,
     ChoiceLogprobs,
     Delta,
-    ReplyMessage,
     check_chat,
-    template_messages,
 )
 from jaxserve.server.schema.usage import Usage
 from jaxserve.server.state import STATE
 from jaxserve.server.stream import Piece
-from jaxserve.tokenizer.tokenizer import Tokenizer
+from jaxserve.server.tokenization import Tokenization
 
 
 async def chat_completions(http: web.Request) -> web.StreamResponse:
@@ -39,12 +39,8 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     state.require_model(request.model)
     facts = state.client.require_ready()
     with state.client.admission(request.num_choices):
-        prompt = await state.tokenization.encode_chat(
-            template_messages(request.messages),
-            add_generation_prompt=request.add_generation_prompt is not False,
-            template_variables=request.chat_template_kwargs,
-            max_tokens=facts.max_model_len,
-        )
+        prompt = await encode_conversation(state.tokenization, request.messages, request, facts.max_model_len)
+        reading = reply_reading(state.tokenization, prompt, request.messages, request)
         job = make_job(
             state,
             facts,
@@ -55,17 +51,26 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
             num_top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             bad_words=await state.tokenization.encode_bad_words(request.bad_words),
             param="messages",
+            reading=reading,
         )
-        spelling = ChatFormat(request, state.model_name, state.fingerprint(facts), state.tokenization.tokenizer)
+        spelling = ChatFormat(request, state.model_name, state.fingerprint(facts), state.tokenization)
         return await answer(http, request, job, spelling)
 
 
 class ChatFormat:
     """Chunks and replies of one chat request, all with the same id and time."""
 
-    def __init__(self, request: ChatRequest, model: str, fingerprint: str, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: ChatRequest, model: str, fingerprint: str, tokens: Tokenization) -> None:
         self._request = request
-        self._tokenizer = tokenizer
+        self._tokenizer = tokens.tokenizer
+        self._messages = [
+            MessageDeltas(
+                tokens.dialect.new_call_id,
+                max_calls=1 if request.parallel_tool_calls is False else None,
+                shows_reasoning=request.include_reasoning is not False,
+            )
+            for _ in range(request.num_choices)
+        ]
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
@@ -78,13 +83,19 @@ class ChatFormat:
             for index in range(self._request.num_choices)
         ]
 
-    def chunk(self, piece: Piece, usage: Usage | None) -> msgspec.Struct:
-        choice = ChatChunkChoice(
-            piece.index, Delta(content=piece.text or None), self._logprobs([piece]), piece.finish_reason
-        )
-        if piece.finish_reason is not None:
-            choice.stop_reason = piece.stop_reason
-        return self._chunk([choice], usage)
+    def chunks(self, piece: Piece, usage: Usage | None) -> list[msgspec.Struct]:
+        deltas = self._deltas(piece)
+        is_end = piece.finish_reason is not None
+        if (is_end and deltas and deltas[-1].tool_calls) or (not deltas and (is_end or piece.tokens)):
+            deltas.append(Delta())
+        if not deltas:
+            return []
+        choices = [ChatChunkChoice(piece.index, delta, None, None) for delta in deltas]
+        choices[-1].logprobs = self._logprobs([piece])
+        if is_end:
+            choices[-1].finish_reason = self._finish_reason(piece)
+            choices[-1].stop_reason = piece.stop_reason
+        return [self._chunk([choice], usage) for choice in choices]
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
         return self._chunk([], usage)
@@ -97,9 +108,9 @@ class ChatFormat:
             choices=[
                 ChatChoice(
                     index=index,
-                    message=ReplyMessage("assistant", "".join(piece.text for piece in pieces)),
+                    message=message_of([delta for piece in pieces for delta in self._deltas(piece)]),
                     logprobs=self._logprobs(pieces),
-                    finish_reason=pieces[-1].finish_reason or "stop",
+                    finish_reason=self._finish_reason(pieces[-1]),
                     stop_reason=pieces[-1].stop_reason,
                 )
                 for index, pieces in enumerate(choices)
@@ -117,6 +128,16 @@ class ChatFormat:
             system_fingerprint=self._fingerprint,
             usage=self._no_usage if usage is None else usage,
         )
+
+    def _deltas(self, piece: Piece) -> list[Delta]:
+        if piece.events is None:
+            return [Delta(content=piece.text)] if piece.text else []
+        return self._messages[piece.index].of(piece.events)
+
+    def _finish_reason(self, piece: Piece) -> str:
+        """A reply that ends by itself and has calls ends for their sake."""
+        has_calls = self._messages[piece.index].has_calls
+        return "tool_calls" if has_calls and piece.finish_reason == "stop" else piece.finish_reason or "stop"
 
     def _logprobs(self, pieces: list[Piece]) -> ChoiceLogprobs | None:
         if not self._request.logprobs:

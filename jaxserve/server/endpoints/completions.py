@@ -121,11 +121,11 @@ class CompletionFormat:
             for index, echo in enumerate(self._echoes or ())
         ]
 
-    def chunk(self, piece: Piece, usage: Usage | None) -> msgspec.Struct:
+    def chunks(self, piece: Piece, usage: Usage | None) -> list[msgspec.Struct]:
         choice = CompletionChoice(
             piece.index, piece.text, self._logprobs([piece]), piece.finish_reason, piece.stop_reason
         )
-        return self._completion([choice], self._no_usage if usage is None else usage)
+        return [self._completion([choice], self._no_usage if usage is None else usage)]
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
         return self._completion([], usage)

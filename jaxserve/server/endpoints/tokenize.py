@@ -6,8 +6,8 @@ import msgspec
 from aiohttp import web
 
 from jaxserve.server.body import read_body
+from jaxserve.server.conversation import encode_conversation
 from jaxserve.server.routes import Route
-from jaxserve.server.schema.chat import template_messages
 from jaxserve.server.schema.tokenize import TokenizeReply, TokenizeRequest, check_tokenize
 from jaxserve.server.state import STATE
 
@@ -19,11 +19,8 @@ async def tokenize(http: web.Request) -> web.StreamResponse:
     state.require_model(request.model)
     facts = state.client.require_ready()
     if request.messages is not None:
-        token_ids = await state.tokenization.encode_chat(
-            template_messages(request.messages),
-            add_generation_prompt=request.add_generation_prompt is not False,
-            template_variables=request.chat_template_kwargs,
-            max_tokens=state.max_body_size,
+        token_ids = await encode_conversation(
+            state.tokenization, request.messages, request, max_tokens=state.max_body_size
         )
     else:
         token_ids = await state.tokenization.encode(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, InvalidRequestError
 from jaxserve.server.parsers import harmony
 from jaxserve.server.parsers.bodies import Tools
 from jaxserve.server.parsers.calls import read_reply
@@ -29,6 +29,11 @@ class Dialect:
     has_channels: bool = False
     """Harmony: one format for both."""
 
+    def __str__(self) -> str:
+        tools = HARMONY if self.has_channels else self.tools.name if self.tools is not None else "none"
+        reasoning = HARMONY if self.has_channels else self.reasoning.name if self.reasoning is not None else "none"
+        return f"replies are read as: tool calls {tools}, reasoning {reasoning}"
+
     @property
     def has_tools(self) -> bool:
         return self.tools is not None or self.has_channels
@@ -37,17 +42,32 @@ class Dialect:
     def has_reasoning(self) -> bool:
         return self.reasoning is not None or self.has_channels
 
-    def parser(self, tools: Tools, prompt_end: str) -> OutputParser | None:
+    def parser(self, tools: Tools, prompt_end: str, continued: str | None = None) -> OutputParser | None:
         """A parser for one reply; None when its text is its content.
 
-        `tools` are those a call may be made to, empty for none. `prompt_end`: the end of the prompt's text.
+        `tools` are those a call may be made to, empty for none. `prompt_end` is the end of the prompt's text,
+        control tokens included; `continued` is the message that the reply continues, if it does.
+        Raises InvalidRequestError when that message has begun a call.
         """
         if self.has_channels:
-            return OutputParser(partial(harmony.read_harmony, tools=tools), harmony.primer(prompt_end))
-        if self.reasoning is None and not tools:
+            parser = OutputParser(partial(harmony.read_harmony, tools=tools), harmony.primer(prompt_end))
+        elif self.reasoning is None and not tools:
             return None
-        primer = self.reasoning.primer(prompt_end) if self.reasoning is not None else ""
-        return OutputParser(self._reader(tools), primer)
+        else:
+            parser = OutputParser(self._reader(tools), self._primer(prompt_end, continued))
+        if parser.has_begun_call:
+            raise InvalidRequestError(
+                "Invalid value for 'continue_final_message': the last message ends in a tool call.",
+                param="continue_final_message",
+            )
+        return parser
+
+    def _primer(self, prompt_end: str, continued: str | None) -> str:
+        if continued is None:
+            return self.reasoning.primer(prompt_end) if self.reasoning is not None else ""
+        if self.reasoning is not None and self.reasoning.starts_open and self.reasoning.opener not in continued:
+            return self.reasoning.opener + continued
+        return continued
 
     def markers(self, *, with_tools: bool) -> tuple[str, ...]:
         """What a parser has to see, even where it is a control token."""

@@ -15,7 +15,8 @@ class OutputParser:
         """`primer` is text that the prompt has already written for the reader: it makes no events."""
         self._scanner = Scanner()
         self._reading = self._read_all(read)
-        self.feed(primer)
+        self.has_begun_call = any(event.kind == "name" for event in self.feed(primer))
+        """Whether the prompt ends inside a call, or behind one."""
         self._scanner.forget_draft()
 
     @property

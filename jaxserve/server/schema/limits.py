@@ -18,6 +18,9 @@ MAX_BAD_WORD_CHARS = 256
 """Characters of one bad word."""
 MAX_TEMPLATE_KWARGS_CHARS = 16_384
 """Characters of `chat_template_kwargs` as JSON."""
+MAX_TOOLS = 128
+MAX_FUNCTION_CHARS = 65_536
+"""Characters of one function's definition as JSON."""
 MAX_ECHOED_CHARS = 200
 """Characters of the client's own input that an error message repeats."""
 MAX_SALT_CHARS = 256

@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 
 from jaxserve.errors import InvalidRequestError
-from jaxserve.server.schema.chat import ChatMessage, check_messages, check_template_kwargs
+from jaxserve.server.schema.conversation import ReasoningEffort, check_conversation
+from jaxserve.server.schema.messages import ChatMessage
+from jaxserve.server.schema.tools import ToolChoice, ToolDefinition
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -18,8 +20,13 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     """Of a `prompt`; the chat template brings its own."""
+    tools: list[ToolDefinition] | None = None
+    tool_choice: ToolChoice | None = None
+    reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = None
 
 
@@ -44,5 +51,4 @@ def check_tokenize(request: TokenizeRequest) -> None:
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequestError("Exactly one of 'prompt' and 'messages' must be given.", param="prompt")
     if request.messages is not None:
-        check_messages(request.messages)
-        check_template_kwargs(request.chat_template_kwargs)
+        check_conversation(request.messages, request)

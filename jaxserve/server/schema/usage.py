@@ -21,12 +21,12 @@ class Usage(msgspec.Struct):
     completion_tokens_details: CompletionTokensDetails
 
 
-def make_usage(num_prompt: int, num_completion: int, num_cached: int) -> Usage:
-    """Usage of a reply: the prompt counted once, completions of all choices summed."""
+def make_usage(num_prompt: int, num_completion: int, num_cached: int, num_reasoning: int = 0) -> Usage:
+    """Usage of a reply: the prompt counted once, completions of all choices summed, their reasoning among them."""
     return Usage(
         prompt_tokens=num_prompt,
         completion_tokens=num_completion,
         total_tokens=num_prompt + num_completion,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached),
-        completion_tokens_details=CompletionTokensDetails(),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_reasoning),
     )

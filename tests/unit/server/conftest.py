@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import ClientSession
 
@@ -31,6 +32,7 @@ from jaxserve.server.app import make_app
 from jaxserve.server.auth import KeyRing
 from jaxserve.server.client import EngineClient
 from jaxserve.server.listener import bind_sockets, listening
+from jaxserve.server.parsers.dialect import Dialect
 from jaxserve.server.seeds import SeedStream
 from jaxserve.server.siblings import Siblings
 from jaxserve.server.startup import StartupLog
@@ -145,6 +147,8 @@ async def running_api(
     is_ready: bool = True,
     keep_alive_s: float = 15.0,
     max_connections: int = 100,
+    max_model_len: int = MAX_MODEL_LEN,
+    dialect: Dialect | None = None,
 ) -> AsyncIterator[Api]:
     engine = ScriptedEngine()
     startup = StartupLog()
@@ -162,7 +166,7 @@ async def running_api(
         on_progress=note,
     )
     with tokenization() as tokens:
-        tokens.install(tokenizer)
+        tokens.install(tokenizer, dialect or Dialect())
         state = ServerState(
             model_names=("tiny", "alias"),
             client=client,
@@ -177,7 +181,7 @@ async def running_api(
         )
         run = asyncio.create_task(client.run())
         if is_ready:
-            engine.say(Ready(FACTS))
+            engine.say(Ready(msgspec.structs.replace(FACTS, max_model_len=max_model_len)))
             await client.wait_started()
         with bind_sockets("127.0.0.1", 0, 1)[0] as listener:
             port = listener.getsockname()[1]

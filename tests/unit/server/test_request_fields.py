@@ -17,6 +17,10 @@ from jaxserve.server.schema.unsupported import NO_OPS, UNSUPPORTED, is_neutral
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "f"}}]
+CALLS: list[Any] = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+ASSISTANT: list[Any] = [{"role": "assistant", "content": "Hi"}]
+
 ASKING = {
     "add_special_tokens": True,
     "audio": {"voice": "a"},
@@ -63,6 +67,14 @@ ASKING = {
 }
 
 
+def decode_without(name: str, value: Any) -> list[str]:
+    """Decode a request of an endpoint that does not have the field; returns the fields that were ignored."""
+    if name in ChatRequest.__struct_fields__:
+        body = {"prompt": "Hi", name: value}
+        return decode_request(CompletionRequest, msgspec.json.encode(body))[1]
+    return decode_chat(**{name: value})[1]
+
+
 def decode_chat(**fields: Any) -> tuple[ChatRequest, list[str]]:
     return decode_request(ChatRequest, msgspec.json.encode(CHAT | fields))
 
@@ -81,7 +93,7 @@ def test_the_table_of_examples_is_complete() -> None:
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED))
 def test_unsupported_field_is_refused_by_name(name: str) -> None:
     with pytest.raises(UnsupportedParameterError) as caught:
-        decode_chat(**{name: ASKING[name]})
+        decode_without(name, ASKING[name])
     assert caught.value.param == name
     assert name in caught.value.message
     assert (caught.value.status, caught.value.code) == (400, "unsupported_parameter")
@@ -91,8 +103,7 @@ def test_unsupported_field_is_refused_by_name(name: str) -> None:
     ("name", "value"), [(name, value) for name, values in sorted(UNSUPPORTED.items()) for value in values]
 )
 def test_neutral_value_of_unsupported_field_is_accepted(name: str, value: Any) -> None:
-    _, unknown = decode_chat(**{name: value})
-    assert unknown == []
+    assert decode_without(name, value) == []
 
 
 def test_neutral_numbers_may_be_floats_but_not_booleans() -> None:
@@ -103,8 +114,7 @@ def test_neutral_numbers_may_be_floats_but_not_booleans() -> None:
 
 @pytest.mark.parametrize("name", sorted(NO_OPS))
 def test_harmless_field_is_accepted(name: str) -> None:
-    _, unknown = decode_chat(**{name: "anything"})
-    assert unknown == []
+    assert decode_without(name, "anything") == []
 
 
 def test_unknown_fields_are_ignored_by_name() -> None:
@@ -174,13 +184,50 @@ def test_every_sampler_option_is_a_request_field() -> None:
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"content": "Hi"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": CALLS}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages[0].function_call"),
+        ({"tools": TOOLS * 129}, "tools"),
+        ({"tools": TOOLS * 2}, "tools[1].function.name"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "description": "x" * 70_000}}]},
+            "tools[0].function",
+        ),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        ({"reasoning_effort": "enormous"}, "reasoning_effort"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        (
+            {"continue_final_message": True, "messages": [{"role": "assistant", "tool_calls": CALLS}]},
+            "continue_final_message",
+        ),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True, "messages": ASSISTANT},
+            "continue_final_message",
+        ),
     ],
 )
 def test_value_out_of_range_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         checked_chat(**fields)
     assert caught.value.param == param
+
+
+def test_tools_that_can_be_called_are_accepted() -> None:
+    for choice in (None, "auto", "none"):
+        checked_chat(tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
+    checked_chat(tools=[], tool_choice="none")
+    checked_chat(messages=ASSISTANT, continue_final_message=True, add_generation_prompt=False)
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url", "file"])

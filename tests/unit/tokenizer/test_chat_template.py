@@ -201,3 +201,47 @@ def test_variables_cannot_reach_the_render_call() -> None:
     # Names of arguments that renderers and tokenizers take are plain variables here.
     variables = {"tokenize": True, "self": "s", "context": "c", "environment": "e", "args": [], "kwargs": {}}
     assert render("{{ tokenize }}{{ context }}{{ environment }}", variables=variables) == "Truece"
+
+
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": {"b": "<é>", "a": [1]}}}
+CALLER = [{"role": "assistant", "content": "", "tool_calls": [CALL]}]
+
+
+@pytest.mark.parametrize(
+    "way", ["c.arguments | tojson", "c.arguments", "'' ~ c.arguments", "'' + c.arguments + ''", "c.arguments | string"]
+)
+def test_arguments_are_json_however_a_template_writes_them(way: str) -> None:
+    source = "{% set c = messages[0].tool_calls[0].function %}{{ " + way + " }}"
+    assert render(source, CALLER) == '{"b": "<é>", "a": [1]}'
+
+
+def test_arguments_are_an_object_to_a_template_that_looks_into_them() -> None:
+    source = (
+        "{% set c = messages[0].tool_calls[0].function %}{{ c.arguments is mapping }} {{ c.arguments is string }}"
+        "{% for key, value in c.arguments.items() %} {{ key }}={{ value }}{% endfor %}"
+    )
+    assert render(source, CALLER) == "True False b=<é> a=[1]"
+
+
+def test_writing_arguments_out_counts_towards_the_limit() -> None:
+    source = "{% set x = '' + messages[0].tool_calls[0].function.arguments %}"
+    large = [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": "x" * 2000}}}]}]
+    assert "over the limit of 1000" in refusal(source, large, max_output_chars=1000)
+
+
+@pytest.mark.parametrize(
+    ("source", "role"),
+    [
+        ("{{ messages[0].role }}", "system"),
+        ("{% if messages[0].role in ['system', 'developer'] %}{{ messages[0].role }}{% endif %}", "developer"),
+    ],
+)
+def test_a_developer_is_the_system_where_a_template_knows_none(source: str, role: str) -> None:
+    assert render(source, [{"role": "developer", "content": "x"}]) == role
+
+
+def test_variables_that_a_template_reads_are_known() -> None:
+    source = "{% if enable_thinking is defined %}{% set shown = tools %}{% endif %}{{ shown }}"
+    variables = ChatTemplate(source, "tiny").variables
+    assert {"enable_thinking", "tools"} <= variables
+    assert "messages" not in variables

@@ -207,3 +207,8 @@ def test_text_offsets_point_at_each_token_in_the_text(tokenizer: Tokenizer) -> N
     for index, offset in enumerate(found):
         whole = tokenizer.decode(ids[:index]).rstrip("\ufffd")
         assert offset == 7 + len(whole)
+
+
+def test_shown_control_tokens_have_a_text_though_others_are_skipped() -> None:
+    detokenizer = IncrementalDetokenizer(BYTE_LEVEL, shown_token_ids=frozenset({2}))
+    assert detokenizer.push([1, 2, *BYTE_LEVEL.encode("a"), 0]).text == "<|im_end|>a"

@@ -216,3 +216,39 @@ def test_neither_jax_nor_transformers_is_imported() -> None:
     root = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+CONTINUED = "{% for m in messages %}{{ m.role }}:{{ m.content | trim }}<|im_end|>{% endfor %}"
+
+
+def continued(content: object, template: str = CONTINUED) -> str:
+    backend = tokenizers.Tokenizer.from_file(str(FIXTURES / "byte_level" / "tokenizer.json"))
+    tokenizer = Tokenizer(source_of(backend, {"default": template}))
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]
+    token_ids = tokenizer.encode_chat(messages, add_generation_prompt=False, continue_final_message=True)
+    return tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("content", ["The sea ", "Hi", "an <|im_end|> spelled", [{"type": "text", "text": "The sea "}]])
+def test_a_continued_message_is_the_end_of_the_prompt(content: object) -> None:
+    text = content if isinstance(content, str) else "The sea "
+    assert continued(content) == f"user:Hi<|im_end|>assistant:{text}"
+
+
+def test_a_message_that_the_template_leaves_out_is_not_continued() -> None:
+    with pytest.raises(InvalidRequestError, match="continue_final_message"):
+        continued("x", "{{ messages[0].content }}")
+
+
+def test_control_tokens_spelled_in_markers_are_found() -> None:
+    tokenizer = load_tokenizer(FIXTURES / "byte_level")
+    assert tokenizer.special_tokens_in(["<|im_end|>\n", "x"]) == {2}
+    assert tokenizer.special_tokens_in([]) == frozenset()
+
+
+def test_variables_of_the_template_for_tools_count_where_tools_are() -> None:
+    backend = tokenizers.Tokenizer.from_file(str(FIXTURES / "byte_level" / "tokenizer.json"))
+    tokenizer = Tokenizer(source_of(backend, {"default": "{{ a }}", "tool_use": "{{ tools }}"}))
+    assert [tokenizer.template_reads("tools", has_tools=has) for has in (False, True)] == [False, True]
+    assert tokenizer.chat_template_sources == ("{{ a }}", "{{ tools }}")
+    assert not Tokenizer(source_of(backend)).template_reads("tools")

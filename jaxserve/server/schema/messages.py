@@ -1,0 +1,137 @@
+"""The conversation of a request: its messages, checked, and as a chat template reads them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from jaxserve.errors import InvalidRequestError
+from jaxserve.server.schema import limits
+from jaxserve.server.schema.unsupported import refuse
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    type: str
+    text: str | None = None
+
+
+class CalledFunction(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+    """JSON, as it was in the reply; some clients send it decoded."""
+
+
+class MessageToolCall(msgspec.Struct, kw_only=True):
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    function_call: Any = None
+    audio: Any = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+def check_messages(messages: list[ChatMessage]) -> None:
+    """Refuse an empty or oversized conversation and parts we cannot read, naming their place."""
+    if not 1 <= len(messages) <= limits.MAX_MESSAGES:
+        raise InvalidRequestError(
+            f"Invalid value for 'messages': must hold 1 to {limits.MAX_MESSAGES} messages, got {len(messages)}.",
+            param="messages",
+        )
+    for i, message in enumerate(messages):
+        for name in ("function_call", "audio"):
+            if getattr(message, name):
+                raise refuse(f"messages[{i}].{name}")
+        if message.tool_calls and message.role != "assistant":
+            raise InvalidRequestError(
+                f"Invalid value for 'messages[{i}].tool_calls': only an assistant calls tools, not a {message.role}.",
+                param=f"messages[{i}].tool_calls",
+            )
+        if message.content is None and message.role != "assistant":
+            raise InvalidRequestError(
+                f"Invalid value for 'messages[{i}].content': a {message.role} message needs a string or text parts.",
+                param=f"messages[{i}].content",
+            )
+        if isinstance(message.content, list):
+            _check_parts(f"messages[{i}].content", message.content)
+
+
+def check_final_message(messages: list[ChatMessage]) -> None:
+    """Refuse to continue what is no text of an assistant."""
+    last = messages[-1]
+    if last.role != "assistant" or not last.content or last.tool_calls:
+        raise InvalidRequestError(
+            "Invalid value for 'continue_final_message': the last message must be an assistant's, with content and "
+            "without tool calls.",
+            param="continue_final_message",
+        )
+
+
+def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
+    """The conversation as a chat template reads it: fields that were not given are absent.
+
+    Arguments of calls are objects. A result is given the name of the function that was called, which some
+    templates ask for and OpenAI's messages do not carry.
+    """
+    called: dict[str, str] = {}
+    rendered = []
+    for message in messages:
+        fields: dict[str, Any] = {"role": message.role, "content": message.content if message.content else ""}
+        if isinstance(message.content, list):
+            fields["content"] = [{"type": "text", "text": part.text} for part in message.content]
+        if message.tool_calls:
+            fields["tool_calls"] = [_template_call(call) for call in message.tool_calls]
+            called |= {call.id: call.function.name for call in message.tool_calls if call.id is not None}
+        extras = {
+            "name": message.name,
+            "tool_call_id": message.tool_call_id,
+            "reasoning": message.reasoning,
+            "reasoning_content": message.reasoning_content,
+        }
+        if message.role == "tool" and message.name is None and message.tool_call_id is not None:
+            extras["name"] = called.get(message.tool_call_id)
+        fields |= {name: value for name, value in extras.items() if value is not None}
+        rendered.append(fields)
+    return rendered
+
+
+def content_text(message: ChatMessage) -> str:
+    """The text of a message."""
+    if isinstance(message.content, list):
+        return "\n".join(part.text or "" for part in message.content)
+    return message.content or ""
+
+
+def _check_parts(place: str, parts: list[ContentPart]) -> None:
+    for i, part in enumerate(parts):
+        if part.type not in ("text", "input_text", "output_text"):
+            raise refuse(f"{place}[{i}].type={part.type[: limits.MAX_ECHOED_CHARS]}")
+        if part.text is None:
+            raise InvalidRequestError(f"Missing required parameter: '{place}[{i}].text'.", param=f"{place}[{i}].text")
+
+
+def _template_call(call: MessageToolCall) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "type": call.type,
+        "function": {"name": call.function.name, "arguments": _decoded(call.function.arguments)},
+    }
+    return fields if call.id is None else {"id": call.id, **fields}
+
+
+def _decoded(arguments: str | dict[str, Any]) -> str | dict[str, Any]:
+    """Arguments as an object; the text itself where a model wrote something else."""
+    if isinstance(arguments, dict):
+        return arguments
+    try:
+        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return arguments

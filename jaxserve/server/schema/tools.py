@@ -1,0 +1,114 @@
+"""The tools of a request, and what it says of their choice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from jaxserve.errors import InvalidRequestError, UnsupportedParameterError
+from jaxserve.server.schema import limits
+from jaxserve.server.schema.decode import shorten
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class FunctionDefinition(msgspec.Struct, kw_only=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(msgspec.Struct, kw_only=True):
+    type: str
+    function: FunctionDefinition | None = None
+
+
+ToolChoice = str | dict[str, Any]
+"""none, auto, required, or the object that names a function."""
+
+
+def check_tools(tools: Sequence[ToolDefinition] | None, choice: ToolChoice | None) -> None:
+    """Refuse tools that cannot be called, and choices that nothing here enforces."""
+    tools = tools or ()
+    if len(tools) > limits.MAX_TOOLS:
+        raise _invalid("tools", f"at most {limits.MAX_TOOLS} tools, got {len(tools)}")
+    names: set[str] = set()
+    for i, tool in enumerate(tools):
+        _check_tool(f"tools[{i}]", tool, names)
+    _check_choice(choice, names)
+
+
+def offered_tools(tools: Sequence[ToolDefinition] | None, choice: ToolChoice | None) -> list[FunctionDefinition]:
+    """The functions that the model hears of."""
+    return [] if choice == "none" else [tool.function for tool in tools or () if tool.function is not None]
+
+
+def template_tools(functions: Sequence[FunctionDefinition]) -> list[dict[str, Any]]:
+    """The tools as chat templates read them."""
+    return [{"type": "function", "function": _template_function(function)} for function in functions]
+
+
+def parameter_schemas(functions: Sequence[FunctionDefinition]) -> dict[str, dict[str, Any]]:
+    """The schema of each function's parameters, by name."""
+    return {function.name: function.parameters or {} for function in functions}
+
+
+def _template_function(function: FunctionDefinition) -> dict[str, Any]:
+    fields: dict[str, Any] = {"name": function.name}
+    if function.description is not None:
+        fields["description"] = function.description
+    return fields | {"parameters": function.parameters or {"type": "object", "properties": {}}}
+
+
+def _check_tool(place: str, tool: ToolDefinition, names: set[str]) -> None:
+    """Adds the tool's name to `names`."""
+    if tool.type != "function":
+        raise UnsupportedParameterError(
+            f"Unsupported parameter: '{place}.type' must be 'function', got {shorten(tool.type)}.",
+            param=f"{place}.type",
+        )
+    function = tool.function
+    if function is None:
+        raise InvalidRequestError(f"Missing required parameter: '{place}.function'.", param=f"{place}.function")
+    if not _NAME.fullmatch(function.name):
+        raise _invalid(f"{place}.function.name", f"1 to 64 of a-z A-Z 0-9 _ . -, got {shorten(function.name)}")
+    if function.name in names:
+        raise _invalid(f"{place}.function.name", f"{function.name} is defined twice")
+    names.add(function.name)
+    if function.strict:
+        raise UnsupportedParameterError(
+            f"Unsupported parameter: '{place}.function.strict' is not supported by this server: arguments are not "
+            "held to their schema.",
+            param=f"{place}.function.strict",
+        )
+    num_chars = len(msgspec.json.encode(function))
+    if num_chars > limits.MAX_FUNCTION_CHARS:
+        raise _invalid(f"{place}.function", f"at most {limits.MAX_FUNCTION_CHARS} characters of JSON, got {num_chars}")
+
+
+def _check_choice(choice: ToolChoice | None, names: set[str]) -> None:
+    if choice is None or choice == "none":
+        return
+    if not names:
+        raise InvalidRequestError("When using `tool_choice`, `tools` must be set.", param="tool_choice")
+    if choice == "auto":
+        return
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        named = function.get("name") if isinstance(function, dict) else None
+        if choice.get("type") == "function" and named not in names:
+            raise _invalid("tool_choice", f"no tool is named {shorten(named)}")
+    elif choice != "required":
+        raise _invalid("tool_choice", f"must be none, auto, required or a function, got {shorten(choice)}")
+    raise UnsupportedParameterError(
+        "Unsupported parameter: 'tool_choice' may only be none or auto: this server does not force a call.",
+        param="tool_choice",
+    )
+
+
+def _invalid(param: str, reason: str) -> InvalidRequestError:
+    return InvalidRequestError(f"Invalid value for '{param}': {reason}.", param=param)
