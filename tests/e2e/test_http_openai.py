@@ -149,8 +149,8 @@ def test_errors_are_the_clients_own_exceptions(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="other", messages=CHAT)
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as unsupported:
-        client.chat.completions.create(model="tiny", messages=CHAT, presence_penalty=1)
-    assert (unsupported.value.code, unsupported.value.param) == ("unsupported_parameter", "presence_penalty")
+        client.chat.completions.create(model="tiny", messages=CHAT, web_search_options={})
+    assert (unsupported.value.code, unsupported.value.param) == ("unsupported_parameter", "web_search_options")
     with pytest.raises(openai.BadRequestError) as too_long:
         client.completions.create(model="tiny", prompt=[5] * 2048)
     assert too_long.value.code == "context_length_exceeded"
