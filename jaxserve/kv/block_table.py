@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxserve.kv.prefix_cache import HashChain
-from jaxserve.types import NULL_BLOCK, BlockId
+from jaxserve.types import NULL_BLOCK, BlockHash, BlockId
 
 
 class BlockTable:
     """Page i holds tokens `i * block_size ... (i + 1) * block_size - 1`. Grows, until it is cleared."""
 
-    __slots__ = ("chain", "num_blocks", "num_published", "row")
+    __slots__ = ("chain", "coming", "num_blocks", "num_published", "row")
 
     def __init__(self, max_blocks: int, chain: HashChain) -> None:
         self.row = np.full(max_blocks, NULL_BLOCK, np.int32)  # as the device reads it
@@ -21,6 +21,8 @@ class BlockTable:
         self.num_published = 0
         """Leading pages that are in the prefix cache, or whose content another page has there."""
         self.chain = chain
+        self.coming: BlockHash | None = None
+        """The last page of a start that others may share, as long as this request is the one that computes it."""
 
     @property
     def blocks(self) -> list[BlockId]:

@@ -7,6 +7,9 @@ Of a request with `num_tokens` known tokens, of which `num_computed` are compute
     cached ... num_computed - 1    own                    earlier steps; full ones are published
     num_computed ... num_tokens-1  own, not published     steps to come
 
+Two requests that start with the same full pages, as the choices of `n` do, compute them once: as long as one is at it,
+the other is not started.
+
 Only own pages are written. At least one known token is always left to compute (a step has to produce
 logits), so when every page of a prompt is cached, the last one is computed again, into an own page.
 """
@@ -20,7 +23,7 @@ import numpy as np
 from jaxserve.kv.block_pool import BlockPool
 from jaxserve.kv.block_table import BlockTable
 from jaxserve.kv.prefix_cache import HashChain
-from jaxserve.types import BlockId
+from jaxserve.types import BlockHash, BlockId
 
 
 class KVManager:
@@ -33,6 +36,9 @@ class KVManager:
         self._pool = BlockPool(num_blocks)
         self._max_blocks = self.num_blocks_for(max_model_len)
         self._enable_prefix_caching = enable_prefix_caching
+        self._coming: dict[BlockHash, int] = {}
+        """The last shareable pages of prompts that are being computed, and how many pages that makes; see
+        `BlockTable.coming`."""
 
     @property
     def pool(self) -> BlockPool:
@@ -71,9 +77,14 @@ class KVManager:
         """Pages for all `tokens`, cached ones first; returns how many tokens are cached.
 
         None, and nothing taken, when the pool cannot hold all of them now and leave `num_spare_blocks`
-        free. Asking for all at once keeps a request from being preempted in the middle of its own prompt.
+        free, or when another table is about to publish the very pages. Asking for all at once keeps a request
+        from being preempted in the middle of its own prompt.
         """
         cached = self.find_prefix(table, tokens)
+        num_shareable = (len(tokens) - 1) // self.block_size if self._enable_prefix_caching else 0
+        last = table.chain.name(num_shareable - 1, tokens) if num_shareable > len(cached) else None
+        if last in self._coming:
+            return None
         num_missing = self.num_blocks_for(len(tokens)) - len(cached)
         if num_missing + num_spare_blocks > self._pool.num_free - self._pool.num_free_among(cached):
             return None
@@ -81,6 +92,9 @@ class KVManager:
         table.append(cached)
         table.append(self._pool.allocate(num_missing))
         table.num_published = len(cached)
+        if last is not None:
+            table.coming = last
+            self._coming[last] = num_shareable
         return len(cached) * self.block_size
 
     def extend(self, table: BlockTable, num_tokens: int) -> bool:
@@ -108,12 +122,21 @@ class KVManager:
         for index in range(table.num_published, num_full):
             self._pool.name(BlockId(int(table.row[index])), table.chain.name(index, tokens))
         table.num_published = num_full
+        if table.coming is not None and num_full >= self._coming[table.coming]:
+            self._has_come(table)
 
     def free(self, table: BlockTable) -> None:
         """Give all pages back; what was published can still be found until it is evicted."""
+        self._has_come(table)
         self._pool.release(table.blocks)
         table.clear()
 
     def reset_prefix_cache(self) -> None:
         """Forget every published page that no request holds."""
         self._pool.forget_reusable()
+
+    def _has_come(self, table: BlockTable) -> None:
+        """Nobody needs to wait for this table any more."""
+        if table.coming is not None:
+            del self._coming[table.coming]
+            table.coming = None

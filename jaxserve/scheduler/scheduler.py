@@ -14,7 +14,8 @@ ones, both in that order. One step is
 
     1. share the budget: every running request gets one token, what is left goes to those behind, in order;
     2. secure pages, in order: when the pool is dry the last running request gives its pages back and waits;
-    3. start waiting requests, in order, while rows, budget and pages last (not right after a preemption);
+    3. start waiting requests, in order, while rows, budget and pages last (not right after a preemption); one whose
+       prompt is just being computed, as another choice of `n`, waits to share it, and those behind it wait too;
     4. pack the rows into a program.
 
 Nobody starves: rows never exceed the budget, so every running request moves every step; the first in

@@ -227,6 +227,16 @@ def test_repeated_prompt_is_found_in_the_cache(client: openai.OpenAI, real_serve
     real_server.await_metric("prefix_cache_hits_total", hits + 96)
 
 
+def test_many_choices_compute_their_prompt_once(client: openai.OpenAI, real_server: Server) -> None:
+    computed = 'prompt_tokens_by_source_total{engine="0",model_name="tiny",source="local_compute"'
+    before = real_server.metric(computed)
+    reply = complete(client, prompt=[9, 8, 7] * 33 + [6], n=128, max_tokens=2, temperature=1.0, seed=1)
+    assert [choice.index for choice in reply.choices] == list(range(128))
+    assert len({choice.text for choice in reply.choices}) > 32
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (100, 256)
+    assert real_server.metric(computed) - before == 100 + 127 * 4, "all but the last, unfinished page are shared"
+
+
 def test_echo_puts_the_prompt_before_the_text(client: openai.OpenAI) -> None:
     plain = complete(client, prompt="She sells – 海", **GREEDY)
     echoed = complete(client, prompt="She sells – 海", echo=True, **GREEDY)

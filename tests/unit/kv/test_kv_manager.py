@@ -147,16 +147,31 @@ def test_without_prefix_caching_nothing_is_found() -> None:
 
 
 def test_same_prompts_computed_side_by_side_keep_their_own_pages() -> None:
+    """Nobody waits for a prompt that nobody can share: the last page is always computed anew."""
     kv, values = manager(), tokens(4)
     tables = [kv.new_table(None), kv.new_table(None)]
     for table in tables:
-        kv.start(table, values)
+        assert kv.start(table, values) == 0
     for table in tables:
         kv.publish(table, values, 4)
     assert tables[0].blocks != tables[1].blocks
     for table in tables:
         kv.free(table)
     assert kv.pool.num_free == 8
+
+
+def test_equal_start_waits_until_it_is_published_or_given_up() -> None:
+    kv, values = manager(), tokens(9)
+    first, second, third = (kv.new_table(None) for _ in range(3))
+    assert kv.start(first, values) == 0
+    assert kv.start(second, values) is None
+    assert kv.start(kv.new_table("salt"), values) == 0
+    kv.free(first)
+    assert kv.start(second, values) == 0
+    kv.publish(second, values, 7)
+    assert kv.start(third, values) is None
+    kv.publish(second, values, 8)
+    assert kv.start(third, values) == 8
 
 
 def test_name_of_a_page_that_is_not_full_is_refused() -> None:

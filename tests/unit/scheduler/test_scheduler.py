@@ -49,6 +49,37 @@ def test_preempted_request_takes_its_seat_again_with_all_it_has() -> None:
     assert any(again == (message.prompt_token_ids + expected(message))[: len(again)] for message in messages)
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_equal_prompts_are_computed_once(depth: int) -> None:
+    """As the choices of `n` have them: the others start when the first one's pages are there."""
+    rig = Rig(num_blocks=65, max_num_batched_tokens=16, depth=depth)
+    messages = [add(f"r{i}", prompt(42), max_tokens=4, temperature=1.0, seed=i) for i in range(5)]
+    assert rig.run(*messages) == {message.request_id: expected(message) for message in messages}
+    assert [rig.ends[f"r{i}"].num_cached_tokens for i in range(5)] == [0, 40, 40, 40, 40]
+    num_prefilled = sum(plan.num_scheduled_tokens[~plan.is_sampling].sum() for plan in rig.plans)
+    assert num_prefilled == 32, "the first two chunks of one prompt; every other step samples for all of its rows"
+
+
+def test_nobody_waits_for_a_prompt_that_only_starts_alike() -> None:
+    rig = Rig(max_num_batched_tokens=64)
+    rig.send(
+        add("one", prompt(12)),
+        add("longer", [*prompt(12), 3, 4, 5, 6, 7]),
+        add("other", [*prompt(4), 1, 1, 1, 1, 1, 1, 1, 1]),
+    )
+    assert rig.rows(rig.step()) == {"one": 12, "longer": 17, "other": 12}
+
+
+def test_equal_prompt_starts_when_the_one_it_waited_for_is_aborted() -> None:
+    rig = Rig(max_num_batched_tokens=8)
+    rig.send(add("first", prompt(20)), add("second", prompt(20), max_tokens=2))
+    assert rig.rows(rig.step()) == {"first": 8}
+    rig.scheduler.abort([RequestId("first")])
+    assert rig.rows(rig.step()) == {"second": 8}
+    rig.finish()
+    assert rig.ends["second"].num_cached_tokens == 8
+
+
 def test_mixed_step_puts_decode_rows_first_then_chunks() -> None:
     rig = Rig()
     rig.send(add("long", prompt(40), max_tokens=2))
@@ -331,7 +362,7 @@ def test_youngest_is_preempted_and_goes_on_before_newer_requests() -> None:
 def test_preempted_request_comes_back_in_a_later_step_even_if_it_would_fit_at_once() -> None:
     """Twins compute equal pages side by side; after preemption the younger one can share those of the older."""
     rig = Rig(num_blocks=8)
-    old, young = add("old", prompt(8), max_tokens=12), add("young", prompt(8), max_tokens=12)
+    old, young = add("old", prompt(4), max_tokens=16), add("young", prompt(4), max_tokens=16)
     rig.send(old, young)
     while len(rig.rows(rig.step())) == 2:
         pass
