@@ -1,0 +1,154 @@
+"""How the TPU kernels cut their work: sizes from data per kind of chip, halved until they fit into its VMEM."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass, replace
+from importlib import resources
+
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxserve_kernels.paged_attention.tpu.stream import IDS_PER_LINE
+
+LANES = 128
+SUBLANES = 8
+_TOKENS_PER_TILE = 16
+"""Tiles are multiples: rows of queries of two bytes come in packed tiles of 16."""
+_USABLE_VMEM = 0.75
+"""Of a core's: the rest is for the compiler, and for what XLA keeps there between kernels."""
+_SCOPED_VMEM_BYTES = 16 << 20
+"""What the compiler grants a kernel that asks for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSizes:
+    """The tunable numbers, one file `tuning/<chip>.json` for each kind of chip."""
+
+    decode_block_bytes: int
+    """Of keys, in flight for a decoding row; as many of values, and both twice."""
+    chunk_block_keys: int
+    chunk_tile_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """What the kernels need to know of a core, and of how many make one device."""
+
+    sizes: BlockSizes
+    num_cores: int
+    vmem_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of one device's share of the problem."""
+
+    num_heads: int
+    kv_heads: int
+    head_dim: int  # of the pool: a multiple of the lanes
+    page_size: int
+    max_pages: int
+    kv_bytes: int  # of an element
+    query_bytes: int
+
+    @property
+    def group(self) -> int:
+        return self.num_heads // self.kv_heads
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is fixed when the attention kernel is compiled."""
+
+    tokens_per_tile: int
+    rows_per_token: int
+    pages_per_block: int
+    head_splits: int
+    """Programs that share the kv heads: one for each core."""
+
+    def vmem_bytes(self, shape: Shape) -> int:
+        """What the buffers of the kernel take, and the values of one head on the way."""
+        heads, rows = shape.kv_heads // self.head_splits, self.tokens_per_tile * self.rows_per_token
+        keys = self.pages_per_block * shape.page_size
+        page = heads * shape.page_size * shape.head_dim * shape.kv_bytes
+        tile = heads * rows * shape.head_dim
+        blocks = (2 * 2 * self.pages_per_block + 2) * page
+        queries = tile * (2 * 2 * shape.query_bytes + 4) + heads * rows * (2 * LANES + 2 * SUBLANES) * 4
+        on_the_way = 4 * (4 * rows * keys + 2 * keys * shape.head_dim + 2 * rows * shape.head_dim)
+        return blocks + queries + on_the_way
+
+    def vmem_limit_bytes(self, shape: Shape, chip: Chip) -> int:
+        """What to ask of the compiler."""
+        return min(chip.vmem_bytes, max(_SCOPED_VMEM_BYTES, self.vmem_bytes(shape) * 3 // 2))
+
+    def cost(self, shape: Shape, num_tiles: int) -> pl.CostEstimate:
+        """For XLA's scheduler, which cannot know the lengths: rows of half the longest."""
+        keys = num_tiles * shape.max_pages * shape.page_size // 2 * shape.kv_heads
+        scores = keys * self.tokens_per_tile * shape.group
+        return pl.CostEstimate(
+            flops=4 * scores * shape.head_dim,
+            bytes_accessed=2 * keys * shape.head_dim * shape.kv_bytes,
+            transcendentals=scores,
+        )
+
+
+def decode_plan(shape: Shape, chip: Chip) -> Plan:
+    """One token a tile; its query heads of one kv head are padded to whole sublanes."""
+    splits = _head_splits(shape, chip)
+    page = shape.kv_heads // splits * shape.page_size * shape.head_dim * shape.kv_bytes
+    pages = _pages_per_block(chip.sizes.decode_block_bytes // page, shape)
+    return _fitting(Plan(1, round_up(shape.group, SUBLANES), pages, splits), shape, chip)
+
+
+def chunk_plan(shape: Shape, chip: Chip, num_tokens: int) -> Plan:
+    """Tiles of many tokens, their query heads of one kv head without gaps."""
+    tokens = min(chip.sizes.chunk_tile_tokens, round_up(num_tokens, _TOKENS_PER_TILE))
+    pages = _pages_per_block(chip.sizes.chunk_block_keys // shape.page_size, shape)
+    return _fitting(Plan(tokens, shape.group, pages, _head_splits(shape, chip)), shape, chip)
+
+
+def this_chip() -> Chip:
+    """The device that is compiled for: of the mesh in context, or the default one. An interpreter plays a v5e."""
+    if not pltpu.is_tpu_device():
+        return Chip(_sizes("v5e"), 1, _SCOPED_VMEM_BYTES)
+    info = pltpu.get_tpu_info()
+    return Chip(_sizes(str(info.chip_version)), info.num_cores, info.vmem_capacity_bytes)
+
+
+def round_up(count: int, multiple: int) -> int:
+    """The next multiple."""
+    return -(-count // multiple) * multiple
+
+
+def compute_dtype(pool_dtype: jnp.dtype) -> jnp.dtype:
+    """What is multiplied: float32 as float32, everything else exactly as bfloat16."""
+    computed: jnp.dtype = jnp.dtype("float32" if pool_dtype == jnp.float32 else "bfloat16")
+    return computed
+
+
+def _head_splits(shape: Shape, chip: Chip) -> int:
+    return chip.num_cores if shape.kv_heads % chip.num_cores == 0 else 1
+
+
+def _pages_per_block(wanted: int, shape: Shape) -> int:
+    """A power of two, so that a line of the page table holds whole blocks."""
+    most = min(wanted, 1 << (shape.max_pages - 1).bit_length(), IDS_PER_LINE)
+    return 1 << (max(most, 1).bit_length() - 1)
+
+
+def _fitting(plan: Plan, shape: Shape, chip: Chip) -> Plan:
+    budget = int(chip.vmem_bytes * _USABLE_VMEM)
+    while plan.vmem_bytes(shape) > budget and plan.pages_per_block > 1:
+        plan = replace(plan, pages_per_block=plan.pages_per_block // 2)
+    while plan.vmem_bytes(shape) > budget and plan.tokens_per_tile > _TOKENS_PER_TILE:
+        plan = replace(plan, tokens_per_tile=round_up(plan.tokens_per_tile // 2, _TOKENS_PER_TILE))
+    return plan
+
+
+@functools.cache
+def _sizes(chip: str) -> BlockSizes:
+    path = resources.files("jaxserve_kernels.paged_attention") / "tuning" / f"tpu_{chip}.json"
+    return BlockSizes(**json.loads(path.read_text()))
