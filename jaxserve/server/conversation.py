@@ -58,7 +58,7 @@ def _require_tools(tokens: Tokenization) -> None:
             "(--tool-call-parser).",
             param="tools",
         )
-    if not tokens.tokenizer.template_reads("tools", has_tools=True):
+    if not tokens.tokenizer.takes_tools:
         raise UnsupportedParameterError(
             "Unsupported parameter: 'tools' is not supported: the model's chat template has no place for them.",
             param="tools",

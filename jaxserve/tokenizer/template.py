@@ -38,6 +38,9 @@ DEFAULT_MAX_OUTPUT_CHARS = 32 * 2**20
 _MAX_ERROR_CHARS = 300
 _MAX_POWER_BITS = 4096
 
+_TOOLS_VARIABLES = ("tools", "xml_tools")
+"""What templates call the tools; SmolLM3 asks for them under the second name."""
+
 # Not an identifier: no template can name it.
 _BUDGET = "render budget"
 
@@ -222,6 +225,7 @@ class ChatTemplate:
             self.content_format, self._accepts_string = _content_format(tree)
             self.variables = frozenset(name.name for name in tree.find_all(nodes.Name) if name.ctx == "load")
             """Names that the template reads."""
+            self._tools_variable = next((name for name in _TOOLS_VARIABLES if name in self.variables), None)
             self._knows_developer = any(const.value == "developer" for const in tree.find_all(nodes.Const))
             _put_bounds(tree)
             tree.set_environment(environment)
@@ -230,6 +234,11 @@ class ChatTemplate:
             raise CheckpointError(f"{origin}: chat template, line {error.lineno}: {error.message}") from error
         self.reserved_names = frozenset(environment.globals) | {"messages", "tools", "add_generation_prompt"}
         """Variables that a request may not set."""
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the template has a place for tools."""
+        return self._tools_variable is not None
 
     def render(
         self,
@@ -245,10 +254,12 @@ class ChatTemplate:
             "documents": None,
             **variables,
             "messages": [self._message(message) for message in messages],
-            "tools": list(tools) if tools else None,
+            "tools": None,
             "add_generation_prompt": add_generation_prompt,
             _BUDGET: budget,
         }
+        if tools:
+            names[self._tools_variable or "tools"] = list(tools)
         pieces = []
         num_chars = 0
         try:
@@ -266,7 +277,7 @@ class ChatTemplate:
         return "".join(pieces)
 
     def _message(self, message: Message) -> dict[str, Any]:
-        """As templates expect it: no null fields, reasoning under both its names, content in their format.
+        """As templates expect it: no null fields, reasoning under all its names, content in their format.
 
         A developer is the system to a template that knows no developers.
         """
@@ -277,7 +288,7 @@ class ChatTemplate:
             plain["tool_calls"] = [_call(call) for call in plain["tool_calls"]]
         reasoning = plain.get("reasoning", plain.get("reasoning_content"))
         if reasoning is not None:
-            plain |= {"reasoning": reasoning, "reasoning_content": reasoning}
+            plain |= dict.fromkeys(("reasoning", "reasoning_content", "thinking"), reasoning)
         content = plain.get("content")
         if isinstance(content, str):
             if self.content_format == "parts" and not self._accepts_string:

@@ -103,6 +103,12 @@ class Tokenizer:
         """The templates as text, for whoever wants to know the family."""
         return tuple(template.source for template in self._templates.values())
 
+    @property
+    def takes_tools(self) -> bool:
+        """Whether there is a template with a place for tools."""
+        template = self._find_template(has_tools=True)
+        return template is not None and template.takes_tools
+
     def template_reads(self, variable: str, *, has_tools: bool = False) -> bool:
         """Whether the template of such a chat reads a variable; False when there is no template."""
         template = self._find_template(has_tools=has_tools)

@@ -85,7 +85,8 @@ _TOOL_FORMATS = (
                 wrapper_end="</tool_call>",
             ),
         ),
-        template_signs=("<function=",),
+        template_signs=("<parameter=",),
+        foreign_signs=("<seed:tool_call>",),
     ),
     ToolFormat(
         name="pythonic",
@@ -100,12 +101,13 @@ _TOOL_FORMATS = (
         name="hermes",
         sections=(Section(opener="<tool_call>", body=JsonBody(), closer="</tool_call>"),),
         template_signs=("<tool_call>",),
-        foreign_signs=("<arg_key>",),
+        foreign_signs=("<arg_key>", "<tool_calls>", "<invoke"),
     ),
     ToolFormat(
         name="llama3_json",
         sections=(Section(body=JsonBody()), Section(opener="<|python_tag|>", body=JsonBody())),
         template_signs=("<|python_tag|>", '"parameters": dictionary'),
+        foreign_signs=("<function=",),
     ),
 )
 

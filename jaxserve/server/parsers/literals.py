@@ -37,16 +37,17 @@ class Spelling:
     """What ends a number, a word, or a string without quotes."""
 
 
+_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 PYTHON = Spelling(
     quotes=('"""', "'''", '"', "'"),
     has_escapes=True,
-    words={"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"},
+    words=_WORDS,
     atom_stops=stops(*",()[]{}"),
 )
 GEMMA = Spelling(
     quotes=("<escape>", '<|"|>', '"'),
     has_escapes=False,
-    words={"true": "true", "false": "false", "null": "null"},
+    words=_WORDS,
     atom_stops=stops(*",[]{}"),
 )
 

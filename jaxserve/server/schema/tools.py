@@ -58,10 +58,12 @@ def parameter_schemas(functions: Sequence[FunctionDefinition]) -> dict[str, dict
 
 
 def _template_function(function: FunctionDefinition) -> dict[str, Any]:
-    fields: dict[str, Any] = {"name": function.name}
-    if function.description is not None:
-        fields["description"] = function.description
-    return fields | {"parameters": function.parameters or {"type": "object", "properties": {}}}
+    """Complete: templates do not ask whether a description or parameters are there."""
+    return {
+        "name": function.name,
+        "description": function.description or "",
+        "parameters": function.parameters or {"type": "object", "properties": {}},
+    }
 
 
 def _check_tool(place: str, tool: ToolDefinition, names: set[str]) -> None:

@@ -245,3 +245,17 @@ def test_variables_that_a_template_reads_are_known() -> None:
     variables = ChatTemplate(source, "tiny").variables
     assert {"enable_thinking", "tools"} <= variables
     assert "messages" not in variables
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("{{ tools[0].name }}{{ xml_tools is defined }}", "fFalse"),
+        ("{% if tools %}{% set xml_tools = tools %}{% endif %}{{ xml_tools[0].name }}", "f"),
+        ("{{ xml_tools[0].name }}", "f"),
+        ("none", "none"),
+    ],
+)
+def test_tools_come_under_the_name_that_the_template_reads(source: str, shown: str) -> None:
+    assert render(source, tools=[{"name": "f"}]) == shown
+    assert ChatTemplate(source, "tiny").takes_tools is (shown != "none")

@@ -250,5 +250,8 @@ def test_variables_of_the_template_for_tools_count_where_tools_are() -> None:
     backend = tokenizers.Tokenizer.from_file(str(FIXTURES / "byte_level" / "tokenizer.json"))
     tokenizer = Tokenizer(source_of(backend, {"default": "{{ a }}", "tool_use": "{{ tools }}"}))
     assert [tokenizer.template_reads("tools", has_tools=has) for has in (False, True)] == [False, True]
+    assert tokenizer.takes_tools
     assert tokenizer.chat_template_sources == ("{{ a }}", "{{ tools }}")
-    assert not Tokenizer(source_of(backend)).template_reads("tools")
+    without = Tokenizer(source_of(backend))
+    assert not without.template_reads("tools")
+    assert not without.takes_tools

@@ -38,7 +38,10 @@ def test_templates_of_families_are_known(template: str, tools: str | None, reaso
 @pytest.mark.parametrize(
     ("text", "tools"),
     [
-        ("<tool_call>\n<function=example>", "qwen3_coder"),
+        ("<tool_call>\n<function=example>\n<parameter=x>", "qwen3_coder"),
+        ("<seed:tool_call>\n<function=example>\n<parameter=x>", None),
+        ("<|python_tag|> or <function=example>{json}</function>", None),
+        ("<tool_call><invoke name=", None),
         ("<tool_call>{name}\n<arg_key>k</arg_key>", None),
         ("{{- '<|python_tag|>' }}", "llama3_json"),
         ('{"name": function name, "parameters": dictionary of names}', "llama3_json"),
