@@ -52,6 +52,19 @@ def next_token(tokens: Sequence[int] | np.ndarray, vocab_size: int, seed: int | 
     return total % vocab_size
 
 
+class Script(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens that always follow the last cue, as in `cue a b c` with the script `a b c d`: the next one is `d`."""
+
+    cue: int
+    token_ids: tuple[int, ...]
+
+    def next_token(self, past: np.ndarray) -> int | None:
+        """What the script says behind `past`; None where it says nothing."""
+        cues = np.flatnonzero(past == self.cue)
+        place = len(past) - 1 - int(cues[-1]) if len(cues) else len(self.token_ids)
+        return self.token_ids[place] if place < len(self.token_ids) else None
+
+
 class FakeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How the fake behaves, e.g. in an engine process of its own."""
 
@@ -65,6 +78,8 @@ class FakeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Decode steps in one call, while nobody waits."""
     fail_at_steps: tuple[int, ...] = ()
     """Steps that raise, counted from 0."""
+    script: Script | None = None
+    """What to say instead, where it says anything."""
     start_error: str | None = None
     """Refuse to start, with this line."""
 
@@ -114,6 +129,7 @@ class FakeExecutor:
         device_seconds: float = 0.0,
         fail_at_steps: frozenset[int] = frozenset(),
         gate: threading.Event | None = None,
+        script: Script | None = None,
     ) -> None:
         """`gate`: every step waits for it, so that a test can act while a step is under way."""
         self._buckets = buckets
@@ -124,6 +140,7 @@ class FakeExecutor:
         self._device_seconds = device_seconds
         self._fail_at_steps = fail_at_steps
         self._gate = gate
+        self._script = script
         self._num_steps = 0
         self._queue: deque[FakePending] = deque()
         self._free_at = 0.0
@@ -149,6 +166,7 @@ class FakeExecutor:
             eos_token_ids=frozenset(options.eos_token_ids),
             device_seconds=options.device_seconds,
             fail_at_steps=frozenset(options.fail_at_steps),
+            script=options.script,
         )
 
     @property
@@ -255,7 +273,8 @@ class FakeExecutor:
         for row in live:
             past = self._read(plan, row, step)
             seed = int(plan.sampling[row, _SEED]) if plan.sampling[row, _TEMPERATURE] else None  # 0.0 is all zero bits
-            tokens[row] = next_token(past, self._vocab_size, seed)
+            scripted = self._script.next_token(past) if self._script is not None else None
+            tokens[row] = next_token(past, self._vocab_size, seed) if scripted is None else scripted
             if plan.is_sampling[row]:
                 slot = int(plan.slots[row])
                 if plan.sampling[row, _PENALTY] and self._counted.get(slot) != past.tolist():

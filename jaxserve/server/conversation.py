@@ -40,14 +40,13 @@ def reply_reading(
     """How the reply to this prompt is read."""
     dialect = tokens.dialect
     tools = parameter_schemas(offered_tools(fields.tools, fields.tool_choice))
-    is_whole_needed = dialect.has_channels and bool(fields.continue_final_message)
-    end = prompt if is_whole_needed else prompt[-_NUM_END_TOKENS:]
+    end = prompt[-_NUM_END_TOKENS:] if dialect.has_reasoning else []
     return ReplyReading(
         dialect=dialect,
         tools=tools,
-        prompt_end=tokens.tokenizer.decode(end, skip_special_tokens=False) if dialect.has_reasoning else "",
+        prompt_end=tokens.tokenizer.decode(end, skip_special_tokens=False),
         continued=content_text(messages[-1]) if fields.continue_final_message else None,
-        shown_token_ids=tokens.tokenizer.special_tokens_in(dialect.markers(with_tools=bool(tools))),
+        shown_token_ids=tokens.shown_token_ids(with_tools=bool(tools)),
     )
 
 

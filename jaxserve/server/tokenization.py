@@ -29,11 +29,20 @@ class Tokenization:
         self._executor = executor
         self._tokenizer: Tokenizer | None = None
         self._dialect = Dialect()
+        self._marker_ids: dict[bool, frozenset[int]] = {}
 
     def install(self, tokenizer: Tokenizer, dialect: Dialect) -> None:
         """Called once, while the engine starts."""
         self._tokenizer = tokenizer
         self._dialect = dialect
+        self._marker_ids = {
+            with_tools: tokenizer.special_tokens_in(dialect.markers(with_tools=with_tools))
+            for with_tools in (False, True)
+        }
+
+    def shown_token_ids(self, *, with_tools: bool) -> frozenset[int]:
+        """Control tokens that must have a text, since a parser has to see them."""
+        return self._marker_ids[with_tools]
 
     @property
     def dialect(self) -> Dialect:

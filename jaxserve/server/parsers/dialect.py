@@ -50,7 +50,7 @@ class Dialect:
         Raises InvalidRequestError when that message has begun a call.
         """
         if self.has_channels:
-            parser = OutputParser(partial(harmony.read_harmony, tools=tools), harmony.primer(prompt_end))
+            parser = OutputParser(partial(harmony.read_harmony, tools=tools), harmony.primer(prompt_end, continued))
         elif self.reasoning is None and not tools:
             return None
         else:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.server.parsers.reading import dialect, read
+from tests.unit.server.parsers.reading import TOOLS, dialect, read
 
 WEATHER = {"city": "Par}is", "days": 3}
 JSON = json.dumps(WEATHER)
@@ -244,7 +244,10 @@ def test_harmony_channels_are_reasoning_content_and_calls() -> None:
 
 
 def test_harmony_goes_on_with_the_message_that_the_prompt_began() -> None:
-    reply = read(dialect("harmony"), "ris.<|end|>", prompt_end="<|start|>assistant<|channel|>final<|message|>Pa")
-    assert (reply.content, reply.reasoning) == ("ris.", "")
+    begun = read(dialect("harmony"), "ris.<|end|>", prompt_end="<|start|>assistant<|channel|>final<|message|>Pa")
+    assert (begun.content, begun.reasoning) == ("ris.", "")
+    parser = dialect("harmony").parser(TOOLS, "cut off", continued="Pa")
+    assert parser is not None
+    assert [event.text for event in parser.feed(" ris.")] == [" ris."]
     cut = read(dialect("harmony"), "<|channel|>anal", prompt_end="<|start|>assistant")
     assert (cut.content, cut.reasoning) == ("", "")

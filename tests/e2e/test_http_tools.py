@@ -1,0 +1,110 @@
+"""Tools and reasoning, whole: flags, template, engine process, API processes, and the official client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
+
+from jaxserve.tokenizer.tokenizer import load_tokenizer
+from tests.e2e.http_server import TOKENIZER, Server, running
+
+EOS, START = 2, 1
+REPLY = (
+    "<think>\nThe user wants the weather.\n</think>\n\nOne moment.\n<tool_call>\n"
+    '{"name": "get_weather", "arguments": {"city": "Paris", "note": "caf\\u00e9 \\"x\\""}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+)
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}{{ '<|im_end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+MESSAGES: Any = [{"role": "user", "content": "The weather?"}]
+TOOLS: Any = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    for name in ("get_weather", "now")
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    template = tmp_path_factory.mktemp("template") / "chat.jinja"
+    template.write_text(TEMPLATE)
+    tokenizer = load_tokenizer(TOKENIZER)
+    script = [*tokenizer.encode(f"assistant\n{REPLY}", add_special_tokens=False), EOS]
+    fake = {"vocab_size": 389, "num_blocks": 2048, "script": {"cue": START, "token_ids": script}}
+    model = {"model": str(TOKENIZER), "served_model_name": "tiny", "chat_template": str(template)}
+    parsers = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3", "api_processes": 2}
+    with running(fake, model=model, server=parsers) as running_server:
+        assert "replies are read as: tool calls hermes, reasoning qwen3" in running_server.output
+        yield running_server
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    """A connection of its own for each test, so that both API processes are asked."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+def check_message(message: Any) -> None:
+    assert message.content == "One moment."
+    assert message.reasoning == message.reasoning_content == "The user wants the weather."
+    assert [call.function.name for call in message.tool_calls] == ["get_weather", "now"]
+    weather, now = (json.loads(call.function.arguments) for call in message.tool_calls)
+    assert (weather, now) == ({"city": "Paris", "note": 'café "x"'}, {})
+
+
+@pytest.mark.parametrize("attempt", range(4))
+def test_plain_and_streamed_replies_have_the_same_calls(client: openai.OpenAI, attempt: int) -> None:
+    options: Any = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS}
+    plain = client.chat.completions.create(**options)
+    check_message(plain.choices[0].message)
+    assert plain.choices[0].finish_reason == "tool_calls"
+    assert plain.usage is not None
+    assert plain.usage.completion_tokens_details is not None
+    assert plain.usage.completion_tokens_details.reasoning_tokens
+    assert plain.usage.completion_tokens_details.reasoning_tokens < plain.usage.completion_tokens
+    with client.chat.completions.stream(**options) as stream:
+        pieces = [event.arguments_delta for event in stream if event.type == "tool_calls.function.arguments.delta"]
+        final = stream.get_final_completion()
+    assert len(pieces) > 5, "arguments come as they are written"
+    check_message(final.choices[0].message)
+    assert final.choices[0].finish_reason == "tool_calls"
+
+
+def test_a_conversation_goes_on_with_results(client: openai.OpenAI) -> None:
+    options: Any = {"model": "tiny", "tools": TOOLS}
+    first = client.chat.completions.create(messages=MESSAGES, **options).choices[0].message
+    calls = [call for call in first.tool_calls or () if isinstance(call, ChatCompletionMessageFunctionToolCall)]
+    assert len(calls) == 2
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "ok"} for call in calls]
+    history: Any = [*MESSAGES, first.to_dict(), *results]
+    check_message(client.chat.completions.create(messages=history, **options).choices[0].message)
+
+
+def test_a_tool_that_is_not_to_be_called_is_not_called(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(model="tiny", messages=MESSAGES, tools=TOOLS, tool_choice="none")
+    message = reply.choices[0].message
+    assert message.tool_calls is None
+    assert message.content == REPLY.partition("</think>\n\n")[2]
+    assert reply.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
+def test_a_call_that_nothing_enforces_is_refused(client: openai.OpenAI, choice: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="tiny", messages=MESSAGES, tools=TOOLS, tool_choice=choice)
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "tool_choice")
+
+
+def test_the_template_file_is_where_tools_go(server: Server) -> None:
+    body = {"messages": MESSAGES, "tools": TOOLS, "return_token_strs": True}
+    status, _, raw = server.request("POST", "/tokenize", body)
+    assert status == 200
+    assert "".join(json.loads(raw)["token_strs"]).startswith('[{"type": "function", "function": {"name": "get_weather"')
