@@ -103,7 +103,8 @@ class CompileConfig:
 
     attention_backend: AttentionBackend = option(
         "auto",
-        help="paged-attention kernel; auto: native CPU kernels where they were built, else reference (XLA alone)",
+        help="paged-attention kernel; auto: pallas on Hopper GPUs, native CPU kernels where they were built, "
+        "else reference (XLA alone)",
     )
     cpu_kernels: CpuKernels = option(
         "auto",

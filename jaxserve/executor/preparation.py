@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import jax
 
-from jaxserve.config import AttentionBackend, Config
+from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.models.config import DecoderConfig
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
-from jaxserve.runner.backend import choose_backend
+from jaxserve.runner.backend import chip_of
 from jaxserve.runner.buckets import resolve_limits
 from jaxserve.runner.inputs import Program, programs
 from jaxserve.runner.limits import Limits, make_limits, make_numerics
@@ -85,8 +85,7 @@ def prepare(config: Config, decoder: DecoderConfig) -> Preparation:
     """Size the engine. Raises StartupError in one line, also when memory will not do."""
     size = config.parallel.tensor_parallel_size
     device = _first_device(size)
-    _check_attention_backend(config.compile.attention_backend, device.platform)
-    numerics = make_numerics(config, device.platform, choose_backend(config, device.platform))
+    numerics = make_numerics(config, decoder, chip_of(device))
     skeleton = make_skeleton(decoder, numerics)
     sharding = make_sharding(decoder, size)
     kv_shards = size if sharding.rules["kv_heads"] == MODEL_AXIS else 1
@@ -117,11 +116,3 @@ def _first_device(num_devices: int) -> jax.Device:
         platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
         reason = str(error) or "JAX has no plugin for it"
         raise ConfigError(f"no device can be used with JAX_PLATFORMS={platforms or '(not set)'}: {reason}") from error
-
-
-def _check_attention_backend(chosen: AttentionBackend, platform: str) -> None:
-    """Pallas has to be refused as long as there is no such kernel; the rest is for `choose_backend`."""
-    if chosen == "pallas":
-        raise ConfigError(
-            f"--attention-backend pallas: no Pallas attention kernel for {platform} yet; use auto or reference"
-        )

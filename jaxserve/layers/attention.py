@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 from flax import nnx
-from jaxserve_kernels.paged_attention import Paging, write_and_attend
+from jaxserve_kernels.paged_attention import Paging, Scoring, write_and_attend
 from jaxserve_kernels.rope import Rotation
 from jaxtyping import Array, Float, Int
 
@@ -69,8 +69,7 @@ class Attention(nnx.Module):
                 index,
                 step.paging,
                 rotation=step.rotation if self.layer.use_rope else None,
-                scale=h**-0.5,
-                sliding_window=self.layer.sliding_window,
+                scoring=Scoring(scale=h**-0.5, sliding_window=self.layer.sliding_window),
                 backend=self.backend,
             )  # (T, N, H)
         return self.o_proj(attended.reshape(-1, n * h), step.num_tokens), KVPool(*pages)

@@ -13,7 +13,7 @@ from jaxserve.models.config import DecoderConfig
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.planning.devices import Device
 from jaxserve.planning.sizes import Sizes, estimate_workspace, make_sizes
-from jaxserve.runner.backend import choose_backend
+from jaxserve.runner.backend import Chip
 from jaxserve.runner.buckets import resolve_limits
 from jaxserve.runner.inputs import programs
 from jaxserve.runner.limits import Limits, make_limits, make_numerics
@@ -33,14 +33,14 @@ class Fit:
     """Estimated; the slots of running requests among it."""
 
 
-def planned_numerics(config: Config, device: Device) -> Numerics:
+def planned_numerics(config: Config, decoder: DecoderConfig, device: Device) -> Numerics:
     """As the engine would choose them."""
-    return make_numerics(config, device.platform, choose_backend(config, device.platform))
+    return make_numerics(config, decoder, Chip(device.platform, device.cuda.capability if device.cuda else None))
 
 
 def model_sizes(config: Config, decoder: DecoderConfig, device: Device) -> Sizes:
     """Sizes in the types and on the number of devices that `config` asks for."""
-    skeleton = _skeleton(decoder, planned_numerics(config, device))
+    skeleton = _skeleton(decoder, planned_numerics(config, decoder, device))
     return make_sizes(skeleton, config.parallel.tensor_parallel_size)
 
 
@@ -59,7 +59,7 @@ def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
         slots = held_bytes(device, sizes, slots_bytes(num_slots, decoder.vocab_size))
         memory = DeviceMemory(limit=device.limit_bytes, in_use=weights + slots)
         kv_total = kv_bytes_left(config.cache, device.platform, memory, sizes.kv_shards)
-    limits = make_limits(config, decoder, planned_numerics(config, device), device.platform, kv_total)
+    limits = make_limits(config, decoder, planned_numerics(config, decoder, device), device.platform, kv_total)
     fit = Fit(
         limits=limits,
         limit_bytes=device.limit_bytes,

@@ -3,31 +3,89 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
 from jaxserve_kernels import native
 from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.paged_attention import unsupported
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
+from jaxserve.models.config import DecoderConfig
 
 _LOG = logging.getLogger(__name__)
 _BUILD = "python -m jaxserve_kernels.native.build"
+_PALLAS: dict[str, Backend] = {"gpu": "mosaic_gpu"}
+_HOPPER = (9, 0)
 
 
-def choose_backend(config: Config, platform: str) -> Backend:
-    """What `--cpu-kernels` asks for, or what there is. Registers the native kernels where they are taken.
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """What of a device decides which kernels it can run."""
 
-    They are not for several devices: XLA cannot partition them.
+    platform: str
+    capability: tuple[int, int] | None = None
+    """Of CUDA devices."""
+
+
+def chip_of(device: jax.Device) -> Chip:
+    """The chip of a device that is there."""
+    capability = str(getattr(device, "compute_capability", ""))
+    major, _, minor = capability.partition(".")
+    is_cuda = major.isdigit() and minor.isdigit()
+    return Chip(device.platform, (int(major), int(minor)) if is_cuda else None)
+
+
+def choose_backend(
+    config: Config, decoder: DecoderConfig, chip: Chip, dtype: jnp.dtype, kv_dtype: jnp.dtype
+) -> Backend:
+    """What `--attention-backend` and `--cpu-kernels` ask for, or the fastest there is. Raises ConfigError.
+
+    Registers the native kernels where they are taken.
     """
-    wanted = config.compile.cpu_kernels
+    if chip.platform == "cpu":
+        return _for_cpu(config)
+    if config.compile.cpu_kernels == "native":
+        raise ConfigError(f"--cpu-kernels native: only on CPUs, not on {chip.platform}")
+    wanted = config.compile.attention_backend
+    if wanted == "reference":
+        return "reference"
+    reason = _why_not_pallas(config, decoder, chip, dtype, kv_dtype)
+    if reason is None:
+        return _PALLAS[chip.platform]
+    if wanted == "pallas":
+        raise ConfigError(f"--attention-backend pallas: {reason}; use auto or reference")
+    _LOG.info("attention is computed by XLA, not by a Pallas kernel: %s", reason)
+    return "reference"
+
+
+def _why_not_pallas(
+    config: Config, decoder: DecoderConfig, chip: Chip, dtype: jnp.dtype, kv_dtype: jnp.dtype
+) -> str | None:
+    if chip.platform not in _PALLAS:
+        return f"no kernel for {chip.platform} yet"
+    if chip.platform == "gpu" and chip.capability != _HOPPER:
+        found = ".".join(map(str, chip.capability or ())) or "unknown"
+        return f"compute capability {found}: only 9.0 (Hopper)"
+    if config.parallel.tensor_parallel_size > 1:
+        return "no kernel for several devices yet"
+    pool_shape = (decoder.num_layers, 1, decoder.num_kv_heads, config.cache.block_size, decoder.head_dim)
+    return unsupported(_PALLAS[chip.platform], decoder.num_heads, pool_shape, dtype, kv_dtype)
+
+
+def _for_cpu(config: Config) -> Backend:
+    """The native kernels are for one device: XLA cannot partition them."""
+    wanted, attention = config.compile.cpu_kernels, config.compile.attention_backend
     num_devices = config.parallel.tensor_parallel_size
-    is_possible = platform == "cpu" and num_devices == 1
-    if wanted == "native" and not is_possible:
-        raise ConfigError(f"--cpu-kernels native: only on one CPU device, not on {num_devices} x {platform}")
-    is_reference = config.compile.attention_backend == "reference"
-    if wanted == "native" and is_reference:
+    if attention == "pallas":
+        raise ConfigError("--attention-backend pallas: no kernel for CPUs; use auto or reference")
+    if wanted == "native" and num_devices > 1:
+        raise ConfigError(f"--cpu-kernels native: only on one CPU device, not on {num_devices}")
+    if wanted == "native" and attention == "reference":
         raise ConfigError("--cpu-kernels native and --attention-backend reference exclude each other")
-    if wanted == "xla" or not is_possible or is_reference:
+    if wanted == "xla" or num_devices > 1 or attention == "reference":
         return "reference"
     if native.register() is not None:
         return "native"

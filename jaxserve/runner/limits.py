@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jax.numpy as jnp
-from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.matmul import multiplies_int8
 
 from jaxserve.config import Config
 from jaxserve.kv.spec import KVSpec
 from jaxserve.layers.numerics import Numerics
 from jaxserve.models.config import DecoderConfig
+from jaxserve.runner.backend import Chip, choose_backend
 from jaxserve.runner.buckets import make_buckets, resolve_limits
 from jaxserve.runner.memory import fit_model_len, num_kv_blocks
 from jaxserve.scheduler.plan import Buckets
@@ -56,10 +56,11 @@ def weights_dtype(config: Config, platform: str) -> jnp.dtype:
     return jnp.dtype(name)
 
 
-def make_numerics(config: Config, platform: str, backend: Backend) -> Numerics:
-    """CPUs compute activations in float32 whatever the weights are stored in."""
-    weights = weights_dtype(config, platform)
-    activations = jnp.dtype("float32") if platform == "cpu" else weights
+def make_numerics(config: Config, decoder: DecoderConfig, chip: Chip) -> Numerics:
+    """CPUs compute activations in float32 whatever the weights are stored in. Raises ConfigError."""
+    weights = weights_dtype(config, chip.platform)
+    activations = jnp.dtype("float32") if chip.platform == "cpu" else weights
+    backend = choose_backend(config, decoder, chip, activations, kv_cache_dtype(weights, chip.platform))
     return Numerics(weights, activations, config.model.quantization, backend)
 
 
@@ -87,7 +88,7 @@ def make_limits(config: Config, decoder: DecoderConfig, numerics: Numerics, plat
     num_blocks = num_kv_blocks(kv_bytes, spec, longest, step.max_num_seqs)
     # One row makes XLA:CPU convert a weight that is not float32 first, all of it; two do not.
     is_float32 = numerics.weights == jnp.float32 and not numerics.is_int8
-    is_by_xla = numerics.backend == "reference" or (numerics.quantization == "int8" and not multiplies_int8())
+    is_by_xla = numerics.backend != "native" or (numerics.quantization == "int8" and not multiplies_int8())
     slow_single_row = platform == "cpu" and is_by_xla and not is_float32
     return Limits(
         spec=spec,

@@ -162,7 +162,12 @@ def _context(skeleton: ModelSkeleton, field: dict[str, Any], pool: KVPool, progr
     pages = field["block_tables"][field["rows"], positions // page_size] * field["is_real"]
     ragged = None
     if program.kind == "mixed":
-        ragged = ragged_layout(field["query_starts"], field["num_decode_rows"], num_tokens=program.num_tokens)
+        ragged = ragged_layout(
+            field["query_starts"],
+            field["num_decode_rows"],
+            num_tokens=program.num_tokens,
+            backend=skeleton.numerics.backend,
+        )
     return StepContext(
         rotation=rotation(skeleton.config, positions),
         paging=Paging(

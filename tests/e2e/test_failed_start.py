@@ -99,5 +99,5 @@ def test_architecture_nobody_knows_is_refused_with_the_path_of_the_checkpoint(ch
 
 def test_attention_kernel_that_does_not_exist_is_refused() -> None:
     assert refusal(golden_checkpoint("llama2_tiny").path, attention_backend="pallas") == (
-        "--attention-backend pallas: no Pallas attention kernel for cpu yet; use auto or reference"
+        "--attention-backend pallas: no kernel for CPUs; use auto or reference"
     )

@@ -12,7 +12,6 @@ from jaxserve_kernels.native.build import BuildError, build
 
 from jaxserve.config import CompileConfig, Config, CpuKernels, ModelConfig
 from jaxserve.errors import ConfigError
-from jaxserve.runner.backend import choose_backend
 from tests.engine.model_engine import Generated, ModelEngine
 from tests.engine.model_engine import request as ask
 from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_checkpoints
@@ -103,9 +102,3 @@ def test_smaller_weights_stay_close_to_the_full_model(
 def test_native_kernels_are_refused_where_they_cannot_run() -> None:
     with pytest.raises(ConfigError, match="--cpu-kernels native: only on one CPU device"):
         ModelEngine(golden_checkpoint("llama3_tiny").path, tensor_parallel_size=2, cpu_kernels="native")
-
-
-def test_native_kernels_and_the_reference_cannot_both_be_asked_for() -> None:
-    compiling = CompileConfig(cpu_kernels="native", attention_backend="reference")
-    with pytest.raises(ConfigError, match="exclude each other"):
-        choose_backend(Config(model=ModelConfig(model="any"), compile=compiling), "cpu")

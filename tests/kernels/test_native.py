@@ -12,7 +12,7 @@ import pytest
 from jaxserve_kernels import native
 from jaxserve_kernels.matmul import matmul, multiplies_int8, quantize_rows
 from jaxserve_kernels.native.build import BuildError, build
-from jaxserve_kernels.paged_attention import Paging, ragged_layout, write_and_attend
+from jaxserve_kernels.paged_attention import Paging, Scoring, ragged_layout, write_and_attend
 from jaxserve_kernels.rope import Rotation
 
 L, P, K, S, H, N = 2, 40, 2, 16, 32, 6
@@ -157,7 +157,7 @@ def test_attention_equals_the_reference(
     pool, native_pool = _pools(step.paging)
     angles = _normal(9, 100, H // 2)
     rotation = Rotation(jnp.cos(angles), jnp.sin(angles)) if rotates else None
-    options = {"rotation": rotation, "scale": SCALE, "sliding_window": window}
+    options = {"rotation": rotation, "scoring": Scoring(SCALE, sliding_window=window)}
     expected, k, v = write_and_attend(*step.tokens(), *pool, jnp.int32(LAYER), step.paging, **options)
     out, own_k, own_v = write_and_attend(
         *step.tokens(), *native_pool, jnp.int32(LAYER), step.paging, **options, backend="native"
@@ -174,13 +174,15 @@ def test_a_token_attends_alike_however_its_prompt_was_cut() -> None:
     whole = Step([90], [90], num_tokens=90, num_pages=6)
     q, k, v = whole.tokens()
     pool = [jnp.zeros((L, P, K, S, H))] * 2
-    together, *_ = write_and_attend(q, k, v, *pool, jnp.int32(LAYER), whole.paging, scale=SCALE, backend="native")
+    together, *_ = write_and_attend(
+        q, k, v, *pool, jnp.int32(LAYER), whole.paging, scoring=Scoring(SCALE), backend="native"
+    )
     done = 0
     for count in (1, 40, 3, 46):
         piece = Step([count], [done + count], num_tokens=count, num_pages=6)
         cut = slice(done, done + count)
         out, *pool = write_and_attend(
-            q[cut], k[cut], v[cut], *pool, jnp.int32(LAYER), piece.paging, scale=SCALE, backend="native"
+            q[cut], k[cut], v[cut], *pool, jnp.int32(LAYER), piece.paging, scoring=Scoring(SCALE), backend="native"
         )
         np.testing.assert_array_equal(out, together[cut])
         done += count
@@ -194,7 +196,7 @@ def test_native_attention_writes_the_pool_in_place(tokens: int) -> None:
     def attend(k_pages: jax.Array, v_pages: jax.Array, q: jax.Array, key: jax.Array) -> tuple[jax.Array, ...]:
         for layer in range(L):
             q, k_pages, v_pages = write_and_attend(
-                q, key, key, k_pages, v_pages, jnp.int32(layer), step.paging, scale=SCALE, backend="native"
+                q, key, key, k_pages, v_pages, jnp.int32(layer), step.paging, scoring=Scoring(SCALE), backend="native"
             )
         return k_pages, v_pages, q
 

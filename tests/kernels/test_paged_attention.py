@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxserve_kernels.kv_write import kv_write
-from jaxserve_kernels.paged_attention import decode_attention, mixed_attention, ragged_layout
+from jaxserve_kernels.paged_attention import Scoring, decode_attention, mixed_attention, ragged_layout
 
 L, P, K, S, H, N = 2, 60, 2, 4, 8, 6
 LAYER = 1
 SCALE = 0.3
 
-_decode = jax.jit(decode_attention, static_argnames=("scale", "sliding_window"))
-_mixed = jax.jit(mixed_attention, static_argnames=("scale", "sliding_window"))
+_decode = jax.jit(decode_attention, static_argnames=("scoring",))
+_mixed = jax.jit(mixed_attention, static_argnames=("scoring",))
 
 
 def _pool(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -50,7 +50,7 @@ def test_decode_equals_dense_softmax(window: int | None, pages_per_row: int) -> 
     lengths = np.array([most, 1, 0, most - 1, max(1, most // 2), min(S, most)], np.int32)
     pool, tables = _pool(), _tables(len(lengths), pages_per_row)
     q = np.random.default_rng(2).normal(size=(len(lengths), N, H)).astype(np.float32)
-    out = _decode(*map(jnp.asarray, (q, *pool, LAYER, tables, lengths)), scale=SCALE, sliding_window=window)
+    out = _decode(*map(jnp.asarray, (q, *pool, LAYER, tables, lengths)), scoring=Scoring(SCALE, sliding_window=window))
     for row, length in enumerate(lengths):
         expected = _dense(q[row], pool, tables[row], length - 1, window) if length else np.zeros((N, H))
         np.testing.assert_allclose(out[row], expected, atol=1e-5, err_msg=f"row {row}, length {length}")
@@ -80,7 +80,9 @@ def test_mixed_equals_dense_softmax(counts: list[int], lengths: list[int], windo
     num_decode = next((i for i, count in enumerate(counts) if count != 1), len(counts))
     q = np.random.default_rng(3).normal(size=(tokens, N, H)).astype(np.float32)
     ragged = ragged_layout(jnp.asarray(starts), jnp.int32(num_decode), num_tokens=tokens)
-    out = _mixed(*map(jnp.asarray, (q, *pool, LAYER, tables, kv_lengths)), ragged, scale=SCALE, sliding_window=window)
+    out = _mixed(
+        *map(jnp.asarray, (q, *pool, LAYER, tables, kv_lengths)), ragged, scoring=Scoring(SCALE, sliding_window=window)
+    )
     assert np.isfinite(out).all()
     for row, (count, length) in enumerate(zip(counts, lengths, strict=True)):
         for i in range(count):

@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
-from jaxtyping import Array, Float, Int
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Num
 
 from jaxserve_kernels.kv_write import reference
+from jaxserve_kernels.kv_write.scales import KVScales
 
 
 def kv_write(
-    k_pages: Float[Array, "L P K S H"],
-    v_pages: Float[Array, "L P K S H"],
+    k_pages: Num[Array, "L P K S H"],
+    v_pages: Num[Array, "L P K S H"],
     layer: Int[Array, ""],
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
     pages: Int[Array, "T"],
     slots: Int[Array, "T"],
-) -> tuple[Float[Array, "L P K S H"], Float[Array, "L P K S H"]]:
+    *,
+    scales: KVScales | None = None,
+) -> tuple[Num[Array, "L P K S H"], Num[Array, "L P K S H"]]:
     """Put token t's key and value at `[layer, pages[t], :, slots[t]]`.
 
     Returns the pools; under donation they are the same buffers. Padding tokens all write to the null
-    page 0, in any order; every other (page, slot) must occur once.
+    page 0, in any order; every other (page, slot) must occur once. In a pool of 8-bit numbers they are divided by
+    `scales` and rounded to the nearest number there is.
     """
-    return reference.kv_write(k_pages, v_pages, layer, k, v, pages, slots)
+    if scales is not None:
+        k, v = k / scales.k[:, None], v / scales.v[:, None]
+    stored = (storable(k, k_pages.dtype), storable(v, v_pages.dtype))
+    return reference.kv_write(k_pages, v_pages, layer, *stored, pages, slots)
+
+
+def storable(x: Float[Array, "*s"], dtype: jnp.dtype) -> Array:
+    """x in the type of the pool, what is beyond its range at its end. Never NaN or infinite.
+
+    Kernels multiply what they must not see by zero, and pages are used again: a number that is none would
+    spread from one request to others.
+    """
+    is_integer = jnp.issubdtype(dtype, jnp.integer)
+    info: Any = jnp.iinfo(dtype) if is_integer else jnp.finfo(dtype)  # type: ignore[no-untyped-call]
+    limited = jnp.clip(jnp.nan_to_num(x.astype(jnp.float32)), float(info.min), float(info.max))
+    return (jnp.round(limited) if is_integer else limited).astype(dtype)

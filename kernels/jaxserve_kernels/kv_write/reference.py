@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 
 def kv_write(
-    k_pages: Float[Array, "L P K S H"],
-    v_pages: Float[Array, "L P K S H"],
+    k_pages: Num[Array, "L P K S H"],
+    v_pages: Num[Array, "L P K S H"],
     layer: Int[Array, ""],
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
     pages: Int[Array, "T"],
     slots: Int[Array, "T"],
-) -> tuple[Float[Array, "L P K S H"], Float[Array, "L P K S H"]]:
+) -> tuple[Num[Array, "L P K S H"], Num[Array, "L P K S H"]]:
     """See `api.kv_write`."""
     # An index for the heads too: a window over K and H would have XLA:TPU lay the pool out head-minor for
     # the scatter and back for the reads, copying all of it between layers.

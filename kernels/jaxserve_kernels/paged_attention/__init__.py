@@ -1,16 +1,27 @@
 """Attention of query tokens over keys and values kept in pages.
 
 `api` is what callers see; `reference` is the specification in plain jax.numpy, and serves every platform;
-`cpu` calls the native kernel.
+`cpu` calls the native kernel, `gpu` holds the Pallas kernels for Hopper.
 """
 
 from jaxserve_kernels.paged_attention.api import (
     Paging,
     Ragged,
+    Scoring,
     decode_attention,
     mixed_attention,
     ragged_layout,
+    unsupported,
     write_and_attend,
 )
 
-__all__ = ["Paging", "Ragged", "decode_attention", "mixed_attention", "ragged_layout", "write_and_attend"]
+__all__ = [
+    "Paging",
+    "Ragged",
+    "Scoring",
+    "decode_attention",
+    "mixed_attention",
+    "ragged_layout",
+    "unsupported",
+    "write_and_attend",
+]

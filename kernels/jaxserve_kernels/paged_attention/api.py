@@ -7,92 +7,141 @@ the layer as an operand so that nothing of the pool's size is ever sliced or cop
 
 from __future__ import annotations
 
-from jaxtyping import Array, Float, Int
+from types import ModuleType
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Num
 
 from jaxserve_kernels.backend import Backend
-from jaxserve_kernels.kv_write import kv_write
-from jaxserve_kernels.paged_attention import cpu, reference
-from jaxserve_kernels.paged_attention.layout import Paging, Ragged, ragged_layout
+from jaxserve_kernels.kv_write import KVScales, kv_write
+from jaxserve_kernels.paged_attention import cpu, gpu, layout, reference
+from jaxserve_kernels.paged_attention.layout import Paging, Ragged
+from jaxserve_kernels.paged_attention.options import Scoring
 from jaxserve_kernels.rope import Rotation, rotate
 
-__all__ = ["Paging", "Ragged", "decode_attention", "mixed_attention", "ragged_layout", "write_and_attend"]
+__all__ = [
+    "Paging",
+    "Ragged",
+    "Scoring",
+    "decode_attention",
+    "mixed_attention",
+    "ragged_layout",
+    "unsupported",
+    "write_and_attend",
+]
+
+
+def unsupported(
+    backend: Backend, num_heads: int, pool_shape: tuple[int, ...], dtype: jnp.dtype, kv_dtype: jnp.dtype
+) -> str | None:
+    """Why `backend` has no kernel for a pool `[L, P, K, S, H]` and these types, in a few words; None where it has."""
+    if backend == "mosaic_gpu":
+        return gpu.unsupported(num_heads, pool_shape, dtype, kv_dtype)
+    return None
+
+
+def ragged_layout(
+    query_starts: Int[Array, "B1"],
+    num_decode_rows: Int[Array, ""],
+    *,
+    num_tokens: int,
+    backend: Backend = "reference",
+) -> Ragged:
+    """Cut a step's segments as the backend's `mixed_attention` takes them."""
+    tiling = _kernels(backend).TILING if backend == "mosaic_gpu" else None
+    return layout.ragged_layout(query_starts, num_decode_rows, num_tokens=num_tokens, tiling=tiling)
 
 
 def write_and_attend(
     q: Float[Array, "T N H"],
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
-    k_pages: Float[Array, "L P K S H"],
-    v_pages: Float[Array, "L P K S H"],
+    k_pages: Num[Array, "L P K S H"],
+    v_pages: Num[Array, "L P K S H"],
     layer: Int[Array, ""],
     paging: Paging,
     *,
+    scoring: Scoring,
     rotation: Rotation | None = None,
-    scale: float,
-    sliding_window: int | None = None,
+    sinks: Float[Array, "N"] | None = None,
+    scales: KVScales | None = None,
     backend: Backend = "reference",
-) -> tuple[Float[Array, "T N H"], Float[Array, "L P K S H"], Float[Array, "L P K S H"]]:
+) -> tuple[Float[Array, "T N H"], Num[Array, "L P K S H"], Num[Array, "L P K S H"]]:
     """Rotate, put the tokens' keys and values into their pages, then attend; returns the pools as well.
 
     One op, because a backend may keep pages in an order of its own: all of a pool's reads and writes have
     to go through the same backend. Under donation the pools are the same buffers. Without `rotation` queries and
-    keys are taken as they are.
+    keys are taken as they are. `scales` go with a pool of 8-bit numbers.
     """
-    if backend == "native" and cpu.supports(q.shape[1], k_pages.shape, k_pages.dtype):
+    if backend == "native" and cpu.supports(q.shape[1], k_pages.shape, k_pages.dtype, scoring, sinks):
         where = (paging.block_tables, paging.kv_lengths, paging.query_starts, paging.pages, paging.slots)
-        return cpu.write_and_attend(
-            q, k, v, k_pages, v_pages, layer, *where, rotation=rotation, scale=scale, sliding_window=sliding_window
-        )
+        return cpu.write_and_attend(q, k, v, k_pages, v_pages, layer, *where, rotation=rotation, scoring=scoring)
     if rotation is not None:
         q, k = rotate(q, rotation), rotate(k, rotation)
-    k_pages, v_pages = kv_write(k_pages, v_pages, layer, k, v, paging.pages, paging.slots)
+    k_pages, v_pages = kv_write(k_pages, v_pages, layer, k, v, paging.pages, paging.slots, scales=scales)
+    group = q.shape[1] // k.shape[1]
+    if scales is not None:  # a score is linear in its key, and the result in the values
+        q = (q * jnp.repeat(scales.k, group)[:, None]).astype(q.dtype)
     pool = (k_pages, v_pages, layer, paging.block_tables, paging.kv_lengths)
     if paging.ragged is None:
-        out = decode_attention(q, *pool, scale=scale, sliding_window=sliding_window)
+        out = decode_attention(q, *pool, scoring=scoring, sinks=sinks, backend=backend)
     else:
-        out = mixed_attention(q, *pool, paging.ragged, scale=scale, sliding_window=sliding_window)
+        out = mixed_attention(q, *pool, paging.ragged, scoring=scoring, sinks=sinks, backend=backend)
+    if scales is not None:
+        out = (out * jnp.repeat(scales.v, group)[:, None]).astype(q.dtype)
     return out, k_pages, v_pages
 
 
 def decode_attention(
     q: Float[Array, "B N H"],
-    k_pages: Float[Array, "L P K S H"],
-    v_pages: Float[Array, "L P K S H"],
+    k_pages: Num[Array, "L P K S H"],
+    v_pages: Num[Array, "L P K S H"],
     layer: Int[Array, ""],
     block_tables: Int[Array, "B M"],
     kv_lengths: Int[Array, "B"],
     *,
-    scale: float,
-    sliding_window: int | None = None,
+    scoring: Scoring,
+    sinks: Float[Array, "N"] | None = None,
+    backend: Backend = "reference",
 ) -> Float[Array, "B N H"]:
     """One query token per row, at position `kv_lengths - 1`, over that row's first `kv_lengths` keys.
 
-    A row of length 0 (padding) gives zeros. With `sliding_window` a query sees that many keys, its own
-    included.
+    A row of length 0 (padding) gives zeros. sinks: a logit per head that takes its share of the softmax and gives
+    nothing.
     """
-    return reference.decode_attention(
-        q, k_pages, v_pages, layer, block_tables, kv_lengths, scale=scale, sliding_window=sliding_window
-    )
+    attend = _kernels(backend).decode_attention
+    out: Array = attend(q, k_pages, v_pages, layer, block_tables, kv_lengths, scoring=scoring, sinks=sinks)
+    return out
 
 
 def mixed_attention(
     q: Float[Array, "T N H"],
-    k_pages: Float[Array, "L P K S H"],
-    v_pages: Float[Array, "L P K S H"],
+    k_pages: Num[Array, "L P K S H"],
+    v_pages: Num[Array, "L P K S H"],
     layer: Int[Array, ""],
     block_tables: Int[Array, "B M"],
     kv_lengths: Int[Array, "B"],
     ragged: Ragged,
     *,
-    scale: float,
-    sliding_window: int | None = None,
+    scoring: Scoring,
+    sinks: Float[Array, "N"] | None = None,
+    backend: Backend = "reference",
 ) -> Float[Array, "T N H"]:
     """Query segments of a flat token axis, each causal over its own row's keys.
 
     Row b's queries stand at `ragged.query_starts[b] : ragged.query_starts[b + 1]`, the last one at
     position `kv_lengths[b] - 1`. The first `ragged.num_decode_rows` rows have one query each. Tokens
-    behind the last segment (padding) come out finite and meaningless.
+    behind the last segment (padding) come out finite and meaningless. `ragged` is cut for the same backend.
     """
-    return reference.mixed_attention(
-        q, k_pages, v_pages, layer, block_tables, kv_lengths, ragged, scale=scale, sliding_window=sliding_window
-    )
+    attend = _kernels(backend).mixed_attention
+    out: Array = attend(q, k_pages, v_pages, layer, block_tables, kv_lengths, ragged, scoring=scoring, sinks=sinks)
+    return out
+
+
+def _kernels(backend: Backend) -> ModuleType:
+    """Pallas is imported where a program for a GPU is made, and nowhere else."""
+    if backend == "mosaic_gpu":
+        from jaxserve_kernels.paged_attention.gpu import attention
+
+        return attention
+    return reference

@@ -5,8 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
+from jaxserve_kernels.paged_attention.options import Scoring
 from jaxserve_kernels.rope import Rotation
 
 _LANES = 16
@@ -14,14 +15,21 @@ _MOST_GROUPED = 48
 _NO_WINDOW = 1 << 30
 
 
-def supports(num_heads: int, pool_shape: tuple[int, ...], dtype: jnp.dtype) -> bool:
-    """Whether the kernel serves a pool of this shape `[L, P, K, S, H]` and type."""
+def supports(
+    num_heads: int, pool_shape: tuple[int, ...], dtype: jnp.dtype, scoring: Scoring, sinks: Array | None
+) -> bool:
+    """Whether the kernel serves a pool of this shape `[L, P, K, S, H]` and type.
+
+    A model uses softcaps and sinks in all of its layers or in none, so all of its layers get the same answer.
+    """
     _, _, kv_heads, page_size, dim = pool_shape
     return (
         dtype == jnp.float32
         and page_size % _LANES == 0
         and dim % _LANES == 0
         and num_heads // kv_heads <= _MOST_GROUPED
+        and scoring.softcap is None
+        and sinks is None
     )
 
 
@@ -29,8 +37,8 @@ def write_and_attend(
     q: Float[Array, "T N H"],
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
-    k_pages: Float[Array, "L P K S H"],
-    v_pages: Float[Array, "L P K S H"],
+    k_pages: Num[Array, "L P K S H"],
+    v_pages: Num[Array, "L P K S H"],
     layer: Int[Array, ""],
     block_tables: Int[Array, "B M"],
     kv_lengths: Int[Array, "B"],
@@ -39,9 +47,8 @@ def write_and_attend(
     slots: Int[Array, "T"],
     *,
     rotation: Rotation | None,
-    scale: float,
-    sliding_window: int | None,
-) -> tuple[Float[Array, "T N H"], Float[Array, "L P K S H"], Float[Array, "L P K S H"]]:
+    scoring: Scoring,
+) -> tuple[Float[Array, "T N H"], Num[Array, "L P K S H"], Num[Array, "L P K S H"]]:
     """See `api.write_and_attend`. A page of keys is kept as `[H, S]`: only this kernel reads such a pool."""
     results = tuple(jax.ShapeDtypeStruct(array.shape, jnp.float32) for array in (q, k_pages, v_pages))
     call = jax.ffi.ffi_call("jaxserve_attention", results, input_output_aliases={3: 1, 4: 2})
@@ -57,7 +64,7 @@ def write_and_attend(
         jnp.asarray(layer, jnp.int32),
         *(index.astype(jnp.int32) for index in indices),
         *rotation,
-        scale=np.float32(scale),
-        window=np.int32(_NO_WINDOW if sliding_window is None else sliding_window),
+        scale=np.float32(scoring.scale),
+        window=np.int32(_NO_WINDOW if scoring.sliding_window is None else scoring.sliding_window),
     )
     return out.astype(q.dtype), k_pages, v_pages

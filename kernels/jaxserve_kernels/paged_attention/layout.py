@@ -14,8 +14,16 @@ QUERIES_PER_TILE = 64
 """Large enough for efficient products on a CPU, small enough that a short chunk wastes little."""
 
 
+class Tiling(NamedTuple):
+    """How segments are cut into tiles of queries. Static."""
+
+    queries: int = QUERIES_PER_TILE
+    alignment: int = 1
+    """A row's first tile starts at a multiple of it: at or a little before the row's first token."""
+
+
 class Ragged(NamedTuple):
-    """Segments on the flat token axis, and their cut into tiles of `QUERIES_PER_TILE`.
+    """Segments on the flat token axis, and their cut into tiles.
 
     A tile belongs to one row. Tiles follow the token order, so a tile that runs past the end of its
     row is overwritten there by the next row's first tile.
@@ -44,16 +52,18 @@ class Paging(NamedTuple):
     """None: one token per row, token i belongs to row i."""
 
 
-def ragged_layout(query_starts: Int[Array, "B1"], num_decode_rows: Int[Array, ""], *, num_tokens: int) -> Ragged:
+def ragged_layout(
+    query_starts: Int[Array, "B1"], num_decode_rows: Int[Array, ""], *, num_tokens: int, tiling: Tiling | None = None
+) -> Ragged:
     """Cut every row behind the decode rows into tiles; the decode rows need none."""
+    tile, alignment = tiling or Tiling()
     num_rows = query_starts.shape[0] - 1
-    max_tiles = -(-num_tokens // QUERIES_PER_TILE) + num_rows
-    lengths = query_starts[1:] - query_starts[:-1]  # (B,)
-    is_decode = jnp.arange(num_rows) < num_decode_rows
-    tiles = jnp.where(is_decode, 0, -(-lengths // QUERIES_PER_TILE))  # (B,)
+    max_tiles = -(-(num_tokens + (alignment - 1) * num_rows) // tile) + num_rows
+    first_tokens = query_starts[:-1] // alignment * alignment  # (B,)
+    is_tiled = (query_starts[1:] > query_starts[:-1]) & (jnp.arange(num_rows) >= num_decode_rows)
+    tiles = jnp.where(is_tiled, -(-(query_starts[1:] - first_tokens) // tile), 0)  # (B,)
     ends = jnp.cumsum(tiles)  # (B,)
     index = jnp.arange(max_tiles)
     rows = jnp.minimum(jnp.searchsorted(ends, index, side="right"), num_rows - 1).astype(jnp.int32)
-    within = index - (ends[rows] - tiles[rows])
-    starts = query_starts[rows] + within * QUERIES_PER_TILE
+    starts = first_tokens[rows] + (index - (ends[rows] - tiles[rows])) * tile
     return Ragged(query_starts, num_decode_rows, rows, starts.astype(jnp.int32), ends[-1].astype(jnp.int32))

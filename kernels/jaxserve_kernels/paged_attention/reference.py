@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from jaxserve_kernels.paged_attention.layout import QUERIES_PER_TILE, Ragged
+from jaxserve_kernels.paged_attention.options import Scoring
 
 KEYS_PER_TILE_BLOCK = 128
 KEYS_PER_DECODE_BLOCK = 2048
@@ -43,12 +44,17 @@ def _pages_per_block(keys: int, page_size: int, max_pages: int) -> int:
 
 
 def _gather(
-    pages: Float[Array, "L P K S H"], layer: Int[Array, ""], table: Int[Array, "B C"]
+    pages: Num[Array, "L P K S H"], layer: Int[Array, ""], table: Int[Array, "B C"], dtype: jnp.dtype
 ) -> Float[Array, "B K C*S H"]:
     """The keys (or values) of C pages a row, head-major."""
     rows, count = table.shape
     _, _, heads, slots, dim = pages.shape
-    return pages[layer, table].transpose(0, 2, 1, 3, 4).reshape(rows, heads, count * slots, dim)
+    return pages[layer, table].transpose(0, 2, 1, 3, 4).reshape(rows, heads, count * slots, dim).astype(dtype)
+
+
+def _product_dtype(q: Array, pages: Array) -> jnp.dtype:
+    """8-bit pools are multiplied in the queries' type."""
+    return q.dtype if pages.dtype.itemsize == 1 else pages.dtype
 
 
 def _attend(
@@ -57,12 +63,15 @@ def _attend(
     k: Float[Array, "B K X H"],
     v: Float[Array, "B K X H"],
     visible: Array,
+    softcap: float | None,
 ) -> _Softmax:
     """Fold X more keys into the running softmax; `visible` broadcasts to [B, K, Q, X]."""
     # Float32 is multiplied as float32 on every device, as in `layers/linear.py`.
     precision = jax.lax.Precision.HIGHEST if k.dtype == jnp.float32 else None
     product = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
     scores = product("bkqh,bkxh->bkqx", q, k)
+    if softcap is not None:
+        scores = softcap * jnp.tanh(scores / softcap)
     scores = jnp.where(visible, scores, MASKED)
     maximum = jnp.maximum(state.maximum, scores.max(-1))
     weights = jnp.where(visible, jnp.exp(scores - maximum[..., None]), 0.0)
@@ -71,20 +80,24 @@ def _attend(
     return _Softmax(maximum, state.total * decay + weights.sum(-1), state.values * decay[..., None] + added)
 
 
-def _finish(state: _Softmax) -> Float[Array, "B K Q H"]:
-    return state.values / jnp.maximum(state.total, 1e-30)[..., None]
+def _finish(state: _Softmax, sinks: Float[Array, "K Q"] | None) -> Float[Array, "B K Q H"]:
+    """sinks: a logit per query that takes its share and gives nothing (gpt-oss)."""
+    total = state.total
+    if sinks is not None:
+        total = total + jnp.exp(sinks - state.maximum)
+    return state.values / jnp.maximum(total, 1e-30)[..., None]
 
 
 def decode_attention(
     q: Float[Array, "B N H"],
-    k_pages: Float[Array, "L P K S H"],
-    v_pages: Float[Array, "L P K S H"],
+    k_pages: Num[Array, "L P K S H"],
+    v_pages: Num[Array, "L P K S H"],
     layer: Int[Array, ""],
     block_tables: Int[Array, "B M"],
     kv_lengths: Int[Array, "B"],
     *,
-    scale: float,
-    sliding_window: int | None = None,
+    scoring: Scoring,
+    sinks: Float[Array, "N"] | None = None,
 ) -> Float[Array, "B N H"]:
     """See `api.decode_attention`."""
     rows, num_heads, dim = q.shape
@@ -93,36 +106,41 @@ def decode_attention(
     wanted_keys = min(max(KEYS_PER_DECODE_BLOCK // rows, 64), 256)
     block_pages = _pages_per_block(wanted_keys, page_size, block_tables.shape[1])
     block_keys = block_pages * page_size
-    grouped = (q * scale).astype(k_pages.dtype).reshape(rows, num_kv_heads, group, dim)
+    dtype = _product_dtype(q, k_pages)
+    grouped = (q * scoring.scale).astype(dtype).reshape(rows, num_kv_heads, group, dim)
 
-    lowest = jnp.zeros_like(kv_lengths) if sliding_window is None else jnp.maximum(kv_lengths - sliding_window, 0)
+    window = scoring.sliding_window
+    lowest = jnp.zeros_like(kv_lengths) if window is None else jnp.maximum(kv_lengths - window, 0)
     table = _pad_to_multiple(block_tables, block_pages)
 
     def body(block: Array, state: _Softmax) -> _Softmax:
         pages = jax.lax.dynamic_slice_in_dim(table, block * block_pages, block_pages, 1)
         positions = block * block_keys + jnp.arange(block_keys)
         visible = (positions < kv_lengths[:, None]) & (positions >= lowest[:, None])  # (B, X)
-        k, v = _gather(k_pages, layer, pages), _gather(v_pages, layer, pages)
-        return _attend(state, grouped, k, v, visible[:, None, None, :])
+        k, v = (_gather(pool, layer, pages, dtype) for pool in (k_pages, v_pages))
+        return _attend(state, grouped, k, v, visible[:, None, None, :], scoring.softcap)
 
     # A padding row must not drag the window's start to zero for all.
     first = jnp.min(jnp.where(kv_lengths > 0, lowest, 2**31 - 1)) // block_keys
     last = (jnp.max(kv_lengths) + block_keys - 1) // block_keys
     state = jax.lax.fori_loop(first, last, body, _empty(rows, num_kv_heads, group, dim))
-    return _finish(state).reshape(rows, num_heads, dim).astype(q.dtype)
+    # A row without keys has no values either, whatever its sinks say.
+    return (
+        _finish(state, None if sinks is None else sinks.reshape(num_kv_heads, group)).reshape(q.shape).astype(q.dtype)
+    )
 
 
 def mixed_attention(
     q: Float[Array, "T N H"],
-    k_pages: Float[Array, "L P K S H"],
-    v_pages: Float[Array, "L P K S H"],
+    k_pages: Num[Array, "L P K S H"],
+    v_pages: Num[Array, "L P K S H"],
     layer: Int[Array, ""],
     block_tables: Int[Array, "B M"],
     kv_lengths: Int[Array, "B"],
     ragged: Ragged,
     *,
-    scale: float,
-    sliding_window: int | None = None,
+    scoring: Scoring,
+    sinks: Float[Array, "N"] | None = None,
 ) -> Float[Array, "T N H"]:
     """See `api.mixed_attention`. Decode rows go through `decode_attention`, the others tile by tile."""
     num_tokens, num_heads, dim = q.shape
@@ -140,11 +158,12 @@ def mixed_attention(
         layer,
         block_tables,
         jnp.where(is_decode, kv_lengths, 0),
-        scale=scale,
-        sliding_window=sliding_window,
+        scoring=scoring,
+        sinks=sinks,
     )
+    dtype, sliding_window = _product_dtype(q, k_pages), scoring.sliding_window
     table = _pad_to_multiple(block_tables, block_pages)
-    padded = jnp.pad((q * scale).astype(k_pages.dtype), ((0, tile), (0, 0), (0, 0)))  # a tile may start at T - 1
+    padded = jnp.pad((q * scoring.scale).astype(dtype), ((0, tile), (0, 0), (0, 0)))  # a tile may start at T - 1
     out = jnp.pad(decoded, ((0, num_tokens + tile - num_rows), (0, 0), (0, 0)))
 
     def one_tile(index: Array, out: Array) -> Array:
@@ -162,8 +181,8 @@ def mixed_attention(
             visible = positions <= query_positions[:, None]  # (tile, X)
             if sliding_window is not None:
                 visible &= positions > query_positions[:, None] - sliding_window
-            k, v = _gather(k_pages, layer, pages), _gather(v_pages, layer, pages)
-            return _attend(state, queries, k, v, jnp.repeat(visible, group, axis=0)[None, None])
+            k, v = (_gather(pool, layer, pages, dtype) for pool in (k_pages, v_pages))
+            return _attend(state, queries, k, v, jnp.repeat(visible, group, axis=0)[None, None], scoring.softcap)
 
         lowest = 0 if sliding_window is None else jnp.maximum(query_positions[0] - sliding_window + 1, 0)
         end = jnp.minimum(query_positions[-1] + 1, kv_lengths[row])
@@ -173,7 +192,8 @@ def mixed_attention(
             body,
             _empty(1, num_kv_heads, tile * group, dim),
         )
-        result = _finish(state).reshape(num_kv_heads, tile, group, dim).transpose(1, 0, 2, 3)
+        sunk = None if sinks is None else jnp.tile(sinks.reshape(num_kv_heads, group), (1, tile))  # (K, tile * group)
+        result = _finish(state, sunk).reshape(num_kv_heads, tile, group, dim).transpose(1, 0, 2, 3)
         result = result.reshape(tile, num_heads, dim).astype(out.dtype)
         return jax.lax.dynamic_update_slice_in_dim(out, result, start, 0)
 

@@ -1,0 +1,374 @@
+"""Decode attention for Hopper: one query token per row, its keys split over workers.
+
+Flash-decoding (https://pytorch.org/blog/flash-decoding) with a row's query group in the rows of one tensor-core
+product. The grid is persistent: each program has two workers (compute warpgroups, each with its own ring of key and
+value tiles) and one warpgroup that fetches for both. A unit of work is (split, row, kv head). Where a row is split
+depends on its own length alone, so its result does not depend on its neighbours. XLA joins the splits.
+
+Letters: B rows, N query heads, K kv heads, G = N / K, H head dim, S slots per page, M pages per row, X splits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Num
+
+from jaxserve_kernels.paged_attention.gpu import tiles
+from jaxserve_kernels.paged_attention.gpu.tiles import MASKED, PageReader
+from jaxserve_kernels.paged_attention.options import Scoring
+from jaxserve_kernels.paged_attention.tuning import DecodeTuning
+
+_ROWS = 64
+"""Of a warpgroup's product. The group fills some of them; the others hold rubbish that nobody reads."""
+_WORKERS = 2
+_FETCHER = _WORKERS
+_COMPUTE_REGISTERS, _FETCH_REGISTERS = 216, 72
+"""Per thread: 2 x 128 x 216 + 128 x 72 are just below the 65,536 of a multiprocessor."""
+
+
+class _Unit(NamedTuple):
+    """One piece of work: tiles [first, first + count) of a row, for one kv head."""
+
+    split: Any
+    row: Any
+    head: Any
+    first: Any
+    count: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """Static facts of one launch."""
+
+    num_rows: int
+    num_kv_heads: int
+    group: int
+    dim: int
+    max_pages: int
+    reader: PageReader
+    scoring: Scoring
+    tuning: DecodeTuning
+    num_splits: int
+    is_narrow: bool
+    """Whether the pool holds 8-bit numbers."""
+    is_emulated: bool
+    """Whether the interpreter runs it."""
+
+    @property
+    def num_units(self) -> int:
+        return self.num_splits * self.num_rows * self.num_kv_heads
+
+    @property
+    def num_programs(self) -> int:
+        return min(self.tuning.programs, pl.cdiv(self.num_units, _WORKERS))
+
+    @property
+    def out_columns(self) -> int:
+        """Of a piece of the result on its way out: small where little memory is left."""
+        return next(size for size in range(32 if self.dim > 128 else 64, 0, -8) if self.dim % size == 0)
+
+    def unit(self, index: Any, lengths: Any) -> _Unit:
+        """Unit number `index`: heads first, then rows, so that first splits are spread over all workers."""
+        head = jax.lax.rem(index, self.num_kv_heads)
+        rest = jax.lax.div(index, self.num_kv_heads)
+        row = jax.lax.rem(rest, self.num_rows)
+        split = jax.lax.div(rest, self.num_rows)
+        is_there = index < self.num_units
+        length = jnp.where(is_there, lengths[jnp.where(is_there, row, 0)], 0)
+        first, count, per_split = self.tiles_of(length)
+        mine = split * per_split
+        return _Unit(split, row, head, first + mine, jnp.clip(count - mine, 0, per_split))
+
+    def tiles_of(self, length: Any) -> tuple[Any, Any, Any]:
+        """A row's first tile, its number of tiles, and tiles per split."""
+        first = jax.lax.div(tiles.lowest_key(self.scoring, length - 1), jnp.int32(self.reader.tile))
+        count = jax.lax.div(length + (self.reader.tile - 1), jnp.int32(self.reader.tile)) - first
+        share = jax.lax.div(count + (self.num_splits - 1), jnp.int32(self.num_splits))
+        return first, count, jnp.maximum(share, self.tuning.min_split // self.reader.tile)
+
+    def rounds(self, program: Any) -> Any:
+        """Units that each worker of a program does, empty ones included."""
+        pairs = pl.cdiv(self.num_units, _WORKERS)
+        return jax.lax.div(pairs - program + (self.num_programs - 1), jnp.int32(self.num_programs))
+
+    def index(self, program: Any, turn: Any, worker: Any) -> Any:
+        return (turn * self.num_programs + program) * _WORKERS + worker
+
+
+def decode(
+    q: Float[Array, "B N H"],
+    k_pages: Num[Array, "L P K S H"],
+    v_pages: Num[Array, "L P K S H"],
+    layer: Int[Array, ""],
+    block_tables: Int[Array, "B M"],
+    kv_lengths: Int[Array, "B"],
+    *,
+    scoring: Scoring,
+    sinks: Float[Array, "N"] | None,
+    tuning: DecodeTuning,
+    is_emulated: bool = False,
+) -> Float[Array, "B N H"]:
+    """Attention, in float32; zeros for rows of length 0."""
+    num_rows, num_heads, dim = q.shape
+    num_pages, num_kv_heads, page_size = k_pages.shape[1:4]
+    group = num_heads // num_kv_heads
+    kernel = _Kernel(
+        num_rows=num_rows,
+        num_kv_heads=num_kv_heads,
+        group=group,
+        dim=dim,
+        max_pages=block_tables.shape[1],
+        reader=PageReader(num_pages, num_kv_heads, page_size, tuning.tile),
+        scoring=scoring,
+        tuning=tuning,
+        num_splits=max(1, min(tuning.splits // num_rows, pl.cdiv(block_tables.shape[1] * page_size, tuning.min_split))),
+        is_narrow=k_pages.dtype.itemsize == 1,
+        is_emulated=is_emulated,
+    )
+    grouped = jnp.pad(q.reshape(num_rows, num_kv_heads, group, dim), ((0, 0), (0, 0), (0, -group % _SUBLANES), (0, 0)))
+    partial = _launch(kernel, grouped, k_pages, v_pages, layer, block_tables, kv_lengths)
+    return _join(kernel, *partial, kv_lengths, sinks)
+
+
+_SUBLANES = 8
+"""Rows of a tile in shared memory: copies move whole tiles."""
+
+
+def _launch(
+    kernel: _Kernel, q: Array, k_pages: Array, v_pages: Array, layer: Array, block_tables: Array, kv_lengths: Array
+) -> tuple[Float[Array, "X B K G H"], Float[Array, "X B K 2 G8"]]:
+    """Partial results: weighted values, then maxima and sums. Splits that a row does not have stay unwritten."""
+    stages, tile, dim = kernel.tuning.stages, kernel.tuning.tile, kernel.dim
+    dtype, padded_group = q.dtype, q.shape[2]
+    partial = (kernel.num_splits, kernel.num_rows, kernel.num_kv_heads)
+    ring = plgpu.Barrier(num_barriers=_WORKERS * stages)
+    filled = plgpu.Barrier(num_arrivals=kernel.reader.copies, num_barriers=_WORKERS * stages)
+    scratch = {
+        "q_tile": tiles.tiled((_WORKERS, _ROWS, dim), dtype),
+        "k_ring": tiles.tiled((_WORKERS * stages, tile, dim), k_pages.dtype),
+        "v_ring": tiles.tiled((_WORKERS * stages, tile, dim), v_pages.dtype),
+        "out_tile": plgpu.SMEM((_WORKERS, _ROWS, kernel.out_columns), jnp.float32),
+        "stats": plgpu.SMEM((_WORKERS, 2, _ROWS), jnp.float32),
+        "q_ready": plgpu.Barrier(num_barriers=_WORKERS),
+        "k_ready": filled,
+        "v_ready": filled,
+        "k_free": ring,
+        "v_free": ring,
+    }
+    if kernel.is_narrow:
+        scratch["wide"] = tiles.tiled((_WORKERS, tile, dim), dtype)
+    if kernel.is_emulated:
+        scratch["weights"] = tiles.tiled((_WORKERS, _ROWS, tile), dtype)
+    launch = plgpu.kernel(
+        lambda *refs, **scratch_refs: _body(kernel, _Refs(*refs), scratch_refs),
+        out_type=(
+            jax.ShapeDtypeStruct((*partial, kernel.group, dim), jnp.float32),
+            jax.ShapeDtypeStruct((*partial, 2, padded_group), jnp.float32),
+        ),
+        grid=(kernel.num_programs,),
+        grid_names=("program",),
+        num_threads=_WORKERS + 1,
+        thread_name="warpgroup",
+        scratch_types=scratch,
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+    )
+    rows = (-1, dim)
+    return launch(q, k_pages.reshape(rows), v_pages.reshape(rows), jnp.reshape(layer, (1,)), block_tables, kv_lengths)
+
+
+class _Refs(NamedTuple):
+    """Operands and results in device memory."""
+
+    q: Any
+    k: Any
+    v: Any
+    layer: Any
+    tables: Any
+    lengths: Any
+    out: Any
+    stats: Any
+
+
+def _body(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any]) -> None:
+    warpgroup = jax.lax.axis_index("warpgroup")
+
+    @pl.when(warpgroup < _WORKERS)
+    def _() -> None:
+        plgpu.set_max_registers(_COMPUTE_REGISTERS, action="increase")
+        _work(kernel, refs, scratch, warpgroup)
+
+    @pl.when(warpgroup == _FETCHER)
+    def _() -> None:
+        plgpu.set_max_registers(_FETCH_REGISTERS, action="decrease")
+        _fetch(kernel, refs, scratch)
+
+
+def _work(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any) -> None:
+    """A worker's units, one after the other; `done` counts the tiles it has taken from its ring."""
+    program = jax.lax.axis_index("program")
+
+    def one(turn: Any, done: Any) -> Any:
+        unit = kernel.unit(kernel.index(program, turn, worker), refs.lengths)
+
+        @pl.when(unit.count > 0)
+        def _() -> None:
+            source = refs.q.at[unit.row, unit.head]
+            target = scratch["q_tile"].at[worker]
+            plgpu.copy_gmem_to_smem(source, target.at[pl.ds(0, source.shape[0])], scratch["q_ready"].at[worker])
+            plgpu.barrier_wait(scratch["q_ready"].at[worker])
+            _store(kernel, refs, scratch, worker, unit, *_attend(kernel, refs, scratch, worker, unit, done))
+
+        return done + unit.count
+
+    jax.lax.fori_loop(0, kernel.rounds(program), one, jnp.int32(0))
+
+
+def _attend(
+    kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any, unit: _Unit, done: Any
+) -> tuple[Array, Array, Array]:
+    """Weighted values, maximum and sum of one unit's tiles."""
+    tile, stages = kernel.tuning.tile, kernel.tuning.stages
+    q_tile = scratch["q_tile"].at[worker]
+    spare = scratch["weights"].at[worker] if kernel.is_emulated else None
+    end = refs.lengths[unit.row]
+    lowest = tiles.lowest_key(kernel.scoring, end - 1)
+
+    def operand(ring: str, slot: Any) -> Any:
+        arrived = scratch[f"{ring}_ring"].at[slot]
+        if not kernel.is_narrow:
+            return arrived
+        wide = scratch["wide"].at[worker]  # one for both: the product with the keys is done when the values come
+        tiles.widen(arrived, wide)
+        return wide
+
+    def step(i: Any, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        values, maximum, total = carry
+        slot = worker * stages + jax.lax.rem(done + i, jnp.int32(stages))
+        first = (unit.first + i) * tile
+        plgpu.barrier_wait(scratch["k_ready"].at[slot])
+        k_tile = operand("k", slot)
+        scores = tiles.scores(kernel.scoring, tiles.product(q_tile, k_tile.transpose((1, 0))))
+        plgpu.barrier_arrive(scratch["k_free"].at[slot])
+        keys = first + tiles.iota((_ROWS, tile), 1)
+        scores = jnp.where((keys >= lowest) & (keys < end), scores, MASKED)
+        new_maximum = jnp.maximum(maximum, scores.max(axis=1))
+        decay = jnp.exp2(maximum - new_maximum)
+        weights = jnp.exp2(scores - tiles.across(new_maximum, tile))
+        total = total * decay + weights.sum(axis=1)
+        plgpu.barrier_wait(scratch["v_ready"].at[slot])
+        v_tile = operand("v", slot)
+        values = values * tiles.across(decay, kernel.dim)
+        values = tiles.accumulate(values, weights, v_tile, spare)
+        plgpu.barrier_arrive(scratch["v_free"].at[slot])
+        return values, new_maximum, total
+
+    start = tiles.zeros(_ROWS, kernel.dim), tiles.row_vector(MASKED, _ROWS), tiles.row_vector(0.0, _ROWS)
+    return jax.lax.fori_loop(0, unit.count, step, start)
+
+
+def _store(
+    kernel: _Kernel,
+    refs: _Refs,
+    scratch: dict[str, Any],
+    worker: Any,
+    unit: _Unit,
+    values: Array,
+    maximum: Array,
+    total: Array,
+) -> None:
+    where = (unit.split, unit.row, unit.head)
+    stats, out_tile = scratch["stats"].at[worker], scratch["out_tile"].at[worker]
+    stats[0], stats[1] = maximum, total
+    plgpu.commit_smem()
+    for i in range(2):  # what is copied has to be contiguous
+        plgpu.copy_smem_to_gmem(stats.at[i, pl.ds(0, refs.stats.shape[-1])], refs.stats.at[(*where, i)])
+    width = kernel.out_columns
+    for start in range(0, kernel.dim, width):
+        plgpu.wait_smem_to_gmem(0)
+        out_tile[...] = values[:, start : start + width]
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(
+            out_tile.at[pl.ds(0, kernel.group)], refs.out.at[(*where, slice(None), pl.ds(start, width))]
+        )
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _fetch(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any]) -> None:
+    """Keep both workers' rings full."""
+    program, layer = jax.lax.axis_index("program"), refs.layer[0]
+    stages, reader = kernel.tuning.stages, kernel.reader
+
+    def pages(unit: _Unit, i: Any) -> tuple[Array, ...]:
+        row = jnp.where(unit.count > 0, unit.row, 0)
+        last = jnp.minimum(jax.lax.div(jnp.maximum(refs.lengths[row] - 1, 0), reader.page_size), kernel.max_pages - 1)
+        return reader.pages(refs.tables, row, unit.first + i, last)
+
+    def round_of(turn: Any, done: tuple[Any, Any]) -> tuple[Any, Any]:
+        units = [kernel.unit(kernel.index(program, turn, worker), refs.lengths) for worker in range(_WORKERS)]
+
+        def step(i: Any, known: tuple[tuple[Array, ...], ...]) -> tuple[tuple[Array, ...], ...]:
+            following = tuple(pages(unit, i + 1) for unit in units)  # their latency hides behind the copies
+            for worker, unit in enumerate(units):
+
+                @pl.when(i < unit.count)
+                def _(worker: int = worker, unit: _Unit = unit) -> None:
+                    taken = done[worker] + i
+                    slot = worker * stages + jax.lax.rem(taken, jnp.int32(stages))
+                    for ring in ("k", "v"):
+
+                        @pl.when(taken >= stages)
+                        def _(ring: str = ring) -> None:
+                            plgpu.barrier_wait(scratch[f"{ring}_free"].at[slot])
+
+                        reader.fetch(
+                            getattr(refs, ring),
+                            known[worker],
+                            layer,
+                            unit.head,
+                            unit.first + i,
+                            scratch[f"{ring}_ring"].at[slot],
+                            scratch[f"{ring}_ready"].at[slot],
+                        )
+
+            return following
+
+        most = jnp.maximum(units[0].count, units[1].count)
+        jax.lax.fori_loop(0, most, step, tuple(pages(unit, jnp.int32(0)) for unit in units))
+        return done[0] + units[0].count, done[1] + units[1].count
+
+    done = jax.lax.fori_loop(0, kernel.rounds(program), round_of, (jnp.int32(0), jnp.int32(0)))
+    for worker in range(_WORKERS):  # every arrival is waited for before the barriers go
+
+        def drain(i: Any, _: None, worker: int = worker) -> None:
+            slot = worker * stages + jax.lax.rem(i, jnp.int32(stages))
+            plgpu.barrier_wait(scratch["k_free"].at[slot])
+            plgpu.barrier_wait(scratch["v_free"].at[slot])
+
+        jax.lax.fori_loop(jnp.maximum(done[worker] - stages, 0), done[worker], drain, None)
+
+
+def _join(
+    kernel: _Kernel,
+    values: Float[Array, "X B K G H"],
+    stats: Float[Array, "X B K 2 G8"],
+    kv_lengths: Int[Array, "B"],
+    sinks: Float[Array, "N"] | None,
+) -> Float[Array, "B N H"]:
+    _, count, per_split = kernel.tiles_of(kv_lengths)
+    exists = jnp.arange(kernel.num_splits)[:, None] * per_split < jnp.where(kv_lengths > 0, count, 0)  # (X, B)
+    exists = exists[:, :, None, None]
+    maximum, total = (jnp.where(exists, stats[:, :, :, i, : kernel.group], fill) for i, fill in ((0, MASKED), (1, 0.0)))
+    highest = maximum.max(0)  # (B, K, G)
+    factor = jnp.exp2(maximum - highest)
+    total = (total * factor).sum(0)
+    if sinks is not None:
+        total = total + jnp.exp2(sinks.reshape(kernel.num_kv_heads, kernel.group) * tiles.LOG2E - highest)
+    joined = jnp.where(exists[..., None], values * factor[..., None], 0.0).sum(0)
+    joined = joined / jnp.maximum(total, 1e-30)[..., None]
+    return joined.reshape(-1, kernel.num_kv_heads * kernel.group, kernel.dim)

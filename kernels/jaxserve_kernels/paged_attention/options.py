@@ -1,0 +1,16 @@
+"""What attention is computed, beyond its operands: static, the same for every token of a layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How products of queries and keys become scores, and which keys a query sees."""
+
+    scale: float
+    softcap: float | None = None
+    """c: a score s becomes c * tanh(s / c) (Gemma 2, arXiv 2408.00118)."""
+    sliding_window: int | None = None
+    """Keys that a query sees, its own included; None: all before it."""

@@ -1,0 +1,61 @@
+"""Block sizes of the kernels per kind of device, kept as data in `tuning/<device>.json`.
+
+Sizes of tiles depend on the head dimension and on the bytes of a number in the pool: "128/2" is bfloat16 with 128.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTuning:
+    """Of decode attention on GPUs."""
+
+    programs: int
+    """Most thread blocks: as many as there are multiprocessors."""
+    min_split: int
+    """Fewest keys of a part that a row is split into."""
+    splits: int
+    """Parts of all rows together: each of B rows is split into `splits // B` at most."""
+    tile: int
+    """Keys of one step of a worker: a multiple of the page size, or a fraction of it."""
+    stages: int
+    """Tiles in flight per worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTuning:
+    """Of attention of query segments on GPUs. Fields as in `DecodeTuning`."""
+
+    programs: int
+    tile: int
+    stages: int
+
+
+def decode_tuning(device: str, dim: int, itemsize: int) -> DecodeTuning:
+    """Sizes for one head dimension and number of bytes. Raises KeyError for a combination that has no kernel."""
+    return DecodeTuning(**_sizes(device, "decode", dim, itemsize))
+
+
+def prefill_tuning(device: str, dim: int, itemsize: int) -> PrefillTuning:
+    """Sizes for one head dimension and number of bytes. Raises KeyError for a combination that has no kernel."""
+    return PrefillTuning(**_sizes(device, "prefill", dim, itemsize))
+
+
+def _sizes(device: str, kernel: str, dim: int, itemsize: int) -> dict[str, Any]:
+    sizes = dict(load(device)[kernel])
+    tiles: dict[str, int] = sizes.pop("tiles")[f"{dim}/{itemsize}"]
+    return sizes | tiles
+
+
+@functools.cache
+def load(device: str) -> dict[str, Any]:
+    """What is known of a device: the named file's content. Raises FileNotFoundError."""
+    text = (resources.files(__package__) / "tuning" / f"{device}.json").read_text(encoding="utf-8")
+    known: dict[str, Any] = json.loads(text)
+    return known

@@ -1,0 +1,107 @@
+"""Which kernels are taken, and why not others."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, ParallelConfig
+from jaxserve.errors import ConfigError
+from jaxserve.models.config import DecoderConfig, LayerConfig
+from jaxserve.runner.backend import Chip, choose_backend
+
+CPU, TPU, HOPPER, AMPERE = Chip("cpu"), Chip("tpu"), Chip("gpu", (9, 0)), Chip("gpu", (8, 0))
+BFLOAT16 = jnp.dtype("bfloat16")
+HAS_MOSAIC = jax.__version_info__ >= (0, 11, 2)
+DECODER = DecoderConfig(
+    vocab_size=64,
+    hidden_size=512,
+    intermediate_size=512,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=128,
+    layers=(LayerConfig(),) * 2,
+    max_position=256,
+    norm_eps=1e-5,
+    rope_theta=1e4,
+)
+
+
+def _config(*, devices: int = 1, block_size: int = 16, **compiling: Any) -> Config:
+    return Config(
+        model=ModelConfig(model="any"),
+        cache=CacheConfig(block_size=block_size),
+        parallel=ParallelConfig(tensor_parallel_size=devices),
+        compile=CompileConfig(**compiling),
+    )
+
+
+def _choose(config: Config, chip: Chip, decoder: DecoderConfig = DECODER, dtype: jnp.dtype = BFLOAT16) -> str:
+    return choose_backend(config, decoder, chip, dtype, dtype)
+
+
+@pytest.mark.skipif(not HAS_MOSAIC, reason="this jax has no Mosaic GPU kernels")
+def test_a_hopper_takes_the_pallas_kernels() -> None:
+    assert _choose(_config(), HOPPER) == "mosaic_gpu"
+    assert _choose(_config(attention_backend="pallas"), HOPPER) == "mosaic_gpu"
+    assert _choose(_config(attention_backend="reference"), HOPPER) == "reference"
+
+
+@pytest.mark.skipif(HAS_MOSAIC, reason="this jax has Mosaic GPU kernels")
+def test_an_old_jax_falls_back_to_the_reference(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert _choose(_config(), HOPPER) == "reference"
+    assert "is older than 0.11.2" in caplog.text
+
+
+REFUSALS = [
+    (AMPERE, {}, DECODER, BFLOAT16, "compute capability 8.0: only 9.0"),
+    (Chip("gpu"), {}, DECODER, BFLOAT16, "compute capability unknown"),
+    (HOPPER, {}, replace(DECODER, head_dim=72), BFLOAT16, "head dimension 72: only 64, 80, 96, 128, 256"),
+    (HOPPER, {"block_size": 8}, DECODER, BFLOAT16, "pages of 8 tokens: only powers of two from 16"),
+    (HOPPER, {}, replace(DECODER, num_heads=128, num_kv_heads=1), BFLOAT16, "128 query heads per KV head: at most 64"),
+    (HOPPER, {}, DECODER, jnp.dtype("float32"), "queries of float32: only bfloat16 and float16"),
+]
+
+
+@pytest.mark.parametrize(("chip", "settings", "decoder", "dtype", "reason"), REFUSALS)
+def test_what_no_kernel_serves_falls_back_with_one_line_or_is_refused_when_forced(
+    chip: Chip,
+    settings: dict[str, Any],
+    decoder: DecoderConfig,
+    dtype: jnp.dtype,
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if not HAS_MOSAIC and chip == HOPPER:
+        pytest.skip("this jax has no Mosaic GPU kernels: that reason comes first")
+    with caplog.at_level(logging.INFO):
+        assert _choose(_config(**settings), chip, decoder, dtype) == "reference"
+    assert len(caplog.records) == 1
+    assert reason in caplog.text
+    with pytest.raises(ConfigError, match="--attention-backend pallas: ") as refused:
+        _choose(_config(attention_backend="pallas", **settings), chip, decoder, dtype)
+    assert reason in str(refused.value)
+
+
+REFUSED = [
+    (CPU, {"attention_backend": "pallas"}, "--attention-backend pallas: no kernel for CPUs"),
+    (CPU, {"cpu_kernels": "native", "attention_backend": "reference"}, "exclude each other"),
+    (CPU, {"cpu_kernels": "native", "devices": 2}, "only on one CPU device, not on 2"),
+    (HOPPER, {"cpu_kernels": "native"}, "--cpu-kernels native: only on CPUs, not on gpu"),
+]
+
+
+@pytest.mark.parametrize(("chip", "settings", "message"), REFUSED)
+def test_kernels_that_cannot_run_are_refused(chip: Chip, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _choose(_config(**settings), chip)
+
+
+def test_several_cpu_devices_take_the_reference() -> None:
+    assert _choose(_config(devices=2), CPU) == "reference"
