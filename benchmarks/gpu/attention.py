@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxserve_kernels.kv_write import kv_write
 from jaxserve_kernels.matmul import matmul
-from jaxserve_kernels.paged_attention import decode_attention, mixed_attention, ragged_layout
+from jaxserve_kernels.paged_attention import Scoring, decode_attention, mixed_attention, ragged_layout
 
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
@@ -80,7 +80,7 @@ class _Ops:
 
         def repeat(q: jax.Array, k: jax.Array, v: jax.Array, tables: jax.Array, lengths: jax.Array) -> jax.Array:
             def body(index: jax.Array, q: jax.Array) -> jax.Array:
-                return decode_attention(q, k, v, jnp.int32(0), tables[index % NUM_TABLES], lengths, scale=scale)
+                return decode_attention(q, k, v, jnp.int32(0), tables[index % NUM_TABLES], lengths, scoring=Scoring(scale))
 
             last: jax.Array = jax.lax.fori_loop(0, NUM_REPEATS, body, q)
             return last
@@ -108,7 +108,7 @@ class _Ops:
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array) -> jax.Array:
             ragged = ragged_layout(starts, jnp.int32(0), num_tokens=length)
-            return mixed_attention(q, k, v, jnp.int32(0), table, lengths, ragged, scale=scale)
+            return mixed_attention(q, k, v, jnp.int32(0), table, lengths, ragged, scoring=Scoring(scale))
 
         program = self._program(("prefill", length), attend)
         timing = self._time(lambda: program(q, self._k, self._v, tables[0]), num_repeats=1)

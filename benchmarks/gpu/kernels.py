@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxserve_kernels.kv_write import kv_write
 from jaxserve_kernels.matmul import matmul
-from jaxserve_kernels.paged_attention import decode_attention, mixed_attention, ragged_layout
+from jaxserve_kernels.paged_attention import Scoring, decode_attention, mixed_attention, ragged_layout
 from jaxserve_kernels.rope import Rotation, rotate
 
 from benchmarks.gpu import oracle
@@ -117,9 +117,9 @@ def check_decode(context: Context, shape: Shape, dtype: str, random: np.random.G
     size = (len(lengths), shape.num_heads, shape.head_dim)
     q = random.standard_normal(size, np.float32).astype(jnp.dtype(dtype))
     scale = shape.head_dim**-0.5
-    run_op = jax.jit(decode_attention, static_argnames=("scale", "sliding_window"))
+    run_op = jax.jit(decode_attention, static_argnames=("scoring",))
     arguments = map(jnp.asarray, (q, pages.k, pages.v, LAYER, pages.tables, lengths))
-    found = np.asarray(run_op(*arguments, scale=scale, sliding_window=shape.window))
+    found = np.asarray(run_op(*arguments, scoring=Scoring(scale, sliding_window=shape.window)))
     expected = np.zeros(size)
     for row, length in enumerate(lengths):
         if length:
@@ -137,9 +137,9 @@ def check_mixed(context: Context, shape: Shape, dtype: str, random: np.random.Ge
     q = random.standard_normal(size, np.float32).astype(jnp.dtype(dtype))
     scale = shape.head_dim**-0.5
     ragged = ragged_layout(jnp.asarray(starts), jnp.int32(2), num_tokens=num_tokens)
-    run_op = jax.jit(mixed_attention, static_argnames=("scale", "sliding_window"))
+    run_op = jax.jit(mixed_attention, static_argnames=("scoring",))
     arguments = map(jnp.asarray, (q, pages.k, pages.v, LAYER, pages.tables, lengths))
-    found = np.asarray(run_op(*arguments, ragged, scale=scale, sliding_window=shape.window))
+    found = np.asarray(run_op(*arguments, ragged, scoring=Scoring(scale, sliding_window=shape.window)))
     expected = np.concatenate(
         [
             oracle.attend(q[starts[row] : starts[row + 1]], *pages.row(row), int(length), scale, shape.window)

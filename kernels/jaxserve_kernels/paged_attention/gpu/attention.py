@@ -1,9 +1,14 @@
-"""The two kernels behind the functions of `api`."""
+"""The two kernels behind the functions of `api`.
+
+Compiled functions of their own: a program that calls one for each of its layers traces and lowers it once.
+"""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
@@ -15,10 +20,13 @@ from jaxserve_kernels.paged_attention.tuning import decode_tuning, prefill_tunin
 _DEVICE = "h200"
 """Whose block sizes are taken. Other Hoppers have the same multiprocessors."""
 
+_STATIC = ("scoring", "is_emulated")
+
 TILING = Tiling(prefill.QUERIES_PER_TILE, prefill.ALIGNMENT)
 """How segments are cut for `mixed_attention`."""
 
 
+@functools.partial(jax.jit, static_argnames=_STATIC)
 def decode_attention(
     q: Float[Array, "B N H"],
     k_pages: Num[Array, "L P K S H"],
@@ -37,6 +45,7 @@ def decode_attention(
     return decode.decode(q, *pool, scoring=scoring, sinks=sinks, tuning=tuned, is_emulated=is_emulated).astype(q.dtype)
 
 
+@functools.partial(jax.jit, static_argnames=_STATIC)
 def mixed_attention(
     q: Float[Array, "T N H"],
     k_pages: Num[Array, "L P K S H"],

@@ -31,7 +31,7 @@ def scores(scoring: Scoring, products: jax.Array) -> jax.Array:
 def lowest_key(scoring: Scoring, position: jax.Array) -> jax.Array:
     """The first key that a query at `position` sees."""
     if scoring.sliding_window is None:
-        return jnp.zeros_like(position)
+        return jnp.int32(0)
     return jnp.maximum(position - (scoring.sliding_window - 1), 0)
 
 
@@ -148,12 +148,12 @@ class PageReader:
 def widen(narrow: Any, wide: Any) -> None:
     """Write an 8-bit tile [X, H] in the type that is multiplied; exact in bfloat16 and float16."""
     for columns in _pieces(narrow.shape[1]):
-        values = plgpu.load(narrow.at[:, columns], layout=plgpu.Layout.WGMMA_UPCAST_2X, optimized=False)
+        values = plgpu.layout_cast(narrow.at[:, columns][...], plgpu.Layout.WGMMA_UPCAST_2X)
         if narrow.dtype == jnp.float8_e4m3fn:
             values = values.astype(jnp.float16)  # the one conversion that Hopper has
             if wide.dtype != jnp.float16:
                 values = values.astype(jnp.float32)
-        plgpu.store(wide.at[:, columns], values.astype(wide.dtype), optimized=False)
+        wide.at[:, columns][...] = values.astype(wide.dtype)
     plgpu.commit_smem()
 
 
