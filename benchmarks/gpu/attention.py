@@ -80,7 +80,9 @@ class _Ops:
 
         def repeat(q: jax.Array, k: jax.Array, v: jax.Array, tables: jax.Array, lengths: jax.Array) -> jax.Array:
             def body(index: jax.Array, q: jax.Array) -> jax.Array:
-                return decode_attention(q, k, v, jnp.int32(0), tables[index % NUM_TABLES], lengths, scoring=Scoring(scale))
+                return decode_attention(
+                    q, k, v, jnp.int32(0), tables[index % NUM_TABLES], lengths, scoring=Scoring(scale)
+                )
 
             last: jax.Array = jax.lax.fori_loop(0, NUM_REPEATS, body, q)
             return last

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jaxserve_kernels.native.build import BuildError, build
 
-from jaxserve.config import CompileConfig, Config, CpuKernels, ModelConfig
+from jaxserve.config import CpuKernels
 from jaxserve.errors import ConfigError
 from tests.engine.model_engine import Generated, ModelEngine
 from tests.engine.model_engine import request as ask
