@@ -60,20 +60,16 @@ def _read_bare(scanner: Scanner, section: Section, tools: Tools) -> Reading[None
 
 
 def _read_section(scanner: Scanner, section: Section, tools: Tools) -> Reading[None]:
+    """Read one call, or several that are written as one, and the markers beside it."""
     try:
         if section.wrapper and (yield from scanner.accept(section.wrapper)):
             yield from scanner.run(SPACE)
         yield from scanner.expect(section.opener)
-        while True:
-            yield from section.body.read(scanner, Place(tools, section.closer))
-            if section.closer:
-                yield from scanner.accept(section.closer)
+        yield from section.body.read(scanner, Place(tools, section.closer))
+        for end in (section.closer, section.wrapper_end):
+            if end:
+                yield from scanner.accept(end)
             yield from scanner.run(SPACE)
-            scanner.emit("syntax")
-            if not section.wrapper or not (yield from scanner.accept(section.opener)):
-                break
-        if section.wrapper and (yield from scanner.accept(section.wrapper_end)):
-            yield from scanner.run(SPACE)
-            scanner.emit("syntax")
+        scanner.emit("syntax")
     except MalformedError:
         scanner.emit("content")

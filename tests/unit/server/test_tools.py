@@ -196,6 +196,42 @@ async def test_reasoning_is_told_counted_and_can_be_left_out(api: Api) -> None:
     assert all(choice["delta"] for chunk in events(raw)[:-2] for choice in chunk["choices"])
 
 
+async def play_slowly(api: Api, news: list[list[int]]) -> None:
+    """Be the engine, with each step heard before the next one."""
+    request = await api.engine.added()
+    for tokens in news:
+        await api.engine.is_heard()
+        api.engine.output(request, tokens, finish_reason="stop" if tokens == [EOS] else None)
+
+
+async def test_chunks_say_something_or_carry_log_probabilities(api: Api) -> None:
+    text = "<think>\nHm\n</think>\n\nYes."
+    body = BODY | {"include_reasoning": False}
+    raw, _ = await asyncio.gather(post_stream(api, CHAT, body), play_slowly(api, steps(api, text)))
+    said = [choice["delta"] for chunk in events(raw) for choice in chunk["choices"]]
+    assert said[1:] == [*({"content": letter} for letter in "Yes."), {}]
+    raw, _ = await asyncio.gather(post_stream(api, CHAT, body | {"logprobs": True}), play_slowly(api, steps(api, text)))
+    scored = [choice["logprobs"]["content"] for chunk in events(raw)[1:] for choice in chunk["choices"]]
+    assert sum(map(len, scored)) == len(steps(api, text))
+
+
+@pytest.mark.parametrize("text", ["a <tool_cal", "Yes", "Ye", "a\n", "\n"])
+async def test_text_that_waited_for_more_is_shown_at_the_end(api: Api, text: str) -> None:
+    body = BODY | {"stop": ["Yes!"]}
+    plain, chunks = await both(api, CHAT, body, steps(api, text), finish_reason="stop")
+    assert plain["choices"][0]["message"]["content"] == text
+    assert folded(chunks)["content"] == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"), [({"a": [1]}, '{"a": [1]}'), ('{"a": ', '"{\\"a\\": "'), ("", "{}"), ("[1]", '"[1]"')]
+)
+async def test_arguments_of_the_history_are_objects_where_they_can_be(api: Api, arguments: Any, shown: str) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "now", "arguments": arguments}}
+    messages = [*BODY["messages"], {"role": "assistant", "tool_calls": [call]}]
+    assert f"<tool_call>now {shown}</tool_call>" in await prompt_for(api, messages=messages)
+
+
 async def test_log_probabilities_cover_every_token_of_calls(api: Api) -> None:
     body = BODY | {"logprobs": True, "parallel_tool_calls": False}
     tokens = steps(api, "<think>a</think>" + CALLS)
@@ -287,6 +323,8 @@ async def test_what_the_template_is_told(api: Api) -> None:
     quiet = plain + "<think>\n\n</think>\n\n"
     assert await prompt_for(api, reasoning_effort="none") == quiet
     assert await prompt_for(api, chat_template_kwargs={"enable_thinking": False}) == quiet
+    kwargs = {"enable_thinking": False}
+    assert await prompt_for(api, reasoning_effort="high", chat_template_kwargs=kwargs) == quiet
     assert await prompt_for(api, documents=[{"text": "Facts."}]) == f"<|im_start|>document\nFacts.<|im_end|>\n{plain}"
     assert "<|im_start|>tools\n[" in await prompt_for(api, tools=TOOLS)
     developer = [{"role": "developer", "content": [{"type": "text", "text": "Be brief"}]}, *BODY["messages"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from jaxserve.server.parsers.events import Event, merged
 from tests.unit.server.parsers.reading import dialect, events_of, read, reply_of
 
 THINK = dialect(reasoning="qwen3")
@@ -34,6 +35,29 @@ def test_deepseek_r1_thinks_unless_its_prompt_says_otherwise() -> None:
     spoken = dialect(reasoning="deepseek_r1")
     assert read(spoken, "Why?</think>So.", "assistant").reasoning == "Why?"
     assert read(spoken, "So.", "<｜Assistant｜></think>").content == "So."
+
+
+@pytest.mark.parametrize(
+    ("name", "continued", "kind"),
+    [
+        ("deepseek_r1", "Be", "reasoning"),
+        ("deepseek_r1", "<think>Be", "reasoning"),
+        ("deepseek_r1", "<think>x</think>Be", "content"),
+        ("qwen3", "Be", "content"),
+        ("qwen3", "<think>Be", "reasoning"),
+    ],
+)
+def test_a_continued_message_says_where_the_reply_begins(name: str, continued: str, kind: str) -> None:
+    parser = dialect(reasoning=name).parser({}, "assistant\n", continued)
+    assert parser is not None
+    assert [(event.kind, event.text) for event in parser.feed(" so")] == [(kind, " so")]
+
+
+def test_neighbours_of_one_kind_are_joined_but_not_names() -> None:
+    events = [
+        Event(kind, text, text) for kind, text in (("name", "f"), ("name", "g"), ("content", "a"), ("content", "b"))
+    ]
+    assert [event.text for event in merged(events)] == ["f", "g", "ab"]
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,7 @@ def test_text_without_a_call_is_content_unchanged(name: str) -> None:
         ("llama3_json", "<|python_tag|>print(1)"),
         ("pythonic", "[1] is a citation"),
         ("pythonic", "[print(x=1)]"),
+        ("pythonic", "now(x=1)"),
         ("pythonic", '[get_weather("Paris")]'),
         ("mistral", "[TOOL_CALLS] no call here"),
         ("qwen3_coder", "<tool_call>\nno function"),
@@ -137,6 +138,23 @@ def test_what_is_no_call_stays_content(name: str, text: str) -> None:
 )
 def test_a_call_cut_short_keeps_what_is_there(name: str, text: str, partial: str) -> None:
     assert read(dialect(name), text).calls == [("now", partial)]
+
+
+def test_text_behind_a_list_of_calls_is_content() -> None:
+    reply = read(dialect("pythonic"), "[now()] now(x=1)")
+    assert (reply.calls, reply.content) == ([("now", "{}")], "now(x=1)")
+
+
+def test_a_header_that_is_too_long_hides_no_call_behind_it() -> None:
+    long = "<function=" + "x" * 300
+    reply = read(dialect("qwen3_coder"), f"{long}<function=now></function>")
+    assert (reply.calls, reply.content) == ([("now", "{}")], long)
+
+
+def test_two_calls_may_share_a_wrapper() -> None:
+    call = "<function=now>\n</function>"
+    reply = read(dialect("qwen3_coder"), f"<tool_call>\n{call}\n{call}\n</tool_call>\ndone")
+    assert (reply.calls, reply.content) == ([("now", "{}")] * 2, "done")
 
 
 def test_a_closer_inside_a_string_ends_nothing() -> None:
