@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import get_args
@@ -12,6 +13,9 @@ from jaxserve.config import ReasoningParser, ToolCallParser
 from jaxserve.errors import ConfigError
 from jaxserve.server.parsers.dialect import choose_dialect
 from jaxserve.server.parsers.formats import HARMONY, REASONING_FORMATS, TOOL_FORMATS
+from jaxserve.server.schema.messages import CalledFunction, ChatMessage, MessageToolCall, template_messages
+from jaxserve.tokenizer.template import ChatTemplate
+from tests.unit.server.parsers.reading import reply_of
 
 TEMPLATES = Path(__file__).parents[2] / "tokenizer" / "data" / "templates"
 
@@ -70,6 +74,34 @@ def test_a_flag_decides_over_the_template() -> None:
     assert chosen.tools is TOOL_FORMATS["mistral"]
     assert chosen.reasoning is REASONING_FORMATS["deepseek_r1"]
     assert choose_dialect(["<tool_call> <think>"], "none", "none").has_tools is False
+
+
+CALLS = [("get_weather", {"city": "Paris", "note": 'a "b"\n<c>'}), ("now", {})]
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "num_calls"),
+    [("qwen3_style", "auto", 2), ("mistral_style", "auto", 2), ("llama3_style", "llama3_json", 1)],
+)
+def test_what_a_template_writes_for_calls_is_read_as_these_calls(template: str, tools: str, num_calls: int) -> None:
+    source = (TEMPLATES / f"{template}.jinja").read_text()
+    calls = [MessageToolCall(id=name, function=CalledFunction(name=name, arguments=a)) for name, a in CALLS[:num_calls]]
+    messages = [ChatMessage(role="user", content="Hi"), ChatMessage(role="assistant", tool_calls=calls)]
+
+    def render(num_messages: int, is_prompt: bool) -> str:
+        return ChatTemplate(source, template).render(
+            template_messages(messages[:num_messages]),
+            add_generation_prompt=is_prompt,
+            tools=None,
+            variables={"bos_token": "<s>", "eos_token": "</s>"},
+        )
+
+    prompt = render(1, True)
+    reply = render(2, False).removeprefix(prompt)
+    parser = choose_dialect([source], tools, "auto").parser({"get_weather": {}, "now": {}}, prompt)
+    assert parser is not None
+    seen = reply_of(parser.feed(reply) + parser.finish())
+    assert [(name, json.loads(arguments)) for name, arguments in seen.calls] == CALLS[:num_calls]
 
 
 def test_ids_are_as_the_family_takes_them() -> None:
