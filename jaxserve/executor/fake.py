@@ -30,7 +30,7 @@ from jaxserve.errors import CheckpointError
 from jaxserve.ipc.messages import ModelFacts
 from jaxserve.runner.buckets import resolve_limits
 from jaxserve.sampling.params import COLUMNS
-from jaxserve.scheduler.plan import UNREAD_TOKEN, Buckets, StepPlan, StepResult
+from jaxserve.scheduler.plan import UNREAD_TOKEN, Buckets, PromptScores, StepPlan, StepResult
 from jaxserve.types import MAX_TOP_LOGPROBS, NULL_BLOCK, BlockId
 
 _POISON: Final = -1
@@ -257,6 +257,17 @@ class FakeExecutor:
             top_token_ids=(tokens[0][:, None] + ranks) % self._vocab_size,
             top_logprobs=np.broadcast_to(-1.0 - ranks, (len(tokens[0]), MAX_TOP_LOGPROBS)).astype(np.float32),
             device_seconds=self._free_at - started,
+            prompt_scores=None if plan.targets is None else self._scores(plan.targets),
+        )
+
+    def _scores(self, targets: np.ndarray) -> PromptScores:
+        """Of target t: log-probability -t, rank t, and t and those after it as the most likely ones."""
+        ranks = np.arange(MAX_TOP_LOGPROBS, dtype=np.int32)
+        return PromptScores(
+            logprobs=-targets.astype(np.float32),
+            ranks=targets,
+            top_token_ids=(targets[:, None] + ranks) % self._vocab_size,
+            top_logprobs=np.broadcast_to(-1.0 - ranks, (len(targets), MAX_TOP_LOGPROBS)).astype(np.float32),
         )
 
     def _one_step(self, plan: StepPlan, step: int) -> tuple[np.ndarray, bool]:

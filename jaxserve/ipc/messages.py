@@ -84,6 +84,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprob: float
     top_token_ids: list[int]
     top_logprobs: list[float]
+    rank: int | None = None
+    """1 + the number of tokens that are more likely; of prompt tokens only."""
 
 
 class RequestFault(msgspec.Struct, frozen=True, array_like=True):
@@ -112,6 +114,8 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     """From arrival in the engine to the first step that computed the request. Set on every output with tokens."""
     num_preemptions: int = 0
     """How often the request was put back to waiting so far. Set on every output."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """The next ones, from the second prompt token on. All have come with the first token, most of them before it."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):

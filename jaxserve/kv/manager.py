@@ -73,15 +73,18 @@ class KVManager:
                 blocks.append(block)
         return blocks
 
-    def start(self, table: BlockTable, tokens: np.ndarray, *, num_spare_blocks: int = 0) -> int | None:
+    def start(
+        self, table: BlockTable, tokens: np.ndarray, *, num_spare_blocks: int = 0, may_share: bool = True
+    ) -> int | None:
         """Pages for all `tokens`, cached ones first; returns how many tokens are cached.
 
         None, and nothing taken, when the pool cannot hold all of them now and leave `num_spare_blocks`
         free, or when another table is about to publish the very pages. Asking for all at once keeps a request
-        from being preempted in the middle of its own prompt.
+        from being preempted in the middle of its own prompt. may_share: False leaves out cached pages.
         """
-        cached = self.find_prefix(table, tokens)
-        num_shareable = (len(tokens) - 1) // self.block_size if self._enable_prefix_caching else 0
+        may_share = may_share and self._enable_prefix_caching
+        cached = self.find_prefix(table, tokens) if may_share else []
+        num_shareable = (len(tokens) - 1) // self.block_size if may_share else 0
         last = table.chain.name(num_shareable - 1, tokens) if num_shareable > len(cached) else None
         if last in self._coming:
             return None

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxserve.sampling.params import COLUMNS
-from jaxserve.scheduler.plan import MAX_STOP_TOKENS, Buckets, StepPlan, StepResult
+from jaxserve.scheduler.plan import MAX_STOP_TOKENS, Buckets, PromptScores, StepPlan, StepResult
 from jaxserve.types import MAX_TOP_LOGPROBS, ProgramKind
 
 A = TypeVar("A", np.ndarray, jax.Array)
@@ -51,10 +51,12 @@ INPUT_FIELDS: Final = {
     "num_decode_rows": "",
     "num_top_logprobs": "",
     "num_steps": "",
+    "num_prompt_logprobs": "",
     "tokens": "T",  # UNREAD_TOKEN: the one in the row's slot
     "positions": "T",
     "rows": "T",  # row of each token; padding tokens point at row B - 1 with page 0
     "is_real": "T",
+    "targets": "T",
     "query_starts": "B+1",
     "kv_lengths": "B",
     "slots": "B",  # padding rows point behind the last slot
@@ -64,6 +66,8 @@ INPUT_FIELDS: Final = {
     "sampling": "B C",
     "block_tables": "B M",
 }
+SCORE_FIELDS: Final = {"logprobs": "T", "ranks": "T", "top_token_ids": "T W", "top_logprobs": "T W"}
+"""A second output of mixed programs, read only when the plan has targets."""
 OUTPUT_FIELDS: Final = {
     "num_steps": "",  # that were done
     "token_ids": "K B",
@@ -115,10 +119,13 @@ def pack(plan: StepPlan, program: Program) -> np.ndarray:
     field["num_decode_rows"][...] = _leading_ones(counts)
     field["num_top_logprobs"][...] = plan.num_top_logprobs
     field["num_steps"][...] = plan.num_steps
+    field["num_prompt_logprobs"][...] = plan.num_prompt_logprobs
     field["tokens"][:num_tokens] = plan.token_ids
     field["positions"][:num_tokens] = np.arange(num_tokens) - starts[rows] + computed[rows]
     field["rows"][:num_tokens] = rows
     field["is_real"][:num_tokens] = 1
+    if plan.targets is not None:
+        field["targets"][:num_tokens] = plan.targets
     field["query_starts"][: num_rows + 1] = starts
     field["query_starts"][num_rows + 1 :] = num_tokens
     field["kv_lengths"][:num_rows] = computed + counts
@@ -147,11 +154,11 @@ class Outcome(NamedTuple):
     top_logprobs: Float[Array, "B W"]
 
 
-def pack_result(outcome: Outcome) -> jax.Array:
-    """The outcome as one vector, floats by their bits. Traced."""
+def pack_arrays(arrays: NamedTuple, fields: dict[str, str]) -> jax.Array:
+    """The arrays of these names as one vector, floats by their bits. Traced."""
     parts = []
-    for name in OUTPUT_FIELDS:
-        value = getattr(outcome, name)
+    for name in fields:
+        value = getattr(arrays, name)
         if value.dtype == jnp.float32:
             value = jax.lax.bitcast_convert_type(value, jnp.int32)
         parts.append(value.reshape(-1))
@@ -168,4 +175,15 @@ def unpack_result(packed: np.ndarray, program: Program, num_rows: int, device_se
         top_token_ids=field["top_token_ids"][:num_rows],
         top_logprobs=field["top_logprobs"][:num_rows].view(np.float32),
         device_seconds=device_seconds,
+    )
+
+
+def unpack_scores(packed: np.ndarray, program: Program, num_tokens: int) -> PromptScores:
+    """The scores of the first `num_tokens` tokens."""
+    field = {name: values[:num_tokens] for name, values in split(packed, program, SCORE_FIELDS).items()}
+    return PromptScores(
+        logprobs=field["logprobs"].view(np.float32),
+        ranks=field["ranks"],
+        top_token_ids=field["top_token_ids"],
+        top_logprobs=field["top_logprobs"].view(np.float32),
     )

@@ -11,14 +11,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.layers.attention import KVPool
-from jaxserve.runner.inputs import Program, pack, unpack_result
+from jaxserve.runner.inputs import Program, pack, unpack_result, unpack_scores
 from jaxserve.runner.slots import seat_row, slots_shape
 from jaxserve.runner.steps import lower_seating
 from jaxserve.scheduler.plan import Seat, StepPlan, StepResult
@@ -35,8 +35,11 @@ class PendingStep:
 
     runner: Runner
     packed: jax.Array
+    scores: jax.Array | None
+    """Where somebody asks for them."""
     program: Program
     num_rows: int
+    num_tokens: int
     index: int
     started: float
 
@@ -49,10 +52,14 @@ class PendingStep:
             raise StepLostError("a step that was dispatched before this one failed")
         try:
             packed = np.asarray(self.packed)
+            scores = None if self.scores is None else np.asarray(self.scores)
         except Exception:
             self.runner.renew(self.index)
             raise
-        return unpack_result(packed, self.program, self.num_rows, self.runner.seconds_since(self.started))
+        result = unpack_result(packed, self.program, self.num_rows, self.runner.seconds_since(self.started))
+        if scores is None:
+            return result
+        return replace(result, prompt_scores=unpack_scores(scores, self.program, self.num_tokens))
 
 
 def make_pool(shape: tuple[int, ...], dtype: jnp.dtype, sharding: Sharding) -> KVPool:
@@ -81,10 +88,10 @@ class SlotStore:
 
 Executable = Callable[
     [tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array, np.ndarray],
-    tuple[jax.Array, jax.Array, jax.Array, jax.Array],
+    tuple[jax.Array, ...],
 ]
 """Parameters, the two halves of the pool and the slots (all three DONATED) and the packed plan; gives back pool and
-slots, and the packed result."""
+slots, the packed result, and if it is mixed the packed scores of prompt tokens."""
 
 
 class Runner:
@@ -119,13 +126,18 @@ class Runner:
         try:
             for seat in plan.seats:
                 self._slots = self._slot_store.seat(self._slots, seat)
-            k, v, self._slots, result = executable(self._params, self._pool.k, self._pool.v, self._slots, packed)
+            k, v, self._slots, result, *scores = executable(
+                self._params, self._pool.k, self._pool.v, self._slots, packed
+            )
         except Exception:
             self.renew(index)
             raise
         self._pool = KVPool(k, v)
-        result.copy_to_host_async()
-        return PendingStep(self, result, program, len(plan.request_ids), index, started)
+        wanted = scores[0] if plan.targets is not None else None
+        for array in (result, wanted):
+            if array is not None:
+                array.copy_to_host_async()
+        return PendingStep(self, result, wanted, program, len(plan.request_ids), plan.num_tokens, index, started)
 
     def seconds_since(self, started: float) -> float:
         """How long a step that is over took: from its dispatch, or from the end of the one before it."""

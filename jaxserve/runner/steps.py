@@ -14,18 +14,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxserve_kernels.paged_attention import Paging, ragged_layout
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.layers.attention import KVPool, StepContext
 from jaxserve.layers.rope import rotation
 from jaxserve.models.skeleton import ModelSkeleton
-from jaxserve.runner.inputs import INPUT_FIELDS, Outcome, Program, pack_result, packed_size, split
+from jaxserve.runner.inputs import (
+    INPUT_FIELDS,
+    OUTPUT_FIELDS,
+    SCORE_FIELDS,
+    Outcome,
+    Program,
+    pack_arrays,
+    packed_size,
+    split,
+)
 from jaxserve.runner.slots import Seats, slots_shape, store_tokens, take_seat, take_up
 from jaxserve.sampling.adjust import is_penalized
-from jaxserve.sampling.sampler import Sampled, sample, unpack_options
+from jaxserve.sampling.sampler import Sampled, Scored, sample, score, unpack_options
 from jaxserve.scheduler.plan import UNREAD_TOKEN
 from jaxserve.sharding.mesh import Sharding
-from jaxserve.types import MAX_TOP_LOGPROBS
+from jaxserve.types import MAX_TOP_LOGPROBS, NO_LOGPROBS
 
 
 def lower(
@@ -39,13 +48,16 @@ def lower(
 
     def step(
         params: tuple[Array, ...], k: Array, v: Array, slots: Int[Array, "X1 S"], packed: Int[Array, "I"]
-    ) -> tuple[Array, Array, Array, Array]:
-        pool, slots, result = run_step(skeleton, params, KVPool(k, v), slots, packed, program)
-        return pool.k, pool.v, slots, result
+    ) -> tuple[Array, ...]:
+        pool, slots, *results = run_step(skeleton, params, KVPool(k, v), slots, packed, program)
+        return pool.k, pool.v, slots, *results
 
     pool_sharding, whole = sharding.kv_pool, sharding.replicated
+    num_results = 2 if program.kind == "mixed" else 1
     jitted = jax.jit(
-        step, donate_argnames=("k", "v", "slots"), out_shardings=(pool_sharding, pool_sharding, whole, whole)
+        step,
+        donate_argnames=("k", "v", "slots"),
+        out_shardings=(pool_sharding, pool_sharding, whole, *[whole] * num_results),
     )
     pool = jax.ShapeDtypeStruct(pool_shape, kv_dtype or skeleton.dtype, sharding=pool_sharding)
     slots = jax.ShapeDtypeStruct(slots_shape(program.num_slots, skeleton.config.vocab_size), jnp.int32, sharding=whole)
@@ -77,13 +89,17 @@ def run_step(
     slots: Int[Array, "X1 S"],
     packed: Int[Array, "I"],
     program: Program,
-) -> tuple[KVPool, Int[Array, "X1 S"], Int[Array, "O"]]:
-    """One call: write KV, attend, sample. DONATES pool and slots; returns them with the packed result."""
+) -> tuple[KVPool, Int[Array, "X1 S"], *tuple[Int[Array, "O"], ...]]:
+    """One call: write KV, attend, sample. DONATES pool and slots; returns them with the packed result, and behind it
+    the scores of prompt tokens if it is a mixed program."""
     field = split(packed, program, INPUT_FIELDS)
     if program.max_steps == 1:
-        pool, slots, sampled, _ = _one_step(skeleton, params, pool, slots, field, program)
+        pool, slots, sampled, _, hidden = _one_step(skeleton, params, pool, slots, field, program)
         outcome = Outcome(jnp.int32(1), sampled.token_ids[None], sampled.logprobs[None], *sampled[2:])
-        return pool, slots, pack_result(outcome)
+        result = pack_arrays(outcome, OUTPUT_FIELDS)
+        if program.kind == "decode":
+            return pool, slots, result
+        return pool, slots, result, pack_arrays(_score_prompts(skeleton, params, hidden, field, program), SCORE_FIELDS)
 
     def is_going_on(carry: tuple[KVPool, Array, Outcome, Bool[Array, ""]]) -> Bool[Array, ""]:
         _, _, outcome, has_end = carry
@@ -94,7 +110,7 @@ def run_step(
     ) -> tuple[KVPool, Array, Outcome, Bool[Array, ""]]:
         pool, slots, outcome, _ = carry
         step = outcome.num_steps
-        pool, slots, sampled, has_end = _one_step(skeleton, params, pool, slots, _later(field, step), program)
+        pool, slots, sampled, has_end, _ = _one_step(skeleton, params, pool, slots, _later(field, step), program)
         outcome = Outcome(
             step + 1,
             outcome.token_ids.at[step].set(sampled.token_ids),
@@ -105,7 +121,7 @@ def run_step(
 
     start = (pool, slots, _no_outcome(program), jnp.bool_(False))
     pool, slots, outcome, _ = jax.lax.while_loop(is_going_on, go_on, start)
-    return pool, slots, pack_result(outcome)
+    return pool, slots, pack_arrays(outcome, OUTPUT_FIELDS)
 
 
 def _no_outcome(program: Program) -> Outcome:
@@ -136,8 +152,8 @@ def _one_step(
     slots: Int[Array, "X1 S"],
     field: dict[str, Any],
     program: Program,
-) -> tuple[KVPool, Int[Array, "X1 S"], Sampled, Bool[Array, ""]]:
-    """Forward and sample; last comes whether any row's request ends with its new token."""
+) -> tuple[KVPool, Int[Array, "X1 S"], Sampled, Bool[Array, ""], Float[Array, "T D"]]:
+    """Forward and sample; then come whether any row's request ends with its new token, and what the head was given."""
     model, vocab_size = skeleton.build(params), skeleton.config.vocab_size
     tokens, rows = take_up(slots, field, vocab_size)
     field = field | {"is_real": field["is_real"] * ~rows.is_over[field["rows"]], "kv_lengths": rows.kv_lengths}
@@ -152,7 +168,44 @@ def _one_step(
         sampled = sample(logits, options, seats, rows.kv_lengths, field["num_top_logprobs"])
     slots, has_end = store_tokens(slots, field, rows, sampled.token_ids, is_penalized(options), vocab_size)
     shown = jnp.where(rows.is_over, UNREAD_TOKEN, sampled.token_ids)
-    return pool, slots, sampled._replace(token_ids=shown), has_end
+    return pool, slots, sampled._replace(token_ids=shown), has_end, hidden
+
+
+def _score_prompts(
+    skeleton: ModelSkeleton,
+    params: tuple[Array, ...],
+    hidden: Float[Array, "T D"],
+    field: dict[str, Any],
+    program: Program,
+) -> Scored:
+    """What the model thinks of each token's target, as many at a time as a step has rows: logits of all would not fit.
+
+    Nothing is computed when nobody asks.
+    """
+    num_tokens, size = program.num_tokens, program.num_rows
+    model = skeleton.build(params)
+
+    def go_on(block: Array, scored: Scored) -> Scored:
+        start = jnp.minimum(block * size, num_tokens - size)  # the last one may overlap the one before
+        targets = jnp.maximum(jax.lax.dynamic_slice_in_dim(field["targets"], start, size), 0)
+        logits = model.logits(jax.lax.dynamic_slice_in_dim(hidden, start, size), jnp.int32(size))
+        parts = score(logits, targets, field["num_prompt_logprobs"])
+        updated = (
+            jax.lax.dynamic_update_slice_in_dim(whole, part, start, 0)
+            for whole, part in zip(scored, parts, strict=True)
+        )
+        return Scored(*updated)
+
+    nothing = Scored(
+        jnp.zeros(num_tokens, jnp.float32),
+        jnp.zeros(num_tokens, jnp.int32),
+        jnp.zeros((num_tokens, MAX_TOP_LOGPROBS), jnp.int32),
+        jnp.zeros((num_tokens, MAX_TOP_LOGPROBS), jnp.float32),
+    )
+    with jax.named_scope("score"):
+        num_blocks = -(-field["is_real"].sum(dtype=jnp.int32) // size)
+        is_wanted = field["num_prompt_logprobs"] > NO_LOGPROBS
+        return jax.lax.cond(is_wanted, lambda: jax.lax.fori_loop(0, num_blocks, go_on, nothing), lambda: nothing)
 
 
 def _context(skeleton: ModelSkeleton, field: dict[str, Any], pool: KVPool, program: Program) -> StepContext:

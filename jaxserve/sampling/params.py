@@ -68,6 +68,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     max_tokens: Annotated[int, Meta(ge=1)] = 16
     num_top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     """None: no log-probabilities; 0: of the chosen token only; n: and of the n most likely."""
+    num_prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    """The same for the prompt's own tokens, all but the first."""
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
 

@@ -29,6 +29,16 @@ class Sampled(NamedTuple):
     top_logprobs: Float[Array, "B 20"]
 
 
+class Scored(NamedTuple):
+    """What the model thinks of tokens that were given to it."""
+
+    logprobs: Float[Array, "B"]
+    ranks: Int[Array, "B"]
+    """1: no token is more likely."""
+    top_token_ids: Int[Array, "B 20"]
+    top_logprobs: Float[Array, "B 20"]
+
+
 def unpack_options(columns: Int[Array, "B C"]) -> dict[str, Array]:
     """The option columns by name, floats restored from their bits."""
     return {
@@ -58,16 +68,28 @@ def sample(
             lambda: transforms.temperature(adjust(logits, options, seats, positions), options["temperature"]),
             lambda: transforms.temperature(logits, options["temperature"]),
         )
-        greedy = _most_likely(scaled)
-        return jax.lax.cond(  # type: ignore[no-any-return]
-            is_greedy.all(), lambda: greedy, lambda: jnp.where(is_greedy, greedy, _draw(scaled, options, positions))
-        )
+        return jnp.where(is_greedy, _most_likely(scaled), _draw(scaled, options, positions))
 
     token_ids = jax.lax.cond(is_greedy.all() & ~adjusts, lambda: _most_likely(logits), choose)
     normalizer = jax.lax.cond(
         num_top_logprobs > NO_LOGPROBS, lambda: _normalizer(logits), lambda: jnp.zeros_like(logits[:, 0])
     )
     chosen = jnp.take_along_axis(logits, token_ids[:, None], 1)[:, 0] - normalizer
+    return Sampled(token_ids, chosen, *_top(logits, normalizer, num_top_logprobs))
+
+
+def score(logits: Float[Array, "B V"], token_ids: Int[Array, "B"], num_top_logprobs: Int[Array, ""]) -> Scored:
+    """Log-probabilities of given tokens, and how many tokens are more likely; the tops only if any are wanted."""
+    normalizer = _normalizer(logits)
+    chosen = jnp.take_along_axis(logits, token_ids[:, None], 1)
+    ranks = (logits > chosen).sum(-1, dtype=jnp.int32) + 1
+    return Scored(chosen[:, 0] - normalizer, ranks, *_top(logits, normalizer, num_top_logprobs))
+
+
+def _top(
+    logits: Float[Array, "B V"], normalizer: Float[Array, "B"], num_top_logprobs: Int[Array, ""]
+) -> tuple[Int[Array, "B 20"], Float[Array, "B 20"]]:
+    """The most likely tokens and their log-probabilities; no meaning where none are wanted."""
     width = min(MAX_TOP_LOGPROBS, logits.shape[1])
 
     def top() -> tuple[Array, Array]:
@@ -75,11 +97,11 @@ def sample(
         return ids, values - normalizer[:, None]
 
     shape = (logits.shape[0], width)
-    top_ids, top_values = jax.lax.cond(
+    ids, values = jax.lax.cond(
         num_top_logprobs > 0, top, lambda: (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
     )
     missing = ((0, 0), (0, MAX_TOP_LOGPROBS - width))  # a vocabulary of fewer than 20 tokens
-    return Sampled(token_ids, chosen, jnp.pad(top_ids, missing), jnp.pad(top_values, missing, constant_values=-jnp.inf))
+    return jnp.pad(ids, missing), jnp.pad(values, missing, constant_values=-jnp.inf)
 
 
 def _draw(scaled: Float[Array, "B V"], options: Mapping[str, Array], positions: Int[Array, "B"]) -> Int[Array, "B"]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from jaxserve.ipc.messages import RequestFault, RequestOutput, TokenLogprobs
-from jaxserve.scheduler.plan import StepResult
+from jaxserve.scheduler.plan import NO_TARGET, StepPlan, StepResult
 from jaxserve.scheduler.request import Request
 from jaxserve.types import FinishReason
 
@@ -28,8 +30,9 @@ def news(
     logprobs: list[TokenLogprobs] | None,
     reason: FinishReason | None,
     stop_token_id: int | None,
+    prompt_logprobs: list[TokenLogprobs] | None,
 ) -> RequestOutput:
-    """New tokens, perhaps the last ones."""
+    """New tokens, perhaps the last ones, or log-probabilities of the prompt's."""
     return RequestOutput(
         request.request_id,
         token_ids,
@@ -39,6 +42,7 @@ def news(
         request.num_cached_tokens,
         queue_seconds=request.queue_seconds,
         num_preemptions=request.num_preemptions,
+        prompt_logprobs=prompt_logprobs,
     )
 
 
@@ -62,3 +66,22 @@ def logprobs_of(request: Request, result: StepResult, row: int, num_tokens: int)
     # A step with alternatives is no burst, so they belong to its only token.
     ids, values = result.top_token_ids[row, :wanted].tolist(), result.top_logprobs[row, :wanted].tolist()
     return [TokenLogprobs(chosen, ids, values) for chosen in result.logprobs[:num_tokens, row].tolist()]
+
+
+def prompt_logprobs_of(
+    request: Request, plan: StepPlan, result: StepResult, first: int, count: int
+) -> list[TokenLogprobs] | None:
+    """Those of the targets that stand at `first` and behind in the plan; None when there are none."""
+    wanted, scores = request.sampling.num_prompt_logprobs, result.prompt_scores
+    if wanted is None or plan.targets is None or scores is None:
+        return None
+    places = first + np.flatnonzero(plan.targets[first : first + count] != NO_TARGET)
+    if not len(places):
+        return None
+    columns = (
+        scores.logprobs[places].tolist(),
+        scores.top_token_ids[places, :wanted].tolist(),
+        scores.top_logprobs[places, :wanted].tolist(),
+        scores.ranks[places].tolist(),
+    )
+    return [TokenLogprobs(*values) for values in zip(*columns, strict=True)]

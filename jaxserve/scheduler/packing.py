@@ -41,7 +41,14 @@ def pack(
         if wanted is not None and is_sampling[row]:
             num_top_logprobs = max(num_top_logprobs, wanted)
 
-    kind: ProgramKind = "decode" if num_single == num_rows else "mixed"
+    targets = None
+    asked = [request.sampling.num_prompt_logprobs for request in ordered if request.is_scoring]
+    num_prompt_logprobs = max((number for number in asked if number is not None), default=NO_LOGPROBS)
+    if num_prompt_logprobs > NO_LOGPROBS:
+        targets = np.concatenate(
+            [request.targets(count) for request, count in zip(ordered, num_scheduled, strict=True)]
+        )
+    kind: ProgramKind = "decode" if num_single == num_rows and targets is None else "mixed"
     plan = StepPlan(
         kind=kind,
         bucket=buckets.pick(kind, num_rows if kind == "decode" else len(token_ids)),
@@ -57,6 +64,8 @@ def pack(
         stop_token_ids=np.stack([request.stop_row for request in ordered]),
         num_top_logprobs=num_top_logprobs,
         num_steps=num_steps,
+        num_prompt_logprobs=num_prompt_logprobs,
+        targets=targets,
         seats=tuple(request.seat() for request in newcomers if request.needs_seat),
     )
     return plan, ordered

@@ -12,10 +12,11 @@ from typing import Final
 import numpy as np
 
 from jaxserve.sampling.params import SamplingParams
-from jaxserve.types import ProgramKind, RequestId
+from jaxserve.types import NO_LOGPROBS, ProgramKind, RequestId
 
 UNREAD_TOKEN: Final = -1
 """In place of a token id: the token that the step before sampled for the row's slot. The host has not read it."""
+NO_TARGET: Final = -1
 MAX_STOP_TOKENS: Final = 8
 """Stop token ids the device looks for. The host looks for all of them: the device's verdict only saves work."""
 
@@ -89,6 +90,11 @@ class StepPlan:
     together, as soon as any row's request ends. Block tables hold pages for all of them."""
     seats: tuple[Seat, ...] = ()
     """To be taken before the step. Most steps have none."""
+    num_prompt_logprobs: int = NO_LOGPROBS
+    """As `num_top_logprobs`, for prompt tokens; more than NO_LOGPROBS in mixed steps only."""
+    targets: np.ndarray | None = None
+    """int32 [sum(num_scheduled_tokens)], the token that follows each one in its prompt, NO_TARGET where nobody asks.
+    None when nobody asks for any."""
 
     @property
     def num_tokens(self) -> int:
@@ -97,6 +103,16 @@ class StepPlan:
     @property
     def num_padding_tokens(self) -> int:
         return self.bucket - self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Of each token's target, tokens as in the plan; where there is no target, no meaning."""
+
+    logprobs: np.ndarray  # float32 [T]
+    ranks: np.ndarray  # int32 [T], 1 is the most likely
+    top_token_ids: np.ndarray  # int32 [T, MAX_TOP_LOGPROBS], most likely first
+    top_logprobs: np.ndarray  # float32 [T, MAX_TOP_LOGPROBS]; both valid when plan.num_prompt_logprobs > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +127,8 @@ class StepResult:
     top_token_ids: np.ndarray  # int32 [B, MAX_TOP_LOGPROBS], most likely first
     top_logprobs: np.ndarray  # float32 [B, MAX_TOP_LOGPROBS]; both valid when plan.num_top_logprobs > 0, and K is 1
     device_seconds: float
+    prompt_scores: PromptScores | None = None
+    """When the plan has targets."""
 
     @property
     def num_steps(self) -> int:

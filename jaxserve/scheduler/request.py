@@ -7,7 +7,7 @@ import numpy as np
 from jaxserve.ipc.messages import AddRequest
 from jaxserve.kv.block_table import BlockTable
 from jaxserve.sampling.params import device_row, needs_seat
-from jaxserve.scheduler.plan import MAX_STOP_TOKENS, Seat
+from jaxserve.scheduler.plan import MAX_STOP_TOKENS, NO_TARGET, Seat
 from jaxserve.types import FinishReason
 
 _OUTPUT_ROOM = 128
@@ -40,6 +40,7 @@ class Request:
         "num_prompt_tokens",
         "num_tokens",
         "num_unread_tokens",
+        "num_unscored",
         "queue_seconds",
         "rank",
         "request_id",
@@ -80,6 +81,9 @@ class Request:
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         """Prompt tokens found in the prefix cache when the request first started."""
+        self.num_unscored = 0 if message.sampling.num_prompt_logprobs is None else self.num_prompt_tokens - 1
+        """Prompt tokens at its end whose log-probabilities were asked for and are not known. Such a request finds
+        nothing in the prefix cache: what is not computed has none."""
         self.arrival_s = arrival_s
         """The scheduler's clock when the request came; `arrival` only counts."""
         self.queue_seconds: float | None = None
@@ -102,11 +106,25 @@ class Request:
     def num_output_tokens(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
 
+    def targets(self, count: int) -> np.ndarray:
+        """The prompt tokens behind the next `count` to compute, as far as their log-probabilities are wanted."""
+        targets = np.full(count, NO_TARGET, np.int32)
+        first = self.num_prompt_tokens - self.num_unscored  # the first target that is missing
+        positions = np.arange(self.num_computed_tokens, self.num_computed_tokens + count) + 1
+        is_wanted = (positions >= first) & (positions < self.num_prompt_tokens)
+        targets[is_wanted] = self.tokens[positions[is_wanted]]
+        return targets
+
     def seat(self) -> Seat:
         """What the device has to know of a request that takes its slot; all its tokens are read then."""
         if self.slot is None or self.num_unread_tokens:
             raise RuntimeError(f"{self.request_id} takes no seat now")
         return Seat(self.slot, self.sampling, self.tokens.copy(), self.num_prompt_tokens, self.seat_stop_ids)
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether the tokens it computes next have targets."""
+        return self.num_unscored > 0 and self.num_computed_tokens < self.num_prompt_tokens - 1
 
     def append(self, token: int) -> None:
         """One more output token."""

@@ -43,12 +43,12 @@ from collections.abc import Callable, Iterable
 
 from jaxserve.config import SchedulerConfig
 from jaxserve.errors import InvalidRequestError
-from jaxserve.ipc.messages import AddRequest, EngineStats, RequestFault, RequestOutput
+from jaxserve.ipc.messages import AddRequest, EngineStats, RequestFault, RequestOutput, TokenLogprobs
 from jaxserve.kv.manager import KVManager
 from jaxserve.scheduler.admission import Admission, fault_of
 from jaxserve.scheduler.burst import BurstPolicy
 from jaxserve.scheduler.counters import Counters
-from jaxserve.scheduler.outputs import ending, logprobs_of, news, verdict
+from jaxserve.scheduler.outputs import ending, logprobs_of, news, prompt_logprobs_of, verdict
 from jaxserve.scheduler.packing import pack
 from jaxserve.scheduler.plan import UNREAD_TOKEN, Buckets, StepPlan, StepResult
 from jaxserve.scheduler.request import Request
@@ -177,15 +177,21 @@ class Scheduler:
         ends = (plan.num_computed_tokens + plan.num_scheduled_tokens).tolist()
         num_missing = plan.num_steps - result.num_steps
         rows = result.token_ids.T.tolist()  # tokens by row
-        for row, request in enumerate(requests):
+        start = 0
+        for row, (request, count) in enumerate(zip(requests, plan.num_scheduled_tokens.tolist(), strict=True)):
+            first, start = start, start + count
             if request.finish_reason is not None:
                 continue
+            scores = prompt_logprobs_of(request, plan, result, first, count)
+            request.num_unscored -= len(scores or ())
             if is_sampling[row]:
                 request.num_unread_tokens -= plan.num_steps
                 request.num_computed_tokens -= num_missing
-                outputs.append(self._accept(request, rows[row], result, row))
-            else:
-                self._kv.publish(request.table, request.tokens, ends[row])
+                outputs.append(self._accept(request, rows[row], result, row, scores))
+                continue
+            self._kv.publish(request.table, request.tokens, ends[row])
+            if scores is not None:
+                outputs.append(news(request, [], None, None, None, scores))
         return outputs
 
     def fail(self, plan: StepPlan, fault: RequestFault) -> list[RequestOutput]:
@@ -259,7 +265,7 @@ class Scheduler:
         num_steps = self._burst.num_steps(self._buckets.pick("decode", len(rows)), len(self._in_flight))
         for request in rows:
             length = request.num_tokens + request.num_unread_tokens
-            if request.num_computed_tokens + 1 < length or request.sampling.num_top_logprobs:
+            if request.num_computed_tokens + 1 < length or request.sampling.num_top_logprobs or request.is_scoring:
                 return 1
             num_steps = min(num_steps, request.length_limit - length)
         if num_steps == 1:
@@ -275,7 +281,9 @@ class Scheduler:
             request = self._waiting[0]
             # A spare page for each running request: else the newcomer, the last in rank, would soon give its
             # pages back, and a request just preempted would take its own back from those who needed them.
-            num_cached = self._kv.start(request.table, request.tokens, num_spare_blocks=len(counts))
+            num_cached = self._kv.start(
+                request.table, request.tokens, num_spare_blocks=len(counts), may_share=not request.num_unscored
+            )
             if num_cached is None:
                 break
             del self._waiting[0]
@@ -306,7 +314,14 @@ class Scheduler:
                 self._kv.free(request.table)
         return requests
 
-    def _accept(self, request: Request, tokens: list[int], result: StepResult, row: int) -> RequestOutput:
+    def _accept(
+        self,
+        request: Request,
+        tokens: list[int],
+        result: StepResult,
+        row: int,
+        prompt_logprobs: list[TokenLogprobs] | None,
+    ) -> RequestOutput:
         """New tokens of `request`, up to and with the one that ends it."""
         is_first = request.num_output_tokens == 0
         num_tokens = 0
@@ -326,7 +341,8 @@ class Scheduler:
         self._kv.publish(request.table, request.tokens, request.num_tokens - 1)  # the newest token has no KV yet
         if reason is not None:
             self._remove(request, reason)
-        return news(request, tokens[:num_tokens], logprobs_of(request, result, row, num_tokens), reason, stop_token_id)
+        logprobs = logprobs_of(request, result, row, num_tokens)
+        return news(request, tokens[:num_tokens], logprobs, reason, stop_token_id, prompt_logprobs)
 
     def _end(self, request: Request, reason: FinishReason, fault: RequestFault | None = None) -> RequestOutput:
         """End `request` without a token."""
