@@ -80,14 +80,16 @@ class KVManager:
 
         None, and nothing taken, when the pool cannot hold all of them now and leave `num_spare_blocks`
         free, or when another table is about to publish the very pages. Asking for all at once keeps a request
-        from being preempted in the middle of its own prompt. may_share: False leaves out cached pages.
+        from being preempted in the middle of its own prompt. may_share: False is for one that
+        computes all of its pages, whoever has them.
         """
-        may_share = may_share and self._enable_prefix_caching
         cached = self.find_prefix(table, tokens) if may_share else []
-        num_shareable = (len(tokens) - 1) // self.block_size if may_share else 0
+        num_shareable = (len(tokens) - 1) // self.block_size if self._enable_prefix_caching else 0
         last = table.chain.name(num_shareable - 1, tokens) if num_shareable > len(cached) else None
         if last in self._coming:
-            return None
+            if may_share:
+                return None
+            last = None
         num_missing = self.num_blocks_for(len(tokens)) - len(cached)
         if num_missing + num_spare_blocks > self._pool.num_free - self._pool.num_free_among(cached):
             return None

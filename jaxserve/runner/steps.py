@@ -205,7 +205,9 @@ def _score_prompts(
     with jax.named_scope("score"):
         num_blocks = -(-field["is_real"].sum(dtype=jnp.int32) // size)
         is_wanted = field["num_prompt_logprobs"] > NO_LOGPROBS
-        return jax.lax.cond(is_wanted, lambda: jax.lax.fori_loop(0, num_blocks, go_on, nothing), lambda: nothing)
+        return jax.lax.cond(  # type: ignore[no-any-return]
+            is_wanted, lambda: jax.lax.fori_loop(0, num_blocks, go_on, nothing), lambda: nothing
+        )
 
 
 def _context(skeleton: ModelSkeleton, field: dict[str, Any], pool: KVPool, program: Program) -> StepContext:

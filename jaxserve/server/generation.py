@@ -98,16 +98,19 @@ def make_job(
         for child in range(request.num_choices):
             sampling = sampling_params(
                 request,
-                max_tokens=max_tokens,
+                max_tokens=max(1, max_tokens),  # a program has to run for the prompt alone, too
                 seed=child_seed(seed, child),
                 num_top_logprobs=num_top_logprobs,
+                num_prompt_logprobs=request.num_prompt_logprobs,
                 vocab_size=facts.vocab_size,
                 bad_words=bad_words,
             )
             add = AddRequest(
                 RequestId(f"{job_id}-{len(choices)}"), prompt, sampling, request.priority or 0, request.cache_salt
             )
-            choices.append(_choice(state, len(choices), add, request, reading or ReplyReading()))
+            choice = _choice(state, len(choices), add, request, reading or ReplyReading())
+            choice.is_prompt_only = max_tokens == 0
+            choices.append(choice)
     state.metrics.observe("request_params_n", request.num_choices)
     return Job(choices, request.num_choices)
 

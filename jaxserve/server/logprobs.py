@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from jaxserve.ipc.messages import TokenLogprobs
 from jaxserve.server.schema.chat import ChoiceLogprobs, ContentLogprob, TopLogprob
+from jaxserve.server.schema.common import PromptLogprob
 from jaxserve.server.schema.completions import CompletionLogprobs
 from jaxserve.tokenizer.logprob_tokens import TextOffsets
 from jaxserve.tokenizer.tokenizer import Tokenizer
@@ -17,15 +18,27 @@ LOWEST_LOGPROB = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """One generated token with what the engine said of it."""
+    """A token with what the engine said of it."""
 
     token_id: int
-    scores: TokenLogprobs
+    scores: TokenLogprobs | None
+    """None for the first one of a prompt, of which there is nothing to say."""
+
+    @property
+    def logprob(self) -> float | None:
+        return None if self.scores is None else clamp(self.scores.logprob)
 
     def alternatives(self, num_top: int) -> list[tuple[int, float]]:
         """The most likely tokens with their log-probabilities, most likely first."""
+        if self.scores is None:
+            return []
         pairs = zip(self.scores.top_token_ids, self.scores.top_logprobs, strict=True)
         return [(token_id, clamp(logprob)) for token_id, logprob in pairs][:num_top]
+
+
+def prompt_tokens(token_ids: Sequence[int], scores: Sequence[TokenLogprobs]) -> list[ScoredToken]:
+    """A prompt's tokens; `scores` begin with the second one."""
+    return [ScoredToken(*pair) for pair in zip(token_ids, [None, *scores], strict=True)]
 
 
 def clamp(logprob: float) -> float:
@@ -41,7 +54,7 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[ScoredToken], num_top: 
 
     content = []
     for token in tokens:
-        chosen = spell(token.token_id, clamp(token.scores.logprob))
+        chosen = spell(token.token_id, token.logprob or 0.0)
         top = [spell(*alternative) for alternative in token.alternatives(num_top)]
         content.append(ContentLogprob(chosen.token, chosen.logprob, chosen.bytes, top))
     return ChoiceLogprobs(content)
@@ -51,15 +64,35 @@ def completion_logprobs(
     tokenizer: Tokenizer, tokens: Sequence[ScoredToken], num_top: int, offsets: TextOffsets
 ) -> CompletionLogprobs:
     """The `logprobs` object of the next tokens of a text choice; moves `offsets` on."""
-    tops: list[dict[str, float]] = []
+    tops: list[dict[str, float] | None] = []
     for token in tokens:
-        top = {tokenizer.token_text(token.token_id): clamp(token.scores.logprob)}
+        if token.logprob is None:
+            tops.append(None)
+            continue
+        top = {tokenizer.token_text(token.token_id): token.logprob}
         for token_id, logprob in token.alternatives(num_top):
             top.setdefault(tokenizer.token_text(token_id), logprob)
         tops.append(top)
     return CompletionLogprobs(
         tokens=[tokenizer.token_text(token.token_id) for token in tokens],
-        token_logprobs=[clamp(token.scores.logprob) for token in tokens],
+        token_logprobs=[token.logprob for token in tokens],
         top_logprobs=tops if num_top else None,
         text_offset=offsets.push([token.token_id for token in tokens]),
     )
+
+
+def prompt_logprobs(
+    tokenizer: Tokenizer, tokens: Sequence[ScoredToken], num_top: int
+) -> list[dict[str, PromptLogprob] | None]:
+    """The `prompt_logprobs` of a reply: by token id, the prompt's own token first, as vLLM spells them."""
+    entries: list[dict[str, PromptLogprob] | None] = []
+    for token in tokens:
+        if token.scores is None or token.logprob is None:
+            entries.append(None)
+            continue
+        own = PromptLogprob(token.logprob, token.scores.rank or 0, tokenizer.token_text(token.token_id))
+        entry = {str(token.token_id): own}
+        for rank, (token_id, logprob) in enumerate(token.alternatives(num_top), start=1):
+            entry.setdefault(str(token_id), PromptLogprob(logprob, rank, tokenizer.token_text(token_id)))
+        entries.append(entry)
+    return entries

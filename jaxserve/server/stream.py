@@ -9,11 +9,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from jaxserve.ipc.messages import AddRequest, RequestOutput
+from jaxserve.ipc.messages import AddRequest, RequestOutput, TokenLogprobs
 from jaxserve.metrics import Metrics
 from jaxserve.server.client import Generation
 from jaxserve.server.errors import error_from_fault
-from jaxserve.server.logprobs import ScoredToken
+from jaxserve.server.logprobs import ScoredToken, prompt_tokens
 from jaxserve.server.parsers.events import Event, merged
 from jaxserve.server.parsers.parser import OutputParser
 from jaxserve.tokenizer.detokenizer import Delta, IncrementalDetokenizer
@@ -32,6 +32,8 @@ class Piece:
     """The tokens behind `text`, when log-probabilities were asked for."""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    prompt: list[ScoredToken] = field(default_factory=list)
+    """The prompt's tokens, in a choice's first piece, when their log-probabilities were asked for."""
 
 
 class ChoiceStream:
@@ -55,6 +57,8 @@ class ChoiceStream:
         """Of them, those inside reasoning and its markers."""
         self.num_cached_tokens = 0
         self.is_finished = False
+        self.is_prompt_only = False
+        """Nothing is to be generated: the token that the engine makes all the same is dropped."""
         self._detokenizer = detokenizer
         self._parser = parser
         self._events: list[Event] = []
@@ -62,6 +66,8 @@ class ChoiceStream:
         self._metrics = metrics
         self._stop: str | None = None
         self._unsent: list[ScoredToken] = []
+        self._prompt_scores: list[TokenLogprobs] = []
+        self._has_told_prompt = request.sampling.num_prompt_logprobs is None
         self._submitted = time.monotonic()
         self._first_token: float | None = None
         self._last_token = self._submitted
@@ -79,7 +85,11 @@ class ChoiceStream:
             if output.finish_reason in ("error", "abort"):
                 self._record_end(output, "error")
                 raise error_from_fault(output.error)
+            self._prompt_scores += output.prompt_logprobs or ()
             self._record_tokens(output)
+            if self.is_prompt_only and output.token_ids:
+                self._record_end(output, "length")
+                return self._told(Piece(self.index, "", finish_reason="length"))
             texts.append(self._take_tokens(output))
             if output.finish_reason is not None and self._stop is None:
                 rest = self._detokenizer.finish()
@@ -93,7 +103,7 @@ class ChoiceStream:
         text = "".join(texts)
         if not (text if self._parser is None else self._events):
             return None
-        return Piece(self.index, text, self._take_events(), self._take_unsent())
+        return self._told(Piece(self.index, text, self._take_events(), self._take_unsent()))
 
     def abandon(self) -> None:
         """Count a choice whose reader left before its end."""
@@ -105,7 +115,14 @@ class ChoiceStream:
         self._record_end(output, reason)
         if self._parser is not None:
             self._keep(self._parser.finish())
-        return Piece(self.index, "".join(texts), self._take_events(), self._take_unsent(), reason, detail)
+        return self._told(Piece(self.index, "".join(texts), self._take_events(), self._take_unsent(), reason, detail))
+
+    def _told(self, piece: Piece) -> Piece:
+        """The piece with the prompt's tokens, if it is the first one and somebody wants them."""
+        if not self._has_told_prompt:
+            self._has_told_prompt = True
+            piece.prompt = prompt_tokens(self.request.prompt_token_ids, self._prompt_scores)
+        return piece
 
     def _take_tokens(self, output: RequestOutput) -> str:
         """Text of the output's tokens; a token that ended the request has none unless it was asked for."""

@@ -237,6 +237,34 @@ def test_many_choices_compute_their_prompt_once(client: openai.OpenAI, real_serv
     assert real_server.metric(computed) - before == 100 + 127 * 4, "all but the last, unfinished page are shared"
 
 
+def test_echo_with_logprobs_scores_a_text_as_lm_eval_does(client: openai.OpenAI) -> None:
+    reply = complete(client, logprobs=2, **GREEDY)
+    generated = reply.choices[0].logprobs
+    tokenizer = load_tokenizer(model().path)
+    ids = {tokenizer.token_text(i): i for i in range(tokenizer.vocab_size)}
+    whole = [*golden_prompt(), *(ids[token] for token in generated.tokens)]
+    for max_tokens in (0, 1):
+        scored = complete(client, prompt=whole, echo=True, logprobs=2, max_tokens=max_tokens, temperature=0)
+        found = scored.choices[0].logprobs
+        assert found.tokens[: len(whole)] == spellings(whole)
+        assert len(found.tokens) == len(whole) + max_tokens
+        assert found.token_logprobs[0] is None
+        assert found.token_logprobs[40:80] == pytest.approx(generated.token_logprobs, abs=1e-4)
+        assert [next(iter(top)) for top in found.top_logprobs[40:80]] == generated.tokens
+        assert scored.usage.completion_tokens == max_tokens
+
+
+def test_prompt_logprobs_rank_the_prompts_tokens(client: openai.OpenAI) -> None:
+    reply = ask(client, max_tokens=1, extra_body={"prompt_logprobs": 1}).to_dict()
+    entries = reply["prompt_logprobs"]
+    assert len(entries) == reply["usage"]["prompt_tokens"]
+    assert entries[0] is None
+    for entry in entries[1:]:
+        own, *others = entry.values()
+        assert own["rank"] == 1 or (own["rank"] > 1 and others[0]["rank"] == 1)
+        assert all(other["logprob"] >= own["logprob"] for other in others)
+
+
 def test_echo_puts_the_prompt_before_the_text(client: openai.OpenAI) -> None:
     plain = complete(client, prompt="She sells – 海", **GREEDY)
     echoed = complete(client, prompt="She sells – 海", echo=True, **GREEDY)

@@ -36,6 +36,7 @@ class Generated:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     num_cached_tokens: int = 0
 
@@ -43,6 +44,7 @@ class Generated:
         assert self.finish_reason is None, "news after the terminal message"
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs or []
+        self.prompt_logprobs += output.prompt_logprobs or []
         self.finish_reason = output.finish_reason
         self.num_cached_tokens = output.num_cached_tokens
 

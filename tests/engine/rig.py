@@ -49,6 +49,12 @@ def expected(message: AddRequest, max_model_len: int = 1 << 30) -> list[int]:
     return output
 
 
+def expected_scores(message: AddRequest) -> list[float]:
+    """What the fake model thinks of the prompt, if it is asked."""
+    is_asked = message.sampling.num_prompt_logprobs is not None
+    return [-float(token) for token in message.prompt_token_ids[1:]] if is_asked else []
+
+
 class Rig:
     """Scheduler, pages, executor and core, wired; collects what each request gets."""
 
@@ -102,6 +108,8 @@ class Rig:
         self.plans: list[StepPlan] = []
         self.pending: deque[tuple[StepPlan, FakePending]] = deque()
         self.tokens: dict[str, list[int]] = {}
+        self.scores: dict[str, list[float]] = {}
+        """Log-probabilities of prompt tokens."""
         self.ends: dict[str, RequestOutput] = {}
         """Terminal messages. A second one fails the test."""
 
@@ -146,6 +154,8 @@ class Rig:
         for output in outputs:
             assert output.request_id not in self.ends, f"{output.request_id} ended before"
             self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            told = [entry.logprob for entry in output.prompt_logprobs or ()]
+            self.scores.setdefault(output.request_id, []).extend(told)
             if output.finish_reason is not None:
                 self.ends[output.request_id] = output
 

@@ -12,7 +12,7 @@ from jaxserve.server.body import read_body
 from jaxserve.server.conversation import encode_conversation, reply_reading
 from jaxserve.server.deltas import MessageDeltas, message_of
 from jaxserve.server.generation import answer, make_job
-from jaxserve.server.logprobs import chat_logprobs
+from jaxserve.server.logprobs import chat_logprobs, prompt_logprobs
 from jaxserve.server.request_id import adopt_request_id
 from jaxserve.server.routes import Route
 from jaxserve.server.schema.chat import (
@@ -25,6 +25,7 @@ from jaxserve.server.schema.chat import (
     Delta,
     check_chat,
 )
+from jaxserve.server.schema.common import PromptLogprob
 from jaxserve.server.schema.usage import Usage
 from jaxserve.server.state import STATE
 from jaxserve.server.stream import Piece
@@ -117,6 +118,7 @@ class ChatFormat:
             ],
             usage=usage,
             system_fingerprint=self._fingerprint,
+            prompt_logprobs=self._prompt_logprobs(choices[0][0]),
         )
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None) -> ChatChunk:
@@ -138,6 +140,11 @@ class ChatFormat:
         """A reply that ends by itself and has calls ends for their sake."""
         has_calls = self._messages[piece.index].has_calls
         return "tool_calls" if has_calls and piece.finish_reason == "stop" else piece.finish_reason or "stop"
+
+    def _prompt_logprobs(self, first: Piece) -> list[dict[str, PromptLogprob] | None] | msgspec.UnsetType:
+        if self._request.prompt_logprobs is None:
+            return msgspec.UNSET
+        return prompt_logprobs(self._tokenizer, first.prompt, self._request.prompt_logprobs)
 
     def _logprobs(self, pieces: list[Piece]) -> ChoiceLogprobs | None:
         if not self._request.logprobs:

@@ -11,9 +11,10 @@ from aiohttp import web
 from jaxserve.ipc.messages import ModelFacts
 from jaxserve.server.body import read_body
 from jaxserve.server.generation import answer, answer_without_engine, make_job
-from jaxserve.server.logprobs import completion_logprobs
+from jaxserve.server.logprobs import completion_logprobs, prompt_logprobs
 from jaxserve.server.request_id import adopt_request_id
 from jaxserve.server.routes import Route
+from jaxserve.server.schema.common import PromptLogprob
 from jaxserve.server.schema.completions import (
     DEFAULT_MAX_TOKENS,
     Completion,
@@ -50,7 +51,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
             prompts=[ids for ids in token_ids for _ in range(request.num_choices)],
             echoes=echoes,
         )
-        if request.is_echo_only:
+        if request.is_echo_only and request.num_prompt_logprobs is None:
             pieces = [Piece(index, "", finish_reason="length") for index in range(len(echoes or ()))]
             usage = make_usage(sum(map(len, token_ids)), 0, 0)
             return await answer_without_engine(http, request, pieces, usage, spelling)
@@ -111,7 +112,7 @@ class CompletionFormat:
         self._no_usage = None if request.wants_usage else msgspec.UNSET
         skip_special_tokens = request.skip_special_tokens is not False
         self._offsets = [
-            TextOffsets(tokenizer, prompt, skip_special_tokens=skip_special_tokens)
+            TextOffsets(tokenizer, () if request.echo else prompt, skip_special_tokens=skip_special_tokens)
             for prompt in (prompts if request.logprobs is not None else ())
         ]
 
@@ -139,6 +140,7 @@ class CompletionFormat:
                     logprobs=self._logprobs(pieces),
                     finish_reason=pieces[-1].finish_reason,
                     stop_reason=pieces[-1].stop_reason,
+                    prompt_logprobs=self._prompt_logprobs(pieces[0]),
                 )
                 for index, pieces in enumerate(choices)
             ],
@@ -158,9 +160,14 @@ class CompletionFormat:
     def _logprobs(self, pieces: list[Piece]) -> CompletionLogprobs | None:
         if self._request.logprobs is None:
             return None
-        tokens = [token for piece in pieces for token in piece.tokens]
+        tokens = [token for piece in pieces for token in (*(piece.prompt if self._request.echo else ()), *piece.tokens)]
         offsets = self._offsets[pieces[0].index]
         return completion_logprobs(self._tokenizer, tokens, self._request.logprobs, offsets)
+
+    def _prompt_logprobs(self, first: Piece) -> list[dict[str, PromptLogprob] | None] | msgspec.UnsetType:
+        if self._request.prompt_logprobs is None:
+            return msgspec.UNSET
+        return prompt_logprobs(self._tokenizer, first.prompt, self._request.prompt_logprobs)
 
 
 ROUTES = (Route("POST", "/v1/completions", completions),)

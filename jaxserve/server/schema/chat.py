@@ -8,7 +8,7 @@ import msgspec
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.server.schema.checks import check_range
-from jaxserve.server.schema.common import CommonFields, check_common
+from jaxserve.server.schema.common import CommonFields, PromptLogprob, check_common
 from jaxserve.server.schema.conversation import ReasoningEffort, check_conversation
 from jaxserve.server.schema.messages import ChatMessage
 from jaxserve.server.schema.tools import ToolChoice, ToolDefinition
@@ -103,6 +103,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     usage: Usage
     system_fingerprint: str
     service_tier: None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
+    """Only when it was asked for."""
 
 
 class DeltaFunction(msgspec.Struct, omit_defaults=True):

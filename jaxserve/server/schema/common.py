@@ -9,6 +9,7 @@ from jaxserve.server.schema import limits
 from jaxserve.server.schema.checks import check_count, check_range, check_sizes
 from jaxserve.server.schema.decode import shorten
 from jaxserve.server.schema.sampling import SamplerFields
+from jaxserve.types import MAX_TOP_LOGPROBS
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -16,6 +17,15 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
     """Padding against traffic analysis: a hint that we do not follow."""
+
+
+class PromptLogprob(msgspec.Struct):
+    """Of a token in its place in the prompt."""
+
+    logprob: float
+    rank: int
+    """1: no token is more likely."""
+    decoded_token: str
 
 
 class CommonFields(SamplerFields, kw_only=True):
@@ -27,6 +37,7 @@ class CommonFields(SamplerFields, kw_only=True):
     stop: str | list[str] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = None
@@ -36,6 +47,11 @@ class CommonFields(SamplerFields, kw_only=True):
     @property
     def num_choices(self) -> int:
         return 1 if self.n is None else self.n
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Most likely tokens to tell for each of the prompt's; None where nobody asks for log-probabilities of these."""
+        return self.prompt_logprobs
 
     @property
     def stop_strings(self) -> list[str]:
@@ -57,6 +73,9 @@ def check_common(request: CommonFields) -> None:
     check_range("n", request.n, 1, limits.MAX_CHOICES)
     check_range("priority", request.priority, -(2**31), 2**31 - 1)
     check_range("seed", request.seed, -(2**63), 2**63 - 1)
+    check_range("prompt_logprobs", request.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
+    if request.prompt_logprobs is not None and request.stream:
+        raise InvalidRequestError("`prompt_logprobs` are not available when `stream=True`.", param="prompt_logprobs")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("Stream options can only be defined when `stream=True`.", param="stream_options")
     _check_words(request)

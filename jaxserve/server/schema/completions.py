@@ -9,7 +9,7 @@ import msgspec
 from jaxserve.errors import InvalidRequestError
 from jaxserve.server.schema import limits
 from jaxserve.server.schema.checks import check_range
-from jaxserve.server.schema.common import CommonFields, check_common
+from jaxserve.server.schema.common import CommonFields, PromptLogprob, check_common
 from jaxserve.server.schema.unsupported import refuse
 from jaxserve.server.schema.usage import Usage
 from jaxserve.types import MAX_TOP_LOGPROBS
@@ -27,6 +27,11 @@ class CompletionRequest(CommonFields, kw_only=True):
     add_special_tokens: bool | None = None
 
     @property
+    def num_prompt_logprobs(self) -> int | None:
+        asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((number for number in asked if number is not None), default=None)
+
+    @property
     def is_echo_only(self) -> bool:
         return bool(self.echo) and self.max_tokens == 0
 
@@ -38,8 +43,6 @@ def check_completion(request: CompletionRequest) -> list[str | list[int]]:
     check_range("logprobs", request.logprobs, 0, MAX_TOP_LOGPROBS)
     if request.best_of is not None and request.best_of != request.num_choices:
         raise refuse("best_of")
-    if request.echo and request.logprobs is not None:
-        raise refuse("echo")
     prompts = _prompts(request.prompt)
     if len(prompts) > limits.MAX_PROMPTS:
         raise InvalidRequestError(
@@ -72,8 +75,8 @@ def _prompts(prompt: str | list[Any] | None) -> list[str | list[int]]:
 
 class CompletionLogprobs(msgspec.Struct):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 
@@ -83,6 +86,8 @@ class CompletionChoice(msgspec.Struct):
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
+    """Only when it was asked for."""
 
 
 class Completion(msgspec.Struct, kw_only=True):

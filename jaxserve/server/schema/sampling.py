@@ -50,6 +50,7 @@ def sampling_params(
     max_tokens: int,
     seed: int,
     num_top_logprobs: int | None,
+    num_prompt_logprobs: int | None = None,
     vocab_size: int,
     bad_words: Sequence[Sequence[int]] = (),
 ) -> SamplingParams:
@@ -66,6 +67,7 @@ def sampling_params(
         "bad_words": tuple(map(tuple, bad_words)),
         "max_tokens": max_tokens,
         "num_top_logprobs": num_top_logprobs,
+        "num_prompt_logprobs": num_prompt_logprobs,
         "ignore_eos": bool(request.ignore_eos),
         "stop_token_ids": tuple(request.stop_token_ids or ()),
     }

@@ -63,7 +63,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": _EMPTY,
     "modalities": (None, [], ["text"]),
     "prompt_embeds": _EMPTY,
-    "prompt_logprobs": _NULL,
     "reasoning_effort": _NULL,
     "repetition_detection": _NULL,
     "response_format": (None, {"type": "text"}),

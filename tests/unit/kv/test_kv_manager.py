@@ -174,6 +174,19 @@ def test_equal_start_waits_until_it_is_published_or_given_up() -> None:
     assert kv.start(third, values) == 8
 
 
+def test_table_that_may_not_share_computes_everything_and_waits_for_nobody() -> None:
+    kv, values = manager(20), tokens(9)
+    first, scored = kv.new_table(None), kv.new_table(None)
+    assert kv.start(first, values) == 0
+    assert kv.start(scored, values, may_share=False) == 0
+    kv.free(scored)
+    assert kv.start(kv.new_table(None), values) is None, "the first one is still at it"
+    kv.publish(first, values, 9)
+    assert kv.start(scored, values, may_share=False) == 0
+    kv.publish(scored, values, 9)
+    assert not {*first.blocks} & {*scored.blocks}
+
+
 def test_name_of_a_page_that_is_not_full_is_refused() -> None:
     with pytest.raises(ValueError, match="not full"):
         HashChain(4, None).name(1, tokens(7))

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from jaxserve.ipc.messages import AddRequest, RequestFault
 from jaxserve.scheduler.request import Request
 from jaxserve.types import BlockId, RequestId
-from tests.engine.rig import Rig, add, expected
+from tests.engine.rig import Rig, add, expected, expected_scores
 
 MAX_MODEL_LEN = 40
 FAULT = RequestFault("InternalError", "broken")
@@ -30,6 +30,7 @@ REQUESTS = st.fixed_dictionaries(
         "max_tokens": st.integers(1, 24),
         "temperature": st.sampled_from([0.0, 1.0]),
         "ignore_eos": st.booleans(),
+        "num_prompt_logprobs": st.sampled_from([None, None, 1]),
         "presence_penalty": st.sampled_from([0.0, 0.0, 1.0]),  # the fake executor counts its tokens
         "priority": st.sampled_from([0, 0, 0, -1, 1]),
         "salt": st.sampled_from([None, None, "a"]),
@@ -125,6 +126,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for request_id in set(self.rig.ends) - ended:
             message = self.messages.pop(RequestId(request_id))
             assert self.rig.tokens[request_id] == expected(message, MAX_MODEL_LEN)
+            assert self.rig.scores[request_id] == expected_scores(message)
 
     @precondition(lambda self: self.messages)
     @rule(num_steps=st.integers(2, 8))
@@ -187,6 +189,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.rig.finish(max_steps=3000)
         for request_id, message in self.messages.items():
             assert self.rig.tokens[request_id] == expected(message, MAX_MODEL_LEN)
+            assert self.rig.scores[request_id] == expected_scores(message)
         self.rig.scheduler.reset_prefix_cache()
         assert len(self.rig.kv.pool.blank_blocks()) == self.rig.kv.pool.num_usable
 

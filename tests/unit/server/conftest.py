@@ -95,6 +95,12 @@ class ScriptedEngine:
                 TokenLogprobs(-1.0, [token_id, *range(num_top)][:num_top], [-1.0 - i for i in range(num_top)])
                 for token_id in token_ids
             ]
+        num_prompt = request.sampling.num_prompt_logprobs
+        if num_prompt is not None and token_ids:
+            fields["prompt_logprobs"] = [
+                TokenLogprobs(-0.5 * i, list(range(num_prompt)), [-1.0 - k for k in range(num_prompt)], i + 7)
+                for i in range(1, len(request.prompt_token_ids))
+            ]
         self.say(StepOutputs([RequestOutput(request.request_id, token_ids, **fields)]))
 
     def refuse(self, request: AddRequest, error_class: str, message: str, **fields: Any) -> None:

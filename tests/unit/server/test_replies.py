@@ -334,6 +334,42 @@ async def test_echo_without_tokens_needs_no_engine(api: Api) -> None:
     assert [streamed_text(chunks, index) for index in range(2)] == ["ab", "c"]
 
 
+@pytest.mark.parametrize("max_tokens", [0, 2])
+async def test_echo_with_logprobs_scores_the_prompt(api: Api, max_tokens: int) -> None:
+    """As lm-eval asks for it; streamed, it comes to the same."""
+    body = {"prompt": ids(api, "cat"), "echo": True, "logprobs": 1, "max_tokens": max_tokens}
+    plain, chunks = await both(api, TEXT, body, [ids(api, "s!")[: max(1, max_tokens)]])
+    (choice,) = plain["choices"]
+    extra = "s!"[:max_tokens]
+    assert choice["text"] == streamed_text(chunks) == "cat" + extra
+    assert choice["finish_reason"] == "length"
+    logprobs = choice["logprobs"]
+    assert "".join(logprobs["tokens"]) == choice["text"]
+    assert logprobs["token_logprobs"] == [None, -0.5, -1.0, *[-1.0 for _ in extra]]
+    assert logprobs["text_offset"] == list(range(3 + max_tokens))
+    assert logprobs["top_logprobs"][0] is None
+    assert logprobs["top_logprobs"][1] == {"a": -0.5, api.tokenizer.token_text(0): -1.0}
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"][0]["logprobs"]]
+    assert {key: [value for part in parts for value in part[key]] for key in logprobs} == logprobs
+    assert plain["usage"]["completion_tokens"] == max_tokens
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_prompt_logprobs_are_spelled_as_vllm_does(api: Api, path: str, messages: list[Any]) -> None:
+    body: dict[str, Any] = {"messages": messages} if path == CHAT else {"prompt": ids(api, "cat")}
+    (_, reply), request = await asyncio.gather(
+        api.post(path, body | {"prompt_logprobs": 1, "max_tokens": 1}), play(api, [ids(api, "s")])
+    )
+    entries = reply["prompt_logprobs"] if path == CHAT else reply["choices"][0]["prompt_logprobs"]
+    prompt = request.prompt_token_ids
+    assert len(entries) == len(prompt)
+    assert entries[0] is None
+    assert entries[1] == {
+        str(prompt[1]): {"logprob": -0.5, "rank": 8, "decoded_token": api.tokenizer.token_text(prompt[1])},
+        "0": {"logprob": -1.0, "rank": 1, "decoded_token": api.tokenizer.token_text(0)},
+    }
+
+
 async def test_default_output_lengths(api: Api, messages: list[Any]) -> None:
     for path, body, expected in (
         (TEXT, {"prompt": [5] * 4}, 16),
