@@ -68,14 +68,14 @@ def logprobs_of(request: Request, result: StepResult, row: int, num_tokens: int)
     return [TokenLogprobs(chosen, ids, values) for chosen in result.logprobs[:num_tokens, row].tolist()]
 
 
-def prompt_logprobs_of(
-    request: Request, plan: StepPlan, result: StepResult, first: int, count: int
-) -> list[TokenLogprobs] | None:
-    """Those of the targets that stand at `first` and behind in the plan; None when there are none."""
+def prompt_logprobs_of(request: Request, plan: StepPlan, result: StepResult, row: int) -> list[TokenLogprobs] | None:
+    """Those of the row's targets; None when it has none."""
     wanted, scores = request.sampling.num_prompt_logprobs, result.prompt_scores
     if wanted is None or plan.targets is None or scores is None:
         return None
-    places = first + np.flatnonzero(plan.targets[first : first + count] != NO_TARGET)
+    first = int(plan.num_scheduled_tokens[:row].sum())
+    targets = plan.targets[first : first + plan.num_scheduled_tokens[row]]
+    places = first + np.flatnonzero(targets != NO_TARGET)
     if not len(places):
         return None
     columns = (

@@ -28,7 +28,7 @@ def pack(
 
     num_rows = len(ordered)
     token_ids = np.empty(int(num_scheduled.sum()), np.int32)
-    num_top_logprobs = NO_LOGPROBS
+    num_top_logprobs = num_prompt_logprobs = NO_LOGPROBS
     start = 0
     for row, request in enumerate(ordered):
         computed, count = request.num_computed_tokens, counts[rows[row]]
@@ -40,10 +40,10 @@ def pack(
         wanted = request.sampling.num_top_logprobs
         if wanted is not None and is_sampling[row]:
             num_top_logprobs = max(num_top_logprobs, wanted)
+        if request.num_unscored and request.is_scoring:
+            num_prompt_logprobs = max(num_prompt_logprobs, request.sampling.num_prompt_logprobs or 0)
 
     targets = None
-    asked = [request.sampling.num_prompt_logprobs for request in ordered if request.is_scoring]
-    num_prompt_logprobs = max((number for number in asked if number is not None), default=NO_LOGPROBS)
     if num_prompt_logprobs > NO_LOGPROBS:
         targets = np.concatenate(
             [request.targets(count) for request, count in zip(ordered, num_scheduled, strict=True)]

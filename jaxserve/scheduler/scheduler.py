@@ -177,13 +177,13 @@ class Scheduler:
         ends = (plan.num_computed_tokens + plan.num_scheduled_tokens).tolist()
         num_missing = plan.num_steps - result.num_steps
         rows = result.token_ids.T.tolist()  # tokens by row
-        start = 0
-        for row, (request, count) in enumerate(zip(requests, plan.num_scheduled_tokens.tolist(), strict=True)):
-            first, start = start, start + count
+        for row, request in enumerate(requests):
             if request.finish_reason is not None:
                 continue
-            scores = prompt_logprobs_of(request, plan, result, first, count)
-            request.num_unscored -= len(scores or ())
+            scores = None
+            if plan.targets is not None:
+                scores = prompt_logprobs_of(request, plan, result, row)
+                request.num_unscored -= len(scores or ())
             if is_sampling[row]:
                 request.num_unread_tokens -= plan.num_steps
                 request.num_computed_tokens -= num_missing
@@ -265,7 +265,7 @@ class Scheduler:
         num_steps = self._burst.num_steps(self._buckets.pick("decode", len(rows)), len(self._in_flight))
         for request in rows:
             length = request.num_tokens + request.num_unread_tokens
-            if request.num_computed_tokens + 1 < length or request.sampling.num_top_logprobs or request.is_scoring:
+            if request.num_computed_tokens + 1 < length or request.sampling.num_top_logprobs or request.num_unscored:
                 return 1
             num_steps = min(num_steps, request.length_limit - length)
         if num_steps == 1:
