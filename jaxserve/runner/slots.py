@@ -8,7 +8,7 @@ else leaves these words alone and never reads them, so nothing has to be cleaned
 The row behind the last slot belongs to nobody: padding rows, and rows that sample nothing yet, write there.
 
 Letters: X slots, B rows, T tokens of the step, V vocabulary, W words of one bit per token, N biases, G bad words of
-E tokens, R tokens that may precede the last of a bad word.
+E tokens, R tokens that may precede the last of a bad word, L tokens whose log-probabilities are listed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from jaxserve.sampling.adjust import GENERATED
 from jaxserve.sampling.bits import num_words, pack_bits
 from jaxserve.sampling.transforms import ANY_TOKEN, NOBODY
 from jaxserve.scheduler.plan import Seat
-from jaxserve.types import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS
+from jaxserve.types import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS
 
 FIELDS: Final = {
     "last_token": "",
     "is_over": "",
     "recent": "R",  # generated tokens, newest last; NO_TOKEN before the first
     "earliest_stop": "",  # known tokens from which on a stop token may be sampled
+    "logprob_ids": "L",  # 0 where unused
     "stops": "W",  # bits of the tokens that end the request
     "allowed": "W",  # bits
     "bias_ids": "N",  # NOBODY where unused
@@ -67,6 +68,7 @@ def fields(vocab_size: int) -> dict[str, Field]:
         "N": MAX_LOGIT_BIAS,
         "G": MAX_BAD_WORDS,
         "E": MAX_BAD_WORD_TOKENS,
+        "L": MAX_TOP_LOGPROBS,
         "V": vocab_size,
     }
     found, start = {}, 0
@@ -110,6 +112,7 @@ def seat_row(seat: Seat, vocab_size: int) -> np.ndarray:
     view["bad_words"][len(sampling.bad_words) :, -1] = NOBODY
     for i, word in enumerate(sampling.bad_words):
         view["bad_words"][i, -len(word) :] = word
+    view["logprob_ids"][: len(sampling.logprob_token_ids)] = sampling.logprob_token_ids
     counts = view["counts"]
     counts[:] = GENERATED * np.bincount(generated, minlength=vocab_size)
     counts[seat.token_ids[: seat.num_prompt_tokens]] += 1  # once, however often it stands there

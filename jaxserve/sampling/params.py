@@ -65,6 +65,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ] = ()
     """Sequences of tokens of which none is ever completed."""
 
+    logprob_token_ids: Annotated[tuple[int, ...], Meta(max_length=MAX_TOP_LOGPROBS), Column("int32", seated_at=0)] = ()
+    """Tokens whose log-probabilities are told in the place of those of the most likely ones, which are as many."""
+
     max_tokens: Annotated[int, Meta(ge=1)] = 16
     num_top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     """None: no log-probabilities; 0: of the chosen token only; n: and of the n most likely."""

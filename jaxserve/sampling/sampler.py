@@ -6,7 +6,7 @@ is skipped at run time (`lax.cond`), so one program serves every mix of options.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -75,7 +75,11 @@ def sample(
         num_top_logprobs > NO_LOGPROBS, lambda: _normalizer(logits), lambda: jnp.zeros_like(logits[:, 0])
     )
     chosen = jnp.take_along_axis(logits, token_ids[:, None], 1)[:, 0] - normalizer
-    return Sampled(token_ids, chosen, *_top(logits, normalizer, num_top_logprobs))
+
+    def shown(most_likely: Array) -> Array:
+        return transforms.logprob_token_ids(options["logprob_token_ids"], seats["logprob_ids"], most_likely)
+
+    return Sampled(token_ids, chosen, *_top(logits, normalizer, num_top_logprobs, shown))
 
 
 def score(logits: Float[Array, "B V"], token_ids: Int[Array, "B"], num_top_logprobs: Int[Array, ""]) -> Scored:
@@ -83,25 +87,28 @@ def score(logits: Float[Array, "B V"], token_ids: Int[Array, "B"], num_top_logpr
     normalizer = _normalizer(logits)
     chosen = jnp.take_along_axis(logits, token_ids[:, None], 1)
     ranks = (logits > chosen).sum(-1, dtype=jnp.int32) + 1
-    return Scored(chosen[:, 0] - normalizer, ranks, *_top(logits, normalizer, num_top_logprobs))
+    return Scored(chosen[:, 0] - normalizer, ranks, *_top(logits, normalizer, num_top_logprobs, lambda ids: ids))
 
 
 def _top(
-    logits: Float[Array, "B V"], normalizer: Float[Array, "B"], num_top_logprobs: Int[Array, ""]
+    logits: Float[Array, "B V"],
+    normalizer: Float[Array, "B"],
+    num_top_logprobs: Int[Array, ""],
+    shown: Callable[[Array], Array],
 ) -> tuple[Int[Array, "B 20"], Float[Array, "B 20"]]:
-    """The most likely tokens and their log-probabilities; no meaning where none are wanted."""
-    width = min(MAX_TOP_LOGPROBS, logits.shape[1])
+    """What is `shown` instead of the most likely tokens, and their log-probabilities; no meaning if none are wanted."""
 
     def top() -> tuple[Array, Array]:
-        values, ids = top_k(logits, width)
-        return ids, values - normalizer[:, None]
+        _, likely = top_k(logits, MAX_TOP_LOGPROBS)
+        is_missing = jnp.arange(MAX_TOP_LOGPROBS) >= likely.shape[1]  # in a vocabulary of fewer than 20 tokens
+        ids = shown(jnp.pad(likely, ((0, 0), (0, MAX_TOP_LOGPROBS - likely.shape[1]))))
+        values = jnp.take_along_axis(logits, ids, 1) - normalizer[:, None]
+        return ids, jnp.where(is_missing, -jnp.inf, values)
 
-    shape = (logits.shape[0], width)
-    ids, values = jax.lax.cond(
+    shape = (logits.shape[0], MAX_TOP_LOGPROBS)
+    return jax.lax.cond(  # type: ignore[no-any-return]
         num_top_logprobs > 0, top, lambda: (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
     )
-    missing = ((0, 0), (0, MAX_TOP_LOGPROBS - width))  # a vocabulary of fewer than 20 tokens
-    return jnp.pad(ids, missing), jnp.pad(values, missing, constant_values=-jnp.inf)
 
 
 def _draw(scaled: Float[Array, "B V"], options: Mapping[str, Array], positions: Int[Array, "B"]) -> Int[Array, "B"]:

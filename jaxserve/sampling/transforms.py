@@ -94,6 +94,13 @@ def min_tokens(logits: Float[Array, "B V"], is_early: Bool[Array, "B"], bits: In
     return jnp.where(_members(bits, logits.shape[1]) & is_early[:, None], FORBIDDEN, logits)
 
 
+def logprob_token_ids(
+    num_listed: Int[Array, "B"], listed: Int[Array, "B L"], most_likely: Int[Array, "B L"]
+) -> Int[Array, "B L"]:
+    """Whose log-probabilities a row wants to see: those on its list, or the most likely ones."""
+    return jnp.where(num_listed[:, None] > 0, listed, most_likely)
+
+
 def _members(bits: Int[Array, "B W"], vocab_size: int) -> Bool[Array, "B V"]:
     """Whose bit is set; see `bits.pack_bits`."""
     spread = (bits[:, :, None] >> jnp.arange(WORD_BITS)) & 1  # (B, W, 32)

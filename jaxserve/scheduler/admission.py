@@ -86,5 +86,6 @@ def _listed_tokens(sampling: SamplingParams) -> dict[str, Collection[int]]:
         "stop_token_ids": sampling.stop_token_ids,
         "logit_bias": sampling.logit_bias,
         "allowed_token_ids": sampling.allowed_token_ids,
+        "logprob_token_ids": sampling.logprob_token_ids,
         "bad_words": [token for word in sampling.bad_words for token in word],
     }

@@ -49,7 +49,7 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
             [prompt],
             asked_max_tokens=request.output_limit,
             default_max_tokens=None,
-            num_top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            num_top_logprobs=request.num_top_logprobs,
             bad_words=await state.tokenization.encode_bad_words(request.bad_words),
             param="messages",
             reading=reading,
@@ -147,10 +147,11 @@ class ChatFormat:
         return prompt_logprobs(self._tokenizer, first.prompt, self._request.prompt_logprobs)
 
     def _logprobs(self, pieces: list[Piece]) -> ChoiceLogprobs | None:
-        if not self._request.logprobs:
+        num_top = self._request.num_top_logprobs
+        if num_top is None:
             return None
         tokens = [token for piece in pieces for token in piece.tokens]
-        return chat_logprobs(self._tokenizer, tokens, self._request.top_logprobs or 0)
+        return chat_logprobs(self._tokenizer, tokens, num_top)
 
 
 ROUTES = (Route("POST", "/v1/chat/completions", chat_completions),)

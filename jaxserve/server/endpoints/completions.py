@@ -62,7 +62,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
             token_ids,
             asked_max_tokens=request.max_tokens,
             default_max_tokens=DEFAULT_MAX_TOKENS,
-            num_top_logprobs=request.logprobs,
+            num_top_logprobs=request.num_top_logprobs,
             bad_words=await state.tokenization.encode_bad_words(request.bad_words),
             param="prompt",
         )
@@ -158,11 +158,12 @@ class CompletionFormat:
         )
 
     def _logprobs(self, pieces: list[Piece]) -> CompletionLogprobs | None:
-        if self._request.logprobs is None:
+        num_top = self._request.num_top_logprobs
+        if num_top is None:
             return None
         tokens = [token for piece in pieces for token in (*(piece.prompt if self._request.echo else ()), *piece.tokens)]
         offsets = self._offsets[pieces[0].index]
-        return completion_logprobs(self._tokenizer, tokens, self._request.logprobs, offsets)
+        return completion_logprobs(self._tokenizer, tokens, num_top, offsets)
 
     def _prompt_logprobs(self, first: Piece) -> list[dict[str, PromptLogprob] | None] | msgspec.UnsetType:
         if self._request.prompt_logprobs is None:

@@ -8,7 +8,7 @@ import msgspec
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.server.schema.checks import check_range
-from jaxserve.server.schema.common import CommonFields, PromptLogprob, check_common
+from jaxserve.server.schema.common import CommonFields, PromptLogprob, check_common, check_listed_logprobs
 from jaxserve.server.schema.conversation import ReasoningEffort, check_conversation
 from jaxserve.server.schema.messages import ChatMessage
 from jaxserve.server.schema.tools import ToolChoice, ToolDefinition
@@ -32,6 +32,13 @@ class ChatRequest(CommonFields, kw_only=True):
     documents: list[dict[str, Any]] | None = None
 
     @property
+    def num_top_logprobs(self) -> int | None:
+        """None: no log-probabilities; 0: of the chosen tokens alone."""
+        if not self.logprobs:
+            return None
+        return len(self.logprob_token_ids or ()) or self.top_logprobs or 0
+
+    @property
     def output_limit(self) -> int | None:
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
@@ -44,6 +51,7 @@ def check_chat(request: ChatRequest) -> None:
         check_range(name, getattr(request, name), 1, 2**63 - 1)
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequestError("When using `top_logprobs`, `logprobs` must be set to true.", param="top_logprobs")
+    check_listed_logprobs(request, bool(request.logprobs))
     check_range("top_logprobs", request.top_logprobs, 0, MAX_TOP_LOGPROBS)
 
 

@@ -89,6 +89,14 @@ def check_common(request: CommonFields) -> None:
             )
 
 
+def check_listed_logprobs(request: CommonFields, wants_logprobs: bool) -> None:
+    """Refuse a list of tokens in the place of the most likely ones where log-probabilities are not asked for."""
+    if request.logprob_token_ids is not None and not wants_logprobs:
+        raise InvalidRequestError(
+            "When using `logprob_token_ids`, `logprobs` must be asked for.", param="logprob_token_ids"
+        )
+
+
 def _check_words(request: CommonFields) -> None:
     check_sizes("stop", request.stop_strings, limits.MAX_STOP_STRINGS, limits.MAX_STOP_CHARS)
     check_sizes("bad_words", request.bad_words or [], limits.MAX_BAD_WORDS, limits.MAX_BAD_WORD_CHARS)

@@ -9,7 +9,7 @@ import msgspec
 from jaxserve.errors import InvalidRequestError
 from jaxserve.server.schema import limits
 from jaxserve.server.schema.checks import check_range
-from jaxserve.server.schema.common import CommonFields, PromptLogprob, check_common
+from jaxserve.server.schema.common import CommonFields, PromptLogprob, check_common, check_listed_logprobs
 from jaxserve.server.schema.unsupported import refuse
 from jaxserve.server.schema.usage import Usage
 from jaxserve.types import MAX_TOP_LOGPROBS
@@ -27,6 +27,13 @@ class CompletionRequest(CommonFields, kw_only=True):
     add_special_tokens: bool | None = None
 
     @property
+    def num_top_logprobs(self) -> int | None:
+        """None: no log-probabilities; 0: of the chosen tokens alone."""
+        if self.logprobs is None:
+            return None
+        return len(self.logprob_token_ids or ()) or self.logprobs
+
+    @property
     def num_prompt_logprobs(self) -> int | None:
         asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return max((number for number in asked if number is not None), default=None)
@@ -41,6 +48,7 @@ def check_completion(request: CompletionRequest) -> list[str | list[int]]:
     check_common(request)
     check_range("max_tokens", request.max_tokens, 0 if request.echo else 1, 2**63 - 1)
     check_range("logprobs", request.logprobs, 0, MAX_TOP_LOGPROBS)
+    check_listed_logprobs(request, request.logprobs is not None)
     if request.best_of is not None and request.best_of != request.num_choices:
         raise refuse("best_of")
     prompts = _prompts(request.prompt)

@@ -11,11 +11,15 @@ from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.params import COLUMNS, SamplingParams
 from jaxserve.server.schema.checks import check_count, check_token_ids
 from jaxserve.server.schema.decode import invalid_field
-from jaxserve.types import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS
+from jaxserve.types import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS
 
 _SEED_MODULUS = 2**31
 _FIELD_TYPES: dict[str, Any] = get_type_hints(SamplingParams, include_extras=True)
-_WIRE_TYPES: dict[str, Any] = {"allowed_token_ids": list[int], "bad_words": list[str]}
+_WIRE_TYPES: dict[str, Any] = {
+    "allowed_token_ids": list[int],
+    "bad_words": list[str],
+    "logprob_token_ids": list[int],
+}
 """Of fields that a request spells in another way than SamplingParams."""
 
 
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
         logit_bias: dict[int, float] | None = None
         allowed_token_ids: list[int] | None = None
         bad_words: list[str] | None = None
+        logprob_token_ids: list[int] | None = None
         stop_token_ids: list[int] | None = None
         ignore_eos: bool | None = None
 else:
@@ -65,6 +70,7 @@ def sampling_params(
         "seed": seed % _SEED_MODULUS,
         "allowed_token_ids": tuple(request.allowed_token_ids or ()),
         "bad_words": tuple(map(tuple, bad_words)),
+        "logprob_token_ids": tuple(request.logprob_token_ids or ()),
         "max_tokens": max_tokens,
         "num_top_logprobs": num_top_logprobs,
         "num_prompt_logprobs": num_prompt_logprobs,
@@ -92,12 +98,12 @@ def _check_tokens(request: SamplerFields, bad_words: Sequence[Sequence[int]], vo
     check_token_ids("stop_token_ids", request.stop_token_ids or [], vocab_size)
     check_count("logit_bias", len(request.logit_bias or ()), MAX_LOGIT_BIAS, "tokens")
     check_token_ids("logit_bias", list(request.logit_bias or ()), vocab_size)
-    if request.allowed_token_ids == []:
-        raise InvalidRequestError(
-            "Invalid value for 'allowed_token_ids': at least one token must be allowed, got [].",
-            param="allowed_token_ids",
-        )
-    check_token_ids("allowed_token_ids", request.allowed_token_ids or [], vocab_size)
+    for name in ("allowed_token_ids", "logprob_token_ids"):
+        token_ids = getattr(request, name)
+        if token_ids == []:
+            raise InvalidRequestError(f"Invalid value for '{name}': must hold at least one token, got [].", param=name)
+        check_token_ids(name, token_ids or [], vocab_size)
+    check_count("logprob_token_ids", len(request.logprob_token_ids or ()), MAX_TOP_LOGPROBS, "tokens")
     check_count("bad_words", len(bad_words), MAX_BAD_WORDS, "spellings of all words together")
     longest = max(map(len, bad_words), default=0)
     check_count("bad_words", longest, MAX_BAD_WORD_TOKENS, "tokens in a word")

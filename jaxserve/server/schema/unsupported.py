@@ -58,7 +58,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "kv_transfer_params": _NULL,
     "length_penalty": _ONE,
     "logits_processors": _EMPTY,
-    "logprob_token_ids": _EMPTY,
     "lora_request": _NULL,
     "mm_processor_kwargs": _EMPTY,
     "modalities": (None, [], ["text"]),

@@ -63,6 +63,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"min_tokens": 5},
     {"bad_words": ((9,),)},
     {"bad_words": ((8, 290, 11), (290, 12), (6, 290, 13), (7, 299, 8, 6, 8, 8, 290, 14), (8, 6, 8, 8, 290, 15))},
+    {"logprob_token_ids": (3, 299)},
     {"bad_words": tuple((290, token) for token in range(100, 100 + MAX_BAD_WORDS // 2)), "min_tokens": 100},
 ]
 
@@ -164,6 +165,17 @@ def test_logprobs_stay_those_of_the_model() -> None:
     assert found.token_ids.tolist() == [17]
     assert float(found.logprobs[0]) == pytest.approx(expected[17], abs=1e-5)
     assert found.top_token_ids[0, :3].tolist() == np.argsort(-row.logits)[:3].tolist()
+
+
+def test_listed_tokens_stand_in_for_the_most_likely_ones_of_their_row_only() -> None:
+    listed, plain = (
+        Row(logits(i), SamplingParams(**o)) for i, o in enumerate([{"logprob_token_ids": (9, 299, 4)}, {}])
+    )
+    found = choose([listed, plain], top=3)
+    assert found.top_token_ids[0, :3].tolist() == [9, 299, 4]
+    expected = listed.logits - np.log(np.exp(listed.logits.astype(np.float64)).sum())
+    np.testing.assert_allclose(found.top_logprobs[0, :3], expected[[9, 299, 4]], atol=1e-5)
+    np.testing.assert_array_equal(found.top_token_ids[1], choose([plain], top=3).top_token_ids[0])
 
 
 def test_every_option_with_a_neutral_value_needs_no_seat() -> None:

@@ -334,6 +334,20 @@ async def test_echo_without_tokens_needs_no_engine(api: Api) -> None:
     assert [streamed_text(chunks, index) for index in range(2)] == ["ab", "c"]
 
 
+async def test_listed_tokens_are_told_in_the_place_of_the_most_likely(api: Api, messages: list[Any]) -> None:
+    listed = {"logprob_token_ids": [7, 8]}
+    chat, request = await asyncio.gather(
+        api.post(CHAT, {"messages": messages, "logprobs": True, **listed}), play(api, [ids(api, "a")])
+    )
+    assert (request.sampling.logprob_token_ids, request.sampling.num_top_logprobs) == ((7, 8), 2)
+    assert len(chat[1]["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 2
+    text, request = await asyncio.gather(
+        api.post(TEXT, {"prompt": "x", "logprobs": 5, **listed}), play(api, [ids(api, "a")])
+    )
+    assert request.sampling.num_top_logprobs == 2
+    assert len(text[1]["choices"][0]["logprobs"]["top_logprobs"][0]) == 2
+
+
 @pytest.mark.parametrize("max_tokens", [0, 2])
 async def test_echo_with_logprobs_scores_the_prompt(api: Api, max_tokens: int) -> None:
     """As lm-eval asks for it; streamed, it comes to the same."""
