@@ -21,7 +21,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"min_tokens": 12, "ignore_eos": False, "logit_bias": {2: 8.0}, "temperature": 1.0, "seed": 2},
     {"allowed_token_ids": tuple(range(50, 90)), "presence_penalty": 0.9, "temperature": 1.3, "seed": 3},
     {"temperature": 0.8, "seed": 4, "num_top_logprobs": 2},
-    {"logit_bias": {7: 4.0, 9: 4.0}, "frequency_penalty": 1.5, "num_top_logprobs": 0},
+    {"logit_bias": {7: 4.0, 9: 4.0}, "frequency_penalty": 1.5, "logprob_token_ids": (9, 7), "num_top_logprobs": 2},
 ]
 
 
@@ -65,6 +65,8 @@ def test_options_mix_in_a_batch_without_touching_each_other(engine: ModelEngine)
     assert not any(token % 3 == 0 for token in together["3"].token_ids if token < 200)
     assert 12 <= len(together["4"].token_ids) < 24, "the bias was meant to end it as soon as it may"
     assert together["4"].finish_reason == "stop"
+    assert all(entry.top_token_ids == [9, 7] for entry in together["7"].logprobs)
+    assert all(entry.top_token_ids != [9, 7] for entry in together["6"].logprobs)
 
 
 def test_preempted_request_counts_what_it_had(engine: ModelEngine) -> None:
