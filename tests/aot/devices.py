@@ -37,6 +37,7 @@ class Target:
         return described_devices(self.device, count)
 
 
+H100 = Target(ACCELERATORS["h100"])
 H200 = Target(ACCELERATORS["h200"])
 V5E = Target(ACCELERATORS["v5e"])
 V6E = Target(ACCELERATORS["v6e"])

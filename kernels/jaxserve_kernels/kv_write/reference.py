@@ -10,8 +10,8 @@ def kv_write(
     k_pages: Num[Array, "L P K S H"],
     v_pages: Num[Array, "L P K S H"],
     layer: Int[Array, ""],
-    k: Float[Array, "T K H"],
-    v: Float[Array, "T K H"],
+    k: Num[Array, "T K H"],
+    v: Num[Array, "T K H"],
     pages: Int[Array, "T"],
     slots: Int[Array, "T"],
 ) -> tuple[Num[Array, "L P K S H"], Num[Array, "L P K S H"]]:

@@ -345,7 +345,7 @@ def _store(
         piece = scratch["piece"].at[worker]
         for start in range(0, kernel.dim, _PIECE):
             width = min(_PIECE, kernel.dim - start)
-            piece.at[:, pl.ds(0, width)][...] = narrow[:, start : start + width]
+            tiles.put(piece.at[:, pl.ds(0, width)], narrow[:, start : start + width])
             plgpu.commit_smem()
             rows = _ROWS // 2
             while rows:  # as many rows at a time as the count's binary digits say

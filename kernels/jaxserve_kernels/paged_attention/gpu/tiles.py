@@ -157,6 +157,17 @@ def widen(narrow: Any, wide: Any) -> None:
     plgpu.commit_smem()
 
 
+def put(target: Any, values: jax.Array) -> None:
+    """Write part of a tile that is no whole number of swizzles.
+
+    jax 0.12 searches for minutes for a layout in which that is fast, unless told not to; jax 0.11 has no such word.
+    """
+    if hasattr(plgpu, "store"):
+        plgpu.store(target, values, optimized=False)
+    else:
+        target[...] = values
+
+
 def _pieces(dim: int) -> list[Any]:
     """Columns of whole swizzles at a time: few registers, since accumulators fill most of them."""
     size = _PIECE if dim % _PIECE == 0 else dim
