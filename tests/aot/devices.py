@@ -37,7 +37,9 @@ class Target:
         return described_devices(self.device, count)
 
 
+A100 = Target(ACCELERATORS["a100"])
 H100 = Target(ACCELERATORS["h100"])
 H200 = Target(ACCELERATORS["h200"])
+B200 = Target(ACCELERATORS["b200"])
 V5E = Target(ACCELERATORS["v5e"])
 V6E = Target(ACCELERATORS["v6e"])

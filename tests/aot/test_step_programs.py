@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jaxserve_kernels.backend import Backend
 
 from jaxserve.layers.numerics import plain
 from jaxserve.models.config import DecoderConfig, LayerConfig, RopeScaling
@@ -22,7 +23,7 @@ from jaxserve.runner.inputs import Program
 from jaxserve.runner.slots import slots_bytes
 from jaxserve.runner.steps import lower
 from jaxserve.sharding.mesh import make_sharding
-from tests.aot.devices import H200, V5E, V6E, Target
+from tests.aot.devices import A100, B200, H100, H200, V5E, V6E, Target
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
@@ -67,6 +68,7 @@ class Case:
     model: DecoderConfig
     num_pages: int
     program: Program
+    backend: Backend = "reference"
 
     @property
     def pool_shape(self) -> tuple[int, ...]:
@@ -85,21 +87,26 @@ class Case:
     def __str__(self) -> str:
         name = {SMALL: "small", LLAMA_8B: "llama-8b"}[self.model]
         burst = "" if self.program.max_steps == 1 else f"x{self.program.max_steps}"
-        return f"{self.target.name}x{self.num_devices}-{name}-{self.program.name}{burst}"
+        return f"{self.target.name}x{self.num_devices}-{name}-{self.program.name}{burst}-{self.backend}"
 
 
 SMALL_PROGRAMS = [Program("decode", 8, 8, 64, num_slots=8), Program("mixed", 128, 8, 64, num_slots=8)]
 BURST = Program("decode", 8, 8, 64, num_slots=8, max_steps=8)
 LLAMA_DECODE = Program("decode", 32, 32, 512, num_slots=32)
+LLAMA_MIXED = Program("mixed", 512, 32, 512, num_slots=32)
 CASES = [
     *[
         Case(target, devices, SMALL, 4096, program)
-        for target in (H200, V5E, V6E)
+        for target in (V5E, V6E)
         for devices in (1, 4)
         for program in SMALL_PROGRAMS
     ],
-    *[Case(target, devices, SMALL, 4096, BURST) for target in (V5E, V6E) for devices in (1, 4)],
-    Case(H200, 1, LLAMA_8B, 8192, LLAMA_DECODE),
+    *[Case(target, devices, SMALL, 4096, BURST) for target, devices in ((V5E, 1), (V6E, 4))],
+    *[Case(H200, 1, SMALL, 4096, program, "mosaic_gpu") for program in SMALL_PROGRAMS],
+    Case(H100, 1, SMALL, 4096, SMALL_PROGRAMS[0], "mosaic_gpu"),
+    *[Case(target, 1, SMALL, 4096, SMALL_PROGRAMS[0]) for target in (A100, B200)],
+    *[Case(H200, 4, SMALL, 4096, program) for program in SMALL_PROGRAMS],
+    *[Case(H200, 1, LLAMA_8B, 8192, program, "mosaic_gpu") for program in (LLAMA_DECODE, LLAMA_MIXED)],
     Case(V5E, 4, LLAMA_8B, 12288, LLAMA_DECODE),
     Case(V6E, 1, LLAMA_8B, 6144, LLAMA_DECODE),
 ]
@@ -123,7 +130,7 @@ def compiled(request: pytest.FixtureRequest) -> Compiled:
             f"{case.target.compiler} is not installed: nothing compiled for {case.target.platform} (make kernels-check)"
         )
     sharding = make_sharding(case.model, case.num_devices, case.target.devices(case.num_devices))
-    skeleton = make_skeleton(case.model, plain(jnp.dtype("bfloat16")))
+    skeleton = make_skeleton(case.model, replace(plain(jnp.dtype("bfloat16")), backend=case.backend))
     step: jax.stages.Compiled = lower(skeleton, sharding, case.program, case.pool_shape).compile()
     memory, text = step.memory_analysis(), step.as_text()
     assert memory is not None

@@ -12,8 +12,11 @@ import pytest
 from jaxserve_kernels.paged_attention import decode_attention, gpu, mixed_attention, ragged_layout
 from jaxserve_kernels.paged_attention.cases import CASES, LAYER, TOLERANCES, Case, Operands, expected, operands
 
-FAST = tuple(case for case in CASES if case.kv_dtype == "int8")
-SLOW = tuple(case for case in CASES if case not in FAST)
+CASES_BY_SPEED = pytest.mark.parametrize(
+    "case",
+    [case if case.kv_dtype == "int8" else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
+    ids=str,
+)
 
 
 def _check(case: Case, given: Operands, out: jax.Array) -> None:
@@ -32,7 +35,7 @@ def _run(case: Case, given: Operands, decode: Callable[..., jax.Array], mixed: C
     return mixed(*pool, (starts, num_decode, given.q.shape[0]), **options)
 
 
-@pytest.mark.parametrize("case", [*FAST, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)], ids=str)
+@CASES_BY_SPEED
 def test_the_reference_equals_dense_softmax(case: Case) -> None:
     given = operands(case)
 
@@ -55,8 +58,7 @@ def _gpu_interpreter() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(gpu_callbacks.get_races().races_found)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=str)
+@CASES_BY_SPEED
 def test_the_kernels_for_hopper_equal_dense_softmax_without_a_race(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     given = operands(case)
     pool_shape, dtype = given.k_pages.shape, given.q.dtype

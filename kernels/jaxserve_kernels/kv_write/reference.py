@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Int, Num
 
 
 def kv_write(
