@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NewType
+from typing import Final, Literal, NewType
 
 RequestId = NewType("RequestId", str)
 """Unique per generated sequence; `n=3` makes three of them."""
@@ -26,3 +26,7 @@ MAX_BAD_WORDS = 256
 """Token sequences that one request may forbid."""
 MAX_BAD_WORD_TOKENS = 16
 """Tokens of one of them."""
+
+GPU_SHARE: Final = 0.95
+"""Of a GPU's memory, what the engine's JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise. The rest is for
+the CUDA context, its libraries and what others hold."""

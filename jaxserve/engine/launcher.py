@@ -12,10 +12,14 @@ from typing import Final
 import msgspec
 
 from jaxserve.engine.spec import EngineSpec
+from jaxserve.types import GPU_SHARE
 
 _MALLOC: Final = {"hugetlb": 1, "mmap_threshold": 256 << 20, "trim_threshold": 256 << 20, "arena_max": 1}
-ENVIRONMENT: Final = {"GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in _MALLOC.items())}
-"""Unless it says otherwise itself. Weights and KV pool in large pages where the kernel gives them on request: with
+ENVIRONMENT: Final = {
+    "GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in _MALLOC.items()),
+    "XLA_PYTHON_CLIENT_MEM_FRACTION": str(GPU_SHARE),
+}
+"""Unless it says otherwise itself. JAX alone would leave a quarter of a GPU to others. On CPUs: weights and KV pool in large pages where the kernel gives them on request: with
 pages of 4 KiB a CPU spends a third of a one-row step on finding addresses. And a step's scratch memory stays ours
 between steps: else the kernel hands out the same 40 MB anew, and clears them, at every step of 32 rows."""
 

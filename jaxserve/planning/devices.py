@@ -13,13 +13,12 @@ from types import MappingProxyType
 from typing import Literal
 
 from jaxserve.runner.host_memory import available_bytes
+from jaxserve.types import GPU_SHARE
 
 Platform = Literal["cpu", "gpu", "tpu"]
 Arithmetic = Literal["float32", "bfloat16", "int8"]
 """What matrix products are computed in; float16 is as fast as bfloat16."""
 
-JAX_GPU_SHARE = 0.75
-"""Of a GPU's memory, what jax takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
 _GIB = 1 << 30
 
 
@@ -76,7 +75,7 @@ class Device:
 
 
 def _nvidia(name: str, title: str, memory_bytes: int, rates: Rates, chip: CudaChip) -> Device:
-    return Device(name, title, "gpu", memory_bytes, JAX_GPU_SHARE, 8, rates, cuda=chip)
+    return Device(name, title, "gpu", memory_bytes, GPU_SHARE, 8, rates, cuda=chip)
 
 
 def _tpu(name: str, title: str, memory_gib: float, most: int, tflops: int, gbps: int, topologies: str) -> Device:

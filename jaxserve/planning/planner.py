@@ -11,7 +11,7 @@ import msgspec
 from jaxserve.config import Config, ServerConfig
 from jaxserve.errors import DoesNotFitError
 from jaxserve.planning.advice import Advice, advice_for, cache_flag, find_advice
-from jaxserve.planning.devices import JAX_GPU_SHARE, Device, Rates
+from jaxserve.planning.devices import Device, Rates
 from jaxserve.planning.fit import Fit, gib, held_bytes, make_fit, model_sizes
 from jaxserve.planning.job import CompileJob, ProgramMemory, ProgramRefused
 from jaxserve.planning.model import PlannedModel
@@ -30,6 +30,7 @@ from jaxserve.planning.roofline import decode_bound, prefill_bound
 from jaxserve.planning.sizes import Sizes
 from jaxserve.runner.inputs import Program, programs
 from jaxserve.runner.limits import Limits, kv_spec
+from jaxserve.types import GPU_SHARE
 
 BATCHES = (1, 8, 32, 128, 256)
 LENGTHS = (1024, 4096, 32768)
@@ -246,10 +247,8 @@ class Planner:
             notes.append(
                 f"{decoder.num_kv_heads} KV heads do not divide over {sizes.num_devices} devices: each holds them all"
             )
-        if device.platform == "gpu" and device.runtime_share == JAX_GPU_SHARE:
-            notes.append(
-                f"jax takes {JAX_GPU_SHARE:.0%} of a GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise"
-            )
+        if device.platform == "gpu" and device.runtime_share == GPU_SHARE:
+            notes.append(f"takes {GPU_SHARE:.0%} of the GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise")
         return tuple(notes)
 
 
