@@ -248,7 +248,9 @@ class Planner:
                 f"{decoder.num_kv_heads} KV heads do not divide over {sizes.num_devices} devices: each holds them all"
             )
         if device.platform == "gpu" and device.runtime_share == GPU_SHARE:
-            notes.append(f"takes {GPU_SHARE:.0%} of the GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise")
+            notes.append(
+                f"takes {GPU_SHARE:.0%} of the GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise"
+            )
         return tuple(notes)
 
 

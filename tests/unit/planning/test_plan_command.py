@@ -55,7 +55,7 @@ def test_what_does_not_fit_exits_1_and_says_what_would(tmp_path: Path, capsys: p
     assert main(["plan", str(folder), "--device", "h200", "--no-compile"]) == 1
     out = " ".join(capsys.readouterr().out.split())
     assert "llama-70b on NVIDIA H200 SXM 141 GB: does not fit" in out
-    assert "the weights alone (131.42 GiB in bfloat16) are more than the 105.75 GiB" in out
+    assert "no memory left for the KV cache: 131.55 of 133.95 GiB are in use" in out
     assert "--tensor-parallel-size 2 131,072" in out
     assert "Decode" not in out
 
@@ -64,12 +64,12 @@ def test_what_does_not_fit_exits_1_and_says_what_would(tmp_path: Path, capsys: p
     ("model", "words", "kinds"),
     [
         ("llama-70b", "--device h200", ["--quantization", "--tensor-parallel-size"]),
-        ("llama-70b", "--device v5e", ["--quantization --tensor-parallel-size", "--device --tensor-parallel-size"]),
+        ("llama-70b", "--device v5e", ["--device"]),
         ("llama-8b", "--device v5e", ["--quantization", "--tensor-parallel-size", "--device"]),
         ("llama-8b", "--device h200 --dtype float32 --max-model-len 131072 --tensor-parallel-size 1", []),
         (
             "llama-8b",
-            "--device a100 --dtype float32 --max-model-len 131072",
+            "--device a100 --dtype float32 --max-model-len 131072 --memory-fraction 0.75",
             ["--dtype", "--quantization", "--max-model-len", "--tensor-parallel-size", "--device"],
         ),
         (

@@ -41,21 +41,21 @@ def test_llama_8b_on_one_h200_by_hand(tmp_path: Path) -> None:
     assert plan.model.num_parameters == 8_030_261_248
     assert plan.weights_bytes == 2 * 8_030_261_248
     assert plan.kv_bytes_per_token == 2 * 32 * 8 * 128 * 2 == 131_072
-    # 0.75 of 151,397,597,184; 0.9 of that less the weights and 1 GiB: 85,059,113,779, in whole 64ths of 2^36
-    assert plan.device.limit_bytes == 113_548_197_888
+    # 0.95 of 151,397,597,184; 0.9 of that less weights, slots and 1 GiB: 112,164,535,991, in whole 64ths of 2^36
+    assert plan.device.limit_bytes == 143_827_717_324
     assert plan.cache is not None
     assert plan.cache.bytes_per_block == 2_097_152
-    assert plan.cache.num_blocks == 79 * GIB // 2_097_152 == 40_448
-    assert plan.cache.num_tokens == 40_447 * 16
+    assert plan.cache.num_blocks == 104 * GIB // 2_097_152 == 53_248
+    assert plan.cache.num_tokens == 53_247 * 16
     assert [(row.length, row.num_requests, row.limited_by) for row in plan.concurrency] == [
         (1024, 256, "max_num_seqs"),
-        (4096, 40_447 // 256, "kv"),
-        (32768, 40_447 // 2048, "kv"),
-        (131072, 40_447 // 8192, "kv"),
+        (4096, 53_247 // 256, "kv"),
+        (32768, 53_247 // 2048, "kv"),
+        (131072, 53_247 // 8192, "kv"),
     ]
     assert plan.memory is not None
     assert plan.memory.workspace_is == "estimated"
-    assert plan.memory.free_bytes == 113_548_197_888 - 16_060_522_496 - 79 * GIB - plan.memory.workspace_bytes
+    assert plan.memory.free_bytes == 143_827_717_324 - 16_060_522_496 - 104 * GIB - plan.memory.workspace_bytes
 
 
 @pytest.mark.parametrize(
