@@ -62,7 +62,9 @@ def lower(
     pool = jax.ShapeDtypeStruct(pool_shape, kv_dtype or skeleton.dtype, sharding=pool_sharding)
     slots = jax.ShapeDtypeStruct(slots_shape(program.num_slots, skeleton.config.vocab_size), jnp.int32, sharding=whole)
     inputs = jax.ShapeDtypeStruct((packed_size(program, INPUT_FIELDS),), jnp.int32, sharding=whole)
-    return jitted.lower(abstract_params(skeleton, sharding), pool, pool, slots, inputs)
+    # Kernels ask the mesh in context which chip they are compiled for, and how many share their heads.
+    with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
+        return jitted.lower(abstract_params(skeleton, sharding), pool, pool, slots, inputs)
 
 
 def lower_seating(sharding: Sharding, num_slots: int, vocab_size: int) -> jax.stages.Lowered:

@@ -1,0 +1,57 @@
+"""A kernel over the devices of a mesh, with a stand-in for the kernel that says what it was given."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxserve_kernels.paged_attention import Paging
+from jaxserve_kernels.sharded import Results, over_heads
+from jaxtyping import Array
+
+TOKENS, GROUP, DIM = 3, 2, 4
+
+
+def _kernel(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, layer: Array, paging: Paging) -> Results:
+    """Each query head gets its kv head's key; the sums count the heads; the pools get a number per head."""
+    heads = jnp.full(q.shape[:2], k.shape[1], jnp.float32)
+    mark = k[0, :, 0][:, None, None]
+    return q + jnp.repeat(k, GROUP, 1), heads, k_pages.at[layer].add(mark), v_pages.at[layer].add(-mark)
+
+
+def _operands(kv_heads: int) -> tuple[Array, ...]:
+    rng = np.random.default_rng(0)
+    q = rng.normal(size=(TOKENS, kv_heads * GROUP, DIM)).astype(np.float32)
+    k, v = rng.normal(size=(2, TOKENS, kv_heads, DIM)).astype(np.float32)
+    k_pages, v_pages = rng.normal(size=(2, 2, 5, kv_heads, 16, DIM)).astype(np.float32)
+    return *map(jnp.asarray, (q, k, v, k_pages, v_pages)), jnp.int32(1)
+
+
+def _paging() -> Paging:
+    rows = jnp.zeros(TOKENS, jnp.int32)
+    return Paging(rows[:, None], rows, jnp.zeros(TOKENS + 1, jnp.int32), rows, rows, None)
+
+
+@pytest.mark.parametrize(("kv_heads", "num_devices", "heads_of_device"), [(8, 4, 2), (4, 4, 1), (6, 4, 6), (6, 1, 6)])
+def test_each_device_has_its_heads(kv_heads: int, num_devices: int, heads_of_device: int) -> None:
+    mesh = Mesh(np.array(jax.devices()[:num_devices]), ("model",), axis_types=(AxisType.Auto,))
+    operands = _operands(kv_heads)
+
+    @jax.jit
+    def shared(*operands: Array) -> Results:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return over_heads(_kernel)(*operands, _paging())
+
+    out, heads, *pools = shared(*jax.device_put(operands, NamedSharding(mesh, PartitionSpec())))
+    wanted, _, *wanted_pools = _kernel(*operands, _paging())
+    np.testing.assert_array_equal(out, wanted)
+    np.testing.assert_array_equal(heads, np.full(heads.shape, heads_of_device))
+    np.testing.assert_array_equal(np.stack(pools), np.stack(wanted_pools))
+
+
+def test_without_a_mesh_the_kernel_is_called_as_it_is() -> None:
+    wanted, results = _kernel(*_operands(2), _paging()), over_heads(_kernel)(*_operands(2), _paging())
+    for array, wanted_array in zip(results, wanted, strict=True):
+        np.testing.assert_array_equal(array, wanted_array)
