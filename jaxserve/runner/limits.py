@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jaxserve_kernels.matmul import multiplies_int8
+from jaxserve_kernels.paged_attention import pool_head_dim
 
 from jaxserve.config import Config
 from jaxserve.kv.spec import KVSpec
@@ -74,7 +75,7 @@ def kv_spec(config: Config, decoder: DecoderConfig, platform: str) -> KVSpec:
     return KVSpec(
         num_layers=decoder.num_layers,
         num_kv_heads=decoder.num_kv_heads,
-        head_dim=decoder.head_dim,
+        head_dim=pool_head_dim(decoder.head_dim, platform),
         dtype_bytes=kv_cache_dtype(weights_dtype(config, platform), platform).itemsize,
         block_size=config.cache.block_size,
     )

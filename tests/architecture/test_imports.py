@@ -158,8 +158,9 @@ def test_flax_is_imported_only_by_models_layers_and_weights() -> None:
 
 
 def test_jit_stands_only_in_runner_steps() -> None:
-    """And around the kernels for GPUs, which programs call once per layer and should lower once."""
-    places = {"jaxserve.runner.steps", "jaxserve_kernels.paged_attention.gpu.attention"}
+    """And around the kernels of accelerators, which programs call once per layer and should lower once."""
+    kernels = {f"jaxserve_kernels.paged_attention.{module}" for module in ("gpu.attention", "tpu.fused")}
+    places = {"jaxserve.runner.steps", *kernels}
     jits = {"jax.jit", "jax.pmap", "nnx.jit"}
     faults = [
         f"{source.place}:{line} {name}"

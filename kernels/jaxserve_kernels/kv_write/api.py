@@ -28,10 +28,16 @@ def kv_write(
     page 0, in any order; every other (page, slot) must occur once. In a pool of 8-bit numbers they are divided by
     `scales` and rounded to the nearest number there is.
     """
+    return reference.kv_write(k_pages, v_pages, layer, *stored(k, v, k_pages.dtype, scales), pages, slots)
+
+
+def stored(
+    k: Float[Array, "T K H"], v: Float[Array, "T K H"], dtype: jnp.dtype, scales: KVScales | None
+) -> tuple[Num[Array, "T K H"], Num[Array, "T K H"]]:
+    """Keys and values as a pool of this type holds them."""
     if scales is not None:
         k, v = k / scales.k[:, None], v / scales.v[:, None]
-    stored = (storable(k, k_pages.dtype), storable(v, v_pages.dtype))
-    return reference.kv_write(k_pages, v_pages, layer, *stored, pages, slots)
+    return storable(k, dtype), storable(v, dtype)
 
 
 def storable(x: Float[Array, "*s"], dtype: jnp.dtype) -> Array:

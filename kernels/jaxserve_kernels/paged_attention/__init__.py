@@ -1,7 +1,7 @@
 """Attention of query tokens over keys and values kept in pages.
 
 `api` is what callers see; `reference` is the specification in plain jax.numpy, and serves every platform;
-`cpu` calls the native kernel, `gpu` holds the Pallas kernels for Hopper.
+`cpu` calls the native kernel, `gpu` and `tpu` hold the Pallas kernels for Hopper and for TPUs.
 """
 
 from jaxserve_kernels.paged_attention.api import (
@@ -10,6 +10,7 @@ from jaxserve_kernels.paged_attention.api import (
     Scoring,
     decode_attention,
     mixed_attention,
+    pool_head_dim,
     ragged_layout,
     unsupported,
     write_and_attend,
@@ -21,6 +22,7 @@ __all__ = [
     "Scoring",
     "decode_attention",
     "mixed_attention",
+    "pool_head_dim",
     "ragged_layout",
     "unsupported",
     "write_and_attend",

@@ -7,16 +7,20 @@ the layer as an operand so that nothing of the pool's size is ever sliced or cop
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
 from jaxserve_kernels.backend import Backend
-from jaxserve_kernels.kv_write import KVScales, kv_write
-from jaxserve_kernels.paged_attention import cpu, gpu, layout, reference
-from jaxserve_kernels.paged_attention.layout import Paging, Ragged
+from jaxserve_kernels.kv_write import KVScales, kv_write, stored
+from jaxserve_kernels.paged_attention import cpu, gpu, layout, reference, tpu
+from jaxserve_kernels.paged_attention.layout import Paging, Ragged, pool_head_dim
 from jaxserve_kernels.paged_attention.options import Scoring
+from jaxserve_kernels.paged_attention.sharded import over_heads
 from jaxserve_kernels.rope import Rotation, rotate
 
 __all__ = [
@@ -25,6 +29,7 @@ __all__ = [
     "Scoring",
     "decode_attention",
     "mixed_attention",
+    "pool_head_dim",
     "ragged_layout",
     "unsupported",
     "write_and_attend",
@@ -37,6 +42,8 @@ def unsupported(
     """Why `backend` has no kernel for a pool `[L, P, K, S, H]` and these types, in a few words; None where it has."""
     if backend == "mosaic_gpu":
         return gpu.unsupported(num_heads, pool_shape, dtype, kv_dtype)
+    if backend == "mosaic_tpu":
+        return tpu.unsupported(pool_shape, dtype, kv_dtype)
     return None
 
 
@@ -56,8 +63,8 @@ def write_and_attend(
     q: Float[Array, "T N H"],
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
-    k_pages: Num[Array, "L P K S H"],
-    v_pages: Num[Array, "L P K S H"],
+    k_pages: Num[Array, "L P K S H2"],
+    v_pages: Num[Array, "L P K S H2"],
     layer: Int[Array, ""],
     paging: Paging,
     *,
@@ -66,30 +73,65 @@ def write_and_attend(
     sinks: Float[Array, "N"] | None = None,
     scales: KVScales | None = None,
     backend: Backend = "reference",
-) -> tuple[Float[Array, "T N H"], Num[Array, "L P K S H"], Num[Array, "L P K S H"]]:
+) -> tuple[Float[Array, "T N H"], Num[Array, "L P K S H2"], Num[Array, "L P K S H2"]]:
     """Rotate, put the tokens' keys and values into their pages, then attend; returns the pools as well.
 
     One op, because a backend may keep pages in an order of its own: all of a pool's reads and writes have
     to go through the same backend. Under donation the pools are the same buffers. Without `rotation` queries and
-    keys are taken as they are. `scales` go with a pool of 8-bit numbers.
+    keys are taken as they are. `scales` go with a pool of 8-bit numbers. A pool's heads may be wider than the
+    operands' (see `pool_head_dim`).
     """
     if backend == "native" and cpu.supports(q.shape[1], k_pages.shape, k_pages.dtype, scoring, sinks):
         where = (paging.block_tables, paging.kv_lengths, paging.query_starts, paging.pages, paging.slots)
         return cpu.write_and_attend(q, k, v, k_pages, v_pages, layer, *where, rotation=rotation, scoring=scoring)
     if rotation is not None:
         q, k = rotate(q, rotation), rotate(k, rotation)
-    k_pages, v_pages = kv_write(k_pages, v_pages, layer, k, v, paging.pages, paging.slots, scales=scales)
-    group = q.shape[1] // k.shape[1]
+    dim, group = q.shape[2], q.shape[1] // k.shape[1]
+    q, k, v = (_widened(x, k_pages.shape[4]) for x in (q, k, v))
     if scales is not None:  # a score is linear in its key, and the result in the values
         q = (q * jnp.repeat(scales.k, group)[:, None]).astype(q.dtype)
-    pool = (k_pages, v_pages, layer, paging.block_tables, paging.kv_lengths)
-    if paging.ragged is None:
-        out = decode_attention(q, *pool, scoring=scoring, sinks=sinks, backend=backend)
+    if backend == "mosaic_tpu":
+        written = stored(k, v, k_pages.dtype, scales)
+        out, k_pages, v_pages = _fused_on_tpus(q, *written, k_pages, v_pages, layer, paging, scoring, sinks)
     else:
-        out = mixed_attention(q, *pool, paging.ragged, scoring=scoring, sinks=sinks, backend=backend)
+        k_pages, v_pages = kv_write(k_pages, v_pages, layer, k, v, paging.pages, paging.slots, scales=scales)
+        pool = (k_pages, v_pages, layer, paging.block_tables, paging.kv_lengths)
+        options: dict[str, Any] = {"scoring": scoring, "sinks": sinks, "backend": backend}
+        if paging.ragged is None:
+            out = decode_attention(q, *pool, **options)
+        else:
+            out = mixed_attention(q, *pool, paging.ragged, **options)
     if scales is not None:
         out = (out * jnp.repeat(scales.v, group)[:, None]).astype(q.dtype)
+    return out[..., :dim], k_pages, v_pages
+
+
+def _fused_on_tpus(
+    q: Float[Array, "T N H"],
+    k: Num[Array, "T K H"],
+    v: Num[Array, "T K H"],
+    k_pages: Num[Array, "L P K S H"],
+    v_pages: Num[Array, "L P K S H"],
+    layer: Int[Array, ""],
+    paging: Paging,
+    scoring: Scoring,
+    sinks: Float[Array, "N"] | None,
+) -> tuple[Float[Array, "T N H"], Num[Array, "L P K S H"], Num[Array, "L P K S H"]]:
+    from jaxserve_kernels.paged_attention.tpu import fused
+
+    kernel = functools.partial(
+        fused.write_and_attend, softcap=scoring.softcap, sliding_window=scoring.sliding_window, chip=fused.this_chip()
+    )
+    scaled = (q * scoring.scale).astype(q.dtype)
+    out, log_sum, k_pages, v_pages = over_heads(kernel)(scaled, k, v, k_pages, v_pages, layer, paging)
+    if sinks is not None:  # one more term of the sum
+        out = (out * jax.nn.sigmoid(log_sum - sinks)[..., None]).astype(q.dtype)
     return out, k_pages, v_pages
+
+
+def _widened(x: Float[Array, "T N H"], dim: int) -> Float[Array, "T N H2"]:
+    """Zeros behind each head, where a pool has wider ones."""
+    return x if x.shape[2] == dim else jnp.pad(x, ((0, 0), (0, 0), (0, dim - x.shape[2])))
 
 
 def decode_attention(

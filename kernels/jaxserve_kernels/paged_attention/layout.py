@@ -14,6 +14,14 @@ QUERIES_PER_TILE = 64
 """Large enough for efficient products on a CPU, small enough that a short chunk wastes little."""
 
 
+_TPU_LANES = 128
+
+
+def pool_head_dim(head_dim: int, platform: str) -> int:
+    """Last dimension of a pool. TPUs lay it out in whole rows of lanes in any case; what is added holds zeros."""
+    return -(-head_dim // _TPU_LANES) * _TPU_LANES if platform == "tpu" else head_dim
+
+
 class Tiling(NamedTuple):
     """How segments are cut into tiles of queries. Static."""
 

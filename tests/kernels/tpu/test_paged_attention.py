@@ -1,6 +1,6 @@
-"""The TPU kernels, interpreted on the CPU with its race detector, against a softmax in float64.
+"""The TPU kernels, interpreted on the CPU with its race detector, against dense softmax, case by case.
 
-Memory that nobody has written holds NaN, in the pool and in the kernels' own buffers.
+The pool holds NaN or huge numbers wherever nobody may look, and the kernels' own memory begins as NaN.
 """
 
 from __future__ import annotations
@@ -8,56 +8,67 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import re
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
-from jaxserve_kernels.paged_attention.tpu import pool_head_dim, supports, write_and_attend
+from jaxserve_kernels.kv_write import KVScales
+from jaxserve_kernels.paged_attention import Paging, pool_head_dim, ragged_layout, write_and_attend
+from jaxserve_kernels.paged_attention.cases import CASES, LAYER, TOLERANCES, Case, Operands, expected, operands
+from jaxserve_kernels.paged_attention.tpu import fused
 from jaxserve_kernels.paged_attention.tpu.plan import BlockSizes, Chip, Plan, Shape, chunk_plan, decode_plan
 from jaxserve_kernels.paged_attention.tpu.stream import IDS_PER_LINE
 
-from tests.kernels.tpu.step import LAYER, Step, expected, make_arrays
-
-# Rows of nothing, of one token, with a full last page, one token into a page, of several blocks of two pages.
-DECODE = Step(((1, 1), (0, 0), (1, 16), (1, 17), (1, 100), (0, 0), (1, 64)))
-# Decode rows, a fresh prompt, chunks behind a cached prefix (borders in the middle of pages, tiles and blocks), one
-# chunk of a single token, one that fills its last page, a row of nothing; then padding.
-MIXED = Step(((1, 17), (1, 1), (5, 5), (20, 37), (1, 33), (38, 64), (0, 0)), num_tokens=80)
-
-CASES = {
-    "decode": DECODE,
-    "decode window on a page border": replace(DECODE, sliding_window=16),
-    "decode window across a page border, softcap": replace(DECODE, sliding_window=21, softcap=2.0),
-    "decode window of one": replace(DECODE, sliding_window=1),
-    "decode float32": replace(DECODE, dtype="float32", head_dim=96),
-    "decode int8": replace(DECODE, dtype="int8"),
-    "decode fp8": replace(DECODE, dtype="float8_e4m3fn", page_size=32, max_pages=4),
-    "decode one kv head, group of 10": replace(DECODE, kv_heads=1, group=10, head_dim=80),
-    "decode group of one, wide heads": replace(DECODE, group=1, head_dim=256, pool_dim=256),
-    "decode nothing": Step(((0, 0), (0, 0))),
-    "mixed": MIXED,
-    "mixed window, softcap": replace(MIXED, sliding_window=7, softcap=2.0),
-    "mixed window on a page border": replace(MIXED, sliding_window=16),
-    "mixed float32": replace(MIXED, dtype="float32", head_dim=64, group=3),
-    "mixed fp8": replace(MIXED, dtype="float8_e4m3fn"),
-    "mixed int8, page of 32": replace(MIXED, dtype="int8", page_size=32, max_pages=4, kv_heads=1, group=1),
-    "mixed decode rows only": Step(((1, 17), (1, 40)), num_tokens=16),
-    "mixed one chunk, tiles smaller than pages": Step(((50, 60),), num_tokens=50, page_size=32, max_pages=2),
-    "mixed nothing": Step(((0, 0),), num_tokens=16),
-}
-TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float8_e4m3fn": 2e-2, "int8": 0.6}
+SCALE = 0.25
+"""What 8-bit numbers stand for a multiple of: a power of two, so that storing them again changes nothing."""
+_QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""An interpreted kernel runs for milliseconds and compiles for seconds."""
+MORE_CASES = (
+    Case((1, 1, 1, 1), (16, 17, 0, 100), sliding_window=16),  # a window that ends on a border of pages
+    Case((1, 1), (33, 100), num_heads=10, num_kv_heads=1, dtype="float32", page_size=32, softcap=2.0),
+    Case((1, 1, 5, 20, 1, 38, 0), (17, 1, 5, 37, 33, 64, 0), dim=128, padding=9, sliding_window=16, has_sinks=True),
+    Case((1, 1), (0, 0)),
+    Case((1, 1), (17, 40), padding=14, dtype="float32"),
+)
+FAST = tuple(case for case in CASES if case.kv_dtype == "float8_e4m3fn" and not case.is_decode)
+SLOW = tuple(case for case in (*CASES, *MORE_CASES) if case not in FAST)
 
 
-def tiny_chip(step: Step, num_cores: int, pages_per_block: int) -> Chip:
-    """Few pages a block and sixteen tokens a tile, so that a few keys make many."""
-    page = step.kv_heads // num_cores * step.page_size * step.pool_dim * jnp.dtype(step.dtype).itemsize
-    sizes = BlockSizes(pages_per_block * page, pages_per_block * step.page_size, 16)
-    return Chip(sizes, num_cores, 16 << 20)
+class Step(NamedTuple):
+    """A case's new tokens, taken out of its pool."""
+
+    k: np.ndarray  # (T, K, H)
+    v: np.ndarray
+    k_pages: np.ndarray
+    v_pages: np.ndarray
+    paging: Paging
+
+
+def make_step(case: Case, given: Operands) -> Step:
+    starts, num_tokens = given.query_starts, len(given.q)
+    pages, slots = np.zeros((2, num_tokens), np.int32)
+    for row, (count, length) in enumerate(zip(case.counts, case.lengths, strict=True)):
+        if length:
+            positions = np.arange(length - count, length)
+            own = slice(starts[row], starts[row] + count)
+            pages[own], slots[own] = given.tables[row, positions // case.page_size], positions % case.page_size
+    is_real = pages > 0
+    taken, pools = [], []
+    for pool in (given.k_pages, given.v_pages):
+        taken.append(np.where(is_real[:, None, None], pool[LAYER, pages, :, slots], 0).astype(pool.dtype))
+        emptied = pool.copy()
+        emptied[LAYER, pages[is_real], :, slots[is_real]] = 127 if pool.dtype == np.int8 else np.nan
+        pools.append(np.pad(emptied, [(0, 0)] * 4 + [(0, pool_head_dim(case.dim, "tpu") - case.dim)]))
+    tables, lengths, queries, pages, slots = map(jnp.asarray, (given.tables, given.lengths, starts, pages, slots))
+    ragged = None
+    if not case.is_decode:
+        ragged = ragged_layout(queries, jnp.int32(case.num_decode_rows), num_tokens=num_tokens, backend="mosaic_tpu")
+    return Step(*taken, *pools, Paging(tables, lengths, queries, pages, slots, ragged))
 
 
 @contextlib.contextmanager
@@ -74,46 +85,56 @@ def interpreted(num_cores: int) -> Iterator[None]:
     assert "RACE" not in printed.getvalue()
 
 
-def check(step: Step, *, num_cores: int = 1, pages_per_block: int = 2) -> None:
-    arrays = make_arrays(step)
-    operands = (arrays.q, arrays.k, arrays.v, *arrays.pools, np.int32(LAYER))
+def tiny_chip(case: Case, num_cores: int, pages_per_block: int) -> Chip:
+    """Few pages a block and 32 tokens a tile, so that a few keys make many."""
+    itemsize = jnp.dtype(case.kv_dtype or case.dtype).itemsize
+    page = case.num_kv_heads // num_cores * case.page_size * pool_head_dim(case.dim, "tpu") * itemsize
+    return Chip(BlockSizes(pages_per_block * page, pages_per_block * case.page_size, 32), num_cores, 16 << 20)
+
+
+def check(case: Case, monkeypatch: pytest.MonkeyPatch, *, num_cores: int = 1, pages_per_block: int = 4) -> None:
+    if case.dtype == "float16":
+        case = replace(case, dtype="bfloat16")
+    monkeypatch.setattr(fused, "this_chip", lambda: tiny_chip(case, num_cores, pages_per_block))
+    given = operands(case)
+    step = make_step(case, given)
+    is_scaled = case.kv_dtype is not None
+    new = [x.astype(np.float32) * (SCALE if is_scaled else 1) for x in (step.k, step.v)]
+    scale = jnp.full(case.num_kv_heads, SCALE, jnp.float32)
     attend = functools.partial(
         write_and_attend,
-        sliding_window=step.sliding_window,
-        softcap=step.softcap,
-        chip=tiny_chip(step, num_cores, pages_per_block),
+        scoring=replace(case.scoring, scale=case.scoring.scale / (SCALE if is_scaled else 1)),
+        sinks=None if given.sinks is None else jnp.asarray(given.sinks),
+        scales=KVScales(scale, scale) if is_scaled else None,
+        backend="mosaic_tpu",
     )
+    arrays = map(jnp.asarray, (given.q, *new, step.k_pages, step.v_pages, np.int32(LAYER)))
     with interpreted(num_cores):
-        out, log_sum, *pools = jax.block_until_ready(jax.jit(attend)(*map(jnp.asarray, operands), arrays.paging(step)))
-    wanted, wanted_sum = expected(step, arrays)
-    np.testing.assert_allclose(out.astype(np.float32), wanted, atol=TOLERANCE[step.dtype])
-    is_seen = np.isfinite(wanted_sum)
-    np.testing.assert_allclose(log_sum[is_seen], wanted_sum[is_seen], atol=2e-2)
-    assert (log_sum[~is_seen] < -1e29).all() and np.isfinite(log_sum).all()
-    for pool, written in zip(pools, arrays.written, strict=True):
-        np.testing.assert_array_equal(*(x[:, 1:].astype(np.float32) for x in (pool, written)))  # 0 is the null page
+        out, *pools = jax.block_until_ready(jax.jit(attend, compiler_options=_QUICKLY)(*arrays, step.paging))
+    found = np.asarray(out, np.float64)
+    assert np.isfinite(found).all()
+    wanted = expected(case, given) * (SCALE if is_scaled else 1)
+    np.testing.assert_allclose(found[: len(wanted)], wanted, atol=TOLERANCES[case.dtype], rtol=0)
+    for pool, wanted_pool in zip(pools, (given.k_pages, given.v_pages), strict=True):
+        written = np.asarray(pool, np.float32)[:, 1:]  # 0 is the null page
+        np.testing.assert_array_equal(written[..., : case.dim], wanted_pool[:, 1:].astype(np.float32))
+        assert not written[..., case.dim :].any()
 
 
-FAST = ("decode", "mixed")
-
-
-@pytest.mark.parametrize(
-    "step",
-    [pytest.param(step, id=name, marks=[] if name in FAST else pytest.mark.slow) for name, step in CASES.items()],
-)
-def test_a_step_writes_its_keys_and_attends(step: Step) -> None:
-    check(step)
+@pytest.mark.parametrize("case", [*FAST, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)], ids=str)
+def test_a_step_equals_dense_softmax_and_writes_its_tokens(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(case, monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [DECODE, replace(MIXED, sliding_window=7)], ids=["decode", "mixed"])
-def test_two_cores_share_the_heads(step: Step) -> None:
-    check(step, num_cores=2)
+@pytest.mark.parametrize("case", [CASES[0], *FAST], ids=str)
+def test_two_cores_share_the_heads(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(case, monkeypatch, num_cores=2)
 
 
 @pytest.mark.slow
-def test_a_page_table_of_several_lines() -> None:
-    check(Step(((1, 2300), (1, 30), (1, 2049)), kv_heads=1, group=1, max_pages=150), pages_per_block=32)
+def test_a_page_table_of_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(Case((1, 1, 1), (2300, 30, 2049), num_heads=1, num_kv_heads=1), monkeypatch, pages_per_block=32)
 
 
 def test_blocks_shrink_until_they_fit_into_vmem() -> None:
@@ -124,22 +145,3 @@ def test_blocks_shrink_until_they_fit_into_vmem() -> None:
     for plan in (decode_plan(shape, chip), chunk_plan(shape, chip, 4096)):
         assert plan.vmem_bytes(shape) <= plan.vmem_limit_bytes(shape, chip) <= chip.vmem_bytes
         assert IDS_PER_LINE % plan.pages_per_block == 0
-
-
-@pytest.mark.parametrize(
-    ("query", "pool", "shape", "reason"),
-    [
-        ("bfloat16", "float16", (1, 2, 1, 16, 128), "KV cache of float16"),
-        ("float16", "bfloat16", (1, 2, 1, 16, 128), "nothing in float16"),
-        ("bfloat16", "bfloat16", (1, 2, 1, 16, 64), r"head dim \(64\)"),
-        ("bfloat16", "bfloat16", (1, 2, 1, 8, 128), r"page size \(8\)"),
-    ],
-)
-def test_what_is_not_served_is_said(query: str, pool: str, shape: tuple[int, ...], reason: str) -> None:
-    assert re.search(reason, supports(jnp.dtype(query), jnp.dtype(pool), shape) or "")
-
-
-@pytest.mark.parametrize("pool", ["float32", "bfloat16", "float8_e4m3fn", "int8"])
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-def test_every_head_dim_is_served_from_a_padded_pool(pool: str, head_dim: int) -> None:
-    assert supports(jnp.dtype("bfloat16"), jnp.dtype(pool), (1, 2, 1, 16, pool_head_dim(head_dim))) is None

@@ -59,7 +59,15 @@ def test_an_old_jax_falls_back_to_the_reference(caplog: pytest.LogCaptureFixture
     assert "is older than 0.11.2" in caplog.text
 
 
+def test_a_tpu_takes_its_pallas_kernels_on_any_number_of_devices() -> None:
+    for devices in (1, 4):
+        assert _choose(_config(devices=devices), TPU) == "mosaic_tpu"
+    assert _choose(_config(attention_backend="reference"), TPU) == "reference"
+
+
 REFUSALS = [
+    (TPU, {}, DECODER, jnp.dtype("float16"), "queries of float16: only float32 and bfloat16"),
+    (TPU, {"block_size": 8}, DECODER, BFLOAT16, "pages of 8 tokens: only multiples of 16"),
     (AMPERE, {}, DECODER, BFLOAT16, "compute capability 8.0: only 9.0"),
     (Chip("gpu"), {}, DECODER, BFLOAT16, "compute capability unknown"),
     (HOPPER, {}, replace(DECODER, head_dim=72), BFLOAT16, "head dimension 72: only 64, 80, 96, 128, 256"),

@@ -7,11 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxserve.config import CacheConfig, SchedulerConfig
+from jaxserve.config import CacheConfig, Config, ModelConfig, SchedulerConfig
 from jaxserve.errors import ConfigError
 from jaxserve.kv.spec import KVSpec
+from jaxserve.models.config import DecoderConfig, LayerConfig
 from jaxserve.runner.buckets import StepLimits, make_buckets, resolve_limits
 from jaxserve.runner.inputs import INPUT_FIELDS, Program, pack, packed_size, programs, split
+from jaxserve.runner.limits import kv_spec
 from jaxserve.runner.memory import DeviceMemory, fit_model_len, kv_bytes_left, num_kv_blocks
 from jaxserve.sampling.params import COLUMNS
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, StepPlan
@@ -140,3 +142,21 @@ def test_a_wider_ladder_has_fewer_rungs_and_ends_at_the_limits() -> None:
     buckets = make_buckets("cpu", 32, 256, growth=4)
     assert buckets.decode == (1, 4, 16, 32)
     assert buckets.mixed == (16, 64, 256)
+
+
+@pytest.mark.parametrize(("platform", "head_dim"), [("cpu", 64), ("gpu", 64), ("tpu", 128)])
+def test_a_page_on_a_tpu_is_as_wide_as_its_rows_of_lanes(platform: str, head_dim: int) -> None:
+    decoder = DecoderConfig(
+        vocab_size=64,
+        hidden_size=128,
+        intermediate_size=128,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=64,
+        layers=(LayerConfig(),),
+        max_position=64,
+        norm_eps=1e-5,
+        rope_theta=1e4,
+    )
+    spec = kv_spec(Config(model=ModelConfig(model="any", dtype="bfloat16")), decoder, platform)
+    assert spec.head_dim == head_dim

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from dataclasses import dataclass, replace
-from importlib import resources
 
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from jaxserve_kernels.paged_attention import tuning
 from jaxserve_kernels.paged_attention.tpu.stream import IDS_PER_LINE
 
 LANES = 128
@@ -148,7 +146,5 @@ def _fitting(plan: Plan, shape: Shape, chip: Chip) -> Plan:
     return plan
 
 
-@functools.cache
 def _sizes(chip: str) -> BlockSizes:
-    path = resources.files("jaxserve_kernels.paged_attention") / "tuning" / f"tpu_{chip}.json"
-    return BlockSizes(**json.loads(path.read_text()))
+    return BlockSizes(**tuning.load(f"tpu_{chip}"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxserve_kernels.paged_attention import Paging
-from jaxserve_kernels.sharded import Results, over_heads
+from jaxserve_kernels.paged_attention.sharded import Results, over_heads
 from jaxtyping import Array
 
 TOKENS, GROUP, DIM = 3, 2, 4

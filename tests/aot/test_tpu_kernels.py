@@ -1,0 +1,175 @@
+"""The TPU kernels, compiled by the compiler of TPUs: alone for every chip and type, and inside the server's steps.
+
+What the interpreter does not show: that layouts, VMEM and scalar memory suffice, and that the pool is not copied.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from math import prod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxserve_kernels.kv_write import KVScales
+from jaxserve_kernels.paged_attention import Paging, Scoring, ragged_layout, write_and_attend
+
+from jaxserve.layers.numerics import Numerics
+from jaxserve.models.config import DecoderConfig
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.runner.inputs import Program
+from jaxserve.runner.steps import lower
+from jaxserve.sharding.mesh import make_sharding
+from tests.aot.devices import V5E, V5P, V6E, V7X, Target
+from tests.aot.test_step_programs import LLAMA_8B, SMALL
+
+pytestmark = [pytest.mark.aot, pytest.mark.slow]
+CHIPS = (V5E, V5P, V6E, V7X)
+LAYERS, PAGES = 4, 4096
+
+
+def need(target: Target) -> None:
+    if not target.has_compiler:
+        pytest.skip(f"{target.compiler} is not installed: nothing compiled for {target.name} (make kernels-check)")
+
+
+@dataclass(frozen=True)
+class Op:
+    """One call of the op for many long rows: 256 tables of 128k tokens are larger than scalar memory."""
+
+    num_tokens: int | None = None
+    """Of a mixed step."""
+    kv_dtype: str = "bfloat16"
+    num_heads: int = 32
+    num_kv_heads: int = 8
+    dim: int = 128
+    page_size: int = 16
+    num_rows: int = 256
+    max_pages: int = 8192
+    window: int | None = None
+    softcap: float | None = None
+
+    def __str__(self) -> str:
+        kind = "decode" if self.num_tokens is None else f"mixed{self.num_tokens}"
+        window = "" if self.window is None else f"-window{self.window}"
+        return f"{kind}-{self.num_heads}/{self.num_kv_heads}x{self.dim}-page{self.page_size}-{self.kv_dtype}{window}"
+
+    @property
+    def pool_shape(self) -> tuple[int, ...]:
+        return (LAYERS, PAGES, self.num_kv_heads, self.page_size, -(-self.dim // 128) * 128)
+
+    def compile(self, target: Target) -> jax.stages.Compiled:
+        mesh = Mesh(np.array(target.devices(1)), ("model",))
+
+        def array(*shape: int, dtype: str = "int32") -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=NamedSharding(mesh, PartitionSpec()))
+
+        rows, tokens = self.num_rows, self.num_tokens or self.num_rows
+        new = array(tokens, self.num_kv_heads, self.dim, dtype="bfloat16")
+        pool = array(*self.pool_shape, dtype=self.kv_dtype)
+        ragged = None
+        if self.num_tokens is not None:
+            starts, number = array(rows + 1), array()
+            layout = functools.partial(ragged_layout, num_tokens=tokens, backend="mosaic_tpu")
+            ragged = jax.tree.map(lambda x: array(*x.shape), jax.eval_shape(layout, starts, number))
+        index = [array(tokens), array(tokens)]
+        paging = Paging(array(rows, self.max_pages), array(rows), array(rows + 1), *index, ragged)
+        scale = array(self.num_kv_heads, dtype="float32")
+        attend = functools.partial(
+            write_and_attend,
+            scoring=Scoring(self.dim**-0.5, self.softcap, self.window),
+            backend="mosaic_tpu",
+        )
+        scales = KVScales(scale, scale) if pool.dtype.itemsize == 1 else None
+        queries = array(tokens, self.num_heads, self.dim, dtype="bfloat16")
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            jitted = jax.jit(attend, donate_argnames=("k_pages", "v_pages"))
+            lowered = jitted.lower(
+                q=queries, k=new, v=new, k_pages=pool, v_pages=pool, layer=array(), paging=paging, scales=scales
+            )
+        return lowered.compile()
+
+
+DECODE, MIXED = Op(), Op(2048, max_pages=512)
+OPS = [
+    *[(chip, op) for chip in CHIPS for op in (DECODE, MIXED)],
+    *[(V5E, replace(op, kv_dtype=dtype)) for op in (DECODE, MIXED) for dtype in ("int8", "float8_e4m3fn", "float32")],
+    *[(V7X, replace(op, kv_dtype="float8_e4m3fn", page_size=64)) for op in (DECODE, MIXED)],
+    (V5E, replace(DECODE, num_heads=9, num_kv_heads=3, dim=64, window=512, softcap=30.0)),
+    (V5P, replace(DECODE, num_kv_heads=32)),
+    (V5P, replace(MIXED, num_heads=10, num_kv_heads=1, dim=256, window=4096)),
+    (V6E, replace(MIXED, num_heads=64, dim=80, page_size=128)),
+]
+
+
+@pytest.mark.parametrize(("target", "op"), [pytest.param(*case, id=f"{case[0].name}-{case[1]}") for case in OPS])
+def test_the_kernels_compile_and_leave_the_pool_where_it_is(target: Target, op: Op) -> None:
+    need(target)
+    compiled = op.compile(target)
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    assert memory is not None
+    assert text is not None
+    assert memory.alias_size_in_bytes == 2 * prod(op.pool_shape) * jnp.dtype(op.kv_dtype).itemsize
+    assert text.count('custom_call_target="tpu_custom_call"') == (1 if op.num_tokens is None else 3)
+    shape = ",".join(map(str, op.pool_shape))
+    assert re.findall(rf"= \(?\w+\[{shape}\]\S* (?:copy|copy-start|transpose|convert|pad)\(", text) == []
+
+
+@dataclass(frozen=True)
+class Step:
+    """A whole step of a model on some devices."""
+
+    target: Target
+    num_devices: int
+    model: DecoderConfig
+    program: Program
+    num_pages: int = 6144
+
+    def __str__(self) -> str:
+        name = "small" if self.model == SMALL else "llama-8b"
+        return f"{self.target.name}x{self.num_devices}-{name}-{self.program.name}"
+
+
+MIXED_STEP = Program("mixed", 128, 8, 64, num_slots=8)
+STEPS = [
+    *[Step(target, devices, SMALL, MIXED_STEP) for target, devices in ((V5E, 4), (V5P, 4), (V7X, 4))],
+    Step(V6E, 1, SMALL, Program("decode", 8, 8, 64, num_slots=8, max_steps=8)),
+    Step(V5E, 4, LLAMA_8B, Program("decode", 32, 32, 512, num_slots=32)),
+]
+
+
+@pytest.mark.parametrize("step", STEPS, ids=str)
+def test_whole_steps_compile_with_the_kernels_inside(step: Step) -> None:
+    need(step.target)
+    model, bfloat16 = step.model, jnp.dtype("bfloat16")
+    sharding = make_sharding(model, step.num_devices, step.target.devices(step.num_devices))
+    skeleton = make_skeleton(model, Numerics(bfloat16, bfloat16, backend="mosaic_tpu"))
+    heads = model.num_kv_heads
+    pool_shape = (model.num_layers, step.num_pages, heads, 16, model.head_dim)
+    compiled = lower(skeleton, sharding, step.program, pool_shape).compile()
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    assert memory is not None
+    assert text is not None
+
+    array_bytes = prod(pool_shape) * 2 // step.num_devices
+    assert memory.alias_size_in_bytes >= 2 * array_bytes
+    assert memory.temp_size_in_bytes < array_bytes
+    local = ",".join(map(str, (*pool_shape[:2], heads // step.num_devices, *pool_shape[3:])))
+    moves = "copy|copy-start|transpose|convert|pad|fusion|all-gather|all-gather-start|all-to-all"
+    assert re.findall(rf"= \(?\w+\[{local}\]\S* (?:{moves})\(", text) == []
+    kernels = 1 if step.program.kind == "decode" else 3
+    assert text.count('custom_call_target="tpu_custom_call"') == kernels * model.num_layers
+
+    found = re.findall(
+        r"= .*? (all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+)(?:-start)?\(.*"
+        r'op_name="jit\(step\)/(?:while/body/)?(?:closed_call/)?(\w+)',
+        text,
+    )
+    exchanges = Counter((where, kind) for kind, where in found if where.startswith("layer_"))
+    layers = range(model.num_layers) if step.num_devices > 1 else ()
+    assert exchanges == {(f"layer_{layer}", "all-reduce"): 2 for layer in layers}
