@@ -27,6 +27,7 @@ ANY_TOKEN: Final = -1
 """In front of a bad word that is shorter than others may be."""
 NOBODY: Final = 2**31 - 1
 """No token's id: nothing is added to it."""
+LOWEST_TEMPERATURE: Final = 1e-6
 FORBIDDEN: Final = -1e20
 """A logit that no other one, whatever its bias or penalty, falls below: chosen only when nothing else is left."""
 
@@ -108,8 +109,8 @@ def _members(bits: Int[Array, "B W"], vocab_size: int) -> Bool[Array, "B V"]:
 
 
 def temperature(logits: Float[Array, "B V"], value: Float[Array, "B"]) -> Float[Array, "B V"]:
-    """Divide by the temperature; greedy rows (0) stay as they are."""
-    return logits / jnp.where(value > 0, value, 1.0)[:, None]
+    """Divide by the temperature; greedy rows (0) stay as they are. A lower one than that would leave float32."""
+    return logits / jnp.where(value > 0, jnp.maximum(value, LOWEST_TEMPERATURE), 1.0)[:, None]
 
 
 def seed(value: Int[Array, "B"], positions: Int[Array, "B"]) -> Float[Array, "2 B"]:

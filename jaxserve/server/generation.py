@@ -43,6 +43,11 @@ class Job:
     def choices_by_id(self) -> dict[RequestId, ChoiceStream]:
         return {choice.request.request_id: choice for choice in self.choices}
 
+    @property
+    def is_scored(self) -> bool:
+        """Whether the log-probabilities of whole prompts come back."""
+        return any(request.sampling.num_prompt_logprobs is not None for request in self.requests)
+
     def usage(self) -> Usage:
         """Counts so far: each prompt once, the completions of all choices."""
         firsts = self.choices[:: self.num_choices_per_prompt]
@@ -178,8 +183,13 @@ async def _collect(job: Job, spelling: ReplyFormat, generation: Generation) -> w
 
     while not generation.is_finished:
         await generation.feed(gather)
-    reply = spelling.reply(collected, job.usage())
-    return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+
+    def spell() -> bytes:
+        return msgspec.json.encode(spelling.reply(collected, job.usage()))
+
+    # A long prompt's log-probabilities take seconds to spell, in which others want to be heard.
+    body = await asyncio.to_thread(spell) if job.is_scored else spell()
+    return web.Response(body=body, content_type="application/json")
 
 
 async def _stream(

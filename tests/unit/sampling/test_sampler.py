@@ -20,8 +20,10 @@ def _logits(rows: int, *, spread: float = 3.0, seed: int = 0, vocab: int = VOCAB
     return np.random.default_rng(seed).normal(0, spread, (rows, vocab)).astype(np.float32)
 
 
-def _run(logits: np.ndarray, params: list[SamplingParams], positions: np.ndarray, top: int = 0) -> sampler.Sampled:
-    return choose([Row(*row) for row in zip(logits, params, strict=True)], positions, top)
+def _run(
+    logits: np.ndarray, params: list[SamplingParams], positions: np.ndarray, top: int = 0, **how: bool
+) -> sampler.Sampled:
+    return choose([Row(*row) for row in zip(logits, params, strict=True)], positions, top, **how)
 
 
 def _kept(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
@@ -119,6 +121,12 @@ def test_greedy_takes_the_first_maximum() -> None:
     assert tokens.tolist() == [3, 0]
 
 
+def test_lowest_temperatures_take_the_most_likely_token() -> None:
+    logits = _logits(3)
+    params = [SamplingParams(temperature=temperature, seed=5) for temperature in (1e-45, 1e-30, 1e-7)]
+    assert _run(logits, params, np.zeros(3)).token_ids.tolist() == logits.argmax(-1).tolist()
+
+
 def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
     logits = _logits(16, spread=1.0)
     params = [
@@ -128,7 +136,8 @@ def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
     positions = np.arange(100, 116)
     together = np.asarray(_run(logits, params, positions).token_ids)
     alone = [
-        int(_run(logits[i : i + 1], params[i : i + 1], positions[i : i + 1]).token_ids[0]) for i in range(len(params))
+        int(_run(logits[i : i + 1], params[i : i + 1], positions[i : i + 1], fill=False).token_ids[0])
+        for i in range(len(params))
     ]
     assert together.tolist() == alone
 
