@@ -16,6 +16,7 @@ from jaxserve.errors import ConfigError
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int8-weight-only"]
 CpuKernels = Literal["auto", "native", "xla"]
+KVCacheDtype = Literal["auto", "fp8"]
 AttentionBackend = Literal["auto", "reference", "pallas"]
 ToolCallParser = Literal[
     "auto", "none", "deepseek", "gemma", "harmony", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder"
@@ -69,6 +70,9 @@ class CacheConfig:
     )
     memory_fraction: float = option(
         0.9, ge=0.01, le=0.99, help="share of accelerator memory to use when --kv-cache-memory is not given"
+    )
+    kv_cache_dtype: KVCacheDtype = option(
+        "auto", help="auto: the model's, float32 on CPUs; fp8: 8-bit floats (e4m3), half the memory, on accelerators"
     )
     enable_prefix_caching: bool = option(True, help="reuse KV pages of prompts that start alike")
 

@@ -12,6 +12,7 @@ from jaxserve_kernels.matmul import multiplies_int8
 from jaxserve_kernels.paged_attention import pool_head_dim
 
 from jaxserve.config import Config
+from jaxserve.errors import ConfigError
 from jaxserve.kv.spec import KVSpec
 from jaxserve.layers.numerics import Numerics
 from jaxserve.models.config import DecoderConfig
@@ -61,13 +62,18 @@ def make_numerics(config: Config, decoder: DecoderConfig, chip: Chip) -> Numeric
     """CPUs compute activations in float32 whatever the weights are stored in. Raises ConfigError."""
     weights = weights_dtype(config, chip.platform)
     activations = jnp.dtype("float32") if chip.platform == "cpu" else weights
-    backend = choose_backend(config, decoder, chip, activations, kv_cache_dtype(weights, chip.platform))
+    backend = choose_backend(config, decoder, chip, activations, kv_cache_dtype(config, chip.platform))
     return Numerics(weights, activations, config.model.quantization, backend)
 
 
-def kv_cache_dtype(dtype: jnp.dtype, platform: str) -> jnp.dtype:
-    """XLA:CPU before jax 0.12 converts a whole bfloat16 pool to float32 and back for every write."""
-    return jnp.dtype("float32") if platform == "cpu" else dtype
+def kv_cache_dtype(config: Config, platform: str) -> jnp.dtype:
+    """XLA:CPU before jax 0.12 converts a whole pool that is not float32 to float32 and back for every write."""
+    is_fp8 = config.cache.kv_cache_dtype == "fp8"
+    if platform == "cpu":
+        if is_fp8:
+            raise ConfigError("--kv-cache-dtype fp8: only on GPUs and TPUs")
+        return jnp.dtype("float32")
+    return jnp.dtype("float8_e4m3fn") if is_fp8 else weights_dtype(config, platform)
 
 
 def kv_spec(config: Config, decoder: DecoderConfig, platform: str) -> KVSpec:
@@ -76,7 +82,7 @@ def kv_spec(config: Config, decoder: DecoderConfig, platform: str) -> KVSpec:
         num_layers=decoder.num_layers,
         num_kv_heads=decoder.num_kv_heads,
         head_dim=pool_head_dim(decoder.head_dim, platform),
-        dtype_bytes=kv_cache_dtype(weights_dtype(config, platform), platform).itemsize,
+        dtype_bytes=kv_cache_dtype(config, platform).itemsize,
         block_size=config.cache.block_size,
     )
 
@@ -93,7 +99,7 @@ def make_limits(config: Config, decoder: DecoderConfig, numerics: Numerics, plat
     slow_single_row = platform == "cpu" and is_by_xla and not is_float32
     return Limits(
         spec=spec,
-        kv_dtype=kv_cache_dtype(numerics.weights, platform),
+        kv_dtype=kv_cache_dtype(config, platform),
         num_blocks=num_blocks,
         max_model_len=fit_model_len(config.model.max_model_len, decoder.max_position, num_blocks, spec),
         buckets=make_buckets(

@@ -17,12 +17,12 @@ from jaxserve.models.registry import decoder_config
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.weights.loader import load_params
-from tests.models.goldens import GoldenCheckpoint, golden_checkpoints, rope_goldens
+from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_checkpoints, rope_goldens
 
 PAGE_SIZE = 16
 
 
-def prompt_logits(golden: GoldenCheckpoint, dtype: str) -> np.ndarray:
+def prompt_logits(golden: GoldenCheckpoint, dtype: str, kv_dtype: str | None = None) -> np.ndarray:
     """Logits of the last 8 prompt positions, the prompt computed in one mixed pass."""
     checkpoint = open_checkpoint(golden.path)
     config = decoder_config(checkpoint.config, checkpoint.generation_config)
@@ -48,7 +48,7 @@ def prompt_logits(golden: GoldenCheckpoint, dtype: str) -> np.ndarray:
                 ragged=ragged_layout(jnp.asarray([0, count]), jnp.int32(0), num_tokens=count),
             ),
         )
-        pool = KVPool(jnp.zeros(shape, skeleton.dtype), jnp.zeros(shape, skeleton.dtype))
+        pool = KVPool(*(jnp.zeros(shape, kv_dtype or skeleton.dtype) for _ in range(2)))
         return model.logits(model.hidden(tokens, pool, step)[0][-8:], jnp.int32(8))
 
     return np.asarray(run(params, tokens))
@@ -76,6 +76,13 @@ def test_bfloat16_logits_stay_close_to_the_float32_reference(golden: GoldenCheck
     assert found.dtype == np.float32
     spread = golden.logits.std()
     assert np.abs(found - golden.logits).mean() < 0.05 * spread
+
+
+def test_an_8_bit_cache_changes_logits_a_little() -> None:
+    golden = golden_checkpoint("llama3_tiny")
+    found = prompt_logits(golden, "float32", "float8_e4m3fn")
+    difference = np.abs(found - golden.logits).mean() / golden.logits.std()
+    assert 1e-4 < difference < 0.1
 
 
 @pytest.mark.parametrize("case", rope_goldens().items(), ids=lambda case: case[0])

@@ -14,6 +14,7 @@ from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, Par
 from jaxserve.errors import ConfigError
 from jaxserve.models.config import DecoderConfig, LayerConfig
 from jaxserve.runner.backend import Chip, choose_backend
+from jaxserve.runner.limits import kv_spec
 
 CPU, TPU, HOPPER, AMPERE = Chip("cpu"), Chip("tpu"), Chip("gpu", (9, 0)), Chip("gpu", (8, 0))
 BFLOAT16 = jnp.dtype("bfloat16")
@@ -113,3 +114,10 @@ def test_kernels_that_cannot_run_are_refused(chip: Chip, settings: dict[str, Any
 
 def test_several_cpu_devices_take_the_reference() -> None:
     assert _choose(_config(devices=2), CPU) == "reference"
+
+
+def test_an_8_bit_cache_takes_half_the_memory_and_is_refused_on_a_cpu() -> None:
+    halved = replace(_config(), cache=CacheConfig(kv_cache_dtype="fp8"))
+    assert 2 * kv_spec(halved, DECODER, "gpu").bytes_per_block == kv_spec(_config(), DECODER, "gpu").bytes_per_block
+    with pytest.raises(ConfigError, match="--kv-cache-dtype fp8: only on GPUs and TPUs"):
+        kv_spec(halved, DECODER, "cpu")
