@@ -69,8 +69,6 @@ def _why_not_pallas(
     if chip.platform == "gpu" and chip.capability != _HOPPER:
         found = ".".join(map(str, chip.capability or ())) or "unknown"
         return f"compute capability {found}: only 9.0 (Hopper)"
-    if chip.platform == "gpu" and config.parallel.tensor_parallel_size > 1:
-        return "no kernel for several devices yet"
     pool_shape = (decoder.num_layers, 1, decoder.num_kv_heads, config.cache.block_size, decoder.head_dim)
     return unsupported(_PALLAS[chip.platform], decoder.num_heads, pool_shape, dtype, kv_dtype)
 

@@ -105,7 +105,7 @@ CASES = [
     *[Case(H200, 1, SMALL, 4096, program, "mosaic_gpu") for program in SMALL_PROGRAMS],
     Case(H100, 1, SMALL, 4096, SMALL_PROGRAMS[0], "mosaic_gpu"),
     *[Case(target, 1, SMALL, 4096, SMALL_PROGRAMS[0]) for target in (A100, B200)],
-    *[Case(H200, 4, SMALL, 4096, program) for program in SMALL_PROGRAMS],
+    *[Case(H200, 4, SMALL, 4096, program, "mosaic_gpu") for program in SMALL_PROGRAMS],
     *[Case(H200, 1, LLAMA_8B, 8192, program, "mosaic_gpu") for program in (LLAMA_DECODE, LLAMA_MIXED)],
     Case(V5E, 4, LLAMA_8B, 12288, LLAMA_DECODE),
     Case(V6E, 1, LLAMA_8B, 6144, LLAMA_DECODE),

@@ -14,11 +14,14 @@ from jaxtyping import Array
 TOKENS, GROUP, DIM = 3, 2, 4
 
 
-def _kernel(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, layer: Array, paging: Paging) -> Results:
-    """Each query head gets its kv head's key; the sums count the heads; the pools get a number per head."""
-    heads = jnp.full(q.shape[:2], k.shape[1], jnp.float32)
+def _kernel(
+    q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, layer: Array, paging: Paging, sinks: Array | None
+) -> Results:
+    """Each query head gets its kv head's key, its sink and the number of heads; the pools get a number per head."""
     mark = k[0, :, 0][:, None, None]
-    return q + jnp.repeat(k, GROUP, 1), heads, k_pages.at[layer].add(mark), v_pages.at[layer].add(-mark)
+    own = 0.0 if sinks is None else sinks[:, None]
+    out = q + jnp.repeat(k, GROUP, 1) + own + 100.0 * k.shape[1]
+    return out, k_pages.at[layer].add(mark), v_pages.at[layer].add(-mark)
 
 
 def _operands(kv_heads: int) -> tuple[Array, ...]:
@@ -37,21 +40,20 @@ def _paging() -> Paging:
 @pytest.mark.parametrize(("kv_heads", "num_devices", "heads_of_device"), [(8, 4, 2), (4, 4, 1), (6, 4, 6), (6, 1, 6)])
 def test_each_device_has_its_heads(kv_heads: int, num_devices: int, heads_of_device: int) -> None:
     mesh = Mesh(np.array(jax.devices()[:num_devices]), ("model",), axis_types=(AxisType.Auto,))
-    operands = _operands(kv_heads)
+    operands, sinks = _operands(kv_heads), jnp.arange(kv_heads * GROUP, dtype=jnp.float32)
 
     @jax.jit
     def shared(*operands: Array) -> Results:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            return over_heads(_kernel)(*operands, _paging())
+            return over_heads(_kernel)(*operands, _paging(), sinks)
 
-    out, heads, *pools = shared(*jax.device_put(operands, NamedSharding(mesh, PartitionSpec())))
-    wanted, _, *wanted_pools = _kernel(*operands, _paging())
-    np.testing.assert_array_equal(out, wanted)
-    np.testing.assert_array_equal(heads, np.full(heads.shape, heads_of_device))
+    out, *pools = shared(*jax.device_put(operands, NamedSharding(mesh, PartitionSpec())))
+    wanted, *wanted_pools = _kernel(*operands, _paging(), sinks)
+    np.testing.assert_allclose(out - 100.0 * heads_of_device, wanted - 100.0 * kv_heads, atol=1e-3)
     np.testing.assert_array_equal(np.stack(pools), np.stack(wanted_pools))
 
 
 def test_without_a_mesh_the_kernel_is_called_as_it_is() -> None:
-    wanted, results = _kernel(*_operands(2), _paging()), over_heads(_kernel)(*_operands(2), _paging())
+    wanted, results = _kernel(*_operands(2), _paging(), None), over_heads(_kernel)(*_operands(2), _paging())
     for array, wanted_array in zip(results, wanted, strict=True):
         np.testing.assert_array_equal(array, wanted_array)

@@ -11,16 +11,16 @@ import functools
 from types import ModuleType
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
 from jaxserve_kernels.backend import Backend
-from jaxserve_kernels.kv_write import KVScales, kv_write, stored
+from jaxserve_kernels.kv_write import KVScales, stored
+from jaxserve_kernels.kv_write.reference import kv_write as scatter
 from jaxserve_kernels.paged_attention import cpu, gpu, layout, reference, tpu
 from jaxserve_kernels.paged_attention.layout import Paging, Ragged, pool_head_dim
 from jaxserve_kernels.paged_attention.options import Scoring
-from jaxserve_kernels.paged_attention.sharded import over_heads
+from jaxserve_kernels.paged_attention.sharded import AttentionKernel, Results, over_heads
 from jaxserve_kernels.rope import Rotation, rotate
 
 __all__ = [
@@ -90,23 +90,25 @@ def write_and_attend(
     q, k, v = (_widened(x, k_pages.shape[4]) for x in (q, k, v))
     if scales is not None:  # a score is linear in its key, and the result in the values
         q = (q * jnp.repeat(scales.k, group)[:, None]).astype(q.dtype)
-    if backend == "mosaic_tpu":
-        written = stored(k, v, k_pages.dtype, scales)
-        out, k_pages, v_pages = _fused_on_tpus(q, *written, k_pages, v_pages, layer, paging, scoring, sinks)
-    else:
-        k_pages, v_pages = kv_write(k_pages, v_pages, layer, k, v, paging.pages, paging.slots, scales=scales)
-        pool = (k_pages, v_pages, layer, paging.block_tables, paging.kv_lengths)
-        options: dict[str, Any] = {"scoring": scoring, "sinks": sinks, "backend": backend}
-        if paging.ragged is None:
-            out = decode_attention(q, *pool, **options)
-        else:
-            out = mixed_attention(q, *pool, paging.ragged, **options)
+    written = stored(k, v, k_pages.dtype, scales)
+    attend = _kernel(backend, scoring)
+    out, k_pages, v_pages = attend(q, *written, k_pages, v_pages, layer, paging, sinks)
     if scales is not None:
         out = (out * jnp.repeat(scales.v, group)[:, None]).astype(q.dtype)
     return out[..., :dim], k_pages, v_pages
 
 
-def _fused_on_tpus(
+def _kernel(backend: Backend, scoring: Scoring) -> AttentionKernel:
+    """Writes and attends. XLA splits its own operations over the devices of a mesh, but no kernel."""
+    if backend == "mosaic_tpu":
+        from jaxserve_kernels.paged_attention.tpu import fused
+
+        return over_heads(functools.partial(fused.write_then_attend, scoring=scoring, chip=fused.this_chip()))
+    kernel = functools.partial(_write_then_attend, scoring=scoring, backend=backend)
+    return over_heads(kernel) if backend == "mosaic_gpu" else kernel
+
+
+def _write_then_attend(
     q: Float[Array, "T N H"],
     k: Num[Array, "T K H"],
     v: Num[Array, "T K H"],
@@ -114,19 +116,17 @@ def _fused_on_tpus(
     v_pages: Num[Array, "L P K S H"],
     layer: Int[Array, ""],
     paging: Paging,
-    scoring: Scoring,
     sinks: Float[Array, "N"] | None,
-) -> tuple[Float[Array, "T N H"], Num[Array, "L P K S H"], Num[Array, "L P K S H"]]:
-    from jaxserve_kernels.paged_attention.tpu import fused
-
-    kernel = functools.partial(
-        fused.write_and_attend, softcap=scoring.softcap, sliding_window=scoring.sliding_window, chip=fused.this_chip()
-    )
-    scaled = (q * scoring.scale).astype(q.dtype)
-    out, log_sum, k_pages, v_pages = over_heads(kernel)(scaled, k, v, k_pages, v_pages, layer, paging)
-    if sinks is not None:  # one more term of the sum
-        out = (out * jax.nn.sigmoid(log_sum - sinks)[..., None]).astype(q.dtype)
-    return out, k_pages, v_pages
+    *,
+    scoring: Scoring,
+    backend: Backend,
+) -> Results:
+    k_pages, v_pages = scatter(k_pages, v_pages, layer, k, v, paging.pages, paging.slots)
+    pool = (k_pages, v_pages, layer, paging.block_tables, paging.kv_lengths)
+    options: dict[str, Any] = {"scoring": scoring, "sinks": sinks, "backend": backend}
+    if paging.ragged is None:
+        return decode_attention(q, *pool, **options), k_pages, v_pages
+    return mixed_attention(q, *pool, paging.ragged, **options), k_pages, v_pages
 
 
 def _widened(x: Float[Array, "T N H"], dim: int) -> Float[Array, "T N H2"]:

@@ -51,6 +51,7 @@ def test_a_hopper_takes_the_pallas_kernels() -> None:
     assert _choose(_config(), HOPPER) == "mosaic_gpu"
     assert _choose(_config(attention_backend="pallas"), HOPPER) == "mosaic_gpu"
     assert _choose(_config(attention_backend="reference"), HOPPER) == "reference"
+    assert _choose(_config(devices=2), HOPPER) == "mosaic_gpu"
 
 
 @pytest.mark.skipif(HAS_MOSAIC, reason="this jax has Mosaic GPU kernels")

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from jaxserve_kernels.paged_attention.layout import Paging
+from jaxserve_kernels.paged_attention.options import Scoring
 from jaxserve_kernels.paged_attention.tpu.attention import Mask, NewTokens, attend
 from jaxserve_kernels.paged_attention.tpu.plan import Chip, Plan, Shape, chunk_plan, decode_plan, this_chip
 from jaxserve_kernels.paged_attention.tpu.stream import IDS_PER_LINE
@@ -21,14 +22,14 @@ from jaxserve_kernels.paged_attention.tpu.write import page_writes, write_pages
 Pools = tuple[Num[Array, "L P K S H"], Num[Array, "L P K S H"]]
 Attended = tuple[Float[Array, "T N H"], Float[Array, "T N"], Pools]
 
-__all__ = ["this_chip", "write_and_attend"]
+__all__ = ["this_chip", "write_then_attend"]
 
 _NOTHING_SEEN = -1e30
 """Logarithm of a sum without terms: finite, so that what is made of it is."""
 
 
-@functools.partial(jax.jit, static_argnames=("sliding_window", "softcap", "chip"))
-def write_and_attend(
+@functools.partial(jax.jit, static_argnames=("scoring", "chip"))
+def write_then_attend(
     q: Float[Array, "T N H"],
     k: Num[Array, "T K H"],
     v: Num[Array, "T K H"],
@@ -36,29 +37,45 @@ def write_and_attend(
     v_pages: Num[Array, "L P K S H"],
     layer: Int[Array, ""],
     paging: Paging,
+    sinks: Float[Array, "N"] | None,
     *,
-    sliding_window: int | None,
-    softcap: float | None,
+    scoring: Scoring,
     chip: Chip,
-) -> tuple[Float[Array, "T N H"], Float[Array, "T N"], Num[Array, "L P K S H"], Num[Array, "L P K S H"]]:
-    """Write the tokens' keys and values, which have the pool's type, and attend with scores `q . k`.
+) -> tuple[Float[Array, "T N H"], Num[Array, "L P K S H"], Num[Array, "L P K S H"]]:
+    """Write the tokens' keys and values, which have the pool's type, and attend.
 
-    Returns attention, the logarithm of each softmax's sum, and the pools, under donation the same buffers.
-    A token that sees nothing gets zeros and a very low logarithm. Padding of the heads has to be zero.
+    Returns attention and the pools, under donation the same buffers. A token that sees nothing gets zeros. Padding of
+    the heads has to be zero.
     """
-    mask = Mask(sliding_window, softcap)
-    pools = (k_pages, v_pages)
+    scaled = (q * scoring.scale).astype(q.dtype)
+    mask = Mask(scoring.sliding_window, scoring.softcap)
+    out, log_sum, pools = _all_rows(scaled, k, v, (k_pages, v_pages), layer, paging, mask, chip)
+    if sinks is not None:  # one more term of the sum
+        out = (out * jax.nn.sigmoid(log_sum - sinks)[..., None]).astype(q.dtype)
+    return out, *pools
+
+
+def _all_rows(
+    q: Float[Array, "T N H"],
+    k: Num[Array, "T K H"],
+    v: Num[Array, "T K H"],
+    pools: Pools,
+    layer: Int[Array, ""],
+    paging: Paging,
+    mask: Mask,
+    chip: Chip,
+) -> Attended:
+    """Attention with scores `q . k`, and the logarithm of each softmax's sum: very low where nothing is seen."""
     if paging.ragged is None:
         is_decode = jnp.ones(paging.kv_lengths.shape, bool)
-        out, log_sum, pools = _decode(q, k, v, pools, layer, paging, is_decode, mask, chip)
-        return out, log_sum, *pools
+        return _decode(q, k, v, pools, layer, paging, is_decode, mask, chip)
     rows = paging.kv_lengths.shape[0]
     is_decode = jnp.arange(rows) < paging.ragged.num_decode_rows
     decoded, decoded_sum, pools = _decode(q[:rows], k[:rows], v[:rows], pools, layer, paging, is_decode, mask, chip)
     out, log_sum, pools = _chunks(q, k, v, pools, layer, paging, ~is_decode, mask, chip)
     out = out.at[:rows].set(jnp.where(is_decode[:, None, None], decoded, out[:rows]))
     log_sum = log_sum.at[:rows].set(jnp.where(is_decode[:, None], decoded_sum, log_sum[:rows]))
-    return out, log_sum, *pools
+    return out, log_sum, pools
 
 
 def _decode(
