@@ -32,6 +32,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only", nargs="+", choices=names, metavar="PART", help=f"of {', '.join(names)}; {names[0]} always runs"
     )
+    parser.add_argument(
+        "--attention-backend",
+        choices=("auto", "reference"),
+        default="auto",
+        help="reference: leave our own kernels out, as where they fail (default: auto, what the server would take)",
+    )
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that everything runs, measures nothing")
     parser.add_argument("--platform", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
     parser.add_argument("--out", type=Path, default=Path("build/gpu-check"), metavar="DIR", help="default: %(default)s")
@@ -63,7 +69,9 @@ def main(words: Sequence[str] | None = None) -> int:
             platform=arguments.platform,
             is_quick=arguments.quick,
             seed=seed,
+            attention_backend=arguments.attention_backend,
             folder=Path(folder),
+            results=out,
             environment=make_environment(arguments.platform, wheels, Path(folder)),
             log=log,
         )
@@ -81,6 +89,7 @@ def run_all(parts: Sequence[Part], orders: Orders, out: Path) -> list[Outcome]:
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "platform": orders.platform,
         "seed": orders.seed,
+        "attention backend": orders.attention_backend,
         "sizes": "quick" if orders.is_quick else "full",
         "pictures": "drawn" if can_draw() else "none, matplotlib is not installed",
     }
@@ -118,7 +127,7 @@ def say(line: str) -> None:
 
 
 def _is_wanted(part: Part, only: Sequence[str] | None) -> bool:
-    return only is None or part is BOUNDS_PART or part.name in only
+    return part is BOUNDS_PART or (part.is_default if only is None else part.name in only)
 
 
 def _line(outcome: Outcome) -> str:

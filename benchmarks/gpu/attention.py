@@ -1,26 +1,35 @@
-"""Part 3, ops alone at the sizes of one layer of Llama-3.1-8B: each against the bound it cannot pass.
-
-A program repeats the op as the layers of a model would: every repetition waits for the one before it, and reads
-other pages, so that nothing stays in a cache that a model would find cold.
-"""
+"""Part 3, ops alone at the sizes of one layer of Llama-3.1-8B: each against the bound it cannot pass."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.kv_write import kv_write
 from jaxserve_kernels.matmul import matmul
-from jaxserve_kernels.paged_attention import Scoring, decode_attention, mixed_attention, ragged_layout
 
+from benchmarks.gpu.ahead import Programs, Wanted
+from benchmarks.gpu.attention_programs import (
+    Heads,
+    decode_program,
+    prefill_program,
+    public_decode,
+    public_prefill,
+    queries,
+    scattered_tables,
+)
+from benchmarks.gpu.backends import op_backends, why_no_kernels
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
 from benchmarks.gpu.random_weights import random_pool
+from benchmarks.gpu.records import Value, one_line
 from benchmarks.gpu.rig import BLOCK_SIZE
 from benchmarks.gpu.shapes import LLAMA_8B, TINY, decoder
 from benchmarks.gpu.timing import Timing, time_calls
@@ -28,101 +37,148 @@ from jaxserve.models.config import DecoderConfig
 from jaxserve.sharding.mesh import make_sharding
 
 NUM_REPEATS = 8
-NUM_TABLES = 4
-"""Different page tables that repetitions take in turns."""
-MAX_POOL_TOKENS = 256 * 16384
-CELL_BUDGET_S = 0.4
+CELL_BUDGET_S = 0.25
+COMPILE_SHARE = 0.5
+"""Of the part's time at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What is measured."""
+
+    batches: tuple[int, ...] = (1, 8, 32, 64, 128, 256)
+    contexts: tuple[int, ...] = (512, 2048, 8192, 32768)
+    prompts: tuple[int, ...] = (512, 2048, 8192, 32768)
+    rows: tuple[int, ...] = (1, 32, 256)
+    written: tuple[int, ...] = (1, 256, 2048)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the pool: the largest batch fits."""
+        return max(self.batches) * max(self.contexts)
+
+
+QUICK = Sizes((1, 2), (64, 128), (64,), (1, 8), (1, 8))
 
 
 def run(context: Context) -> None:
     first_device(context)
-    is_quick = context.is_quick
-    config = decoder(TINY if is_quick else LLAMA_8B)
+    config = decoder(TINY if context.is_quick else LLAMA_8B)
     dtype = jnp.dtype(jnp.bfloat16 if context.platform == "cuda" else jnp.float32)
-    batches = (1, 2) if is_quick else (1, 8, 32, 128, 256)
-    contexts = (64, 128) if is_quick else (512, 4096, 16384)
-    prompts = (64,) if is_quick else (512, 4096, 8192)
-    num_tokens = 2 * 4 * 128 if is_quick else MAX_POOL_TOKENS
-    shape = (1, num_tokens // BLOCK_SIZE + 1, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
-    pool = random_pool(shape, dtype, make_sharding(config, 1), context.seed)
-    ops = _Ops(context, config, dtype, pool)
+    sizes = QUICK if context.is_quick else Sizes()
+    heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, dtype, dtype)
+    backends = op_backends(context, config)
+    if len(backends) == 1:
+        context.recorder.note(f"only the reference is measured: {why_no_kernels(config) or 'as was asked for'}")
+    programs = Programs(wanted_programs(heads, sizes, backends), COMPILE_SHARE * context.recorder.left_s)
+    pool = random_pool(heads.pool(sizes.num_tokens), dtype, make_sharding(config, 1), context.seed)
+    ops = _Ops(context, config, heads, sizes, backends, programs, pool)
     attempt = context.recorder.attempt
-    for length, batch in itertools.product(contexts, batches):
-        attempt(f"decode {batch} x {length}", partial(ops.decode, batch, length, max(contexts)))
-    for length in prompts:
-        attempt(f"prefill {length}", partial(ops.prefill, length, max(prompts)))
-    for count, kind in itertools.product((1, 8) if is_quick else (1, 32, 256), ("plain", "int8 weights", "int8")):
+    for length, batch in itertools.product(sizes.contexts, sizes.batches):
+        attempt(f"decode {batch} x {length}", partial(ops.decode, batch, length))
+    for length in sizes.prompts:
+        attempt(f"prefill {length}", partial(ops.prefill, length))
+    for count, kind in itertools.product(sizes.rows, ("plain", "int8 weights", "int8")):
         attempt(f"matmul {count} {kind}", partial(ops.products, count, kind))
-    for count in (1, 8) if is_quick else (1, 256, 2048):
+    for count in sizes.written:
         attempt(f"kv_write {count}", partial(ops.write, count))  # last: it gives the pool away
+
+
+def wanted_programs(heads: Heads, sizes: Sizes, backends: tuple[Backend, ...]) -> dict[Any, Wanted]:
+    """Of attention: by op, backend and size."""
+    num_pages, longest = heads.pool(sizes.num_tokens)[1], max(sizes.contexts)
+    wanted: dict[Any, Wanted] = {}
+    for backend in backends:
+        for batch in sizes.batches:
+            attend = public_decode(heads, backend)
+            wanted["decode", backend, batch] = decode_program(heads, attend, batch, num_pages, longest)
+        for length in sizes.prompts:
+            attend = public_prefill(heads, backend)
+            wanted["prefill", backend, length] = prefill_program(heads, attend, length, num_pages, backend)
+    return wanted
 
 
 class _Ops:
     """The pool of one layer, and what is measured over it."""
 
     def __init__(
-        self, context: Context, config: DecoderConfig, dtype: jnp.dtype, pool: tuple[jax.Array, jax.Array]
+        self,
+        context: Context,
+        config: DecoderConfig,
+        heads: Heads,
+        sizes: Sizes,
+        backends: tuple[Backend, ...],
+        programs: Programs[Any],
+        pool: tuple[jax.Array, jax.Array],
     ) -> None:
         self._context = context
         self._config = config
-        self._dtype = dtype
+        self._heads = heads
+        self._sizes = sizes
+        self._backends = backends
+        self._programs = programs
+        self._dtype = heads.dtype
         self._k, self._v = pool
         self._random = np.random.default_rng(context.seed)
-        self._programs: dict[Any, Callable[..., Any]] = {}
 
-    def decode(self, batch: int, length: int, longest: int) -> None:
-        """All rows are `length` long. One program serves every length: its trip count is decided at run time."""
-        config, context = self._config, self._context
-        tables = self._tables(batch, length, longest)
+    def decode(self, batch: int, length: int) -> None:
+        """All rows are `length` long."""
+        context, heads = self._context, self._heads
+        num_bytes, num_repeats = heads.decode_bytes(batch, length), heads.num_repeats(batch, length)
+        tables = scattered_tables(self._random, self._k.shape[1], batch, length, max(self._sizes.contexts))
         lengths = jnp.full(batch, length, jnp.int32)
-        q = self._normal(batch, config.num_heads, config.head_dim)
-        scale = config.head_dim**-0.5
+        arguments = (queries(self._random, heads, batch), self._k, self._v, tables, lengths, jnp.int32(num_repeats))
+        timings = self._side_by_side("decode", batch, arguments, num_repeats)
+        columns: dict[str, Value] = {"batch": batch, "context": length, "backend": self._backends[-1]}
+        for prefix, name in (("", self._backends[-1]), ("reference_", "reference")):
+            if name in timings:
+                columns[f"{prefix}us"] = timings[name].median_s * 1e6
+                columns[f"{prefix}spread"] = _spread(timings[name])
+                columns[f"{prefix}gb_per_s"] = num_bytes / timings[name].median_s / 1e9
+                columns[f"{prefix}of_copy"] = context.share_of_copy(num_bytes, timings[name].median_s)
+        context.recorder.figure("decode attention, one layer", **columns)
 
-        def repeat(q: jax.Array, k: jax.Array, v: jax.Array, tables: jax.Array, lengths: jax.Array) -> jax.Array:
-            def body(index: jax.Array, q: jax.Array) -> jax.Array:
-                return decode_attention(
-                    q, k, v, jnp.int32(0), tables[index % NUM_TABLES], lengths, scoring=Scoring(scale)
-                )
+    def prefill(self, length: int) -> None:
+        """Beside it cuDNN's attention over keys and values that are not in pages."""
+        context, heads = self._context, self._heads
+        tables = scattered_tables(self._random, self._k.shape[1], 1, length, length)
+        q = queries(self._random, heads, length)
+        timings = self._side_by_side("prefill", length, (q, self._k, self._v, tables[0]), 1)
+        if context.platform == "cuda":
+            timings |= self._cudnn(length)
+        columns: dict[str, Value] = {"tokens": length, "backend": self._backends[-1]}
+        flops = heads.prefill_flops(length)
+        for prefix, name in (("", self._backends[-1]), ("reference_", "reference"), ("cudnn_", "cudnn")):
+            if name in timings:
+                columns[f"{prefix}ms"] = timings[name].median_s * 1e3
+                columns[f"{prefix}spread"] = _spread(timings[name])
+                columns[f"{prefix}tflop_per_s"] = flops / timings[name].median_s / 1e12
+                columns[f"{prefix}of_matmul"] = context.share_of_matmul(flops, timings[name].median_s)
+        context.recorder.figure("prefill attention, one layer", **columns)
 
-            last: jax.Array = jax.lax.fori_loop(0, NUM_REPEATS, body, q)
-            return last
+    def _side_by_side(self, op: str, size: int, arguments: tuple[jax.Array, ...], repeats: int) -> dict[str, Timing]:
+        """By backend, without those that fail. The reference first: a kernel may take the device along."""
+        timings: dict[str, Timing] = {}
 
-        program = self._program(("decode", batch), repeat)
-        timing = self._time(lambda: program(q, self._k, self._v, tables, lengths))
-        num_bytes = 2 * batch * length * config.num_kv_heads * config.head_dim * self._dtype.itemsize
-        context.recorder.figure(
-            "decode attention, one layer",
-            batch=batch,
-            context=length,
-            us=timing.median_s * 1e6,
-            spread=_spread(timing),
-            gb_per_s=num_bytes / timing.median_s / 1e9,
-            of_copy=context.share_of_copy(num_bytes, timing.median_s),
-        )
+        def measure(backend: Backend) -> None:
+            program = self._programs[op, backend, size]
+            timings[backend] = self._time(partial(program, *arguments), num_repeats=repeats)
 
-    def prefill(self, length: int, longest: int) -> None:
-        """One prompt, all of it in one pass, causal."""
-        config, context = self._config, self._context
-        tables = self._tables(1, length, longest)
-        starts, lengths = jnp.asarray([0, length], jnp.int32), jnp.asarray([length], jnp.int32)
-        q = self._normal(length, config.num_heads, config.head_dim)
-        scale = config.head_dim**-0.5
+        for backend in self._backends:
+            self._context.recorder.attempt(f"{op} {size}, {backend}", partial(measure, backend))
+        return timings
 
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array) -> jax.Array:
-            ragged = ragged_layout(starts, jnp.int32(0), num_tokens=length)
-            return mixed_attention(q, k, v, jnp.int32(0), table, lengths, ragged, scoring=Scoring(scale))
-
-        program = self._program(("prefill", length), attend)
-        timing = self._time(lambda: program(q, self._k, self._v, tables[0]), num_repeats=1)
-        flops = 2 * config.num_heads * config.head_dim * length * (length + 1)  # two products over half a square
-        context.recorder.figure(
-            "prefill attention, one layer",
-            tokens=length,
-            ms=timing.median_s * 1e3,
-            spread=_spread(timing),
-            tflop_per_s=flops / timing.median_s / 1e12,
-            of_matmul=context.share_of_matmul(flops, timing.median_s),
-        )
+    def _cudnn(self, length: int) -> dict[str, Timing]:
+        """Empty, and a note, where it cannot be used."""
+        heads = self._heads
+        q = queries(self._random, heads, length)[None]
+        k, v = (self._normal(1, length, heads.num_kv_heads, heads.dim) for _ in range(2))
+        attend = jax.jit(partial(jax.nn.dot_product_attention, is_causal=True, implementation="cudnn"))
+        try:
+            return {"cudnn": self._time(lambda: attend(q, k, v), num_repeats=1)}
+        except Exception as error:  # another library's: whatever it is, ours are measured
+            self._context.recorder.note(f"no attention by cuDNN for {length} tokens: {one_line(error)}")
+            return {}
 
     def products(self, count: int, kind: str) -> None:
         """Up and down projection of one block, one after the other."""
@@ -144,7 +200,7 @@ class _Ops:
             last: jax.Array = jax.lax.fori_loop(0, NUM_REPEATS, body, x)
             return last
 
-        program = self._program(("matmul", count, kind), repeat)
+        program = jax.jit(repeat)
         timing = self._time(lambda: program(x, up, down))
         num_bytes, flops = up.nbytes + down.nbytes, 4 * count * wide * narrow
         context.recorder.figure(
@@ -201,20 +257,6 @@ class _Ops:
             timing.most_s / num_repeats,
             timing.num_samples,
         )
-
-    def _program(self, key: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-        return self._programs.setdefault(key, jax.jit(function))
-
-    def _tables(self, batch: int, length: int, longest: int) -> jax.Array:
-        """Scattered pages for every row, `NUM_TABLES` times; different ones where the pool has enough."""
-        used, width = -(-length // BLOCK_SIZE), -(-longest // BLOCK_SIZE)
-        num_pages = self._k.shape[1] - 1
-        order = self._random.permutation(num_pages) + 1
-        tables = np.zeros((NUM_TABLES, batch, width), np.int32)
-        for index in range(NUM_TABLES):
-            start = index * batch * used % num_pages
-            tables[index, :, :used] = np.roll(order, -start)[: batch * used].reshape(batch, used)
-        return jnp.asarray(tables)
 
     def _normal(self, *shape: int) -> jax.Array:
         return jnp.asarray(self._random.standard_normal(shape, np.float32), self._dtype)

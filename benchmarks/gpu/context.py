@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks.gpu.records import Recorder
+from jaxserve.config import AttentionBackend
 
 Platform = Literal["cuda", "cpu"]
 
@@ -30,8 +31,12 @@ class Context:
     seed: int
     bounds: Bounds | None
     """None: they were not measured, so nothing is set against them."""
+    attention_backend: AttentionBackend
+    """As the server's option: which kernels are checked and measured beside the reference."""
     folder: Path
     """For files that nobody needs afterwards."""
+    results: Path
+    """For files that belong to the results."""
     recorder: Recorder
 
     def share_of_copy(self, num_bytes: float, seconds: float) -> float | None:

@@ -7,17 +7,16 @@ import statistics
 import time
 from functools import partial
 
-import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.gpu import dispatch
+from benchmarks.gpu.backends import server_numerics
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
 from benchmarks.gpu.rig import generate, greedy
 from benchmarks.gpu.shapes import LLAMA_8B, TINY, decoder
 from benchmarks.gpu.steps import StepBench
 from jaxserve.bench.report import percentile
-from jaxserve.layers.numerics import plain
 from jaxserve.runner.inputs import Program
 
 BURST = 8
@@ -25,6 +24,8 @@ NUM_CALLS = 5
 PROMPT_TOKENS, OUTPUT_TOKENS = 32, 48
 COMPILE_SHARE = 0.6
 """Of the part's time at most; what is compiled by then is measured."""
+REFERENCE_SHARE = 0.6
+"""Of what is left then, to compile steps of the reference."""
 BURST_S = 25.0
 """Left for bursts, or they are not begun: two more programs have to be compiled."""
 
@@ -33,15 +34,16 @@ def run(context: Context) -> None:
     first_device(context)
     recorder, is_quick = context.recorder, context.is_quick
     recorder.attempt("dispatch", lambda: dispatch.measure(context))
-    dtype = jnp.dtype(jnp.bfloat16 if context.platform == "cuda" else jnp.float32)
     batches = (1, 4) if is_quick else (1, 8, 32, 64, 128, 256)
     contexts = (64, 128) if is_quick else (1024, 4096)
     cells = [(batch, length) for length, batch in itertools.product(contexts, batches)]
+    shape = decoder(TINY if is_quick else LLAMA_8B)
+    numerics = server_numerics(context, shape)
     bench = StepBench(
         context,
-        decoder(TINY if is_quick else LLAMA_8B),
-        plain(dtype),
-        label=dtype.name,
+        shape,
+        numerics,
+        label=numerics.activations.name,
         batches=batches,
         chunk=64 if is_quick else 2048,
         cells=cells,
@@ -51,6 +53,9 @@ def run(context: Context) -> None:
     bench.prefill_cells(contexts)
     for batch, depth in itertools.product(batches if is_quick else (1, 32, 256), (1, 0)):
         recorder.attempt(f"loop {batch}, depth {depth}", partial(run_loop, context, bench, batch, depth))
+    if numerics.backend != "reference":
+        compared = (1, 4) if is_quick else (32, 256)
+        recorder.attempt("reference", lambda: run_reference(context, bench, compared, contexts[0]))
     if recorder.left_s > BURST_S or is_quick:
         recorder.attempt("bursts", lambda: run_bursts(context, bench, (1, 4) if is_quick else (1, 32), contexts[0]))
     else:
@@ -79,6 +84,12 @@ def run_loop(context: Context, bench: StepBench, batch: int, depth: int) -> None
         p99_gap_ms=percentile(gaps_ms, 99) if gaps_ms else None,
         steps=num_steps,
     )
+
+
+def run_reference(context: Context, bench: StepBench, batches: tuple[int, ...], tokens: int) -> None:
+    """A figure each of the same steps with attention by XLA alone."""
+    with bench.by_reference(batches, REFERENCE_SHARE * context.recorder.left_s):
+        bench.decode_cells((batch, tokens) for batch in batches)
 
 
 def run_bursts(context: Context, bench: StepBench, batches: tuple[int, ...], tokens: int) -> None:

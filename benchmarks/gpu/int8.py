@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-import jax.numpy as jnp
-
+from benchmarks.gpu.backends import server_numerics
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
 from benchmarks.gpu.shapes import LLAMA_8B, TINY, decoder
 from benchmarks.gpu.steps import StepBench
 from jaxserve.config import Quantization
-from jaxserve.layers.numerics import Numerics
 
 COMPILE_SHARE = 0.7
 """Of the time that is left."""
@@ -25,13 +23,13 @@ def run(context: Context) -> None:
 
 
 def _measure(context: Context, kind: Quantization) -> None:
-    dtype = jnp.dtype(jnp.bfloat16 if context.platform == "cuda" else jnp.float32)
+    shape = decoder(TINY if context.is_quick else LLAMA_8B)
     batches = (1, 4) if context.is_quick else (1, 32)
     cells = [(batch, 64 if context.is_quick else 1024) for batch in batches]
     bench = StepBench(
         context,
-        decoder(TINY if context.is_quick else LLAMA_8B),
-        Numerics(dtype, dtype, kind),
+        shape,
+        server_numerics(context, shape, quantization=kind),
         label=kind,
         batches=batches,
         chunk=None,

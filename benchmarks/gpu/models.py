@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxserve_kernels.paged_attention import Paging, ragged_layout
+from jaxserve_kernels.paged_attention import Paging, Ragged, ragged_layout
 
+from benchmarks.gpu.backends import server_numerics
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
 from benchmarks.gpu.random_weights import host_leaves
 from benchmarks.gpu.rig import BLOCK_SIZE, Generation, Rig, generate, greedy
 from benchmarks.gpu.shapes import FAMILIES, TINY, decoder
+from jaxserve.config import Dtype
 from jaxserve.layers.attention import KVPool, StepContext
-from jaxserve.layers.numerics import plain
+from jaxserve.layers.numerics import Numerics, plain
 from jaxserve.layers.rope import rotation
+from jaxserve.models.config import DecoderConfig
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.inputs import programs
 from jaxserve.scheduler.plan import Buckets
@@ -47,7 +51,8 @@ def run(context: Context) -> None:
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         for name, config in families:
             threads.submit(context.recorder.attempt, name, partial(check_family, context, name, config))
-    for dtype in ("float32",) if context.is_quick else ("float32", "bfloat16"):
+    dtypes: tuple[Dtype, ...] = ("float32",) if context.is_quick else ("float32", "bfloat16")
+    for dtype in dtypes:
         context.recorder.attempt(f"batches {dtype}", partial(check_batches, context, dtype))
 
 
@@ -72,7 +77,7 @@ def check_family(context: Context, name: str, config: dict[str, Any]) -> None:
     if context.is_quick:
         return
     rounded = tuple(np.asarray(leaf.astype(jnp.bfloat16)) for leaf in leaves)
-    narrow = make_skeleton(shape, plain(jnp.dtype("bfloat16")))
+    narrow = make_skeleton(shape, numerics_of(context, shape, "bfloat16"))
     expected = logits_of(wide, compute, tuple(leaf.astype(np.float32) for leaf in rounded), tokens, NUM_TOKENS, host)
     found = logits_of(narrow, jitted(narrow), rounded, tokens, NUM_PROMPT, device)
     error = float(np.abs(found - expected).mean()) / spread
@@ -120,6 +125,10 @@ def logits_of(
     return np.concatenate(rows)
 
 
+def _one_segment(skeleton: ModelSkeleton, starts: jax.Array, count: int) -> Ragged:
+    return ragged_layout(starts, jnp.int32(0), num_tokens=count, backend=skeleton.numerics.backend)
+
+
 def _pass(
     skeleton: ModelSkeleton,
     params: tuple[jax.Array, ...],
@@ -141,17 +150,22 @@ def _pass(
             query_starts=starts,
             pages=positions // BLOCK_SIZE + 1,
             slots=positions % BLOCK_SIZE,
-            ragged=ragged_layout(starts, jnp.int32(0), num_tokens=count) if is_mixed else None,
+            ragged=_one_segment(skeleton, starts, count) if is_mixed else None,
         ),
     )
     hidden, pool = model.hidden(tokens, pool, step)
     return model.logits(hidden, jnp.int32(count)), pool
 
 
-def check_batches(context: Context, dtype: str) -> None:
+def numerics_of(context: Context, shape: DecoderConfig, dtype: Dtype) -> Numerics:
+    """One type for all, and the kernels that the server would take for it."""
+    return replace(plain(jnp.dtype(dtype)), backend=server_numerics(context, shape, dtype=dtype).backend)
+
+
+def check_batches(context: Context, dtype: Dtype) -> None:
     """Eight requests one after the other and all together, through scheduler and runner, steps overlapping."""
     shape = decoder(TINY)
-    rig = Rig(shape, plain(jnp.dtype(dtype)), num_blocks=129, max_model_len=256)
+    rig = Rig(shape, numerics_of(context, shape, dtype), num_blocks=129, max_model_len=256)
     wanted = programs(Buckets(decode=(1, 8), mixed=(64,), max_num_seqs=8), rig.max_pages)
     made = rig.compile(wanted, context.recorder.left_s)
     if len(made) < len(wanted):

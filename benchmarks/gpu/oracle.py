@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 TOLERANCES = {"float32": 2e-5, "float16": 3e-3, "bfloat16": 2e-2}
@@ -17,31 +18,6 @@ def vector_error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.nan_to_num(errors, nan=np.inf).max(initial=0.0))
 
 
-def attend(
-    queries: np.ndarray,  # (T, N, H) of one row, the last one at position `length - 1`
-    keys: np.ndarray,  # (X, K, H), X >= length
-    values: np.ndarray,
-    length: int,
-    scale: float,
-    window: int | None,
-) -> np.ndarray:
-    """Causal softmax attention of one row, query by query: (T, N, H) in float64."""
-    count, num_heads, dim = queries.shape
-    num_kv_heads = keys.shape[1]
-    queries, keys, values = (array.astype(np.float64) for array in (queries, keys, values))
-    out = np.empty((count, num_heads, dim))
-    for index in range(count):
-        position = length - count + index
-        first = 0 if window is None else max(0, position - window + 1)
-        seen_keys, seen_values = keys[first : position + 1], values[first : position + 1]
-        grouped = queries[index].reshape(num_kv_heads, -1, dim) * scale
-        scores = np.einsum("kgh,xkh->kgx", grouped, seen_keys)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
-        out[index] = np.einsum("kgx,xkh->kgh", weights, seen_values).reshape(num_heads, dim)
-    return out
-
-
 def rotate(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
     """(T, N, H) turned by (T, H/2): pairs are (i, i + H/2)."""
     first, second = np.split(x.astype(np.float64), 2, -1)
@@ -54,3 +30,11 @@ def quantise(x: np.ndarray) -> np.ndarray:
     steps = np.abs(x.astype(np.float64)).max(-1, keepdims=True) / 127
     rounded: np.ndarray = np.rint(x.astype(np.float64) / steps) * steps
     return rounded
+
+
+def stored(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """x as a page keeps it: a number, the nearest in the type's range."""
+    is_integer = dtype.kind == "i"
+    info = np.iinfo(dtype) if is_integer else ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    numbers = np.clip(np.nan_to_num(x.astype(np.float32)), float(info.min), float(info.max))
+    return (np.rint(numbers) if is_integer else numbers).astype(dtype)

@@ -30,7 +30,9 @@ def main(words: Sequence[str]) -> int:
         is_quick=orders["is_quick"],
         seed=orders["seed"],
         bounds=None if bounds is None else Bounds(**bounds),
+        attention_backend=orders["attention_backend"],
         folder=Path(orders["folder"]),
+        results=Path(orders["results"]),
         recorder=recorder,
     )
     try:

@@ -1,7 +1,7 @@
 """Part 4: what else this machine has, on the same device and the same model with random weights of its own.
 
-A plain torch decode step, as one would write it (static KV cache, scaled_dot_product_attention, a CUDA graph), and
-transformers' continuous batching. Neither is needed: where they are not installed, the part says so.
+A plain torch decode step, as one would write it (static KV cache, scaled_dot_product_attention, a CUDA graph), torch's
+flash attention over a prompt, and transformers' continuous batching. Neither is needed: where they are not installed, the part says so.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ def run(context: Context) -> None:
                 context.recorder.attempt(
                     f"torch {batch} x {length}", partial(torch_loop.measure, context, layers, batch, length)
                 )
+    for length in lengths if context.is_quick else (512, 2048, 8192, 32768):
+        context.recorder.attempt(f"torch prefill {length}", partial(torch_loop.measure_prefill, context, length))
     gc.collect()
     if importlib.util.find_spec("transformers") is None:
         context.recorder.note("transformers is not installed")

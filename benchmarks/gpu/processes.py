@@ -19,6 +19,7 @@ from typing import Literal
 from benchmarks.gpu.context import Bounds, Platform
 from benchmarks.gpu.parts import Part
 from benchmarks.gpu.records import Record, read_records
+from jaxserve.config import AttentionBackend
 
 ROOT = Path(__file__).parents[2]
 MEMORY_SHARE = "0.92"
@@ -51,7 +52,9 @@ class Orders:
     platform: Platform
     is_quick: bool
     seed: int
+    attention_backend: AttentionBackend
     folder: Path
+    results: Path
     environment: Mapping[str, str]
     log: Path
 
@@ -64,7 +67,9 @@ def run_part(part: Part, limit_s: float, orders: Orders, bounds: Bounds | None) 
     told = {
         "module": part.module,
         "records": str(records),
+        "attention_backend": orders.attention_backend,
         "folder": str(folder),
+        "results": str(orders.results),
         "seconds": limit_s,
         "platform": orders.platform,
         "is_quick": orders.is_quick,

@@ -36,7 +36,7 @@ class Record:
 
 
 class Recorder:
-    """Writes records as they come, from any thread, and knows how long the part may still take."""
+    """Writes records as they come, from any thread or process, and knows how long the part may still take."""
 
     def __init__(self, file: Path, deadline_s: float) -> None:
         """`deadline_s`: of `time.monotonic()`, when the part ought to be over."""
@@ -60,16 +60,22 @@ class Recorder:
     def problem(self, name: str, text: str) -> None:
         self._write(Record("problem", name, text=text[:MAX_TEXT]))
 
-    def attempt(self, name: str, work: Callable[[], None]) -> None:
-        """Do `work` unless time is up; what it raises becomes a problem, and the part goes on."""
+    def attempt(self, name: str, work: Callable[[], None]) -> bool:
+        """Do `work` unless time is up, and say whether it was done; what it raises becomes a problem."""
         if self.left_s <= 0:
             self.problem(name, "not begun: the part's time was up")
-            return
+            return False
         try:
             work()
         except Exception as error:
             traceback.print_exc()
             self.problem(name, one_line(error))
+            return False
+        return True
+
+    def __reduce__(self) -> tuple[type[Recorder], tuple[Path, float]]:
+        """For other processes: whole lines are appended to the same file, and all processes have the same clock."""
+        return Recorder, (self._file, self._deadline_s)
 
     def _write(self, record: Record) -> None:
         line = json.dumps(dataclasses.asdict(record))

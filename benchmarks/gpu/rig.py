@@ -6,12 +6,14 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxserve_kernels.backend import Backend
 
+from benchmarks.gpu.ahead import MAX_COMPILE_THREADS
 from benchmarks.gpu.random_weights import random_pool
 from jaxserve.bench.offline import EngineTotals
 from jaxserve.config import SchedulerConfig
@@ -31,7 +33,6 @@ from jaxserve.sharding.mesh import make_sharding
 from jaxserve.types import RequestId
 
 BLOCK_SIZE = 16
-MAX_COMPILE_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,11 @@ class Rig:
         self.max_model_len = max_model_len
         self.num_blocks = num_blocks
         self.pool_shape = (decoder.num_layers, num_blocks, decoder.num_kv_heads, BLOCK_SIZE, decoder.head_dim)
+
+    def with_backend(self, backend: Backend) -> Rig:
+        """The same model by other kernels."""
+        numerics = replace(self.skeleton.numerics, backend=backend)
+        return Rig(self.skeleton.config, numerics, num_blocks=self.num_blocks, max_model_len=self.max_model_len)
 
     @property
     def kv_dtype(self) -> jnp.dtype:

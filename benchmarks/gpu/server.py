@@ -67,6 +67,7 @@ def _running(context: Context, model: Path, port: int) -> Iterator[float]:
     length = str(256 if context.is_quick else MAX_MODEL_LEN)
     command = [sys.executable, "-m", "jaxserve.cli.main", "serve", str(model), "--served-model-name", "m"]
     command += ["--host", HOST, "--port", str(port), "--max-model-len", length, *limits]
+    command += ["--attention-backend", context.attention_backend]
     command += ["--compile-cache", str(context.folder / "programs"), "--no-enable-prefix-caching"]
     environment = {**os.environ, "JAX_PLATFORMS": context.platform}  # that one or none
     log = context.folder / "server.log"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import jax
@@ -84,11 +85,32 @@ class StepBench:
         context.recorder.figure(
             "memory",
             model=self._label,
+            attention=numerics.backend,
             weights_gib=self._sizes.weights_bytes / 2**30,
             kv_tokens=(num_blocks - 1) * BLOCK_SIZE,
             peak_gib=stats["peak_bytes_in_use"] / 2**30 if "peak_bytes_in_use" in stats else None,
             random_weights_s=weights_s,
         )
+
+    @contextmanager
+    def by_reference(self, batches: Collection[int], compile_s: float) -> Iterator[None]:
+        """Meanwhile decode steps of so many rows have their attention from XLA alone; same weights, a fresh pool."""
+        kept = self.rig, self.made, self._label
+        wanted = [each for each in self.made if each.kind == "decode" and each.num_tokens in batches]
+        self.rig, self._label = self.rig.with_backend("reference"), f"{self._label}, reference"
+        try:
+            self.made = self.compile(wanted, compile_s)
+            if not self.made:
+                raise TimeoutError("no step with attention by XLA was compiled in time")
+            self._renew_runner()
+            yield
+        finally:
+            self.rig, self.made, self._label = kept
+            self._renew_runner()
+
+    def _renew_runner(self) -> None:
+        self.release()
+        self.runner = self.rig.runner(self.params, self.made, pool_seed=self._context.seed)
 
     def release(self) -> None:
         """Give the KV pool back: there is no room for two."""

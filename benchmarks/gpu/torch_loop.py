@@ -83,6 +83,33 @@ def measure(context: Context, model: TorchModel, batch: int, length: int) -> Non
     )
 
 
+def measure_prefill(context: Context, length: int) -> None:
+    """Causal attention of one layer over a prompt, by the flash kernel of SDPA; nothing is in pages."""
+    torch = importlib.import_module("torch")
+    attention = importlib.import_module("torch.nn.attention")
+    config = TINY if context.is_quick else LLAMA_8B
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    dim = config["hidden_size"] // heads
+    is_cuda = context.platform == "cuda"
+    where = {"device": "cuda", "dtype": torch.bfloat16} if is_cuda else {"device": "cpu", "dtype": torch.float32}
+    q, k, v = (torch.randn(1, count, length, dim, **where) for count in (heads, kv_heads, kv_heads))
+
+    def call() -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    with torch.inference_mode(), attention.sdpa_kernel(attention.SDPBackend.FLASH_ATTENTION):
+        timing = time_calls(call, lambda _: torch.cuda.synchronize() if is_cuda else None)
+    flops = 2 * heads * dim * length * (length + 1)  # two products over half a square
+    context.recorder.figure(
+        "peers, prefill attention, one layer",
+        peer="torch SDPA, flash",
+        tokens=length,
+        ms=timing.median_s * 1e3,
+        tflop_per_s=flops / timing.median_s / 1e12,
+        of_matmul=context.share_of_matmul(flops, timing.median_s),
+    )
+
+
 def _make_step(model: TorchModel, batch: int, length: int) -> Callable[[], Any]:
     """One step: the token at position `length - 1` attends to all before it."""
     torch, config = model.torch, model.config

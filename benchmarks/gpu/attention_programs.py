@@ -1,0 +1,125 @@
+"""Attention alone, as programs over the pool of one layer: repeated, so that a call is long enough to be timed.
+
+Every repetition waits for the one before it, and reads other pages, so that nothing stays in a cache that a model
+would find cold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.paged_attention import Scoring, decode_attention, mixed_attention, ragged_layout
+
+from benchmarks.gpu.ahead import Wanted
+from benchmarks.gpu.rig import BLOCK_SIZE
+
+NUM_TABLES = 4
+"""Different page tables that repetitions take in turns."""
+MOST_REPEATS = 8
+REPEATED_BYTES = 8e9
+"""Read in a call, about: large batches need no repetition."""
+
+Attend = Callable[..., jax.Array]
+"""q, k_pages, v_pages, layer, block_tables, kv_lengths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Of one layer, and the types of its queries and of its pool."""
+
+    num_heads: int
+    num_kv_heads: int
+    dim: int
+    dtype: jnp.dtype
+    kv_dtype: jnp.dtype
+
+    @property
+    def scoring(self) -> Scoring:
+        return Scoring(self.dim**-0.5)
+
+    def pool(self, num_tokens: int) -> tuple[int, ...]:
+        """Shape of the keys of that many tokens; the first page is the null page."""
+        return (1, -(-num_tokens // BLOCK_SIZE) + 1, self.num_kv_heads, BLOCK_SIZE, self.dim)
+
+    def decode_bytes(self, batch: int, length: int) -> int:
+        """Keys and values that a step has to read."""
+        return 2 * batch * length * self.num_kv_heads * self.dim * self.kv_dtype.itemsize
+
+    def prefill_flops(self, length: int) -> int:
+        """Two products over half a square."""
+        return 2 * self.num_heads * self.dim * length * (length + 1)
+
+    def num_repeats(self, batch: int, length: int) -> int:
+        return max(1, min(MOST_REPEATS, int(REPEATED_BYTES / self.decode_bytes(batch, length))))
+
+
+def decode_program(heads: Heads, attend: Attend, batch: int, num_pages: int, longest: int) -> Wanted:
+    """Of `batch` rows of up to `longest` tokens: one program for every length and number of repetitions."""
+
+    def repeat(
+        q: jax.Array, k: jax.Array, v: jax.Array, tables: jax.Array, lengths: jax.Array, count: jax.Array
+    ) -> jax.Array:
+        def body(index: jax.Array, q: jax.Array) -> jax.Array:
+            return attend(q, k, v, jnp.int32(0), tables[index % NUM_TABLES], lengths)
+
+        last: jax.Array = jax.lax.fori_loop(0, count, body, q)
+        return last
+
+    table = (NUM_TABLES, batch, -(-longest // BLOCK_SIZE))
+    shapes = (*_operands(heads, batch, num_pages), _int32(*table), _int32(batch), _int32())
+    return Wanted(repeat, shapes)
+
+
+def prefill_program(heads: Heads, attend: Attend, length: int, num_pages: int, backend: Backend) -> Wanted:
+    """One prompt, all of it in one pass, causal. `attend` takes the layout of the step as well."""
+
+    def once(q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array) -> jax.Array:
+        starts, lengths = jnp.asarray([0, length], jnp.int32), jnp.asarray([length], jnp.int32)
+        ragged = ragged_layout(starts, jnp.int32(0), num_tokens=length, backend=backend)
+        return attend(q, k, v, jnp.int32(0), table, lengths, ragged)
+
+    return Wanted(once, (*_operands(heads, length, num_pages), _int32(1, -(-length // BLOCK_SIZE))))
+
+
+def public_decode(heads: Heads, backend: Backend) -> Attend:
+    """`api.decode_attention` of one backend."""
+
+    return partial(decode_attention, scoring=heads.scoring, backend=backend)
+
+
+def public_prefill(heads: Heads, backend: Backend) -> Attend:
+    """`api.mixed_attention` of one backend."""
+
+    return partial(mixed_attention, scoring=heads.scoring, backend=backend)
+
+
+def scattered_tables(
+    random: np.random.Generator, num_pages: int, batch: int, length: int, longest: int, num_tables: int = NUM_TABLES
+) -> jax.Array:
+    """Pages for every row, `num_tables` times; different ones where the pool has enough."""
+    used, width = -(-length // BLOCK_SIZE), -(-longest // BLOCK_SIZE)
+    order = random.permutation(num_pages - 1) + 1
+    tables = np.zeros((num_tables, batch, width), np.int32)
+    for index in range(num_tables):
+        start = index * batch * used % len(order)
+        tables[index, :, :used] = np.roll(order, -start)[: batch * used].reshape(batch, used)
+    return jnp.asarray(tables)
+
+
+def queries(random: np.random.Generator, heads: Heads, count: int) -> jax.Array:
+    return jnp.asarray(random.standard_normal((count, heads.num_heads, heads.dim), np.float32), heads.dtype)
+
+
+def _operands(heads: Heads, num_tokens: int, num_pages: int) -> Sequence[jax.ShapeDtypeStruct]:
+    pool = jax.ShapeDtypeStruct((1, num_pages, heads.num_kv_heads, BLOCK_SIZE, heads.dim), heads.kv_dtype)
+    return (jax.ShapeDtypeStruct((num_tokens, heads.num_heads, heads.dim), heads.dtype), pool, pool)
+
+
+def _int32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)

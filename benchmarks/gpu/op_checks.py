@@ -1,0 +1,102 @@
+"""Checks of the ops beside attention: KV writes, rotation, products."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jaxserve_kernels.kv_write import KVScales, kv_write
+from jaxserve_kernels.matmul import matmul
+from jaxserve_kernels.rope import Rotation, rotate
+
+from benchmarks.gpu import oracle
+from benchmarks.gpu.crew import Bench
+
+LAYER, NUM_LAYERS = 1, 2
+PRODUCT_TOLERANCES = {"float32": 2e-5, "float16": 1e-3, "bfloat16": 1e-3}
+"""Products are accumulated and returned in float32, whatever the operands are. TF32 would not pass for float32."""
+INT8_TOLERANCE = 3e-3
+"""A value on the border of two steps may be rounded to either."""
+
+
+def check_write(dtype: str, pool_dtype: str, count: int, bench: Bench) -> None:
+    """Named slots change and nothing else does, in the same buffers; 8-bit pools take numbers beyond their range."""
+    random, size = bench.random, (NUM_LAYERS, 64, 8, 16, 128)
+    k, v = (random.standard_normal(size, np.float32).astype(_dtype(pool_dtype)) for _ in range(2))
+    new_k, new_v = (_new(random, (count, *size[2:3], size[4]), dtype) for _ in range(2))
+    # Powers of two: dividing by them rounds nothing.
+    scales = [2.0 ** random.integers(-3, 3, size[2]).astype(np.float32) for _ in range(2)]
+    has_scales = k.dtype.itemsize == 1
+    places = random.permutation((size[1] - 1) * size[3])[:count] + size[3]  # none on the null page
+    where, slots = (places // size[3]).astype(np.int32), (places % size[3]).astype(np.int32)
+
+    def write(
+        k: jax.Array, v: jax.Array, new_k: jax.Array, new_v: jax.Array, pages: jax.Array, slots: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        given = KVScales(*map(jnp.asarray, scales)) if has_scales else None
+        return kv_write(k, v, jnp.int32(LAYER), new_k, new_v, pages, slots, scales=given)
+
+    arguments = tuple(map(jnp.array, (k, v, new_k, new_v, where, slots)))  # copies: two of them are donated
+    compiled = bench.compile(write, *arguments, donate=(0, 1))
+    memory = compiled.memory_analysis()
+    assert memory is not None, "every backend this runs on tells its memory"
+    found = [np.asarray(array) for array in compiled(*arguments)]
+    for pool, new, scale in ((k, new_k, scales[0]), (v, new_v, scales[1])):
+        stored = oracle.stored(new / scale[:, None] if has_scales else new, pool.dtype)
+        pool[LAYER, where, :, slots] = stored
+    is_equal = all(np.array_equal(a.view(np.uint8), b.view(np.uint8)) for a, b in zip(found, (k, v), strict=True))
+    name = f"kv_write, {count} tokens, {dtype} into {pool_dtype}"
+    bench.recorder.check(f"{name}: exact", passed=is_equal)
+    is_in_place = memory.alias_size_in_bytes >= k.nbytes + v.nbytes and memory.temp_size_in_bytes < k.nbytes // 2
+    bench.recorder.check(
+        f"{name}: in place",
+        passed=is_in_place,
+        alias_bytes=memory.alias_size_in_bytes,
+        temp_bytes=memory.temp_size_in_bytes,
+    )
+
+
+def _new(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Of every token one number is large, and one is none."""
+    new = random.standard_normal(shape, np.float32)
+    new[..., 3], new[:, 0, 5] = 5e3, np.nan
+    return new.astype(_dtype(dtype))
+
+
+def _dtype(name: str) -> np.dtype:
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def check_rotate(dtype: str, bench: Bench) -> None:
+    x = bench.random.standard_normal((50, 8, 128), np.float32).astype(_dtype(dtype))
+    angles = bench.random.uniform(0, 8192, (50, 64)).astype(np.float32)
+    cos, sin = (jnp.asarray(of(angles.astype(np.float64)), jnp.float32) for of in (np.cos, np.sin))
+    arguments = (jnp.asarray(x), Rotation(cos, sin))
+    found = np.asarray(bench.compile(rotate, *arguments)(*arguments))
+    compare(bench, f"rotate, {dtype}", found, oracle.rotate(x, angles.astype(np.float64)), oracle.TOLERANCES[dtype])
+
+
+def check_matmul(kind: str, dtype: str, count: int, bench: Bench) -> None:
+    random, (num_in, num_out) = bench.random, (1024, 768)
+    x = random.standard_normal((count, num_in), np.float32).astype(_dtype(dtype))
+    arrays: tuple[np.ndarray, ...]
+    if kind == "plain":
+        weight = random.standard_normal((num_out, num_in), np.float32).astype(_dtype(dtype))
+        arrays, expected = (x, weight), x.astype(np.float64) @ weight.astype(np.float64).T
+    else:
+        weight = random.integers(-127, 128, (num_out, num_in)).astype(np.int8)
+        scales = random.uniform(0.001, 0.01, num_out).astype(np.float32)
+        rows = oracle.quantise(x) if kind == "int8" else x.astype(np.float64)
+        arrays, expected = (x, weight, scales), rows @ (weight.astype(np.float64).T * scales)
+    arguments = tuple(map(jnp.asarray, arrays))
+    found = np.asarray(bench.compile(partial(matmul, dynamic=kind == "int8"), *arguments)(*arguments))
+    tolerance = INT8_TOLERANCE if kind == "int8" else PRODUCT_TOLERANCES[dtype]
+    compare(bench, f"matmul, {kind}, {count} x {num_in} x {num_out}, {dtype}", found, expected, tolerance)
+
+
+def compare(bench: Bench, name: str, found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
+    error = oracle.vector_error(found, expected)
+    bench.recorder.check(name, passed=error <= tolerance, error=error, tolerance=tolerance)
