@@ -34,7 +34,14 @@ class StubPart:
 def orders(folder: Path, seed: int) -> Orders:
     environment = make_environment("cpu", None, folder)
     return Orders(
-        platform="cpu", is_quick=True, seed=seed, folder=folder, environment=environment, log=folder / "log.txt"
+        platform="cpu",
+        is_quick=True,
+        seed=seed,
+        attention_backend="reference",
+        folder=folder,
+        results=folder,
+        environment=environment,
+        log=folder / "log.txt",
     )
 
 
@@ -62,6 +69,7 @@ def test_part_is_told_its_time_and_the_bounds(tmp_path: Path) -> None:
     assert outcome.status == "done" and outcome.is_right
     assert 10 < told["left_s"] < 20
     assert told["copy"] == 0.5
+    assert told["attention_backend"] == "reference"
     assert find_bounds(outcome) == Bounds(2e9, 3e12)
 
 
@@ -124,6 +132,22 @@ def test_carried_wheels_can_be_imported_but_not_in_place_of_installed_packages(t
     assert [file.name for file in site.iterdir() if file.suffix == ".py"] == ["carried.py"]
 
 
+def test_part_that_is_not_a_default_runs_only_when_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def note(parts: list[Any], *_: object) -> list[Outcome]:
+        asked.append([part.name for part in parts])
+        (tmp_path / "results.md").touch()
+        return []
+
+    monkeypatch.setattr("benchmarks.gpu.__main__.run_all", note)
+    main(["--out", str(tmp_path)])
+    main(["--only", "tune", "--out", str(tmp_path)])
+    assert asked == [[part.name for part in PARTS if part.name != "tune"], ["machine", "tune"]]
+
+
 def test_folder_of_wheels_that_is_not_there_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--wheels", str(tmp_path / "none"), "--out", str(tmp_path)]) == 2
     assert "no such folder" in capsys.readouterr().err
@@ -135,8 +159,8 @@ def test_every_part_runs_on_a_cpu_at_tiny_sizes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu", "--platform", "cpu", "--quick", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False)
     results = json.loads((tmp_path / "results.json").read_text())
-    assert {part["part"]: part["status"] for part in results["parts"]} == {part.name: "done" for part in PARTS}, (
-        done.stderr
-    )
+    assert {part["part"]: part["status"] for part in results["parts"]} == {
+        part.name: "done" for part in PARTS if part.is_default
+    }, done.stderr
     assert done.returncode == 0
     assert len(list(tmp_path.iterdir())) <= 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -47,13 +48,10 @@ def test_worst_vector_counts_and_nan_never_passes() -> None:
     assert oracle.vector_error(expected * np.nan, expected) == np.inf
 
 
-def test_attention_oracle_sees_the_window_and_nothing_later() -> None:
-    keys = np.zeros((6, 1, 2))  # equal scores: the mean of the values that are seen
-    values = np.arange(6.0).reshape(6, 1, 1).repeat(2, -1)
-    queries = np.ones((2, 3, 2))
-    seen = oracle.attend(queries, keys, values, 5, 1.0, None)
-    assert seen[:, 0, 0].tolist() == pytest.approx([1.5, 2.0])  # positions 0-3 and 0-4
-    assert oracle.attend(queries, keys, values, 5, 1.0, 2)[:, 2, 1].tolist() == pytest.approx([2.5, 3.5])
+def test_stored_numbers_are_rounded_and_limited_to_the_range_of_the_page() -> None:
+    given = np.array([0.5, 1.5, -2.6, 5e3, -np.inf, np.nan])
+    assert oracle.stored(given, np.dtype(np.int8)).tolist() == [0, 2, -3, 127, -128, 0]
+    assert oracle.stored(given, np.dtype(ml_dtypes.float8_e4m3fn)).tolist() == [0.5, 1.5, -2.5, 448.0, -448.0, 0.0]
 
 
 def test_timing_waits_for_the_last_call_of_a_group() -> None:
@@ -71,7 +69,9 @@ def test_cpu_is_not_taken_for_the_gpu_that_was_asked_for(tmp_path: Path) -> None
         is_quick=True,
         seed=0,
         bounds=None,
+        attention_backend="auto",
         folder=tmp_path,
+        results=tmp_path,
         recorder=Recorder(tmp_path / "records", 0.0),
     )
     with pytest.raises(WrongDeviceError, match="--platform cuda"):
