@@ -27,6 +27,7 @@ from benchmarks.gpu.backends import why_no_kernels
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
 from benchmarks.gpu.random_weights import random_pool
+from benchmarks.gpu.records import one_line
 from benchmarks.gpu.shapes import LLAMA_8B, decoder
 from benchmarks.gpu.timing import time_calls
 from jaxserve.sharding.mesh import make_sharding
@@ -41,7 +42,7 @@ HEADS = tuple(
 TILES = (64, 128)
 STAGES = (1, 2, 3, 4, 6)
 RING_BYTES = 200 << 10
-"""Most shared memory for tiles of keys and values; the compiler refuses what does not fit with the rest."""
+"""Most shared memory for tiles of keys and values. What does not fit with the rest, the compiler refuses."""
 MIN_SPLITS = (128, 256, 512, 1024)
 SPLITS = (256, 512, 1024)
 PROGRAMS = (132, 264)
@@ -182,12 +183,18 @@ class _Sweep:
         programs = Programs({each: each.wanted for each in candidates}, share * left_s)
         found: dict[Candidate, float] = {}
 
-        def measure(candidate: Candidate) -> None:
-            found[candidate] = self._time(candidate, programs[candidate])
+        def measure(candidate: Candidate, program: jax.stages.Compiled) -> None:
+            found[candidate] = self._time(candidate, program)
             self._record(table, candidate, found[candidate])
 
         for candidate in candidates:
-            self._context.recorder.attempt(f"{table}, {candidate.tuning}", partial(measure, candidate))
+            name = f"{table}, {_key(candidate.heads)}, {candidate.tuning}"
+            try:
+                program = programs[candidate]
+            except Exception as error:  # most often too little shared memory
+                self._context.recorder.note(f"{name}: left out: {one_line(error)}")
+                continue
+            self._context.recorder.attempt(name, partial(measure, candidate, program))
         return found
 
     def _time(self, candidate: Candidate, program: jax.stages.Compiled) -> float:
