@@ -24,7 +24,7 @@ from benchmarks.gpu.context import Context
 from benchmarks.gpu.records import Recorder
 
 Stage = Literal["starts", "prepares", "runs", "done"]
-LIMITS_S: Mapping[Stage, float] = {"starts": 60.0, "prepares": 60.0, "runs": 8.0, "done": 20.0}
+LIMITS_S: Mapping[Stage, float] = {"starts": 40.0, "prepares": 40.0, "runs": 8.0, "done": 20.0}
 """Of silence: starting a process, compiling, running what is compiled, and beginning the next check."""
 POLL_S = 0.5
 
