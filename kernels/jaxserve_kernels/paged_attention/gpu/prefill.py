@@ -135,10 +135,12 @@ def prefill(
         is_narrow=k_pages.dtype.itemsize == 1,
         is_emulated=is_emulated,
     )
-    padded = jnp.pad(q.reshape(num_tokens, num_heads * dim), ((0, QUERIES_PER_TILE), (0, 0)))  # a tile may end behind
+    num_rows = num_tokens + -num_tokens % ALIGNMENT  # bulk copies take whole tiles of the memory's rows
+    behind = num_rows - num_tokens + QUERIES_PER_TILE  # the last tile may end there
+    padded = jnp.pad(q.reshape(num_tokens, num_heads * dim), ((0, behind), (0, 0)))
     launch = plgpu.kernel(
         lambda *refs, **scratch: _body(kernel, _Refs(*refs), scratch),
-        out_type=jax.ShapeDtypeStruct((num_tokens, num_heads * kernel.padded_dim), q.dtype),
+        out_type=jax.ShapeDtypeStruct((num_rows, num_heads * kernel.padded_dim), q.dtype),
         grid=(tuning.programs,),
         grid_names=("program",),
         num_threads=_WORKERS + 1,
@@ -159,7 +161,7 @@ def prefill(
         ragged.num_tiles.reshape(1),
         jnp.zeros(num_heads) if sinks is None else sinks.astype(jnp.float32),
     )
-    return out.reshape(num_tokens, num_heads, kernel.padded_dim)[..., :dim]
+    return out.reshape(num_rows, num_heads, kernel.padded_dim)[:num_tokens, :, :dim]
 
 
 def _scratch(kernel: _Kernel, dtype: Any, pool_dtype: Any) -> dict[str, Any]:
