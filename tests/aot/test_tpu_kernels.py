@@ -98,7 +98,8 @@ class Op:
 DECODE, MIXED = Op(), Op(2048, max_pages=512)
 OPS = [
     *[(chip, op) for chip in CHIPS for op in (DECODE, MIXED)],
-    *[(V5E, replace(op, kv_dtype=dtype)) for op in (DECODE, MIXED) for dtype in ("int8", "float8_e4m3fn", "float32")],
+    *[(V5E, replace(DECODE, kv_dtype=dtype)) for dtype in ("int8", "float8_e4m3fn", "float32")],
+    (V5E, replace(MIXED, kv_dtype="int8")),
     *[(V7X, replace(op, kv_dtype="float8_e4m3fn", page_size=64)) for op in (DECODE, MIXED)],
     (V5E, replace(DECODE, num_heads=9, num_kv_heads=3, dim=64, window=512, softcap=30.0)),
     (V5P, replace(DECODE, num_kv_heads=32)),
@@ -137,7 +138,7 @@ class Step:
 
 MIXED_STEP = Program("mixed", 128, 8, 64, num_slots=8)
 STEPS = [
-    *[Step(target, devices, SMALL, MIXED_STEP) for target, devices in ((V5E, 4), (V5P, 4), (V7X, 4))],
+    *[Step(target, devices, SMALL, MIXED_STEP) for target, devices in ((V5P, 4), (V7X, 4))],
     Step(V6E, 1, SMALL, Program("decode", 8, 8, 64, num_slots=8, max_steps=8)),
     Step(V5E, 4, LLAMA_8B, Program("decode", 32, 32, 512, num_slots=32)),
 ]
