@@ -94,21 +94,18 @@ SMALL_PROGRAMS = [Program("decode", 8, 8, 64, num_slots=8), Program("mixed", 128
 BURST = Program("decode", 8, 8, 64, num_slots=8, max_steps=8)
 LLAMA_DECODE = Program("decode", 32, 32, 512, num_slots=32)
 LLAMA_MIXED = Program("mixed", 512, 32, 512, num_slots=32)
-CASES = [
+CASES = [  # more steps for TPUs stand in test_tpu_kernels.py
     *[
-        Case(target, devices, SMALL, 4096, program)
-        for target in (V5E, V6E)
-        for devices in (1, 4)
+        Case(target, devices, SMALL, 4096, program, "mosaic_tpu")
+        for target, devices in ((V5E, 1), (V6E, 4))
         for program in SMALL_PROGRAMS
     ],
-    *[Case(target, devices, SMALL, 4096, BURST) for target, devices in ((V5E, 1), (V6E, 4))],
-    *[Case(H200, 1, SMALL, 4096, program, "mosaic_gpu") for program in SMALL_PROGRAMS],
+    Case(V5E, 4, SMALL, 4096, BURST),
+    *[Case(H200, devices, SMALL, 4096, program, "mosaic_gpu") for devices in (1, 4) for program in SMALL_PROGRAMS],
     Case(H100, 1, SMALL, 4096, SMALL_PROGRAMS[0], "mosaic_gpu"),
     *[Case(target, 1, SMALL, 4096, SMALL_PROGRAMS[0]) for target in (A100, B200)],
-    *[Case(H200, 4, SMALL, 4096, program, "mosaic_gpu") for program in SMALL_PROGRAMS],
     *[Case(H200, 1, LLAMA_8B, 8192, program, "mosaic_gpu") for program in (LLAMA_DECODE, LLAMA_MIXED)],
-    Case(V5E, 4, LLAMA_8B, 12288, LLAMA_DECODE),
-    Case(V6E, 1, LLAMA_8B, 6144, LLAMA_DECODE),
+    Case(V6E, 1, LLAMA_8B, 6144, LLAMA_DECODE, "mosaic_tpu"),
 ]
 
 
