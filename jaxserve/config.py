@@ -146,6 +146,23 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StructuredConfig:
+    """Grammars that replies are held to."""
+
+    max_grammar_size: int = option(
+        64 << 10, ge=1, unit="bytes", help="largest JSON schema, regex or grammar of a request"
+    )
+    max_grammar_depth: int = option(64, ge=1, le=256, help="how deep the JSON of a schema may be nested")
+    grammar_timeout: float = option(
+        2.0, ge=0.1, le=60, help="seconds that the check of one grammar may take, in a process of its own"
+    )
+    grammar_memory: int = option(
+        2 << 30, ge=256 << 20, unit="bytes", help="address space that the check of one grammar may add to its process"
+    )
+    max_grammar_states: int = option(50_000, ge=100, help="states that the lexer of one grammar may grow to")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """All settings of one server."""
 
@@ -154,6 +171,7 @@ class Config:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     compile: CompileConfig = field(default_factory=CompileConfig)
+    structured: StructuredConfig = field(default_factory=StructuredConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
 
     def __post_init__(self) -> None:

@@ -144,14 +144,14 @@ class EngineCore:
         """Dispatch the next step, and take in what is due; its news, or None when nothing was due."""
         self._look_at_device()
         plan = self._scheduler.schedule()
+        outputs = self._scheduler.take_endings()
         num_kept = 0
         if plan is None:  # nothing to do, or nothing before the oldest step is over
             num_kept = max(0, len(self._in_flight) - 1)
         elif self._submit(plan):
             num_kept = self._depth
-        if len(self._in_flight) <= num_kept:
+        if len(self._in_flight) <= num_kept and not outputs:
             return None
-        outputs: list[RequestOutput] = []
         while len(self._in_flight) > num_kept:
             outputs += self._take_in()
         return StepOutputs(outputs, self._stats())

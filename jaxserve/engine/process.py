@@ -15,10 +15,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, NoReturn
 
 import msgspec
+from llguidance import LLTokenizer
 
 from jaxserve.engine.core import EngineCore
 from jaxserve.engine.loop import EngineLoop
@@ -33,6 +35,8 @@ from jaxserve.ipc.transport import EngineSocket
 from jaxserve.kv.manager import KVManager
 from jaxserve.log import configure_logging
 from jaxserve.scheduler.scheduler import Scheduler
+from jaxserve.structured.masks import GrammarMasks
+from jaxserve.structured.vocabulary import load_ll_tokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -68,13 +72,14 @@ def main() -> int:
 def serve(spec: EngineSpec, socket: EngineSocket, should_stop: Callable[[], bool]) -> int:
     """Start, then loop until the end."""
     clock = PhaseClock()
+    reading = read_vocabulary(Path(spec.model_path))
     executor = start_executor(lambda progress: build_executor(spec, progress, clock), socket, should_stop)
     if executor is None:
         return 0
     made = executor.facts.startup
     report = StartupReport([*spec.phases, *clock.spans, *made.phases], made.programs)
     facts = msgspec.structs.replace(executor.facts, startup=report)
-    code = EngineLoop(build_core(spec, executor), socket, facts).run(should_stop)
+    code = EngineLoop(build_core(spec, executor, reading), socket, facts).run(should_stop)
     executor.close()
     return code
 
@@ -92,8 +97,22 @@ def build_executor(spec: EngineSpec, progress: Progress, clock: PhaseClock | Non
     return LocalExecutor.start(spec.config, Path(spec.model_path), progress)
 
 
-def build_core(spec: EngineSpec, executor: Executor) -> EngineCore:
-    """Scheduler and pages for what the executor offers."""
+def read_vocabulary(model_path: Path) -> Future[LLTokenizer]:
+    """What grammars have to know of the model's tokens, while it is loading: it takes a second of Python."""
+    found: Future[LLTokenizer] = Future()
+
+    def read() -> None:
+        try:
+            found.set_result(load_ll_tokenizer(model_path))
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=read, name="vocabulary", daemon=True).start()
+    return found
+
+
+def build_core(spec: EngineSpec, executor: Executor, vocabulary: Future[LLTokenizer] | None = None) -> EngineCore:
+    """Scheduler, pages and, where there is a vocabulary, grammars for what the executor offers."""
     facts = executor.facts
     kv = KVManager(
         facts.num_kv_blocks,
@@ -102,7 +121,13 @@ def build_core(spec: EngineSpec, executor: Executor) -> EngineCore:
         enable_prefix_caching=spec.config.cache.enable_prefix_caching,
     )
     scheduler = Scheduler(
-        spec.config.scheduler, kv, executor.buckets, facts.max_model_len, executor.eos_token_ids, facts.vocab_size
+        spec.config.scheduler,
+        kv,
+        executor.buckets,
+        facts.max_model_len,
+        executor.eos_token_ids,
+        facts.vocab_size,
+        grammars=None if vocabulary is None else GrammarMasks(vocabulary, facts.vocab_size, spec.config.structured),
     )
     return EngineCore(scheduler, executor, depth=int(spec.config.scheduler.overlap))
 

@@ -89,6 +89,12 @@ def powers_of_two(largest: int) -> tuple[int, ...]:
     return tuple(sorted({1 << i for i in range(largest.bit_length()) if 1 << i < largest} | {largest}))
 
 
+def _allowed_token(token: int, words: np.ndarray) -> int:
+    """The first one from `token` on that a mask allows, beginning anew behind the last."""
+    allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+    return int(allowed[np.searchsorted(allowed, token) % len(allowed)])
+
+
 class StepLostError(Exception):
     """A step before this one failed."""
 
@@ -280,12 +286,15 @@ class FakeExecutor:
             own = plan.token_ids[starts[row] : starts[row] + plan.num_scheduled_tokens[row]]
             self._write(plan, row, step, self._last_tokens[plan.slots[row]] if goes_on[row] else own, written)
         tokens = np.full(len(plan.request_ids), UNREAD_TOKEN, np.int32)
+        masks = {mask.slot: mask.words for mask in plan.masks}
         has_end = False
         for row in live:
             past = self._read(plan, row, step)
             seed = int(plan.sampling[row, _SEED]) if plan.sampling[row, _TEMPERATURE] else None  # 0.0 is all zero bits
             scripted = self._script.next_token(past) if self._script is not None else None
             tokens[row] = next_token(past, self._vocab_size, seed) if scripted is None else scripted
+            if int(plan.slots[row]) in masks:
+                tokens[row] = _allowed_token(int(tokens[row]), masks[int(plan.slots[row])])
             if plan.is_sampling[row]:
                 slot = int(plan.slots[row])
                 if plan.sampling[row, _PENALTY] and self._counted.get(slot) != past.tolist():

@@ -9,6 +9,8 @@ message): finished ("stop", "length"), aborted ("abort"), or failed/rejected ("e
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from jaxserve.ipc.report import StartupReport
@@ -24,12 +26,32 @@ class Hello(Message, frozen=True):
     """First message of an API process: the engine answers with progress, then `Ready`."""
 
 
+class Thinking(msgspec.Struct, frozen=True, array_like=True):
+    """Reasoning in front of a reply."""
+
+    opener: str
+    closer: str
+    is_open: bool
+    """Whether it has begun in the prompt; else the reply may begin with it."""
+
+
+class Grammar(msgspec.Struct, frozen=True, array_like=True):
+    """What a reply is held to. The engine takes it as it is: who sends it has had it checked."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+    """A JSON schema as JSON, a regular expression (Rust's syntax, of the whole reply), or a grammar in Lark's form."""
+    thinking: Thinking | None = None
+    """What the model may write before the grammar begins; None: nothing."""
+
+
 class AddRequest(Message, frozen=True):
     request_id: RequestId
     prompt_token_ids: list[int]
     sampling: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
+    grammar: Grammar | None = None
 
 
 class Abort(Message, frozen=True):

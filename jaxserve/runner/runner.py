@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -19,9 +19,9 @@ import numpy as np
 
 from jaxserve.layers.attention import KVPool
 from jaxserve.runner.inputs import Program, pack, unpack_result, unpack_scores
-from jaxserve.runner.slots import seat_row, slots_shape
-from jaxserve.runner.steps import lower_seating
-from jaxserve.scheduler.plan import Seat, StepPlan, StepResult
+from jaxserve.runner.slots import MASKS_AT_ONCE, mask_rows, seat_row, slots_shape
+from jaxserve.runner.steps import lower_masking, lower_seating
+from jaxserve.scheduler.plan import Mask, Seat, StepPlan, StepResult
 from jaxserve.sharding.mesh import Sharding
 
 
@@ -75,7 +75,9 @@ class SlotStore:
         self._shape = slots_shape(num_slots, vocab_size)
         self._vocab_size = vocab_size
         self._sharding = sharding
+        self._num_slots = num_slots
         self._seating = lower_seating(sharding, num_slots, vocab_size).compile()
+        self._masking = lower_masking(sharding, num_slots, vocab_size).compile()
 
     def make(self) -> jax.Array:
         """Empty slots."""
@@ -84,6 +86,13 @@ class SlotStore:
     def seat(self, slots: jax.Array, seat: Seat) -> jax.Array:
         """The slots with this request in its own; its row crosses to the device. DONATES slots."""
         return self._seating(slots, np.int32(seat.slot), seat_row(seat, self._vocab_size))  # type: ignore[no-any-return]
+
+    def mask(self, slots: jax.Array, masks: Sequence[Mask]) -> jax.Array:
+        """The slots with these masks, whose bits cross to the device. DONATES slots."""
+        for start in range(0, len(masks), MASKS_AT_ONCE):
+            rows = mask_rows(masks[start : start + MASKS_AT_ONCE], self._num_slots, self._vocab_size)
+            slots = self._masking(slots, *rows)
+        return slots
 
 
 Executable = Callable[
@@ -126,6 +135,7 @@ class Runner:
         try:
             for seat in plan.seats:
                 self._slots = self._slot_store.seat(self._slots, seat)
+            self._slots = self._slot_store.mask(self._slots, plan.masks)
             k, v, self._slots, result, *scores = executable(
                 self._params, self._pool.k, self._pool.v, self._slots, packed
             )

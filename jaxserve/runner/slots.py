@@ -8,13 +8,13 @@ else leaves these words alone and never reads them, so nothing has to be cleaned
 The row behind the last slot belongs to nobody: padding rows, and rows that sample nothing yet, write there.
 
 Letters: X slots, B rows, T tokens of the step, V vocabulary, W words of one bit per token, N biases, G bad words of
-E tokens, R tokens that may precede the last of a bad word, L tokens whose log-probabilities are listed.
+E tokens, R tokens that may precede the last of a bad word, L tokens whose log-probabilities are listed, M masks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Int
 from jaxserve.sampling.adjust import GENERATED
 from jaxserve.sampling.bits import num_words, pack_bits
 from jaxserve.sampling.transforms import ANY_TOKEN, NOBODY
-from jaxserve.scheduler.plan import Seat
+from jaxserve.scheduler.plan import Mask, Seat
 from jaxserve.types import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS
 
 FIELDS: Final = {
@@ -44,6 +44,8 @@ FIELDS: Final = {
 }
 NO_TOKEN: Final = -2
 """Equal to no token, nor to ANY_TOKEN."""
+MASKS_AT_ONCE: Final = 16
+"""Masks that one call writes."""
 _ALIGNMENT: Final = 128
 """Words. Fields of several words start at a multiple: the width of a tile on TPUs."""
 
@@ -119,9 +121,26 @@ def seat_row(seat: Seat, vocab_size: int) -> np.ndarray:
     return row
 
 
+def mask_rows(masks: Sequence[Mask], nobody: int, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Up to MASKS_AT_ONCE masks and their slots, filled up with masks for `nobody`: int32 `[M]`, `[M, W]`."""
+    which = np.full(MASKS_AT_ONCE, nobody, np.int32)
+    words = np.zeros((MASKS_AT_ONCE, num_words(vocab_size)), np.int32)
+    for i, mask in enumerate(masks):
+        which[i], words[i] = mask.slot, mask.words
+    return which, words
+
+
 def take_seat(slots: Int[Array, "X1 S"], slot: Int[Array, ""], row: Int[Array, "S"]) -> Int[Array, "X1 S"]:
     """The slots with one row written anew. DONATES slots."""
     return slots.at[slot].set(row)
+
+
+def put_masks(
+    slots: Int[Array, "X1 S"], which: Int[Array, "M"], words: Int[Array, "M W"], vocab_size: int
+) -> Int[Array, "X1 S"]:
+    """The slots with what some of them allow written anew. DONATES slots."""
+    field = fields(vocab_size)["allowed"]
+    return slots.at[which, field.start : field.start + field.size].set(words)
 
 
 class Seats:

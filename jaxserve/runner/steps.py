@@ -9,6 +9,7 @@ only, since tokens come from the slots; so a loop around it carries nothing but 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -29,8 +30,9 @@ from jaxserve.runner.inputs import (
     packed_size,
     split,
 )
-from jaxserve.runner.slots import Seats, slots_shape, store_tokens, take_seat, take_up
+from jaxserve.runner.slots import MASKS_AT_ONCE, Seats, put_masks, slots_shape, store_tokens, take_seat, take_up
 from jaxserve.sampling.adjust import is_penalized
+from jaxserve.sampling.bits import num_words
 from jaxserve.sampling.sampler import Sampled, Scored, sample, score, unpack_options
 from jaxserve.scheduler.plan import UNREAD_TOKEN
 from jaxserve.sharding.mesh import Sharding
@@ -75,6 +77,16 @@ def lower_seating(sharding: Sharding, num_slots: int, vocab_size: int) -> jax.st
     )
     slot = jax.ShapeDtypeStruct((), jnp.int32, sharding=sharding.replicated)
     return jax.jit(take_seat, donate_argnames="slots", out_shardings=sharding.replicated).lower(slots, slot, row)
+
+
+def lower_masking(sharding: Sharding, num_slots: int, vocab_size: int) -> jax.stages.Lowered:
+    """Trace the program that writes the masks of some slots; it runs before steps that have rows with a grammar."""
+    slots, which, words = (
+        jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.replicated)
+        for shape in (slots_shape(num_slots, vocab_size), (MASKS_AT_ONCE,), (MASKS_AT_ONCE, num_words(vocab_size)))
+    )
+    put = partial(put_masks, vocab_size=vocab_size)
+    return jax.jit(put, donate_argnames="slots", out_shardings=sharding.replicated).lower(slots, which, words)
 
 
 def abstract_params(skeleton: ModelSkeleton, sharding: Sharding) -> tuple[jax.ShapeDtypeStruct, ...]:

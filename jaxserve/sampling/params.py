@@ -91,11 +91,16 @@ def device_columns() -> dict[str, Column]:
 COLUMNS: dict[str, Column] = device_columns()
 
 
-def device_row(params: SamplingParams) -> np.ndarray:
-    """One request's columns as int32 words `[C]`, floats bit-cast; made once per request."""
+def device_row(params: SamplingParams, *, is_masked: bool = False) -> np.ndarray:
+    """One request's columns as int32 words `[C]`, floats bit-cast; made once per request.
+
+    is_masked: every step brings the tokens that it allows; to the device they are `allowed_token_ids`.
+    """
     row = np.empty(len(COLUMNS), np.int32)
     for i, (name, column) in enumerate(COLUMNS.items()):
         row[i] = np.array(_value(params, name), column.dtype).view(np.int32)
+        if name == "allowed_token_ids" and is_masked:
+            row[i] = 1
     return row
 
 

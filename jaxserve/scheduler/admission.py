@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from jaxserve.errors import ContextLengthError, InvalidRequestError, RateLimitError, RequestError
+from jaxserve.errors import (
+    ContextLengthError,
+    InvalidRequestError,
+    RateLimitError,
+    RequestError,
+    UnsupportedParameterError,
+)
 from jaxserve.ipc.messages import AddRequest, RequestFault
 from jaxserve.sampling.params import SamplingParams
 
@@ -29,6 +35,7 @@ class Admission:
     """Tokens whose KV one request could hold if it were alone."""
     max_requests: int
     """Running and waiting together."""
+    has_grammars: bool = False
 
     def max_output_tokens(self, message: AddRequest) -> int:
         """`max_tokens`, cut to what the context leaves."""
@@ -58,6 +65,8 @@ class Admission:
                 return InvalidRequestError(
                     f"{name} holds token ids outside of this model's, 0 to {self.vocab_size - 1}", param=name
                 )
+        if message.grammar is not None and not self.has_grammars:
+            return UnsupportedParameterError("This engine follows no grammars.")
         if num_tokens + 1 > self.max_model_len:
             return ContextLengthError(
                 f"This model's maximum context length is {self.max_model_len} tokens. However, your prompt contains "

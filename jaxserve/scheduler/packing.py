@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxserve.scheduler.plan import UNREAD_TOKEN, Buckets, StepPlan
+from jaxserve.scheduler.plan import UNREAD_TOKEN, Buckets, Mask, StepPlan
 from jaxserve.scheduler.request import Request
 from jaxserve.types import NO_LOGPROBS, ProgramKind
 
@@ -67,5 +67,10 @@ def pack(
         num_prompt_logprobs=num_prompt_logprobs,
         targets=targets,
         seats=tuple(request.seat() for request in newcomers if request.needs_seat),
+        masks=tuple(
+            Mask(int(request.slot or 0), request.grammar.mask)
+            for request, samples in zip(ordered, is_sampling.tolist(), strict=True)
+            if request.grammar is not None and samples
+        ),
     )
     return plan, ordered

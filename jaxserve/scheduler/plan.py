@@ -60,6 +60,14 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
+class Mask:
+    """The tokens that a request in this slot may get from this step."""
+
+    slot: int
+    words: np.ndarray  # int32 [W], bits as in `sampling.bits`
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step. Rows are in the order of `request_ids`: decode rows first, then prefill chunks.
 
@@ -95,6 +103,8 @@ class StepPlan:
     targets: np.ndarray | None = None
     """int32 [sum(num_scheduled_tokens)], the token that follows each one in its prompt, NO_TARGET where nobody asks.
     None when nobody asks for any."""
+    masks: tuple[Mask, ...] = ()
+    """Of the rows that sample under a grammar; they take the place of what the slots say of allowed tokens."""
 
     @property
     def num_tokens(self) -> int:

@@ -7,6 +7,7 @@ import numpy as np
 from jaxserve.ipc.messages import AddRequest
 from jaxserve.kv.block_table import BlockTable
 from jaxserve.sampling.params import device_row, needs_seat
+from jaxserve.scheduler.grammars import GrammarState
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, NO_TARGET, Seat
 from jaxserve.types import FinishReason
 
@@ -30,6 +31,7 @@ class Request:
         "_buffer",
         "arrival_s",
         "finish_reason",
+        "grammar",
         "length_limit",
         "max_output_tokens",
         "needs_seat",
@@ -61,11 +63,14 @@ class Request:
         arrival: int,
         arrival_s: float,
         eos_token_ids: frozenset[int] = frozenset(),
+        grammar: GrammarState | None = None,
     ) -> None:
         self.request_id = message.request_id
         self.sampling = message.sampling
         self.stop_token_ids = frozenset(message.sampling.stop_token_ids)
-        self.sampling_row = device_row(message.sampling)
+        self.grammar = grammar
+        """Where its reply stands in the grammar that it is held to."""
+        self.sampling_row = device_row(message.sampling, is_masked=grammar is not None)
         self.needs_seat = needs_seat(message.sampling)
         self.seat_stop_ids = self.stop_token_ids | eos_token_ids
         """What min_tokens keeps back; also with ignore_eos, as in vLLM."""

@@ -30,6 +30,8 @@ step under way has a token that only the device knows: it counts towards its len
 and the next plan says UNREAD_TOKEN for it. What the host cannot know costs at most one row of one step: a
 request that ended by a token goes on once more, and the result is dropped. What needs the pages to be at
 rest waits until nothing is in flight: preemption, and everything behind a burst, which may end early.
+While a request with a grammar has its newest token in flight no step is dispatched, since its mask depends on
+that token: as long as such requests run, steps do not overlap.
 Pages return to the pool when no submitted step can write them any more (`Request.num_in_flight`). Slots
 are free at once, since steps run in order and a new request writes its slot before it reads it.
 """
@@ -47,7 +49,9 @@ from jaxserve.ipc.messages import AddRequest, EngineStats, RequestFault, Request
 from jaxserve.kv.manager import KVManager
 from jaxserve.scheduler.admission import Admission, fault_of
 from jaxserve.scheduler.burst import BurstPolicy
+from jaxserve.scheduler.constrained import ConstrainedRequests, is_ready
 from jaxserve.scheduler.counters import Counters
+from jaxserve.scheduler.grammars import Grammars, GrammarState
 from jaxserve.scheduler.outputs import ending, logprobs_of, news, prompt_logprobs_of, verdict
 from jaxserve.scheduler.packing import pack
 from jaxserve.scheduler.plan import UNREAD_TOKEN, Buckets, StepPlan, StepResult
@@ -67,8 +71,13 @@ class Scheduler:
         eos_token_ids: frozenset[int],
         vocab_size: int,
         clock: Callable[[], float] = time.monotonic,
+        grammars: Grammars | None = None,
     ) -> None:
-        """The limits are those of the buckets, and the config's where it names smaller ones."""
+        """The limits are those of the buckets, and the config's where it names smaller ones.
+
+        grammars: None refuses requests that have one.
+        """
+        self._grammars = grammars
         self._kv = kv
         self._clock = clock
         self._buckets = buckets
@@ -81,10 +90,13 @@ class Scheduler:
             vocab_size=vocab_size,
             num_usable_tokens=kv.num_usable_tokens,
             max_requests=self._max_rows + config.max_queued_requests,
+            has_grammars=grammars is not None,
         )
         self._requests: dict[RequestId, Request] = {}
         self._running: list[Request] = []
         self._waiting: list[Request] = []
+        self._constrained = ConstrainedRequests()
+        self._endings: list[RequestOutput] = []
         self._in_flight: deque[tuple[StepPlan, list[Request]]] = deque()
         self._free_slots = list(range(buckets.max_num_seqs - 1, -1, -1))
         self._burst = BurstPolicy(buckets.max_burst, config.max_burst_ms / 1000)
@@ -119,10 +131,14 @@ class Scheduler:
         if refusal is None:
             table = self._kv.new_table(message.cache_salt)
             limit = self._admission.max_output_tokens(message)
-            request = Request(message, table, limit, self._num_arrivals, self._clock(), self._eos_token_ids)
+            grammar = self._follow(message)
+            request = Request(message, table, limit, self._num_arrivals, self._clock(), self._eos_token_ids, grammar)
             self._num_arrivals += 1
             self._requests[request.request_id] = request
-            insort(self._waiting, request, key=_rank)
+            if grammar is None:
+                insort(self._waiting, request, key=_rank)
+            else:
+                self._constrained.add(request)
         return refusal
 
     def abort(self, request_ids: Iterable[RequestId]) -> list[RequestOutput]:
@@ -147,6 +163,8 @@ class Scheduler:
         """
         if self._in_flight and self._in_flight[-1][0].num_steps > 1:
             return None
+        if self._constrained and not self._settle_grammars():
+            return None
         counts = self._share_budget()
         num_running = len(counts)
         if not self._secure_pages(counts):
@@ -167,6 +185,11 @@ class Scheduler:
                 request.num_unread_tokens += num_steps
         self._in_flight.append((plan, requests))
         return plan
+
+    def take_endings(self) -> list[RequestOutput]:
+        """Requests that `schedule` found at the end of their grammar, since it was asked last."""
+        endings, self._endings = self._endings, []
+        return endings
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Take in what the oldest step in flight computed: new tokens, published pages, finished requests."""
@@ -211,18 +234,37 @@ class Scheduler:
         counters, self._counters = self._counters, Counters()
         return counters.stats(len(self._running), len(self._waiting), self._kv.usage)
 
+    # --- grammars -------------------------------------------------------------------------------------
+
+    def _follow(self, message: AddRequest) -> GrammarState | None:
+        if message.grammar is None or self._grammars is None:
+            return None
+        return self._grammars.follow(message.grammar, message.sampling.allowed_token_ids)
+
+    def _settle_grammars(self) -> bool:
+        """Act on what became of the grammars; False when the step has to wait for one in flight."""
+        settled = self._constrained.settle(self._running, is_idle=not self._waiting)
+        if settled is None:
+            return False
+        for request in settled.prepared:
+            insort(self._waiting, request, key=_rank)
+        self._endings += [self._end(request, "stop") for request in settled.over]
+        self._endings += [self._end(request, "error", fault) for request, fault in settled.failed]
+        return True
+
     # --- one step -------------------------------------------------------------------------------------
 
     def _share_budget(self) -> list[int]:
         """Tokens for each running request: `counts[i]` belongs to `_running[i]`, here and below.
 
-        Nothing for a request that ends by its length with a token under way.
+        Nothing for a request that ends by its length with a token under way, or whose grammar is not ready.
         """
         spare = self._max_tokens - len(self._running)
         counts = []
         for request in self._running:
             length = request.num_tokens + request.num_unread_tokens
-            count = min(length - request.num_computed_tokens, 1 + spare) if length < request.length_limit else 0
+            is_next = length < request.length_limit and is_ready(request)
+            count = min(length - request.num_computed_tokens, 1 + spare) if is_next else 0
             spare -= count - 1
             counts.append(count)
         return counts
@@ -259,7 +301,7 @@ class Scheduler:
 
         Every row gets pages and room in its length for all of them.
         """
-        if self._waiting or not self._burst.is_on or max(counts) > 1:
+        if self._waiting or self._constrained or not self._burst.is_on or max(counts) > 1:
             return 1
         rows = [request for request, count in zip(self._running, counts, strict=True) if count]
         num_steps = self._burst.num_steps(self._buckets.pick("decode", len(rows)), len(self._in_flight))
@@ -279,6 +321,8 @@ class Scheduler:
         budget = self._max_tokens - sum(counts)
         while self._waiting and budget > 0 and len(counts) < self._max_rows:
             request = self._waiting[0]
+            if not is_ready(request):  # it was preempted a moment ago
+                break
             # A spare page for each running request: else the newcomer, the last in rank, would soon give its
             # pages back, and a request just preempted would take its own back from those who needed them.
             num_cached = self._kv.start(
@@ -341,6 +385,8 @@ class Scheduler:
         self._kv.publish(request.table, request.tokens, request.num_tokens - 1)  # the newest token has no KV yet
         if reason is not None:
             self._remove(request, reason)
+        elif request.grammar is not None:
+            request.grammar.advance(tokens[num_tokens - 1])
         logprobs = logprobs_of(request, result, row, num_tokens)
         return news(request, tokens[:num_tokens], logprobs, reason, stop_token_id, prompt_logprobs)
 
@@ -352,11 +398,12 @@ class Scheduler:
     def _remove(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason
         del self._requests[request.request_id]
-        if request.slot is None:
-            self._waiting.remove(request)
-        else:
+        is_preparing = self._constrained.remove(request)
+        if request.slot is not None:
             self._running.remove(request)
             self._free_slot(request)
+        elif not is_preparing:
+            self._waiting.remove(request)
         if not request.num_in_flight:
             self._kv.free(request.table)
 

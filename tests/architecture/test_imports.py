@@ -29,10 +29,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "planning": {"runner", "models", "layers.numerics", "sharding", "checkpoint", "kv.spec", "scheduler.plan"},
     "bench": {"tokenizer", "engine", "ipc.messages", "sampling.params"},  # `bench offline` runs an EngineCore
-    "server": {"tokenizer", "ipc", "sampling.params"},
+    "server": {"tokenizer", "ipc", "sampling.params", "structured.protocol"},
     "tokenizer": {"checkpoint"},
     "ipc": {"sampling.params"},
-    "engine": {"scheduler", "kv", "executor", "ipc", "sampling.params"},
+    "engine": {"scheduler", "kv", "executor", "ipc", "sampling.params", "structured"},
+    "structured": {"tokenizer", "ipc.messages", "sampling.bits"},
     "scheduler": {"kv", "sampling.params", "ipc.messages"},
     "kv": set(),
     "executor": {
@@ -76,6 +77,7 @@ NO_JAX = [
     "jaxserve.scheduler",
     "jaxserve.kv",
     "jaxserve.checkpoint",
+    "jaxserve.structured",
     "jaxserve.sampling.params",
     "jaxserve.models.config",
     "jaxserve.models.registry",

@@ -23,6 +23,7 @@ from jaxserve.executor.local import LocalExecutor
 from jaxserve.ipc.messages import AddRequest, RequestOutput, TokenLogprobs
 from jaxserve.kv.manager import KVManager
 from jaxserve.sampling.params import SamplingParams
+from jaxserve.scheduler.grammars import Grammars
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.types import RequestId
 
@@ -95,6 +96,7 @@ class ModelEngine:
         max_num_batched_tokens: int | None = None,
         overlap: bool = True,
         max_burst_ms: float = 50.0,
+        grammars: Grammars | None = None,
     ) -> None:
         """A fresh scheduler. `num_blocks`: pretend the pool is smaller than it is."""
         facts = self.executor.facts
@@ -118,6 +120,7 @@ class ModelEngine:
             facts.max_model_len,
             self.executor.eos_token_ids,
             facts.vocab_size,
+            grammars=grammars,
         )
         self.core = EngineCore(self.scheduler, self.executor, depth=int(overlap))
         self.num_preemptions = self.num_steps = self.num_calls = 0

@@ -1,0 +1,94 @@
+"""The requests that are held to a grammar, and how long anybody waits for their masks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from jaxserve.errors import InvalidRequestError
+from jaxserve.ipc.messages import RequestFault
+from jaxserve.scheduler.admission import fault_of
+from jaxserve.scheduler.grammars import GrammarState
+from jaxserve.scheduler.request import Request
+from jaxserve.types import RequestId
+
+_PATIENCE_S: Final = 0.005
+"""How long a step waits for the masks of its rows; those that are late miss it."""
+_IDLE_PATIENCE_S: Final = 0.02
+"""The same when there is nothing else to do: after that, messages are looked at."""
+
+
+@dataclass(slots=True)
+class Settled:
+    """What came of the grammars since the last time."""
+
+    prepared: list[Request] = field(default_factory=list)
+    """They can start."""
+    over: list[Request] = field(default_factory=list)
+    """Nothing may come behind their newest token."""
+    failed: list[tuple[Request, RequestFault]] = field(default_factory=list)
+
+
+class ConstrainedRequests:
+    """All requests that have a grammar and have not ended."""
+
+    def __init__(self) -> None:
+        self._all: dict[RequestId, Request] = {}
+        self._preparing: dict[RequestId, Request] = {}
+        """Their grammar is not ready for the first token."""
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def add(self, request: Request) -> None:
+        """A new one; it is to wait until `settle` calls it prepared."""
+        self._all[request.request_id] = self._preparing[request.request_id] = request
+
+    def remove(self, request: Request) -> bool:
+        """Forget a request that ends; whether it was still being prepared."""
+        self._all.pop(request.request_id, None)
+        return self._preparing.pop(request.request_id, None) is not None
+
+    def settle(self, running: Sequence[Request], *, is_idle: bool) -> Settled | None:
+        """Let grammars catch up with their tokens, for a short while.
+
+        None while a newest token is still in flight: no step can go on from there. One without that row would be of
+        no use, since it would make streams with a grammar half as fast as others.
+        is_idle: there is nothing else to do.
+        """
+        rows = [request for request in running if request.grammar is not None]
+        if any(request.num_unread_tokens for request in rows):
+            return None
+        is_idle = is_idle and len(rows) == len(running)
+        _await_ready(_states(self._all.values() if is_idle else rows), _IDLE_PATIENCE_S if is_idle else _PATIENCE_S)
+        found = Settled()
+        for request in self._all.values():
+            grammar = request.grammar
+            if grammar is None or not grammar.is_ready:
+                continue
+            if grammar.error is not None:
+                text = f"The grammar of this request cannot be followed: {grammar.error}"
+                found.failed.append((request, fault_of(InvalidRequestError(text))))
+            elif grammar.is_over:
+                found.over.append(request)
+            elif request.request_id in self._preparing:
+                found.prepared.append(self._preparing.pop(request.request_id))
+        return found
+
+
+def is_ready(request: Request) -> bool:
+    """Whether nothing keeps it from its next token."""
+    return request.grammar is None or request.grammar.is_ready
+
+
+def _states(requests: Iterable[Request]) -> list[GrammarState]:
+    return [request.grammar for request in requests if request.grammar is not None]
+
+
+def _await_ready(states: Iterable[GrammarState], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for state in states:
+        if not state.is_ready:
+            state.wait(max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,67 @@
+"""From a request's grammar to llguidance's matcher, the same way where it is checked and where it is followed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from jaxserve.config import StructuredConfig
+from jaxserve.ipc.messages import Grammar, Thinking
+
+_JSON_OPTIONS: Final[dict[str, Any]] = {"whitespace_flexible": False, "lenient": False, "coerce_one_of": False}
+"""Compact JSON, since weak models put spaces until they reach the limit; and nothing passes that is not enforced."""
+_MAX_ITEMS: Final = 500
+"""Of the parser in one place of the text: ambiguous grammars grow cubically beyond."""
+_MAX_STEP_ITEMS: Final = 10_000
+"""Of the parser in one step: about thirty milliseconds."""
+
+
+class GrammarError(ValueError):
+    """The grammar cannot be followed; the text says why."""
+
+
+def source_of(grammar: Grammar) -> str:
+    """The grammar in llguidance's own form. Raises GrammarError for a schema that is no JSON object."""
+    try:
+        match grammar.kind:
+            case "json_schema":
+                source = LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
+            case "regex":
+                source = LLMatcher.grammar_from_regex(grammar.text)
+            case "lark":
+                source = json.dumps({"grammars": [{"lark_grammar": grammar.text}]})
+    except ValueError as error:
+        raise GrammarError(str(error)) from error
+    return source if grammar.thinking is None else _behind(grammar.thinking, source)
+
+
+def new_matcher(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredConfig) -> LLMatcher:
+    """A matcher at the start of `grammar`. Raises GrammarError for one that is wrong or too large."""
+    limits = LLParserLimits(
+        max_items_in_row=_MAX_ITEMS,
+        step_max_items=_MAX_STEP_ITEMS,
+        max_lexer_states=config.max_grammar_states,
+        verbose_errors=False,
+    )
+    matcher = LLMatcher(tokenizer, source_of(grammar), log_level=0, limits=limits)
+    if matcher.is_error():
+        raise GrammarError(matcher.get_error())
+    if warnings := matcher.get_grammar_warnings():  # about what it reads over
+        raise GrammarError("; ".join(warnings))
+    return matcher
+
+
+def _behind(thinking: Thinking, source: str) -> str:
+    """Any text up to and with the end of the thinking, space that models put behind it, then the grammar of `source`."""
+    (answer,) = json.loads(source)["grammars"]
+    opener = "" if thinking.is_open else json.dumps(thinking.opener)
+    start = "start: thinking answer" if thinking.is_open else "start: thinking answer | answer"
+    lark = f"""{start}
+thinking: {opener} thoughts space?
+thoughts[suffix={json.dumps(thinking.closer)}]: /(?s:.*)/
+space: /[ \\n]{{1,2}}/
+answer: @answer
+"""
+    return json.dumps({"grammars": [{"name": "main", "lark_grammar": lark}, answer | {"name": "answer"}]})

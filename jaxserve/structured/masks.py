@@ -1,0 +1,134 @@
+"""Follows the grammars of running requests: which tokens may come next.
+
+Every grammar is advanced in a small pool of threads, since a step of it takes from 50 microseconds to 30 ms;
+llguidance lets go of the interpreter meanwhile. Who schedules asks whether a mask is ready and never waits long.
+
+A request whose grammar turns out too costly pays for it, and nobody else: it ends with an error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Collection
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from threading import Lock
+from typing import Final
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+
+from jaxserve.config import StructuredConfig
+from jaxserve.ipc.messages import Grammar
+from jaxserve.sampling.bits import pack_bits
+from jaxserve.structured.compiling import GrammarError, new_matcher
+
+_NUM_THREADS: Final = 4
+_MAX_STEP_S: Final = 0.1
+"""Processor time for one token; ordinary grammars need a thousandth of it."""
+_NUM_KEPT: Final = 32
+"""Matchers at their start, for requests with the same grammar."""
+
+
+class GrammarMasks:
+    """The grammars of one engine, on one vocabulary."""
+
+    def __init__(self, tokenizer: Future[LLTokenizer], vocab_size: int, config: StructuredConfig) -> None:
+        """`tokenizer` may still be under way: requests wait for it. `vocab_size`: of the model's logits."""
+        self._tokenizer = tokenizer
+        self._all = pack_bits(range(vocab_size), vocab_size)
+        self._vocab_size = vocab_size
+        self._config = config
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
+        self._starts: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._lock = Lock()
+
+    def follow(self, grammar: Grammar, allowed_token_ids: Collection[int]) -> GrammarState:
+        """A request that starts; its first mask is under way. Where ids are given, no mask allows any other."""
+        return GrammarState(
+            self, grammar, pack_bits(allowed_token_ids, self._vocab_size) if allowed_token_ids else self._all
+        )
+
+    def close(self) -> None:
+        """Let go of the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def submit(self, state: GrammarState, token: int | None) -> Future[None]:
+        """Have `state` take a token, or start; called by it."""
+        return self._threads.submit(state.move, token)
+
+    def new_matcher(self, grammar: Grammar) -> LLMatcher:
+        """A matcher at the start: made once for all requests with the same grammar."""
+        with self._lock:
+            start = self._starts.get(grammar)
+            if start is not None:
+                self._starts.move_to_end(grammar)
+                return start.deep_copy()
+        start = new_matcher(grammar, self._tokenizer.result(), self._config)
+        with self._lock:
+            self._starts[grammar] = start
+            while len(self._starts) > _NUM_KEPT:
+                self._starts.popitem(last=False)
+            return start.deep_copy()
+
+
+class GrammarState:
+    """Where one request stands in its grammar. `mask`, `is_over` and `error` mean something once it is ready."""
+
+    def __init__(self, masks: GrammarMasks, grammar: Grammar, allowed: np.ndarray) -> None:
+        self._masks = masks
+        self._grammar = grammar
+        self._matcher: LLMatcher | None = None
+        self._allowed = allowed
+        self.mask = allowed
+        """The tokens that may come next: int32 `[W]`, a new array for every token."""
+        self.is_over = False
+        """Whether nothing may come any more."""
+        self.error: str | None = None
+        """Why it cannot go on."""
+        self.work = masks.submit(self, None)
+
+    def wait(self, seconds: float) -> None:
+        """Until it is ready, but no longer than this."""
+        wait([self.work], seconds)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.work.done()
+
+    def advance(self, token: int) -> None:
+        """Take the token that was chosen; ready again when the next mask is made."""
+        self.work.result()
+        self.work = self._masks.submit(self, token)
+
+    def move(self, token: int | None) -> None:
+        """Called in a thread, never twice at a time."""
+        try:
+            if self._matcher is None:
+                self._matcher = self._masks.new_matcher(self._grammar)
+            self._move(self._matcher, token)
+        except GrammarError as error:
+            self.error = str(error)
+
+    def _move(self, matcher: LLMatcher, token: int | None) -> None:
+        started_s = time.thread_time()
+        if token is not None and not matcher.consume_token(token):
+            raise GrammarError(matcher.get_error() or f"token {token} does not fit")
+        self.is_over = matcher.is_stopped()
+        if not self.is_over:
+            self.mask = self._mask_of(matcher)
+            if not matcher.is_error() and not self.mask.any():
+                raise GrammarError("of the tokens that it allows next, the request allows none")
+        if matcher.is_error():
+            raise GrammarError(matcher.get_error())
+        if time.thread_time() - started_s > _MAX_STEP_S:
+            raise GrammarError("it takes too long to find out which tokens may come next")
+
+    def _mask_of(self, matcher: LLMatcher) -> np.ndarray:
+        """The vocabulary of the tokenizer may end before the model's, or behind it."""
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        mask = np.zeros_like(self._allowed)
+        num_bytes = min(len(bits), mask.nbytes)
+        mask.view(np.uint8)[:num_bytes] = bits[:num_bytes]
+        mask &= self._allowed
+        return mask
