@@ -154,7 +154,7 @@ class StructuredConfig:
     )
     max_grammar_depth: int = option(64, ge=1, le=256, help="how deep the JSON of a schema may be nested")
     grammar_timeout: float = option(
-        2.0, ge=0.1, le=60, help="seconds that the check of one grammar may take, in a process of its own"
+        2.0, ge=0.1, le=60, help="processor seconds that the check of one grammar may take, in a process of its own"
     )
     grammar_memory: int = option(
         2 << 30, ge=256 << 20, unit="bytes", help="address space that the check of one grammar may add to its process"

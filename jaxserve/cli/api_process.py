@@ -20,6 +20,7 @@ from jaxserve.metrics import Metrics
 from jaxserve.server.app import make_app
 from jaxserve.server.auth import KeyRing
 from jaxserve.server.client import EngineClient
+from jaxserve.server.grammars import GrammarChecker
 from jaxserve.server.listener import listening
 from jaxserve.server.parsers.dialect import choose_dialect
 from jaxserve.server.seeds import SeedStream
@@ -46,13 +47,15 @@ class ApiProcess:
     tokens: Tokenization
     metrics: Metrics
     startup: StartupLog
+    grammars: GrammarChecker
 
-    def install(self, tokenizer: Tokenizer) -> None:
+    def install(self, tokenizer: Tokenizer, path: Path) -> None:
         """Once the model is found. Raises ConfigError for parsers that do not go together."""
         server = self.config.server
         dialect = choose_dialect(tokenizer.chat_template_sources, server.tool_call_parser, server.reasoning_parser)
         _log.info("%s", dialect)
         self.tokens.install(tokenizer, dialect)
+        self.grammars.install(str(path))
 
     async def drain(self, stop_now: asyncio.Event, engine_gone: Coroutine[Any, Any, Any]) -> None:
         """Refuse new requests, let those under way finish for a while, and end the rest with an error."""
@@ -112,13 +115,17 @@ async def serving_api(
             max_body_size=server.max_body_size,
             keep_alive_s=server.sse_keep_alive,
             startup=startup,
+            grammars=GrammarChecker(config.structured),
         )
         async with (
+            contextlib.aclosing(state.grammars),
             siblings.answering(metrics),
             listening(make_app(state), listener, max_connections=siblings.share_of(server.max_connections)),
             running(client.run()),
         ):
-            yield ApiProcess(config=config, client=client, tokens=tokens, metrics=metrics, startup=startup)
+            yield ApiProcess(
+                config=config, client=client, tokens=tokens, metrics=metrics, startup=startup, grammars=state.grammars
+            )
 
 
 def model_names(config: Config) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ async def serve(listener: socket.socket) -> int:
         with stop.caught():
             tokenizer = await in_thread(lambda: tokenizer_of(spec.config, Path(spec.model_path)))
             async with serving_api(spec.config, spec.address, listener, spec.index) as api:
-                api.install(tokenizer)
+                api.install(tokenizer, Path(spec.model_path))
                 return await _live(api, orders, stop)
 
 

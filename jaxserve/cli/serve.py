@@ -122,7 +122,7 @@ class _Server:
             )
             try:
                 tokenizer = await _phase(api, "tokenizer", lambda: tokenizer_of(self._config, path))
-                api.install(tokenizer)
+                api.install(tokenizer, path)
                 async with api_workers(self._config, path, address, self._listeners[1:]) as workers:
                     self._workers = workers
                     facts = await _wait_started(api.client, engine)

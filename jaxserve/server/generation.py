@@ -11,14 +11,15 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
-from jaxserve.errors import InvalidRequestError, RequestError
-from jaxserve.ipc.messages import AddRequest, ModelFacts, RequestOutput
+from jaxserve.errors import InvalidRequestError, RequestError, UnsupportedParameterError
+from jaxserve.ipc.messages import AddRequest, Grammar, ModelFacts, RequestOutput
 from jaxserve.server.client import Generation
 from jaxserve.server.errors import error_json, hide_internal_error
 from jaxserve.server.reading import ReplyReading
 from jaxserve.server.request_id import request_id_of
 from jaxserve.server.schema.common import CommonFields, resolve_max_tokens
 from jaxserve.server.schema.sampling import sampling_params
+from jaxserve.server.schema.structured import requested_grammar
 from jaxserve.server.schema.usage import Usage, make_usage
 from jaxserve.server.seeds import child_seed
 from jaxserve.server.sse import KEEP_ALIVE, EventStream, frame
@@ -91,6 +92,7 @@ def make_job(
     bad_words: Sequence[Sequence[int]],
     param: str,
     reading: ReplyReading | None = None,
+    grammar: Grammar | None = None,
 ) -> Job:
     """Engine requests for every prompt and choice. Raises InvalidRequestError or ContextLengthError."""
     job_id = uuid.uuid4().hex
@@ -111,7 +113,12 @@ def make_job(
                 bad_words=bad_words,
             )
             add = AddRequest(
-                RequestId(f"{job_id}-{len(choices)}"), prompt, sampling, request.priority or 0, request.cache_salt
+                RequestId(f"{job_id}-{len(choices)}"),
+                prompt,
+                sampling,
+                request.priority or 0,
+                request.cache_salt,
+                grammar,
             )
             choice = _choice(state, len(choices), add, request, reading or ReplyReading())
             choice.is_prompt_only = max_tokens == 0
@@ -135,6 +142,23 @@ def _choice(
     )
     parser = reading.new_parser()
     return ChoiceStream(index, add, detokenizer, parser=parser, include_stop=include_stop, metrics=state.metrics)
+
+
+async def grammar_of(
+    state: ServerState, request: CommonFields, reading: ReplyReading | None = None, *, has_tools: bool = False
+) -> Grammar | None:
+    """What the request holds its replies to, checked. Raises InvalidRequestError for what cannot be enforced."""
+    max_depth = state.grammars.config.max_grammar_depth
+    named = requested_grammar(request.response_format, request.structured_outputs, max_depth)
+    if named is None:
+        return None
+    if has_tools:
+        raise UnsupportedParameterError(
+            f"Unsupported parameter: '{named.param}' is not supported together with tools.", param=named.param
+        )
+    grammar = named.grammar if reading is None else reading.behind_thinking(named.grammar, named.param)
+    await state.grammars.check(grammar, named.param)
+    return grammar
 
 
 async def answer(http: web.Request, request: CommonFields, job: Job, spelling: ReplyFormat) -> web.StreamResponse:

@@ -13,6 +13,7 @@ from jaxserve.ipc.messages import ModelFacts
 from jaxserve.metrics import Metrics
 from jaxserve.server.auth import KeyRing
 from jaxserve.server.client import EngineClient
+from jaxserve.server.grammars import GrammarChecker
 from jaxserve.server.schema.decode import shorten
 from jaxserve.server.seeds import SeedStream
 from jaxserve.server.siblings import Siblings
@@ -32,6 +33,7 @@ class ServerState:
     keys: KeyRing
     seeds: SeedStream
     siblings: Siblings
+    grammars: GrammarChecker
     max_body_size: int
     keep_alive_s: float
     startup: StartupLog = field(default_factory=StartupLog)

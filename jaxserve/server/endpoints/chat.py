@@ -11,7 +11,7 @@ from aiohttp import web
 from jaxserve.server.body import read_body
 from jaxserve.server.conversation import encode_conversation, reply_reading
 from jaxserve.server.deltas import MessageDeltas, message_of
-from jaxserve.server.generation import answer, make_job
+from jaxserve.server.generation import answer, grammar_of, make_job
 from jaxserve.server.logprobs import chat_logprobs, prompt_logprobs
 from jaxserve.server.request_id import adopt_request_id
 from jaxserve.server.routes import Route
@@ -53,6 +53,7 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
             bad_words=await state.tokenization.encode_bad_words(request.bad_words),
             param="messages",
             reading=reading,
+            grammar=await grammar_of(state, request, reading, has_tools=bool(reading.tools)),
         )
         spelling = ChatFormat(request, state.model_name, state.fingerprint(facts), state.tokenization)
         return await answer(http, request, job, spelling)

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from jaxserve.ipc.messages import ModelFacts
 from jaxserve.server.body import read_body
-from jaxserve.server.generation import answer, answer_without_engine, make_job
+from jaxserve.server.generation import answer, answer_without_engine, grammar_of, make_job
 from jaxserve.server.logprobs import completion_logprobs, prompt_logprobs
 from jaxserve.server.request_id import adopt_request_id
 from jaxserve.server.routes import Route
@@ -65,6 +65,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
             num_top_logprobs=request.num_top_logprobs,
             bad_words=await state.tokenization.encode_bad_words(request.bad_words),
             param="prompt",
+            grammar=await grammar_of(state, request),
         )
         return await answer(http, request, job, spelling)
 

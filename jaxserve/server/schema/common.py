@@ -9,6 +9,7 @@ from jaxserve.server.schema import limits
 from jaxserve.server.schema.checks import check_count, check_range, check_sizes
 from jaxserve.server.schema.decode import shorten
 from jaxserve.server.schema.sampling import SamplerFields
+from jaxserve.server.schema.structured import ResponseFormat, StructuredOutputs
 from jaxserve.types import MAX_TOP_LOGPROBS
 
 
@@ -43,6 +44,8 @@ class CommonFields(SamplerFields, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @property
     def num_choices(self) -> int:

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from aiohttp import ClientSession
 
+from jaxserve.config import StructuredConfig
 from jaxserve.ipc.messages import (
     Abort,
     AddRequest,
@@ -31,6 +32,7 @@ from jaxserve.metrics import Metrics
 from jaxserve.server.app import make_app
 from jaxserve.server.auth import KeyRing
 from jaxserve.server.client import EngineClient
+from jaxserve.server.grammars import GrammarChecker
 from jaxserve.server.listener import bind_sockets, listening
 from jaxserve.server.parsers.dialect import Dialect
 from jaxserve.server.seeds import SeedStream
@@ -184,6 +186,7 @@ async def running_api(
             max_body_size=MAX_BODY_SIZE,
             keep_alive_s=keep_alive_s,
             startup=startup,
+            grammars=GrammarChecker(StructuredConfig()),
         )
         run = asyncio.create_task(client.run())
         if is_ready:

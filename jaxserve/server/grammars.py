@@ -1,0 +1,133 @@
+"""Has the grammars of requests checked, by a process of their own.
+
+The process is started with the first grammar; a second of waiting for whoever sends it. When it dies, the next
+grammar starts another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import sys
+from collections import OrderedDict
+from typing import Final
+
+import msgspec
+
+from jaxserve.config import StructuredConfig
+from jaxserve.errors import InvalidRequestError, UnavailableError
+from jaxserve.ipc.messages import Grammar
+from jaxserve.structured.protocol import MODULE, CheckReply, CheckRequest, CheckSpec
+
+_log = logging.getLogger(__name__)
+
+_MAX_CHECKS: Final = 8
+"""At a time."""
+_MAX_KEPT_BYTES: Final = 8 << 20
+"""Of grammars whose verdict is remembered."""
+
+
+class GrammarChecker:
+    """The checks of one API process. `aclose` ends the process."""
+
+    def __init__(self, config: StructuredConfig) -> None:
+        self.config = config
+        self._model_path: str | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
+        self._turns = asyncio.Semaphore(_MAX_CHECKS)
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[str | None]] = {}
+        self._fine: OrderedDict[Grammar, int] = OrderedDict()
+        """Those that were found right, and their bytes."""
+        self._num_kept_bytes = 0
+
+    def install(self, model_path: str) -> None:
+        """Called once, when the model is found."""
+        self._model_path = model_path
+
+    async def check(self, grammar: Grammar, param: str) -> None:
+        """Raise InvalidRequestError, naming `param`, when the grammar cannot be followed."""
+        num_bytes = len(grammar.text.encode())
+        if num_bytes > self.config.max_grammar_size:
+            raise InvalidRequestError(
+                f"Invalid value for '{param}': at most {self.config.max_grammar_size} bytes (--max-grammar-size), "
+                f"got {num_bytes}.",
+                param=param,
+            )
+        if grammar in self._fine:
+            self._fine.move_to_end(grammar)
+            return
+        async with self._turns:
+            error = await self._ask(grammar)
+        if error is None:
+            self._remember(grammar, num_bytes)
+        else:
+            raise InvalidRequestError(f"Invalid value for '{param}': {error.rstrip('.')}.", param=param)
+
+    async def aclose(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait({self._reading})
+
+    async def _ask(self, grammar: Grammar) -> str | None:
+        number = next(self._numbers)
+        verdict: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        try:
+            process = await self._running_process()
+            self._waiting[number] = verdict
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(CheckRequest(number, grammar)) + b"\n")
+            await process.stdin.drain()
+            return await verdict
+        except (BrokenPipeError, ConnectionResetError):
+            raise _gone() from None
+        finally:
+            self._waiting.pop(number, None)
+
+    async def _running_process(self) -> asyncio.subprocess.Process:
+        async with self._starting:
+            if self._process is None or self._process.returncode is not None:
+                if self._model_path is None:
+                    raise UnavailableError("The model is loading.")
+                pipe = asyncio.subprocess.PIPE
+                self._process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", MODULE, stdin=pipe, stdout=pipe, start_new_session=True, limit=1 << 20
+                )
+                assert self._process.stdin is not None
+                self._process.stdin.write(msgspec.json.encode(CheckSpec(self._model_path, self.config)) + b"\n")
+                self._reading = asyncio.create_task(self._read(self._process))
+            return self._process
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        """Pass on verdicts until the process ends."""
+        assert process.stdout is not None
+        async for line in process.stdout:
+            reply = msgspec.json.decode(line, type=CheckReply)
+            verdict = self._waiting.pop(reply.number, None)
+            if verdict is not None and not verdict.done():
+                verdict.set_result(reply.error)
+        _log.error("the process that checks grammars ended with %s", await process.wait())
+        for verdict in self._waiting.values():
+            if not verdict.done():
+                verdict.set_exception(_gone())
+        self._waiting.clear()
+
+    def _remember(self, grammar: Grammar, num_bytes: int) -> None:
+        if grammar not in self._fine:  # another request may have asked meanwhile
+            self._fine[grammar] = num_bytes
+            self._num_kept_bytes += num_bytes
+        while self._num_kept_bytes > _MAX_KEPT_BYTES:
+            self._num_kept_bytes -= self._fine.popitem(last=False)[1]
+
+
+def _gone() -> UnavailableError:
+    return UnavailableError("The process that checks grammars ended. Please retry.")

@@ -1,0 +1,137 @@
+"""Checks grammars that strangers sent: `python -m jaxserve.structured.check_process`, started by an API process.
+
+stdin     lines: a CheckSpec, then CheckRequests; its end is the parent's death, and ours
+stdout    a line for every request, a CheckReply
+
+Every grammar is tried in a child of its own, forked from here when the vocabulary is loaded: its matcher is built and
+its first mask made. The kernel ends a child that takes too long or too much memory, or that crashes, whatever
+code it is in; that is its verdict. This process stays single-threaded, so that forking is safe.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import selectors
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from llguidance import LLTokenizer
+
+from jaxserve.config import StructuredConfig
+from jaxserve.ipc.messages import Grammar
+from jaxserve.structured.compiling import GrammarError, new_matcher
+from jaxserve.structured.protocol import CheckReply, CheckRequest, CheckSpec
+from jaxserve.structured.vocabulary import load_ll_tokenizer
+
+_MAX_LINE_BYTES: Final = 64 << 20
+_MAX_ERROR_CHARS: Final = 500
+_NICENESS: Final = 10
+"""Of the children: requests under way go first."""
+_FINE: Final = b"fine"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A child at work."""
+
+    number: int
+    pid: int
+
+
+def verdict_of(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredConfig) -> str | None:
+    """Why the grammar cannot be followed, or None."""
+    try:
+        matcher = new_matcher(grammar, tokenizer, config)
+        mask = matcher.compute_bitmask()
+        if matcher.is_error():
+            raise GrammarError(matcher.get_error())
+        if not any(mask) and not matcher.is_stopped():
+            raise GrammarError("it allows no text at all")
+    except GrammarError as error:
+        return str(error).strip()[:_MAX_ERROR_CHARS] or "it is not valid"
+    return None
+
+
+def start_check(request: CheckRequest, tokenizer: LLTokenizer, config: StructuredConfig) -> tuple[int, Check]:
+    """Fork a child for this grammar; returns where its verdict can be read, too."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writer)
+        return reader, Check(request.number, pid)
+    try:
+        os.nice(_NICENESS)
+        signal.setitimer(signal.ITIMER_PROF, config.grammar_timeout)  # nobody handles its signal: it ends the child
+        most = _address_space_bytes() + config.grammar_memory
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        error = verdict_of(request.grammar, tokenizer, config)
+        os.write(writer, _FINE if error is None else b"!" + error.encode())
+    finally:
+        os._exit(0)
+
+
+def end_check(reader: int, check: Check, config: StructuredConfig) -> CheckReply:
+    """The verdict of a child that is over."""
+    text = os.read(reader, 1 << 16)
+    os.close(reader)
+    _, status = os.waitpid(check.pid, 0)
+    if text == _FINE:
+        return CheckReply(check.number, None)
+    if text:
+        return CheckReply(check.number, text[1:].decode())
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
+        return CheckReply(
+            check.number, f"its check took more than {config.grammar_timeout:g} s of a processor (--grammar-timeout)"
+        )
+    limit = f"{config.grammar_memory >> 20} MiB (--grammar-memory)"
+    return CheckReply(check.number, f"its check failed: it needs more than {limit}, or is nested too deeply")
+
+
+def serve(descriptor: int) -> None:
+    """Answer until stdin ends."""
+    pending = bytearray()
+    spec: CheckSpec | None = None
+    tokenizer: LLTokenizer | None = None
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fd != descriptor:
+                    selector.unregister(key.fd)
+                    assert spec is not None
+                    _say(end_check(key.fd, key.data, spec.config))
+                    continue
+                data = os.read(descriptor, 1 << 16)
+                if not data:
+                    return
+                pending += data
+                *lines, rest = pending.split(b"\n")
+                pending = bytearray(rest)
+                for line in lines:
+                    if spec is None or tokenizer is None:
+                        spec = msgspec.json.decode(line, type=CheckSpec)
+                        tokenizer = load_ll_tokenizer(Path(spec.model_path))
+                    else:
+                        request = msgspec.json.decode(line, type=CheckRequest)
+                        reader, check = start_check(request, tokenizer, spec.config)
+                        selector.register(reader, selectors.EVENT_READ, check)
+
+
+def _say(reply: CheckReply) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n")
+    sys.stdout.flush()
+
+
+def _address_space_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C goes to the whole group, the parent decides
+    serve(sys.stdin.fileno())

@@ -1,0 +1,32 @@
+"""What the process that checks grammars is asked, and what it answers: one line of JSON each."""
+
+from __future__ import annotations
+
+import msgspec
+
+from jaxserve.config import StructuredConfig
+from jaxserve.ipc.messages import Grammar
+
+MODULE = "jaxserve.structured.check_process"
+
+
+class CheckSpec(msgspec.Struct, frozen=True):
+    """The first line: everything the process needs to start."""
+
+    model_path: str
+    config: StructuredConfig
+
+
+class CheckRequest(msgspec.Struct, frozen=True):
+    """A grammar to be checked."""
+
+    number: int
+    grammar: Grammar
+
+
+class CheckReply(msgspec.Struct, frozen=True):
+    """The verdict. Replies come in the order in which checks end."""
+
+    number: int
+    error: str | None
+    """Why the grammar is refused; None: it is right."""
