@@ -152,7 +152,7 @@ class StructuredConfig:
     max_grammar_size: int = option(
         64 << 10, ge=1, unit="bytes", help="largest JSON schema, regex or grammar of a request"
     )
-    max_grammar_depth: int = option(64, ge=1, le=256, help="how deep the JSON of a schema may be nested")
+    max_grammar_depth: int = option(64, ge=1, le=512, help="how deep the JSON of a schema may be nested")
     grammar_timeout: float = option(
         2.0, ge=0.1, le=60, help="processor seconds that the check of one grammar may take, in a process of its own"
     )

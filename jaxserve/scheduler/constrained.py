@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from jaxserve.errors import InvalidRequestError
-from jaxserve.ipc.messages import RequestFault
+from jaxserve.ipc.messages import AddRequest, RequestFault
 from jaxserve.scheduler.admission import fault_of
-from jaxserve.scheduler.grammars import GrammarState
+from jaxserve.scheduler.grammars import Grammars, GrammarState
 from jaxserve.scheduler.request import Request
 from jaxserve.types import RequestId
 
@@ -34,13 +34,20 @@ class Settled:
 class ConstrainedRequests:
     """All requests that have a grammar and have not ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, grammars: Grammars | None) -> None:
+        self._grammars = grammars
         self._all: dict[RequestId, Request] = {}
         self._preparing: dict[RequestId, Request] = {}
         """Their grammar is not ready for the first token."""
 
     def __bool__(self) -> bool:
         return bool(self._all)
+
+    def follow(self, message: AddRequest) -> GrammarState | None:
+        """The grammar of a new request, just begun; None when it has none."""
+        if message.grammar is None or self._grammars is None:
+            return None
+        return self._grammars.follow(message.grammar, message.sampling.allowed_token_ids)
 
     def add(self, request: Request) -> None:
         """A new one; it is to wait until `settle` calls it prepared."""
@@ -76,11 +83,6 @@ class ConstrainedRequests:
             elif request.request_id in self._preparing:
                 found.prepared.append(self._preparing.pop(request.request_id))
         return found
-
-
-def is_ready(request: Request) -> bool:
-    """Whether nothing keeps it from its next token."""
-    return request.grammar is None or request.grammar.is_ready
 
 
 def _states(requests: Iterable[Request]) -> list[GrammarState]:

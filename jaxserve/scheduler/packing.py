@@ -9,6 +9,22 @@ from jaxserve.scheduler.request import Request
 from jaxserve.types import NO_LOGPROBS, ProgramKind
 
 
+def share_budget(running: list[Request], max_tokens: int) -> list[int]:
+    """Tokens of the next step for each running request, in order.
+
+    Nothing for a request that ends by its length with a token under way, or whose grammar is not ready.
+    """
+    spare = max_tokens - len(running)
+    counts = []
+    for request in running:
+        length = request.num_tokens + request.num_unread_tokens
+        is_next = length < request.length_limit and request.is_ready
+        count = min(length - request.num_computed_tokens, 1 + spare) if is_next else 0
+        spare -= count - 1
+        counts.append(count)
+    return counts
+
+
 def pack(
     requests: list[Request], counts: list[int], buckets: Buckets, num_steps: int, newcomers: list[Request]
 ) -> tuple[StepPlan, list[Request]]:

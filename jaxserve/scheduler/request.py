@@ -120,6 +120,11 @@ class Request:
         targets[is_wanted] = self.tokens[positions[is_wanted]]
         return targets
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether no grammar keeps it from its next token."""
+        return self.grammar is None or self.grammar.is_ready
+
     def seat(self) -> Seat:
         """What the device has to know of a request that takes its slot; all its tokens are read then."""
         if self.slot is None or self.num_unread_tokens:

@@ -49,11 +49,11 @@ from jaxserve.ipc.messages import AddRequest, EngineStats, RequestFault, Request
 from jaxserve.kv.manager import KVManager
 from jaxserve.scheduler.admission import Admission, fault_of
 from jaxserve.scheduler.burst import BurstPolicy
-from jaxserve.scheduler.constrained import ConstrainedRequests, is_ready
+from jaxserve.scheduler.constrained import ConstrainedRequests
 from jaxserve.scheduler.counters import Counters
-from jaxserve.scheduler.grammars import Grammars, GrammarState
+from jaxserve.scheduler.grammars import Grammars
 from jaxserve.scheduler.outputs import ending, logprobs_of, news, prompt_logprobs_of, verdict
-from jaxserve.scheduler.packing import pack
+from jaxserve.scheduler.packing import pack, share_budget
 from jaxserve.scheduler.plan import UNREAD_TOKEN, Buckets, StepPlan, StepResult
 from jaxserve.scheduler.request import Request
 from jaxserve.types import FinishReason, RequestId
@@ -77,7 +77,6 @@ class Scheduler:
 
         grammars: None refuses requests that have one.
         """
-        self._grammars = grammars
         self._kv = kv
         self._clock = clock
         self._buckets = buckets
@@ -95,7 +94,7 @@ class Scheduler:
         self._requests: dict[RequestId, Request] = {}
         self._running: list[Request] = []
         self._waiting: list[Request] = []
-        self._constrained = ConstrainedRequests()
+        self._constrained = ConstrainedRequests(grammars)
         self._endings: list[RequestOutput] = []
         self._in_flight: deque[tuple[StepPlan, list[Request]]] = deque()
         self._free_slots = list(range(buckets.max_num_seqs - 1, -1, -1))
@@ -131,7 +130,7 @@ class Scheduler:
         if refusal is None:
             table = self._kv.new_table(message.cache_salt)
             limit = self._admission.max_output_tokens(message)
-            grammar = self._follow(message)
+            grammar = self._constrained.follow(message)
             request = Request(message, table, limit, self._num_arrivals, self._clock(), self._eos_token_ids, grammar)
             self._num_arrivals += 1
             self._requests[request.request_id] = request
@@ -165,7 +164,7 @@ class Scheduler:
             return None
         if self._constrained and not self._settle_grammars():
             return None
-        counts = self._share_budget()
+        counts = share_budget(self._running, self._max_tokens)
         num_running = len(counts)
         if not self._secure_pages(counts):
             return None
@@ -236,11 +235,6 @@ class Scheduler:
 
     # --- grammars -------------------------------------------------------------------------------------
 
-    def _follow(self, message: AddRequest) -> GrammarState | None:
-        if message.grammar is None or self._grammars is None:
-            return None
-        return self._grammars.follow(message.grammar, message.sampling.allowed_token_ids)
-
     def _settle_grammars(self) -> bool:
         """Act on what became of the grammars; False when the step has to wait for one in flight."""
         settled = self._constrained.settle(self._running, is_idle=not self._waiting)
@@ -253,21 +247,6 @@ class Scheduler:
         return True
 
     # --- one step -------------------------------------------------------------------------------------
-
-    def _share_budget(self) -> list[int]:
-        """Tokens for each running request: `counts[i]` belongs to `_running[i]`, here and below.
-
-        Nothing for a request that ends by its length with a token under way, or whose grammar is not ready.
-        """
-        spare = self._max_tokens - len(self._running)
-        counts = []
-        for request in self._running:
-            length = request.num_tokens + request.num_unread_tokens
-            is_next = length < request.length_limit and is_ready(request)
-            count = min(length - request.num_computed_tokens, 1 + spare) if is_next else 0
-            spare -= count - 1
-            counts.append(count)
-        return counts
 
     def _secure_pages(self, counts: list[int]) -> bool:
         """Give every running request the pages for its tokens, at the cost of the last ones if need be.
@@ -321,7 +300,7 @@ class Scheduler:
         budget = self._max_tokens - sum(counts)
         while self._waiting and budget > 0 and len(counts) < self._max_rows:
             request = self._waiting[0]
-            if not is_ready(request):  # it was preempted a moment ago
+            if not request.is_ready:  # it was preempted a moment ago
                 break
             # A spare page for each running request: else the newcomer, the last in rank, would soon give its
             # pages back, and a request just preempted would take its own back from those who needed them.
