@@ -135,7 +135,8 @@ class Runner:
         try:
             for seat in plan.seats:
                 self._slots = self._slot_store.seat(self._slots, seat)
-            self._slots = self._slot_store.mask(self._slots, plan.masks)
+            if plan.masks:
+                self._slots = self._slot_store.mask(self._slots, plan.masks)
             k, v, self._slots, result, *scores = executable(
                 self._params, self._pool.k, self._pool.v, self._slots, packed
             )

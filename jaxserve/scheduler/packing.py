@@ -83,10 +83,15 @@ def pack(
         num_prompt_logprobs=num_prompt_logprobs,
         targets=targets,
         seats=tuple(request.seat() for request in newcomers if request.needs_seat),
-        masks=tuple(
-            Mask(int(request.slot or 0), request.grammar.mask)
-            for request, samples in zip(ordered, is_sampling.tolist(), strict=True)
-            if request.grammar is not None and samples
-        ),
+        masks=_masks(ordered, is_sampling),
     )
     return plan, ordered
+
+
+def _masks(requests: list[Request], is_sampling: np.ndarray) -> tuple[Mask, ...]:
+    """Of those that sample under a grammar."""
+    return tuple(
+        Mask(request.slot, request.grammar.mask)
+        for request, samples in zip(requests, is_sampling.tolist(), strict=True)
+        if samples and request.grammar is not None and request.slot is not None
+    )

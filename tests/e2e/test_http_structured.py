@@ -126,6 +126,7 @@ def test_what_cannot_be_enforced_is_refused(server: Server, fields: Any, param: 
     assert param is None or error["param"] == param
 
 
+@pytest.mark.slow
 def test_hostile_grammars_delay_nobody(client: openai.OpenAI, server: Server) -> None:
     """Checks run elsewhere, and what they let pass is followed beside the loop."""
     ambiguous = {"grammar": 'start: s s s s\ns: s s | s s s | /[a-z]/ | ""'}
