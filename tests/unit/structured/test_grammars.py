@@ -1,0 +1,139 @@
+"""From a request's grammar to masks: what is allowed where, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from llguidance import LLTokenizer
+
+from jaxserve.config import StructuredConfig
+from jaxserve.ipc.messages import Grammar, Thinking
+from jaxserve.sampling.bits import pack_bits
+from jaxserve.structured.check_process import verdict_of
+from jaxserve.structured.compiling import new_matcher
+from jaxserve.structured.masks import GrammarMasks, GrammarState
+from jaxserve.structured.vocabulary import Vocabulary, ll_tokenizer
+from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
+
+TOKENIZERS = Path(__file__).parents[2] / "fixtures" / "tokenizers"
+CONFIG = StructuredConfig()
+YES = Grammar("regex", "yes|no")
+
+
+@pytest.fixture(scope="module", params=["byte_level", "sentencepiece"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return load_tokenizer(TOKENIZERS / request.param)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
+    return ll_tokenizer(tokenizer)
+
+
+def accepts(vocabulary: LLTokenizer, tokenizer: Tokenizer, grammar: Grammar, text: str) -> bool:
+    """Whether `text` is a whole reply."""
+    matcher = new_matcher(grammar, vocabulary, CONFIG)
+    ids = Vocabulary(tokenizer)(text.encode())
+    return all(matcher.consume_token(token) for token in ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("text", ["a b", " a", "été <0x41>", '{"a":1}', "<|im_end|>x", "𝄞\n"])
+def test_forced_text_becomes_tokens_of_exactly_these_bytes(tokenizer: Tokenizer, text: str) -> None:
+    vocabulary = Vocabulary(tokenizer)
+    ids = vocabulary(text.encode())
+    assert b"".join(tokenizer.token_bytes(token) for token in ids) == text.encode()
+    assert not set(ids) & tokenizer.special_token_ids
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "fits"),
+    [
+        ("hm, {yes} no</think>yes", True, True),
+        ("</think>\n\nno", True, True),
+        ("hm</think>perhaps", True, False),
+        ("yes", True, False),
+        ("<think>hm</think>\nyes", False, True),
+        ("yes", False, True),
+        ("hm</think>yes", False, False),
+    ],
+)
+def test_grammar_begins_behind_the_thinking(
+    vocabulary: LLTokenizer, tokenizer: Tokenizer, text: str, is_open: bool, fits: bool
+) -> None:
+    grammar = Grammar("regex", "yes|no", Thinking("<think>", "</think>", is_open))
+    assert accepts(vocabulary, tokenizer, grammar, text) == fits
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "fits"),
+    [
+        ({"type": "object"}, '{"a":[1,{}]}', True),
+        ({"type": "object"}, '{ "a":1}', False),
+        ({"enum": [1, "<|im_end|>"]}, '"<|im_end|>"', True),
+        ({"enum": [1, 2]}, "3", False),
+    ],
+)
+def test_json_is_compact(
+    vocabulary: LLTokenizer, tokenizer: Tokenizer, schema: dict[str, Any], text: str, fits: bool
+) -> None:
+    assert accepts(vocabulary, tokenizer, Grammar("json_schema", json.dumps(schema)), text) == fits
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("json_schema", '{"not":{}}'),
+        Grammar("json_schema", '{"type":"object","x-guidance":{"lenient":true},"not":{}}'),
+        Grammar("json_schema", '{"$ref":"#"}'),
+        Grammar("json_schema", '{"type":"integer","minimum":5,"maximum":3}'),
+        Grammar("json_schema", '{"oneOf":[{"type":"string"},{"minLength":2}]}'),
+        Grammar("json_schema", "[]"),
+        Grammar("regex", "["),
+        Grammar("lark", "start: nobody"),
+    ],
+)
+def test_what_is_not_enforced_whole_is_refused(vocabulary: LLTokenizer, grammar: Grammar) -> None:
+    assert verdict_of(grammar, vocabulary, CONFIG)
+    assert verdict_of(YES, vocabulary, CONFIG) is None
+
+
+def follow(vocabulary: LLTokenizer, vocab_size: int, allowed: list[int]) -> tuple[GrammarMasks, GrammarState]:
+    made: Future[LLTokenizer] = Future()
+    made.set_result(vocabulary)
+    masks = GrammarMasks(made, vocab_size, CONFIG)
+    state = masks.follow(YES, allowed)
+    state.wait(10)
+    return masks, state
+
+
+@pytest.mark.parametrize("more", [0, 100])
+def test_masks_have_the_width_of_the_models_vocabulary(
+    vocabulary: LLTokenizer, tokenizer: Tokenizer, more: int
+) -> None:
+    """Which may have more rows than the tokenizer has tokens."""
+    vocab_size = tokenizer.max_token_id + 1 + more
+    masks, state = follow(vocabulary, vocab_size, [])
+    expected = [i for i in range(vocab_size) if b"yes".startswith(tokenizer.token_bytes(i) or b"?")]
+    expected += [i for i in range(vocab_size) if b"no".startswith(tokenizer.token_bytes(i) or b"?")]
+    np.testing.assert_array_equal(state.mask, pack_bits(expected, vocab_size))
+    for token in Vocabulary(tokenizer)(b"yes"):
+        state.advance(token)
+        state.wait(10)
+    assert state.is_over
+    assert state.error is None
+    masks.close()
+
+
+def test_a_token_that_does_not_fit_ends_the_request_and_not_the_engine(
+    vocabulary: LLTokenizer, tokenizer: Tokenizer
+) -> None:
+    masks, state = follow(vocabulary, tokenizer.max_token_id + 1, [])
+    state.advance(Vocabulary(tokenizer)(b"x")[0])
+    state.wait(10)
+    assert state.error
+    masks.close()
