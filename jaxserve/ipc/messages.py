@@ -9,7 +9,7 @@ message): finished ("stop", "length"), aborted ("abort"), or failed/rejected ("e
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -26,6 +26,22 @@ class Hello(Message, frozen=True):
     """First message of an API process: the engine answers with progress, then `Ready`."""
 
 
+class ForcedCall(msgspec.Struct, frozen=True, array_like=True):
+    """One way to write a call: arguments between two texts."""
+
+    before: str
+    schema: dict[str, Any]
+    behind: str
+
+
+class ForcedCalls(msgspec.Struct, frozen=True, array_like=True):
+    """A reply that is nothing but calls, one at least."""
+
+    ways: list[ForcedCall]
+    separator: str | None
+    """Between two calls; None: there is exactly one."""
+
+
 class Thinking(msgspec.Struct, frozen=True, array_like=True):
     """Reasoning in front of a reply."""
 
@@ -38,9 +54,10 @@ class Thinking(msgspec.Struct, frozen=True, array_like=True):
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """What a reply is held to. The engine takes it as it is: who sends it has had it checked."""
 
-    kind: Literal["json_schema", "regex", "lark"]
+    kind: Literal["json_schema", "regex", "lark", "calls"]
     text: str
-    """A JSON schema as JSON, a regular expression (Rust's syntax, of the whole reply), or a grammar in Lark's form."""
+    """A JSON schema as JSON, a regular expression (Rust's syntax, of the whole reply), a grammar in Lark's form, or
+    ForcedCalls as JSON."""
     thinking: Thinking | None = None
     """What the model may write before the grammar begins; None: nothing."""
 

@@ -19,7 +19,7 @@ from jaxserve.server.reading import ReplyReading
 from jaxserve.server.request_id import request_id_of
 from jaxserve.server.schema.common import CommonFields, resolve_max_tokens
 from jaxserve.server.schema.sampling import sampling_params
-from jaxserve.server.schema.structured import requested_grammar
+from jaxserve.server.schema.structured import NamedGrammar, requested_grammar
 from jaxserve.server.schema.usage import Usage, make_usage
 from jaxserve.server.seeds import child_seed
 from jaxserve.server.sse import KEEP_ALIVE, EventStream, frame
@@ -145,17 +145,21 @@ def _choice(
 
 
 async def grammar_of(
-    state: ServerState, request: CommonFields, reading: ReplyReading | None = None, *, has_tools: bool = False
+    state: ServerState,
+    request: CommonFields,
+    reading: ReplyReading | None = None,
+    forced: NamedGrammar | None = None,
 ) -> Grammar | None:
-    """What the request holds its replies to, checked. Raises InvalidRequestError for what cannot be enforced."""
+    """What the request holds its replies to, checked; `forced`: tool calls. Raises InvalidRequestError for what cannot be enforced."""
     max_depth = state.grammars.config.max_grammar_depth
     named = requested_grammar(request.response_format, request.structured_outputs, max_depth)
-    if named is None:
-        return None
-    if has_tools:
+    if named is not None and reading is not None and reading.tools:
         raise UnsupportedParameterError(
             f"Unsupported parameter: '{named.param}' is not supported together with tools.", param=named.param
         )
+    named = named or forced
+    if named is None:
+        return None
     grammar = named.grammar if reading is None else reading.behind_thinking(named.grammar, named.param)
     await state.grammars.check(grammar, named.param)
     return grammar

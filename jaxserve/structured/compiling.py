@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from jaxserve.config import StructuredConfig
-from jaxserve.ipc.messages import Grammar, Thinking
+from jaxserve.ipc.messages import ForcedCalls, Grammar, Thinking
 
 _JSON_OPTIONS: Final[dict[str, Any]] = {"whitespace_flexible": False, "lenient": False, "coerce_one_of": False}
 """Compact JSON, since weak models put spaces until they reach the limit; and nothing passes that is not enforced."""
@@ -25,16 +26,13 @@ class GrammarError(ValueError):
 def source_of(grammar: Grammar) -> str:
     """The grammar in llguidance's own form. Raises GrammarError for a schema that is no JSON object."""
     try:
-        match grammar.kind:
-            case "json_schema":
-                source = LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
-            case "regex":
-                source = LLMatcher.grammar_from_regex(grammar.text)
-            case "lark":
-                source = json.dumps({"grammars": [{"lark_grammar": grammar.text}]})
+        parts = _parts(grammar)
     except ValueError as error:
         raise GrammarError(str(error)) from error
-    return source if grammar.thinking is None else _behind(grammar.thinking, source)
+    if grammar.thinking is not None:
+        answer, *others = parts
+        parts = [_behind(grammar.thinking), answer | {"name": "answer"}, *others]
+    return json.dumps({"grammars": parts})
 
 
 def new_matcher(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredConfig) -> LLMatcher:
@@ -53,9 +51,32 @@ def new_matcher(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredConf
     return matcher
 
 
-def _behind(thinking: Thinking, source: str) -> str:
-    """Any text up to and with the end of the thinking, space that models put behind it, then the grammar of `source`."""
-    (answer,) = json.loads(source)["grammars"]
+def _parts(grammar: Grammar) -> list[dict[str, Any]]:
+    """Grammars of which the first refers to the others by name."""
+    match grammar.kind:
+        case "json_schema":
+            source = LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
+            return list(json.loads(source)["grammars"])
+        case "regex":
+            return list(json.loads(LLMatcher.grammar_from_regex(grammar.text))["grammars"])
+        case "lark":
+            return [{"lark_grammar": grammar.text}]
+    return _calls(msgspec.json.decode(grammar.text, type=ForcedCalls))
+
+
+def _calls(calls: ForcedCalls) -> list[dict[str, Any]]:
+    """Each function's arguments are a grammar of their own, so that references in a schema find its root."""
+    ways = [f"{json.dumps(way.before)} @arguments{i} {json.dumps(way.behind)}" for i, way in enumerate(calls.ways)]
+    more = "" if calls.separator is None else f" ({json.dumps(calls.separator)} call)*"
+    found: list[dict[str, Any]] = [{"lark_grammar": f"start: call{more}\ncall: {' | '.join(ways)}\n"}]
+    for i, way in enumerate(calls.ways):
+        (part,) = _parts(Grammar("json_schema", json.dumps(way.schema)))
+        found.append(part | {"name": f"arguments{i}"})
+    return found
+
+
+def _behind(thinking: Thinking) -> dict[str, Any]:
+    """Any text up to and with the end of the thinking, space that models put behind it, then the grammar "answer"."""
     opener = "" if thinking.is_open else json.dumps(thinking.opener)
     start = "start: thinking answer" if thinking.is_open else "start: thinking answer | answer"
     lark = f"""{start}
@@ -64,4 +85,4 @@ thoughts[suffix={json.dumps(thinking.closer)}]: /(?s:.*)/
 space: /[ \\n]{{1,2}}/
 answer: @answer
 """
-    return json.dumps({"grammars": [{"name": "main", "lark_grammar": lark}, answer | {"name": "answer"}]})
+    return {"name": "main", "lark_grammar": lark}

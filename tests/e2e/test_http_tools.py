@@ -96,11 +96,79 @@ def test_a_tool_that_is_not_to_be_called_is_not_called(client: openai.OpenAI) ->
     assert reply.choices[0].finish_reason == "stop"
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
-def test_a_call_that_nothing_enforces_is_refused(client: openai.OpenAI, choice: Any) -> None:
+NARROW: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "strict": True,
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "unit": {"$ref": "#/$defs/unit"},
+                    "days": {"type": "integer", "minimum": 1, "maximum": 9},
+                },
+                "required": ["unit", "days"],
+                "additionalProperties": False,
+                "$defs": {"unit": {"enum": units}},
+            },
+        },
+    }
+    for name, units in (("get_weather", ["C", "F"]), ("now", ["s"]))
+]
+
+
+def check_forced(calls: Any) -> None:
+    for call in calls:
+        arguments = json.loads(call.function.arguments)
+        assert arguments.keys() == {"unit", "days"}
+        assert arguments["unit"] in {"get_weather": "CF", "now": "s"}[call.function.name]
+        assert 1 <= arguments["days"] <= 9
+
+
+@pytest.mark.parametrize("is_parallel", [True, False])
+def test_required_calls_are_held_to_their_schemas_behind_the_reasoning(
+    client: openai.OpenAI, is_parallel: bool
+) -> None:
+    options: Any = {"model": "tiny", "messages": MESSAGES, "tools": NARROW, "tool_choice": "required", "seed": 1}
+    reply = client.chat.completions.create(**options, parallel_tool_calls=is_parallel, max_tokens=600).choices[0]
+    message: Any = reply.message
+    assert message.content is None
+    assert message.reasoning == "The user wants the weather."
+    if is_parallel:
+        assert message.tool_calls
+        check_forced(message.tool_calls[:-1] if reply.finish_reason == "length" else message.tool_calls)
+    else:
+        assert (len(message.tool_calls), reply.finish_reason) == (1, "tool_calls")
+        check_forced(message.tool_calls)
+
+
+@pytest.mark.parametrize("name", ["now", "get_weather"])
+def test_named_function_is_called_and_the_reply_says_stop(client: openai.OpenAI, name: str) -> None:
+    choice: Any = {"type": "function", "function": {"name": name}}
+    options: Any = {"model": "tiny", "messages": MESSAGES, "tools": NARROW, "tool_choice": choice}
+    reply = client.chat.completions.create(**options).choices[0]
+    assert [call.function.name for call in reply.message.tool_calls or []] == [name]  # type: ignore[union-attr]
+    check_forced(reply.message.tool_calls)
+    assert reply.finish_reason == "stop"
+    with client.chat.completions.stream(**options) as stream:
+        final = stream.get_final_completion().choices[0]
+    assert [call.function.name for call in final.message.tool_calls or []] == [name]
+    check_forced(final.message.tool_calls)
+    assert final.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "auto"}, "tools[0].function.strict"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+def test_what_nothing_enforces_beside_tools_is_refused(client: openai.OpenAI, fields: Any, param: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="tiny", messages=MESSAGES, tools=TOOLS, tool_choice=choice)
-    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "tool_choice")
+        client.chat.completions.create(model="tiny", messages=MESSAGES, tools=NARROW, **fields)
+    assert caught.value.param == param
 
 
 def test_the_template_file_is_where_tools_go(server: Server) -> None:

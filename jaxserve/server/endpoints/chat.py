@@ -11,6 +11,7 @@ from aiohttp import web
 from jaxserve.server.body import read_body
 from jaxserve.server.conversation import encode_conversation, reply_reading
 from jaxserve.server.deltas import MessageDeltas, message_of
+from jaxserve.server.forced_calls import forced_calls
 from jaxserve.server.generation import answer, grammar_of, make_job
 from jaxserve.server.logprobs import chat_logprobs, prompt_logprobs
 from jaxserve.server.request_id import adopt_request_id
@@ -26,6 +27,7 @@ from jaxserve.server.schema.chat import (
     check_chat,
 )
 from jaxserve.server.schema.common import PromptLogprob
+from jaxserve.server.schema.tools import named_function
 from jaxserve.server.schema.usage import Usage
 from jaxserve.server.state import STATE
 from jaxserve.server.stream import Piece
@@ -53,7 +55,18 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
             bad_words=await state.tokenization.encode_bad_words(request.bad_words),
             param="messages",
             reading=reading,
-            grammar=await grammar_of(state, request, reading, has_tools=bool(reading.tools)),
+            grammar=await grammar_of(
+                state,
+                request,
+                reading,
+                forced_calls(
+                    state.tokenization,
+                    request.tools,
+                    request.tool_choice,
+                    is_parallel=request.parallel_tool_calls is not False,
+                    max_depth=state.grammars.config.max_grammar_depth,
+                ),
+            ),
         )
         spelling = ChatFormat(request, state.model_name, state.fingerprint(facts), state.tokenization)
         return await answer(http, request, job, spelling)
@@ -138,8 +151,8 @@ class ChatFormat:
         return self._messages[piece.index].of(piece.events)
 
     def _finish_reason(self, piece: Piece) -> str:
-        """A reply that ends by itself and has calls ends for their sake."""
-        has_calls = self._messages[piece.index].has_calls
+        """A reply that ends by itself and has calls ends for their sake, unless the request named the function."""
+        has_calls = self._messages[piece.index].has_calls and named_function(self._request.tool_choice) is None
         return "tool_calls" if has_calls and piece.finish_reason == "stop" else piece.finish_reason or "stop"
 
     def _prompt_logprobs(self, first: Piece) -> list[dict[str, PromptLogprob] | None] | msgspec.UnsetType:

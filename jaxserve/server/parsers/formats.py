@@ -20,6 +20,17 @@ HARMONY_SIGN: Final = "<|channel|>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallSpelling:
+    """How a model that is forced to call writes a call: a name and arguments, both JSON, between these texts."""
+
+    before: str
+    between: str
+    behind: str
+    separator: str | None = None
+    """Between two calls; None: there is no way to write two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
     """How a family calls tools."""
 
@@ -31,6 +42,8 @@ class ToolFormat:
     """But not with one of these: a family that nothing here reads uses the same marker."""
     num_id_characters: int | None = None
     """Its templates take ids of exactly so many letters and digits; None: any."""
+    forced: CallSpelling | None = None
+    """None: a call cannot be forced."""
 
 
 _DEEPSEEK_HEADER = re.compile(
@@ -102,12 +115,16 @@ _TOOL_FORMATS = (
         sections=(Section(opener="<tool_call>", body=JsonBody(), closer="</tool_call>"),),
         template_signs=("<tool_call>",),
         foreign_signs=("<arg_key>", "<tool_calls>", "<invoke"),
+        forced=CallSpelling(
+            before='<tool_call>\n{"name": ', between=', "arguments": ', behind="}\n</tool_call>", separator="\n"
+        ),
     ),
     ToolFormat(
         name="llama3_json",
         sections=(Section(body=JsonBody()), Section(opener="<|python_tag|>", body=JsonBody())),
         template_signs=("<|python_tag|>", '"parameters": dictionary'),
         foreign_signs=("<function=",),
+        forced=CallSpelling(before='{"name": ', between=', "parameters": ', behind="}"),
     ),
 )
 

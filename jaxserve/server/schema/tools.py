@@ -38,13 +38,20 @@ def check_tools(tools: Sequence[ToolDefinition] | None, choice: ToolChoice | Non
         raise _invalid("tools", f"at most {limits.MAX_TOOLS} tools, got {len(tools)}")
     names: set[str] = set()
     for i, tool in enumerate(tools):
-        _check_tool(f"tools[{i}]", tool, names)
+        _check_tool(f"tools[{i}]", tool, names, is_forced=choice == "required" or named_function(choice) is not None)
     _check_choice(choice, names)
 
 
 def offered_tools(tools: Sequence[ToolDefinition] | None, choice: ToolChoice | None) -> list[FunctionDefinition]:
     """The functions that the model hears of."""
     return [] if choice == "none" else [tool.function for tool in tools or () if tool.function is not None]
+
+
+def named_function(choice: ToolChoice | None) -> str | None:
+    """The function that the choice names."""
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def template_tools(functions: Sequence[FunctionDefinition]) -> list[dict[str, Any]]:
@@ -66,7 +73,7 @@ def _template_function(function: FunctionDefinition) -> dict[str, Any]:
     }
 
 
-def _check_tool(place: str, tool: ToolDefinition, names: set[str]) -> None:
+def _check_tool(place: str, tool: ToolDefinition, names: set[str], *, is_forced: bool) -> None:
     """Adds the tool's name to `names`."""
     if tool.type != "function":
         raise UnsupportedParameterError(
@@ -81,10 +88,10 @@ def _check_tool(place: str, tool: ToolDefinition, names: set[str]) -> None:
     if function.name in names:
         raise _invalid(f"{place}.function.name", f"{function.name} is defined twice")
     names.add(function.name)
-    if function.strict:
+    if function.strict and not is_forced:
         raise UnsupportedParameterError(
-            f"Unsupported parameter: '{place}.function.strict' is not supported by this server: arguments are not "
-            "held to their schema.",
+            f"Unsupported parameter: '{place}.function.strict' is not supported unless tool_choice forces a call: "
+            "only then are arguments held to their schema.",
             param=f"{place}.function.strict",
         )
     num_chars = len(msgspec.json.encode(function))
@@ -100,16 +107,10 @@ def _check_choice(choice: ToolChoice | None, names: set[str]) -> None:
     if choice == "auto":
         return
     if isinstance(choice, dict):
-        function = choice.get("function")
-        named = function.get("name") if isinstance(function, dict) else None
-        if choice.get("type") == "function" and named not in names:
-            raise _invalid("tool_choice", f"no tool is named {shorten(named)}")
+        if choice.get("type") != "function" or named_function(choice) not in names:
+            raise _invalid("tool_choice", f"none of the tools is {shorten(choice)}")
     elif choice != "required":
         raise _invalid("tool_choice", f"must be none, auto, required or a function, got {shorten(choice)}")
-    raise UnsupportedParameterError(
-        "Unsupported parameter: 'tool_choice' may only be none or auto: this server does not force a call.",
-        param="tool_choice",
-    )
 
 
 def _invalid(param: str, reason: str) -> InvalidRequestError:

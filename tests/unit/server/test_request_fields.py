@@ -203,9 +203,8 @@ def test_every_sampler_option_is_a_request_field() -> None:
         ),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": {}}}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"reasoning_effort": "enormous"}, "reasoning_effort"),
@@ -230,6 +229,9 @@ def test_tools_that_can_be_called_are_accepted() -> None:
     for choice in (None, "auto", "none"):
         checked_chat(tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
     checked_chat(tools=[], tool_choice="none")
+    strict: Any = [{"type": "function", "function": {"name": "f", "strict": True}}]
+    for forced in ("required", {"type": "function", "function": {"name": "f"}}):
+        checked_chat(tools=strict, tool_choice=forced)
     checked_chat(messages=ASSISTANT, continue_final_message=True, add_generation_prompt=False)
 
 
