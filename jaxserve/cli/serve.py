@@ -17,19 +17,24 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from jaxserve.checkpoint.source import resolve
 from jaxserve.cli.api_process import ApiProcess, model_names, serving_api, tokenizer_of
 from jaxserve.cli.api_workers import ApiWorkers, api_workers
+from jaxserve.cli.engine_life import (
+    ENGINE_STOP_TIMEOUT_S,
+    LAST_WORDS_S,
+    check_tokenizer,
+    obituary,
+    wait_started,
+)
 from jaxserve.cli.options import child_environment, describe
 from jaxserve.cli.progress import StartupDisplay
 from jaxserve.cli.tasks import StopSignals, first_of, in_thread, running
 from jaxserve.config import Config
 from jaxserve.engine.launcher import EngineProcess
 from jaxserve.engine.spec import EngineSpec
-from jaxserve.errors import CheckpointError
 from jaxserve.executor.fake import FakeOptions
 from jaxserve.ipc.address import discard_address, new_address
 from jaxserve.ipc.messages import ModelFacts, StartupProgress
@@ -43,10 +48,6 @@ from jaxserve.tokenizer.tokenizer import Tokenizer
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-LAST_WORDS_S = 0.2
-"""How long messages of a dead engine may still arrive."""
-ENGINE_STOP_TIMEOUT_S = 5.0
 
 
 def run_serve(config: Config, *, executor: Literal["local", "fake"] = "local", fake: FakeOptions | None = None) -> int:
@@ -125,8 +126,8 @@ class _Server:
                 api.install(tokenizer, path)
                 async with api_workers(self._config, path, address, self._listeners[1:]) as workers:
                     self._workers = workers
-                    facts = await _wait_started(api.client, engine)
-                    _check_tokenizer(tokenizer, facts, path)
+                    facts = await wait_started(api.client, engine)
+                    check_tokenizer(tokenizer, facts, path)
                     await workers.wait_ready()
                     display.close()
                     _report_start(api, facts)
@@ -181,32 +182,10 @@ def _report_start(api: ApiProcess, facts: ModelFacts) -> None:
         api.metrics.set("startup_programs", number, source=source)
 
 
-async def _wait_started(client: EngineClient, engine: EngineProcess) -> ModelFacts:
-    await first_of(client.wait_started(), engine.wait())
-    if client.facts is None:
-        await asyncio.sleep(LAST_WORDS_S)
-        client.fail(f"{_obituary(engine.returncode)} before it was ready")  # unless it said why
-    return await client.wait_started()
-
-
 async def _wait_ended(client: EngineClient, engine: EngineProcess, workers: ApiWorkers) -> str:
     """Wait until one of them is gone; returns what happened."""
     async with running(workers.wait_one_ended()) as worker_end:
         await first_of(engine.wait(), client.wait_failed(), asyncio.wait({worker_end}))
         if worker_end.done():
             return worker_end.result()
-    return client.ailment() or _obituary(engine.returncode)
-
-
-def _check_tokenizer(tokenizer: Tokenizer, facts: ModelFacts, path: Path) -> None:
-    if tokenizer.max_token_id >= facts.vocab_size:
-        raise CheckpointError(
-            f"{path}: the tokenizer has ids up to {tokenizer.max_token_id}, the model's embedding has only "
-            f"{facts.vocab_size} rows: they do not belong together"
-        )
-
-
-def _obituary(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"the engine process was ended by signal {-code}"
-    return f"the engine process ended with exit code {code}"
+    return client.ailment() or obituary(engine.returncode)

@@ -27,6 +27,17 @@ MAY_IMPORT: dict[str, set[str]] = {
         "ipc",
         "checkpoint",
     },
+    "": {"llm"},  # the package itself: its public names, imported when they are asked for
+    "llm": {
+        "cli",
+        "server",
+        "engine",
+        "executor.fake",
+        "tokenizer",
+        "ipc",
+        "checkpoint",
+        "scheduler.admission",
+    },
     "planning": {"runner", "models", "layers.numerics", "sharding", "checkpoint", "kv.spec", "scheduler.plan"},
     "bench": {"tokenizer", "engine", "ipc.messages", "sampling.params"},  # `bench offline` runs an EngineCore
     "server": {"tokenizer", "ipc", "sampling.params", "structured.protocol"},
@@ -70,6 +81,7 @@ NO_JAX = [
     "jaxserve.log",
     "jaxserve.metrics",
     "jaxserve.cli",
+    "jaxserve.llm",
     "jaxserve.bench",
     "jaxserve.server",
     "jaxserve.tokenizer",
@@ -191,7 +203,8 @@ def test_environment_is_read_only_by_the_options() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["jaxserve.server.app", "jaxserve.cli.serve", "jaxserve.cli.bench", "jaxserve.cli.plan"]
+    "module",
+    ["jaxserve.server.app", "jaxserve.cli.serve", "jaxserve.cli.bench", "jaxserve.cli.plan", "jaxserve.llm.llm"],
 )
 def test_api_process_leaves_jax_and_transformers_unimported(module: str) -> None:
     heavy = "{'jax', 'jaxlib', 'flax', 'transformers', 'torch'}"

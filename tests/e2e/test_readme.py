@@ -52,7 +52,7 @@ def run(command: list[str], folder: Path, **variables: str) -> subprocess.Comple
 
 def test_every_block_has_its_test() -> None:
     assert {language for language, _ in BLOCKS} == {"mermaid", "console", "json", "python"}
-    assert len(blocks("python")) == len(blocks("json")) == 1
+    assert (len(blocks("python")), len(blocks("json"))) == (2, 1)
     starts = (
         "make serve",
         "jaxserve serve ",
@@ -85,10 +85,19 @@ def test_curl_gets_the_reply_shown(server: Server, tmp_path: Path) -> None:
 
 
 def test_python_prints_what_is_shown(server: Server, tmp_path: Path) -> None:
-    [snippet] = blocks("python")
+    [snippet, _] = blocks("python")
     done = run([sys.executable, "-c", snippet.replace("http://127.0.0.1:8000", server.url)], tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"# {done.stdout}" == snippet.splitlines()[-1]
+
+
+def test_python_without_a_server_prints_what_is_shown(tmp_path: Path, programs: Path) -> None:
+    smollm2_file()
+    [_, snippet] = blocks("python")
+    few = f'max_num_seqs=2, max_num_batched_tokens=32, cpu_kernels="xla", compile_cache={str(programs)!r}, '
+    done = run([sys.executable, "-c", snippet.replace("LLM(max", f"LLM({few}max")], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"# {done.stdout}" == snippet.splitlines()[-1] + "\n"
 
 
 def test_benchmark_measures_the_server(server: Server, tmp_path: Path) -> None:

@@ -1,0 +1,88 @@
+"""An event loop in a thread of its own, so that plain code can use asynchronous things, also inside another loop."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Generic, TypeVar
+
+from jaxserve.errors import UnavailableError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_log = logging.getLogger(__name__)
+
+
+class Background(Generic[T]):
+    """Keeps a context open in its thread until `stop`. A daemon thread: it keeps no program from ending."""
+
+    def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
+        self._context = context
+        self._life: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]]
+        self._life = concurrent.futures.Future()
+        self._entered: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._main, name="jaxserve", daemon=True)
+
+    def start(self) -> None:
+        """Enter the context; raises what that raises. Interrupted, it leaves nothing behind."""
+        self._thread.start()
+        try:
+            self._entered.result()
+        except BaseException:
+            self.stop()
+            raise
+
+    def call(self, work: Callable[[T], Coroutine[Any, Any, R]]) -> R:
+        """Do `work` in the loop and wait for it. Whatever interrupts the wait cancels the work."""
+        if self._is_stopped:
+            raise UnavailableError("This LLM is closed.")
+        future = asyncio.run_coroutine_threadsafe(work(self._entered.result()), self._life.result()[0])
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise UnavailableError("This LLM was closed while it worked.") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """Cancel what runs, leave the context and wait for its end. Later calls change nothing."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        loop, task = self._life.result()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: it ended by itself
+            loop.call_soon_threadsafe(task.cancel)
+        self._thread.join()
+
+    def _main(self) -> None:
+        try:
+            asyncio.run(self._live())
+        except asyncio.CancelledError as error:
+            self._refuse(error)
+        except BaseException as error:
+            if not self._refuse(error):
+                _log.exception("the end of the engine went wrong")
+
+    def _refuse(self, error: BaseException) -> bool:
+        """Give the error to whoever waits for the start, if that is still to come."""
+        if self._entered.done():
+            return False
+        self._entered.set_exception(error)
+        return True
+
+    async def _live(self) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a coroutine outside of any task")
+        self._life.set_result((asyncio.get_running_loop(), task))
+        async with self._context as entered:
+            self._entered.set_result(entered)
+            await asyncio.Event().wait()

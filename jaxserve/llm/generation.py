@@ -1,0 +1,209 @@
+"""Prompts to jobs for the engine, and the jobs to results: what an endpoint does with a request, without HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from jaxserve.errors import RequestError
+from jaxserve.ipc.messages import AddRequest, ModelFacts
+from jaxserve.ipc.messages import RequestOutput as News
+from jaxserve.llm.results import CompletionOutput, Logprob, RequestOutput, ToolCall
+from jaxserve.llm.sampling_params import SamplingParams
+from jaxserve.scheduler.admission import Admission
+from jaxserve.server.conversation import encode_conversation, reply_reading
+from jaxserve.server.deltas import MessageDeltas, message_of
+from jaxserve.server.errors import error_from_fault
+from jaxserve.server.generation import Job, make_job
+from jaxserve.server.logprobs import ScoredToken
+from jaxserve.server.schema.chat import ChatRequest, check_chat
+from jaxserve.server.schema.common import CommonFields
+from jaxserve.server.schema.completions import CompletionRequest, check_completion
+from jaxserve.server.schema.decode import invalid_field
+from jaxserve.server.state import ServerState
+from jaxserve.server.stream import ChoiceStream, Piece, pieces_of
+from jaxserve.tokenizer.tokenizer import Tokenizer
+
+T = TypeVar("T", bound=CommonFields)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One prompt, checked: nothing of it is the engine's to refuse."""
+
+    prompt: str | None
+    job: Job
+    num_top_logprobs: int | None
+    num_prompt_logprobs: int | None
+
+
+async def text_work(state: ServerState, prompt: str | list[int], params: SamplingParams) -> Work:
+    """The work of a plain prompt. Raises RequestError for options, prompts and lengths that are out of range."""
+    facts, tokens = state.client.require_ready(), state.tokenization
+    request = _request(CompletionRequest, params, prompt=prompt, logprobs=params.logprobs)
+    check_completion(request)
+    if isinstance(prompt, str):
+        token_ids = await tokens.encode(prompt, add_special_tokens=True, max_tokens=facts.max_model_len, param="prompt")
+    else:
+        token_ids = tokens.check_ids(prompt, facts.vocab_size, facts.max_model_len, "prompt")
+    job = make_job(
+        state,
+        facts,
+        request,
+        [token_ids],
+        asked_max_tokens=request.max_tokens,
+        default_max_tokens=None,
+        num_top_logprobs=request.num_top_logprobs,
+        bad_words=await tokens.encode_bad_words(request.bad_words),
+        param="prompt",
+    )
+    _check_room(facts, job.requests[0])
+    shown = prompt if isinstance(prompt, str) else None
+    return Work(shown, job, request.num_top_logprobs, request.num_prompt_logprobs)
+
+
+async def chat_work(
+    state: ServerState, messages: list[dict[str, Any]], params: SamplingParams, **template: Any
+) -> Work:
+    """The work of a conversation; `template`: what ChatRequest says of the prompt, such as `tools`."""
+    facts, tokens = state.client.require_ready(), state.tokenization
+    logprobs = {} if params.logprobs is None else {"logprobs": True, "top_logprobs": params.logprobs}
+    request = _request(ChatRequest, params, messages=messages, **logprobs, **template)
+    check_chat(request)
+    token_ids = await encode_conversation(tokens, request.messages, request, facts.max_model_len)
+    job = make_job(
+        state,
+        facts,
+        request,
+        [token_ids],
+        asked_max_tokens=request.max_tokens,
+        default_max_tokens=None,
+        num_top_logprobs=request.num_top_logprobs,
+        bad_words=await tokens.encode_bad_words(request.bad_words),
+        param="messages",
+        reading=reply_reading(tokens, token_ids, request.messages, request),
+    )
+    _check_room(facts, job.requests[0])
+    prompt = await tokens.decode(token_ids, skip_special_tokens=False)
+    return Work(prompt, job, request.num_top_logprobs, request.num_prompt_logprobs)
+
+
+async def run_all(state: ServerState, works: Sequence[Work], on_done: Callable[[], None]) -> list[RequestOutput]:
+    """Results in the order of `works`. An engine that fails ends all of them with its RequestError."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_run(state, work, on_done)) for work in works]
+    except* RequestError as errors:
+        failure = next(_leaves(errors))
+    else:
+        return [task.result() for task in tasks]
+    raise failure
+
+
+async def _run(state: ServerState, work: Work, on_done: Callable[[], None]) -> RequestOutput:
+    job = work.job
+    choices = job.choices_by_id
+    pieces: list[list[Piece]] = [[] for _ in job.choices]
+    token_ids: defaultdict[str, list[int]] = defaultdict(list)
+
+    def gather(news: list[News]) -> bool:
+        for output in news:
+            token_ids[output.request_id] += output.token_ids
+        for piece in pieces_of(news, choices, generation):
+            pieces[piece.index].append(piece)
+        return True
+
+    try:
+        with state.client.generate(job.requests) as generation:
+            while not generation.is_finished:
+                await generation.feed(gather)
+    finally:
+        for choice in job.choices:
+            choice.abandon()
+    first = job.choices[0]
+    tokenizer = state.tokenization.tokenizer
+    scored = None if work.num_prompt_logprobs is None else pieces[0][0].prompt
+    result = RequestOutput(
+        prompt=work.prompt,
+        prompt_token_ids=first.request.prompt_token_ids,
+        outputs=[
+            _output(state, choice, pieces[choice.index], token_ids[choice.request.request_id], work.num_top_logprobs)
+            for choice in job.choices
+        ],
+        prompt_logprobs=None if scored is None else _spell_all(tokenizer, scored, work.num_prompt_logprobs or 0),
+        num_cached_tokens=first.num_cached_tokens,
+    )
+    on_done()
+    return result
+
+
+def _output(
+    state: ServerState, choice: ChoiceStream, pieces: list[Piece], token_ids: list[int], num_top: int | None
+) -> CompletionOutput:
+    tokenizer, end = state.tokenization.tokenizer, pieces[-1]
+    scored = [token for piece in pieces for token in piece.tokens]
+    events = [event for piece in pieces for event in piece.events or ()]
+    new_call_id = state.tokenization.dialect.new_call_id
+    message = message_of(MessageDeltas(new_call_id, max_calls=None, shows_reasoning=True).of(events))
+    calls = () if message.tool_calls is msgspec.UNSET else message.tool_calls
+    is_read = end.events is not None
+    return CompletionOutput(
+        index=choice.index,
+        text=message.content or "" if is_read else "".join(piece.text for piece in pieces),
+        token_ids=token_ids[: choice.num_tokens],
+        finish_reason="tool_calls" if calls and end.finish_reason == "stop" else end.finish_reason or "stop",
+        stop_reason=end.stop_reason,
+        cumulative_logprob=None if num_top is None else sum(token.logprob or 0.0 for token in scored),
+        logprobs=None if num_top is None else [_spell(tokenizer, token, num_top) for token in scored],
+        reasoning=None if message.reasoning is msgspec.UNSET else message.reasoning,
+        tool_calls=tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in calls),
+    )
+
+
+def _spell_all(tokenizer: Tokenizer, tokens: Iterable[ScoredToken], num_top: int) -> list[dict[int, Logprob] | None]:
+    return [None if token.scores is None else _spell(tokenizer, token, num_top) for token in tokens]
+
+
+def _spell(tokenizer: Tokenizer, token: ScoredToken, num_top: int) -> dict[int, Logprob]:
+    """The token itself first, then the others, each with its rank where it is known."""
+    top = token.alternatives(num_top)
+    ranks = {token_id: rank for rank, (token_id, _) in enumerate(top, start=1)}
+    own_rank = token.scores.rank if token.scores is not None and token.scores.rank else ranks.get(token.token_id)
+    entry = {token.token_id: Logprob(token.logprob or 0.0, own_rank, tokenizer.token_text(token.token_id))}
+    for token_id, logprob in top:
+        entry.setdefault(token_id, Logprob(logprob, ranks[token_id], tokenizer.token_text(token_id)))
+    return entry
+
+
+def _request(kind: type[T], params: SamplingParams, **fields: Any) -> T:
+    """The body of a request with these options, checked as one; raises InvalidRequestError for a wrong type."""
+    try:
+        return msgspec.convert(params.request_fields() | fields, kind)
+    except msgspec.ValidationError as error:
+        raise invalid_field(str(error)) from None
+
+
+def _check_room(facts: ModelFacts, request: AddRequest) -> None:
+    """Ask before anything runs what the engine would ask: is the KV cache large enough for this request alone?"""
+    admission = Admission(
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        num_usable_tokens=(facts.num_kv_blocks - 1) * facts.block_size,  # block 0 is the null block
+        max_requests=1,
+    )
+    fault = admission.refusal(request, 0)
+    if fault is not None:
+        raise error_from_fault(fault)
+
+
+def _leaves(group: BaseExceptionGroup[RequestError]) -> Iterator[RequestError]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

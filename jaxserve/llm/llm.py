@@ -1,0 +1,180 @@
+"""`LLM`: a model in this program, without a server."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
+from os import PathLike
+from types import TracebackType
+from typing import Any, Literal, cast
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress
+
+from jaxserve.cli.progress import StartupDisplay
+from jaxserve.config import Config
+from jaxserve.errors import InvalidRequestError, RequestError
+from jaxserve.executor.fake import FakeOptions
+from jaxserve.llm.background import Background
+from jaxserve.llm.generation import Work, chat_work, run_all, text_work
+from jaxserve.llm.results import RequestOutput
+from jaxserve.llm.sampling_params import SamplingParams
+from jaxserve.llm.session import engine_session
+from jaxserve.llm.settings import llm_config
+from jaxserve.server.schema.decode import shorten
+from jaxserve.server.state import ServerState
+
+Message = dict[str, Any]
+"""As in OpenAI's API: `{"role": "user", "content": "..."}`."""
+
+
+class LLM:
+    """A loaded model in an engine process of its own, the same that the server runs; jax stays over there.
+
+    Use as a context manager, or call `close`; at the latest the end of this program ends the engine. Several threads
+    may use one LLM: their prompts share the batches.
+    """
+
+    def __init__(self, model: str | PathLike[str] | None = None, **settings: object) -> None:
+        """Load `model` (None: the default model) with settings of docs/reference/config.md, e.g. `max_model_len=4096`.
+
+        Settings of the HTTP side are refused; environment variables are not read. Raises ConfigError or another
+        StartupError, and leaves no process behind.
+        """
+        self._start(llm_config(None if model is None else str(model), settings), "local", FakeOptions())
+
+    @classmethod
+    def from_config(
+        cls, config: Config, *, executor: Literal["local", "fake"] = "local", fake: FakeOptions | None = None
+    ) -> LLM:
+        """An LLM of a ready config. `executor="fake"` runs an engine without a model, for tests around it."""
+        llm = cls.__new__(cls)
+        llm._start(config, executor, fake or FakeOptions())
+        return llm
+
+    def _start(self, config: Config, executor: Literal["local", "fake"], fake: FakeOptions) -> None:
+        is_shown = sys.stderr.isatty()
+        with StartupDisplay() if is_shown else contextlib.nullcontext() as display:
+            on_progress = display.show if display is not None else lambda progress: None
+            self._engine: Background[ServerState] = Background(engine_session(config, executor, fake, on_progress))
+            self._engine.start()
+        self._finalizer = weakref.finalize(self, self._engine.stop)
+
+    def generate(
+        self,
+        prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress_bar: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue one prompt or many (texts or token ids), with one `sampling_params` for all or one for each.
+
+        The results have the order of the prompts. Everything is checked before anything runs: a prompt or an option
+        that is out of range raises InvalidRequestError, with a note saying which prompt it was, and costs no result.
+        Raises UnavailableError or InternalError when the engine fails under way.
+        """
+        listed = _listed_prompts(prompts)
+        return self._run(text_work, listed, sampling_params, progress_bar)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        continue_final_message: bool = False,
+        progress_bar: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many, in the model's chat format; otherwise as `generate`.
+
+        tools: OpenAI's function definitions. Calls and reasoning are read out of the reply as the server does:
+        `tool_calls` and `reasoning` have them, `text` the rest.
+        """
+        listed = [messages] if messages and isinstance(messages[0], dict) else messages
+        given = {"tools": tools, "chat_template_kwargs": chat_template_kwargs}
+        template: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        make = partial(chat_work, continue_final_message=continue_final_message, **template)
+        return self._run(make, listed, sampling_params, progress_bar)
+
+    def close(self) -> None:
+        """End the engine. What another thread waits for ends with UnavailableError; later calls change nothing."""
+        self._finalizer()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(
+        self,
+        make: Callable[[ServerState, Any, SamplingParams], Coroutine[Any, Any, Work]],
+        prompts: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        progress_bar: bool,
+    ) -> list[RequestOutput]:
+        params = _params_of_each(sampling_params, len(prompts))
+
+        async def work(state: ServerState) -> list[RequestOutput]:
+            works = []
+            for i, (prompt, options) in enumerate(zip(prompts, params, strict=True)):
+                try:
+                    works.append(await make(state, prompt, options))
+                except RequestError as error:
+                    error.add_note(f"in prompt {i} of {len(prompts)}, counted from 0")
+                    raise
+            return await run_all(state, works, on_done)
+
+        with _progress(len(prompts), progress_bar) as on_done:
+            return self._engine.call(work)
+
+
+def _listed_prompts(prompts: str | Sequence[int] | Sequence[str | Sequence[int]]) -> list[str | list[int]]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and all(isinstance(token, int) for token in prompts):
+        return [list(cast(Sequence[int], prompts))]
+    listed: list[str | list[int]] = []
+    for i, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            listed.append(prompt)
+        elif isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):
+            listed.append(list(cast(Sequence[int], prompt)))
+        else:
+            raise InvalidRequestError(
+                f"Invalid value for 'prompts[{i}]': must be a text or token ids, got {shorten(prompt)}.",
+                param=f"prompts[{i}]",
+            )
+    return listed
+
+
+def _params_of_each(
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> Sequence[SamplingParams]:
+    if sampling_params is None or isinstance(sampling_params, SamplingParams):
+        return [sampling_params or SamplingParams()] * num_prompts
+    if len(sampling_params) != num_prompts:
+        raise InvalidRequestError(
+            f"Invalid value for 'sampling_params': must be one, or one for each of the {num_prompts} prompts, "
+            f"got {len(sampling_params)}.",
+            param="sampling_params",
+        )
+    return sampling_params
+
+
+@contextlib.contextmanager
+def _progress(total: int, is_wanted: bool) -> Iterator[Callable[[], None]]:
+    """A bar on stderr, if that is a terminal; gives what to call for each prompt that is done."""
+    if not (is_wanted and sys.stderr.isatty()):
+        yield lambda: None
+        return
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("prompts", total=total)
+        yield partial(bar.advance, task)

@@ -1,0 +1,31 @@
+"""The settings of an LLM: those of the server that are not about HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from jaxserve.cli.options import ENGINE_SECTIONS, closest, load_config
+from jaxserve.cli.settings import SETTINGS
+from jaxserve.config import Config
+from jaxserve.errors import ConfigError
+
+_OF_THE_SERVER: Final = {"tool_call_parser", "reasoning_parser", "log_level", "uds_dir"}
+_NOT_OURS: Final = {"served_model_name", "max_queued_requests"}
+_UNLIMITED: Final = 2**31 - 1
+"""Whoever calls us waits for all prompts: none is sent away."""
+ACCEPTED: Final = frozenset(
+    setting.name for setting in SETTINGS if setting.section in ENGINE_SECTIONS or setting.name in _OF_THE_SERVER
+) - (_NOT_OURS)
+
+
+def llm_config(model: str | None, settings: Mapping[str, object]) -> Config:
+    """The config of these settings, which are spelled as in a config file. No environment variable is read.
+
+    Raises ConfigError naming a setting that is unknown or about HTTP, or a value and its limits.
+    """
+    for name in settings:
+        if name not in ACCEPTED:
+            raise ConfigError(f"LLM(..., {name}=...): not a setting of an engine{closest(name, ACCEPTED)}")
+    ours = {"log_level": "warning", **settings, "max_queued_requests": _UNLIMITED}
+    return load_config(flags=ours if model is None else {"model": model, **ours})

@@ -1,0 +1,305 @@
+"""The Python API, whole: thread, engine process with a fake model, tokenizer, results, and every kind of end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import jaxserve
+from jaxserve import LLM, SamplingParams
+from jaxserve.config import Config, ModelConfig, ServerConfig
+from jaxserve.errors import ConfigError, ContextLengthError, InvalidRequestError, StartupError, UnavailableError
+from jaxserve.executor.fake import FakeOptions, Script, next_token
+from jaxserve.llm.background import Background
+from jaxserve.llm.settings import llm_config
+from jaxserve.sampling.params import COLUMNS
+from jaxserve.sampling.params import SamplingParams as EngineParams
+from jaxserve.server.schema.completions import CompletionRequest
+from jaxserve.server.schema.sampling import sampling_params
+from jaxserve.tokenizer.tokenizer import load_tokenizer
+from tests.e2e.http_server import SOURCES, TOKENIZER, until
+from tests.e2e.test_http_tools import EOS, REPLY, START, TEMPLATE, TOOLS
+
+VOCAB = 389
+GREEDY = SamplingParams(temperature=0, max_tokens=5)
+USER = [{"role": "user", "content": "The weather?"}]
+
+
+def fake_llm(folder: Path, **options: Any) -> LLM:
+    template = folder / "chat.jinja"
+    template.write_text(TEMPLATE)
+    config = Config(
+        model=ModelConfig(model=str(TOKENIZER), chat_template=str(template)),
+        server=ServerConfig(tool_call_parser="hermes", reasoning_parser="qwen3", log_level="error"),
+    )
+    config = dataclasses.replace(config, scheduler=llm_config("any", {"max_num_seqs": 4}).scheduler)
+    fake = FakeOptions(**{"vocab_size": VOCAB, "num_blocks": 2048} | options)
+    return LLM.from_config(config, executor="fake", fake=fake)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    reply = load_tokenizer(TOKENIZER).encode(f"assistant\n{REPLY}", add_special_tokens=False)
+    script = Script(cue=START, token_ids=(*reply, EOS))
+    with fake_llm(tmp_path_factory.mktemp("template"), script=script, max_model_len=600) as running:
+        yield running
+
+
+def continued(prompt: list[int], length: int) -> list[int]:
+    past = list(prompt)
+    for _ in range(length):
+        past.append(next_token(past, VOCAB))
+    return past[len(prompt) :]
+
+
+def engines_of(pid: int) -> list[str]:
+    """Ids of its children that run an engine, whichever thread started them."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            found += (task / "children").read_text().split()
+    return [child for child in found if b"jaxserve.engine.process" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def children() -> list[str]:
+    return engines_of(os.getpid())
+
+
+def test_many_more_prompts_than_rows_keep_their_order(llm: LLM) -> None:
+    prompts = [[5, 6, 7 + i] for i in range(40) if START not in continued([5, 6, 7 + i], 5)]
+    assert len(prompts) > 30
+    results = llm.generate(prompts, GREEDY)
+    assert [result.prompt_token_ids for result in results] == prompts
+    assert [result.outputs[0].token_ids for result in results] == [continued(prompt, 5) for prompt in prompts]
+    assert {(result.prompt, result.outputs[0].finish_reason) for result in results} == {(None, "length")}
+
+
+def test_a_text_is_one_prompt_and_a_list_of_ids_too(llm: LLM) -> None:
+    [by_text] = llm.generate("hello", GREEDY)
+    [by_ids] = llm.generate(by_text.prompt_token_ids, GREEDY)
+    assert by_text.prompt == "hello"
+    assert by_text.prompt_token_ids == load_tokenizer(TOKENIZER).encode("hello", True)
+    assert by_text.outputs == by_ids.outputs
+    assert llm.generate([], GREEDY) == []
+
+
+def test_each_prompt_may_have_its_own_params(llm: LLM) -> None:
+    results = llm.generate(["a", "b"], [GREEDY, dataclasses.replace(GREEDY, max_tokens=2)])
+    assert [len(result.outputs[0].token_ids) for result in results] == [5, 2]
+    with pytest.raises(InvalidRequestError, match="each of the 2 prompts, got 3"):
+        llm.generate(["a", "b"], [GREEDY] * 3)
+
+
+def test_several_continuations_differ_and_repeat_by_seed(llm: LLM) -> None:
+    params = SamplingParams(n=3, seed=7, max_tokens=4)
+    first, again = (llm.generate([9, 8], params)[0].outputs for _ in range(2))
+    assert first == again
+    assert [output.index for output in first] == [0, 1, 2]
+    assert len({tuple(output.token_ids) for output in first}) == 3
+
+
+def test_stop_strings_end_text_and_tokens(llm: LLM) -> None:
+    [whole] = llm.generate([5, 6, 7], dataclasses.replace(GREEDY, max_tokens=12))
+    text = whole.outputs[0].text
+    stop = text[len(text) // 2 :][:2]
+    [cut] = llm.generate([5, 6, 7], dataclasses.replace(GREEDY, max_tokens=12, stop=[stop]))
+    output = cut.outputs[0]
+    assert (output.text, output.finish_reason, output.stop_reason) == (text[: text.index(stop)], "stop", stop)
+    assert output.token_ids == whole.outputs[0].token_ids[: len(output.token_ids)]
+    assert len(output.token_ids) < 12
+
+
+def test_log_probabilities_are_told_by_token(llm: LLM) -> None:
+    params = dataclasses.replace(GREEDY, max_tokens=2, logprobs=2, prompt_logprobs=1)
+    [result] = llm.generate([5, 6, 7], params)
+    output = result.outputs[0]
+    assert output.logprobs is not None
+    assert result.prompt_logprobs is not None
+    assert [next(iter(entry)) for entry in output.logprobs] == output.token_ids
+    assert [[value.rank for value in entry.values()] for entry in output.logprobs] == [[1, 2], [1, 2]]
+    assert output.cumulative_logprob == sum(
+        e[t].logprob for e, t in zip(output.logprobs, output.token_ids, strict=True)
+    )
+    first, *others = result.prompt_logprobs
+    assert first is None
+    assert [entry and (next(iter(entry)), next(iter(entry.values())).logprob) for entry in others] == [(6, -6), (7, -7)]
+    assert llm.generate([5], GREEDY)[0].outputs[0].logprobs is None
+
+
+def test_chat_reads_calls_and_reasoning(llm: LLM) -> None:
+    results = llm.chat([USER, USER], SamplingParams(temperature=0, max_tokens=None), tools=TOOLS)
+    assert len(results) == 2
+    for result in results:
+        output = result.outputs[0]
+        assert result.prompt is not None
+        assert result.prompt.endswith("The weather?<|im_end|><|im_start|>assistant\n")
+        assert (output.text, output.reasoning) == ("One moment.", "The user wants the weather.")
+        assert [call.name for call in output.tool_calls] == ["get_weather", "now"]
+        assert msgspec.json.decode(output.tool_calls[0].arguments) == {"city": "Paris", "note": 'café "x"'}
+        assert (output.finish_reason, output.token_ids[-1]) == ("tool_calls", EOS)
+    [alone] = llm.chat(USER, GREEDY)
+    assert "get_weather" not in (alone.prompt or "")
+
+
+@pytest.mark.parametrize(
+    ("bad", "params", "message"),
+    [
+        ([VOCAB], GREEDY, "'prompt': token id 389 is outside the vocabulary"),
+        ([], GREEDY, "'prompt': must not be empty"),
+        ([3] * 600, GREEDY, "maximum context length is 600"),
+        ([3], SamplingParams(temperature=3.5), "'temperature'.*3.5"),
+        ([3], SamplingParams(n=0), "'n': must be between 1 and 128, got 0"),
+        ([3], SamplingParams(top_k="x"), "'top_k'.*int"),  # type: ignore[arg-type]
+        ([3], SamplingParams(logprobs=21), "'logprobs': must be between 0 and 20, got 21"),
+    ],
+)
+def test_one_bad_prompt_is_refused_before_anything_runs(
+    llm: LLM, bad: list[int], params: SamplingParams, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*args: object) -> None:
+        raise AssertionError("something runs")
+
+    monkeypatch.setattr("jaxserve.llm.llm.run_all", never)
+    with pytest.raises(InvalidRequestError, match=message) as caught:
+        llm.generate([[1, 2], bad], [GREEDY, params])
+    assert caught.value.__notes__ == ["in prompt 1 of 2, counted from 0"]
+
+
+def test_a_prompt_too_large_for_the_cache_is_refused_by_us(tmp_path: Path) -> None:
+    with fake_llm(tmp_path, num_blocks=3) as llm:
+        assert len(llm.generate([3] * 20, SamplingParams(max_tokens=13))[0].outputs[0].token_ids) == 13
+        with pytest.raises(ContextLengthError, match="KV cache for 33 tokens, this server holds 32"):
+            llm.generate([[1], [3] * 20], SamplingParams(max_tokens=14))
+
+
+def test_public_options_are_those_of_the_engine_with_its_defaults() -> None:
+    names = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert COLUMNS.keys() | {"ignore_eos", "stop_token_ids", "max_tokens"} <= names
+    assert names <= {field.name for field in msgspec.structs.fields(CompletionRequest)}
+    request = msgspec.convert(SamplingParams().request_fields(), CompletionRequest)
+    made = sampling_params(request, max_tokens=16, seed=0, num_top_logprobs=None, vocab_size=VOCAB)
+    assert made == EngineParams()
+
+
+def test_settings_are_checked_by_name_and_value() -> None:
+    config = llm_config("some/model", {"kv_cache_memory": "1GiB", "max_num_seqs": 3, "overlap": False})
+    assert (config.model.model, config.cache.kv_cache_memory) == ("some/model", 1 << 30)
+    assert (config.scheduler.max_num_seqs, config.scheduler.overlap) == (3, False)
+    with pytest.raises(ConfigError, match=r"max_num_seq=.*did you mean `max_num_seqs`"):
+        LLM("some/model", max_num_seq=3)
+    with pytest.raises(ConfigError, match=r"port=.*not a setting of an engine"):
+        LLM("some/model", port=8000)
+    with pytest.raises(ConfigError, match="--max-num-seqs 0: expected an integer, at least 1"):
+        LLM("some/model", max_num_seqs=0)
+
+
+def test_ends_leave_no_process_and_refuse_further_work(tmp_path: Path) -> None:
+    before = children()
+    with fake_llm(tmp_path) as llm:
+        assert len(children()) == len(before) + 1
+    llm.close()
+    assert children() == before
+    with pytest.raises(UnavailableError, match="closed"):
+        llm.generate("a")
+    with pytest.raises(StartupError, match="no such weights"):
+        fake_llm(tmp_path, start_error="no such weights")
+    assert children() == before
+
+
+def test_a_dead_engine_ends_the_work_with_an_error(tmp_path: Path) -> None:
+    before = set(children())
+    with fake_llm(tmp_path, device_seconds=0.01) as llm:
+        [engine] = set(children()) - before
+        timer = threading.Timer(0.1, os.kill, (int(engine), signal.SIGKILL))
+        timer.start()
+        with pytest.raises(UnavailableError, match="engine"):
+            llm.generate([[5], [6]], SamplingParams(max_tokens=2000, ignore_eos=True))
+        timer.join()
+
+
+def test_closing_ends_what_another_thread_waits_for(tmp_path: Path) -> None:
+    llm = fake_llm(tmp_path, device_seconds=0.01)
+    timer = threading.Timer(0.1, llm.close)
+    timer.start()
+    with pytest.raises(UnavailableError):
+        llm.generate([5], SamplingParams(max_tokens=2000, ignore_eos=True))
+    timer.join()
+
+
+INTERRUPTED = """
+import sys, threading
+from jaxserve import LLM, SamplingParams
+from jaxserve.config import Config, ModelConfig, SchedulerConfig
+from jaxserve.executor.fake import FakeOptions
+config = Config(model=ModelConfig(model=sys.argv[1]), scheduler=SchedulerConfig(max_num_seqs=1))
+async def get_client(state):
+    return state.client
+llm = LLM.from_config(config, executor="fake", fake=FakeOptions(vocab_size=389, num_blocks=2048, device_seconds=0.01))
+client = llm._engine.call(get_client)
+def tell():
+    while not client._generations:
+        threading.Event().wait(0.01)
+    print("running", flush=True)
+threading.Thread(target=tell).start()
+try:
+    llm.generate([5], SamplingParams(max_tokens=2000, ignore_eos=True))
+except KeyboardInterrupt:
+    print(llm.generate([5, 6], SamplingParams(temperature=0, max_tokens=5))[0].outputs[0].token_ids)
+    assert "jax" not in sys.modules
+"""
+
+
+def test_ctrl_c_ends_the_work_and_the_program_its_engine() -> None:
+    """Without `close`: the end of the program is enough."""
+    command = [sys.executable, "-W", "error", "-c", INTERRUPTED, str(TOKENIZER)]
+    environment = os.environ | {"PYTHONPATH": SOURCES}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True, text=True
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "running\n"
+        [engine] = engines_of(program.pid)
+        os.killpg(program.pid, signal.SIGINT)
+        output, errors = program.communicate(timeout=10)  # the 2000 tokens would take 20 s
+    assert (program.returncode, output) == (0, f"{continued([5, 6], 5)}\n"), errors
+    assert errors == ""
+    until(lambda: not Path(f"/proc/{engine}").exists(), "the engine lives on")
+
+
+def test_an_interrupted_start_leaves_its_context() -> None:
+    left = threading.Event()
+
+    @contextlib.asynccontextmanager
+    async def never_there() -> Any:
+        try:
+            raise_soon.start()
+            await asyncio.Event().wait()
+            yield
+        finally:
+            left.set()
+
+    main = threading.main_thread().ident
+    assert main is not None
+    raise_soon = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        Background(never_there()).start()
+    assert left.is_set()
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    script = "import sys, jaxserve; assert 'LLM' in jaxserve.__all__; sys.exit(', '.join({'msgspec', 'numpy', 'aiohttp'} & set(sys.modules)) or 0)"
+    done = subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": SOURCES}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not hasattr(jaxserve, "LMM")
