@@ -18,7 +18,7 @@ def share_budget(running: list[Request], max_tokens: int) -> list[int]:
     counts = []
     for request in running:
         length = request.num_tokens + request.num_unread_tokens
-        is_next = length < request.length_limit and request.is_ready
+        is_next = length < request.length_limit and (request.grammar is None or request.is_ready)
         count = min(length - request.num_computed_tokens, 1 + spare) if is_next else 0
         spare -= count - 1
         counts.append(count)
@@ -45,6 +45,7 @@ def pack(
     num_rows = len(ordered)
     token_ids = np.empty(int(num_scheduled.sum()), np.int32)
     num_top_logprobs = num_prompt_logprobs = NO_LOGPROBS
+    masks: list[Mask] = []
     start = 0
     for row, request in enumerate(ordered):
         computed, count = request.num_computed_tokens, counts[rows[row]]
@@ -53,6 +54,8 @@ def pack(
         else:
             token_ids[start : start + count] = request.tokens[computed : computed + count]
         start += count
+        if request.grammar is not None and is_sampling[row] and request.slot is not None:
+            masks.append(Mask(request.slot, request.grammar.mask))
         wanted = request.sampling.num_top_logprobs
         if wanted is not None and is_sampling[row]:
             num_top_logprobs = max(num_top_logprobs, wanted)
@@ -83,15 +86,6 @@ def pack(
         num_prompt_logprobs=num_prompt_logprobs,
         targets=targets,
         seats=tuple(request.seat() for request in newcomers if request.needs_seat),
-        masks=_masks(ordered, is_sampling),
+        masks=tuple(masks),
     )
     return plan, ordered
-
-
-def _masks(requests: list[Request], is_sampling: np.ndarray) -> tuple[Mask, ...]:
-    """Of those that sample under a grammar."""
-    return tuple(
-        Mask(request.slot, request.grammar.mask)
-        for request, samples in zip(requests, is_sampling.tolist(), strict=True)
-        if samples and request.grammar is not None and request.slot is not None
-    )
