@@ -14,6 +14,7 @@ from jaxserve.executor.fake import FakeExecutor, FakePending, next_token, powers
 from jaxserve.ipc.messages import AddRequest, RequestOutput
 from jaxserve.kv.manager import KVManager
 from jaxserve.sampling.params import SamplingParams
+from jaxserve.scheduler.grammars import Grammars
 from jaxserve.scheduler.plan import Buckets, StepPlan
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.types import RequestId
@@ -75,6 +76,7 @@ class Rig:
         max_burst: int = 1,
         max_burst_ms: float = 50.0,
         device_seconds: float = 0.0,
+        grammars: Grammars | None = None,
     ) -> None:
         """`depth`: steps that `step` leaves in flight. `max_burst`: above 1, all steps that may be are bursts."""
         self.depth = depth
@@ -102,7 +104,7 @@ class Rig:
         self.now = 0.0
         """What the scheduler's clock says."""
         self.scheduler = Scheduler(
-            config, self.kv, self.buckets, max_model_len, frozenset({EOS}), VOCAB_SIZE, lambda: self.now
+            config, self.kv, self.buckets, max_model_len, frozenset({EOS}), VOCAB_SIZE, lambda: self.now, grammars
         )
         self.core = EngineCore(self.scheduler, self.executor, depth=depth)
         self.plans: list[StepPlan] = []

@@ -131,14 +131,11 @@ def test_every_reply_fits_and_neighbours_are_left_alone(
     assert smollm2.executor.compilations() == before
 
 
-def test_preemption_and_overlap_change_no_token(
-    smollm2: ModelEngine, tokenizer: Tokenizer, masks: GrammarMasks
-) -> None:
+def test_overlap_changes_no_token(smollm2: ModelEngine, tokenizer: Tokenizer, masks: GrammarMasks) -> None:
     smollm2.restart(grammars=masks, overlap=False)
     expected = smollm2.run(requests(tokenizer))
-    smollm2.restart(num_blocks=12, grammars=masks, enable_prefix_caching=False)
+    smollm2.restart(grammars=masks)
     found = smollm2.run(requests(tokenizer))
-    assert smollm2.num_preemptions > 0, "the pool was meant to be too small"
     assert {name: result.token_ids for name, result in found.items()} == {
         name: result.token_ids for name, result in expected.items()
     }

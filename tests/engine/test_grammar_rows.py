@@ -1,0 +1,94 @@
+"""Rows with a grammar in the scheduler: every token is from the mask behind the one before, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+import numpy as np
+import pytest
+
+from jaxserve.ipc.messages import AddRequest, Grammar
+from jaxserve.sampling.bits import pack_bits
+from tests.engine.rig import VOCAB_SIZE, Rig, add, expected, prompt
+
+LENGTH = 30
+
+
+class Counting:
+    """A grammar whose only text is the tokens first, first + 1, ...; ready at the second look."""
+
+    error: str | None = None
+
+    def __init__(self, first: int) -> None:
+        self._next = first
+        self._last = first + LENGTH
+        self._looks = 0
+
+    @property
+    def mask(self) -> np.ndarray:
+        return pack_bits([self._next], VOCAB_SIZE)
+
+    @property
+    def is_ready(self) -> bool:
+        self._looks += 1
+        return self._looks > 1
+
+    @property
+    def is_over(self) -> bool:
+        return self._next == self._last
+
+    def advance(self, token: int) -> None:
+        assert token == self._next
+        self._next += 1
+        self._looks = 0
+
+    def wait(self, seconds: float) -> None:
+        pass
+
+
+class CountingGrammars:
+    def follow(self, grammar: Grammar, allowed_token_ids: Collection[int]) -> Counting:
+        return Counting(int(grammar.text))
+
+
+def counting(name: str, first: int) -> AddRequest:
+    message = add(name, prompt(6, first), max_tokens=LENGTH + 5)
+    return msgspec.structs.replace(message, grammar=Grammar("regex", str(first)))
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("max_burst", [1, 4])
+@pytest.mark.parametrize("num_blocks", [65, 14])
+def test_tokens_follow_the_grammar_beside_rows_without(depth: int, max_burst: int, num_blocks: int) -> None:
+    rig = Rig(depth=depth, max_burst=max_burst, num_blocks=num_blocks, grammars=CountingGrammars())
+    held = [counting(f"held{i}", 5 + i) for i in range(3)]
+    free = [add(f"free{i}", prompt(5, i), max_tokens=25) for i in range(2)]
+    rig.send(*held, *free)
+    while rig.scheduler.has_work:
+        rig.step()
+        rig.collect(rig.scheduler.take_endings())
+    for i, message in enumerate(held):
+        assert rig.tokens[message.request_id] == list(range(5 + i, 5 + i + LENGTH))
+        assert rig.ends[message.request_id].finish_reason == "stop"
+    for message in free:
+        assert rig.tokens[message.request_id] == expected(message)
+    assert rig.kv.usage == 0.0
+    if num_blocks == 14:
+        assert rig.scheduler.stats().num_preemptions > 0, "the pool was meant to be too small"
+
+
+def test_a_request_that_is_aborted_before_its_grammar_is_ready_leaves_nothing() -> None:
+    rig = Rig(grammars=CountingGrammars())
+    message = counting("a", 5)
+    rig.send(message)
+    (end,) = rig.scheduler.abort([message.request_id])
+    assert end.finish_reason == "abort"
+    assert not rig.scheduler.has_work
+    assert rig.step() is None
+
+
+def test_an_engine_without_grammars_refuses_them() -> None:
+    (refusal,) = Rig().core.handle(counting("a", 5))
+    assert refusal.error is not None
+    assert refusal.error.error_class == "UnsupportedParameterError"
