@@ -62,11 +62,7 @@ def pack(
         if request.num_unscored and request.is_scoring:
             num_prompt_logprobs = max(num_prompt_logprobs, request.sampling.num_prompt_logprobs or 0)
 
-    targets = None
-    if num_prompt_logprobs > NO_LOGPROBS:
-        targets = np.concatenate(
-            [request.targets(count) for request, count in zip(ordered, num_scheduled, strict=True)]
-        )
+    targets = _targets(ordered, num_scheduled) if num_prompt_logprobs > NO_LOGPROBS else None
     kind: ProgramKind = "decode" if num_single == num_rows and targets is None else "mixed"
     plan = StepPlan(
         kind=kind,
@@ -89,3 +85,8 @@ def pack(
         masks=tuple(masks),
     )
     return plan, ordered
+
+
+def _targets(ordered: list[Request], num_scheduled: np.ndarray) -> np.ndarray:
+    """The tokens that the scheduled ones are scored by: (T,)."""
+    return np.concatenate([request.targets(count) for request, count in zip(ordered, num_scheduled, strict=True)])

@@ -47,8 +47,9 @@ def test_locks_can_be_laid_over_the_runtimes(name: str) -> None:
 
 def test_aot_lock_holds_the_compilers_that_accelerators_get() -> None:
     deployed = pins("cuda").items() | pins("tpu").items()
-    assert {package for package, _ in pins("aot")} == {"jax-cuda13-pjrt", "jax-cuda13-plugin", "libtpu"}
-    assert pins("aot").items() <= deployed
+    own = {"nvidia-cuda-nvdisasm"}  # reads what they compiled; no server needs it
+    assert {package for package, _ in pins("aot")} == {"jax-cuda13-pjrt", "jax-cuda13-plugin", "libtpu"} | own
+    assert {pin for pin in pins("aot").items() if pin[0][0] not in own} <= deployed
 
 
 def test_model_lock_holds_the_package_alone() -> None:
