@@ -11,8 +11,6 @@ import jax.numpy as jnp
 DIMS = (64, 80, 96, 128, 256)
 _FIRST_JAX = (0, 11, 2)
 _MOST_GROUPED = 64
-_BULK_BYTES = 16
-"""Unit of a bulk copy."""
 
 
 def unsupported(num_heads: int, pool_shape: tuple[int, ...], dtype: jnp.dtype, kv_dtype: jnp.dtype) -> str | None:
