@@ -22,7 +22,7 @@ import jaxserve
 
 _UNTRACED_ROOMS = ("bench", "checkpoint", "cli", "engine", "executor", "ipc", "planning", "server", "tokenizer")
 """Rooms whose source cannot change what a program computes. All others can, or might."""
-_SOURCE_SUFFIXES = (".py", ".cc", ".h")
+_SOURCE_SUFFIXES = (".py", ".cc", ".h", ".json")
 _JAX_SETTINGS = (
     "jax_default_matmul_precision",
     "jax_default_prng_impl",
