@@ -104,9 +104,9 @@ class KVManager:
 
     def extend(self, table: BlockTable, num_tokens: int) -> bool:
         """Make the table hold `num_tokens`; False, and nothing taken, when the pool has too few pages."""
-        num_missing = self.num_blocks_for(num_tokens) - table.num_blocks
-        if num_missing <= 0:
+        if num_tokens <= table.num_blocks * self.block_size:
             return True
+        num_missing = self.num_blocks_for(num_tokens) - table.num_blocks
         if num_missing > self._pool.num_free:
             return False
         table.append(self._pool.allocate(num_missing))
@@ -119,11 +119,15 @@ class KVManager:
             return False
         return all(self.extend(table, num_tokens) for table, num_tokens in needs)
 
+    def may_publish(self, table: BlockTable, num_computed: int) -> bool:
+        """Whether `publish` has anything to do: once in `block_size` steps of a request."""
+        return num_computed >= (table.num_published + 1) * self.block_size and self._enable_prefix_caching
+
     def publish(self, table: BlockTable, tokens: np.ndarray, num_computed: int) -> None:
         """Let other requests find the pages that the first `num_computed` tokens have filled."""
-        num_full = num_computed // self.block_size
-        if num_full <= table.num_published or not self._enable_prefix_caching:
+        if not self.may_publish(table, num_computed):
             return
+        num_full = num_computed // self.block_size
         for index in range(table.num_published, num_full):
             self._pool.name(BlockId(int(table.row[index])), table.chain.name(index, tokens))
         table.num_published = num_full

@@ -32,6 +32,7 @@ class Request:
         "arrival_s",
         "finish_reason",
         "grammar",
+        "is_plain",
         "length_limit",
         "max_output_tokens",
         "needs_seat",
@@ -75,6 +76,9 @@ class Request:
         self.seat_stop_ids = self.stop_token_ids | eos_token_ids
         """What min_tokens keeps back; also with ignore_eos, as in vLLM."""
         self.stop_row = _stop_row(message, eos_token_ids)
+        wanted = (grammar, message.sampling.num_top_logprobs, message.sampling.num_prompt_logprobs)
+        self.is_plain = all(want is None for want in wanted)
+        """Whether nothing but its tokens is wanted, and no grammar restricts them: most requests, in most steps."""
         self.table = table
         self.max_output_tokens = max_output_tokens
         self.rank = (message.priority, arrival)
@@ -106,6 +110,10 @@ class Request:
     def tokens(self) -> np.ndarray:
         """All known tokens; a view that is valid until the next `append`."""
         return self._buffer[: self.num_tokens]
+
+    def next_tokens(self, count: int) -> np.ndarray:
+        """The first `count` known tokens that are not computed; a view as `tokens`."""
+        return self._buffer[self.num_computed_tokens : self.num_computed_tokens + count]
 
     @property
     def num_output_tokens(self) -> int:

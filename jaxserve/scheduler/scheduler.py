@@ -346,7 +346,8 @@ class Scheduler:
         prompt_logprobs: list[TokenLogprobs] | None,
     ) -> RequestOutput:
         """New tokens of `request`, up to and with the one that ends it."""
-        is_first = request.num_output_tokens == 0
+        if request.num_tokens == request.num_prompt_tokens:
+            self._counters.num_prompt_tokens += request.num_prompt_tokens
         num_tokens = 0
         reason: FinishReason | None = None
         stop_token_id = None
@@ -359,9 +360,8 @@ class Scheduler:
             if reason is not None:
                 break
         self._counters.num_generation_tokens += num_tokens
-        if is_first:
-            self._counters.num_prompt_tokens += request.num_prompt_tokens
-        self._kv.publish(request.table, request.tokens, request.num_tokens - 1)  # the newest token has no KV yet
+        if self._kv.may_publish(request.table, request.num_tokens - 1):  # the newest token has no KV yet
+            self._kv.publish(request.table, request.tokens, request.num_tokens - 1)
         if reason is not None:
             self._remove(request, reason)
         elif request.grammar is not None:

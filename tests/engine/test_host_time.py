@@ -18,6 +18,17 @@ from tests.engine.rig import add, prompt
 
 MAX_MODEL_LEN = 4096
 BLOCK_SIZE = 16
+BARE_US = 30.0
+"""What `_bare_loop` takes on the machine that the goals are for, when nothing else runs there."""
+
+
+def _bare_loop() -> float:
+    """Seconds of plain work in Python: says how slow the machine is at this moment."""
+    started = time.thread_time()
+    seen: dict[int, list[int]] = {}
+    for i in range(600):
+        seen[i] = [i]
+    return time.thread_time() - started
 
 
 @pytest.mark.parametrize(("num_rows", "goal_us"), [(32, 400.0), (256, 1500.0)])
@@ -25,9 +36,10 @@ BLOCK_SIZE = 16
 def test_planning_packing_updating_and_sending_take_a_bounded_time(
     num_rows: int, goal_us: float, num_ahead: int
 ) -> None:
-    """Processor time of the thread, since other processes do not count; the best of many steps does.
+    """Processor time of the thread, since other processes do not count, against a bare loop's in between: who shares
+    our core or its caches slows down both.
 
-    Measured on 2 busy cores: 180 us for 32 running requests, 1.0 ms for 256.
+    Measured on an idle machine: 160 us for 32 running requests, 0.75 ms for 256.
     """
     kv = KVManager(num_rows * 16 + 1, BLOCK_SIZE, MAX_MODEL_LEN)
     config = SchedulerConfig(max_num_seqs=num_rows, max_num_batched_tokens=2048)
@@ -38,7 +50,7 @@ def test_planning_packing_updating_and_sending_take_a_bounded_time(
         assert scheduler.add(add(f"chatcmpl-{i:032d}", prompt(30, i), max_tokens=90)) is None
     answer = np.ones(4 + 2 * num_rows + 40 * num_rows, np.int32)
     in_flight = []
-    seconds = []
+    seconds, bare_seconds = [], []
     while scheduler.has_work:
         started = time.thread_time()
         plan = scheduler.schedule()
@@ -51,5 +63,7 @@ def test_planning_packing_updating_and_sending_take_a_bounded_time(
             encode(StepOutputs(scheduler.update(landed, result), scheduler.stats()))
         if plan is not None and plan.kind == "decode" and len(plan.request_ids) == num_rows:
             seconds.append(time.thread_time() - started)
+            bare_seconds.append(_bare_loop())
     assert len(seconds) > 50
-    assert float(np.percentile(seconds, 25)) * 1e6 < goal_us
+    slowness = max(1.0, float(np.percentile(bare_seconds, 25)) * 1e6 / BARE_US)
+    assert float(np.percentile(seconds, 25)) * 1e6 < goal_us * slowness
