@@ -9,10 +9,9 @@ import msgspec
 from aiohttp import web
 
 from jaxserve.server.body import read_body
-from jaxserve.server.conversation import encode_conversation, reply_reading
+from jaxserve.server.chat_job import make_chat_job
 from jaxserve.server.deltas import MessageDeltas, message_of
-from jaxserve.server.forced_calls import forced_calls
-from jaxserve.server.generation import answer, grammar_of, make_job
+from jaxserve.server.generation import answer
 from jaxserve.server.logprobs import chat_logprobs, prompt_logprobs
 from jaxserve.server.request_id import adopt_request_id
 from jaxserve.server.routes import Route
@@ -42,32 +41,7 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     state.require_model(request.model)
     facts = state.client.require_ready()
     with state.client.admission(request.num_choices):
-        prompt = await encode_conversation(state.tokenization, request.messages, request, facts.max_model_len)
-        reading = reply_reading(state.tokenization, prompt, request.messages, request)
-        job = make_job(
-            state,
-            facts,
-            request,
-            [prompt],
-            asked_max_tokens=request.output_limit,
-            default_max_tokens=None,
-            num_top_logprobs=request.num_top_logprobs,
-            bad_words=await state.tokenization.encode_bad_words(request.bad_words),
-            param="messages",
-            reading=reading,
-            grammar=await grammar_of(
-                state,
-                request,
-                reading,
-                forced_calls(
-                    state.tokenization,
-                    request.tools,
-                    request.tool_choice,
-                    is_parallel=request.parallel_tool_calls is not False,
-                    max_depth=state.grammars.config.max_grammar_depth,
-                ),
-            ),
-        )
+        job = await make_chat_job(state, facts, request)
         spelling = ChatFormat(request, state.model_name, state.fingerprint(facts), state.tokenization)
         return await answer(http, request, job, spelling)
 

@@ -1,0 +1,37 @@
+"""From a checked chat request to its job: prompt, reading of the reply, grammar. Every endpoint that chats comes here."""
+
+from __future__ import annotations
+
+from jaxserve.ipc.messages import ModelFacts
+from jaxserve.server.conversation import encode_conversation, reply_reading
+from jaxserve.server.forced_calls import forced_calls
+from jaxserve.server.generation import Job, grammar_of, make_job
+from jaxserve.server.schema.chat import ChatRequest
+from jaxserve.server.state import ServerState
+
+
+async def make_chat_job(state: ServerState, facts: ModelFacts, request: ChatRequest) -> Job:
+    """Engine requests for every choice of a request that `check_chat` has passed. Raises RequestError."""
+    tokens = state.tokenization
+    prompt = await encode_conversation(tokens, request.messages, request, facts.max_model_len)
+    reading = reply_reading(tokens, prompt, request.messages, request)
+    forced = forced_calls(
+        tokens,
+        request.tools,
+        request.tool_choice,
+        is_parallel=request.parallel_tool_calls is not False,
+        max_depth=state.grammars.config.max_grammar_depth,
+    )
+    return make_job(
+        state,
+        facts,
+        request,
+        [prompt],
+        asked_max_tokens=request.output_limit,
+        default_max_tokens=None,
+        num_top_logprobs=request.num_top_logprobs,
+        bad_words=await tokens.encode_bad_words(request.bad_words),
+        param="messages",
+        reading=reading,
+        grammar=await grammar_of(state, request, reading, forced),
+    )
