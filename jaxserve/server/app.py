@@ -1,15 +1,17 @@
 """The web application: collects the routes of `endpoints/` and puts one boundary around them.
 
-The boundary gives each request its id, asks for the API key, turns every exception into an OpenAI-style
-error, and counts. An endpoint contains none of that.
+The boundary gives each request its id, asks for the API key, turns every exception into an
+error in the style of its route, and counts. An endpoint contains none of that.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 
+import msgspec
 from aiohttp import web
 
 from jaxserve.errors import RequestError
@@ -17,12 +19,14 @@ from jaxserve.server import endpoints
 from jaxserve.server.body import add_ignored_header
 from jaxserve.server.errors import error_response, hide_internal_error, response_from_http_error
 from jaxserve.server.request_id import HEADER, assign_request_id, request_id_of
-from jaxserve.server.routes import Route
+from jaxserve.server.routes import ApiStyle, Route
 from jaxserve.server.state import STATE, ServerState
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _PUBLIC = web.AppKey("public_resources", frozenset)
+_STYLES = web.AppKey("styles", Mapping[web.AbstractResource, ApiStyle])
+"""Of resources that are not in OpenAI's style."""
 
 
 def collect_routes() -> list[Route]:
@@ -39,11 +43,16 @@ def make_app(state: ServerState) -> web.Application:
     app = web.Application(client_max_size=state.max_body_size, middlewares=[_boundary, _guard])
     app[STATE] = state
     public = set()
+    styles = {}
     for route in collect_routes():
         resource = app.router.add_route(route.method, route.path, route.handler).resource
+        assert resource is not None, "a route that was added by its path has a resource"
         if route.is_public:
             public.add(resource)
+        if route.style != ApiStyle():
+            styles[resource] = route.style
     app[_PUBLIC] = frozenset(public)
+    app[_STYLES] = MappingProxyType(styles)
     app.on_response_prepare.append(_add_headers)
     return app
 
@@ -52,16 +61,20 @@ def make_app(state: ServerState) -> web.Application:
 async def _boundary(request: web.Request, handler: Handler) -> web.StreamResponse:
     assign_request_id(request)
     state = request.app[STATE]
+
+    def body(error: RequestError) -> msgspec.Struct:
+        return _style_of(request).error_body(error, request_id_of(request))
+
     try:
         response = await handler(request)
     except RequestError as error:
-        response = error_response(error)
+        response = error_response(error, body=body)
     except web.HTTPException as error:
-        response = response_from_http_error(error, request, state.max_body_size)
+        response = response_from_http_error(error, request, state.max_body_size, body)
     except ConnectionResetError:
         raise
     except Exception as error:
-        response = error_response(hide_internal_error(error, request_id_of(request)))
+        response = error_response(hide_internal_error(error, request_id_of(request)), body=body)
     resource = request.match_info.route.resource
     route = resource.canonical if resource is not None else "none"
     state.metrics.inc("http_requests", route=route, status=str(response.status))
@@ -71,11 +84,19 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
 @web.middleware
 async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     if request.match_info.route.resource not in request.app[_PUBLIC]:
-        request.app[STATE].keys.check(request.headers.get("Authorization"))
+        request.app[STATE].keys.check(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
     return await handler(request)
+
+
+def _style_of(request: web.Request) -> ApiStyle:
+    resource = request.match_info.route.resource
+    return ApiStyle() if resource is None else request.app[_STYLES].get(resource, ApiStyle())
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = "jaxserve"
     response.headers[HEADER] = request_id_of(request)
+    own_header = _style_of(request).request_id_header
+    if own_header is not None:
+        response.headers[own_header] = request_id_of(request)
     add_ignored_header(request, response)

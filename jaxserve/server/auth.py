@@ -24,23 +24,29 @@ class KeyRing:
     def is_open(self) -> bool:
         return not self._digests
 
-    def check(self, authorization: str | None) -> None:
-        """Raise AuthenticationError unless the `Authorization` header carries one of the keys.
+    def check(self, authorization: str | None, api_key: str | None = None) -> None:
+        """Raise AuthenticationError unless the `Authorization` or the `X-Api-Key` header carries one of the keys.
 
-        Takes the same time whichever key is compared and wherever it differs.
+        The former counts where both are given. Takes the same time whichever key is compared and wherever it differs.
         """
         if self.is_open:
             return
-        header = (authorization or "").encode("utf-8", "surrogateescape")
-        if header[: len(_SCHEME)].lower() != _SCHEME:
+        offered = _offered(authorization, api_key)
+        if offered is None:
             raise AuthenticationError(
                 "You didn't provide an API key. Provide it in an Authorization header using Bearer auth "
                 "(i.e. Authorization: Bearer YOUR_KEY)."
             )
-        offered = _digest(header[len(_SCHEME) :].strip())
-        matches = [hmac.compare_digest(offered, digest) for digest in self._digests]
+        matches = [hmac.compare_digest(_digest(offered), digest) for digest in self._digests]
         if not any(matches):
             raise AuthenticationError("Incorrect API key provided.")
+
+
+def _offered(authorization: str | None, api_key: str | None) -> bytes | None:
+    if authorization is None:
+        return None if api_key is None else api_key.strip().encode("utf-8", "surrogateescape")
+    header = authorization.encode("utf-8", "surrogateescape")
+    return header[len(_SCHEME) :].strip() if header[: len(_SCHEME)].lower() == _SCHEME else None
 
 
 def _digest(key: bytes) -> bytes:

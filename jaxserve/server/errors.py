@@ -1,8 +1,9 @@
-"""From exceptions to OpenAI-style error replies. The only place of the HTTP side that turns one into a status."""
+"""From exceptions to error replies, OpenAI's unless a route has another style. The only place of the HTTP side that turns one into a status."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
@@ -21,16 +22,16 @@ from jaxserve.server.schema.error import error_body
 
 _log = logging.getLogger(__name__)
 
-
-def error_json(error: RequestError) -> bytes:
-    """The error object as JSON."""
-    return msgspec.json.encode(error_body(error))
+ErrorBody = Callable[[RequestError], msgspec.Struct]
+"""How an error is spelled."""
 
 
-def error_response(error: RequestError, status: int | None = None) -> web.Response:
+def error_response(error: RequestError, status: int | None = None, body: ErrorBody = error_body) -> web.Response:
     """The reply for `error`, with the headers that its status asks for."""
     response = web.Response(
-        body=error_json(error), status=error.status if status is None else status, content_type="application/json"
+        body=msgspec.json.encode(body(error)),
+        status=error.status if status is None else status,
+        content_type="application/json",
     )
     if error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
@@ -49,15 +50,17 @@ def error_from_fault(fault: RequestFault | None) -> RequestError:
     return kind(fault.message, param=fault.param, code=fault.code)
 
 
-def response_from_http_error(error: web.HTTPException, request: web.Request, max_body_size: int) -> web.Response:
-    """aiohttp's own refusals (no such route, wrong method, body too large) in OpenAI's form."""
+def response_from_http_error(
+    error: web.HTTPException, request: web.Request, max_body_size: int, body: ErrorBody = error_body
+) -> web.Response:
+    """aiohttp's own refusals (no such route, wrong method, body too large) in the API's form."""
     if error.status == 413:
-        return error_response(too_large(max_body_size))
+        return error_response(too_large(max_body_size), body=body)
     text = {
         404: f"Unknown request URL: {request.method} {request.path}.",
         405: f"Not allowed to {request.method} on {request.path}.",
     }.get(error.status, error.reason or "The request was refused.")
-    response = error_response(InvalidRequestError(text, code=_HTTP_CODES.get(error.status)), status=error.status)
+    response = error_response(InvalidRequestError(text, code=_HTTP_CODES.get(error.status)), error.status, body)
     if "Allow" in error.headers:
         response.headers["Allow"] = error.headers["Allow"]
     return response

@@ -14,7 +14,7 @@ from aiohttp import web
 from jaxserve.errors import InvalidRequestError, RequestError, UnsupportedParameterError
 from jaxserve.ipc.messages import AddRequest, Grammar, ModelFacts, RequestOutput
 from jaxserve.server.client import Generation
-from jaxserve.server.errors import error_json, hide_internal_error
+from jaxserve.server.errors import hide_internal_error
 from jaxserve.server.reading import ReplyReading
 from jaxserve.server.request_id import request_id_of
 from jaxserve.server.schema.common import CommonFields, resolve_max_tokens
@@ -22,7 +22,7 @@ from jaxserve.server.schema.sampling import sampling_params
 from jaxserve.server.schema.structured import NamedGrammar, requested_grammar
 from jaxserve.server.schema.usage import Usage, make_usage
 from jaxserve.server.seeds import child_seed
-from jaxserve.server.sse import KEEP_ALIVE, EventStream, frame
+from jaxserve.server.sse import EventStream, Framing, frame
 from jaxserve.server.state import STATE, ServerState
 from jaxserve.server.stream import ChoiceStream, Piece, pieces_of
 from jaxserve.tokenizer.detokenizer import IncrementalDetokenizer
@@ -63,6 +63,11 @@ class Job:
 class ReplyFormat(Protocol):
     """How an endpoint spells its chunks and its reply."""
 
+    @property
+    def framing(self) -> Framing:
+        """What stands between the chunks of a stream and at its end."""
+        ...
+
     def opening(self) -> list[msgspec.Struct]:
         """Chunks before the first piece."""
         ...
@@ -71,8 +76,8 @@ class ReplyFormat(Protocol):
         """The chunks of one piece; `usage` when every chunk is to carry it."""
         ...
 
-    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
-        """The extra chunk at the end."""
+    def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
+        """Chunks behind the last piece."""
         ...
 
     def reply(self, choices: list[list[Piece]], usage: Usage) -> msgspec.Struct:
@@ -188,15 +193,12 @@ async def answer_without_engine(
     http: web.Request, request: CommonFields, pieces: Sequence[Piece], usage: Usage, spelling: ReplyFormat
 ) -> web.StreamResponse:
     """Reply with pieces that need no generation, one per choice."""
-    encode = msgspec.json.Encoder().encode
     if not request.stream:
         reply = spelling.reply([[piece] for piece in pieces], usage)
-        return web.Response(body=encode(reply), content_type="application/json")
+        return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
     events = EventStream(http)
-    chunks = [*spelling.opening(), *(chunk for piece in pieces for chunk in spelling.chunks(piece, None))]
-    if request.wants_usage:
-        chunks.append(spelling.usage_chunk(usage))
-    await events.close([frame(encode(chunk)) for chunk in chunks])
+    chunks = [chunk for piece in pieces for chunk in spelling.chunks(piece, None)]
+    await events.close([*map(frame, [*spelling.opening(), *chunks, *spelling.closing(usage)]), spelling.framing.end])
     return events.response
 
 
@@ -224,14 +226,14 @@ async def _stream(
     http: web.Request, request: CommonFields, job: Job, spelling: ReplyFormat, generation: Generation
 ) -> web.StreamResponse:
     events = EventStream(http)
-    encode = msgspec.json.Encoder().encode
+    framing = spelling.framing
     choices = job.choices_by_id
-    frames = [frame(encode(chunk)) for chunk in spelling.opening()]
+    frames = [frame(chunk) for chunk in spelling.opening()]
 
     def show(news: list[RequestOutput]) -> bool:
         pieces = pieces_of(news, choices, generation)
         usage = job.usage() if request.wants_continuous_usage else None
-        frames.extend([frame(encode(chunk)) for piece in pieces for chunk in spelling.chunks(piece, usage)])
+        frames.extend([frame(chunk) for piece in pieces for chunk in spelling.chunks(piece, usage)])
         if events.has_room and frames and not generation.is_finished:
             events.push(frames)
             frames.clear()
@@ -240,18 +242,16 @@ async def _stream(
     try:
         while not generation.is_finished:
             if not await generation.feed(show, http.app[STATE].keep_alive_s):
-                frames.append(KEEP_ALIVE)
+                frames.append(framing.keep_alive)
             if not generation.is_finished:  # else the last text leaves with the end
                 await events.send(frames)
                 frames.clear()
-        if request.wants_usage:
-            frames.append(frame(encode(spelling.usage_chunk(job.usage()))))
-        await events.close(frames)
+        await events.close([*frames, *map(frame, spelling.closing(job.usage())), framing.end])
     except (asyncio.CancelledError, ConnectionResetError):
         raise
     except Exception as error:
         if not events.has_started:
             raise
         shown = error if isinstance(error, RequestError) else hide_internal_error(error, request_id_of(http))
-        await events.close([frame(error_json(shown))])
+        await events.close([frame(framing.error(shown)), framing.end])
     return events.response

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
 
+import msgspec
 from aiohttp import web
 
+from jaxserve.errors import RequestError
 from jaxserve.server.listener import connection_of
+from jaxserve.server.schema.error import error_body
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -22,9 +26,25 @@ _HEADERS = {
 }
 
 
-def frame(data: bytes) -> bytes:
-    """One event. `data` is JSON on one line."""
-    return b"data: %b\n\n" % data
+_encode = msgspec.json.Encoder().encode
+
+
+def frame(chunk: msgspec.Struct) -> bytes:
+    """One event: JSON on one line. The tag of a tagged struct is the event's name."""
+    name = type(chunk).__struct_config__.tag
+    if name is None:
+        return b"data: %b\n\n" % _encode(chunk)
+    return b"event: %b\ndata: %b\n\n" % (str(name).encode(), _encode(chunk))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framing:
+    """What a stream holds beside its chunks; as OpenAI's completions have it unless told otherwise."""
+
+    keep_alive: bytes = KEEP_ALIVE
+    end: bytes = DONE
+    error: Callable[[RequestError], msgspec.Struct] = error_body
+    """The last chunk of a stream that fails."""
 
 
 class EventStream:
@@ -72,11 +92,11 @@ class EventStream:
             await self._connection.wait_writable()
 
     async def close(self, frames: Iterable[bytes] = ()) -> None:
-        """Write `frames`, `[DONE]`, and the end of the body."""
+        """Write `frames` and the end of the body."""
         if not self._response.prepared:
             await self._response.prepare(self._request)
         async with self._patience():
-            await self._response.write_eof(b"".join([*frames, DONE]))
+            await self._response.write_eof(b"".join(frames))
 
     @contextlib.asynccontextmanager
     async def _patience(self) -> AsyncIterator[None]:

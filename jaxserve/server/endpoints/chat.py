@@ -28,6 +28,7 @@ from jaxserve.server.schema.chat import (
 from jaxserve.server.schema.common import PromptLogprob
 from jaxserve.server.schema.tools import named_function
 from jaxserve.server.schema.usage import Usage
+from jaxserve.server.sse import Framing
 from jaxserve.server.state import STATE
 from jaxserve.server.stream import Piece
 from jaxserve.server.tokenization import Tokenization
@@ -66,6 +67,8 @@ class ChatFormat:
         self._fingerprint = fingerprint
         self._no_usage = None if request.wants_usage else msgspec.UNSET
 
+    framing = Framing()
+
     def opening(self) -> list[msgspec.Struct]:
         return [
             self._chunk([ChatChunkChoice(index, Delta(role="assistant", content=""), None, None)], None)
@@ -86,8 +89,8 @@ class ChatFormat:
             choices[-1].stop_reason = piece.stop_reason
         return [self._chunk([choice], usage) for choice in choices]
 
-    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
-        return self._chunk([], usage)
+    def closing(self, usage: Usage) -> list[msgspec.Struct]:
+        return [self._chunk([], usage)] if self._request.wants_usage else []
 
     def reply(self, choices: list[list[Piece]], usage: Usage) -> msgspec.Struct:
         return ChatCompletion(

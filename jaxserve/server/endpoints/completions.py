@@ -24,6 +24,7 @@ from jaxserve.server.schema.completions import (
     check_completion,
 )
 from jaxserve.server.schema.usage import Usage, make_usage
+from jaxserve.server.sse import Framing
 from jaxserve.server.state import STATE, ServerState
 from jaxserve.server.stream import Piece
 from jaxserve.tokenizer.logprob_tokens import TextOffsets
@@ -117,6 +118,8 @@ class CompletionFormat:
             for prompt in (prompts if request.logprobs is not None else ())
         ]
 
+    framing = Framing()
+
     def opening(self) -> list[msgspec.Struct]:
         return [
             self._completion([CompletionChoice(index, echo, None, None)], self._no_usage)
@@ -129,8 +132,8 @@ class CompletionFormat:
         )
         return [self._completion([choice], self._no_usage if usage is None else usage)]
 
-    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
-        return self._completion([], usage)
+    def closing(self, usage: Usage) -> list[msgspec.Struct]:
+        return [self._completion([], usage)] if self._request.wants_usage else []
 
     def reply(self, choices: list[list[Piece]], usage: Usage) -> msgspec.Struct:
         return self._completion(

@@ -18,6 +18,6 @@ class ErrorBody(msgspec.Struct):
     error: ErrorDetail
 
 
-def error_body(error: RequestError) -> ErrorBody:
-    """`{"error": {"message", "type", "param", "code"}}`."""
+def error_body(error: RequestError, request_id: str = "") -> ErrorBody:
+    """`{"error": {"message", "type", "param", "code"}}`; the request's id is in a header."""
     return ErrorBody(ErrorDetail(message=error.message, type=error.type, param=error.param, code=error.code))

@@ -81,6 +81,19 @@ def test_anything_else_is_refused(header: str | None) -> None:
         KeyRing(KEYS).check(header)
 
 
+@pytest.mark.parametrize("api_key", ["first-key", " zwölf "])
+def test_a_header_with_the_key_alone_opens_too(api_key: str) -> None:
+    KeyRing(KEYS).check(None, api_key)
+
+
+@pytest.mark.parametrize(
+    ("header", "api_key"), [(None, "wrong"), (None, ""), ("Bearer wrong", "first-key"), (None, "\udcff")]
+)
+def test_one_header_counts(header: str | None, api_key: str) -> None:
+    with pytest.raises(AuthenticationError):
+        KeyRing(KEYS).check(header, api_key)
+
+
 def test_scheme_is_case_insensitive() -> None:
     KeyRing(KEYS).check("bearer first-key")
 

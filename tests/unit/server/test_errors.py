@@ -9,7 +9,7 @@ from aiohttp import ClientPayloadError, web
 
 from jaxserve.errors import REQUEST_ERRORS
 from jaxserve.ipc.messages import RequestFault
-from jaxserve.server.errors import error_from_fault, error_json, error_response
+from jaxserve.server.errors import error_from_fault, error_response
 from jaxserve.server.routes import Route
 from jaxserve.server.sse import EventStream
 from jaxserve.tokenizer.tokenizer import Tokenizer
@@ -148,8 +148,10 @@ async def test_client_that_left_between_two_writes_is_no_error(
 def test_engine_fault_becomes_its_error(name: str) -> None:
     error = error_from_fault(RequestFault(name, "text"))
     assert type(error).__name__ == name
-    assert b'"message":"text"' in error_json(error)
-    assert error_response(error).status == error.status
+    response = error_response(error)
+    assert isinstance(response.body, bytes)
+    assert b'"message":"text"' in response.body
+    assert response.status == error.status
 
 
 def test_unknown_fault_becomes_an_internal_error() -> None:
