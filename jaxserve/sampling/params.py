@@ -69,12 +69,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Tokens whose log-probabilities are told in the place of those of the most likely ones, which are as many."""
 
     max_tokens: Annotated[int, Meta(ge=1)] = 16
+    """Most tokens to generate."""
     num_top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     """None: no log-probabilities; 0: of the chosen token only; n: and of the n most likely."""
     num_prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     """The same for the prompt's own tokens, all but the first."""
     ignore_eos: bool = False
+    """Go on after the model's end token."""
     stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the text."""
 
 
 def device_columns() -> dict[str, Column]:

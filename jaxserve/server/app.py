@@ -19,7 +19,7 @@ from jaxserve.server import endpoints
 from jaxserve.server.body import add_ignored_header
 from jaxserve.server.errors import error_response, hide_internal_error, response_from_http_error
 from jaxserve.server.request_id import HEADER, assign_request_id, request_id_of
-from jaxserve.server.routes import ApiStyle, Route
+from jaxserve.server.routes import API_ROUTES, ApiStyle, Route
 from jaxserve.server.state import STATE, ServerState
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -42,9 +42,10 @@ def make_app(state: ServerState) -> web.Application:
     """The application; whoever runs it closes what `state` holds."""
     app = web.Application(client_max_size=state.max_body_size, middlewares=[_boundary, _guard])
     app[STATE] = state
+    app[API_ROUTES] = tuple(collect_routes())
     public = set()
     styles = {}
-    for route in collect_routes():
+    for route in app[API_ROUTES]:
         resource = app.router.add_route(route.method, route.path, route.handler).resource
         assert resource is not None, "a route that was added by its path has a resource"
         if route.is_public:

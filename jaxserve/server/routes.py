@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal, get_type_hints
 
 import msgspec
 from aiohttp import web
@@ -12,23 +12,47 @@ from aiohttp import web
 from jaxserve.errors import RequestError
 from jaxserve.server.schema.error import error_body
 
+Tag = Literal["OpenAI", "Anthropic", "Tokens", "Operation"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiStyle:
     """What one vendor's API does in its own way on all of its routes. The default is OpenAI's."""
 
     error_body: Callable[[RequestError, str], msgspec.Struct] = error_body
-    """From an error and the id of its request."""
+    """From an error and the id of its request. Annotated with the struct that it returns."""
     request_id_header: str | None = None
     """Has the id of the request, too."""
+
+    @property
+    def error_struct(self) -> Any:
+        return get_type_hints(self.error_body)["return"]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One route. Guarded by the API key unless `is_public`."""
+    """One route, and all that `/openapi.json` says of it. Guarded by the API key unless `is_public`."""
 
-    method: Literal["GET", "POST"]
+    method: Literal["GET", "POST", "DELETE"]
     path: str
     handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     is_public: bool = False
+    _: KW_ONLY
+    summary: str
+    """One line."""
+    tag: Tag
     style: ApiStyle = ApiStyle()
+    request: type[msgspec.Struct] | None = None
+    """The body."""
+    reply: Any = None
+    """The JSON of a 200: a struct or a union of structs; None for other media types."""
+    event: Any = None
+    """The data of one server-sent event, where the reply can be streamed: a struct or a union of structs."""
+    other_replies: tuple[tuple[int, Any], ...] = ()
+    """By status, those that are not error objects."""
+    media_type: str = "application/json"
+    """Of a 200 that is not streamed."""
+
+
+API_ROUTES: web.AppKey[tuple[Route, ...]] = web.AppKey("api_routes", tuple)
+"""Every route of the application."""

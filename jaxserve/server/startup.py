@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from jaxserve.ipc.messages import StartupProgress
 from jaxserve.ipc.report import PhaseClock, PhaseSpan, StartupReport
+from jaxserve.server.schema.operation import Loading, Started, StartupPhase, StartupProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class StartupLog:
         self._latest = progress.phase
         return phase
 
-    def under_way(self) -> dict[str, Any]:
-        """The phase to wait for, for `/ready`: of those that overlap, the one that will take longest."""
+    def under_way(self) -> Loading:
+        """The phase to wait for: of those that overlap, the one that will take longest."""
         now_s = self._clock()
         left = {name: phase.seconds_left(now_s) for name, phase in self._phases.items() if not phase.is_over}
         if left:
@@ -62,40 +62,34 @@ class StartupLog:
         elif self._latest is not None:
             name = self._latest
         else:
-            return {"phase": "start", "done": 0, "total": 1, "eta_seconds": None}
+            return Loading("start", 0, 1, None)
         progress, seconds = self._phases[name].progress, left.get(name)
-        return {
-            "phase": name,
-            "done": progress.done,
-            "total": progress.total,
-            "eta_seconds": None if seconds is None else round(seconds, 1),
-        }
+        return Loading(name, progress.done, progress.total, None if seconds is None else round(seconds, 1))
 
     def spans(self, engine: StartupReport) -> list[PhaseSpan]:
         """All phases in the order in which they began."""
         return sorted([*engine.phases, *self.own.spans], key=lambda span: span.start_s)
 
 
-def startup_json(spans: Sequence[PhaseSpan], engine: StartupReport) -> dict[str, Any]:
+def startup_reply(spans: Sequence[PhaseSpan], engine: StartupReport) -> Started:
     """The whole report. Times are seconds since the first phase began."""
     begin_s = min((span.start_s for span in spans), default=0.0)
-    return {
-        "start": kind_of_start(engine),
-        "total_seconds": round(total_seconds(spans), 3),
-        "phases": [
-            {
-                "phase": span.phase,
-                "start_seconds": round(span.start_s - begin_s, 3),
-                "end_seconds": round(span.end_s - begin_s, 3),
-                "seconds": round(span.seconds, 3),
-            }
+    return Started(
+        start=kind_of_start(engine),
+        total_seconds=round(total_seconds(spans), 3),
+        phases=[
+            StartupPhase(
+                phase=span.phase,
+                start_seconds=round(span.start_s - begin_s, 3),
+                end_seconds=round(span.end_s - begin_s, 3),
+                seconds=round(span.seconds, 3),
+            )
             for span in spans
         ],
-        "programs": [
-            {"name": program.name, "source": program.source, "seconds": round(program.seconds, 3)}
-            for program in engine.programs
+        programs=[
+            StartupProgram(program.name, program.source, round(program.seconds, 3)) for program in engine.programs
         ],
-    }
+    )
 
 
 def startup_table(spans: Sequence[PhaseSpan], engine: StartupReport) -> list[str]:

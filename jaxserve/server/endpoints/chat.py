@@ -145,4 +145,15 @@ class ChatFormat:
         return chat_logprobs(self._tokenizer, tokens, num_top)
 
 
-ROUTES = (Route("POST", "/v1/chat/completions", chat_completions),)
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/chat/completions",
+        chat_completions,
+        summary="The next message of a conversation.",
+        tag="OpenAI",
+        request=ChatRequest,
+        reply=ChatCompletion,
+        event=ChatChunk,
+    ),
+)

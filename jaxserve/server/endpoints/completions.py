@@ -175,4 +175,15 @@ class CompletionFormat:
         return prompt_logprobs(self._tokenizer, first.prompt, self._request.prompt_logprobs)
 
 
-ROUTES = (Route("POST", "/v1/completions", completions),)
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/completions",
+        completions,
+        summary="The continuation of a text, of several texts, or of token ids.",
+        tag="OpenAI",
+        request=CompletionRequest,
+        reply=Completion,
+        event=Completion,
+    ),
+)

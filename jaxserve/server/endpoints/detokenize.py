@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
 from aiohttp import web
 
 from jaxserve.server.body import read_body
+from jaxserve.server.reply import json_reply
 from jaxserve.server.routes import Route
 from jaxserve.server.schema.checks import check_token_ids
 from jaxserve.server.schema.tokenize import DetokenizeReply, DetokenizeRequest
@@ -19,7 +19,17 @@ async def detokenize(http: web.Request) -> web.StreamResponse:
     facts = state.client.require_ready()
     check_token_ids("tokens", request.tokens, facts.vocab_size)
     text = await state.tokenization.decode(request.tokens, skip_special_tokens=False)
-    return web.Response(body=msgspec.json.encode(DetokenizeReply(text)), content_type="application/json")
+    return json_reply(DetokenizeReply(text))
 
 
-ROUTES = (Route("POST", "/detokenize", detokenize),)
+ROUTES = (
+    Route(
+        "POST",
+        "/detokenize",
+        detokenize,
+        summary="The text of token ids.",
+        tag="Tokens",
+        request=DetokenizeRequest,
+        reply=DetokenizeReply,
+    ),
+)

@@ -15,4 +15,13 @@ async def metrics(request: web.Request) -> web.StreamResponse:
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-ROUTES = (Route("GET", "/metrics", metrics),)
+ROUTES = (
+    Route(
+        "GET",
+        "/metrics",
+        metrics,
+        summary="Numbers for Prometheus, summed over all API processes.",
+        tag="Operation",
+        media_type="text/plain",
+    ),
+)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 from aiohttp import web
 
 from jaxserve.server.body import read_body
 from jaxserve.server.conversation import encode_conversation
+from jaxserve.server.reply import json_reply
 from jaxserve.server.routes import Route
 from jaxserve.server.schema.tokenize import TokenizeReply, TokenizeRequest, check_tokenize
 from jaxserve.server.state import STATE
@@ -33,7 +33,17 @@ async def tokenize(http: web.Request) -> web.StreamResponse:
     if request.return_token_strs:
         strings = [state.tokenization.tokenizer.token_text(token_id) for token_id in token_ids]
     reply = TokenizeReply(count=len(token_ids), max_model_len=facts.max_model_len, tokens=token_ids, token_strs=strings)
-    return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+    return json_reply(reply)
 
 
-ROUTES = (Route("POST", "/tokenize", tokenize),)
+ROUTES = (
+    Route(
+        "POST",
+        "/tokenize",
+        tokenize,
+        summary="The token ids of a text or of a conversation.",
+        tag="Tokens",
+        request=TokenizeRequest,
+        reply=TokenizeReply,
+    ),
+)

@@ -5,11 +5,23 @@ from __future__ import annotations
 from aiohttp import web
 
 from jaxserve import __version__
+from jaxserve.server.reply import json_reply
 from jaxserve.server.routes import Route
+from jaxserve.server.schema.operation import VersionReply
 
 
 async def version(request: web.Request) -> web.StreamResponse:
-    return web.json_response({"version": __version__})
+    return json_reply(VersionReply(__version__))
 
 
-ROUTES = (Route("GET", "/version", version, is_public=True),)
+ROUTES = (
+    Route(
+        "GET",
+        "/version",
+        version,
+        is_public=True,
+        summary="The version of jaxserve.",
+        tag="Operation",
+        reply=VersionReply,
+    ),
+)

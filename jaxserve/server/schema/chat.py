@@ -18,18 +18,31 @@ from jaxserve.types import MAX_TOP_LOGPROBS
 
 class ChatRequest(CommonFields, kw_only=True):
     messages: list[ChatMessage]
+    """The conversation so far."""
     max_completion_tokens: int | None = None
+    """Most tokens to generate, reasoning among them; goes before `max_tokens`."""
     logprobs: bool | None = None
+    """Log-probabilities of the reply's tokens."""
     top_logprobs: int | None = None
+    """Most likely tokens to tell in the place of each; only with `logprobs`."""
     tools: list[ToolDefinition] | None = None
+    """Functions that the model may call."""
     tool_choice: ToolChoice | None = None
+    """`none`, `auto`, `required`, or an object that names a function; the last two force a call whose arguments obey the function's schema."""
     parallel_tool_calls: bool | None = None
+    """False: at most one call in a reply."""
     reasoning_effort: ReasoningEffort | None = None
+    """Handed to the chat template; `none` asks for no reasoning."""
     include_reasoning: bool | None = None
+    """False: reasoning is generated and counted, but not told."""
     chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the chat template."""
     add_generation_prompt: bool | None = None
+    """Whether the prompt ends with the begin of an assistant's message."""
     continue_final_message: bool | None = None
+    """The reply continues the last message, which is the assistant's."""
     documents: list[dict[str, Any]] | None = None
+    """Handed to the chat template."""
 
     @property
     def num_top_logprobs(self) -> int | None:
@@ -59,12 +72,14 @@ class TopLogprob(msgspec.Struct):
     token: str
     logprob: float
     bytes: list[int]
+    """The token's bytes, exactly; its text may be half a character."""
 
 
 class ContentLogprob(msgspec.Struct):
     token: str
     logprob: float
     bytes: list[int]
+    """The token's bytes, exactly; its text may be half a character."""
     top_logprobs: list[TopLogprob]
 
 
@@ -76,10 +91,12 @@ class ChoiceLogprobs(msgspec.Struct):
 class ReplyFunction(msgspec.Struct):
     name: str
     arguments: str
+    """JSON."""
 
 
 class ReplyToolCall(msgspec.Struct, kw_only=True):
     id: str
+    """To be repeated in the `tool_call_id` of the result."""
     type: str = "function"
     function: ReplyFunction
 
@@ -89,9 +106,11 @@ class ReplyMessage(msgspec.Struct):
     content: str | None
     refusal: None = None
     reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    """What the model thought, where it marks that."""
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
     """The same under its older name."""
     tool_calls: list[ReplyToolCall] | msgspec.UnsetType = msgspec.UNSET
+    """Absent without calls."""
 
 
 class ChatChoice(msgspec.Struct):
@@ -99,17 +118,21 @@ class ChatChoice(msgspec.Struct):
     message: ReplyMessage
     logprobs: ChoiceLogprobs | None
     finish_reason: str
+    """`stop`, `length` or `tool_calls`."""
     stop_reason: str | int | None
+    """The stop string or token id that ended the reply; null for its natural end."""
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
     id: str
     object: str = "chat.completion"
     created: int
+    """Seconds since 1970."""
     model: str
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
+    """Changes when weights, precision, mesh or versions do."""
     service_tier: None = None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
     """Only when it was asked for."""
@@ -143,6 +166,7 @@ class ChatChunkChoice(msgspec.Struct):
     delta: Delta
     logprobs: ChoiceLogprobs | None
     finish_reason: str | None
+    """In the last chunk of the choice."""
     stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
     """Only beside a finish_reason."""
 
@@ -153,6 +177,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: list[ChatChunkChoice]
+    """One; none in the chunk of the usage."""
     system_fingerprint: str
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     """Absent unless `include_usage` asked for it."""

@@ -15,7 +15,9 @@ from jaxserve.types import MAX_TOP_LOGPROBS
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
+    """One more chunk at the end, with the usage and no choices."""
     continuous_usage_stats: bool | None = None
+    """The usage so far in every chunk."""
     include_obfuscation: bool | None = None
     """Padding against traffic analysis: a hint that we do not follow."""
 
@@ -27,25 +29,40 @@ class PromptLogprob(msgspec.Struct):
     rank: int
     """1: no token is more likely."""
     decoded_token: str
+    """The token's text."""
 
 
 class CommonFields(SamplerFields, kw_only=True):
     """What both completion endpoints take. `None` means: not given."""
 
     model: str | None = None
+    """One of the names of /v1/models; the first of them if it is not given."""
     max_tokens: int | None = None
+    """Most tokens to generate."""
     n: int | None = None
+    """Replies to each prompt, which share its computation."""
     stop: str | list[str] | None = None
+    """Texts before which a reply ends; the earliest match counts."""
     include_stop_str_in_output: bool | None = None
+    """Whether the reply has the text or token that ended it."""
     skip_special_tokens: bool | None = None
+    """Whether special tokens are left out of the text."""
     prompt_logprobs: int | None = None
+    """Log-probabilities of the prompt's tokens, and of so many most likely ones in the place of each; not with `stream`."""
     stream: bool | None = None
+    """Send the reply as server-sent events while it is generated."""
     stream_options: StreamOptions | None = None
+    """Only with `stream`."""
     priority: int | None = None
+    """Requests with a lower number are served first."""
     cache_salt: str | None = None
+    """Computed prompts are shared only with requests of the same salt."""
     request_id: str | None = None
+    """The request's id, where no X-Request-Id header gives one."""
     response_format: ResponseFormat | None = None
+    """Holds the reply to JSON, or to a JSON schema."""
     structured_outputs: StructuredOutputs | None = None
+    """Holds the reply to a schema, a regex, a choice or a grammar; not with `response_format`."""
 
     @property
     def num_choices(self) -> int:

@@ -22,9 +22,13 @@ class CompletionRequest(CommonFields, kw_only=True):
     prompt: str | list[Any] | None = None
     """A text, token ids, or a list of either."""
     logprobs: int | None = None
+    """Log-probabilities of the text's tokens, and of so many most likely ones in the place of each."""
     echo: bool | None = None
+    """Whether the text begins with the prompt; with `logprobs`, so do they. Allows `max_tokens` 0."""
     best_of: int | None = None
+    """Only as many as `n`: the server does not choose among candidates."""
     add_special_tokens: bool | None = None
+    """Whether a prompt that is text gets the tokenizer's begin token."""
 
     @property
     def num_top_logprobs(self) -> int | None:
@@ -86,6 +90,7 @@ class CompletionLogprobs(msgspec.Struct):
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
+    """Where each token's text begins, in characters."""
 
 
 class CompletionChoice(msgspec.Struct):
@@ -93,7 +98,9 @@ class CompletionChoice(msgspec.Struct):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
+    """`stop` or `length`; null before the end of a stream."""
     stop_reason: str | int | None = None
+    """The stop string or token id that ended the text; null for its natural end."""
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
     """Only when it was asked for."""
 
@@ -104,7 +111,10 @@ class Completion(msgspec.Struct, kw_only=True):
     id: str
     object: str = "text_completion"
     created: int
+    """Seconds since 1970."""
     model: str
     choices: list[CompletionChoice]
     system_fingerprint: str
+    """Changes when weights, precision, mesh or versions do."""
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    """In the chunks of a stream only where `include_usage` asked for it."""

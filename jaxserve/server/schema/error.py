@@ -9,9 +9,13 @@ from jaxserve.errors import RequestError
 
 class ErrorDetail(msgspec.Struct):
     message: str
+    """Names the field, the value and the limit."""
     type: str
+    """The kind of error, as OpenAI names it."""
     param: str | None
+    """The path of the field that is wrong."""
     code: str | None
+    """Stable: programs may compare it."""
 
 
 class ErrorBody(msgspec.Struct):

@@ -8,8 +8,11 @@ import msgspec
 class ModelCard(msgspec.Struct):
     id: str
     created: int
+    """When the server started, in seconds since 1970."""
     root: str
+    """The name that replies carry."""
     max_model_len: int | None
+    """Longest prompt and output together, in tokens; null while loading."""
     object: str = "model"
     owned_by: str = "jaxserve"
     parent: None = None

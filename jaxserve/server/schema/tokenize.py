@@ -16,22 +16,34 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Either `prompt` or `messages`."""
 
     model: str | None = None
+    """One of the names of /v1/models; the first of them if it is not given."""
     prompt: str | None = None
+    """A text."""
     messages: list[ChatMessage] | None = None
+    """A conversation, which the chat template makes a text of."""
     add_special_tokens: bool | None = None
     """Of a `prompt`; the chat template brings its own."""
     tools: list[ToolDefinition] | None = None
+    """Functions that the chat template tells the model of."""
     tool_choice: ToolChoice | None = None
+    """`none` leaves the tools out."""
     reasoning_effort: ReasoningEffort | None = None
+    """Handed to the chat template."""
     chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the chat template."""
     add_generation_prompt: bool | None = None
+    """Whether the text ends with the begin of an assistant's message."""
     continue_final_message: bool | None = None
+    """Whether the text ends within the last message, which is the assistant's."""
     documents: list[dict[str, Any]] | None = None
+    """Handed to the chat template."""
     return_token_strs: bool | None = None
+    """Whether the reply has each token's text."""
 
 
 class TokenizeReply(msgspec.Struct):
     count: int
+    """How many tokens."""
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None
@@ -39,11 +51,14 @@ class TokenizeReply(msgspec.Struct):
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     tokens: list[int]
+    """Token ids."""
     model: str | None = None
+    """One of the names of /v1/models; the first of them if it is not given."""
 
 
 class DetokenizeReply(msgspec.Struct):
     prompt: str
+    """The text, special tokens included."""
 
 
 def check_tokenize(request: TokenizeRequest) -> None:

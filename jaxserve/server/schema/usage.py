@@ -7,15 +7,19 @@ import msgspec
 
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int = 0
+    """Tokens that were computed for an earlier request."""
 
 
 class CompletionTokensDetails(msgspec.Struct):
     reasoning_tokens: int = 0
+    """Tokens of reasoning and of its markers."""
 
 
 class Usage(msgspec.Struct):
     prompt_tokens: int
+    """Each prompt once, whatever `n` is."""
     completion_tokens: int
+    """Of all choices together."""
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails

@@ -27,6 +27,8 @@ def test_the_routes_are_those_of_the_issue() -> None:
         ("GET", "/startup"),
         ("GET", "/version"),
         ("GET", "/metrics"),
+        ("GET", "/openapi.json"),
+        ("GET", "/docs"),
     }
 
 

@@ -116,7 +116,8 @@ async def test_unexpected_exception_tells_nothing(tokenizer: Tokenizer, monkeypa
     async def broken(request: web.Request) -> web.StreamResponse:
         raise OSError(2, "No such file", "/secret/path")
 
-    monkeypatch.setattr("jaxserve.server.endpoints.version.ROUTES", (Route("GET", "/version", broken, True),))
+    route = Route("GET", "/version", broken, True, summary="Fails.", tag="Operation")
+    monkeypatch.setattr("jaxserve.server.endpoints.version.ROUTES", (route,))
     async with running_api(tokenizer) as api:
         status, error = await refusal(api, "GET", "/version", headers={"X-Request-Id": "id-7"})
     assert (status, error["type"], error["code"]) == (500, "server_error", "internal_error")
@@ -135,7 +136,8 @@ async def test_client_that_left_between_two_writes_is_no_error(
         await events.send([b"data: 2\n\n"])
         return events.response
 
-    monkeypatch.setattr("jaxserve.server.endpoints.version.ROUTES", (Route("GET", "/version", left_alone, True),))
+    route = Route("GET", "/version", left_alone, True, summary="Fails.", tag="Operation")
+    monkeypatch.setattr("jaxserve.server.endpoints.version.ROUTES", (route,))
     async with running_api(tokenizer) as api:
         async with api.http.get("/version") as response:
             with pytest.raises(ClientPayloadError):

@@ -6,7 +6,8 @@ import msgspec
 
 from jaxserve.ipc.messages import Ready, StartupProgress
 from jaxserve.ipc.report import PhaseSpan, ProgramReport, StartupReport
-from jaxserve.server.startup import StartupLog, startup_json, startup_table
+from jaxserve.server.schema.operation import Loading, StartupPhase, StartupProgram
+from jaxserve.server.startup import StartupLog, startup_reply, startup_table
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.server.conftest import FACTS, running_api
 
@@ -27,14 +28,14 @@ class Clock:
 def test_time_left_follows_the_pace_so_far() -> None:
     clock = Clock()
     log = StartupLog(clock)
-    assert log.under_way() == {"phase": "start", "done": 0, "total": 1, "eta_seconds": None}
+    assert log.under_way() == Loading("start", 0, 1, None)
     log.note(StartupProgress("compile", 0, 8))
     clock.now_s += 4
-    assert log.under_way() == {"phase": "compile", "done": 0, "total": 8, "eta_seconds": None}
+    assert log.under_way() == Loading("compile", 0, 8, None)
     log.note(StartupProgress("compile", 2, 8))
-    assert log.under_way() == {"phase": "compile", "done": 2, "total": 8, "eta_seconds": 12.0}
+    assert log.under_way() == Loading("compile", 2, 8, 12.0)
     log.note(StartupProgress("compile", 8, 8))
-    assert log.under_way() == {"phase": "compile", "done": 8, "total": 8, "eta_seconds": None}
+    assert log.under_way() == Loading("compile", 8, 8, None)
 
 
 def test_of_phases_that_overlap_the_one_that_takes_longest_is_told() -> None:
@@ -45,17 +46,17 @@ def test_of_phases_that_overlap_the_one_that_takes_longest_is_told() -> None:
     clock.now_s += 1
     log.note(StartupProgress("compile", 1, 4))
     log.note(StartupProgress("load", 50, 100))
-    assert log.under_way()["phase"] == "compile"
+    assert log.under_way().phase == "compile"
     log.note(StartupProgress("compile", 4, 4))
-    assert log.under_way() == {"phase": "load", "done": 50, "total": 100, "eta_seconds": 1.0}
+    assert log.under_way() == Loading("load", 50, 100, 1.0)
 
 
 def test_the_report_counts_time_that_phases_share_once() -> None:
-    report = startup_json(REPORT.phases, REPORT)
-    assert report["total_seconds"] == 5.0
-    assert report["start"] == "partly warm"
-    assert report["phases"][2] == {"phase": "load", "start_seconds": 1.5, "end_seconds": 3.0, "seconds": 1.5}
-    assert report["programs"][0] == {"name": "mixed/16", "source": "compiled", "seconds": 3.5}
+    report = startup_reply(REPORT.phases, REPORT)
+    assert report.total_seconds == 5.0
+    assert report.start == "partly warm"
+    assert report.phases[2] == StartupPhase("load", 1.5, 3.0, 1.5)
+    assert report.programs[0] == StartupProgram("mixed/16", "compiled", 3.5)
 
 
 def test_the_table_has_a_line_for_each_phase() -> None:
@@ -82,4 +83,4 @@ async def test_startup_is_served_while_loading_and_afterwards(tokenizer: Tokeniz
         api.engine.say(Ready(msgspec.structs.replace(FACTS, startup=REPORT)))
         await api.client.wait_started()
         async with api.http.get("/startup") as response:
-            assert (await response.json()) == {"status": "started", **startup_json(REPORT.phases, REPORT)}
+            assert (await response.json()) == msgspec.to_builtins(startup_reply(REPORT.phases, REPORT))

@@ -1,0 +1,33 @@
+"""`GET /openapi.json` and `GET /docs`: the API described to programs and to people."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from aiohttp import web
+
+from jaxserve.server.docs_page import docs_page
+from jaxserve.server.openapi import openapi_document
+from jaxserve.server.routes import API_ROUTES, Route
+
+_PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+async def openapi(request: web.Request) -> web.StreamResponse:
+    # Sources are read for their texts: others want to be heard meanwhile.
+    document = await asyncio.to_thread(openapi_document, request.app[API_ROUTES])
+    return web.Response(body=msgspec.json.encode(document), content_type="application/json")
+
+
+async def docs(request: web.Request) -> web.StreamResponse:
+    document = await asyncio.to_thread(openapi_document, request.app[API_ROUTES])
+    return web.Response(
+        text=docs_page(document), content_type="text/html", headers={"Content-Security-Policy": _PAGE_POLICY}
+    )
+
+
+ROUTES = (
+    Route("GET", "/openapi.json", openapi, summary="This API as an OpenAPI 3.1 document.", tag="Operation"),
+    Route("GET", "/docs", docs, summary="This API as a page.", tag="Operation", media_type="text/html"),
+)
