@@ -14,7 +14,9 @@ BlockHash = NewType("BlockHash", bytes)
 """sha256 over (parent hash, tokens of the block, salt): names a block's content and its whole past."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-ProgramKind = Literal["decode", "mixed"]
+ProgramKind = Literal["decode", "mixed", "embed"]
+Pooling = Literal["last", "mean", "cls"]
+"""Which of a text's token vectors make the text's: the last one, all on average, or the first one."""
 
 NULL_BLOCK = BlockId(0)
 MAX_TOP_LOGPROBS = 20

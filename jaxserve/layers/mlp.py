@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 from flax import nnx
@@ -21,7 +21,7 @@ def _gelu_tanh(x: Array) -> Array:
     return jax.nn.gelu(x, approximate=True)
 
 
-_ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
+ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
@@ -39,5 +39,5 @@ class MLP(nnx.Module):
         self.activation = config.activation
 
     def __call__(self, x: Float[Array, "T D"], num_tokens: Int[Array, ""]) -> Float[Array, "T D"]:
-        gate = _ACTIVATIONS[self.activation](self.gate_proj(x, num_tokens))  # (T, F)
+        gate = ACTIVATIONS[self.activation](self.gate_proj(x, num_tokens))  # (T, F)
         return self.down_proj(gate * self.up_proj(x, num_tokens), num_tokens)

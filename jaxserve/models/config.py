@@ -1,4 +1,4 @@
-"""What a decoder is, as data. A family turns a checkpoint's `config.json` into one of these.
+"""What a model is, as data. A family turns a checkpoint's `config.json` into one of these.
 
 Branch on these features, never on model names.
 """
@@ -71,3 +71,45 @@ class DecoderConfig:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def spare_tensors(self) -> frozenset[str]:
+        """What a checkpoint may hold and nobody reads."""
+        return frozenset({"lm_head.weight"}) if self.tied_embeddings else frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig:
+    """One encoder as BERT has it (Devlin et al., arXiv 1810.04805). Letters as in DecoderConfig."""
+
+    vocab_size: int  # V
+    hidden_size: int  # D
+    intermediate_size: int  # F
+    num_heads: int  # N
+    num_layers: int  # L
+    num_positions: int
+    """Rows of the table of positions."""
+    num_token_types: int
+    norm_eps: float
+    activation: Activation = "gelu"
+    first_position: int = 0
+    """Row of the first token's position: RoBERTa's tables begin behind the padding token's."""
+
+    @property
+    def max_position(self) -> int:
+        """Longest input the checkpoint has positions for."""
+        return self.num_positions - self.first_position
+
+    @property
+    def head_dim(self) -> int:  # H
+        return self.hidden_size // self.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Every query head has its own."""
+        return self.num_heads
+
+    @property
+    def spare_tensors(self) -> frozenset[str]:
+        """What a checkpoint may hold and nobody reads: a head over the first token, which embeddings do without."""
+        return frozenset({"embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias"})

@@ -1,4 +1,4 @@
-"""Finds the family of a checkpoint: every module of `families/` is one, found by scanning the folder."""
+"""Finds the family of a checkpoint: every module of `families/` (decoders) and `encoders/` is one, found by scanning."""
 
 from __future__ import annotations
 
@@ -8,32 +8,44 @@ from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from jaxserve.checkpoint.json_file import read_object
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.errors import CheckpointError
-from jaxserve.models import families
-from jaxserve.models.config import DecoderConfig
+from jaxserve.models import encoders, families
+from jaxserve.models.config import DecoderConfig, EncoderConfig
 from jaxserve.models.families._keys import Keys
 
 ReadConfig = Callable[[dict[str, Any]], DecoderConfig]
+ReadEncoderConfig = Callable[[dict[str, Any]], EncoderConfig]
 
 
 @cache
 def architectures() -> Mapping[str, ReadConfig]:
-    """By the name `config.json` gives in `architectures`: the function that reads such a config."""
-    found: dict[str, ReadConfig] = {}
-    for module_info in pkgutil.iter_modules(families.__path__):
+    """By the name `config.json` gives in `architectures`: the function that reads such a config of a decoder."""
+    return _found(families, "decoder_config")
+
+
+@cache
+def encoder_architectures() -> Mapping[str, ReadEncoderConfig]:
+    """The same for encoders."""
+    return _found(encoders, "encoder_config")
+
+
+def _found(package: ModuleType, reader: str) -> Mapping[str, Callable[[dict[str, Any]], Any]]:
+    """The function of this name in every module of a folder, by the architectures that it reads."""
+    found: dict[str, Callable[[dict[str, Any]], Any]] = {}
+    for module_info in pkgutil.iter_modules(package.__path__):
         if module_info.name.startswith("_"):
             continue
-        family = import_module(f"{families.__name__}.{module_info.name}")
+        family = import_module(f"{package.__name__}.{module_info.name}")
         for name in family.ARCHITECTURES:
             if name in found:
                 raise RuntimeError(f"two families claim {name}; the second is {module_info.name}")
-            found[name] = family.decoder_config
+            found[name] = getattr(family, reader)
     return MappingProxyType(found)
 
 
@@ -57,6 +69,17 @@ def decoder_of(checkpoint: Checkpoint) -> DecoderConfig:
     return _named(checkpoint.path, checkpoint.config, checkpoint.generation_config)
 
 
+def model_of(checkpoint: Checkpoint) -> DecoderConfig | EncoderConfig:
+    """What `checkpoint` describes, of either kind; a refusal names it."""
+    read = encoder_architectures().get(_architecture(checkpoint.config) or "")
+    if read is None:
+        return decoder_of(checkpoint)
+    try:
+        return read(dict(checkpoint.config))
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
+
+
 def read_decoder(path: Path) -> tuple[DecoderConfig, Checkpoint | None]:
     """The model at `path`, of which only headers are read, and its checkpoint.
 
@@ -76,17 +99,23 @@ def _named(path: Path, hf: Mapping[str, Any], generation: Mapping[str, Any]) -> 
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def _reader(hf: Mapping[str, Any]) -> ReadConfig:
+def _architecture(hf: Mapping[str, Any]) -> str | None:
+    """The name of the model's class; None where there is none."""
     names = hf.get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
+
+
+def _reader(hf: Mapping[str, Any]) -> ReadConfig:
+    name = _architecture(hf)
     known = architectures()
     supported = ", ".join(sorted(known))
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+    if name is None:
         raise Keys(hf).refusal("architectures", f"a list whose first entry is one of {supported}")
-    if names[0] not in known:
-        raise CheckpointError(
-            f"model config: the architecture {names[0][:80]!r} is not supported; supported: {supported}"
-        )
-    return known[names[0]]
+    if name in encoder_architectures():
+        raise CheckpointError(f"model config: {name} is an encoder, which can be served, but is no decoder")
+    if name not in known:
+        raise CheckpointError(f"model config: the architecture {name[:80]!r} is not supported; supported: {supported}")
+    return known[name]
 
 
 def _eos_token_ids(vocab_size: int, *sources: Mapping[str, Any]) -> tuple[int, ...]:

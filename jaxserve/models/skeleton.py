@@ -7,6 +7,7 @@ a flat tuple of leaves costs a tenth of the dispatch time of module objects.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxserve.layers.numerics import Numerics
-from jaxserve.models.config import DecoderConfig
+from jaxserve.models.config import DecoderConfig, EncoderConfig
 from jaxserve.models.decoder import Decoder
+from jaxserve.models.encoder import Encoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,35 @@ class ModelSkeleton:
         return model
 
 
+@dataclass(frozen=True)
+class EncoderSkeleton:
+    """The same of an encoder."""
+
+    config: EncoderConfig
+    numerics: Numerics
+    leaves: tuple[LeafSpec, ...]
+    graph: Any
+    treedef: Any
+
+    def build(self, leaves: tuple[jax.Array, ...]) -> Encoder:
+        """The module over these arrays, in the order of `self.leaves`. Called while tracing."""
+        model: Encoder = nnx.merge(self.graph, jax.tree.unflatten(self.treedef, leaves))
+        return model
+
+
 def make_skeleton(config: DecoderConfig, numerics: Numerics) -> ModelSkeleton:
     """Declare the decoder of `config` with its parameters as `numerics` says."""
-    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, numerics)))
+    return ModelSkeleton(config, numerics, *_declare(lambda: Decoder(config, numerics)))
+
+
+def make_encoder_skeleton(config: EncoderConfig, numerics: Numerics) -> EncoderSkeleton:
+    """Declare the encoder of `config` with its parameters as `numerics` says."""
+    return EncoderSkeleton(config, numerics, *_declare(lambda: Encoder(config, numerics)))
+
+
+def _declare(make: Callable[[], nnx.Module]) -> tuple[tuple[LeafSpec, ...], Any, Any]:
+    """Leaves, graph and tree of a module, without allocating anything."""
+    graph, state = nnx.split(nnx.eval_shape(make))
     leaves = tuple(
         LeafSpec(".".join(map(str, path)), variable.shape, jnp.dtype(variable.dtype), variable.get_metadata()["axes"])
         for path, variable in nnx.to_flat_state(state)
@@ -60,4 +88,4 @@ def make_skeleton(config: DecoderConfig, numerics: Numerics) -> ModelSkeleton:
     arrays, treedef = jax.tree.flatten(state)
     if [leaf.shape for leaf in arrays] != [leaf.shape for leaf in leaves]:
         raise RuntimeError("flax orders flat state and tree leaves differently: names would go to wrong arrays")
-    return ModelSkeleton(config, numerics, leaves, graph, treedef)
+    return leaves, graph, treedef

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.errors import ConfigError
-from jaxserve.models.config import DecoderConfig
+from jaxserve.models.config import DecoderConfig, EncoderConfig
 
 MODEL_AXIS = "model"
 _LOG = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Sharding:
 
 
 def make_sharding(
-    config: DecoderConfig, tensor_parallel_size: int, devices: Sequence[jax.Device] | None = None
+    config: DecoderConfig | EncoderConfig, tensor_parallel_size: int, devices: Sequence[jax.Device] | None = None
 ) -> Sharding:
     """Split what divides evenly; what does not stays whole on every device, and a log line says so.
 
@@ -68,7 +68,7 @@ def make_sharding(
     return Sharding(mesh, axis_rules(config, tensor_parallel_size))
 
 
-def axis_rules(config: DecoderConfig, size: int) -> dict[str, str | None]:
+def axis_rules(config: DecoderConfig | EncoderConfig, size: int) -> dict[str, str | None]:
     """Which logical axis is split over which mesh axis when `size` devices share every layer."""
     counts = {"vocab": config.vocab_size, "ffn": config.intermediate_size, "kv_heads": config.num_kv_heads}
     rules: dict[str, str | None] = {"embed": None}

@@ -11,6 +11,7 @@ import tokenizers
 
 from jaxserve.errors import CheckpointError
 from jaxserve.tokenizer.source import TokenizerSource
+from jaxserve.tokenizer.word_piece import word_piece
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -18,10 +19,10 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 def read_hf_tokenizer(directory: Path) -> TokenizerSource:
     """The tokenizer of `directory`; raises CheckpointError naming the file.
 
-    Without `tokenizer.json` transformers converts what is there, which takes seconds.
+    Without `tokenizer.json` a `vocab.txt` will do; else transformers converts what is there, which takes seconds.
     """
     config = _read_json(directory / "tokenizer_config.json")
-    backend = _backend(directory)
+    backend = _backend(directory, config)
     special_tokens = _special_tokens(directory, config)
     ids = {name: backend.token_to_id(text) for name, text in special_tokens.items()}
     return TokenizerSource(
@@ -47,10 +48,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _backend(directory: Path) -> tokenizers.Tokenizer:
+def _backend(directory: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     path = directory / "tokenizer.json"
     if not path.is_file():
-        return _converted_backend(directory)
+        vocab = directory / "vocab.txt"
+        return word_piece(vocab, config) if vocab.is_file() else _converted_backend(directory)
     try:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises plain Exception

@@ -1,8 +1,9 @@
 """The raw bytes of every token, and how bytes become text again.
 
-Two decoder families cover the models served here. Byte-level BPE spells each byte as one printable
+Three decoder families cover the models served here. Byte-level BPE spells each byte as one printable
 character. SentencePiece spells a space as U+2581 and a byte outside the vocabulary as `<0xE9>`, and
-its decoder drops the one leading space that its encoder added.
+its decoder drops the one leading space that its encoder added. WordPiece, of encoders that write nothing,
+marks what goes on a word with `##`; its decoder also removes spaces before punctuation, which we leave.
 
 Text is the UTF-8 of the joined bytes, with U+FFFD for each malformed part. For well-formed text this
 equals the decoder of the `tokenizers` package; it differs where that one is lossy: a malformed run of
@@ -23,6 +24,7 @@ from jaxserve.errors import CheckpointError
 
 _SPACE = "▁"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_WORD_GOES_ON = "##"
 _SENTENCEPIECE_STEPS = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
 
 
@@ -33,6 +35,8 @@ class TokenBytes:
     table: tuple[bytes, ...]
     num_stripped_spaces: int
     """Spaces that the decoder removes from the start of a text: 0 or 1."""
+    is_lossless: bool = True
+    """Whether a token of n characters stands for n of the text. WordPiece has one token for any unknown word."""
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -55,14 +59,17 @@ def token_bytes(backend: tokenizers.Tokenizer, origin: str) -> TokenBytes:
     elif kinds and kinds <= _SENTENCEPIECE_STEPS:
         texts = _sentencepiece(vocab, has_byte_tokens="ByteFallback" in kinds)
         num_stripped_spaces = max(_num_stripped_spaces(step) for step in steps)
+    elif kinds == {"WordPiece"}:
+        texts = {token_id: _word_piece(token) for token_id, token in vocab.items()}
+        num_stripped_spaces = 1
     else:
         found = ", ".join(sorted(kinds)) or "none"
         raise CheckpointError(
-            f"{origin}: tokenizer decoder: expected ByteLevel or a SentencePiece sequence of "
+            f"{origin}: tokenizer decoder: expected ByteLevel, WordPiece or a SentencePiece sequence of "
             f"{', '.join(sorted(_SENTENCEPIECE_STEPS))}, found {found}"
         )
     table = tuple(texts.get(token_id, b"") for token_id in range(max(vocab, default=-1) + 1))
-    return TokenBytes(table, num_stripped_spaces)
+    return TokenBytes(table, num_stripped_spaces, is_lossless=kinds != {"WordPiece"})
 
 
 def _decoder_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
@@ -97,3 +104,7 @@ def _sentencepiece(vocab: Mapping[int, str], *, has_byte_tokens: bool) -> dict[i
         byte = _BYTE_TOKEN.fullmatch(token) if has_byte_tokens else None
         texts[token_id] = bytes([int(byte[1], 16)]) if byte else token.replace(_SPACE, " ").encode()
     return texts
+
+
+def _word_piece(token: str) -> bytes:
+    return (token.removeprefix(_WORD_GOES_ON) if token.startswith(_WORD_GOES_ON) else f" {token}").encode()

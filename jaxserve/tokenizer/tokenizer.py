@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +55,8 @@ class Tokenizer:
         self.vocab_size = source.backend.get_vocab_size(with_added_tokens=True)
         """How many tokens there are; the model may have more rows."""
         self.max_token_id = len(self._token_bytes.table) - 1
-        self.longest_token_chars = max(map(len, self._token_bytes.table), default=1) or 1
+        longest = max(map(len, self._token_bytes.table), default=1) or 1
+        self.longest_token_chars = longest if self._token_bytes.is_lossless else sys.maxsize
         """No token stands for more characters: longer texts than this times the context cannot fit."""
 
     @property

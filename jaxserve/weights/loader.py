@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.errors import CheckpointError
-from jaxserve.models.skeleton import LeafSpec, ModelSkeleton
+from jaxserve.models.skeleton import EncoderSkeleton, LeafSpec, ModelSkeleton
 from jaxserve.sharding.mesh import Sharding
 from jaxserve.weights.int8 import quantize_rows, row_scales
 
@@ -28,7 +28,7 @@ _SCALE_SUFFIX = ".weight_scale"
 
 
 def load_params(
-    checkpoint: Checkpoint, skeleton: ModelSkeleton, sharding: Sharding, progress: Progress
+    checkpoint: Checkpoint, skeleton: ModelSkeleton | EncoderSkeleton, sharding: Sharding, progress: Progress
 ) -> tuple[jax.Array, ...]:
     """The skeleton's leaves as device arrays, in its order.
 
@@ -63,7 +63,7 @@ def _source(leaf: LeafSpec) -> str:
     return leaf.name.removesuffix("_scale") if leaf.name.endswith(_SCALE_SUFFIX) else leaf.name
 
 
-def check_tensors(checkpoint: Checkpoint, skeleton: ModelSkeleton) -> None:
+def check_tensors(checkpoint: Checkpoint, skeleton: ModelSkeleton | EncoderSkeleton) -> None:
     """Compare names and shapes of the headers with what the model needs."""
     for leaf in skeleton.leaves:
         if leaf.name.endswith(_SCALE_SUFFIX):
@@ -77,12 +77,12 @@ def check_tensors(checkpoint: Checkpoint, skeleton: ModelSkeleton) -> None:
             raise CheckpointError(
                 f"{info.file}: tensor {leaf.name!r}: shape {leaf.shape} expected by the model config, found {info.shape}"
             )
-    _refuse_unexpected(checkpoint, skeleton.leaves, tied=skeleton.config.tied_embeddings)
+    _refuse_unexpected(checkpoint, skeleton)
 
 
-def _refuse_unexpected(checkpoint: Checkpoint, leaves: tuple[LeafSpec, ...], *, tied: bool) -> None:
+def _refuse_unexpected(checkpoint: Checkpoint, skeleton: ModelSkeleton | EncoderSkeleton) -> None:
     """A tensor nobody uses means that config and weights disagree, and the output would be wrong."""
-    known = {leaf.name for leaf in leaves} | ({"lm_head.weight"} if tied else set())
+    known = {leaf.name for leaf in skeleton.leaves} | skeleton.config.spare_tensors
     for name, info in checkpoint.tensors.items():
         if name not in known and not name.endswith(_DERIVED_SUFFIXES):
             raise CheckpointError(f"{info.file}: tensor {name!r} is not expected by the model config")

@@ -89,3 +89,48 @@ def config_goldens() -> dict[str, dict[str, Any]]:
     """`layers` by case (`config`, `windows`, `use_rope`) and `defaults` by architecture."""
     found: dict[str, dict[str, Any]] = json.loads((DATA / "configs.json").read_text())
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderGolden:
+    """A tiny encoder and what it makes of texts of different lengths, each computed alone in float32."""
+
+    path: Path
+    token_ids: list[np.ndarray]
+    """int32 (T) each"""
+    hidden: list[np.ndarray]
+    """float32 (T, D) each"""
+
+
+def encoder_golden(name: str) -> EncoderGolden:
+    """One tiny encoder."""
+    path = DATA / "encoders" / name
+    with np.load(path / "golden.npz", allow_pickle=False) as arrays:
+        count = len(arrays.files) // 2
+        return EncoderGolden(
+            path, [arrays[f"ids_{i}"] for i in range(count)], [arrays[f"hidden_{i}"] for i in range(count)]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VectorGolden:
+    """What a model makes of prompts."""
+
+    token_ids: list[np.ndarray]
+    """int32 (T) each"""
+    vectors: dict[str, np.ndarray]
+    """float32 (prompts, D) by pooling."""
+
+
+def minilm_golden() -> VectorGolden:
+    """The texts of tests/tools/embedding_texts.py; the average, normalised."""
+    with np.load(DATA / "minilm.npz", allow_pickle=False) as arrays:
+        count = len(arrays.files) - 1
+        return VectorGolden([arrays[f"ids_{i}"] for i in range(count)], {"mean": arrays["vectors"]})
+
+
+def decoder_vectors(name: str) -> VectorGolden:
+    """Of a decoder, not normalised."""
+    with np.load(DATA / "embeddings.npz", allow_pickle=False) as arrays:
+        vectors = {pooling: arrays[f"{name}/{pooling}"] for pooling in ("last", "mean")}
+        return VectorGolden([arrays[f"{name}/ids_{i}"] for i in range(len(vectors["last"]))], vectors)

@@ -54,7 +54,7 @@ def build(
     qk_norm: bool = False,
 ) -> DecoderConfig:
     """The DecoderConfig of a family whose defaults `keys` already holds."""
-    _refuse_quantized(keys)
+    refuse_quantized(keys)
     for key, neutral in NEUTRAL_VALUES.items():
         keys.require(key, *neutral)
     hidden_size = keys.integer("hidden_size", MAX_WIDTH)
@@ -72,7 +72,7 @@ def build(
         norm_eps=keys.number("rms_norm_eps"),
         rope_theta=rope.theta,
         rope_scaling=rope.scaling,
-        activation=_activation(keys),
+        activation=read_activation(keys),
         qkv_bias=qkv_bias,
         attention_out_bias=attention_out_bias,
         mlp_bias=mlp_bias,
@@ -149,14 +149,16 @@ def _head_dim(keys: Keys, hidden_size: int, num_heads: int) -> int:
     return head_dim
 
 
-def _activation(keys: Keys) -> Activation:
+def read_activation(keys: Keys) -> Activation:
+    """`hidden_act`, by our name for it."""
     name = keys.get("hidden_act")
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise keys.refusal("hidden_act", ", ".join(ACTIVATIONS))
     return ACTIVATIONS[name]
 
 
-def _refuse_quantized(keys: Keys) -> None:
+def refuse_quantized(keys: Keys) -> None:
+    """Raise CheckpointError for a checkpoint that is stored quantised."""
     found = keys.get("quantization_config")
     if found is None:
         return

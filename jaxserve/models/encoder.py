@@ -1,0 +1,139 @@
+"""The encoder of the BERT family: learned positions, attention in both directions, norms behind each residual.
+
+Attribute names are Hugging Face's checkpoint names, so a parameter's path is the name it is loaded by.
+"""
+
+from __future__ import annotations
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jaxserve.layers.embed import Embedding
+from jaxserve.layers.linear import Linear
+from jaxserve.layers.mlp import ACTIVATIONS
+from jaxserve.layers.norm import LayerNorm
+from jaxserve.layers.numerics import Numerics
+from jaxserve.layers.param import parameter
+from jaxserve.layers.segment_attention import Texts, attend
+from jaxserve.models.config import EncoderConfig
+
+
+class Table(nnx.Module):
+    """A small learned table, looked up by row."""
+
+    def __init__(self, num_rows: int, dim: int, numerics: Numerics) -> None:
+        self.weight = parameter((num_rows, dim), (None, "embed"), numerics.vectors)
+
+    def __call__(self, rows: Int[Array, "T"]) -> Float[Array, "T D"]:
+        return self.weight[...][rows]
+
+
+class Embeddings(nnx.Module):
+    """norm(word + position + token type)."""
+
+    def __init__(self, config: EncoderConfig, numerics: Numerics) -> None:
+        self.word_embeddings = Embedding(config.vocab_size, config.hidden_size, numerics)
+        self.position_embeddings = Table(config.num_positions, config.hidden_size, numerics)
+        self.token_type_embeddings = Table(config.num_token_types, config.hidden_size, numerics)
+        self.LayerNorm = LayerNorm(config.hidden_size, config.norm_eps, numerics)
+        self.first_position = config.first_position
+
+    def __call__(
+        self, token_ids: Int[Array, "T"], positions: Int[Array, "T"], token_types: Int[Array, "T"]
+    ) -> Float[Array, "T D"]:
+        places = self.position_embeddings(positions + self.first_position)
+        return self.LayerNorm(self.word_embeddings(token_ids) + places + self.token_type_embeddings(token_types))
+
+
+class Projections(nnx.Module):
+    """Queries, keys and values, all with a bias."""
+
+    def __init__(self, config: EncoderConfig, numerics: Numerics) -> None:
+        d = config.hidden_size
+        self.query = Linear(d, d, ("heads", "embed"), numerics, bias=True)
+        self.key = Linear(d, d, ("kv_heads", "embed"), numerics, bias=True)
+        self.value = Linear(d, d, ("kv_heads", "embed"), numerics, bias=True)
+
+
+class Output(nnx.Module):
+    """norm(residual + dense(x))."""
+
+    def __init__(self, config: EncoderConfig, in_dim: int, in_axis: str, numerics: Numerics) -> None:
+        self.dense = Linear(config.hidden_size, in_dim, ("embed", in_axis), numerics, bias=True)
+        self.LayerNorm = LayerNorm(config.hidden_size, config.norm_eps, numerics)
+
+    def __call__(
+        self, x: Float[Array, "T I"], residual: Float[Array, "T D"], num_tokens: Int[Array, ""]
+    ) -> Float[Array, "T D"]:
+        return self.LayerNorm(residual + self.dense(x, num_tokens))
+
+
+class EncoderAttention(nnx.Module):
+    """Attention within each text."""
+
+    def __init__(self, config: EncoderConfig, numerics: Numerics) -> None:
+        self.self = Projections(config, numerics)
+        self.output = Output(config, config.hidden_size, "heads", numerics)
+        self.shape = (-1, config.num_heads, config.head_dim)
+
+    def __call__(self, x: Float[Array, "T D"], texts: Texts) -> Float[Array, "T D"]:
+        parts = (self.self.query, self.self.key, self.self.value)
+        query, key, value = (part(x, texts.num_tokens).reshape(self.shape) for part in parts)
+        return self.output(attend(query, key, value, texts).reshape(x.shape), x, texts.num_tokens)
+
+
+class Intermediate(nnx.Module):
+    """activation(dense(x))."""
+
+    def __init__(self, config: EncoderConfig, numerics: Numerics) -> None:
+        self.dense = Linear(config.intermediate_size, config.hidden_size, ("ffn", "embed"), numerics, bias=True)
+        self.activation = config.activation
+
+    def __call__(self, x: Float[Array, "T D"], num_tokens: Int[Array, ""]) -> Float[Array, "T F"]:
+        return ACTIVATIONS[self.activation](self.dense(x, num_tokens))
+
+
+class EncoderLayer(nnx.Module):
+    """Attention, then feed-forward, each with its norm behind the residual."""
+
+    def __init__(self, config: EncoderConfig, numerics: Numerics) -> None:
+        self.attention = EncoderAttention(config, numerics)
+        self.intermediate = Intermediate(config, numerics)
+        self.output = Output(config, config.intermediate_size, "ffn", numerics)
+
+    def __call__(self, x: Float[Array, "T D"], texts: Texts) -> Float[Array, "T D"]:
+        with jax.named_scope("attention"):
+            x = self.attention(x, texts)
+        with jax.named_scope("mlp"):
+            return self.output(self.intermediate(x, texts.num_tokens), x, texts.num_tokens)
+
+
+class EncoderStack(nnx.Module):
+    """The checkpoint's `encoder.` prefix."""
+
+    def __init__(self, config: EncoderConfig, numerics: Numerics) -> None:
+        self.layer = nnx.List([EncoderLayer(config, numerics) for _ in range(config.num_layers)])
+
+
+class Encoder(nnx.Module):
+    """Texts to one vector per token."""
+
+    def __init__(self, config: EncoderConfig, numerics: Numerics) -> None:
+        self.embeddings = Embeddings(config, numerics)
+        self.encoder = EncoderStack(config, numerics)
+
+    def hidden(
+        self,
+        token_ids: Int[Array, "T"],
+        positions: Int[Array, "T"],
+        token_types: Int[Array, "T"],
+        texts: Texts,
+    ) -> Float[Array, "T D"]:
+        """The last layer's outputs."""
+        with jax.named_scope("embed"):
+            x = self.embeddings(token_ids, positions, token_types)
+        for index, layer in enumerate(self.encoder.layer):
+            with jax.named_scope(f"layer_{index}"):
+                x = layer(x, texts)
+        return x

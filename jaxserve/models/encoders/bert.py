@@ -1,0 +1,51 @@
+"""BERT and what shares its layers: MiniLM, BGE, E5, GTE (BertModel), and RoBERTa's line, which counts positions from 2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxserve.models.config import EncoderConfig
+from jaxserve.models.families._common import (
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_VOCAB_SIZE,
+    MAX_WIDTH,
+    read_activation,
+    refuse_quantized,
+)
+from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._rope import MAX_POSITION
+
+ARCHITECTURES = ("BertModel", "RobertaModel", "XLMRobertaModel")
+
+DEFAULTS: Mapping[str, Any] = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2, "pad_token_id": 0}
+ROBERTA_DEFAULTS: Mapping[str, Any] = {"pad_token_id": 1}
+MAX_TOKEN_TYPES = 16
+
+
+def encoder_config(hf: dict[str, Any]) -> EncoderConfig:
+    """An encoder with absolute positions; a decoder in its clothes is refused."""
+    is_roberta = hf["architectures"][0] != "BertModel"
+    keys = Keys({**DEFAULTS, **(ROBERTA_DEFAULTS if is_roberta else {}), **hf})
+    refuse_quantized(keys)
+    keys.require("position_embedding_type", "absolute", None)
+    keys.require("is_decoder", False, None)
+    keys.require("add_cross_attention", False, None)
+    num_heads = keys.integer("num_attention_heads", MAX_HEADS)
+    hidden_size = keys.integer("hidden_size", MAX_WIDTH)
+    if hidden_size % num_heads:
+        raise keys.refusal("hidden_size", f"a multiple of num_attention_heads ({num_heads})")
+    first = keys.integer("pad_token_id", MAX_VOCAB_SIZE, low=0) + 1 if is_roberta else 0
+    return EncoderConfig(
+        vocab_size=keys.integer("vocab_size", MAX_VOCAB_SIZE),
+        hidden_size=hidden_size,
+        intermediate_size=keys.integer("intermediate_size", MAX_WIDTH),
+        num_heads=num_heads,
+        num_layers=keys.integer("num_hidden_layers", MAX_LAYERS),
+        num_positions=keys.integer("max_position_embeddings", MAX_POSITION, low=first + 1),
+        num_token_types=keys.integer("type_vocab_size", MAX_TOKEN_TYPES),
+        norm_eps=keys.number("layer_norm_eps"),
+        activation=read_activation(keys),
+        first_position=first,
+    )

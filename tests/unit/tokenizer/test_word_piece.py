@@ -1,0 +1,50 @@
+"""BERT's tokenizer from a vocab.txt."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import BertTokenizer
+
+from jaxserve.errors import CheckpointError
+from jaxserve.tokenizer.tokenizer import load_tokenizer
+from tests.models.goldens import DATA
+
+BERT = DATA / "encoders" / "bert_tiny"
+TEXTS = ["The quick brown fox.", "FOXES jump, dogs don't!", "naïve 你 fox", "", "zebra " + "x" * 200]
+
+
+def test_ids_are_those_of_transformers() -> None:
+    theirs, ours = BertTokenizer.from_pretrained(BERT), load_tokenizer(BERT)
+    for text in TEXTS:
+        assert ours.encode(text) == theirs(text)["input_ids"], text
+        assert ours.encode(text, add_special_tokens=False) == theirs(text, add_special_tokens=False)["input_ids"], text
+
+
+def test_words_are_put_together_again() -> None:
+    tokenizer = load_tokenizer(BERT)
+    assert tokenizer.decode(tokenizer.encode("Foxes jump over dogs")) == "foxes jump over dogs"
+
+
+def test_no_length_of_text_follows_from_a_number_of_tokens() -> None:
+    tokenizer = load_tokenizer(BERT)
+    assert len(tokenizer.encode("y" * 5000)) == 3
+    assert tokenizer.longest_token_chars == sys.maxsize
+
+
+def test_a_vocabulary_without_control_tokens_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\nfox\n")
+    with pytest.raises(
+        CheckpointError, match=r"vocab.txt: expected the tokens .*, found no \[CLS\], \[SEP\], \[MASK\]"
+    ):
+        load_tokenizer(tmp_path)
+
+
+def test_a_switch_that_is_none_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(BERT, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": "yes"}')
+    with pytest.raises(CheckpointError, match=r"tokenizer_config.json: do_lower_case: expected true or false"):
+        load_tokenizer(tmp_path)
