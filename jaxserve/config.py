@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jaxserve.errors import ConfigError
+from jaxserve.types import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int8-weight-only"]
@@ -163,6 +164,28 @@ class StructuredConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LimitsConfig:
+    """How much one request may ask for; more is answered 400."""
+
+    max_choices: int = option(128, ge=1, help="replies to one prompt (`n`)")
+    max_prompts: int = option(256, ge=1, help="prompts of one request")
+    max_total_choices: int = option(1024, ge=1, help="prompts times `n` of one request")
+    max_messages: int = option(10_000, ge=1, help="messages of a conversation")
+    max_stop_strings: int = option(16, ge=1, help="stop strings")
+    max_stop_chars: int = option(1024, ge=1, help="characters of one stop string")
+    max_stop_token_ids: int = option(128, ge=0, help="stop tokens")
+    max_top_logprobs: int = option(
+        MAX_TOP_LOGPROBS, ge=0, le=MAX_TOP_LOGPROBS, help="most likely tokens told in one place of a text"
+    )
+    max_logit_bias: int = option(MAX_LOGIT_BIAS, ge=0, le=MAX_LOGIT_BIAS, help="tokens with a bias")
+    max_bad_words: int = option(128, ge=0, le=MAX_BAD_WORDS, help="words that may not occur")
+    max_bad_word_chars: int = option(256, ge=1, help="characters of one of them")
+    max_tools: int = option(128, ge=0, help="functions that the model may call")
+    max_function_chars: int = option(65_536, ge=1, help="characters of the definition of one of them, as JSON")
+    max_template_kwargs_chars: int = option(16_384, ge=2, help="characters of `chat_template_kwargs`, as JSON")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """All settings of one server."""
 
@@ -172,6 +195,7 @@ class Config:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     compile: CompileConfig = field(default_factory=CompileConfig)
     structured: StructuredConfig = field(default_factory=StructuredConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
 
     def __post_init__(self) -> None:

@@ -112,6 +112,7 @@ async def serving_api(
             keys=KeyRing(server.api_key),
             seeds=SeedStream(config.model.seed, index, server.api_processes),
             siblings=siblings,
+            limits=config.limits,
             max_body_size=server.max_body_size,
             keep_alive_s=server.sse_keep_alive,
             startup=startup,

@@ -46,7 +46,7 @@ async def text_work(state: ServerState, prompt: str | list[int], params: Samplin
     """The work of a plain prompt. Raises RequestError for options, prompts and lengths that are out of range."""
     facts, tokens = state.client.require_ready(), state.tokenization
     request = _request(CompletionRequest, params, prompt=prompt, logprobs=params.logprobs)
-    check_completion(request)
+    check_completion(request, state.limits)
     if isinstance(prompt, str):
         token_ids = await tokens.encode(prompt, add_special_tokens=True, max_tokens=facts.max_model_len, param="prompt")
     else:
@@ -74,7 +74,7 @@ async def chat_work(
     facts, tokens = state.client.require_ready(), state.tokenization
     logprobs = {} if params.logprobs is None else {"logprobs": True, "top_logprobs": params.logprobs}
     request = _request(ChatRequest, params, messages=messages, **logprobs, **template)
-    check_chat(request)
+    check_chat(request, state.limits)
     token_ids = await encode_conversation(tokens, request.messages, request, facts.max_model_len)
     job = make_job(
         state,

@@ -57,6 +57,7 @@ async def engine_session(
                 keys=KeyRing(None),
                 seeds=SeedStream(config.model.seed),
                 siblings=siblings,
+                limits=config.limits,
                 max_body_size=config.server.max_body_size,
                 keep_alive_s=0,
                 grammars=GrammarChecker(config.structured),

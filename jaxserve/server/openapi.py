@@ -11,10 +11,13 @@ from typing import Any
 import msgspec
 
 from jaxserve import __version__
+from jaxserve.config import LimitsConfig
 from jaxserve.errors import REQUEST_ERRORS, RequestError
 from jaxserve.server.request_id import HEADER as REQUEST_ID_HEADER
 from jaxserve.server.routes import ApiStyle, Route
+from jaxserve.server.schema.bounds import field_bounds
 from jaxserve.server.schema.descriptions import field_descriptions
+from jaxserve.server.schema.sampling import SamplerFields, sampler_ranges
 from jaxserve.server.schema.unsupported import IGNORED_HEADER
 
 _SCHEMAS = "#/components/schemas/{name}"
@@ -24,15 +27,12 @@ _BODY_STATUSES = (400, 404, 413, 415, 429, 503)
 
 
 @functools.lru_cache(maxsize=1)
-def openapi_document(routes: tuple[Route, ...]) -> dict[str, Any]:
+def openapi_document(routes: tuple[Route, ...], limits: LimitsConfig) -> dict[str, Any]:
     """The document, not to be changed. Fields are described by the text that stands below them in the sources."""
     types = list(_types_of(routes))
     schemas, components = msgspec.json.schema_components(types, ref_template=_SCHEMAS)
     for struct in _structs_of(msgspec.inspect.multi_type_info(types)):
-        properties = components[struct.__name__]["properties"]
-        names = dict(zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True))
-        for name, text in field_descriptions(struct).items():
-            properties[names[name]]["description"] = text
+        _describe(struct, components[struct.__name__]["properties"], limits)
     by_type = dict(zip(map(_key, types), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
@@ -52,6 +52,23 @@ def openapi_document(routes: tuple[Route, ...]) -> dict[str, Any]:
             },
         },
     }
+
+
+def _describe(struct: type[msgspec.Struct], properties: dict[str, Any], limits: LimitsConfig) -> None:
+    """Add to the schemas of fields what msgspec does not know: their texts and their bounds."""
+    names = dict(zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True))
+    texts = field_descriptions(struct)
+    if issubclass(struct, SamplerFields):
+        for name, words in sampler_ranges().items():
+            properties[name] |= words
+    for name, bounds in field_bounds(struct).items():
+        for bound in bounds:
+            properties[names[name]] |= bound.keywords(limits)
+        raised_by = [bound.words(limits) for bound in bounds if bound.flag is not None]
+        if raised_by:
+            texts[name] = f"{texts.get(name, '')} Limit: {', '.join(raised_by)}.".strip()
+    for name, text in texts.items():
+        properties[names[name]]["description"] = text
 
 
 def _types_of(routes: Iterable[Route]) -> Iterator[Any]:

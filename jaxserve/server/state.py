@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from jaxserve import __version__
+from jaxserve.config import LimitsConfig
 from jaxserve.errors import ModelNotFoundError
 from jaxserve.ipc.messages import ModelFacts
 from jaxserve.metrics import Metrics
@@ -34,6 +35,7 @@ class ServerState:
     seeds: SeedStream
     siblings: Siblings
     grammars: GrammarChecker
+    limits: LimitsConfig
     max_body_size: int
     keep_alive_s: float
     startup: StartupLog = field(default_factory=StartupLog)

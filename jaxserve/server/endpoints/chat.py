@@ -38,7 +38,7 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     state = http.app[STATE]
     request = await read_body(http, ChatRequest)
     adopt_request_id(http, request.request_id)
-    check_chat(request)
+    check_chat(request, state.limits)
     state.require_model(request.model)
     facts = state.client.require_ready()
     with state.client.admission(request.num_choices):

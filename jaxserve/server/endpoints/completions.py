@@ -35,7 +35,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
     state = http.app[STATE]
     request = await read_body(http, CompletionRequest)
     adopt_request_id(http, request.request_id)
-    prompts = check_completion(request)
+    prompts = check_completion(request, state.limits)
     state.require_model(request.model)
     facts = state.client.require_ready()
     with state.client.admission(len(prompts) * request.num_choices):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -10,21 +11,26 @@ from aiohttp import web
 from jaxserve.server.docs_page import docs_page
 from jaxserve.server.openapi import openapi_document
 from jaxserve.server.routes import API_ROUTES, Route
+from jaxserve.server.state import STATE
 
 _PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 async def openapi(request: web.Request) -> web.StreamResponse:
-    # Sources are read for their texts: others want to be heard meanwhile.
-    document = await asyncio.to_thread(openapi_document, request.app[API_ROUTES])
-    return web.Response(body=msgspec.json.encode(document), content_type="application/json")
+    return web.Response(body=msgspec.json.encode(await _document(request)), content_type="application/json")
 
 
 async def docs(request: web.Request) -> web.StreamResponse:
-    document = await asyncio.to_thread(openapi_document, request.app[API_ROUTES])
     return web.Response(
-        text=docs_page(document), content_type="text/html", headers={"Content-Security-Policy": _PAGE_POLICY}
+        text=docs_page(await _document(request)),
+        content_type="text/html",
+        headers={"Content-Security-Policy": _PAGE_POLICY},
     )
+
+
+async def _document(request: web.Request) -> dict[str, Any]:
+    """Sources are read for their texts: others want to be heard meanwhile."""
+    return await asyncio.to_thread(openapi_document, request.app[API_ROUTES], request.app[STATE].limits)
 
 
 ROUTES = (

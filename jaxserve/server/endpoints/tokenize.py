@@ -15,7 +15,7 @@ from jaxserve.server.state import STATE
 async def tokenize(http: web.Request) -> web.StreamResponse:
     state = http.app[STATE]
     request = await read_body(http, TokenizeRequest)
-    check_tokenize(request)
+    check_tokenize(request, state.limits)
     state.require_model(request.model)
     facts = state.client.require_ready()
     if request.messages is not None:

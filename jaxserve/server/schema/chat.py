@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError
-from jaxserve.server.schema.checks import check_range
+from jaxserve.server.schema.bounds import Bound
 from jaxserve.server.schema.common import CommonFields, PromptLogprob, check_common, check_listed_logprobs
 from jaxserve.server.schema.conversation import ReasoningEffort, check_conversation
 from jaxserve.server.schema.messages import ChatMessage
 from jaxserve.server.schema.tools import ToolChoice, ToolDefinition
 from jaxserve.server.schema.usage import Usage
-from jaxserve.types import MAX_TOP_LOGPROBS
 
 
 class ChatRequest(CommonFields, kw_only=True):
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], Bound("items", 1, "max_messages")]
     """The conversation so far."""
-    max_completion_tokens: int | None = None
+    max_tokens: Annotated[int | None, Bound("value", 1)] = None
+    """The older name of `max_completion_tokens`."""
+    max_completion_tokens: Annotated[int | None, Bound("value", 1)] = None
     """Most tokens to generate, reasoning among them; goes before `max_tokens`."""
     logprobs: bool | None = None
     """Log-probabilities of the reply's tokens."""
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int | None, Bound("value", 0, "max_top_logprobs")] = None
     """Most likely tokens to tell in the place of each; only with `logprobs`."""
-    tools: list[ToolDefinition] | None = None
+    tools: Annotated[list[ToolDefinition] | None, Bound("items", 0, "max_tools")] = None
     """Functions that the model may call."""
     tool_choice: ToolChoice | None = None
     """`none`, `auto`, `required`, or an object that names a function; the last two force a call whose arguments obey the function's schema."""
@@ -56,16 +58,13 @@ class ChatRequest(CommonFields, kw_only=True):
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
 
-def check_chat(request: ChatRequest) -> None:
+def check_chat(request: ChatRequest, limits: LimitsConfig) -> None:
     """Check what needs neither model nor tokenizer."""
-    check_common(request)
-    check_conversation(request.messages, request)
-    for name in ("max_tokens", "max_completion_tokens"):
-        check_range(name, getattr(request, name), 1, 2**63 - 1)
+    check_common(request, limits)
+    check_conversation(request.messages, request, limits)
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequestError("When using `top_logprobs`, `logprobs` must be set to true.", param="top_logprobs")
     check_listed_logprobs(request, bool(request.logprobs))
-    check_range("top_logprobs", request.top_logprobs, 0, MAX_TOP_LOGPROBS)
 
 
 class TopLogprob(msgspec.Struct):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
+from jaxserve.config import LimitsConfig
 from jaxserve.errors import ContextLengthError, InvalidRequestError
-from jaxserve.server.schema import limits
-from jaxserve.server.schema.checks import check_count, check_range, check_sizes
+from jaxserve.server.schema.bounds import Bound, check_bounds
 from jaxserve.server.schema.decode import shorten
+from jaxserve.server.schema.limits import MAX_REQUEST_ID_CHARS, MAX_SALT_CHARS
 from jaxserve.server.schema.sampling import SamplerFields
 from jaxserve.server.schema.structured import ResponseFormat, StructuredOutputs
-from jaxserve.types import MAX_TOP_LOGPROBS
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -37,27 +39,29 @@ class CommonFields(SamplerFields, kw_only=True):
 
     model: str | None = None
     """One of the names of /v1/models; the first of them if it is not given."""
-    max_tokens: int | None = None
+    max_tokens: Annotated[int | None, Bound("value", 0)] = None
     """Most tokens to generate."""
-    n: int | None = None
+    n: Annotated[int | None, Bound("value", 1, "max_choices")] = None
     """Replies to each prompt, which share its computation."""
-    stop: str | list[str] | None = None
+    stop: Annotated[
+        str | list[str] | None, Bound("items", 0, "max_stop_strings"), Bound("characters", 1, "max_stop_chars")
+    ] = None
     """Texts before which a reply ends; the earliest match counts."""
     include_stop_str_in_output: bool | None = None
     """Whether the reply has the text or token that ended it."""
     skip_special_tokens: bool | None = None
     """Whether special tokens are left out of the text."""
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Annotated[int | None, Bound("value", 0, "max_top_logprobs")] = None
     """Log-probabilities of the prompt's tokens, and of so many most likely ones in the place of each; not with `stream`."""
     stream: bool | None = None
     """Send the reply as server-sent events while it is generated."""
     stream_options: StreamOptions | None = None
     """Only with `stream`."""
-    priority: int | None = None
+    priority: Annotated[int | None, Bound("value", -(2**31), 2**31 - 1)] = None
     """Requests with a lower number are served first."""
-    cache_salt: str | None = None
+    cache_salt: Annotated[str | None, Bound("characters", 1, MAX_SALT_CHARS)] = None
     """Computed prompts are shared only with requests of the same salt."""
-    request_id: str | None = None
+    request_id: Annotated[str | None, Bound("characters", 1, MAX_REQUEST_ID_CHARS)] = None
     """The request's id, where no X-Request-Id header gives one."""
     response_format: ResponseFormat | None = None
     """Holds the reply to JSON, or to a JSON schema."""
@@ -88,25 +92,13 @@ class CommonFields(SamplerFields, kw_only=True):
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
 
-def check_common(request: CommonFields) -> None:
+def check_common(request: CommonFields, limits: LimitsConfig) -> None:
     """Check what needs neither model nor tokenizer. Raises InvalidRequestError naming field, value and limit."""
-    check_range("n", request.n, 1, limits.MAX_CHOICES)
-    check_range("priority", request.priority, -(2**31), 2**31 - 1)
-    check_range("seed", request.seed, -(2**63), 2**63 - 1)
-    check_range("prompt_logprobs", request.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
+    check_bounds(request, limits)
     if request.prompt_logprobs is not None and request.stream:
         raise InvalidRequestError("`prompt_logprobs` are not available when `stream=True`.", param="prompt_logprobs")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("Stream options can only be defined when `stream=True`.", param="stream_options")
-    _check_words(request)
-    for name, text, limit in (
-        ("cache_salt", request.cache_salt, limits.MAX_SALT_CHARS),
-        ("request_id", request.request_id, limits.MAX_REQUEST_ID_CHARS),
-    ):
-        if text is not None and not 1 <= len(text) <= limit:
-            raise InvalidRequestError(
-                f"Invalid value for '{name}': must have 1 to {limit} characters, got {len(text)}.", param=name
-            )
 
 
 def check_listed_logprobs(request: CommonFields, wants_logprobs: bool) -> None:
@@ -115,12 +107,6 @@ def check_listed_logprobs(request: CommonFields, wants_logprobs: bool) -> None:
         raise InvalidRequestError(
             "When using `logprob_token_ids`, `logprobs` must be asked for.", param="logprob_token_ids"
         )
-
-
-def _check_words(request: CommonFields) -> None:
-    check_sizes("stop", request.stop_strings, limits.MAX_STOP_STRINGS, limits.MAX_STOP_CHARS)
-    check_sizes("bad_words", request.bad_words or [], limits.MAX_BAD_WORDS, limits.MAX_BAD_WORD_CHARS)
-    check_count("stop_token_ids", len(request.stop_token_ids or ()), limits.MAX_STOP_TOKEN_IDS, "ids")
 
 
 def context_error(limit: int, num_prompt_tokens: str, param: str) -> ContextLengthError:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError
-from jaxserve.server.schema import limits
-from jaxserve.server.schema.checks import check_range
+from jaxserve.server.schema.bounds import Bound
 from jaxserve.server.schema.common import CommonFields, PromptLogprob, check_common, check_listed_logprobs
 from jaxserve.server.schema.unsupported import refuse
 from jaxserve.server.schema.usage import Usage
-from jaxserve.types import MAX_TOP_LOGPROBS
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for text completions."""
@@ -21,7 +20,7 @@ DEFAULT_MAX_TOKENS = 16
 class CompletionRequest(CommonFields, kw_only=True):
     prompt: str | list[Any] | None = None
     """A text, token ids, or a list of either."""
-    logprobs: int | None = None
+    logprobs: Annotated[int | None, Bound("value", 0, "max_top_logprobs")] = None
     """Log-probabilities of the text's tokens, and of so many most likely ones in the place of each."""
     echo: bool | None = None
     """Whether the text begins with the prompt; with `logprobs`, so do they. Allows `max_tokens` 0."""
@@ -47,22 +46,21 @@ class CompletionRequest(CommonFields, kw_only=True):
         return bool(self.echo) and self.max_tokens == 0
 
 
-def check_completion(request: CompletionRequest) -> list[str | list[int]]:
+def check_completion(request: CompletionRequest, limits: LimitsConfig) -> list[str | list[int]]:
     """Check what needs neither model nor tokenizer; returns the prompts. Token ids are checked later."""
-    check_common(request)
-    check_range("max_tokens", request.max_tokens, 0 if request.echo else 1, 2**63 - 1)
-    check_range("logprobs", request.logprobs, 0, MAX_TOP_LOGPROBS)
+    check_common(request, limits)
+    if request.max_tokens == 0 and not request.echo:
+        raise InvalidRequestError(
+            "Invalid value for 'max_tokens': must be at least 1 (0 only with `echo`), got 0.", param="max_tokens"
+        )
     check_listed_logprobs(request, request.logprobs is not None)
     if request.best_of is not None and request.best_of != request.num_choices:
         raise refuse("best_of")
     prompts = _prompts(request.prompt)
-    if len(prompts) > limits.MAX_PROMPTS:
+    Bound("items", 1, "max_prompts").check("prompt", prompts, limits)
+    if len(prompts) * request.num_choices > limits.max_total_choices:
         raise InvalidRequestError(
-            f"Invalid value for 'prompt': at most {limits.MAX_PROMPTS} prompts, got {len(prompts)}.", param="prompt"
-        )
-    if len(prompts) * request.num_choices > limits.MAX_SEQUENCES:
-        raise InvalidRequestError(
-            f"Invalid value for 'n': prompts times n may be at most {limits.MAX_SEQUENCES}, "
+            f"Invalid value for 'n': prompts times n may be at most {limits.max_total_choices} (--max-total-choices), "
             f"got {len(prompts)} x {request.num_choices}.",
             param="n",
         )

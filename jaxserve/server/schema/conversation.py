@@ -6,8 +6,9 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError
-from jaxserve.server.schema import limits
+from jaxserve.server.schema.bounds import Bound
 from jaxserve.server.schema.messages import ChatMessage, check_final_message, check_messages
 from jaxserve.server.schema.tools import ToolChoice, ToolDefinition, check_tools
 
@@ -39,17 +40,12 @@ class ConversationFields(Protocol):
     def documents(self) -> list[dict[str, Any]] | None: ...
 
 
-def check_conversation(messages: list[ChatMessage], fields: ConversationFields) -> None:
+def check_conversation(messages: list[ChatMessage], fields: ConversationFields, limits: LimitsConfig) -> None:
     """Check what needs neither model nor tokenizer."""
     check_messages(messages)
-    check_tools(fields.tools, fields.tool_choice)
-    num_chars = len(msgspec.json.encode(fields.chat_template_kwargs or {}))
-    if num_chars > limits.MAX_TEMPLATE_KWARGS_CHARS:
-        raise InvalidRequestError(
-            f"Invalid value for 'chat_template_kwargs': at most {limits.MAX_TEMPLATE_KWARGS_CHARS} characters "
-            f"of JSON, got {num_chars}.",
-            param="chat_template_kwargs",
-        )
+    check_tools(fields.tools, fields.tool_choice, limits)
+    variables = msgspec.json.encode(fields.chat_template_kwargs or {}).decode()
+    Bound("characters", 0, "max_template_kwargs_chars").check("chat_template_kwargs", variables, limits)
     if fields.continue_final_message:
         if fields.add_generation_prompt:
             raise InvalidRequestError(

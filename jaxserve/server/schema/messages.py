@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from jaxserve.errors import InvalidRequestError
-from jaxserve.server.schema import limits
+from jaxserve.server.schema.limits import MAX_ECHOED_CHARS
 from jaxserve.server.schema.unsupported import refuse
 
 
@@ -41,12 +41,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 
 
 def check_messages(messages: list[ChatMessage]) -> None:
-    """Refuse an empty or oversized conversation and parts we cannot read, naming their place."""
-    if not 1 <= len(messages) <= limits.MAX_MESSAGES:
-        raise InvalidRequestError(
-            f"Invalid value for 'messages': must hold 1 to {limits.MAX_MESSAGES} messages, got {len(messages)}.",
-            param="messages",
-        )
+    """Refuse messages and parts that we cannot read, naming their place."""
     for i, message in enumerate(messages):
         for name in ("function_call", "audio"):
             if getattr(message, name):
@@ -114,7 +109,7 @@ def content_text(message: ChatMessage) -> str:
 def _check_parts(place: str, parts: list[ContentPart]) -> None:
     for i, part in enumerate(parts):
         if part.type not in ("text", "input_text", "output_text"):
-            raise refuse(f"{place}[{i}].type={part.type[: limits.MAX_ECHOED_CHARS]}")
+            raise refuse(f"{place}[{i}].type={part.type[:MAX_ECHOED_CHARS]}")
         if part.text is None:
             raise InvalidRequestError(f"Missing required parameter: '{place}[{i}].text'.", param=f"{place}[{i}].text")
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import msgspec
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.sampling.params import COLUMNS, SamplingParams
+from jaxserve.server.schema.bounds import Bound
 from jaxserve.server.schema.checks import check_count, check_token_ids
 from jaxserve.server.schema.decode import invalid_field
-from jaxserve.types import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS
+from jaxserve.types import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
 
 _SEED_MODULUS = 2**31
 _FIELD_TYPES: dict[str, Any] = get_type_hints(SamplingParams, include_extras=True)
@@ -21,6 +22,16 @@ _WIRE_TYPES: dict[str, Any] = {
     "logprob_token_ids": list[int],
 }
 """Of fields that a request spells in another way than SamplingParams."""
+_BOUNDS: dict[str, tuple[Bound, ...]] = {
+    "seed": (Bound("value", -(2**63), 2**63 - 1),),
+    "top_k": (Bound("value", -1, 2**31 - 1),),
+    "logit_bias": (Bound("items", 0, "max_logit_bias"),),
+    "bad_words": (Bound("items", 0, "max_bad_words"), Bound("characters", 1, "max_bad_word_chars")),
+    "allowed_token_ids": (Bound("items", 1),),
+    "logprob_token_ids": (Bound("items", 1, "max_top_logprobs"),),
+    "stop_token_ids": (Bound("items", 0, "max_stop_token_ids"),),
+}
+"""Of requests, where they differ from those of SamplingParams or are settings."""
 
 
 def _sampler_fields() -> list[tuple[str, Any, Any]]:
@@ -29,7 +40,11 @@ def _sampler_fields() -> list[tuple[str, Any, Any]]:
     The ranges are checked when the request becomes SamplingParams, where the error can name the value.
     """
     types = get_type_hints(SamplingParams) | _WIRE_TYPES
-    return [(name, types[name] | None, None) for name in COLUMNS]
+    return [(name, _bounded(name, types[name] | None), None) for name in COLUMNS]
+
+
+def _bounded(name: str, kind: Any) -> Any:
+    return Annotated[kind, *_BOUNDS[name]] if name in _BOUNDS else kind
 
 
 if TYPE_CHECKING:
@@ -43,10 +58,24 @@ if TYPE_CHECKING:
         stop_token_ids: list[int] | None = None
         ignore_eos: bool | None = None
 else:
-    _HOST_FIELDS = [("stop_token_ids", list[int] | None, None), ("ignore_eos", bool | None, None)]
+    _HOST_FIELDS = [
+        ("stop_token_ids", _bounded("stop_token_ids", list[int] | None), None),
+        ("ignore_eos", bool | None, None),
+    ]
     SamplerFields = msgspec.defstruct(
         "SamplerFields", [*_sampler_fields(), *_HOST_FIELDS], kw_only=True, module=__name__
     )
+
+
+def sampler_ranges() -> dict[str, dict[str, Any]]:
+    """The ranges of SamplingParams that hold for requests as well, in JSON Schema."""
+    names = [name for name in COLUMNS if name not in _BOUNDS]
+    schemas, _ = msgspec.json.schema_components([_FIELD_TYPES[name] for name in names])
+    words = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+    return {
+        name: {word: schema[word] for word in words if word in schema}
+        for name, schema in zip(names, schemas, strict=True)
+    }
 
 
 def sampling_params(
@@ -96,14 +125,9 @@ def sampling_params(
 def _check_tokens(request: SamplerFields, bad_words: Sequence[Sequence[int]], vocab_size: int) -> None:
     """Refuse too many tokens, and such that do not exist."""
     check_token_ids("stop_token_ids", request.stop_token_ids or [], vocab_size)
-    check_count("logit_bias", len(request.logit_bias or ()), MAX_LOGIT_BIAS, "tokens")
     check_token_ids("logit_bias", list(request.logit_bias or ()), vocab_size)
     for name in ("allowed_token_ids", "logprob_token_ids"):
-        token_ids = getattr(request, name)
-        if token_ids == []:
-            raise InvalidRequestError(f"Invalid value for '{name}': must hold at least one token, got [].", param=name)
-        check_token_ids(name, token_ids or [], vocab_size)
-    check_count("logprob_token_ids", len(request.logprob_token_ids or ()), MAX_TOP_LOGPROBS, "tokens")
+        check_token_ids(name, getattr(request, name) or [], vocab_size)
     check_count("bad_words", len(bad_words), MAX_BAD_WORDS, "spellings of all words together")
     longest = max(map(len, bad_words), default=0)
     check_count("bad_words", longest, MAX_BAD_WORD_TOKENS, "tokens in a word")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError
+from jaxserve.server.schema.bounds import Bound, check_bounds
 from jaxserve.server.schema.conversation import ReasoningEffort, check_conversation
 from jaxserve.server.schema.messages import ChatMessage
 from jaxserve.server.schema.tools import ToolChoice, ToolDefinition
@@ -19,11 +21,11 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     """One of the names of /v1/models; the first of them if it is not given."""
     prompt: str | None = None
     """A text."""
-    messages: list[ChatMessage] | None = None
+    messages: Annotated[list[ChatMessage] | None, Bound("items", 1, "max_messages")] = None
     """A conversation, which the chat template makes a text of."""
     add_special_tokens: bool | None = None
     """Of a `prompt`; the chat template brings its own."""
-    tools: list[ToolDefinition] | None = None
+    tools: Annotated[list[ToolDefinition] | None, Bound("items", 0, "max_tools")] = None
     """Functions that the chat template tells the model of."""
     tool_choice: ToolChoice | None = None
     """`none` leaves the tools out."""
@@ -61,9 +63,10 @@ class DetokenizeReply(msgspec.Struct):
     """The text, special tokens included."""
 
 
-def check_tokenize(request: TokenizeRequest) -> None:
+def check_tokenize(request: TokenizeRequest, limits: LimitsConfig) -> None:
     """Exactly one of the two kinds of input."""
+    check_bounds(request, limits)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequestError("Exactly one of 'prompt' and 'messages' must be given.", param="prompt")
     if request.messages is not None:
-        check_conversation(request.messages, request)
+        check_conversation(request.messages, request, limits)

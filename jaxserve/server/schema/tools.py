@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
+from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, UnsupportedParameterError
-from jaxserve.server.schema import limits
+from jaxserve.server.schema.bounds import Bound
 from jaxserve.server.schema.decode import shorten
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -31,14 +32,13 @@ ToolChoice = str | dict[str, Any]
 """none, auto, required, or the object that names a function."""
 
 
-def check_tools(tools: Sequence[ToolDefinition] | None, choice: ToolChoice | None) -> None:
+def check_tools(tools: Sequence[ToolDefinition] | None, choice: ToolChoice | None, limits: LimitsConfig) -> None:
     """Refuse tools that cannot be called, and choices that nothing here enforces."""
     tools = tools or ()
-    if len(tools) > limits.MAX_TOOLS:
-        raise _invalid("tools", f"at most {limits.MAX_TOOLS} tools, got {len(tools)}")
     names: set[str] = set()
+    is_forced = choice == "required" or named_function(choice) is not None
     for i, tool in enumerate(tools):
-        _check_tool(f"tools[{i}]", tool, names, is_forced=choice == "required" or named_function(choice) is not None)
+        _check_tool(f"tools[{i}]", tool, names, limits, is_forced=is_forced)
     _check_choice(choice, names)
 
 
@@ -73,7 +73,7 @@ def _template_function(function: FunctionDefinition) -> dict[str, Any]:
     }
 
 
-def _check_tool(place: str, tool: ToolDefinition, names: set[str], *, is_forced: bool) -> None:
+def _check_tool(place: str, tool: ToolDefinition, names: set[str], limits: LimitsConfig, *, is_forced: bool) -> None:
     """Adds the tool's name to `names`."""
     if tool.type != "function":
         raise UnsupportedParameterError(
@@ -94,9 +94,8 @@ def _check_tool(place: str, tool: ToolDefinition, names: set[str], *, is_forced:
             "only then are arguments held to their schema.",
             param=f"{place}.function.strict",
         )
-    num_chars = len(msgspec.json.encode(function))
-    if num_chars > limits.MAX_FUNCTION_CHARS:
-        raise _invalid(f"{place}.function", f"at most {limits.MAX_FUNCTION_CHARS} characters of JSON, got {num_chars}")
+    definition = msgspec.json.encode(function).decode()
+    Bound("characters", 0, "max_function_chars").check(f"{place}.function", definition, limits)
 
 
 def _check_choice(choice: ToolChoice | None, names: set[str]) -> None:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from aiohttp import ClientSession
 
-from jaxserve.config import StructuredConfig
+from jaxserve.config import LimitsConfig, StructuredConfig
 from jaxserve.ipc.messages import (
     Abort,
     AddRequest,
@@ -183,6 +183,7 @@ async def running_api(
             keys=KeyRing(api_key),
             seeds=SeedStream(0),
             siblings=ALONE,
+            limits=LimitsConfig(),
             max_body_size=MAX_BODY_SIZE,
             keep_alive_s=keep_alive_s,
             startup=startup,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from jaxserve.config import LimitsConfig
 from jaxserve.server.app import collect_routes
 from jaxserve.server.docs_page import docs_page, type_text
 from jaxserve.server.openapi import openapi_document
@@ -16,7 +17,7 @@ from jaxserve.server.schema.descriptions import field_descriptions
 from tests.unit.server.conftest import Api
 
 ROUTES = tuple(collect_routes())
-DOCUMENT = openapi_document(ROUTES)
+DOCUMENT = openapi_document(ROUTES, LimitsConfig())
 SCHEMAS = DOCUMENT["components"]["schemas"]
 
 
@@ -72,6 +73,20 @@ def test_every_field_of_a_request_says_what_it_does(route: Route) -> None:
 
 def test_a_field_of_the_sampler_is_described_where_it_is_defined() -> None:
     assert SCHEMAS["ChatRequest"]["properties"]["min_p"]["description"].startswith("Keep tokens at least min_p times")
+
+
+def test_ranges_are_told_as_they_are_checked() -> None:
+    fields = SCHEMAS["ChatRequest"]["properties"]
+    assert (fields["n"]["minimum"], fields["n"]["maximum"]) == (1, 128)
+    assert fields["n"]["description"].endswith("Limit: 1 to 128 (--max-choices).")
+    assert (fields["stop"]["maxItems"], fields["stop"]["items"]) == (16, {"minLength": 1, "maxLength": 1024})
+    assert (fields["top_p"]["exclusiveMinimum"], fields["top_p"]["maximum"]) == (0, 1)
+    assert fields["top_k"]["minimum"] == -1
+
+
+def test_limits_of_the_server_are_told() -> None:
+    schemas = openapi_document(ROUTES, LimitsConfig(max_tools=7))["components"]["schemas"]
+    assert schemas["ChatRequest"]["properties"]["tools"]["maxItems"] == 7
 
 
 async def test_document_and_page_are_served_and_load_nothing(api: Api) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
+from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, UnsupportedParameterError
 from jaxserve.sampling.params import COLUMNS
 from jaxserve.server.schema.chat import ChatRequest, check_chat
@@ -71,13 +73,63 @@ def decode_without(name: str, value: Any) -> list[str]:
     return decode_chat(**{name: value})[1]
 
 
+@pytest.mark.parametrize(
+    ("setting", "fields"),
+    [
+        ("max_choices", {"n": 2}),
+        ("max_messages", {"messages": [{"role": "user", "content": "a"}] * 2}),
+        ("max_stop_strings", {"stop": ["a", "b"]}),
+        ("max_stop_chars", {"stop": ["aa"]}),
+        ("max_stop_chars", {"stop": "aa"}),
+        ("max_stop_token_ids", {"stop_token_ids": [1, 2]}),
+        ("max_top_logprobs", {"logprobs": True, "top_logprobs": 2}),
+        ("max_top_logprobs", {"prompt_logprobs": 2}),
+        ("max_top_logprobs", {"logprobs": True, "logprob_token_ids": [1, 2]}),
+        ("max_logit_bias", {"logit_bias": {"1": 1, "2": 1}}),
+        ("max_bad_words", {"bad_words": ["a", "b"]}),
+        ("max_bad_word_chars", {"bad_words": ["aa"]}),
+        ("max_tools", {"tools": [{"type": "function", "function": {"name": name}} for name in "fg"]}),
+    ],
+)
+def test_a_limit_is_a_setting_that_its_error_names(setting: str, fields: dict[str, Any]) -> None:
+    request, _ = decode_chat(**fields)
+    flag = f"--{setting.replace('_', '-')}"
+    with pytest.raises(InvalidRequestError, match=rf"to 1 ?\w* \({flag}\), got 2\.$") as refused:
+        check_chat(request, replace(LimitsConfig(), **{setting: 1}))
+    assert refused.value.param in fields
+    check_chat(request, replace(LimitsConfig(), **{setting: 2}))
+
+
+def test_limits_on_prompts_are_settings() -> None:
+    request, _ = decode_request(CompletionRequest, b'{"prompt": ["a", "b"], "n": 2}')
+    with pytest.raises(InvalidRequestError, match=r"1 to 1 items \(--max-prompts\), got 2"):
+        check_completion(request, LimitsConfig(max_prompts=1))
+    with pytest.raises(InvalidRequestError, match=r"at most 3 \(--max-total-choices\), got 2 x 2"):
+        check_completion(request, LimitsConfig(max_total_choices=3))
+    check_completion(request, LimitsConfig(max_prompts=2, max_total_choices=4))
+
+
+@pytest.mark.parametrize(
+    ("setting", "fields", "size"),
+    [
+        ("max_function_chars", {"tools": [{"type": "function", "function": {"name": "f"}}]}, 12),
+        ("max_template_kwargs_chars", {"chat_template_kwargs": {"a": 1}}, 7),
+    ],
+)
+def test_limits_on_json_are_settings(setting: str, fields: dict[str, Any], size: int) -> None:
+    request, _ = decode_chat(**fields)
+    with pytest.raises(InvalidRequestError, match=rf"--{setting.replace('_', '-')}\), got"):
+        check_chat(request, replace(LimitsConfig(), **{setting: size - 1}))
+    check_chat(request, replace(LimitsConfig(), **{setting: 1000}))
+
+
 def decode_chat(**fields: Any) -> tuple[ChatRequest, list[str]]:
     return decode_request(ChatRequest, msgspec.json.encode(CHAT | fields))
 
 
 def checked_chat(**fields: Any) -> ChatRequest:
     request, _ = decode_chat(**fields)
-    check_chat(request)
+    check_chat(request, LimitsConfig())
     sampling_params(request, max_tokens=1, seed=request.seed or 0, num_top_logprobs=None, vocab_size=10)
     return request
 
@@ -301,7 +353,7 @@ def test_every_sampler_option_reaches_the_engine() -> None:
 
 def completion(**fields: Any) -> list[str | list[int]]:
     request, _ = decode_request(CompletionRequest, msgspec.json.encode(fields))
-    return check_completion(request)
+    return check_completion(request, LimitsConfig())
 
 
 @pytest.mark.parametrize(
