@@ -160,9 +160,9 @@ def test_chat_reads_calls_and_reasoning(llm: LLM) -> None:
         ([], GREEDY, "'prompt': must not be empty"),
         ([3] * 600, GREEDY, "maximum context length is 600"),
         ([3], SamplingParams(temperature=3.5), "'temperature'.*3.5"),
-        ([3], SamplingParams(n=0), "'n': must be between 1 and 128, got 0"),
+        ([3], SamplingParams(n=0), "'n': must be 1 to 128 .--max-choices., got 0"),
         ([3], SamplingParams(top_k="x"), "'top_k'.*int"),  # type: ignore[arg-type]
-        ([3], SamplingParams(logprobs=21), "'logprobs': must be between 0 and 20, got 21"),
+        ([3], SamplingParams(logprobs=21), "'logprobs': must be 0 to 20 .--max-top-logprobs., got 21"),
     ],
 )
 def test_one_bad_prompt_is_refused_before_anything_runs(
