@@ -59,6 +59,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("prompt_tokens_cached", "counter", "Prompt tokens of requests whose KV came from the prefix cache."),
     MetricSpec("prompt_tokens_by_source", "counter", "Prompt tokens by where their KV came from.", ("source",)),
     MetricSpec("generation_tokens", "counter", "Tokens generated."),
+    MetricSpec("forced_tokens", "counter", "Generated tokens that a grammar left no choice about: nobody sampled them."),
     MetricSpec("request_success", "counter", "Finished generations by reason.", ("finished_reason",)),
     MetricSpec("admission_rejections", "counter", "Requests refused by a queue limit.", ("reason",)),
     MetricSpec("time_to_first_token_seconds", "histogram", "Submission to first token.", (), TTFT_S),
@@ -209,6 +210,7 @@ class Metrics:
             ("num_preemptions", stats.num_preemptions),
             ("prompt_tokens", stats.num_prompt_tokens),
             ("generation_tokens", stats.num_generation_tokens),
+            ("forced_tokens", stats.num_forced_tokens),
             ("program_calls", stats.num_calls),
         ):
             if amount:

@@ -144,7 +144,7 @@ class EngineCore:
         """Dispatch the next step, and take in what is due; its news, or None when nothing was due."""
         self._look_at_device()
         plan = self._scheduler.schedule()
-        outputs = self._scheduler.take_endings()
+        outputs = self._scheduler.take_news()
         num_kept = 0
         if plan is None:  # nothing to do, or nothing before the oldest step is over
             num_kept = max(0, len(self._in_flight) - 1)

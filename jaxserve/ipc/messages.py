@@ -168,6 +168,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
+    num_forced_tokens: int = 0
+    """Generation tokens that a grammar left no choice about: nobody sampled them."""
     num_steps: int = 0
     bucket_steps: dict[str, int] = {}
     """Steps by program, e.g. `{"decode/8": 3}`."""

@@ -9,6 +9,7 @@ from typing import Final
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.ipc.messages import AddRequest, RequestFault
+from jaxserve.sampling.params import needs_seat
 from jaxserve.scheduler.admission import fault_of
 from jaxserve.scheduler.grammars import Grammars, GrammarState
 from jaxserve.scheduler.request import Request
@@ -26,6 +27,8 @@ class Settled:
 
     prepared: list[Request] = field(default_factory=list)
     """They can start."""
+    forced: list[tuple[Request, list[int]]] = field(default_factory=list)
+    """Tokens that come next, whatever the model thinks."""
     over: list[Request] = field(default_factory=list)
     """Nothing may come behind their newest token."""
     failed: list[tuple[Request, RequestFault]] = field(default_factory=list)
@@ -47,7 +50,9 @@ class ConstrainedRequests:
         """The grammar of a new request, just begun; None when it has none."""
         if message.grammar is None or self._grammars is None:
             return None
-        return self._grammars.follow(message.grammar, message.sampling.allowed_token_ids)
+        # What the device keeps of a request's tokens, and log-probabilities, come of sampled tokens alone.
+        may_jump = not needs_seat(message.sampling) and message.sampling.num_top_logprobs is None
+        return self._grammars.follow(message.grammar, message.sampling.allowed_token_ids, may_jump=may_jump)
 
     def add(self, request: Request) -> None:
         """A new one; it is to wait until `settle` calls it prepared."""
@@ -78,7 +83,10 @@ class ConstrainedRequests:
             if grammar.error is not None:
                 text = f"The grammar of this request cannot be followed: {grammar.error}"
                 found.failed.append((request, fault_of(InvalidRequestError(text))))
-            elif grammar.is_over:
+                continue
+            if grammar.forced:
+                found.forced.append((request, grammar.take_forced()))
+            if grammar.is_over:
                 found.over.append(request)
             elif request.request_id in self._preparing:
                 found.prepared.append(self._preparing.pop(request.request_id))

@@ -16,6 +16,8 @@ class Counters:
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
+    num_forced_tokens: int = 0
+    """Those among them that a grammar left no choice about."""
 
     def count_prefix(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         """A request started: its prompt tokens were asked for, so many were there."""
@@ -33,4 +35,5 @@ class Counters:
             num_preemptions=self.num_preemptions,
             num_prompt_tokens=self.num_prompt_tokens,
             num_generation_tokens=self.num_generation_tokens,
+            num_forced_tokens=self.num_forced_tokens,
         )

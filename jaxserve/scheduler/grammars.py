@@ -17,6 +17,15 @@ class GrammarState(Protocol):
     def is_ready(self) -> bool: ...
 
     @property
+    def forced(self) -> list[int]:
+        """Tokens that have to come next, before the one that the mask is for."""
+        ...
+
+    def take_forced(self) -> list[int]:
+        """The same, once."""
+        ...
+
+    @property
     def mask(self) -> np.ndarray:
         """The tokens that may come next, int32 `[W]`."""
         ...
@@ -43,4 +52,6 @@ class GrammarState(Protocol):
 class Grammars(Protocol):
     """Starts to follow a grammar."""
 
-    def follow(self, grammar: Grammar, allowed_token_ids: Collection[int]) -> GrammarState: ...
+    def follow(
+        self, grammar: Grammar, allowed_token_ids: Collection[int], *, may_jump: bool = False
+    ) -> GrammarState: ...

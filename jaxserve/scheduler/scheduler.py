@@ -95,7 +95,7 @@ class Scheduler:
         self._running: list[Request] = []
         self._waiting: list[Request] = []
         self._constrained = ConstrainedRequests(grammars)
-        self._endings: list[RequestOutput] = []
+        self._news: list[RequestOutput] = []
         self._in_flight: deque[tuple[StepPlan, list[Request]]] = deque()
         self._free_slots = list(range(buckets.max_num_seqs - 1, -1, -1))
         self._burst = BurstPolicy(buckets.max_burst, config.max_burst_ms / 1000)
@@ -185,10 +185,10 @@ class Scheduler:
         self._in_flight.append((plan, requests))
         return plan
 
-    def take_endings(self) -> list[RequestOutput]:
-        """Requests that `schedule` found at the end of their grammar, since it was asked last."""
-        endings, self._endings = self._endings, []
-        return endings
+    def take_news(self) -> list[RequestOutput]:
+        """What grammars made of requests in `schedule`, since this was asked last: tokens without choice, ends."""
+        found, self._news = self._news, []
+        return found
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Take in what the oldest step in flight computed: new tokens, published pages, finished requests."""
@@ -242,9 +242,18 @@ class Scheduler:
             return False
         for request in settled.prepared:
             insort(self._waiting, request, key=_rank)
-        self._endings += [self._end(request, "stop") for request in settled.over]
-        self._endings += [self._end(request, "error", fault) for request, fault in settled.failed]
+        self._news += [self._jump(request, tokens) for request, tokens in settled.forced]
+        self._news += [self._end(request, "stop") for request in settled.over if request.finish_reason is None]
+        self._news += [self._end(request, "error", fault) for request, fault in settled.failed]
         return True
+
+    def _jump(self, request: Request, tokens: list[int]) -> RequestOutput:
+        """Tokens that nobody sampled. The request is behind by them, and catches up as anybody does."""
+        num_tokens, reason, stop_token_id = self._append(request, tokens)
+        self._counters.num_forced_tokens += num_tokens
+        if reason is not None:
+            self._remove(request, reason)
+        return news(request, tokens[:num_tokens], None, reason, stop_token_id, None)
 
     # --- one step -------------------------------------------------------------------------------------
 
@@ -348,18 +357,7 @@ class Scheduler:
         """New tokens of `request`, up to and with the one that ends it."""
         if request.num_tokens == request.num_prompt_tokens:
             self._counters.num_prompt_tokens += request.num_prompt_tokens
-        num_tokens = 0
-        reason: FinishReason | None = None
-        stop_token_id = None
-        for token in tokens:
-            if token == UNREAD_TOKEN:
-                raise RuntimeError(f"the device ended {request.request_id}, which goes on")
-            request.append(token)
-            num_tokens += 1
-            reason, stop_token_id = verdict(request, token, self._eos_token_ids)
-            if reason is not None:
-                break
-        self._counters.num_generation_tokens += num_tokens
+        num_tokens, reason, stop_token_id = self._append(request, tokens)
         if self._kv.may_publish(request.table, request.num_tokens - 1):  # the newest token has no KV yet
             self._kv.publish(request.table, request.tokens, request.num_tokens - 1)
         if reason is not None:
@@ -368,6 +366,18 @@ class Scheduler:
             request.grammar.advance(tokens[num_tokens - 1])
         logprobs = logprobs_of(request, result, row, num_tokens)
         return news(request, tokens[:num_tokens], logprobs, reason, stop_token_id, prompt_logprobs)
+
+    def _append(self, request: Request, tokens: list[int]) -> tuple[int, FinishReason | None, int | None]:
+        """How many of the tokens belong to the request, and the verdict on the last of them."""
+        for i, token in enumerate(tokens):
+            if token == UNREAD_TOKEN:
+                raise RuntimeError(f"the device ended {request.request_id}, which goes on")
+            request.append(token)
+            reason, stop_token_id = verdict(request, token, self._eos_token_ids)
+            if reason is not None:
+                break
+        self._counters.num_generation_tokens += i + 1
+        return i + 1, reason, stop_token_id
 
     def _end(self, request: Request, reason: FinishReason, fault: RequestFault | None = None) -> RequestOutput:
         """End `request` without a token."""

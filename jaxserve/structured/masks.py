@@ -43,11 +43,13 @@ class GrammarMasks:
         self._starts: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._lock = Lock()
 
-    def follow(self, grammar: Grammar, allowed_token_ids: Collection[int]) -> GrammarState:
-        """A request that starts; its first mask is under way. Where ids are given, no mask allows any other."""
-        return GrammarState(
-            self, grammar, pack_bits(allowed_token_ids, self._vocab_size) if allowed_token_ids else self._all
-        )
+    def follow(self, grammar: Grammar, allowed_token_ids: Collection[int], *, may_jump: bool = False) -> GrammarState:
+        """A request that starts; its first mask is under way. Where ids are given, no mask allows any other.
+
+        may_jump: text that the grammar leaves no choice about is `forced`, instead of being masked for.
+        """
+        allowed = pack_bits(allowed_token_ids, self._vocab_size) if allowed_token_ids else self._all
+        return GrammarState(self, grammar, allowed, may_jump=may_jump)
 
     def close(self) -> None:
         """Let go of the threads."""
@@ -73,13 +75,16 @@ class GrammarMasks:
 
 
 class GrammarState:
-    """Where one request stands in its grammar. `mask`, `is_over` and `error` mean something once it is ready."""
+    """Where one request stands in its grammar. All but `is_ready` mean something once it is ready."""
 
-    def __init__(self, masks: GrammarMasks, grammar: Grammar, allowed: np.ndarray) -> None:
+    def __init__(self, masks: GrammarMasks, grammar: Grammar, allowed: np.ndarray, *, may_jump: bool) -> None:
         self._masks = masks
         self._grammar = grammar
         self._matcher: LLMatcher | None = None
         self._allowed = allowed
+        self._may_jump = may_jump
+        self.forced: list[int] = []
+        """Tokens that have to come next, before the one that `mask` is for."""
         self.mask = allowed
         """The tokens that may come next: int32 `[W]`, a new array for every token."""
         self.is_over = False
@@ -95,6 +100,11 @@ class GrammarState:
     @property
     def is_ready(self) -> bool:
         return self.work.done()
+
+    def take_forced(self) -> list[int]:
+        """`forced`, which is empty from now on."""
+        forced, self.forced = self.forced, []
+        return forced
 
     def advance(self, token: int) -> None:
         """Take the token that was chosen; ready again when the next mask is made."""
@@ -112,8 +122,12 @@ class GrammarState:
 
     def _move(self, matcher: LLMatcher, token: int | None) -> None:
         started_s = time.thread_time()
-        if token is not None and not matcher.consume_token(token):
-            raise GrammarError(matcher.get_error() or f"token {token} does not fit")
+        self.forced = []
+        if token is not None:
+            self._take(matcher, [token])
+            if self._may_jump and not matcher.is_stopped():
+                self.forced = matcher.compute_ff_tokens()
+                self._take(matcher, self.forced)
         self.is_over = matcher.is_stopped()
         if not self.is_over:
             self.mask = self._mask_of(matcher)
@@ -123,6 +137,10 @@ class GrammarState:
             raise GrammarError(matcher.get_error())
         if time.thread_time() - started_s > _MAX_STEP_S:
             raise GrammarError("it takes too long to find out which tokens may come next")
+
+    def _take(self, matcher: LLMatcher, tokens: list[int]) -> None:
+        if not matcher.consume_tokens(tokens):
+            raise GrammarError(matcher.get_error() or f"tokens {tokens[:8]} do not fit")
 
     def _mask_of(self, matcher: LLMatcher) -> np.ndarray:
         """The vocabulary of the tokenizer may end before the model's, or behind it."""

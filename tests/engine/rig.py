@@ -126,6 +126,7 @@ class Rig:
         With a depth, the plan just submitted; or None, and then the oldest step in flight is taken in.
         """
         plan = self.scheduler.schedule()
+        self.collect(self.scheduler.take_news())
         if plan is not None:
             self.plans.append(plan)
             self.pending.append((plan, self.executor.submit(plan)))

@@ -16,14 +16,19 @@ LENGTH = 30
 
 
 class Counting:
-    """A grammar whose only text is the tokens first, first + 1, ...; ready at the second look."""
+    """A grammar whose only text is the tokens first, first + 1, ...; ready at the second look.
+
+    Behind each token that it is told of, it forces the next `num_forced`.
+    """
 
     error: str | None = None
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, first: int, num_forced: int = 0) -> None:
         self._next = first
         self._last = first + LENGTH
+        self._num_forced = num_forced
         self._looks = 0
+        self.forced: list[int] = []
 
     @property
     def mask(self) -> np.ndarray:
@@ -40,16 +45,25 @@ class Counting:
 
     def advance(self, token: int) -> None:
         assert token == self._next
-        self._next += 1
+        last = min(self._next + self._num_forced, self._last - 1)
+        self.forced = list(range(self._next + 1, last + 1))
+        self._next = last + 1
         self._looks = 0
+
+    def take_forced(self) -> list[int]:
+        forced, self.forced = self.forced, []
+        return forced
 
     def wait(self, seconds: float) -> None:
         pass
 
 
 class CountingGrammars:
-    def follow(self, grammar: Grammar, allowed_token_ids: Collection[int]) -> Counting:
-        return Counting(int(grammar.text))
+    def __init__(self, num_forced: int = 0) -> None:
+        self._num_forced = num_forced
+
+    def follow(self, grammar: Grammar, allowed_token_ids: Collection[int], *, may_jump: bool = False) -> Counting:
+        return Counting(int(grammar.text), self._num_forced if may_jump else 0)
 
 
 def counting(name: str, first: int) -> AddRequest:
@@ -60,14 +74,15 @@ def counting(name: str, first: int) -> AddRequest:
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("max_burst", [1, 4])
 @pytest.mark.parametrize("num_blocks", [65, 14])
-def test_tokens_follow_the_grammar_beside_rows_without(depth: int, max_burst: int, num_blocks: int) -> None:
-    rig = Rig(depth=depth, max_burst=max_burst, num_blocks=num_blocks, grammars=CountingGrammars())
+@pytest.mark.parametrize("num_forced", [0, 1, 7])
+def test_tokens_follow_the_grammar_beside_rows_without(
+    depth: int, max_burst: int, num_blocks: int, num_forced: int
+) -> None:
+    rig = Rig(depth=depth, max_burst=max_burst, num_blocks=num_blocks, grammars=CountingGrammars(num_forced))
     held = [counting(f"held{i}", 5 + i) for i in range(3)]
     free = [add(f"free{i}", prompt(5, i), max_tokens=25) for i in range(2)]
     rig.send(*held, *free)
-    while rig.scheduler.has_work:
-        rig.step()
-        rig.collect(rig.scheduler.take_endings())
+    run(rig)
     for i, message in enumerate(held):
         assert rig.tokens[message.request_id] == list(range(5 + i, 5 + i + LENGTH))
         assert rig.ends[message.request_id].finish_reason == "stop"
@@ -76,6 +91,42 @@ def test_tokens_follow_the_grammar_beside_rows_without(depth: int, max_burst: in
     assert rig.kv.usage == 0.0
     if num_blocks == 14:
         assert rig.scheduler.stats().num_preemptions > 0, "the pool was meant to be too small"
+
+
+def run(rig: Rig) -> None:
+    while rig.scheduler.has_work:
+        rig.step()
+
+
+def test_tokens_without_choice_take_no_step() -> None:
+    rig = Rig(grammars=CountingGrammars(num_forced=4))
+    rig.send(counting("a", 5))
+    run(rig)
+    assert rig.tokens["a"] == list(range(5, 5 + LENGTH))
+    assert len(rig.plans) == LENGTH / 5
+    stats = rig.scheduler.stats()
+    assert (stats.num_generation_tokens, stats.num_forced_tokens) == (LENGTH, LENGTH * 4 / 5)
+
+
+@pytest.mark.parametrize(("limits", "reason"), [({"max_tokens": 8}, "length"), ({"stop_token_ids": (12,)}, "stop")])
+def test_tokens_without_choice_end_where_the_request_does(limits: dict[str, object], reason: str) -> None:
+    rig = Rig(grammars=CountingGrammars(num_forced=4))
+    message = counting("a", 5)
+    rig.send(msgspec.structs.replace(message, sampling=msgspec.structs.replace(message.sampling, **limits)))
+    run(rig)
+    assert rig.tokens["a"] == list(range(5, 13))
+    assert rig.ends["a"].finish_reason == reason
+    assert rig.kv.usage == 0.0
+
+
+@pytest.mark.parametrize("option", [{"num_top_logprobs": 0}, {"presence_penalty": 1.0}])
+def test_every_token_is_sampled_where_the_device_has_to_see_it(option: dict[str, object]) -> None:
+    rig = Rig(grammars=CountingGrammars(num_forced=4))
+    message = counting("a", 5)
+    rig.send(msgspec.structs.replace(message, sampling=msgspec.structs.replace(message.sampling, **option)))
+    run(rig)
+    assert rig.tokens["a"] == list(range(5, 5 + LENGTH))
+    assert len(rig.plans) == LENGTH
 
 
 def test_a_request_that_is_aborted_before_its_grammar_is_ready_leaves_nothing() -> None:

@@ -102,11 +102,13 @@ def test_what_is_not_enforced_whole_is_refused(vocabulary: LLTokenizer, grammar:
     assert verdict_of(YES, vocabulary, CONFIG) is None
 
 
-def follow(vocabulary: LLTokenizer, vocab_size: int, allowed: list[int]) -> tuple[GrammarMasks, GrammarState]:
+def follow(
+    vocabulary: LLTokenizer, vocab_size: int, allowed: list[int], grammar: Grammar = YES, *, may_jump: bool = False
+) -> tuple[GrammarMasks, GrammarState]:
     made: Future[LLTokenizer] = Future()
     made.set_result(vocabulary)
     masks = GrammarMasks(made, vocab_size, CONFIG)
-    state = masks.follow(YES, allowed)
+    state = masks.follow(grammar, allowed, may_jump=may_jump)
     state.wait(10)
     return masks, state
 
@@ -136,4 +138,27 @@ def test_a_token_that_does_not_fit_ends_the_request_and_not_the_engine(
     state.advance(Vocabulary(tokenizer)(b"x")[0])
     state.wait(10)
     assert state.error
+    masks.close()
+
+
+@pytest.mark.parametrize("may_jump", [True, False])
+def test_text_without_choice_is_forced(vocabulary: LLTokenizer, tokenizer: Tokenizer, may_jump: bool) -> None:
+    grammar = Grammar("regex", "(a|b) very long word [0-9]")
+    masks, state = follow(vocabulary, tokenizer.max_token_id + 1, [], grammar, may_jump=may_jump)
+    state.advance(Vocabulary(tokenizer)(b"a")[0])
+    state.wait(10)
+    forced = b"".join(tokenizer.token_bytes(token) for token in state.take_forced())
+    assert state.take_forced() == []
+    if may_jump:
+        assert b" very long word ".startswith(forced)
+        assert len(forced) >= len(b" very long word")
+    else:
+        assert forced == b""
+    for token in Vocabulary(tokenizer)(b" very long word 7"[len(forced) :]):  # the mask is for what comes behind
+        state.advance(token)
+        state.wait(10)
+        state.take_forced()
+        if state.is_over:
+            break
+    assert state.error is None
     masks.close()
