@@ -5,12 +5,26 @@ from __future__ import annotations
 import numpy as np
 
 from jaxserve.ipc.messages import RequestFault, RequestOutput, TokenLogprobs
-from jaxserve.scheduler.plan import NO_TARGET, StepPlan, StepResult
+from jaxserve.scheduler.plan import NO_TARGET, UNREAD_TOKEN, StepPlan, StepResult
 from jaxserve.scheduler.request import Request
 from jaxserve.types import FinishReason
 
 
-def verdict(request: Request, token: int, eos_token_ids: frozenset[int]) -> tuple[FinishReason | None, int | None]:
+def append(
+    request: Request, tokens: list[int], eos_token_ids: frozenset[int]
+) -> tuple[list[int], FinishReason | None, int | None]:
+    """Give the request its new tokens, up to and with the one that ends it: those it took, and the verdict on the last."""
+    for num_taken, token in enumerate(tokens, 1):
+        if token == UNREAD_TOKEN:
+            raise RuntimeError(f"the device ended {request.request_id}, which goes on")
+        request.append(token)
+        reason, stop_token_id = _verdict(request, token, eos_token_ids)
+        if reason is not None:
+            return tokens[:num_taken], reason, stop_token_id
+    return tokens, None, None
+
+
+def _verdict(request: Request, token: int, eos_token_ids: frozenset[int]) -> tuple[FinishReason | None, int | None]:
     """Whether `token`, the request's newest, ends it, and the stop token id that did.
 
     This is the truth. The device decides the same for itself, as far as MAX_STOP_TOKENS reaches.

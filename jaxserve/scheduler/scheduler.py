@@ -52,9 +52,9 @@ from jaxserve.scheduler.burst import BurstPolicy
 from jaxserve.scheduler.constrained import ConstrainedRequests
 from jaxserve.scheduler.counters import Counters
 from jaxserve.scheduler.grammars import Grammars
-from jaxserve.scheduler.outputs import ending, logprobs_of, news, prompt_logprobs_of, verdict
+from jaxserve.scheduler.outputs import append, ending, logprobs_of, news, prompt_logprobs_of
 from jaxserve.scheduler.packing import pack, share_budget
-from jaxserve.scheduler.plan import UNREAD_TOKEN, Buckets, StepPlan, StepResult
+from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
 from jaxserve.scheduler.request import Request
 from jaxserve.types import FinishReason, RequestId
 
@@ -249,11 +249,12 @@ class Scheduler:
 
     def _jump(self, request: Request, tokens: list[int]) -> RequestOutput:
         """Tokens that nobody sampled. The request is behind by them, and catches up as anybody does."""
-        num_tokens, reason, stop_token_id = self._append(request, tokens)
-        self._counters.num_forced_tokens += num_tokens
+        taken, reason, stop_token_id = append(request, tokens, self._eos_token_ids)
+        self._counters.num_generation_tokens += len(taken)
+        self._counters.num_forced_tokens += len(taken)
         if reason is not None:
             self._remove(request, reason)
-        return news(request, tokens[:num_tokens], None, reason, stop_token_id, None)
+        return news(request, taken, None, reason, stop_token_id, None)
 
     # --- one step -------------------------------------------------------------------------------------
 
@@ -357,27 +358,16 @@ class Scheduler:
         """New tokens of `request`, up to and with the one that ends it."""
         if request.num_tokens == request.num_prompt_tokens:
             self._counters.num_prompt_tokens += request.num_prompt_tokens
-        num_tokens, reason, stop_token_id = self._append(request, tokens)
+        taken, reason, stop_token_id = append(request, tokens, self._eos_token_ids)
+        self._counters.num_generation_tokens += len(taken)
         if self._kv.may_publish(request.table, request.num_tokens - 1):  # the newest token has no KV yet
             self._kv.publish(request.table, request.tokens, request.num_tokens - 1)
         if reason is not None:
             self._remove(request, reason)
         elif request.grammar is not None:
-            request.grammar.advance(tokens[num_tokens - 1])
-        logprobs = logprobs_of(request, result, row, num_tokens)
-        return news(request, tokens[:num_tokens], logprobs, reason, stop_token_id, prompt_logprobs)
-
-    def _append(self, request: Request, tokens: list[int]) -> tuple[int, FinishReason | None, int | None]:
-        """How many of the tokens belong to the request, and the verdict on the last of them."""
-        for i, token in enumerate(tokens):
-            if token == UNREAD_TOKEN:
-                raise RuntimeError(f"the device ended {request.request_id}, which goes on")
-            request.append(token)
-            reason, stop_token_id = verdict(request, token, self._eos_token_ids)
-            if reason is not None:
-                break
-        self._counters.num_generation_tokens += i + 1
-        return i + 1, reason, stop_token_id
+            request.grammar.advance(taken[-1])
+        logprobs = logprobs_of(request, result, row, len(taken))
+        return news(request, taken, logprobs, reason, stop_token_id, prompt_logprobs)
 
     def _end(self, request: Request, reason: FinishReason, fault: RequestFault | None = None) -> RequestOutput:
         """End `request` without a token."""
