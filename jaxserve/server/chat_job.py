@@ -10,8 +10,13 @@ from jaxserve.server.schema.chat import ChatRequest
 from jaxserve.server.state import ServerState
 
 
-async def make_chat_job(state: ServerState, facts: ModelFacts, request: ChatRequest) -> Job:
-    """Engine requests for every choice of a request that `check_chat` has passed. Raises RequestError."""
+async def make_chat_job(
+    state: ServerState, facts: ModelFacts, request: ChatRequest, *, default_max_tokens: int | None = None
+) -> Job:
+    """Engine requests for every choice of a request that `check_chat` has passed. Raises RequestError.
+
+    default_max_tokens: of a request without a limit; less where the context ends before. None: as many as fit.
+    """
     tokens = state.tokenization
     prompt = await encode_conversation(tokens, request.messages, request, facts.max_model_len)
     reading = reply_reading(tokens, prompt, request.messages, request)
@@ -28,7 +33,7 @@ async def make_chat_job(state: ServerState, facts: ModelFacts, request: ChatRequ
         request,
         [prompt],
         asked_max_tokens=request.output_limit,
-        default_max_tokens=None,
+        default_max_tokens=default_max_tokens,
         num_top_logprobs=request.num_top_logprobs,
         bad_words=await tokens.encode_bad_words(request.bad_words),
         param="messages",

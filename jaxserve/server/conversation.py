@@ -11,7 +11,7 @@ from jaxserve.server.schema.messages import ChatMessage, content_text, template_
 from jaxserve.server.schema.tools import offered_tools, parameter_schemas, template_tools
 from jaxserve.server.tokenization import Tokenization
 
-_THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
+THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
 """What templates call the variable that turns thinking on and off."""
 _NUM_END_TOKENS: Final = 64
 """Tokens at the end of a prompt that may open or close the reasoning."""
@@ -75,7 +75,7 @@ def _template_variables(tokens: Tokenization, fields: ConversationFields, *, has
     if fields.reasoning_effort is not None:
         if is_read("reasoning_effort"):
             variables["reasoning_effort"] = fields.reasoning_effort
-        variables |= {name: fields.reasoning_effort != "none" for name in _THINKING_SWITCHES if is_read(name)}
+        variables |= {name: fields.reasoning_effort != "none" for name in THINKING_SWITCHES if is_read(name)}
         if not variables:
             raise _no_place("reasoning_effort")
     if fields.documents:

@@ -158,6 +158,40 @@ def test_named_function_is_called_and_the_reply_says_stop(client: openai.OpenAI,
     assert final.finish_reason == "stop"
 
 
+def test_anthropics_clients_get_the_same_calls_as_blocks(server: Server) -> None:
+    tools = [{"name": name, "input_schema": {"type": "object"}} for name in ("get_weather", "now")]
+    body = {"model": "tiny", "max_tokens": 1000, "messages": MESSAGES, "tools": tools}
+    status, headers, raw = server.request("POST", "/v1/messages", body)
+    plain = json.loads(raw)
+    assert (status, plain["stop_reason"]) == (200, "tool_use")
+    assert headers["request-id"] == headers["x-request-id"]
+    assert [block["type"] for block in plain["content"]] == ["thinking", "text", "tool_use", "tool_use"]
+    assert plain["content"][0]["thinking"] == "The user wants the weather."
+    assert [block["input"] for block in plain["content"][2:]] == [{"city": "Paris", "note": 'café "x"'}, {}]
+    status, headers, raw = server.request("POST", "/v1/messages", body | {"stream": True})
+    events = [json.loads(part.partition("data: ")[2]) for part in raw.decode().split("\n\n")[:-1]]
+    assert (events[0]["type"], events[-1]["type"]) == ("message_start", "message_stop")
+    written = [event["delta"]["partial_json"] for event in events if "partial_json" in event.get("delta", {})]
+    assert json.loads("".join(written).removesuffix("{}")) == plain["content"][2]["input"]
+    assert len(written) > 5, "input comes as it is written"
+
+
+@pytest.mark.parametrize(
+    "choice", [{"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "now"}]
+)
+def test_forced_tools_of_anthropics_clients_are_held_to_their_schemas(server: Server, choice: dict[str, str]) -> None:
+    tools = [
+        {"name": tool["function"]["name"], "strict": True, "input_schema": tool["function"]["parameters"]}
+        for tool in NARROW
+    ]
+    body = {"max_tokens": 1000, "messages": MESSAGES, "tools": tools, "tool_choice": choice, "seed": 1}
+    status, _, raw = server.request("POST", "/v1/messages", body)
+    reply = json.loads(raw)
+    assert (status, reply["stop_reason"]) == (200, "tool_use")
+    assert [block["type"] for block in reply["content"]] == ["thinking", "tool_use"]
+    assert reply["content"][1]["input"].keys() == {"unit", "days"}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -1,0 +1,162 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`, as Anthropic's clients speak."""
+
+from __future__ import annotations
+
+import uuid
+from functools import partial
+
+import msgspec
+from aiohttp import web
+
+from jaxserve.server.anthropic_blocks import BlockEvents, blocks_of
+from jaxserve.server.anthropic_request import chat_request, counted_request
+from jaxserve.server.body import read_body
+from jaxserve.server.chat_job import make_chat_job
+from jaxserve.server.conversation import encode_conversation
+from jaxserve.server.generation import Job, answer
+from jaxserve.server.parsers.events import Event, merged
+from jaxserve.server.reply import json_reply
+from jaxserve.server.request_id import request_id_of
+from jaxserve.server.routes import ApiStyle, Route
+from jaxserve.server.schema.anthropic import (
+    CountTokensRequest,
+    MessagesRequest,
+    check_anthropic,
+)
+from jaxserve.server.schema.anthropic_reply import (
+    AnthropicError,
+    BlockEvent,
+    Message,
+    MessageDelta,
+    MessageEnd,
+    MessageStart,
+    MessageStop,
+    Ping,
+    StopReason,
+    TokenCount,
+    anthropic_error,
+    message_usage,
+)
+from jaxserve.server.schema.chat import check_chat
+from jaxserve.server.schema.usage import Usage
+from jaxserve.server.sse import Framing, frame
+from jaxserve.server.state import STATE, ServerState
+from jaxserve.server.stream import Piece
+
+
+async def messages(http: web.Request) -> web.StreamResponse:
+    state = http.app[STATE]
+    request = await read_body(http, MessagesRequest)
+    check_anthropic(request, state.limits)
+    state.require_model(request.model)
+    facts = state.client.require_ready()
+    chat = chat_request(request, state.tokenization)
+    check_chat(chat, state.limits)
+    with state.client.admission(1):
+        job = await make_chat_job(state, facts, chat, default_max_tokens=request.max_tokens)
+        return await answer(http, chat, job, MessageFormat(request, job, state, request_id_of(http)))
+
+
+async def count_tokens(http: web.Request) -> web.StreamResponse:
+    state = http.app[STATE]
+    request = await read_body(http, CountTokensRequest)
+    check_anthropic(request, state.limits)
+    state.require_model(request.model)
+    state.client.require_ready()
+    chat = counted_request(request, state.tokenization)
+    check_chat(chat, state.limits)
+    prompt = await encode_conversation(state.tokenization, chat.messages, chat, max_tokens=state.max_body_size)
+    return json_reply(TokenCount(len(prompt)))
+
+
+class MessageFormat:
+    """Events and reply of one request."""
+
+    def __init__(self, request: MessagesRequest, job: Job, state: ServerState, request_id: str) -> None:
+        self.framing = Framing(keep_alive=frame(Ping()), end=b"", error=partial(anthropic_error, request_id=request_id))
+        choice, thinking = request.tool_choice, request.thinking
+        self._blocks = BlockEvents(
+            state.tokenization.dialect.new_call_id,
+            max_calls=1 if choice is not None and choice.disable_parallel_tool_use else None,
+            shows_thinking=thinking is None or thinking.display != "omitted",
+        )
+        self._is_window_short = job.requests[0].sampling.max_tokens < request.max_tokens
+        self._model = state.model_name
+        self._id = f"msg_{uuid.uuid4().hex}"
+        self._usage = job.usage()
+        self._last: Piece | None = None
+
+    def opening(self) -> list[msgspec.Struct]:
+        start = Message(
+            id=self._id,
+            model=self._model,
+            content=[],
+            stop_reason=None,
+            stop_sequence=None,
+            usage=message_usage(self._usage),
+        )
+        return [MessageStart(start), Ping()]
+
+    def chunks(self, piece: Piece, usage: Usage | None) -> list[msgspec.Struct]:
+        self._last = piece
+        seen = self._blocks.of(_events(piece))
+        return [*seen, *self._blocks.end()] if piece.finish_reason is not None else [*seen]
+
+    def closing(self, usage: Usage) -> list[msgspec.Struct]:
+        assert self._last is not None, "a stream ends with its choice"
+        return [MessageDelta(self._end(self._last), message_usage(usage)), MessageStop()]
+
+    def reply(self, choices: list[list[Piece]], usage: Usage) -> msgspec.Struct:
+        (pieces,) = choices
+        events = merged([event for piece in pieces for event in _events(piece)])
+        content = blocks_of([*self._blocks.of(events), *self._blocks.end()])
+        end = self._end(pieces[-1])
+        return Message(
+            id=self._id,
+            model=self._model,
+            content=content,
+            stop_reason=end.stop_reason,
+            stop_sequence=end.stop_sequence,
+            usage=message_usage(usage),
+        )
+
+    def _end(self, last: Piece) -> MessageEnd:
+        if isinstance(last.stop_reason, str):
+            return MessageEnd("stop_sequence", last.stop_reason)
+        reason: StopReason = "tool_use" if self._blocks.has_calls else "end_turn"
+        if last.finish_reason == "length":
+            reason = "model_context_window_exceeded" if self._is_window_short else "max_tokens"
+        return MessageEnd(reason, None)
+
+
+def _events(piece: Piece) -> list[Event]:
+    if piece.events is not None:
+        return piece.events
+    return [Event("content", piece.text, piece.text)] if piece.text else []
+
+
+_STYLE = ApiStyle(error_body=anthropic_error, request_id_header="request-id")
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/messages",
+        messages,
+        summary="The next message of a conversation, as Anthropic's clients ask for it.",
+        tag="Anthropic",
+        style=_STYLE,
+        request=MessagesRequest,
+        reply=Message,
+        event=MessageStart | Ping | BlockEvent | MessageDelta | MessageStop | AnthropicError,
+    ),
+    Route(
+        "POST",
+        "/v1/messages/count_tokens",
+        count_tokens,
+        summary="How many tokens a conversation's prompt has.",
+        tag="Anthropic",
+        style=_STYLE,
+        request=CountTokensRequest,
+        reply=TokenCount,
+    ),
+)
