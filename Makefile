@@ -19,6 +19,7 @@ STAMPS := $(VENV)/.stamps
 SECOND_VENV := .venv-second
 MIDDLE_VENV := .venv-jax011
 AOT_VENV := .venv-aot
+CLIENTS_VENV := .venv-clients
 MIDDLE_TESTS := tests/kernels tests/unit/runner tests/unit/sampling tests/engine/test_model_engine.py
 JAX_LOCK ?=
 SECOND_TESTS = $(wildcard tests/models tests/engine tests/e2e)
@@ -26,7 +27,7 @@ PIP_INSTALL = -m pip install --require-hashes --no-deps
 PYTEST = JAX_PLATFORMS=cpu $(BIN)/python -m pytest
 
 .PHONY: help install serve check test lint format types fast-tests all-tests second-python middle-jax \
-	kernels-check aot-tests docs lock docker-check bench-peers gpu-wheels gpu-check clean
+	kernels-check aot-tests clients-check clients-tests docs lock docker-check bench-peers gpu-wheels gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -147,6 +148,28 @@ $(STAMPS)/aot: requirements/aot.lock | $(STAMPS)/dev
 	$(BIN)/python $(PIP_INSTALL) -r requirements/aot.lock
 	@touch $@
 
+# Client libraries want versions of their own: their environment has no jaxserve in it, the server runs in its own.
+clients-check: install ## client libraries (openai, LangChain, LiteLLM, lm-eval, Node) against live servers
+	@$(MAKE) --no-print-directory VENV=$(CLIENTS_VENV) SERVER_PYTHON="$(abspath $(BIN)/python)" clients-tests
+
+clients-tests: $(STAMPS)/clients $(STAMPS)/node
+	@echo "== client libraries against live servers"
+	JAXSERVE_TEST_PYTHON="$(SERVER_PYTHON)" $(BIN)/python -m pytest -c tests/clients/pytest.ini tests/clients
+
+# Some of them come as sources: what builds those is pinned, too.
+$(STAMPS)/clients: requirements/clients.lock requirements/build.lock | $(STAMPS)/venv
+	@echo "== $(VENV): client libraries"
+	$(BIN)/python $(PIP_INSTALL) --quiet -r requirements/build.lock
+	$(BIN)/python $(PIP_INSTALL) --quiet --no-compile --no-build-isolation -r requirements/clients.lock
+	@touch $@
+
+NODE := tests/clients/node
+
+$(STAMPS)/node: $(NODE)/package.json $(NODE)/package-lock.json | $(STAMPS)/venv
+	@if ! command -v npm >/dev/null; then echo "== no npm found: NO CLIENT FOR NODE IS TESTED"; \
+	else cd $(NODE) && npm ci --ignore-scripts --no-audit --no-fund; fi
+	@touch $@
+
 docker-check: install ## hadolint, compose and YAML checks of docker/ and configs/ (no engine needed)
 	$(PYTEST) tests/unit/docker
 
@@ -195,6 +218,8 @@ lock: ## regenerate requirements/*.lock with uv (UPGRADE=--upgrade for newer ver
 	$(subst --python-version 3.11,--python-version 3.12,$(UV_COMPILE)) requirements/jax-0.11.in --no-deps \
 		--output-file requirements/jax-0.11.lock
 	$(UV_COMPILE) requirements/model.in --no-deps --output-file requirements/model.lock
+	$(UV_COMPILE) requirements/clients.in --constraint requirements/build.lock --output-file requirements/clients.lock
+	command -v npm >/dev/null && cd $(NODE) && npm install --package-lock-only --ignore-scripts
 
 clean: ## remove the environments and what tools left behind
-	rm -rf $(VENV) $(SECOND_VENV) $(MIDDLE_VENV) $(AOT_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(SECOND_VENV) $(MIDDLE_VENV) $(AOT_VENV) $(CLIENTS_VENV) $(NODE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -37,7 +37,8 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._token_bytes = token_bytes(source.backend, source.origin)
-        self._special_variables = dict(source.special_tokens)
+        self.named_tokens = dict(source.special_tokens)
+        """Text by role, as chat templates know them: `{"bos_token": "<s>", ...}`."""
         self._templates = {
             name: ChatTemplate(text, f"{source.origin} ({name})") for name, text in source.chat_templates.items()
         }
@@ -106,6 +107,12 @@ class Tokenizer:
         return tuple(template.source for template in self._templates.values())
 
     @property
+    def chat_template_source(self) -> str | None:
+        """The template of chats without tools."""
+        template = self._find_template(has_tools=False)
+        return None if template is None else template.source
+
+    @property
     def takes_tools(self) -> bool:
         """Whether there is a template with a place for tools."""
         template = self._find_template(has_tools=True)
@@ -144,7 +151,7 @@ class Tokenizer:
         template = self._template(has_tools=bool(tools))
         variables = dict(template_variables or {})
         for name in variables:
-            if name in template.reserved_names or name in self._special_variables or not name.isidentifier():
+            if name in template.reserved_names or name in self.named_tokens or not name.isidentifier():
                 raise InvalidRequestError(
                     f"chat_template_kwargs: {name[:64]!r} is not a variable that a request may set",
                     param="chat_template_kwargs",
@@ -153,7 +160,7 @@ class Tokenizer:
             messages,
             add_generation_prompt=add_generation_prompt,
             tools=tools,
-            variables=self._special_variables | variables,
+            variables=self.named_tokens | variables,
         )
 
     def encode_chat(

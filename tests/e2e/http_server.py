@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 SOURCES = f"{ROOT}:{ROOT / 'kernels'}"
 TOKENIZER = ROOT / "tests" / "fixtures" / "tokenizers" / "byte_level"
 START_TIMEOUT_S = 60.0
+PYTHON = os.environ.get("JAXSERVE_TEST_PYTHON", sys.executable)
+"""The one with the server's dependencies; client libraries (tests/clients) have an environment of their own."""
 
 
 @dataclass
@@ -31,6 +33,8 @@ class Server:
     process: subprocess.Popen[bytes]
     lines: list[str] = field(default_factory=list)
     port: int = 0
+    api_key: str | None = None
+    """Sent with every request of ours."""
     reader: threading.Thread = field(default_factory=threading.Thread)
 
     @property
@@ -49,6 +53,8 @@ class Server:
         with contextlib.closing(connection):
             data = json.dumps(body) if isinstance(body, dict) else body
             sent = {"Content-Type": "application/json"} if isinstance(body, dict) else {}
+            if self.api_key is not None:
+                sent["Authorization"] = f"Bearer {self.api_key}"
             connection.request(method, path, data, sent | (headers or {}))
             response = connection.getresponse()
             return response.status, {k.lower(): v for k, v in response.getheaders()}, response.read()
@@ -115,7 +121,7 @@ def started(fake: dict[str, Any] | None = None, **sections: dict[str, Any]) -> I
     with tempfile.TemporaryDirectory(prefix="jaxserve-test-", ignore_cleanup_errors=True) as sockets:
         config = {"model": {"model": str(TOKENIZER), "served_model_name": "tiny"}} | sections
         config["server"] = {"port": 0, "uds_dir": sockets} | config.get("server", {})
-        command = [sys.executable, "-m", "tests.e2e.fake_engine_server", json.dumps(config), json.dumps(fake or {})]
+        command = [PYTHON, "-m", "tests.e2e.fake_engine_server", json.dumps(config), json.dumps(fake or {})]
         with launched(command) as server:
             yield server
 

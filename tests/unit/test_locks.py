@@ -21,7 +21,17 @@ def pins(name: str) -> dict[tuple[str, str], str]:
 
 
 def test_every_purpose_has_its_lock() -> None:
-    assert {lock.stem for lock in LOCKS} == {"aot", "build", "cpu", "cuda", "dev", "jax-0.11", "model", "tpu"}
+    assert {lock.stem for lock in LOCKS} == {
+        "aot",
+        "build",
+        "clients",
+        "cpu",
+        "cuda",
+        "dev",
+        "jax-0.11",
+        "model",
+        "tpu",
+    }
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.stem)
@@ -50,6 +60,13 @@ def test_aot_lock_holds_the_compilers_that_accelerators_get() -> None:
     own = {"nvidia-cuda-nvdisasm"}  # reads what they compiled; no server needs it
     assert {package for package, _ in pins("aot")} == {"jax-cuda13-pjrt", "jax-cuda13-plugin", "libtpu"} | own
     assert {pin for pin in pins("aot").items() if pin[0][0] not in own} <= deployed
+
+
+def test_clients_need_neither_the_server_nor_torch() -> None:
+    locked = {package for package, _ in pins("clients")}
+    assert {"anthropic", "langchain-openai", "litellm", "lm-eval", "openai"} <= locked
+    assert locked.isdisjoint({"jax", "torch", "transformers"})
+    assert pins("build").items() <= pins("clients").items()
 
 
 def test_model_lock_holds_the_package_alone() -> None:

@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `POST /detokenize`."""
+"""`POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`."""
 
 from __future__ import annotations
 
@@ -61,6 +61,23 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 class DetokenizeReply(msgspec.Struct):
     prompt: str
     """The text, special tokens included."""
+
+
+class TokenizerInfo(msgspec.Struct, kw_only=True):
+    """Names and values as in a Hugging Face `tokenizer_config.json`; null where the model has no such token."""
+
+    bos_token: str | None
+    """Begins a text."""
+    eos_token: str | None
+    """Ends a reply."""
+    pad_token: str | None
+    """Fills up batches; of no use here."""
+    unk_token: str | None
+    """Stands for what has no token."""
+    chat_template: str | None
+    """That of chats without tools."""
+    model_max_length: int
+    """Tokens of prompt and reply together."""
 
 
 def check_tokenize(request: TokenizeRequest, limits: LimitsConfig) -> None:

@@ -24,6 +24,7 @@ def test_the_routes_are_those_of_the_issue() -> None:
         ("GET", "/v1/models/{name:.+}"),
         ("POST", "/tokenize"),
         ("POST", "/detokenize"),
+        ("GET", "/tokenizer_info"),
         ("GET", "/health"),
         ("GET", "/ready"),
         ("GET", "/startup"),

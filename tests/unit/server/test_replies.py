@@ -11,7 +11,7 @@ import pytest
 
 from jaxserve.ipc.messages import AddRequest, RequestOutput, StepOutputs, TokenLogprobs
 from jaxserve.tokenizer.tokenizer import Tokenizer
-from tests.unit.server.conftest import Api, running_api
+from tests.unit.server.conftest import TOKENIZERS, Api, running_api
 
 EOS = 2
 CHAT = "/v1/chat/completions"
@@ -479,6 +479,14 @@ async def test_tokenize_and_detokenize_round_trip(api: Api) -> None:
     assert reply["count"] == len(reply["tokens"]) == len(reply["token_strs"])
     assert reply["max_model_len"] == 64
     assert await api.post("/detokenize", {"tokens": reply["tokens"]}) == (200, {"prompt": text})
+
+
+async def test_tokenizer_info_names_special_tokens_and_template(api: Api, tokenizer: Tokenizer) -> None:
+    async with api.http.get("/tokenizer_info") as response:
+        info = await response.json()
+    declared = json.loads((TOKENIZERS / "byte_level" / "tokenizer_config.json").read_text())
+    names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
+    assert info == {name: declared[name] for name in names} | {"model_max_length": 64}
 
 
 async def test_tokenize_of_messages_is_what_chat_sends(api: Api, messages: list[Any]) -> None:

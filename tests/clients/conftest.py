@@ -1,0 +1,68 @@
+"""Live servers for client libraries, which run in an environment of their own: `make clients-check`."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+from tests.clients.lane import API_KEY
+from tests.e2e.http_server import PYTHON, TOKENIZER, Server, await_ready, launched, running
+
+COLD_START_TIMEOUT_S = 110.0
+BYTES_AND_MORE = {"vocab_size": 389, "num_blocks": 2048}
+"""Nearly every token of the fake has a text; a prime, so that different seeds give different tokens."""
+
+START, EOS = 1, 2
+REPLY = (
+    "<think>\nThe user wants the weather.\n</think>\n\nOne moment.\n<tool_call>\n"
+    '{"name": "get_weather", "arguments": {"city": "Paris", "note": "caf\\u00e9 \\"x\\""}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+)
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}{{ '<|im_end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The default model in a real engine, behind an API key, in a few programs that compile soon."""
+    flags = "--max-model-len 1024 --max-num-seqs 4 --max-num-batched-tokens 128 --port 0".split()
+    flags += ["--api-key", API_KEY, "--compile-cache", str(tmp_path_factory.mktemp("programs"))]
+    command = [PYTHON, "-m", "jaxserve.cli.main", "serve", *flags, "--uds-dir"]
+    with (
+        tempfile.TemporaryDirectory(prefix="jaxserve-test-", ignore_cleanup_errors=True) as sockets,
+        launched([*command, sockets]) as server,
+    ):
+        server.api_key = API_KEY
+        await_ready(server, COLD_START_TIMEOUT_S)
+        yield server
+        assert "Traceback" not in server.output, server.output
+
+
+@pytest.fixture(scope="session")
+def fake() -> Iterator[Server]:
+    """A fake engine behind the real server: any text, at once."""
+    with running(BYTES_AND_MORE) as server:
+        yield server
+        assert "Traceback" not in server.output, server.output
+
+
+@pytest.fixture(scope="session")
+def tools(fake: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A fake engine that thinks, says something and calls two tools, in the format of Qwen's models."""
+    template = tmp_path_factory.mktemp("template") / "chat.jinja"
+    template.write_text(TEMPLATE)
+    body = {"prompt": f"assistant\n{REPLY}", "add_special_tokens": False}
+    status, _, reply = fake.request("POST", "/tokenize", body)
+    assert status == 200, reply
+    script = {"cue": START, "token_ids": [*json.loads(reply)["tokens"], EOS]}
+    model = {"model": str(TOKENIZER), "served_model_name": "tiny", "chat_template": str(template)}
+    parsers = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
+    with running(BYTES_AND_MORE | {"script": script}, model=model, server=parsers) as server:
+        yield server
+        assert "Traceback" not in server.output, server.output

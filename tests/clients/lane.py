@@ -1,0 +1,24 @@
+"""The environment of `make clients-check`: client libraries, without the server's dependencies."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+import pytest
+
+API_KEY = "sk-clients"
+"""Of the server with the default model."""
+
+
+def require_lane() -> None:
+    """Skip the importing module as a whole anywhere else."""
+    if "JAXSERVE_TEST_PYTHON" not in os.environ:
+        pytest.skip("client libraries have an environment of their own: make clients-check", allow_module_level=True)
+
+
+def library(name: str) -> Any:
+    """A module of a client library, in the lane."""
+    require_lane()
+    return importlib.import_module(name)

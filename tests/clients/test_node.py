@@ -1,0 +1,62 @@
+"""The official SDK for Node, where node and npm are found."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.lane import API_KEY, require_lane
+from tests.e2e.http_server import Server
+
+require_lane()
+
+FOLDER = Path(__file__).parent / "node"
+NODE = shutil.which("node")
+
+pytestmark = [
+    pytest.mark.skipif(NODE is None, reason="no node on this machine"),
+    pytest.mark.skipif(not (FOLDER / "node_modules" / "openai").is_dir(), reason="no npm has installed the SDK"),
+]
+
+
+def run(script: str, server: Server, model: str) -> Any:
+    """What `chat.mjs SCRIPT` prints."""
+    environment = os.environ | {"SERVER_URL": server.url, "API_KEY": API_KEY, "MODEL": model}
+    command = [str(NODE), "chat.mjs", script]
+    done = subprocess.run(command, cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_plain_and_streamed_chat(smollm2: Server) -> None:
+    seen = run("chat", smollm2, "SmolLM2-135M-Instruct")
+    assert seen["plain"] == "".join(seen["deltas"]) == "The capital of France is Paris."
+    assert len(seen["deltas"]) > 2
+    assert seen["usage"]["completion_tokens"] == seen["plainUsage"]["completion_tokens"] == 8
+    assert seen["models"] == ["SmolLM2-135M-Instruct"]
+
+
+def test_a_stream_that_is_left_ends_its_request(smollm2: Server) -> None:
+    assert run("abandon", smollm2, "SmolLM2-135M-Instruct") == {"aborted": True}
+    smollm2.await_metric("num_requests_running", 0)
+
+
+def test_tool_calls_whole_and_streamed(tools: Server) -> None:
+    seen = run("call", tools, "tiny")
+    assert seen["streamed"] == seen["plain"]
+    assert seen["plain"]["finish_reason"] == "tool_calls"
+    assert seen["plain"]["calls"] == [["get_weather", {"city": "Paris", "note": 'café "x"'}], ["now", {}]]
+
+
+def test_errors_are_the_sdks_own_classes(smollm2: Server) -> None:
+    assert run("errors", smollm2, "SmolLM2-135M-Instruct") == [
+        ["NotFoundError", 404, "model_not_found"],
+        ["BadRequestError", 400, "unsupported_parameter"],
+        ["AuthenticationError", 401, "invalid_api_key"],
+    ]
