@@ -186,6 +186,17 @@ class LimitsConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ResponsesConfig:
+    """Responses of /v1/responses that are kept for later requests, in memory."""
+
+    max_stored_responses: int = option(
+        1024, ge=0, help="responses that are kept; the one that nobody used for longest goes first; 0: none"
+    )
+    max_stored_bytes: int = option(64 << 20, ge=0, unit="bytes", help="bytes that the responses kept may take")
+    response_ttl: float = option(3600.0, ge=0, help="seconds that a response is kept after its last use")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """All settings of one server."""
 
@@ -196,6 +207,7 @@ class Config:
     compile: CompileConfig = field(default_factory=CompileConfig)
     structured: StructuredConfig = field(default_factory=StructuredConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    responses: ResponsesConfig = field(default_factory=ResponsesConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
 
     def __post_init__(self) -> None:

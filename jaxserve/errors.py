@@ -11,6 +11,7 @@
         │   └── ContextLengthError
         ├── AuthenticationError       401
         ├── ModelNotFoundError        404
+        ├── ResponseNotFoundError     404
         ├── PayloadTooLargeError      413
         ├── UnsupportedMediaTypeError 415
         ├── RateLimitError            429
@@ -94,6 +95,14 @@ class ModelNotFoundError(RequestError):
     status = 404
     type = "invalid_request_error"
     default_code = "model_not_found"
+
+
+class ResponseNotFoundError(RequestError):
+    """No response of this id is kept: it never was, it was deleted, or its time was over."""
+
+    status = 404
+    type = "invalid_request_error"
+    default_code = "response_not_found"
 
 
 class PayloadTooLargeError(RequestError):

@@ -23,6 +23,7 @@ from jaxserve.server.client import EngineClient
 from jaxserve.server.grammars import GrammarChecker
 from jaxserve.server.listener import listening
 from jaxserve.server.parsers.dialect import choose_dialect
+from jaxserve.server.responses.store import ResponseStore
 from jaxserve.server.seeds import SeedStream
 from jaxserve.server.siblings import Siblings
 from jaxserve.server.startup import StartupLog
@@ -117,6 +118,7 @@ async def serving_api(
             keep_alive_s=server.sse_keep_alive,
             startup=startup,
             grammars=GrammarChecker(config.structured),
+            responses=ResponseStore(config.responses),
         )
         async with (
             contextlib.aclosing(state.grammars),

@@ -23,6 +23,7 @@ from jaxserve.metrics import Metrics
 from jaxserve.server.auth import KeyRing
 from jaxserve.server.client import EngineClient
 from jaxserve.server.grammars import GrammarChecker
+from jaxserve.server.responses.store import ResponseStore
 from jaxserve.server.seeds import SeedStream
 from jaxserve.server.siblings import Siblings
 from jaxserve.server.state import ServerState
@@ -61,6 +62,7 @@ async def engine_session(
                 max_body_size=config.server.max_body_size,
                 keep_alive_s=0,
                 grammars=GrammarChecker(config.structured),
+                responses=ResponseStore(config.responses),
             )
             async with running(client.run()), _engine(config, address, executor, fake, state):
                 yield state

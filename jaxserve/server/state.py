@@ -15,6 +15,7 @@ from jaxserve.metrics import Metrics
 from jaxserve.server.auth import KeyRing
 from jaxserve.server.client import EngineClient
 from jaxserve.server.grammars import GrammarChecker
+from jaxserve.server.responses.store import ResponseStore
 from jaxserve.server.schema.decode import shorten
 from jaxserve.server.seeds import SeedStream
 from jaxserve.server.siblings import Siblings
@@ -36,6 +37,7 @@ class ServerState:
     siblings: Siblings
     grammars: GrammarChecker
     limits: LimitsConfig
+    responses: ResponseStore
     max_body_size: int
     keep_alive_s: float
     startup: StartupLog = field(default_factory=StartupLog)

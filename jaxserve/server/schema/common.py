@@ -34,15 +34,11 @@ class PromptLogprob(msgspec.Struct):
     """The token's text."""
 
 
-class CommonFields(SamplerFields, kw_only=True):
-    """What both completion endpoints take. `None` means: not given."""
+class GenerationFields(SamplerFields, kw_only=True):
+    """What every endpoint that generates text in OpenAI's way takes. `None` means: not given."""
 
     model: str | None = None
     """One of the names of /v1/models; the first of them if it is not given."""
-    max_tokens: Annotated[int | None, Bound("value", 0)] = None
-    """Most tokens to generate."""
-    n: Annotated[int | None, Bound("value", 1, "max_choices")] = None
-    """Replies to each prompt, which share its computation."""
     stop: Annotated[
         str | list[str] | None, Bound("items", 0, "max_stop_strings"), Bound("characters", 1, "max_stop_chars")
     ] = None
@@ -51,22 +47,31 @@ class CommonFields(SamplerFields, kw_only=True):
     """Whether the reply has the text or token that ended it."""
     skip_special_tokens: bool | None = None
     """Whether special tokens are left out of the text."""
-    prompt_logprobs: Annotated[int | None, Bound("value", 0, "max_top_logprobs")] = None
-    """Log-probabilities of the prompt's tokens, and of so many most likely ones in the place of each; not with `stream`."""
     stream: bool | None = None
     """Send the reply as server-sent events while it is generated."""
-    stream_options: StreamOptions | None = None
-    """Only with `stream`."""
     priority: Annotated[int | None, Bound("value", -(2**31), 2**31 - 1)] = None
     """Requests with a lower number are served first."""
     cache_salt: Annotated[str | None, Bound("characters", 1, MAX_SALT_CHARS)] = None
     """Computed prompts are shared only with requests of the same salt."""
     request_id: Annotated[str | None, Bound("characters", 1, MAX_REQUEST_ID_CHARS)] = None
     """The request's id, where no X-Request-Id header gives one."""
-    response_format: ResponseFormat | None = None
-    """Holds the reply to JSON, or to a JSON schema."""
     structured_outputs: StructuredOutputs | None = None
     """Holds the reply to a schema, a regex, a choice or a grammar; not with `response_format`."""
+
+
+class CommonFields(GenerationFields, kw_only=True):
+    """What both completion endpoints take."""
+
+    max_tokens: Annotated[int | None, Bound("value", 0)] = None
+    """Most tokens to generate."""
+    n: Annotated[int | None, Bound("value", 1, "max_choices")] = None
+    """Replies to each prompt, which share its computation."""
+    prompt_logprobs: Annotated[int | None, Bound("value", 0, "max_top_logprobs")] = None
+    """Log-probabilities of the prompt's tokens, and of so many most likely ones in the place of each; not with `stream`."""
+    stream_options: StreamOptions | None = None
+    """Only with `stream`."""
+    response_format: ResponseFormat | None = None
+    """Holds the reply to JSON, or to a JSON schema."""
 
     @property
     def num_choices(self) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.server.schema.limits import MAX_ECHOED_CHARS
 from jaxserve.server.schema.unsupported import refuse
+
+_TEXT_PARTS: Final = ("text", "input_text", "output_text")
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -57,7 +59,7 @@ def check_messages(messages: list[ChatMessage]) -> None:
                 param=f"messages[{i}].content",
             )
         if isinstance(message.content, list):
-            _check_parts(f"messages[{i}].content", message.content)
+            check_parts(f"messages[{i}].content", message.content)
 
 
 def check_final_message(messages: list[ChatMessage]) -> None:
@@ -106,9 +108,10 @@ def content_text(message: ChatMessage) -> str:
     return message.content or ""
 
 
-def _check_parts(place: str, parts: list[ContentPart]) -> None:
+def check_parts(place: str, parts: list[ContentPart], *types: str) -> None:
+    """Refuse parts of other types than these, else than a message's, and such without a text."""
     for i, part in enumerate(parts):
-        if part.type not in ("text", "input_text", "output_text"):
+        if part.type not in (types or _TEXT_PARTS):
             raise refuse(f"{place}[{i}].type={part.type[:MAX_ECHOED_CHARS]}")
         if part.text is None:
             raise InvalidRequestError(f"Missing required parameter: '{place}[{i}].text'.", param=f"{place}[{i}].text")

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from aiohttp import ClientSession
 
-from jaxserve.config import LimitsConfig, StructuredConfig
+from jaxserve.config import LimitsConfig, ResponsesConfig, StructuredConfig
 from jaxserve.ipc.messages import (
     Abort,
     AddRequest,
@@ -35,6 +35,7 @@ from jaxserve.server.client import EngineClient
 from jaxserve.server.grammars import GrammarChecker
 from jaxserve.server.listener import bind_sockets, listening
 from jaxserve.server.parsers.dialect import Dialect
+from jaxserve.server.responses.store import ResponseStore
 from jaxserve.server.seeds import SeedStream
 from jaxserve.server.siblings import Siblings
 from jaxserve.server.startup import StartupLog
@@ -157,6 +158,7 @@ async def running_api(
     max_connections: int = 100,
     max_model_len: int = MAX_MODEL_LEN,
     dialect: Dialect | None = None,
+    responses: ResponsesConfig | None = None,
 ) -> AsyncIterator[Api]:
     engine = ScriptedEngine()
     startup = StartupLog()
@@ -188,6 +190,7 @@ async def running_api(
             keep_alive_s=keep_alive_s,
             startup=startup,
             grammars=GrammarChecker(StructuredConfig()),
+            responses=ResponseStore(responses or ResponsesConfig()),
         )
         run = asyncio.create_task(client.run())
         if is_ready:

@@ -1,0 +1,31 @@
+"""What was said before a response: the chain of those it continues."""
+
+from __future__ import annotations
+
+from jaxserve.errors import InvalidRequestError
+from jaxserve.server.responses.store import ResponseStore
+from jaxserve.server.schema.decode import shorten
+from jaxserve.server.schema.response_items import Item
+
+_PARAM = "previous_response_id"
+
+
+def items_before(store: ResponseStore, previous_response_id: str | None) -> list[Item]:
+    """Input and output of every response of the chain, in order. Raises InvalidRequestError where one is missing."""
+    turns: list[list[Item]] = []
+    response_id = previous_response_id
+    while response_id is not None:
+        stored = store.get(response_id)
+        if stored is None:
+            raise InvalidRequestError(
+                f"Previous response with id {shorten(response_id)} not found.",
+                param=_PARAM,
+                code="previous_response_not_found",
+            )
+        if stored.response.status == "in_progress":
+            raise InvalidRequestError(
+                f"Invalid value for '{_PARAM}': the response {shorten(response_id)} is still in progress.", param=_PARAM
+            )
+        turns.append([*stored.input, *stored.response.output])
+        response_id = stored.response.previous_response_id
+    return [item for turn in reversed(turns) for item in turn]

@@ -1,0 +1,106 @@
+"""One response from its first event to its last state."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from jaxserve.errors import RequestError
+from jaxserve.server.logprobs import chat_logprobs
+from jaxserve.server.parsers.events import Event
+from jaxserve.server.responses.output import OutputItems
+from jaxserve.server.schema import response_events as events
+from jaxserve.server.schema.chat import ContentLogprob
+from jaxserve.server.schema.response_object import (
+    IncompleteDetails,
+    ResponseFault,
+    ResponseObject,
+    ResponseStatus,
+    response_usage,
+)
+from jaxserve.server.schema.usage import Usage
+from jaxserve.server.sse import Framing
+from jaxserve.server.stream import Piece
+from jaxserve.server.tokenization import Tokenization
+
+
+class ResponseReply:
+    """The events and the reply of one response. `keep` is told each of its states that a client may hear of."""
+
+    def __init__(
+        self,
+        response: ResponseObject,
+        tokens: Tokenization,
+        *,
+        num_top_logprobs: int | None,
+        keep: Callable[[ResponseObject], None],
+    ) -> None:
+        """`response` is in progress."""
+        self._response = response
+        self._tokenizer = tokens.tokenizer
+        self._num_top_logprobs = num_top_logprobs
+        self._keep = keep
+        self._numbers = itertools.count()
+        max_calls = None if response.parallel_tool_calls else 1
+        self._output = OutputItems(tokens.dialect.new_call_id, self._numbers, max_calls=max_calls)
+        self._is_cut = False
+
+    @property
+    def framing(self) -> Framing:
+        return Framing(end=b"", error=self._fail)
+
+    def opening(self) -> list[msgspec.Struct]:
+        self._keep(self._response)
+        return [
+            events.ResponseCreated(self._response, next(self._numbers)),
+            events.ResponseInProgress(self._response, next(self._numbers)),
+        ]
+
+    def chunks(self, piece: Piece, usage: Usage | None) -> Sequence[msgspec.Struct]:
+        news = piece.events
+        if news is None:
+            news = [Event("content", piece.text, piece.text)] if piece.text else []
+        told = self._output.take(news, self._logprobs(piece))
+        if piece.finish_reason is None:
+            return told
+        self._is_cut = piece.finish_reason == "length"
+        return told + self._output.finish("incomplete" if self._is_cut else "completed")
+
+    def closing(self, usage: Usage) -> list[msgspec.Struct]:
+        response = self._finished(usage)
+        last = events.ResponseIncomplete if self._is_cut else events.ResponseCompleted
+        return [last(response, next(self._numbers))]
+
+    def reply(self, choices: list[list[Piece]], usage: Usage) -> msgspec.Struct:
+        for piece in choices[0]:
+            self.chunks(piece, None)
+        return self._finished(usage)
+
+    def cancel(self) -> None:
+        """Nobody wants the rest."""
+        self._keep(self._state("cancelled"))
+
+    def _finished(self, usage: Usage) -> ResponseObject:
+        response = self._state("incomplete" if self._is_cut else "completed")
+        response.completed_at = None if self._is_cut else int(time.time())
+        response.incomplete_details = IncompleteDetails("max_output_tokens") if self._is_cut else None
+        response.usage = response_usage(usage)
+        self._keep(response)
+        return response
+
+    def _fail(self, error: RequestError) -> msgspec.Struct:
+        response = self._state("failed")
+        response.error = ResponseFault(error.code or "server_error", error.message)
+        self._keep(response)
+        return events.ResponseFailed(response, next(self._numbers))
+
+    def _state(self, status: ResponseStatus) -> ResponseObject:
+        return msgspec.structs.replace(self._response, status=status, output=self._output.items("incomplete"))
+
+    def _logprobs(self, piece: Piece) -> list[ContentLogprob]:
+        if self._num_top_logprobs is None:
+            return []
+        return chat_logprobs(self._tokenizer, piece.tokens, self._num_top_logprobs).content
