@@ -129,6 +129,11 @@ class ServerConfig:
     host: str = option("127.0.0.1", help="address to listen on; 0.0.0.0 for every interface")
     port: int = option(8000, ge=0, le=65535, help="port to listen on; 0 picks a free one")
     api_key: str | None = option(None, secret=True, help="key(s), comma separated; without one the API is open")
+    api_key_file: str | None = option(None, help="file of further keys, one a line; lines that begin with # are none")
+    cors_allowed_origins: str | None = option(
+        None, help="origins whose web pages may call, comma separated, or `*` (default: none)"
+    )
+    strict_parameters: bool = option(False, help="answer request fields that nobody knows 400 instead of ignoring them")
     tool_call_parser: ToolCallParser = option(
         "auto", help="how the model writes tool calls; auto: as its chat template says; none: tools are refused"
     )
@@ -144,6 +149,18 @@ class ServerConfig:
     )
     log_level: LogLevel = option("info", help="least severe records to log")
     uds_dir: str | None = option(None, help="directory for the IPC sockets (default: a private one under /tmp)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConnectionConfig:
+    """How much and how long one connection may send."""
+
+    max_request_line: int = option(8 << 10, ge=1024, unit="bytes", help="longest request line; longer ones get 431")
+    max_header_size: int = option(16 << 10, ge=1024, unit="bytes", help="longest header; longer ones get 431")
+    header_timeout: float = option(30.0, ge=0.01, help="seconds in which the headers of the first request must arrive")
+    body_timeout: float = option(60.0, ge=0.01, help="seconds in which a body must arrive")
+    write_timeout: float = option(60.0, ge=0.01, help="seconds after which a client that takes nothing counts as gone")
+    keep_alive_timeout: float = option(75.0, ge=0.01, help="seconds that a connection may be idle between two requests")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,6 +223,7 @@ class Config:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     compile: CompileConfig = field(default_factory=CompileConfig)
     structured: StructuredConfig = field(default_factory=StructuredConfig)
+    connection: ConnectionConfig = field(default_factory=ConnectionConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     responses: ResponsesConfig = field(default_factory=ResponsesConfig)
     server: ServerConfig = field(default_factory=ServerConfig)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from jaxserve.cli.api_keys import api_keys
 from jaxserve.cli.tasks import first_of, running
 from jaxserve.config import Config
 from jaxserve.ipc.address import folder_of
@@ -20,6 +21,7 @@ from jaxserve.metrics import Metrics
 from jaxserve.server.app import make_app
 from jaxserve.server.auth import KeyRing
 from jaxserve.server.client import EngineClient
+from jaxserve.server.cors import CorsPolicy
 from jaxserve.server.grammars import GrammarChecker
 from jaxserve.server.listener import listening
 from jaxserve.server.parsers.dialect import choose_dialect
@@ -110,10 +112,13 @@ async def serving_api(
             client=client,
             tokenization=tokens,
             metrics=metrics,
-            keys=KeyRing(server.api_key),
+            keys=KeyRing(api_keys(server)),
             seeds=SeedStream(config.model.seed, index, server.api_processes),
             siblings=siblings,
             limits=config.limits,
+            connection=config.connection,
+            is_strict=server.strict_parameters,
+            cors=CorsPolicy(server.cors_allowed_origins),
             max_body_size=server.max_body_size,
             keep_alive_s=server.sse_keep_alive,
             startup=startup,
@@ -123,7 +128,9 @@ async def serving_api(
         async with (
             contextlib.aclosing(state.grammars),
             siblings.answering(metrics),
-            listening(make_app(state), listener, max_connections=siblings.share_of(server.max_connections)),
+            listening(
+                make_app(state), listener, config.connection, max_connections=siblings.share_of(server.max_connections)
+            ),
             running(client.run()),
         ):
             yield ApiProcess(

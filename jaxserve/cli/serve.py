@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 from jaxserve.checkpoint.source import resolve
+from jaxserve.cli.api_keys import api_keys
 from jaxserve.cli.api_process import ApiProcess, model_names, serving_api, tokenizer_of
 from jaxserve.cli.api_workers import ApiWorkers, api_workers
 from jaxserve.cli.engine_life import (
@@ -149,7 +150,7 @@ class _Server:
         host, port = self._listeners[0].getsockname()[:2]
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        key = ' -H "Authorization: Bearer $JAXSERVE_API_KEY"' if self._config.server.api_key else ""
+        key = ' -H "Authorization: Bearer $JAXSERVE_API_KEY"' if api_keys(self._config.server) else ""
         prompt: Any
         if tokenizer.has_chat_template:
             path, name, prompt = "chat/completions", "messages", [{"role": "user", "content": "Hello!"}]

@@ -40,7 +40,7 @@ def collect_routes() -> list[Route]:
 
 def make_app(state: ServerState) -> web.Application:
     """The application; whoever runs it closes what `state` holds."""
-    app = web.Application(client_max_size=state.max_body_size, middlewares=[_boundary, _guard])
+    app = web.Application(client_max_size=state.max_body_size, middlewares=[_boundary, _preflight, _guard])
     app[STATE] = state
     app[API_ROUTES] = tuple(collect_routes())
     public = set()
@@ -83,6 +83,13 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 @web.middleware
+async def _preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Before the key: a browser asks without it."""
+    headers = request.app[STATE].cors.preflight_headers(request.method, request.headers)
+    return await handler(request) if headers is None else web.Response(status=204, headers=headers)
+
+
+@web.middleware
 async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     if request.match_info.route.resource not in request.app[_PUBLIC]:
         request.app[STATE].keys.check(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
@@ -97,6 +104,7 @@ def _style_of(request: web.Request) -> ApiStyle:
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = "jaxserve"
     response.headers[HEADER] = request_id_of(request)
+    response.headers.update(request.app[STATE].cors.headers(request.headers))
     own_header = _style_of(request).request_id_header
     if own_header is not None:
         response.headers[own_header] = request_id_of(request)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Iterable
 
 from jaxserve.errors import AuthenticationError
 
@@ -16,9 +17,8 @@ _SCHEME = b"bearer "
 class KeyRing:
     """The accepted keys, kept as hashes. Without any key everybody may pass."""
 
-    def __init__(self, api_keys: str | None) -> None:
-        keys = (key.strip() for key in (api_keys or "").split(","))
-        self._digests = tuple(_digest(key.encode()) for key in keys if key)
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self._digests = tuple(_digest(key.encode()) for key in keys)
 
     @property
     def is_open(self) -> bool:

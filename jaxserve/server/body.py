@@ -11,12 +11,12 @@ from aiohttp import web
 from jaxserve.errors import InvalidRequestError, UnsupportedMediaTypeError
 from jaxserve.server.errors import too_large
 from jaxserve.server.schema.decode import decode_request, shorten
+from jaxserve.server.schema.limits import MAX_ECHOED_CHARS
 from jaxserve.server.schema.unsupported import IGNORED_HEADER
 from jaxserve.server.state import STATE
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-BODY_TIMEOUT_S = 60.0
 _MAX_HEADER_CHARS = 1024
 _IGNORED = web.RequestKey("ignored_fields", list)
 
@@ -29,15 +29,21 @@ async def read_body(http: web.Request, struct: type[T]) -> T:
         )
     if http.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
         raise UnsupportedMediaTypeError("Content-Encoding is not supported: send the JSON as it is.")
-    max_body_size = http.app[STATE].max_body_size
+    state = http.app[STATE]
+    max_body_size, timeout_s = state.max_body_size, state.connection.body_timeout
     if http.content_length is not None and http.content_length > max_body_size:
         raise too_large(max_body_size)
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             body = await http.read()
     except TimeoutError:
-        raise InvalidRequestError(f"The body did not arrive within {BODY_TIMEOUT_S:.0f} s.") from None
+        raise InvalidRequestError(f"The body did not arrive within {timeout_s:g} s (--body-timeout).") from None
     request, unknown = decode_request(struct, body)
+    if unknown and state.is_strict:
+        name = unknown[0][:MAX_ECHOED_CHARS]
+        raise InvalidRequestError(
+            f"Unknown parameter: '{name}' (--strict-parameters).", param=name, code="unknown_parameter"
+        )
     http[_IGNORED] = unknown
     return request
 

@@ -12,26 +12,15 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
+from jaxserve.config import ConnectionConfig
 from jaxserve.errors import ConfigError, InvalidRequestError
 from jaxserve.server.errors import error_response, hide_internal_error
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-HEADER_TIMEOUT_S = 30.0
-KEEP_ALIVE_TIMEOUT_S = 75.0
-MAX_LINE_BYTES = 8 << 10
-MAX_FIELD_BYTES = 16 << 10
 BACKLOG = 1024
 CLOSE_TIMEOUT_S = 1.0
 """How long open handlers may run once the listener closes; draining has happened before."""
-
-_PROTOCOL_OPTIONS: dict[str, Any] = {
-    "access_log": None,
-    "auto_decompress": False,
-    "keepalive_timeout": KEEP_ALIVE_TIMEOUT_S,
-    "max_line_size": MAX_LINE_BYTES,
-    "max_field_size": MAX_FIELD_BYTES,
-}
 
 
 def bind_sockets(host: str, port: int, count: int) -> list[socket.socket]:
@@ -86,10 +75,23 @@ class Connection(RequestHandler):
     Nor is a client that left between two writes: there is nobody to answer.
     """
 
-    def __init__(self, server: web.Server, *, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(server, loop=loop, **_PROTOCOL_OPTIONS)
+    def __init__(self, server: web.Server, config: ConnectionConfig) -> None:
+        options: dict[str, Any] = {
+            "access_log": None,
+            "auto_decompress": False,
+            "keepalive_timeout": config.keep_alive_timeout,
+            "max_line_size": config.max_request_line,
+            "max_field_size": config.max_header_size,
+        }
+        super().__init__(server, loop=asyncio.get_running_loop(), **options)
+        self._config = config
         self._writable = asyncio.Event()
         self._writable.set()
+
+    @property
+    def write_timeout_s(self) -> float:
+        """A client that takes nothing for this long counts as gone."""
+        return self._config.write_timeout
 
     async def wait_writable(self) -> None:
         """Wait until the client has taken most of what was written to the transport."""
@@ -115,7 +117,10 @@ class Connection(RequestHandler):
         if isinstance(exc, Exception) and not isinstance(exc, HttpProcessingError):
             response = error_response(hide_internal_error(exc, "unknown"))
         elif isinstance(exc, LineTooLong):
-            text = f"A request line or header is larger than {MAX_LINE_BYTES} or {MAX_FIELD_BYTES} bytes."
+            text = (
+                f"The request line is longer than {self._config.max_request_line} bytes (--max-request-line) or a header "
+                f"than {self._config.max_header_size} (--max-header-size)."
+            )
             response = error_response(InvalidRequestError(text, code="headers_too_large"), status=431)
         else:
             response = error_response(
@@ -134,7 +139,8 @@ def connection_of(request: web.Request) -> Connection:
 class _Doorkeeper:
     """Makes one protocol per connection; caps their number and how long the first headers may take."""
 
-    def __init__(self, server: web.Server, max_connections: int) -> None:
+    def __init__(self, server: web.Server, config: ConnectionConfig, max_connections: int) -> None:
+        self._config = config
         self._server = server
         self._max_connections = max_connections
         self._silent: dict[RequestHandler, asyncio.TimerHandle] = {}
@@ -142,9 +148,10 @@ class _Doorkeeper:
     def __call__(self) -> asyncio.Protocol:
         if len(self._server.connections) >= self._max_connections:
             return _Refusal()
-        loop = asyncio.get_running_loop()
-        protocol = Connection(self._server, loop=loop)
-        self._silent[protocol] = loop.call_later(HEADER_TIMEOUT_S, self._close_silent, protocol)
+        protocol = Connection(self._server, self._config)
+        self._silent[protocol] = asyncio.get_running_loop().call_later(
+            self._config.header_timeout, self._close_silent, protocol
+        )
         return protocol
 
     def has_spoken(self, protocol: RequestHandler) -> None:
@@ -158,7 +165,9 @@ class _Doorkeeper:
 
 
 @contextlib.asynccontextmanager
-async def listening(app: web.Application, listener: socket.socket, *, max_connections: int) -> AsyncIterator[None]:
+async def listening(
+    app: web.Application, listener: socket.socket, config: ConnectionConfig, *, max_connections: int
+) -> AsyncIterator[None]:
     """Serve `app` on `listener` inside the block; a client that leaves cancels its handler."""
     doorkeeper: _Doorkeeper | None = None
 
@@ -172,7 +181,7 @@ async def listening(app: web.Application, listener: socket.socket, *, max_connec
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CLOSE_TIMEOUT_S)
     await runner.setup()
     assert runner.server is not None, "setup makes the server"
-    doorkeeper = _Doorkeeper(runner.server, max_connections)
+    doorkeeper = _Doorkeeper(runner.server, config, max_connections)
     server = await asyncio.get_running_loop().create_server(doorkeeper, sock=listener, backlog=BACKLOG)
     try:
         yield

@@ -16,8 +16,6 @@ from jaxserve.server.schema.error import error_body
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-WRITE_TIMEOUT_S = 60.0
-"""A client that takes nothing for this long counts as gone."""
 
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -100,10 +98,11 @@ class EventStream:
 
     @contextlib.asynccontextmanager
     async def _patience(self) -> AsyncIterator[None]:
+        timeout_s = self._connection.write_timeout_s
         try:
-            async with asyncio.timeout(WRITE_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 yield
         except TimeoutError:
             if self._connection.transport is not None:
                 self._connection.transport.abort()  # closing would wait for the client, for ever
-            raise ConnectionResetError(f"the client took nothing for {WRITE_TIMEOUT_S:.0f} s") from None
+            raise ConnectionResetError(f"the client took nothing for {timeout_s:g} s") from None

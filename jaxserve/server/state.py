@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from jaxserve import __version__
-from jaxserve.config import LimitsConfig
+from jaxserve.config import ConnectionConfig, LimitsConfig
 from jaxserve.errors import ModelNotFoundError
 from jaxserve.ipc.messages import ModelFacts
 from jaxserve.metrics import Metrics
 from jaxserve.server.auth import KeyRing
 from jaxserve.server.client import EngineClient
+from jaxserve.server.cors import CorsPolicy
 from jaxserve.server.grammars import GrammarChecker
 from jaxserve.server.responses.store import ResponseStore
 from jaxserve.server.schema.decode import shorten
@@ -38,6 +39,10 @@ class ServerState:
     grammars: GrammarChecker
     limits: LimitsConfig
     responses: ResponseStore
+    connection: ConnectionConfig
+    is_strict: bool = False
+    """Whether fields that nobody knows are refused."""
+    cors: CorsPolicy = field(default_factory=CorsPolicy)
     max_body_size: int
     keep_alive_s: float
     startup: StartupLog = field(default_factory=StartupLog)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,6 +149,29 @@ def test_key_guards_the_server_and_is_shown_nowhere() -> None:
         assert guarded.request("POST", "/tokenize", {"prompt": "x"}, KEY)[0] == 200
         assert "secret" not in guarded.output
         assert "$JAXSERVE_API_KEY" in guarded.output
+
+
+@pytest.mark.slow
+def test_settings_of_keys_limits_and_pages_reach_the_server(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("# team\nsecret\n")
+    page = "https://chat.example.org"
+    settings = {
+        "api_key_file": str(tmp_path / "keys"),
+        "cors_allowed_origins": page,
+        "strict_parameters": True,
+    }
+    connection = {"max_request_line": 1024}
+    with running(server=settings, limits={"max_choices": 2}, connection=connection) as server:
+        assert server.request("GET", "/v1/models")[0] == 401
+        assert "$JAXSERVE_API_KEY" in server.output
+        status, headers, data = server.request("POST", "/v1/completions", {"prompt": "x", "n": 3}, KEY | {"Origin": page})
+        assert status == 400
+        assert b"1 to 2 (--max-choices), got 3" in data
+        assert headers["access-control-allow-origin"] == page
+        assert server.request("POST", "/v1/completions", {"prompt": "x", "oops": 3}, KEY)[0] == 400
+        assert server.request("GET", "/" + "x" * 2000)[0] == 431
+        document = json.loads(server.request("GET", "/openapi.json", headers=KEY)[2])
+        assert document["components"]["schemas"]["CompletionRequest"]["properties"]["n"]["maximum"] == 2
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from aiohttp import ClientSession
 
-from jaxserve.config import LimitsConfig, ResponsesConfig, StructuredConfig
+from jaxserve.config import ConnectionConfig, LimitsConfig, ResponsesConfig, StructuredConfig
 from jaxserve.ipc.messages import (
     Abort,
     AddRequest,
@@ -32,6 +32,7 @@ from jaxserve.metrics import Metrics
 from jaxserve.server.app import make_app
 from jaxserve.server.auth import KeyRing
 from jaxserve.server.client import EngineClient
+from jaxserve.server.cors import CorsPolicy
 from jaxserve.server.grammars import GrammarChecker
 from jaxserve.server.listener import bind_sockets, listening
 from jaxserve.server.parsers.dialect import Dialect
@@ -159,6 +160,9 @@ async def running_api(
     max_model_len: int = MAX_MODEL_LEN,
     dialect: Dialect | None = None,
     responses: ResponsesConfig | None = None,
+    connection: ConnectionConfig | None = None,
+    is_strict: bool = False,
+    cors_allowed_origins: str | None = None,
 ) -> AsyncIterator[Api]:
     engine = ScriptedEngine()
     startup = StartupLog()
@@ -182,10 +186,13 @@ async def running_api(
             client=client,
             tokenization=tokens,
             metrics=metrics,
-            keys=KeyRing(api_key),
+            keys=KeyRing(api_key.split(",") if api_key else ()),
             seeds=SeedStream(0),
             siblings=ALONE,
             limits=LimitsConfig(),
+            connection=connection or ConnectionConfig(),
+            is_strict=is_strict,
+            cors=CorsPolicy(cors_allowed_origins),
             max_body_size=MAX_BODY_SIZE,
             keep_alive_s=keep_alive_s,
             startup=startup,
@@ -200,7 +207,7 @@ async def running_api(
             port = listener.getsockname()[1]
             try:
                 async with (
-                    listening(make_app(state), listener, max_connections=max_connections),
+                    listening(make_app(state), listener, state.connection, max_connections=max_connections),
                     ClientSession(f"http://127.0.0.1:{port}/") as http,
                 ):
                     yield Api(http, engine, client, metrics, tokenizer, port)

@@ -10,7 +10,7 @@ from jaxserve.server.auth import KeyRing
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.server.conftest import running_api
 
-KEYS = "first-key, zwölf"
+KEYS = "first-key,zwölf"
 PUBLIC = {"/health", "/ready", "/version"}
 
 
@@ -88,12 +88,12 @@ async def test_each_key_opens(tokenizer: Tokenizer, key: str) -> None:
 )
 def test_anything_else_is_refused(header: str | None) -> None:
     with pytest.raises(AuthenticationError):
-        KeyRing(KEYS).check(header)
+        KeyRing(KEYS.split(",")).check(header)
 
 
 @pytest.mark.parametrize("api_key", ["first-key", " zwölf "])
 def test_a_header_with_the_key_alone_opens_too(api_key: str) -> None:
-    KeyRing(KEYS).check(None, api_key)
+    KeyRing(KEYS.split(",")).check(None, api_key)
 
 
 @pytest.mark.parametrize(
@@ -101,16 +101,15 @@ def test_a_header_with_the_key_alone_opens_too(api_key: str) -> None:
 )
 def test_one_header_counts(header: str | None, api_key: str) -> None:
     with pytest.raises(AuthenticationError):
-        KeyRing(KEYS).check(header, api_key)
+        KeyRing(KEYS.split(",")).check(header, api_key)
 
 
 def test_scheme_is_case_insensitive() -> None:
-    KeyRing(KEYS).check("bearer first-key")
+    KeyRing(KEYS.split(",")).check("bearer first-key")
 
 
-@pytest.mark.parametrize("keys", [None, "", " , "])
-def test_without_keys_everybody_may_pass(keys: str | None) -> None:
-    KeyRing(keys).check(None)
+def test_without_keys_everybody_may_pass() -> None:
+    KeyRing().check(None)
 
 
 async def test_key_is_asked_before_the_body_is_read(tokenizer: Tokenizer) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from jaxserve.config import ConnectionConfig
 from jaxserve.errors import RateLimitError, StartupError, UnavailableError
 from jaxserve.ipc.messages import (
     AddRequest,
@@ -24,8 +25,6 @@ from jaxserve.ipc.messages import (
 from jaxserve.metrics import Metrics
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.server import client as client_module
-from jaxserve.server import listener as listener_module
-from jaxserve.server import sse as sse_module
 from jaxserve.server.client import EngineClient, Generation
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from jaxserve.types import RequestId
@@ -213,22 +212,16 @@ async def test_connection_beyond_the_cap_is_closed_at_once(tokenizer: Tokenizer)
         writer.close()
 
 
-async def test_connection_that_sends_no_headers_is_closed(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listener_module, "HEADER_TIMEOUT_S", 0.05)
-    async with running_api(tokenizer) as api:
+async def test_connection_that_sends_no_headers_is_closed(tokenizer: Tokenizer) -> None:
+    async with running_api(tokenizer, connection=ConnectionConfig(header_timeout=0.05)) as api:
         reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
         writer.write(b"GET /health HTTP/1.1\r\nHost: ")
         assert await asyncio.wait_for(reader.read(), 10) == b""
         writer.close()
 
 
-async def test_silence_is_allowed_once_a_request_was_made(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listener_module, "HEADER_TIMEOUT_S", 0.05)
-    async with running_api(tokenizer) as api:
+async def test_silence_is_allowed_once_a_request_was_made(tokenizer: Tokenizer) -> None:
+    async with running_api(tokenizer, connection=ConnectionConfig(header_timeout=0.05)) as api:
         reply: Any = asyncio.create_task(api.post("/v1/completions", {"prompt": "x"}))
         request = await api.engine.added()
         silent, silent_writer = await asyncio.open_connection("127.0.0.1", api.port)
@@ -238,9 +231,8 @@ async def test_silence_is_allowed_once_a_request_was_made(
         assert (await reply)[0] == 200
 
 
-async def test_reader_that_takes_nothing_is_given_up(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse_module, "WRITE_TIMEOUT_S", 0.05)
-    async with running_api(tokenizer) as api:
+async def test_reader_that_takes_nothing_is_given_up(tokenizer: Tokenizer) -> None:
+    async with running_api(tokenizer, connection=ConnectionConfig(write_timeout=0.05)) as api:
         narrow = socket.socket()
         narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         narrow.connect(("127.0.0.1", api.port))
