@@ -164,7 +164,9 @@ def test_settings_of_keys_limits_and_pages_reach_the_server(tmp_path: Path) -> N
     with running(server=settings, limits={"max_choices": 2}, connection=connection) as server:
         assert server.request("GET", "/v1/models")[0] == 401
         assert "$JAXSERVE_API_KEY" in server.output
-        status, headers, data = server.request("POST", "/v1/completions", {"prompt": "x", "n": 3}, KEY | {"Origin": page})
+        status, headers, data = server.request(
+            "POST", "/v1/completions", {"prompt": "x", "n": 3}, KEY | {"Origin": page}
+        )
         assert status == 400
         assert b"1 to 2 (--max-choices), got 3" in data
         assert headers["access-control-allow-origin"] == page
