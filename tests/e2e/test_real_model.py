@@ -338,3 +338,19 @@ def chunks(data: bytes) -> Iterator[bytes]:
         yield data[:length]
         assert data[length : length + 2] == b"\r\n"
         data = data[length + 2 :]
+
+
+def test_anthropics_messages_are_the_same_replies(client: openai.OpenAI, real_server: Server) -> None:
+    chat = ask(client, **GREEDY)
+    options = {"model": "tiny", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+    body = options | {"system": CHAT[0]["content"], "messages": CHAT[1:]}
+    status, _, raw = real_server.request("POST", "/v1/messages", body)
+    reply = json.loads(raw)
+    assert (status, [block["text"] for block in reply["content"]]) == (200, [chat.choices[0].message.content])
+    assert (reply["stop_reason"], reply["usage"]["output_tokens"]) == ("max_tokens", 40)
+    _, _, raw = real_server.request("POST", "/v1/messages/count_tokens", {"messages": CHAT[1:], "system": "Be brief."})
+    assert json.loads(raw) == {"input_tokens": chat.usage.prompt_tokens}
+    _, _, raw = real_server.request("POST", "/v1/messages", body | {"stream": True})
+    events = [json.loads(part.partition("data: ")[2]) for part in raw.decode().split("\n\n")[:-1]]
+    text = "".join(event["delta"]["text"] for event in events if "text" in event.get("delta", {}))
+    assert text == reply["content"][0]["text"]
