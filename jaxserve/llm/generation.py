@@ -149,7 +149,7 @@ def _output(
     scored = [token for piece in pieces for token in piece.tokens]
     events = [event for piece in pieces for event in piece.events or ()]
     new_call_id = state.tokenization.dialect.new_call_id
-    message = message_of(MessageDeltas(new_call_id, max_calls=None, shows_reasoning=True).of(events))
+    message = message_of(MessageDeltas(new_call_id, shows_reasoning=True).of(events))
     calls = () if message.tool_calls is msgspec.UNSET else message.tool_calls
     is_read = end.events is not None
     return CompletionOutput(

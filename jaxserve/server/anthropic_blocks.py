@@ -28,10 +28,8 @@ from jaxserve.server.schema.anthropic_reply import (
 class BlockEvents:
     """The events of one message's blocks, in order. One block is open at a time."""
 
-    def __init__(self, new_call_id: Callable[[], str], *, max_calls: int | None, shows_thinking: bool) -> None:
-        """Calls beyond `max_calls` are left out."""
+    def __init__(self, new_call_id: Callable[[], str], *, shows_thinking: bool) -> None:
         self._new_call_id = new_call_id
-        self._max_calls = max_calls
         self._shows_thinking = shows_thinking
         self._num_calls = 0
         self._num_blocks = 0
@@ -59,14 +57,13 @@ class BlockEvents:
 
     def _of(self, event: Event) -> list[BlockEvent]:
         self._num_calls += event.kind == "name"
-        is_call = event.kind in ("name", "arguments")
-        if event.kind == "syntax" or (is_call and self._max_calls is not None and self._num_calls > self._max_calls):
+        if event.kind == "syntax":
             return []
         seen: list[BlockEvent] = []
         if event.kind == "name" or event.kind != self._open:
             seen = [*self.end(), BlockStart(self._num_blocks, self._empty_block(event))]
             self._num_blocks += 1
-            self._open = "arguments" if is_call else event.kind
+            self._open = "arguments" if event.kind == "name" else event.kind
         delta = self._delta(event)
         return seen if delta is None else [*seen, BlockDelta(self._num_blocks - 1, delta)]
 

@@ -19,12 +19,13 @@ async def make_chat_job(
     """
     tokens = state.tokenization
     prompt = await encode_conversation(tokens, request.messages, request, facts.max_model_len)
-    reading = reply_reading(tokens, prompt, request.messages, request)
+    is_parallel = request.parallel_tool_calls is not False
+    reading = reply_reading(tokens, prompt, request.messages, request, max_calls=None if is_parallel else 1)
     forced = forced_calls(
         tokens,
         request.tools,
         request.tool_choice,
-        is_parallel=request.parallel_tool_calls is not False,
+        is_parallel=is_parallel,
         max_depth=state.grammars.config.max_grammar_depth,
     )
     return make_job(

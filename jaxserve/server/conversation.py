@@ -35,9 +35,14 @@ async def encode_conversation(
 
 
 def reply_reading(
-    tokens: Tokenization, prompt: list[int], messages: list[ChatMessage], fields: ConversationFields
+    tokens: Tokenization,
+    prompt: list[int],
+    messages: list[ChatMessage],
+    fields: ConversationFields,
+    *,
+    max_calls: int | None = None,
 ) -> ReplyReading:
-    """How the reply to this prompt is read."""
+    """How the reply to this prompt is read; it ends with `max_calls`."""
     dialect = tokens.dialect
     tools = parameter_schemas(offered_tools(fields.tools, fields.tool_choice))
     end = prompt[-_NUM_END_TOKENS:] if dialect.has_reasoning else []
@@ -48,6 +53,7 @@ def reply_reading(
         continued=content_text(messages[-1]) if fields.continue_final_message else None,
         has_control_markers=bool(tokens.shown_token_ids(with_tools=False)),
         shown_token_ids=tokens.shown_token_ids(with_tools=bool(tools)),
+        max_calls=max_calls,
     )
 
 

@@ -13,10 +13,8 @@ from jaxserve.server.schema.chat import Delta, DeltaFunction, DeltaToolCall, Rep
 class MessageDeltas:
     """The deltas of one choice, in order."""
 
-    def __init__(self, new_call_id: Callable[[], str], *, max_calls: int | None, shows_reasoning: bool) -> None:
-        """Calls beyond `max_calls` are left out."""
+    def __init__(self, new_call_id: Callable[[], str], *, shows_reasoning: bool) -> None:
         self._new_call_id = new_call_id
-        self._max_calls = max_calls
         self._shows_reasoning = shows_reasoning
         self._num_calls = 0
 
@@ -37,8 +35,6 @@ class MessageDeltas:
         if event.kind == "syntax":
             return None
         self._num_calls += event.kind == "name"
-        if self._max_calls is not None and self._num_calls > self._max_calls:
-            return None
         index = self._num_calls - 1
         if event.kind == "arguments":
             return Delta(tool_calls=[DeltaToolCall(index=index, function=DeltaFunction(arguments=event.text))])

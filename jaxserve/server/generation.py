@@ -146,7 +146,15 @@ def _choice(
         min_tokens=add.sampling.min_tokens,
     )
     parser = reading.new_parser()
-    return ChoiceStream(index, add, detokenizer, parser=parser, include_stop=include_stop, metrics=state.metrics)
+    return ChoiceStream(
+        index,
+        add,
+        detokenizer,
+        parser=parser,
+        max_calls=reading.max_calls,
+        include_stop=include_stop,
+        metrics=state.metrics,
+    )
 
 
 async def grammar_of(

@@ -27,6 +27,8 @@ class ReplyReading:
     """Control tokens that a parser has to see."""
     has_control_markers: bool = False
     """Whether the reasoning is marked by control tokens, which no grammar of text can spell."""
+    max_calls: int | None = None
+    """A reply ends with so many calls; None: it may make any number."""
 
     def behind_thinking(self, grammar: Grammar, param: str) -> Grammar:
         """The grammar, beginning where the model's reasoning ends. Raises UnsupportedParameterError."""

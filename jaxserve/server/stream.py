@@ -5,6 +5,7 @@ Streamed and plain replies are made of the same pieces, so their texts are the s
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ class ChoiceStream:
         detokenizer: IncrementalDetokenizer,
         *,
         parser: OutputParser | None,
+        max_calls: int | None = None,
         include_stop: bool,
         metrics: Metrics,
     ) -> None:
@@ -61,6 +63,9 @@ class ChoiceStream:
         """Nothing is to be generated: the token that the engine makes all the same is dropped."""
         self._detokenizer = detokenizer
         self._parser = parser
+        self._max_calls = sys.maxsize if max_calls is None else max_calls
+        self._num_calls = 0
+        """Those that were begun, up to one too many."""
         self._events: list[Event] = []
         self._include_stop = include_stop
         self._metrics = metrics
@@ -91,6 +96,8 @@ class ChoiceStream:
                 self._record_end(output, "length")
                 return self._told(Piece(self.index, "", finish_reason="length"))
             texts.append(self._take_tokens(output))
+            if self._has_all_calls:
+                return self._end(output, texts, "stop", self._stop)
             if output.finish_reason is not None and self._stop is None:
                 rest = self._detokenizer.finish()
                 texts.append(rest.text)
@@ -131,7 +138,8 @@ class ChoiceStream:
             shown = shown[:-1]
         delta = self._detokenizer.push(shown) if self._parser is None else self._push_one_by_one(shown)
         self._stop = delta.stop
-        num_taken = len(output.token_ids) if delta.stop is None else delta.num_tokens
+        is_cut = delta.stop is not None or self._has_all_calls
+        num_taken = delta.num_tokens if is_cut else len(output.token_ids)
         self.num_tokens += num_taken
         if output.logprobs is not None:
             pairs = zip(output.token_ids[:num_taken], output.logprobs[:num_taken], strict=True)
@@ -151,9 +159,16 @@ class ChoiceStream:
             num_tokens += delta.num_tokens
             self.num_reasoning_tokens += was_reasoning or self._is_reasoning
             stop = delta.stop
-            if stop is not None:
+            if stop is not None or self._has_all_calls:
                 break
         return Delta("".join(texts), num_tokens, stop)
+
+    @property
+    def _has_all_calls(self) -> bool:
+        """Whether the reply has made the last call that it may, or begins another one."""
+        if self._parser is None:
+            return False
+        return self._parser.num_calls_read >= self._max_calls or self._num_calls > self._max_calls
 
     @property
     def _is_reasoning(self) -> bool:
@@ -164,7 +179,10 @@ class ChoiceStream:
             self._keep(self._parser.feed(text))
 
     def _keep(self, events: list[Event]) -> None:
-        self._events += [event for event in events if event.kind != "syntax"]
+        for event in events:
+            self._num_calls += event.kind == "name"
+            if event.kind != "syntax" and self._num_calls <= self._max_calls:
+                self._events.append(event)
 
     def _take_events(self) -> list[Event] | None:
         if self._parser is None:

@@ -54,11 +54,7 @@ class ChatFormat:
         self._request = request
         self._tokenizer = tokens.tokenizer
         self._messages = [
-            MessageDeltas(
-                tokens.dialect.new_call_id,
-                max_calls=1 if request.parallel_tool_calls is False else None,
-                shows_reasoning=request.include_reasoning is not False,
-            )
+            MessageDeltas(tokens.dialect.new_call_id, shows_reasoning=request.include_reasoning is not False)
             for _ in range(request.num_choices)
         ]
         self._id = f"chatcmpl-{uuid.uuid4().hex}"

@@ -74,10 +74,9 @@ class MessageFormat:
 
     def __init__(self, request: MessagesRequest, job: Job, state: ServerState, request_id: str) -> None:
         self.framing = Framing(keep_alive=frame(Ping()), end=b"", error=partial(anthropic_error, request_id=request_id))
-        choice, thinking = request.tool_choice, request.thinking
+        thinking = request.thinking
         self._blocks = BlockEvents(
             state.tokenization.dialect.new_call_id,
-            max_calls=1 if choice is not None and choice.disable_parallel_tool_use else None,
             shows_thinking=thinking is None or thinking.display != "omitted",
         )
         self._is_window_short = job.requests[0].sampling.max_tokens < request.max_tokens

@@ -101,6 +101,7 @@ class _JsonCall:
             raise MalformedError
         if not self._has_arguments:
             self._scanner.emit("arguments", "{}")
+        self._scanner.num_calls_read += 1
 
     def _read_member(self, key: str) -> Reading[None]:
         scanner = self._scanner
@@ -158,9 +159,10 @@ class HeaderBody:
         place.announce(scanner, match["name"])
         if (yield from scanner.peek()) == "{":
             yield from pass_value(scanner, place.closers, scanner.show("arguments"))
-            yield from scanner.run(self.trailer)
         else:
             scanner.emit("arguments", "{}")
+        scanner.num_calls_read += 1
+        yield from scanner.run(self.trailer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,7 @@ class TaggedBody:
             between = ", "
             yield from self._read_value(scanner, _types(properties.get(key)))
         scanner.emit("arguments", "}")
+        scanner.num_calls_read += 1
 
     def _read_value(self, scanner: Scanner, types: frozenset[str]) -> Reading[None]:
         end = stops(self.parameter_end)
@@ -251,6 +254,7 @@ class PythonBody:
                 raise MalformedError  # an argument without a name has no place in JSON
             place.announce(scanner, name)
             yield from convert_members(scanner, PYTHON, "=", ")")
+            scanner.num_calls_read += 1
             separator = yield from scanner.run(_BETWEEN_CALLS)
             if "]" in separator or not (yield from scanner.peek()).isidentifier():
                 return
@@ -271,4 +275,5 @@ class GemmaBody:
         name = (yield from scanner.text_until(stops("{"), MAX_HEADER_CHARS)).strip()
         place.announce(scanner, name)
         yield from convert_value(scanner, GEMMA)
+        scanner.num_calls_read += 1
         yield from scanner.run(SPACE)

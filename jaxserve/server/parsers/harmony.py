@@ -78,4 +78,5 @@ def _read_body(scanner: Scanner, kind: Kind) -> Reading[None]:
     if end in _ENDS:
         scanner.take(len(end))
         scanner.emit("syntax")
+    scanner.num_calls_read += kind == "arguments"
     scanner.is_reasoning = False

@@ -25,6 +25,11 @@ class OutputParser:
         return self._scanner.is_reasoning
 
     @property
+    def num_calls_read(self) -> int:
+        """Calls whose arguments are complete."""
+        return self._scanner.num_calls_read
+
+    @property
     def num_unread(self) -> int:
         """Characters that wait for a decision: never more than a marker has."""
         return self._scanner.num_unread

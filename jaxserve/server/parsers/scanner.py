@@ -70,6 +70,8 @@ class Scanner:
         self._events: list[Event] = []
         self.is_reasoning = False
         """Whether what comes next is reasoning, as far as is known."""
+        self.num_calls_read = 0
+        """Calls whose arguments are complete."""
 
     @property
     def num_unread(self) -> int:

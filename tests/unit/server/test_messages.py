@@ -170,8 +170,9 @@ async def test_thinking_may_be_kept_back(api: Api) -> None:
 
 async def test_only_one_call_when_parallel_use_is_disabled(api: Api) -> None:
     body = BODY | {"tools": TOOLS, "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
-    plain, _ = await both(api, body, steps(api, CALLS), finish_reason="stop")
+    plain, _ = await both(api, body, steps(api, CALLS)[:-1], finish_reason=None)
     assert [block["type"] for block in plain["content"]] == ["text", "tool_use"]
+    assert plain["stop_reason"] == "tool_use"
 
 
 @pytest.mark.parametrize(
@@ -219,7 +220,7 @@ def test_any_cutting_gives_the_same_blocks(case: tuple[Dialect, str, list[str], 
 
     def spelled(cut: list[str]) -> list[BlockEvent]:
         numbers = iter(range(1000))
-        blocks = BlockEvents(lambda: f"call_{next(numbers)}", max_calls=None, shows_thinking=True)
+        blocks = BlockEvents(lambda: f"call_{next(numbers)}", shows_thinking=True)
         found = events_of(spoken, cut, prompt_end)
         return [*blocks.of(merged(found) if len(cut) == 1 else found), *blocks.end()]
 

@@ -155,11 +155,26 @@ async def test_content_is_null_beside_calls_only(api: Api) -> None:
     assert plain["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_only_one_call_when_calls_are_not_parallel(api: Api) -> None:
+@pytest.mark.parametrize("size", [1, 7, 1000])
+async def test_the_first_call_ends_a_reply_whose_calls_are_not_parallel(api: Api, size: int) -> None:
     body = BODY | {"parallel_tool_calls": False}
-    plain, chunks = await both(api, CHAT, body, steps(api, CALLS), finish_reason="stop")
+    plain, chunks = await both(api, CHAT, body, steps(api, CALLS, size)[:-1], finish_reason=None)
+    choice = plain["choices"][0]
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["get_weather"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Wait.", "tool_calls")
+    assert folded(chunks)["calls"] == [{"name": "get_weather", "arguments": '{"city": "Paris"}'}]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    first = CALLS[: CALLS.index("}}") + 2]
+    assert plain["usage"]["completion_tokens"] == len(spelled(api, first)), "generated no further than the call"
+    for _ in range(2):
+        await api.engine.was_aborted()
+
+
+async def test_a_second_call_behind_a_broken_one_is_not_begun(api: Api) -> None:
+    body = BODY | {"parallel_tool_calls": False}
+    broken = CALLS.replace('"Paris"}}', "Paris")
+    plain, _ = await both(api, CHAT, body, steps(api, broken)[:-1], finish_reason=None)
     assert [call["function"]["name"] for call in plain["choices"][0]["message"]["tool_calls"]] == ["get_weather"]
-    assert [call["name"] for call in folded(chunks)["calls"]] == ["get_weather"]
 
 
 async def test_a_call_cut_by_the_limit_ends_with_length(api: Api) -> None:
@@ -233,7 +248,7 @@ async def test_arguments_of_the_history_are_objects_where_they_can_be(api: Api, 
 
 
 async def test_log_probabilities_cover_every_token_of_calls(api: Api) -> None:
-    body = BODY | {"logprobs": True, "parallel_tool_calls": False}
+    body = BODY | {"logprobs": True}
     tokens = steps(api, "<think>a</think>" + CALLS)
     plain, chunks = await both(api, CHAT, body, tokens, finish_reason="stop")
     scored = plain["choices"][0]["logprobs"]["content"]

@@ -61,6 +61,18 @@ def test_a_call_is_read(name: str, text: str) -> None:
     assert reply.content == ""
 
 
+@pytest.mark.parametrize(("name", "text"), [*ONE_CALL.items(), *VARIANTS])
+def test_a_complete_call_is_counted_when_its_arguments_end(name: str, text: str) -> None:
+    parser = dialect(name).parser(TOOLS, "")
+    assert parser is not None
+    parser.feed(text.partition("Par")[0])
+    assert parser.num_calls_read == 0
+    parser.feed("Par" + text.partition("Par")[2])
+    assert parser.num_calls_read == (name != "harmony" or "<|call|>" in text)
+    parser.finish()
+    assert parser.num_calls_read == 1
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
