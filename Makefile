@@ -12,6 +12,7 @@ DEVICE ?= cpu
 MODEL ?=
 PORT ?= 8000
 ARGS ?=
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 TESTS ?= tests
 
 BIN := $(VENV)/bin
@@ -25,6 +26,8 @@ JAX_LOCK ?=
 SECOND_TESTS = $(wildcard tests/models tests/engine tests/e2e)
 PIP_INSTALL = -m pip install --require-hashes --no-deps
 PYTEST = JAX_PLATFORMS=cpu $(BIN)/python -m pytest
+# A file's tests share their engines: it stays in one worker.
+IN_WORKERS = -n $(JOBS) --maxprocesses 8 --dist loadfile
 
 .PHONY: help install serve check test lint format types fast-tests all-tests second-python middle-jax \
 	kernels-check aot-tests clients-check clients-tests docs lock docker-check bench-peers gpu-wheels gpu-check clean
@@ -32,7 +35,7 @@ PYTEST = JAX_PLATFORMS=cpu $(BIN)/python -m pytest
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "  variables: PYTHON=$(PYTHON) VENV=$(VENV) DEVICE=cpu|cuda|tpu"
+	@echo "  variables: PYTHON=$(PYTHON) VENV=$(VENV) DEVICE=cpu|cuda|tpu JOBS=$(JOBS)"
 
 # ---------------------------------------------------------------- environment
 
@@ -95,10 +98,10 @@ types: install ## mypy, strict
 	$(BIN)/mypy
 
 fast-tests: install
-	$(PYTEST) -m "not slow" $(TESTS)
+	$(PYTEST) $(IN_WORKERS) -m "not slow" $(TESTS)
 
 all-tests: install
-	$(PYTEST) $(TESTS)
+	$(PYTEST) $(IN_WORKERS) $(TESTS)
 
 # jax 0.10 is the newest on Python 3.11, jax 0.12 needs 3.12: the program runs on both sides of that line.
 second-python: install
