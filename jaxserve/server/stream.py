@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from jaxserve.ipc.messages import AddRequest, RequestOutput, TokenLogprobs
 from jaxserve.metrics import Metrics
 from jaxserve.server.client import Generation
+from jaxserve.server.content_tokens import ContentToken, ContentTokens
 from jaxserve.server.errors import error_from_fault
 from jaxserve.server.logprobs import ScoredToken, prompt_tokens
 from jaxserve.server.parsers.events import Event, merged
@@ -31,6 +32,8 @@ class Piece:
     """What a parser says, maybe of a part of `text`, or of text before. None without one: `text` is content."""
     tokens: list[ScoredToken] = field(default_factory=list)
     """The tokens behind `text`, when log-probabilities were asked for."""
+    content: list[ContentToken] = field(default_factory=list)
+    """Those among them that are content; the token that ended the text is not."""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     prompt: list[ScoredToken] = field(default_factory=list)
@@ -71,6 +74,7 @@ class ChoiceStream:
         self._metrics = metrics
         self._stop: str | None = None
         self._unsent: list[ScoredToken] = []
+        self._content = ContentTokens()
         self._prompt_scores: list[TokenLogprobs] = []
         self._has_told_prompt = request.sampling.num_prompt_logprobs is None
         self._submitted = time.monotonic()
@@ -101,6 +105,7 @@ class ChoiceStream:
             if output.finish_reason is not None and self._stop is None:
                 rest = self._detokenizer.finish()
                 texts.append(rest.text)
+                self._content.push((), len(rest.text))
                 self._read(rest.text)
                 self._stop = rest.stop
             if self._stop is not None:
@@ -110,7 +115,7 @@ class ChoiceStream:
         text = "".join(texts)
         if not (text if self._parser is None else self._events):
             return None
-        return self._told(Piece(self.index, text, self._take_events(), self._take_unsent()))
+        return self._told(Piece(self.index, text, self._take_events(), self._take_unsent(), self._content.take()))
 
     def abandon(self) -> None:
         """Count a choice whose reader left before its end."""
@@ -122,7 +127,9 @@ class ChoiceStream:
         self._record_end(output, reason)
         if self._parser is not None:
             self._keep(self._parser.finish())
-        return self._told(Piece(self.index, "".join(texts), self._take_events(), self._take_unsent(), reason, detail))
+        piece = Piece(self.index, "".join(texts), self._take_events(), self._take_unsent(), self._content.take())
+        piece.finish_reason, piece.stop_reason = reason, detail
+        return self._told(piece)
 
     def _told(self, piece: Piece) -> Piece:
         """The piece with the prompt's tokens, if it is the first one and somebody wants them."""
@@ -136,25 +143,28 @@ class ChoiceStream:
         shown = output.token_ids
         if output.finish_reason == "stop" and not self._include_stop:
             shown = shown[:-1]
-        delta = self._detokenizer.push(shown) if self._parser is None else self._push_one_by_one(shown)
+        scored = list(map(ScoredToken, output.token_ids, output.logprobs)) if output.logprobs is not None else []
+        delta = self._detokenizer.push(shown) if self._parser is None else self._push_one_by_one(shown, scored)
         self._stop = delta.stop
         is_cut = delta.stop is not None or self._has_all_calls
         num_taken = delta.num_tokens if is_cut else len(output.token_ids)
         self.num_tokens += num_taken
-        if output.logprobs is not None:
-            pairs = zip(output.token_ids[:num_taken], output.logprobs[:num_taken], strict=True)
-            self._unsent += [ScoredToken(token_id, scores) for token_id, scores in pairs]
+        self._unsent += scored[:num_taken]
+        if self._parser is None:
+            self._content.add(scored[: min(num_taken, len(shown))])
         return delta.text
 
-    def _push_one_by_one(self, token_ids: Sequence[int]) -> Delta:
+    def _push_one_by_one(self, token_ids: Sequence[int], scored: Sequence[ScoredToken]) -> Delta:
         """Which tokens are reasoning must not depend on how many come at a time."""
         texts: list[str] = []
         num_tokens = 0
         stop = None
-        for token_id in token_ids:
+        for i, token_id in enumerate(token_ids):
             was_reasoning = self._is_reasoning
             delta = self._detokenizer.push([token_id])
             texts.append(delta.text)
+            if scored:
+                self._content.push(scored[i : i + 1], len(delta.text))
             self._read(delta.text)
             num_tokens += delta.num_tokens
             self.num_reasoning_tokens += was_reasoning or self._is_reasoning
@@ -181,7 +191,10 @@ class ChoiceStream:
     def _keep(self, events: list[Event]) -> None:
         for event in events:
             self._num_calls += event.kind == "name"
-            if event.kind != "syntax" and self._num_calls <= self._max_calls:
+            if self._num_calls > self._max_calls:
+                return
+            self._content.read(event)
+            if event.kind != "syntax":
                 self._events.append(event)
 
     def _take_events(self) -> list[Event] | None:

@@ -5,6 +5,7 @@ Plain and streamed replies go through here: the items are the same by constructi
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from jaxserve.server.parsers.events import Event
@@ -13,34 +14,39 @@ from jaxserve.server.schema.chat import ContentLogprob
 from jaxserve.server.schema.response_events import ResponseEvent
 from jaxserve.server.schema.response_items import ItemStatus, OutputItem
 
+PlacedLogprob = tuple[ContentLogprob, int]
+"""With the characters of text up to the end of its token."""
+
 
 class OutputItems:
     """The output of one response, growing. Only its last item is open."""
 
-    def __init__(self, new_call_id: Callable[[], str], numbers: Iterator[int], *, max_calls: int | None) -> None:
-        """Calls beyond `max_calls` are left out. `numbers` are the sequence numbers of the response's events."""
+    def __init__(self, new_call_id: Callable[[], str], numbers: Iterator[int]) -> None:
+        """`numbers` are the sequence numbers of the response's events."""
         self._new_call_id = new_call_id
         self._numbers = numbers
-        self._max_calls = max_calls
-        self._num_calls = 0
+        self._num_chars = 0
+        """Of all text so far."""
         self._done: list[OutputItem] = []
         self._open: OpenText | OpenCall | None = None
 
-    def take(self, news: Sequence[Event], logprobs: Sequence[ContentLogprob]) -> list[ResponseEvent]:
-        """What comes next. The first text among it, or one of nothing, has the `logprobs`."""
+    def take(self, news: Sequence[Event], logprobs: Sequence[PlacedLogprob]) -> list[ResponseEvent]:
+        """What comes next, and the log-probabilities of the tokens of its text, each with the text's end."""
         told: list[ResponseEvent] = []
+        waiting = deque(logprobs)
         for event in news:
             if event.kind == "content":
-                told += self._grow_text(event, logprobs)
-                logprobs = ()
+                self._num_chars += len(event.text)
+                told += self._grow_text(event, self._those_up_to_here(waiting))
             elif event.kind == "reasoning":
-                told += self._grow_text(event, ())
+                told += self._grow_text(event, [])
             elif event.kind == "name":
-                told += self._begin_call(event.text)
+                told += self._end("completed")
+                told += self._begin(OpenCall(event.text, self._new_call_id(), len(self._done), self._numbers))
             elif event.kind == "arguments" and isinstance(self._open, OpenCall):
                 told += self._open.grow(event.text)
-        if logprobs:
-            told += self._grow_text(Event("content", "", ""), logprobs)
+        if waiting:
+            told += self._grow_text(Event("content", "", ""), self._those_up_to_here(waiting))
         return told
 
     def finish(self, status: ItemStatus) -> list[ResponseEvent]:
@@ -52,20 +58,19 @@ class OutputItems:
         """All items as they are by now, the open one with this status."""
         return self._done if self._open is None else [*self._done, self._open.item(status)]
 
-    def _grow_text(self, event: Event, logprobs: Sequence[ContentLogprob]) -> list[ResponseEvent]:
-        told: list[ResponseEvent] = []
-        if not isinstance(self._open, OpenText) or self._open.kind != event.kind:
-            told += self._end("completed")
-            self._open = OpenText("content" if event.kind == "content" else "reasoning", len(self._done), self._numbers)
-            told += self._open.begin()
-        return told + self._open.grow(event.text, logprobs)
+    def _those_up_to_here(self, waiting: deque[PlacedLogprob]) -> list[ContentLogprob]:
+        taken = []
+        while waiting and waiting[0][1] <= self._num_chars:
+            taken.append(waiting.popleft()[0])
+        return taken
 
-    def _begin_call(self, name: str) -> list[ResponseEvent]:
-        told = self._end("completed")
-        self._num_calls += 1
-        if self._max_calls is None or self._num_calls <= self._max_calls:
-            told += self._begin(OpenCall(name, self._new_call_id(), len(self._done), self._numbers))
-        return told
+    def _grow_text(self, event: Event, logprobs: Sequence[ContentLogprob]) -> list[ResponseEvent]:
+        if not isinstance(self._open, OpenText) or self._open.kind != event.kind:
+            told = self._end("completed")
+            item = OpenText("content" if event.kind == "content" else "reasoning", len(self._done), self._numbers)
+            told += self._begin(item)
+            return told + item.grow(event.text, logprobs)
+        return self._open.grow(event.text, logprobs)
 
     def _begin(self, item: OpenText | OpenCall) -> list[ResponseEvent]:
         self._open = item

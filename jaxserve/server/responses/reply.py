@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 
-from jaxserve.errors import RequestError
+from jaxserve.errors import RateLimitError, RequestError
 from jaxserve.server.logprobs import chat_logprobs
 from jaxserve.server.parsers.events import Event
-from jaxserve.server.responses.output import OutputItems
+from jaxserve.server.responses.output import OutputItems, PlacedLogprob
 from jaxserve.server.schema import response_events as events
-from jaxserve.server.schema.chat import ContentLogprob
 from jaxserve.server.schema.response_object import (
     IncompleteDetails,
     ResponseFault,
@@ -25,6 +25,8 @@ from jaxserve.server.schema.usage import Usage
 from jaxserve.server.sse import Framing
 from jaxserve.server.stream import Piece
 from jaxserve.server.tokenization import Tokenization
+
+_FAULT_CODES: Final[dict[type[RequestError], str]] = {RateLimitError: "rate_limit_exceeded"}
 
 
 class ResponseReply:
@@ -44,8 +46,7 @@ class ResponseReply:
         self._num_top_logprobs = num_top_logprobs
         self._keep = keep
         self._numbers = itertools.count()
-        max_calls = None if response.parallel_tool_calls else 1
-        self._output = OutputItems(tokens.dialect.new_call_id, self._numbers, max_calls=max_calls)
+        self._output = OutputItems(tokens.dialect.new_call_id, self._numbers)
         self._is_cut = False
 
     @property
@@ -93,14 +94,15 @@ class ResponseReply:
 
     def _fail(self, error: RequestError) -> msgspec.Struct:
         response = self._state("failed")
-        response.error = ResponseFault(error.code or "server_error", error.message)
+        response.error = ResponseFault(_FAULT_CODES.get(type(error), "server_error"), error.message)
         self._keep(response)
         return events.ResponseFailed(response, next(self._numbers))
 
     def _state(self, status: ResponseStatus) -> ResponseObject:
         return msgspec.structs.replace(self._response, status=status, output=self._output.items("incomplete"))
 
-    def _logprobs(self, piece: Piece) -> list[ContentLogprob]:
+    def _logprobs(self, piece: Piece) -> list[PlacedLogprob]:
         if self._num_top_logprobs is None:
             return []
-        return chat_logprobs(self._tokenizer, piece.tokens, self._num_top_logprobs).content
+        spelled = chat_logprobs(self._tokenizer, [content.token for content in piece.content], self._num_top_logprobs)
+        return [(entry, content.end) for entry, content in zip(spelled.content, piece.content, strict=True)]

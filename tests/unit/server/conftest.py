@@ -134,6 +134,7 @@ class Api:
     client: EngineClient
     metrics: Metrics
     tokenizer: Tokenizer
+    responses: ResponseStore
     port: int
 
     async def post(self, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
@@ -210,7 +211,7 @@ async def running_api(
                     listening(make_app(state), listener, state.connection, max_connections=max_connections),
                     ClientSession(f"http://127.0.0.1:{port}/") as http,
                 ):
-                    yield Api(http, engine, client, metrics, tokenizer, port)
+                    yield Api(http, engine, client, metrics, tokenizer, state.responses, port)
             finally:
                 run.cancel()
                 await asyncio.wait({run})
