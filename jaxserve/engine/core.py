@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from jaxserve.engine.meter import StepMeter
+from jaxserve.engine.protocol import Plan, Result, StepExecutor, StepScheduler, StepUnderWay
 from jaxserve.errors import InternalError, UnavailableError
-from jaxserve.executor.protocol import Executor, Pending
 from jaxserve.ipc.messages import (
     Abort,
     AddRequest,
@@ -37,8 +37,6 @@ from jaxserve.ipc.messages import (
     ToEngine,
 )
 from jaxserve.scheduler.admission import fault_of
-from jaxserve.scheduler.plan import StepPlan, StepResult
-from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.types import ProgramKind, RequestId
 
 _log = logging.getLogger(__name__)
@@ -59,8 +57,8 @@ _MAX_FAILURES: Final = 2
 class _Dispatched:
     """A step that the device has."""
 
-    plan: StepPlan
-    pending: Pending
+    plan: Plan
+    pending: StepUnderWay
     gap_s: float | None
     """How long the device was idle before it, at most; None when it had nothing to do."""
     dispatched_s: float
@@ -79,7 +77,7 @@ class _NeverStarted:
     def is_done(self) -> bool:
         return True
 
-    def result(self) -> StepResult:
+    def result(self) -> Result:
         raise self.error
 
 
@@ -88,8 +86,8 @@ class EngineCore:
 
     def __init__(
         self,
-        scheduler: Scheduler,
-        executor: Executor,
+        scheduler: StepScheduler,
+        executor: StepExecutor,
         *,
         depth: int = 1,
         clock: Callable[[], float] = time.perf_counter,
@@ -179,11 +177,11 @@ class EngineCore:
             self._last_busy = now
         return now
 
-    def _submit(self, plan: StepPlan) -> bool:
+    def _submit(self, plan: Plan) -> bool:
         """Hand a step to the device. False when it did not take it: that shows when the step's turn comes."""
         now = self._look_at_device()
         gap_s = None if self._last_busy is None else now - self._last_busy
-        pending: Pending
+        pending: StepUnderWay
         try:
             pending = self._executor.submit(plan)
         except Exception as error:
@@ -218,7 +216,7 @@ class EngineCore:
             self._last_busy = None
         return outputs
 
-    def _failed(self, plan: StepPlan, error: Exception) -> list[RequestOutput]:
+    def _failed(self, plan: Plan, error: Exception) -> list[RequestOutput]:
         self._num_failures += 1
         _log.error(
             "step %s/%d failed (%d in a row), its requests end: %s",

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from jaxserve.engine.protocol import Plan, Result
 from jaxserve.ipc.messages import EngineStats
-from jaxserve.scheduler.plan import StepPlan, StepResult
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class StepMeter:
     device_step_seconds: list[float] = field(default_factory=list)
     host_gap_seconds: list[float] = field(default_factory=list)
 
-    def record(self, plan: StepPlan, result: StepResult, host_gap_seconds: float | None) -> None:
+    def record(self, plan: Plan, result: Result, host_gap_seconds: float | None) -> None:
         """A call is done, of one step or of a burst of them.
 
         host_gap_seconds: how long the device waited for its plan at most, if it had work before.

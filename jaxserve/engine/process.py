@@ -28,12 +28,15 @@ from jaxserve.engine.spec import MAX_SPEC_BYTES, EngineSpec, parse_spec
 from jaxserve.engine.startup import start_executor
 from jaxserve.errors import StartupError
 from jaxserve.executor.fake import FakeExecutor
-from jaxserve.executor.protocol import Executor, Progress
+from jaxserve.executor.fake_embedding import FakeEmbeddingExecutor
+from jaxserve.executor.protocol import EmbeddingExecutor, Executor, Progress
+from jaxserve.executor.task import resolve_task
 from jaxserve.ipc.address import discard_address
 from jaxserve.ipc.report import PhaseClock, StartupReport, process_start_s
 from jaxserve.ipc.transport import EngineSocket
 from jaxserve.kv.manager import KVManager
 from jaxserve.log import configure_logging
+from jaxserve.scheduler.embedding import EmbedScheduler
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.structured.masks import GrammarMasks
 from jaxserve.structured.vocabulary import load_ll_tokenizer
@@ -72,7 +75,7 @@ def main() -> int:
 def serve(spec: EngineSpec, socket: EngineSocket, should_stop: Callable[[], bool]) -> int:
     """Start, then loop until the end."""
     clock = PhaseClock()
-    reading = read_vocabulary(Path(spec.model_path))
+    reading = None if spec.config.model.task == "embed" else read_vocabulary(Path(spec.model_path))
     executor = start_executor(lambda progress: build_executor(spec, progress, clock), socket, should_stop)
     if executor is None:
         return 0
@@ -84,17 +87,27 @@ def serve(spec: EngineSpec, socket: EngineSocket, should_stop: Callable[[], bool
     return code
 
 
-def build_executor(spec: EngineSpec, progress: Progress, clock: PhaseClock | None = None) -> Executor:
+def build_executor(
+    spec: EngineSpec, progress: Progress, clock: PhaseClock | None = None
+) -> Executor | EmbeddingExecutor:
     """The executor the spec asks for. `clock` is told what this process took until it can start one."""
     clock = clock or PhaseClock()
     if spec.executor == "fake":
         progress("load", 1, 1, "fake")
         clock.add("engine", process_start_s())
+        if spec.config.model.task == "embed":
+            return FakeEmbeddingExecutor(spec.config, spec.fake)
         return FakeExecutor.start(spec.config, spec.fake)
-    from jaxserve.executor.local import LocalExecutor  # here, so that a fake engine needs no jax
+    path = Path(spec.model_path)
+    if resolve_task(spec.config.model.task, path) == "embed":
+        from jaxserve.executor import embedding  # here, so that a fake engine needs no jax
+
+        clock.add("engine", process_start_s())
+        return embedding.LocalEmbeddingExecutor.start(spec.config, path, progress)
+    from jaxserve.executor.local import LocalExecutor
 
     clock.add("engine", process_start_s())
-    return LocalExecutor.start(spec.config, Path(spec.model_path), progress)
+    return LocalExecutor.start(spec.config, path, progress)
 
 
 def read_vocabulary(model_path: Path) -> Future[LLTokenizer]:
@@ -111,25 +124,31 @@ def read_vocabulary(model_path: Path) -> Future[LLTokenizer]:
     return found
 
 
-def build_core(spec: EngineSpec, executor: Executor, vocabulary: Future[LLTokenizer] | None = None) -> EngineCore:
-    """Scheduler, pages and, where there is a vocabulary, grammars for what the executor offers."""
-    facts = executor.facts
+def build_core(
+    spec: EngineSpec, executor: Executor | EmbeddingExecutor, vocabulary: Future[LLTokenizer] | None = None
+) -> EngineCore:
+    """The scheduler that goes with the executor, with pages and, where there is a vocabulary, grammars if it generates."""
+    facts, config = executor.facts, spec.config
+    depth = int(config.scheduler.overlap)
+    if executor.task == "embed":
+        texts = EmbedScheduler(config.scheduler, executor.buckets, facts.max_model_len, facts.vocab_size)
+        return EngineCore(texts, executor, depth=depth)
     kv = KVManager(
         facts.num_kv_blocks,
         facts.block_size,
         facts.max_model_len,
-        enable_prefix_caching=spec.config.cache.enable_prefix_caching,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
     )
     scheduler = Scheduler(
-        spec.config.scheduler,
+        config.scheduler,
         kv,
         executor.buckets,
         facts.max_model_len,
         executor.eos_token_ids,
         facts.vocab_size,
-        grammars=None if vocabulary is None else GrammarMasks(vocabulary, facts.vocab_size, spec.config.structured),
+        grammars=None if vocabulary is None else GrammarMasks(vocabulary, facts.vocab_size, config.structured),
     )
-    return EngineCore(scheduler, executor, depth=int(spec.config.scheduler.overlap))
+    return EngineCore(scheduler, executor, depth=depth)
 
 
 def die_with_parent() -> None:

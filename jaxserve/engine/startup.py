@@ -11,15 +11,17 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Final
+from typing import Final, TypeVar
 
 from jaxserve.engine.core import refused
 from jaxserve.errors import StartupError, UnavailableError
-from jaxserve.executor.protocol import Executor, Progress
+from jaxserve.executor.protocol import Progress
 from jaxserve.ipc.codec import ProtocolError
 from jaxserve.ipc.messages import AddRequest, Hello, StartupFailed, StartupProgress, StepOutputs
 from jaxserve.ipc.transport import EngineSocket
 from jaxserve.scheduler.admission import fault_of
+
+E = TypeVar("E")
 
 _log = logging.getLogger(__name__)
 
@@ -30,15 +32,13 @@ _GREETING_S: Final = 2.0
 _LOADING: Final = fault_of(UnavailableError("The model is still loading. Please retry later."))
 
 
-def start_executor(
-    build: Callable[[Progress], Executor], socket: EngineSocket, should_stop: Callable[[], bool]
-) -> Executor | None:
+def start_executor(build: Callable[[Progress], E], socket: EngineSocket, should_stop: Callable[[], bool]) -> E | None:
     """What `build` makes; None when told to stop meanwhile (the thread is left behind: exit the process).
 
     Raises StartupError for whatever `build` raises, after the clients were told.
     """
     news: SimpleQueue[StartupProgress] = SimpleQueue()
-    built: Future[Executor] = Future()
+    built: Future[E] = Future()
 
     def run() -> None:
         try:

@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
@@ -80,6 +80,8 @@ class FakeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Steps that raise, counted from 0."""
     script: Script | None = None
     """What to say instead, where it says anything."""
+    embedding_size: int = 8
+    """Numbers of a vector, where the task is to embed."""
     start_error: str | None = None
     """Refuse to start, with this line."""
 
@@ -122,6 +124,8 @@ class FakePending:
 
 class FakeExecutor:
     """An Executor without a device."""
+
+    task: Literal["generate"] = "generate"
 
     def __init__(
         self,

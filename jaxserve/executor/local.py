@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -22,7 +22,7 @@ from jaxserve.ipc.messages import ModelFacts
 from jaxserve.ipc.report import PhaseClock, PhaseSpan, ProgramReport, StartupReport
 from jaxserve.layers.attention import KVPool
 from jaxserve.models.registry import decoder_of
-from jaxserve.models.skeleton import ModelSkeleton
+from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.runner.cache_directory import cache_directory
 from jaxserve.runner.compilations import CompilationCounter
 from jaxserve.runner.inputs import Program
@@ -38,6 +38,8 @@ _LOG = logging.getLogger(__name__)
 
 class LocalExecutor:
     """One model on this process's devices."""
+
+    task: Literal["generate"] = "generate"
 
     def __init__(
         self, runner: Runner, facts: ModelFacts, buckets: Buckets, eos: frozenset[int], counter: CompilationCounter
@@ -62,7 +64,7 @@ class LocalExecutor:
         runner, made = _load(prepared, checkpoint, config, clock, progress)
         with clock.phase("first_run"):
             run_once(runner, prepared.programs, partial(progress, "first_run"))
-        facts = _facts(prepared, _fingerprint(checkpoint, prepared.skeleton, config), clock.spans, made)
+        facts = _facts(prepared, fingerprint(checkpoint, prepared.skeleton, config), clock.spans, made)
         return cls(runner, facts, prepared.limits.buckets, frozenset(prepared.decoder.eos_token_ids), counter)
 
     def submit(self, plan: StepPlan) -> PendingStep:
@@ -126,7 +128,7 @@ def _load(
 
 
 def _facts(
-    prepared: Preparation, fingerprint: str, spans: Iterable[PhaseSpan], made: dict[Program, MadeProgram]
+    prepared: Preparation, identity: str, spans: Iterable[PhaseSpan], made: dict[Program, MadeProgram]
 ) -> ModelFacts:
     limits = prepared.limits
     report = StartupReport(
@@ -142,12 +144,12 @@ def _facts(
         kv_dtype=str(limits.kv_dtype),
         platform=prepared.device.platform,
         num_devices=len(prepared.sharding.devices),
-        fingerprint=fingerprint,
+        fingerprint=identity,
         startup=report,
     )
 
 
-def _fingerprint(checkpoint: Checkpoint, skeleton: ModelSkeleton, config: Config) -> str:
+def fingerprint(checkpoint: Checkpoint, skeleton: ModelSkeleton | EncoderSkeleton, config: Config) -> str:
     """8 hex digits over what decides the output: checkpoint, dtype, mesh, versions."""
     identity = (
         checkpoint.path.name,

@@ -84,7 +84,7 @@ class Preparation:
 def prepare(config: Config, decoder: DecoderConfig) -> Preparation:
     """Size the engine. Raises StartupError in one line, also when memory will not do."""
     size = config.parallel.tensor_parallel_size
-    device = _first_device(size)
+    device = first_device(size)
     numerics = make_numerics(config, decoder, chip_of(device))
     skeleton = make_skeleton(decoder, numerics)
     sharding = make_sharding(decoder, size)
@@ -106,8 +106,8 @@ def _weight_bytes(skeleton: ModelSkeleton, sharding: Sharding) -> int:
     return total
 
 
-def _first_device(num_devices: int) -> jax.Device:
-    """Where there is no accelerator, the CPU is made to look like as many devices as are asked for."""
+def first_device(num_devices: int) -> jax.Device:
+    """The first of those to use. Where there is no accelerator, the CPU is made to look like as many devices as are asked for."""
     if num_devices > 1 and jax.config.jax_num_cpu_devices < num_devices:  # type: ignore[attr-defined]
         jax.config.update("jax_num_cpu_devices", num_devices)
     try:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 from jaxserve.ipc.messages import ModelFacts
+from jaxserve.scheduler.embed_plan import EmbedBuckets, EmbedPlan, EmbedResult
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
 
 Progress = Callable[[str, int, int, str], None]
@@ -36,6 +37,9 @@ class Executor(Protocol):
     """
 
     @property
+    def task(self) -> Literal["generate"]: ...
+
+    @property
     def facts(self) -> ModelFacts: ...
 
     @property
@@ -45,6 +49,43 @@ class Executor(Protocol):
     def buckets(self) -> Buckets: ...
 
     def submit(self, plan: StepPlan) -> Pending:
+        """Start a step and return at once."""
+        ...
+
+    def compilations(self) -> dict[str, int]:
+        """Backend compilations so far by phase: `{"warmup": n, "serving": n}`."""
+        ...
+
+    def close(self) -> None:
+        """Release the devices."""
+        ...
+
+
+class PendingVectors(Protocol):
+    """A step of texts under way."""
+
+    def is_done(self) -> bool:
+        """Whether `result` would return at once. Never blocks."""
+        ...
+
+    def result(self) -> EmbedResult:
+        """Block until the step is done. Raises what the step raised."""
+        ...
+
+
+class EmbeddingExecutor(Protocol):
+    """Makes vectors. Steps run in the order of their submission and leave nothing behind."""
+
+    @property
+    def task(self) -> Literal["embed"]: ...
+
+    @property
+    def facts(self) -> ModelFacts: ...
+
+    @property
+    def buckets(self) -> EmbedBuckets: ...
+
+    def submit(self, plan: EmbedPlan) -> PendingVectors:
         """Start a step and return at once."""
         ...
 

@@ -15,7 +15,7 @@ import msgspec
 
 from jaxserve.ipc.report import StartupReport
 from jaxserve.sampling.params import SamplingParams
-from jaxserve.types import FinishReason, RequestId
+from jaxserve.types import FinishReason, Pooling, RequestId
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -90,6 +90,16 @@ class StartupProgress(Message, frozen=True):
     detail: str = ""
 
 
+class EmbeddingFacts(msgspec.Struct, frozen=True, array_like=True):
+    """Of a model that makes vectors."""
+
+    size: int
+    """Numbers of a vector."""
+    pooling: Pooling
+    normalizes: bool
+    """Whether its vectors are meant to have length 1. The engine leaves them as they come."""
+
+
 class ModelFacts(msgspec.Struct, frozen=True, array_like=True):
     """What the API process has to know of the loaded model."""
 
@@ -105,6 +115,8 @@ class ModelFacts(msgspec.Struct, frozen=True, array_like=True):
     fingerprint: str
     """8 hex digits over weights' identity, dtype, mesh and versions: part of `system_fingerprint`."""
     startup: StartupReport = StartupReport()
+    embedding: EmbeddingFacts | None = None
+    """Of an engine that embeds; None: it generates."""
 
 
 class Ready(Message, frozen=True):
@@ -155,6 +167,8 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     """How often the request was put back to waiting so far. Set on every output."""
     prompt_logprobs: list[TokenLogprobs] | None = None
     """The next ones, from the second prompt token on. All have come with the first token, most of them before it."""
+    vector: bytes | None = None
+    """Of an engine that embeds: the text's, float32, little-endian, as long as it comes."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):

@@ -29,6 +29,8 @@ def attend(
 ) -> Float[Array, "T N H"]:
     """softmax(q k / sqrt(H)) v within each text; scores and their sums in float32."""
     num_tokens, _, head_dim = query.shape
+    # Padding may hold anything: what no share is given to must still be a number.
+    value = jnp.where((jnp.arange(num_tokens) < texts.num_tokens)[:, None, None], value, 0)
     block = min(QUERY_BLOCK, num_tokens)
     window = min(num_tokens, block + 2 * texts.longest)
 

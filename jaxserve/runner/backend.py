@@ -61,6 +61,17 @@ def choose_backend(
     return "reference"
 
 
+def choose_encoder_backend(config: Config, chip: Chip) -> Backend:
+    """Of an encoder's products: its attention is the same everywhere. Raises ConfigError."""
+    if chip.platform == "cpu":
+        return _for_cpu(config)
+    if config.compile.cpu_kernels == "native":
+        raise ConfigError(f"--cpu-kernels native: only on CPUs, not on {chip.platform}")
+    if config.compile.attention_backend == "pallas":
+        raise ConfigError("--attention-backend pallas: no kernel for encoders; use auto or reference")
+    return "reference"
+
+
 def _why_not_pallas(
     config: Config, decoder: DecoderConfig, chip: Chip, dtype: jnp.dtype, kv_dtype: jnp.dtype
 ) -> str | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxserve.config import SchedulerConfig
+from jaxserve.scheduler.embed_plan import EmbedBuckets
 from jaxserve.scheduler.plan import Buckets
 
 MIN_MIXED_TOKENS = 16
@@ -55,6 +56,28 @@ def make_buckets(
         max_num_seqs=max_num_seqs,
         max_burst=1 if platform in ("gpu", "cuda", "rocm") else MAX_BURST,
     )
+
+
+EMBED_TOKENS = {"cpu": 512}
+"""Tokens of a step that embeds: it owes nobody a next token soon. Where nothing else is said it is as much as fills
+an accelerator's products."""
+MAX_EMBED_TOKENS = 8192
+
+
+def embed_limits(platform: str, config: SchedulerConfig, max_model_len: int | None) -> StepLimits:
+    """Texts and tokens of a step that embeds; max_model_len: what is asked for, if anything, which has to fit in."""
+    default = CPU_LIMITS if platform == "cpu" else ACCELERATOR_LIMITS
+    tokens = config.max_num_batched_tokens
+    if tokens is None:
+        tokens = max(EMBED_TOKENS.get(platform, MAX_EMBED_TOKENS), config.max_num_seqs or 1, max_model_len or 1)
+    return StepLimits(min(config.max_num_seqs or default.max_num_seqs, tokens), tokens)
+
+
+def embed_buckets(platform: str, limits: StepLimits) -> EmbedBuckets:
+    """The bucket table for these limits."""
+    floor = MIN_MIXED_TOKENS if platform == "cpu" else 8 * MIN_MIXED_TOKENS
+    tokens = limits.max_num_batched_tokens
+    return EmbedBuckets(_ladder(min(floor, tokens), tokens, 2), limits.max_num_seqs)
 
 
 def _ladder(smallest: int, largest: int, growth: int) -> tuple[int, ...]:

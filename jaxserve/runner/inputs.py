@@ -116,7 +116,7 @@ def pack(plan: StepPlan, program: Program) -> np.ndarray:
     starts = np.concatenate(([0], np.cumsum(counts)))
     rows = np.repeat(np.arange(num_rows), counts)
 
-    field["num_decode_rows"][...] = _leading_ones(counts)
+    field["num_decode_rows"][...] = leading_ones(counts)
     field["num_top_logprobs"][...] = plan.num_top_logprobs
     field["num_steps"][...] = plan.num_steps
     field["num_prompt_logprobs"][...] = plan.num_prompt_logprobs
@@ -139,7 +139,8 @@ def pack(plan: StepPlan, program: Program) -> np.ndarray:
     return packed
 
 
-def _leading_ones(counts: np.ndarray) -> int:
+def leading_ones(counts: np.ndarray) -> int:
+    """Rows of one token at the start."""
     more = np.flatnonzero(counts != 1)
     return int(more[0]) if len(more) else len(counts)
 

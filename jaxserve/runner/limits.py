@@ -16,7 +16,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.kv.spec import KVSpec
 from jaxserve.layers.numerics import Numerics
 from jaxserve.models.config import DecoderConfig
-from jaxserve.runner.backend import Chip, choose_backend
+from jaxserve.runner.backend import Chip, choose_backend, choose_encoder_backend
 from jaxserve.runner.buckets import make_buckets, resolve_limits
 from jaxserve.runner.memory import fit_model_len, num_kv_blocks
 from jaxserve.scheduler.plan import Buckets
@@ -64,6 +64,13 @@ def make_numerics(config: Config, decoder: DecoderConfig, chip: Chip) -> Numeric
     activations = jnp.dtype("float32") if chip.platform == "cpu" else weights
     backend = choose_backend(config, decoder, chip, activations, kv_cache_dtype(config, chip.platform))
     return Numerics(weights, activations, config.model.quantization, backend)
+
+
+def make_encoder_numerics(config: Config, chip: Chip) -> Numerics:
+    """The same for an encoder."""
+    weights = weights_dtype(config, chip.platform)
+    activations = jnp.dtype("float32") if chip.platform == "cpu" else weights
+    return Numerics(weights, activations, config.model.quantization, choose_encoder_backend(config, chip))
 
 
 def kv_cache_dtype(config: Config, platform: str) -> jnp.dtype:

@@ -19,7 +19,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.layers.attention import KVPool, StepContext
 from jaxserve.layers.rope import rotation
-from jaxserve.models.skeleton import ModelSkeleton
+from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
+from jaxserve.runner.embedding import EMBED_FIELDS, embed
 from jaxserve.runner.inputs import (
     INPUT_FIELDS,
     OUTPUT_FIELDS,
@@ -36,7 +37,7 @@ from jaxserve.sampling.bits import num_words
 from jaxserve.sampling.sampler import Sampled, Scored, sample, score, unpack_options
 from jaxserve.scheduler.plan import UNREAD_TOKEN
 from jaxserve.sharding.mesh import Sharding
-from jaxserve.types import MAX_TOP_LOGPROBS, NO_LOGPROBS
+from jaxserve.types import MAX_TOP_LOGPROBS, NO_LOGPROBS, Pooling
 
 
 def lower(
@@ -69,6 +70,32 @@ def lower(
         return jitted.lower(abstract_params(skeleton, sharding), pool, pool, slots, inputs)
 
 
+def lower_embedding(
+    skeleton: ModelSkeleton | EncoderSkeleton,
+    sharding: Sharding,
+    program: Program,
+    pooling: Pooling,
+    pool_shape: tuple[int, ...] | None,
+    kv_dtype: jnp.dtype,
+) -> jax.stages.Lowered:
+    """Trace a program that makes vectors. pool_shape: of a decoder's pages, which are DONATED; None for an encoder."""
+
+    def step(
+        params: tuple[Array, ...], pool: KVPool | None, packed: Int[Array, "I"]
+    ) -> tuple[KVPool | None, Float[Array, "B D"]]:
+        return embed(skeleton, params, pool, packed, program, pooling)
+
+    pool = None
+    if pool_shape is not None:
+        pool = KVPool(*(jax.ShapeDtypeStruct(pool_shape, kv_dtype, sharding=sharding.kv_pool) for _ in range(2)))  # type: ignore[arg-type]
+    whole = sharding.replicated
+    shardings = (None if pool is None else KVPool(sharding.kv_pool, sharding.kv_pool), whole)  # type: ignore[arg-type]
+    inputs = jax.ShapeDtypeStruct((packed_size(program, EMBED_FIELDS),), jnp.int32, sharding=whole)
+    with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
+        jitted = jax.jit(step, donate_argnames="pool", out_shardings=shardings)
+        return jitted.lower(abstract_params(skeleton, sharding), pool, inputs)
+
+
 def lower_seating(sharding: Sharding, num_slots: int, vocab_size: int) -> jax.stages.Lowered:
     """Trace the program that writes one slot; it runs between steps, when a request comes that needs it."""
     slots, row = (
@@ -89,7 +116,7 @@ def lower_masking(sharding: Sharding, num_slots: int, vocab_size: int) -> jax.st
     return jax.jit(put, donate_argnames="slots", out_shardings=sharding.replicated).lower(slots, which, words)
 
 
-def abstract_params(skeleton: ModelSkeleton, sharding: Sharding) -> tuple[jax.ShapeDtypeStruct, ...]:
+def abstract_params(skeleton: ModelSkeleton | EncoderSkeleton, sharding: Sharding) -> tuple[jax.ShapeDtypeStruct, ...]:
     """The parameters' shapes and places."""
     return tuple(
         jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding.place(leaf.axes)) for leaf in skeleton.leaves

@@ -52,17 +52,38 @@ def make_programs(
     num_threads: int,
     progress: Progress,
 ) -> dict[Program, MadeProgram]:
-    """An executable for every wanted program. XLA releases the GIL, so threads compile or load side by side."""
+    """An executable for every wanted program of a decoder that generates."""
     params = abstract_params(skeleton, sharding)
-    common = program_key(host_facts(), skeleton.config, skeleton.numerics, params, sharding, pool_shape, kv_dtype)
+    key = program_key(host_facts(), skeleton.config, skeleton.numerics, params, sharding, pool_shape, kv_dtype)
+
+    def lower_one(program: Program) -> jax.stages.Lowered:
+        return lower(skeleton, sharding, program, pool_shape, kv_dtype)
+
+    return compile_all(lower_one, key, sharding, wanted, cache, num_threads=num_threads, progress=progress)
+
+
+def compile_all(
+    lower_one: Callable[[Program], jax.stages.Lowered],
+    common_key: str,
+    sharding: Sharding,
+    wanted: Sequence[Program],
+    cache: ProgramCache,
+    *,
+    num_threads: int,
+    progress: Progress,
+) -> dict[Program, MadeProgram]:
+    """An executable for every wanted program. XLA releases the GIL, so threads compile or load side by side.
+
+    common_key: over everything that decides what these programs do, but the program itself.
+    """
 
     def make(program: Program) -> MadeProgram:
         started = time.monotonic()
-        key = program_key({}, common, program)
+        key = program_key({}, common_key, program)
         compiled = cache.load(key, sharding.devices)
         if compiled is not None:
             return MadeProgram(compiled, key, "cache", time.monotonic() - started)
-        compiled = lower(skeleton, sharding, program, pool_shape, kv_dtype).compile()
+        compiled = lower_one(program).compile()
         cache.store(key, compiled)
         return MadeProgram(compiled, key, "compiled", time.monotonic() - started)
 

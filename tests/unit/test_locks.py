@@ -31,6 +31,7 @@ def test_every_purpose_has_its_lock() -> None:
         "dev",
         "jax-0.11",
         "model",
+        "test-models",
         "tpu",
     }
 

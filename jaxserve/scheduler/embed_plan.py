@@ -1,0 +1,67 @@
+"""The contract between scheduler and runner where texts become vectors: what one step computes, and what comes back.
+
+Letters: B texts, T tokens of the step, D numbers of a vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxserve.types import ProgramKind, RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedBuckets:
+    """The shapes that exist: tokens of a step, ascending."""
+
+    tokens: tuple[int, ...]
+    max_num_seqs: int
+    """Texts of a step."""
+
+    def rows(self, num_tokens: int) -> int:
+        """Room for texts in the bucket of `num_tokens`."""
+        return min(num_tokens, self.max_num_seqs)
+
+    def pick(self, num_tokens: int) -> int:
+        """The smallest bucket that holds so many tokens."""
+        return next(bucket for bucket in self.tokens if bucket >= num_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedPlan:
+    """One step: whole texts, one behind the other."""
+
+    bucket: int
+    request_ids: tuple[RequestId, ...]
+    num_text_tokens: np.ndarray  # int32 [B]
+    token_ids: np.ndarray  # int32 [sum(num_text_tokens)]
+
+    @property
+    def kind(self) -> ProgramKind:
+        return "embed"
+
+    @property
+    def num_steps(self) -> int:
+        return 1
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_padding_tokens(self) -> int:
+        return self.bucket - self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedResult:
+    """Rows as in the plan."""
+
+    vectors: np.ndarray  # float32 [B, D], as long as they come
+    device_seconds: float
+
+    @property
+    def num_steps(self) -> int:
+        return 1

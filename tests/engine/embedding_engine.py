@@ -1,0 +1,72 @@
+"""An engine that embeds with a real model, for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxserve.config import CompileConfig, Config, ModelConfig, ParallelConfig, SchedulerConfig
+from jaxserve.engine.core import EngineCore
+from jaxserve.executor.embedding import LocalEmbeddingExecutor
+from jaxserve.ipc.messages import AddRequest, RequestOutput
+from jaxserve.sampling.params import SamplingParams
+from jaxserve.scheduler.embedding import EmbedScheduler
+from jaxserve.types import RequestId
+
+
+def text(name: str, token_ids: Any, priority: int = 0) -> AddRequest:
+    """A request of an engine that embeds."""
+    return AddRequest(RequestId(name), [int(token) for token in token_ids], SamplingParams(), priority)
+
+
+class EmbeddingEngine:
+    """Scheduler and executor in this process."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        cpu_kernels: Any = "xla",
+        tensor_parallel_size: int = 1,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 64,
+        **model: Any,
+    ) -> None:
+        self.config = Config(
+            model=ModelConfig(model=str(path), task="embed", **model),
+            scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
+            parallel=ParallelConfig(tensor_parallel_size=tensor_parallel_size),
+            compile=CompileConfig(compile_cache="off", cpu_kernels=cpu_kernels),
+        )
+        self.executor = LocalEmbeddingExecutor.start(self.config, path, lambda *_: None)
+        self.facts = self.executor.facts
+        self.scheduler = EmbedScheduler(
+            self.config.scheduler, self.executor.buckets, self.facts.max_model_len, self.facts.vocab_size
+        )
+        self.core = EngineCore(self.scheduler, self.executor)
+        self.programs: dict[str, int] = {}
+
+    def outputs(self, requests: list[AddRequest]) -> dict[str, RequestOutput]:
+        """All of them together, to the end."""
+        found = {str(output.request_id): output for item in requests for output in self.core.handle(item)}
+        while self.core.has_work:
+            news = self.core.step()
+            if news is not None and news.stats is not None:
+                found |= {str(output.request_id): output for output in news.outputs}
+                self.programs |= news.stats.bucket_steps
+        return found
+
+    def vectors(self, texts: list[Any]) -> list[np.ndarray]:
+        """Of each text, in order."""
+        found = self.outputs([text(str(i), token_ids) for i, token_ids in enumerate(texts)])
+        vectors = []
+        for i in range(len(texts)):
+            vector = found[str(i)].vector
+            assert vector is not None, found[str(i)]
+            vectors.append(np.frombuffer(vector, "<f4"))
+        return vectors
+
+    def close(self) -> None:
+        self.executor.close()

@@ -1,0 +1,165 @@
+"""Vectors from the whole engine: against transformers, whatever runs beside a text, and without compiling anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxserve.errors import ConfigError
+from jaxserve.executor.embedding import LocalEmbeddingExecutor
+from jaxserve.executor.task import resolve_task
+from jaxserve.ipc.messages import Abort, EmbeddingFacts
+from tests.engine.embedding_engine import EmbeddingEngine, text
+from tests.models.goldens import DATA, decoder_vectors, encoder_golden, minilm_golden
+from tests.unit.checkpoint.checkpoint_files import minilm_directory, smollm2_file
+
+BERT = encoder_golden("bert_tiny")
+MEANS = [hidden.mean(0) for hidden in BERT.hidden]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[EmbeddingEngine]:
+    engine = EmbeddingEngine(BERT.path)
+    yield engine
+    engine.close()
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+def test_vectors_are_the_average_of_transformers_hidden_states(engine: EmbeddingEngine) -> None:
+    assert engine.facts.embedding == EmbeddingFacts(32, "mean", normalizes=True)
+    assert engine.facts.max_model_len == 48, "what the checkpoint was trained for, not its 64 positions"
+    for found, expected in zip(engine.vectors(BERT.token_ids), MEANS, strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def test_a_text_has_the_same_vector_alone_and_in_any_company(engine: EmbeddingEngine) -> None:
+    rng = np.random.default_rng(3)
+    alone = [engine.vectors([ids])[0] for ids in BERT.token_ids]
+    for _ in range(4):
+        others = [rng.integers(0, engine.facts.vocab_size, rng.integers(1, 40)) for _ in range(12)]
+        texts: list[Any] = [*BERT.token_ids, *others]
+        order = rng.permutation(len(texts))
+        found = engine.vectors([texts[i] for i in order])
+        for place, i in enumerate(order):
+            if i < len(alone):
+                np.testing.assert_allclose(found[place], alone[i], atol=1e-5)
+
+
+def test_texts_share_steps_of_every_size_and_nothing_is_compiled(engine: EmbeddingEngine) -> None:
+    for length in (1, 16, 17, 33, 48):
+        engine.vectors([np.arange(length) % 50])
+    engine.vectors([[5, 6]] * 20)
+    assert set(engine.programs) == {"embed/16", "embed/32", "embed/64"}
+    assert engine.executor.compilations()["serving"] == 0
+
+
+def test_a_text_that_is_too_long_or_has_foreign_tokens_is_refused(engine: EmbeddingEngine) -> None:
+    found = engine.outputs([text("long", [5] * 49), text("foreign", [engine.facts.vocab_size]), text("fine", [5] * 48)])
+    faults = {name: output.error for name, output in found.items()}
+    assert faults["long"] is not None
+    assert faults["long"].error_class == "ContextLengthError"
+    assert "48 tokens, the input has 49" in faults["long"].message
+    assert faults["foreign"] is not None
+    assert faults["foreign"].error_class == "InvalidRequestError"
+    assert faults["fine"] is None
+
+
+def test_an_aborted_text_in_flight_brings_no_vector(engine: EmbeddingEngine) -> None:
+    assert engine.core.handle(text("gone", [5, 6, 7])) == []
+    assert engine.core.handle(text("stays", [5, 6, 7])) == []
+    assert engine.core.step() is None, "dispatched, not read"
+    (aborted,) = engine.core.handle(Abort([text("gone", [1]).request_id]))
+    assert aborted.finish_reason == "abort"
+    found = engine.outputs([])
+    assert list(found) == ["stays"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3_tiny", "llama3_tiny", "smollm3_sliding_tiny"])
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_decoders_embed_as_transformers_does(name: str, pooling: Any) -> None:
+    golden = decoder_vectors(name)
+    engine = EmbeddingEngine(DATA / name, pooling=pooling, max_num_batched_tokens=96)
+    for found, expected in zip(engine.vectors(golden.token_ids), golden.vectors[pooling], strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-4)
+    assert engine.executor.compilations()["serving"] == 0
+    engine.close()
+
+
+def test_a_decoder_embeds_with_its_last_token_and_needs_no_head() -> None:
+    golden = decoder_vectors("llama3_tiny")
+    engine = EmbeddingEngine(DATA / "llama3_tiny", max_num_batched_tokens=16)
+    assert engine.facts.embedding == EmbeddingFacts(64, "last", normalizes=True)
+    for found, expected in zip(engine.vectors(golden.token_ids[:2]), golden.vectors["last"][:2], strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-4)
+    engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", ["xla", "auto"])
+def test_minilm_equals_its_reference(kernels: str) -> None:
+    golden = minilm_golden()
+    engine = EmbeddingEngine(minilm_directory(), cpu_kernels=kernels, max_num_batched_tokens=256, max_num_seqs=16)
+    assert engine.facts.max_model_len == 256
+    assert engine.facts.embedding == EmbeddingFacts(384, "mean", normalizes=True)
+    found = engine.vectors(golden.token_ids)
+    assert min(cosine(a, b) for a, b in zip(found, golden.vectors["mean"], strict=True)) >= 0.99999
+    assert engine.executor.compilations()["serving"] == 0
+    engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pooling", "kernels"), [("last", "auto"), ("mean", "xla")])
+def test_smollm2_embeds_as_transformers_does(pooling: Any, kernels: str) -> None:
+    golden = decoder_vectors("smollm2")
+    engine = EmbeddingEngine(smollm2_file(), pooling=pooling, cpu_kernels=kernels, max_num_batched_tokens=128)
+    found = engine.vectors(golden.token_ids)
+    assert min(cosine(a, b) for a, b in zip(found, golden.vectors[pooling], strict=True)) >= 0.9999
+    engine.close()
+
+
+@pytest.mark.slow
+def test_the_first_tokens_vector_is_taken_where_the_checkpoint_says_so() -> None:
+    golden = encoder_golden("roberta_tiny")
+    engine = EmbeddingEngine(golden.path, tensor_parallel_size=2)
+    assert engine.facts.embedding == EmbeddingFacts(32, "cls", normalizes=False)
+    for found, hidden in zip(engine.vectors(golden.token_ids), golden.hidden, strict=True):
+        np.testing.assert_allclose(found, hidden[0], atol=2e-5)
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"max_model_len": 65}, "--max-model-len 65 is more than the 64 tokens the model was made for"),
+        ({"max_model_len": 60, "max_num_batched_tokens": 32}, "60 is more than --max-num-batched-tokens 32"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_before_anything_is_loaded(settings: Any, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        EmbeddingEngine(BERT.path, **settings)
+
+
+def test_the_task_follows_from_the_model() -> None:
+    assert resolve_task("auto", BERT.path) == "embed"
+    assert resolve_task("auto", DATA / "llama3_tiny") == "generate"
+    assert resolve_task("embed", DATA / "llama3_tiny") == "embed"
+    with pytest.raises(ConfigError, match="--task generate: this model is an encoder"):
+        resolve_task("generate", BERT.path)
+
+
+def test_an_executor_starts_without_modules_json(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(BERT.path / name)
+    engine = EmbeddingEngine(tmp_path, max_num_batched_tokens=16)
+    assert isinstance(engine.executor, LocalEmbeddingExecutor)
+    assert engine.facts.embedding == EmbeddingFacts(32, "mean", normalizes=True)
+    assert engine.facts.max_model_len == 16, "no longer than a step"
+    engine.close()
