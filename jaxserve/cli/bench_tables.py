@@ -75,7 +75,7 @@ def print_notes(runs: Sequence[Figures]) -> None:
         console.print(text, style="yellow", markup=False)
     sources = {run.get("output_tokens_from", "usage") for run in runs} - {"usage"}
     if sources:
-        console.print("output tokens were counted by tokenizing the text: the server sent no usage", style="yellow")
+        console.print(f"output tokens were counted by {', '.join(sorted(sources))}: usage was missing", style="yellow")
     for run in runs:
         for error, count in run["errors"].items():
             console.print(f"{count} x {error}", style="red", markup=False)

@@ -43,6 +43,8 @@ class FakeServer:
     """Fields answered with 422."""
     sends_usage: bool = True
     sends_done: bool = True
+    forgets_tokenizer: bool = False
+    """`/tokenize` fails once something was generated."""
     counts_more: bool = False
     """Usage tells of one prompt token more than `/tokenize`."""
     finishes_early: bool = False
@@ -79,6 +81,8 @@ class FakeServer:
         return web.json_response({"object": "list", "data": [{"id": MODEL}]})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
+        if self.forgets_tokenizer and self.bodies:
+            raise web.HTTPInternalServerError
         body = await request.json()
         if self.tokenize == "llama":
             ids = self.words.ids(body.get("content", ""))

@@ -243,6 +243,13 @@ def test_without_usage_and_done_the_text_is_tokenized_and_the_finish_reason_ends
     assert (figures["total_input_tokens"], figures["total_output_tokens"]) == (6 * 40, 6 * 4)
 
 
+def test_figures_outlive_the_servers_tokenizer() -> None:
+    with running(FakeServer(sends_usage=False, forgets_tokenizer=True)) as server:
+        figures, _ = measure(server)
+    assert (figures["completed"], figures["output_tokens_from"]) == (6, "chunks")
+    assert figures["total_output_tokens"] == 6 * 4
+
+
 def test_requests_that_end_early_are_told() -> None:
     with running(FakeServer(finishes_early=True)) as server:
         assert measure(server)[0]["short_outputs"] == 6
