@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,8 +11,8 @@ import aiohttp
 
 from jaxserve.bench.prompts import Prompt
 from jaxserve.bench.target import Target
+from jaxserve.client.remote import DONE, events
 
-DONE = "[DONE]"
 MAX_STALE_CONNECTIONS = 3
 TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
 
@@ -87,7 +86,7 @@ async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) 
 
 async def _read_stream(response: aiohttp.ClientResponse, record: RequestRecord) -> None:
     is_finished = False
-    async for arrived_s, data in _events(response):
+    async for arrived_s, data in events(response):
         if data == DONE:
             is_finished = True
             break
@@ -108,14 +107,6 @@ async def _read_stream(response: aiohttp.ClientResponse, record: RequestRecord) 
         record.fail("stream", f"the stream ended without {DONE}")
     elif not record.chunk_times_s and not record.num_output_tokens:
         record.fail("stream", "the stream ended without text")
-
-
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[float, str]]:
-    """Time and payload of every `data:` line; comments and blank lines are skipped."""
-    async for line in response.content:
-        arrived_s = time.perf_counter()
-        if line.startswith(b"data:"):
-            yield arrived_s, line[5:].decode("utf-8").strip()
 
 
 def _text(choice: dict[str, Any]) -> str:

@@ -22,9 +22,10 @@ import aiohttp
 from jaxserve.bench.client import RequestRecord, send
 from jaxserve.bench.prompts import Prompt, PromptMaker
 from jaxserve.bench.report import DEFAULT_PERCENTILES, GoodputMetric, details, summarise
-from jaxserve.bench.target import ENDPOINTS, FORMS, Backend, Target, first_model, settle
+from jaxserve.bench.target import ENDPOINTS, FORMS, Backend, Target, settle
 from jaxserve.bench.tokens import TokenizeError, TokenSource, find_tokens
 from jaxserve.bench.workload import Workload
+from jaxserve.client.remote import first_model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,7 +165,7 @@ class Server:
 async def connected(load: Load) -> AsyncIterator[Server]:
     """The server of `load`, asked for its model, its tokenizer, and the fields it refuses.
 
-    Raises BenchmarkError when it does not answer, TokenizeError when nothing counts tokens.
+    Raises RemoteError or BenchmarkError when it does not answer, TokenizeError when nothing counts tokens.
     """
     async with _session(load, keep_alive=False) as asking, _session(load, keep_alive=load.keep_alive) as loading:
         model = load.model or await first_model(asking, load.url)

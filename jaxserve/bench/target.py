@@ -79,18 +79,3 @@ async def settle(session: aiohttp.ClientSession, target: Target) -> Target:
         if response.status not in REFUSALS or not refused:
             raise BenchmarkError(f"{url} answered {response.status} to a small request: {text[:300]}")
         target = replace(target, omitted_fields=(*target.omitted_fields, *refused))
-
-
-async def first_model(session: aiohttp.ClientSession, url: str) -> str:
-    """The first model that the server lists. Raises BenchmarkError."""
-    try:
-        async with session.get(f"{url}/v1/models") as response:
-            reply = await response.json(content_type=None)
-            if response.status != 200:
-                raise BenchmarkError(f"{url}/v1/models answered {response.status}: {str(reply)[:200]}")
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        raise BenchmarkError(f"no server at {url}: {error}") from error
-    try:
-        return str(reply["data"][0]["id"])
-    except (TypeError, KeyError, IndexError):
-        raise BenchmarkError(f"{url}/v1/models lists no model; name one with --model") from None

@@ -33,6 +33,7 @@ from jaxserve.bench.workload import Workload, make_workload
 from jaxserve.cli.bench_flags import add_offline, add_serve, add_startup
 from jaxserve.cli.bench_tables import print_engine, print_notes, print_run, print_startup, print_sweep
 from jaxserve.cli.options import config_from_flags, environment_api_key, server_url
+from jaxserve.client.remote import RemoteError
 from jaxserve.errors import ConfigError
 
 Figures = dict[str, Any]
@@ -66,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--json {arguments.json}: {Path(arguments.json).parent} is not a directory")
     try:
         runs = KINDS[arguments.kind].run(arguments)
-    except (BenchmarkError, TokenizeError, StartFailedError) as error:
+    except (BenchmarkError, RemoteError, TokenizeError, StartFailedError) as error:
         print(f"jaxserve bench: {error}", file=sys.stderr)
         return 1
     if arguments.json:

@@ -29,6 +29,7 @@ examples:
   jaxserve serve ./model.gguf --port 8123              a GGUF file
   jaxserve serve Qwen/Qwen3-0.6B --max-model-len 4096  a model of the Hugging Face hub
   jaxserve serve --config configs/laptop-cpu.yaml      settings from a file; flags win over it
+  jaxserve chat                                        talk to the running server; `jaxserve chat MODEL` starts one
   jaxserve plan Qwen/Qwen3-0.6B --device h200          memory and speed on a device, before anything is loaded
   jaxserve bench serve --workload chat                 load a running server and report latencies
 
@@ -141,6 +142,26 @@ def _compile(parser: Parser, words: Sequence[str]) -> int:
     return run(parser.read(words))
 
 
+def _chat(parser: Parser, words: Sequence[str]) -> int:
+    from jaxserve.cli.ask import split_words
+    from jaxserve.cli.chat import add_arguments, run
+
+    parser.usage = "jaxserve chat [MODEL] [OPTIONS] [-- SERVE OPTIONS]"
+    add_arguments(parser)
+    own, serve_words = split_words(words)
+    return run(parser.read(own), serve_words)
+
+
+def _complete(parser: Parser, words: Sequence[str]) -> int:
+    from jaxserve.cli.ask import split_words
+    from jaxserve.cli.complete import add_arguments, run
+
+    parser.usage = "jaxserve complete [TEXT [MODEL]] [OPTIONS] [-- SERVE OPTIONS]"
+    add_arguments(parser)
+    own, serve_words = split_words(words)
+    return run(parser.read(own), serve_words)
+
+
 def _health(parser: Parser, words: Sequence[str]) -> int:
     from jaxserve.cli.health import add_arguments, run
 
@@ -159,6 +180,8 @@ def _version(parser: Parser, words: Sequence[str]) -> int:
 
 COMMANDS = (
     Command("serve", "serve a model over HTTP", _serve),
+    Command("chat", "talk to a model in the terminal", _chat),
+    Command("complete", "let a model continue a text", _complete),
     Command("plan", "say what a model needs on a device and how fast it could be", _plan),
     Command("compile", "compile a model's programs ahead, for a cache to be shipped", _compile),
     Command("bench", "measure a running server, the engine alone, or how fast a server starts", _bench),

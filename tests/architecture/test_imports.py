@@ -18,6 +18,8 @@ KERNELS = "jaxserve_kernels"
 MAY_IMPORT: dict[str, set[str]] = {
     "cli": {
         "bench",
+        "client",
+        "terminal",
         "planning",
         "server",
         "engine",
@@ -39,7 +41,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "scheduler.admission",
     },
     "planning": {"runner", "models", "layers.numerics", "sharding", "checkpoint", "kv.spec", "scheduler.plan"},
-    "bench": {"tokenizer", "engine", "ipc.messages", "sampling.params"},  # `bench offline` runs an EngineCore
+    "terminal": {"client"},
+    "client": set(),
+    "bench": {"client", "tokenizer", "engine", "ipc.messages", "sampling.params"},  # `bench offline` runs an EngineCore
     "server": {"tokenizer", "ipc", "sampling.params", "structured.protocol"},
     "tokenizer": {"checkpoint"},
     "ipc": {"sampling.params"},
@@ -94,6 +98,8 @@ NO_JAX = [
     "jaxserve.cli",
     "jaxserve.llm",
     "jaxserve.bench",
+    "jaxserve.client",
+    "jaxserve.terminal",
     "jaxserve.server",
     "jaxserve.tokenizer",
     "jaxserve.ipc",

@@ -1,0 +1,117 @@
+"""What `jaxserve chat` and `jaxserve complete` have in common: whom to ask, and how replies are sampled."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxserve.cli.options import child_environment, environment_api_key, server_url
+from jaxserve.client.remote import NoServerError, RemoteError
+from jaxserve.client.replies import Remote
+from jaxserve.errors import ConfigError
+from jaxserve.terminal.own_server import OwnServer, ServerEndedError, own_server
+from jaxserve.terminal.screen import Screen
+
+SAMPLING = ("temperature", "top_p", "max_tokens", "seed", "stop")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """A server that answered, and where its replies go."""
+
+    remote: Remote
+    model: str
+    runner: asyncio.Runner
+    screen: Screen
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    server = parser.add_argument_group("server")
+    server.add_argument(
+        "path",
+        nargs="?",
+        metavar="MODEL",
+        help="start a server with this model (GGUF file, directory or hub id) and stop it at the end; "
+        "options of `jaxserve serve` may follow after `--`",
+    )
+    server.add_argument("--url", help="ask this server instead (default: from JAXSERVE_HOST and JAXSERVE_PORT)")
+    server.add_argument("--model", metavar="NAME", help="model to ask for (default: the first one the server lists)")
+    server.add_argument("--api-key", help="sent as bearer token (default: JAXSERVE_API_KEY)")
+    sampling = parser.add_argument_group("sampling (defaults are the server's)")
+    sampling.add_argument("--temperature", type=float, metavar="X", help="0: always the most likely token")
+    sampling.add_argument("--top-p", type=float, metavar="X", help="least likely tokens beyond this sum are left out")
+    sampling.add_argument("--max-tokens", type=int, metavar="N", help="longest reply")
+    sampling.add_argument("--seed", type=int, metavar="N", help="same seed, same reply")
+    sampling.add_argument("--stop", action="append", metavar="TEXT", help="end replies here; may be repeated")
+    parser.add_argument("--verbose", action="store_true", help="tokens and speed behind every reply")
+
+
+def run(arguments: argparse.Namespace, serve_words: Sequence[str], work: Callable[[Asking], None]) -> int:
+    """Do `work` with a server; exit code 1 when the server fails, 130 after a Ctrl-C."""
+    if arguments.path and arguments.url:
+        raise ConfigError(f"MODEL {arguments.path} starts a server, --url {arguments.url} names one: give one of them")
+    if serve_words and not arguments.path:
+        raise ConfigError("options after `--` are for the server that MODEL starts: name a model")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        with _server(arguments, serve_words) as own, asyncio.Runner() as runner:
+            work(_asking(arguments, own, runner))
+            sys.stdout.flush()
+    except RemoteError as error:
+        hint = "; start one with `jaxserve serve`, or name a model here" if isinstance(error, NoServerError) else ""
+        complain(f"{error}{hint}")
+        return 1
+    except ServerEndedError as error:
+        return error.exit_code
+    except BrokenPipeError:  # `jaxserve complete ... | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
+
+
+def complain(line: str) -> None:
+    """One line on stderr."""
+    print(f"jaxserve: error: {line}", file=sys.stderr)
+
+
+def read_stdin() -> str:
+    """All of it. Raises ConfigError for what is not text."""
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"stdin is not UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def split_words(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Our words, and those after `--`."""
+    cut = words.index("--") if "--" in words else len(words)
+    return words[:cut], words[cut + 1 :]
+
+
+def _asking(arguments: argparse.Namespace, own: OwnServer | None, runner: asyncio.Runner) -> Asking:
+    options: dict[str, Any] = {name: value for name in SAMPLING if (value := getattr(arguments, name)) is not None}
+    if arguments.verbose:
+        options["stream_options"] = {"include_usage": True}
+    url = own.url if own else (arguments.url or server_url()).rstrip("/").removesuffix("/v1")
+    key = own.api_key if own else arguments.api_key or environment_api_key()
+    remote = Remote(url=url, api_key=key, options=options)
+    model = arguments.model or runner.run(remote.first_model())
+    return Asking(remote=remote, model=model, runner=runner, screen=Screen(sys.stdout))
+
+
+@contextlib.contextmanager
+def _server(arguments: argparse.Namespace, serve_words: Sequence[str]) -> Iterator[OwnServer | None]:
+    if arguments.path is None:
+        yield None
+        return
+    with own_server([arguments.path, *serve_words], child_environment()) as own:
+        yield own

@@ -1,0 +1,63 @@
+"""`jaxserve chat`: a conversation in the terminal, or one answer to what is piped in."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Sequence
+
+from jaxserve.cli import ask
+from jaxserve.terminal.chat import Chat
+from jaxserve.terminal.conversation import Conversation
+
+EXAMPLES = """\
+examples:
+  jaxserve chat                                      the server on this machine
+  jaxserve chat ./model.gguf -- --max-model-len 4096 a server of its own, stopped at the end
+  jaxserve chat --url http://gpu:8000 --verbose      any server with OpenAI's API
+  git diff | jaxserve chat --system 'Review this.'   one answer to what is piped in
+
+in the chat: /help lists the commands, Ctrl-C stops a reply, Ctrl-D ends
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    parser.add_argument("--system", metavar="TEXT", help="system prompt; /system changes it")
+    ask.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace, serve_words: Sequence[str]) -> int:
+    """Exit code 0, or 1 when there is no server or a piped question has no answer."""
+    question = None if sys.stdin.isatty() else ask.read_stdin()
+
+    def work(asking: ask.Asking) -> None:
+        chat = Chat(
+            remote=asking.remote,
+            model=asking.model,
+            runner=asking.runner,
+            screen=asking.screen,
+            complain=ask.complain,
+            is_verbose=arguments.verbose and question is None,
+            conversation=Conversation(arguments.system),
+        )
+        if question is None:
+            _edit_lines()
+            chat.screen.remark(f"{asking.model} at {asking.remote.url}; /help lists the commands, Ctrl-D ends")
+            chat.run(input)
+            return
+        reply = chat.ask(question)
+        if arguments.verbose:
+            print(f"[{reply.summary()}]", file=sys.stderr)
+        if reply.is_stopped:
+            raise KeyboardInterrupt
+
+    return ask.run(arguments, serve_words, work)
+
+
+def _edit_lines() -> None:
+    """Importing it gives `input` line editing and the lines before."""
+    with contextlib.suppress(ImportError):  # a Python built without it
+        import readline  # noqa: F401

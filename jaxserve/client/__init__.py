@@ -1,0 +1,1 @@
+"""Servers with OpenAI's API, seen from a client."""

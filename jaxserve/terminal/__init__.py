@@ -1,0 +1,1 @@
+"""What `jaxserve chat` and `jaxserve complete` do once their flags are read."""

@@ -1,0 +1,79 @@
+"""A server for one terminal: started with it, ended with it, and of no use to anybody else."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxserve.errors import JaxserveError
+
+STOP_TIMEOUT_S = 30.0
+_READY = re.compile(rb"jaxserve is ready at (http://\S+)")
+
+
+class ServerEndedError(JaxserveError):
+    """It could not start, and has said why on stderr."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(f"the server ended with exit code {exit_code} before it was ready")
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class OwnServer:
+    """Where it listens, and the key that nobody else has."""
+
+    url: str
+    api_key: str
+
+
+@contextlib.contextmanager
+def own_server(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[OwnServer]:
+    """`jaxserve serve WORDS` on a free port of this machine; its progress and complaints go to our stderr.
+
+    Raises ServerEndedError when it ends instead.
+    """
+    key = secrets.token_urlsafe(16)
+    command = [sys.executable, "-m", "jaxserve.cli.main", "serve", "--log-level", "warning", *words]
+    process = subprocess.Popen(
+        [*command, "--host", "127.0.0.1", "--port", "0"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env={**environment, "JAXSERVE_API_KEY": key},
+        start_new_session=True,  # Ctrl-C is for the reply
+    )
+    signals = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield OwnServer(_await_ready(process), key)
+    finally:
+        _stop(process)
+        for number, handler in signals.items():
+            signal.signal(number, handler)
+
+
+def _await_ready(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None, "a pipe was asked for"
+    for line in process.stdout:
+        if found := _READY.search(line):
+            return found[1].decode()
+    raise ServerEndedError(process.wait())
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.communicate(timeout=STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+
+
+def _leave(number: int, frame: object) -> None:
+    """End as after an error: the server must not outlive us."""
+    raise SystemExit(128 + number)
