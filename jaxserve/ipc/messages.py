@@ -26,27 +26,38 @@ class Hello(Message, frozen=True):
     """First message of an API process: the engine answers with progress, then `Ready`."""
 
 
-class ForcedCall(msgspec.Struct, frozen=True, array_like=True):
+Spelled = tuple[str | int, ...]
+"""Text, and control tokens by their ids: no text spells those."""
+
+
+class GrammarCall(msgspec.Struct, frozen=True, array_like=True):
     """One way to write a call: arguments between two texts."""
 
-    before: str
+    before: Spelled
     schema: dict[str, Any]
-    behind: str
+    behind: Spelled
 
 
-class ForcedCalls(msgspec.Struct, frozen=True, array_like=True):
-    """A reply that is nothing but calls, one at least."""
+class GrammarCalls(msgspec.Struct, frozen=True, array_like=True):
+    """A reply that is nothing but calls, one at least; or free text with calls in it."""
 
-    ways: list[ForcedCall]
-    separator: str | None
+    begin: Spelled
+    """In front of the calls."""
+    ways: list[GrammarCall]
+    separator: Spelled | None
     """Between two calls; None: there is exactly one."""
+    end: Spelled
+    """Behind the calls."""
+    is_free: bool = False
+    """Whether the reply may be any text, in which calls follow wherever `begin` stands. Where nothing begins them, the
+    reply is either text or calls."""
 
 
 class Thinking(msgspec.Struct, frozen=True, array_like=True):
     """Reasoning in front of a reply."""
 
-    opener: str
-    closer: str
+    opener: Spelled
+    closer: Spelled
     is_open: bool
     """Whether it has begun in the prompt; else the reply may begin with it."""
 
@@ -57,7 +68,7 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     kind: Literal["json_schema", "regex", "lark", "calls"]
     text: str
     """A JSON schema as JSON, a regular expression (Rust's syntax, of the whole reply), a grammar in Lark's form, or
-    ForcedCalls as JSON."""
+    GrammarCalls as JSON."""
     thinking: Thinking | None = None
     """What the model may write before the grammar begins; None: nothing."""
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from jaxserve.ipc.messages import ModelFacts
+from jaxserve.server.call_grammar import call_grammar
 from jaxserve.server.conversation import encode_conversation, reply_reading
-from jaxserve.server.forced_calls import forced_calls
 from jaxserve.server.generation import Job, grammar_of, make_job
 from jaxserve.server.schema.chat import ChatRequest
 from jaxserve.server.state import ServerState
@@ -21,7 +21,7 @@ async def make_chat_job(
     prompt = await encode_conversation(tokens, request.messages, request, facts.max_model_len)
     is_parallel = request.parallel_tool_calls is not False
     reading = reply_reading(tokens, prompt, request.messages, request, max_calls=None if is_parallel else 1)
-    forced = forced_calls(
+    calls = call_grammar(
         tokens,
         request.tools,
         request.tool_choice,
@@ -39,5 +39,5 @@ async def make_chat_job(
         bad_words=await tokens.encode_bad_words(request.bad_words),
         param="messages",
         reading=reading,
-        grammar=await grammar_of(state, request, reading, forced),
+        grammar=await grammar_of(state, request, reading, calls),
     )

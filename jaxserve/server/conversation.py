@@ -51,7 +51,6 @@ def reply_reading(
         tools=tools,
         prompt_end=tokens.tokenizer.decode(end, skip_special_tokens=False),
         continued=content_text(messages[-1]) if fields.continue_final_message else None,
-        has_control_markers=bool(tokens.shown_token_ids(with_tools=False)),
         shown_token_ids=tokens.shown_token_ids(with_tools=bool(tools)),
         max_calls=max_calls,
     )

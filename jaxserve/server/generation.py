@@ -161,19 +161,21 @@ async def grammar_of(
     state: ServerState,
     request: CommonFields,
     reading: ReplyReading | None = None,
-    forced: NamedGrammar | None = None,
+    calls: NamedGrammar | None = None,
 ) -> Grammar | None:
-    """What the request holds its replies to, checked; `forced`: tool calls. Raises InvalidRequestError for what cannot be enforced."""
+    """What the request holds its replies to, checked; `calls`: what it holds its calls to. Raises InvalidRequestError for what cannot be enforced."""
     max_depth = state.grammars.config.max_grammar_depth
     named = requested_grammar(request.response_format, request.structured_outputs, max_depth)
     if named is not None and reading is not None and reading.tools:
         raise UnsupportedParameterError(
             f"Unsupported parameter: '{named.param}' is not supported together with tools.", param=named.param
         )
-    named = named or forced
+    named = named or calls
     if named is None:
         return None
-    grammar = named.grammar if reading is None else reading.behind_thinking(named.grammar, named.param)
+    grammar = named.grammar
+    if reading is not None:
+        grammar = reading.behind_thinking(grammar, named.param, state.tokenization.tokenizer.with_control_tokens)
     await state.grammars.check(grammar, named.param)
     return grammar
 

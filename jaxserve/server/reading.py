@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from jaxserve.errors import UnsupportedParameterError
-from jaxserve.ipc.messages import Grammar, Thinking
+from jaxserve.ipc.messages import Grammar, Spelled, Thinking
 from jaxserve.server.parsers.bodies import Tools
 from jaxserve.server.parsers.dialect import Dialect
 from jaxserve.server.parsers.parser import OutputParser
@@ -25,24 +26,25 @@ class ReplyReading:
     """The message that the reply continues."""
     shown_token_ids: frozenset[int] = frozenset()
     """Control tokens that a parser has to see."""
-    has_control_markers: bool = False
-    """Whether the reasoning is marked by control tokens, which no grammar of text can spell."""
     max_calls: int | None = None
     """A reply ends with so many calls; None: it may make any number."""
 
-    def behind_thinking(self, grammar: Grammar, param: str) -> Grammar:
-        """The grammar, beginning where the model's reasoning ends. Raises UnsupportedParameterError."""
+    def behind_thinking(self, grammar: Grammar, param: str, spelled: Callable[[str], Spelled]) -> Grammar:
+        """The grammar, beginning where the model's reasoning ends. Raises UnsupportedParameterError.
+
+        spelled: tells text from control tokens.
+        """
         if self.continued is not None:
             raise _unsupported(param, "for the rest of a message (continue_final_message)")
         reasoning = self.dialect.reasoning
-        if self.dialect.has_channels or (reasoning is not None and self.has_control_markers):
+        if self.dialect.has_channels:
             raise _unsupported(param, "with this model's format of reasoning (--reasoning-parser none)")
         if reasoning is None:
             return grammar
         begun = reasoning.primer(self.prompt_end)
         if begun.endswith(reasoning.closer):
             return grammar
-        thinking = Thinking(reasoning.opener, reasoning.closer, is_open=bool(begun))
+        thinking = Thinking(spelled(reasoning.opener), spelled(reasoning.closer), is_open=bool(begun))
         return msgspec.structs.replace(grammar, thinking=thinking)
 
     def new_parser(self) -> OutputParser | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from jaxserve.config import StructuredConfig
-from jaxserve.ipc.messages import ForcedCalls, Grammar, Thinking
+from jaxserve.ipc.messages import Grammar, GrammarCalls, Thinking
 
 _JSON_OPTIONS: Final[dict[str, Any]] = {"whitespace_flexible": False, "lenient": False, "coerce_one_of": False}
 """Compact JSON, since weak models put spaces until they reach the limit; and nothing passes that is not enforced."""
@@ -61,27 +63,51 @@ def _parts(grammar: Grammar) -> list[dict[str, Any]]:
             return list(json.loads(LLMatcher.grammar_from_regex(grammar.text))["grammars"])
         case "lark":
             return [{"lark_grammar": grammar.text}]
-    return _calls(msgspec.json.decode(grammar.text, type=ForcedCalls))
+    return _calls(msgspec.json.decode(grammar.text, type=GrammarCalls))
 
 
-def _calls(calls: ForcedCalls) -> list[dict[str, Any]]:
+def _calls(calls: GrammarCalls) -> list[dict[str, Any]]:
     """Each function's arguments are a grammar of their own, so that references in a schema find its root."""
-    ways = [f"{json.dumps(way.before)} @arguments{i} {json.dumps(way.behind)}" for i, way in enumerate(calls.ways)]
-    more = "" if calls.separator is None else f" ({json.dumps(calls.separator)} call)*"
-    found: list[dict[str, Any]] = [{"lark_grammar": f"start: call{more}\ncall: {' | '.join(ways)}\n"}]
+    ways = [f"{_terms(way.before)} @arguments{i} {_terms(way.behind)}" for i, way in enumerate(calls.ways)]
+    more = "" if calls.separator is None else f"({_terms(calls.separator)} call)*"
+    rules = [f"calls: call {more} {_terms(calls.end)}", f"call: {' | '.join(ways)}", *_around(calls)]
+    found: list[dict[str, Any]] = [{"lark_grammar": "\n".join(rules) + "\n"}]
     for i, way in enumerate(calls.ways):
         (part,) = _parts(Grammar("json_schema", json.dumps(way.schema)))
         found.append(part | {"name": f"arguments{i}"})
     return found
 
 
+def _around(calls: GrammarCalls) -> list[str]:
+    """Rules for the reply as a whole."""
+    if not calls.is_free:
+        return [f"start: {_terms(calls.begin)} calls"]
+    if not calls.begin:
+        return ["start: calls | TEXT", r"TEXT: /\s*([^\s\[{](?s:.*))?/"]
+    mark, *rest = calls.begin
+    if isinstance(mark, int):
+        return [f"start: TEXT (<[{mark}]> {_terms(rest)} calls TEXT)*", "TEXT: /(?s:.*)/"]
+    pattern = re.escape(mark).replace("/", r"\/")
+    return [
+        f"start: (lead {_terms(rest)} calls)* TEXT",
+        f"lead[suffix={json.dumps(mark)}]: /(?s:.*)/",
+        f"TEXT: /(?s:.*)/ & ~/(?s:.*){pattern}(?s:.*)/",
+    ]
+
+
+def _terms(spelled: Sequence[str | int]) -> str:
+    return " ".join(f"<[{part}]>" if isinstance(part, int) else json.dumps(part) for part in spelled)
+
+
 def _behind(thinking: Thinking) -> dict[str, Any]:
     """Any text up to and with the end of the thinking, space that models put behind it, then the grammar "answer"."""
-    opener = "" if thinking.is_open else json.dumps(thinking.opener)
+    opener = "" if thinking.is_open else _terms(thinking.opener)
     start = "start: thinking answer" if thinking.is_open else "start: thinking answer | answer"
+    (closer,) = thinking.closer
+    suffix, control_token = (f"[suffix={json.dumps(closer)}]", "") if isinstance(closer, str) else ("", f"<[{closer}]>")
     lark = f"""{start}
-thinking: {opener} thoughts space?
-thoughts[suffix={json.dumps(thinking.closer)}]: /(?s:.*)/
+thinking: {opener} thoughts {control_token} space?
+thoughts{suffix}: /(?s:.*)/
 space: /[ \\n]{{1,2}}/
 answer: @answer
 """

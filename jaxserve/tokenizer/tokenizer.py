@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,17 @@ class Tokenizer:
         return frozenset(
             token_id for token_id, token in self._special_tokens.items() if any(token in text for text in texts)
         )
+
+    def has_control_tokens(self, tokens: Iterable[str]) -> bool:
+        """Whether each of these is a control token."""
+        return set(tokens) <= set(self._special_tokens.values())
+
+    def with_control_tokens(self, text: str) -> tuple[str | int, ...]:
+        """The text with its control tokens as ids."""
+        ids = {token: token_id for token_id, token in self._special_tokens.items() if token and token in text}
+        names = sorted(ids, key=len, reverse=True)
+        parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
+        return tuple(ids.get(part, part) for part in parts if part)
 
     @property
     def chat_template_sources(self) -> tuple[str, ...]:

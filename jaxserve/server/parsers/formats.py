@@ -21,13 +21,20 @@ HARMONY_SIGN: Final = "<|channel|>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSpelling:
-    """How a model that is forced to call writes a call: a name and arguments, both JSON, between these texts."""
+    """How a grammar spells calls: a name, and arguments as JSON, between these texts."""
 
+    begin: str = ""
+    """In front of all calls; where it is missing, they are the whole reply."""
     before: str
     between: str
     behind: str
     separator: str | None = None
     """Between two calls; None: there is no way to write two."""
+    end: str = ""
+    is_name_quoted: bool = True
+    """Whether the name is a JSON string."""
+    control_tokens: tuple[str, ...] = ()
+    """Only where these are control tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +49,8 @@ class ToolFormat:
     """But not with one of these: a family that nothing here reads uses the same marker."""
     num_id_characters: int | None = None
     """Its templates take ids of exactly so many letters and digits; None: any."""
-    forced: CallSpelling | None = None
-    """None: a call cannot be forced."""
+    spellings: tuple[CallSpelling, ...] = ()
+    """How a grammar spells its calls, the first that the vocabulary has the tokens for. None: nothing can hold them."""
 
 
 _DEEPSEEK_HEADER = re.compile(
@@ -84,6 +91,25 @@ _TOOL_FORMATS = (
         sections=(Section(opener="[TOOL_CALLS]", body=HeaderBody(_MISTRAL_HEADER), inner=("[ARGS]", "[CALL_ID]")),),
         template_signs=("[TOOL_CALLS]",),
         num_id_characters=9,
+        spellings=(
+            CallSpelling(
+                begin="[TOOL_CALLS]",
+                before="",
+                between="[ARGS]",
+                behind="",
+                separator="[TOOL_CALLS]",
+                is_name_quoted=False,
+                control_tokens=("[TOOL_CALLS]", "[ARGS]"),
+            ),
+            CallSpelling(
+                begin="[TOOL_CALLS] [",
+                before='{"name": ',
+                between=', "arguments": ',
+                behind="}",
+                separator=", ",
+                end="]",
+            ),
+        ),
     ),
     ToolFormat(
         name="qwen3_coder",
@@ -115,8 +141,14 @@ _TOOL_FORMATS = (
         sections=(Section(opener="<tool_call>", body=JsonBody(), closer="</tool_call>"),),
         template_signs=("<tool_call>",),
         foreign_signs=("<arg_key>", "<tool_calls>", "<invoke"),
-        forced=CallSpelling(
-            before='<tool_call>\n{"name": ', between=', "arguments": ', behind="}\n</tool_call>", separator="\n"
+        spellings=(
+            CallSpelling(
+                begin="<tool_call>",
+                before='\n{"name": ',
+                between=', "arguments": ',
+                behind="}\n</tool_call>",
+                separator="\n<tool_call>",
+            ),
         ),
     ),
     ToolFormat(
@@ -124,7 +156,7 @@ _TOOL_FORMATS = (
         sections=(Section(body=JsonBody()), Section(opener="<|python_tag|>", body=JsonBody())),
         template_signs=("<|python_tag|>", '"parameters": dictionary'),
         foreign_signs=("<function=",),
-        forced=CallSpelling(before='{"name": ', between=', "parameters": ', behind="}"),
+        spellings=(CallSpelling(before='{"name": ', between=', "parameters": ', behind="}"),),
     ),
 )
 

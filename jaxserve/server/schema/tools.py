@@ -36,9 +36,8 @@ def check_tools(tools: Sequence[ToolDefinition] | None, choice: ToolChoice | Non
     """Refuse tools that cannot be called, and choices that nothing here enforces."""
     tools = tools or ()
     names: set[str] = set()
-    is_forced = choice == "required" or named_function(choice) is not None
     for i, tool in enumerate(tools):
-        _check_tool(f"tools[{i}]", tool, names, limits, is_forced=is_forced)
+        _check_tool(f"tools[{i}]", tool, names, limits)
     _check_choice(choice, names)
 
 
@@ -73,7 +72,7 @@ def _template_function(function: FunctionDefinition) -> dict[str, Any]:
     }
 
 
-def _check_tool(place: str, tool: ToolDefinition, names: set[str], limits: LimitsConfig, *, is_forced: bool) -> None:
+def _check_tool(place: str, tool: ToolDefinition, names: set[str], limits: LimitsConfig) -> None:
     """Adds the tool's name to `names`."""
     if tool.type != "function":
         raise UnsupportedParameterError(
@@ -88,12 +87,6 @@ def _check_tool(place: str, tool: ToolDefinition, names: set[str], limits: Limit
     if function.name in names:
         raise _invalid(f"{place}.function.name", f"{function.name} is defined twice")
     names.add(function.name)
-    if function.strict and not is_forced:
-        raise UnsupportedParameterError(
-            f"Unsupported parameter: '{place}.function.strict' is not supported unless tool_choice forces a call: "
-            "only then are arguments held to their schema.",
-            param=f"{place}.function.strict",
-        )
     definition = msgspec.json.encode(function).decode()
     Bound("characters", 0, "max_function_chars").check(f"{place}.function", definition, limits)
 

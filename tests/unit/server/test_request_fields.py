@@ -257,7 +257,6 @@ def test_every_sampler_option_is_a_request_field() -> None:
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "custom"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools[0].function.name"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "description": "x" * 70_000}}]},
             "tools[0].function",

@@ -92,7 +92,6 @@ def image(kind: str) -> dict[str, Any]:
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
         ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading"),
-        ({"tools": [TOOL | {"strict": True}]}, "tools[0].strict"),
         ({"tools": [TOOL]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice"),

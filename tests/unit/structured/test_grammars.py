@@ -7,12 +7,13 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from llguidance import LLTokenizer
 
 from jaxserve.config import StructuredConfig
-from jaxserve.ipc.messages import Grammar, Thinking
+from jaxserve.ipc.messages import Grammar, GrammarCall, GrammarCalls, Spelled, Thinking
 from jaxserve.sampling.bits import pack_bits
 from jaxserve.structured.check_process import verdict_of
 from jaxserve.structured.compiling import new_matcher
@@ -35,10 +36,11 @@ def vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
     return ll_tokenizer(tokenizer)
 
 
-def accepts(vocabulary: LLTokenizer, tokenizer: Tokenizer, grammar: Grammar, text: str) -> bool:
-    """Whether `text` is a whole reply."""
+def accepts(vocabulary: LLTokenizer, tokenizer: Tokenizer, grammar: Grammar, *reply: str | int) -> bool:
+    """Whether texts and control tokens are a whole reply."""
     matcher = new_matcher(grammar, vocabulary, CONFIG)
-    ids = Vocabulary(tokenizer)(text.encode())
+    parts = [[part] if isinstance(part, int) else Vocabulary(tokenizer)(part.encode()) for part in reply]
+    ids = [token for part in parts for token in part]
     return all(matcher.consume_token(token) for token in ids) and matcher.is_accepting()
 
 
@@ -65,8 +67,71 @@ def test_forced_text_becomes_tokens_of_exactly_these_bytes(tokenizer: Tokenizer,
 def test_grammar_begins_behind_the_thinking(
     vocabulary: LLTokenizer, tokenizer: Tokenizer, text: str, is_open: bool, fits: bool
 ) -> None:
-    grammar = Grammar("regex", "yes|no", Thinking("<think>", "</think>", is_open))
+    grammar = Grammar("regex", "yes|no", Thinking(("<think>",), ("</think>",), is_open))
     assert accepts(vocabulary, tokenizer, grammar, text) == fits
+
+
+MARK = 1
+"""A control token."""
+
+
+def test_thinking_may_end_with_a_control_token(vocabulary: LLTokenizer, tokenizer: Tokenizer) -> None:
+    grammar = Grammar("regex", "yes|no", Thinking(("<think>",), (MARK,), is_open=True))
+    assert accepts(vocabulary, tokenizer, grammar, "hm, no", MARK, "\n\nyes")
+    assert not accepts(vocabulary, tokenizer, grammar, "hm, no", MARK, "hm")
+    assert not accepts(vocabulary, tokenizer, grammar, "yes")
+
+
+def calls(begin: Spelled, separator: Spelled | None, end: Spelled = (), *, is_free: bool) -> Grammar:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
+    ways = [GrammarCall((f"{name}:",), schema, (";",)) for name in "fg"]
+    return Grammar("calls", msgspec.json.encode(GrammarCalls(begin, ways, separator, end, is_free=is_free)).decode())
+
+
+F, G = 'f:{"a":1};', "g:{};"
+
+
+@pytest.mark.parametrize(
+    ("begin", "separator", "end", "right", "wrong"),
+    [
+        (("<c>",), ("<c>",), (), [["<c>" + F], ["<c>" + F + "<c>" + G]], [["<c>" + F + G], ["x<c>" + F], ["<c>"], [F]]),
+        (("<c>",), None, ("!",), [["<c>" + F + "!"]], [["<c>" + F], ["<c>" + F + "<c>" + G + "!"]]),
+        ((), None, (), [[F]], [[F + G], ["h:{};"], ['f:{"b":1};'], ["text"]]),
+        ((MARK, "["), (",",), ("]",), [[MARK, "[" + F + "]"], [MARK, "[" + F + "," + G + "]"]], [["[" + F + "]"], [MARK, F]]),
+    ],
+)  # fmt: skip
+def test_a_reply_of_calls_is_nothing_else(
+    vocabulary: LLTokenizer,
+    tokenizer: Tokenizer,
+    begin: Spelled,
+    separator: Spelled | None,
+    end: Spelled,
+    right: list[list[str | int]],
+    wrong: list[list[str | int]],
+) -> None:
+    grammar = calls(begin, separator, end, is_free=False)
+    assert all(accepts(vocabulary, tokenizer, grammar, *reply) for reply in right)
+    assert not any(accepts(vocabulary, tokenizer, grammar, *reply) for reply in wrong)
+
+
+@pytest.mark.parametrize(
+    ("begin", "right", "wrong"),
+    [
+        (
+            ("<c/>",),
+            [[""], ["text <c"], ["<c/>" + F], ["a <c/>" + F + " b <c/>" + G + "\nc"], [F]],
+            [["a <c/>"], ["<c/> " + F], ["<c/>h:{};"], ["<c/>" + F + "<c/>h"], ['<c/>f:{"b"']],
+        ),
+        ((), [[""], ["text " + F], [" text {"], [F]], [[" {"], ["["], ['{"name"']]),
+        ((MARK,), [[""], ["a"], ["a", MARK, F, "b", MARK, G], [MARK, F, MARK, G]], [[MARK], [MARK, "h:{};"], ["a", MARK, "b"]]),
+    ],
+)  # fmt: skip
+def test_free_text_has_right_calls_in_it(
+    vocabulary: LLTokenizer, tokenizer: Tokenizer, begin: Spelled, right: Any, wrong: Any
+) -> None:
+    grammar = calls(begin, None, is_free=True)
+    assert [accepts(vocabulary, tokenizer, grammar, *reply) for reply in right] == [True] * len(right)
+    assert not any(accepts(vocabulary, tokenizer, grammar, *reply) for reply in wrong)
 
 
 @pytest.mark.parametrize(

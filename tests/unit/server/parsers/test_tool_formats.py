@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jaxserve.server.parsers.formats import TOOL_FORMATS, CallSpelling
 from tests.unit.server.parsers.reading import TOOLS, dialect, read
 
 WEATHER = {"city": "Par}is", "days": 3}
@@ -281,3 +282,18 @@ def test_harmony_goes_on_with_the_message_that_the_prompt_began() -> None:
     assert [event.text for event in parser.feed(" ris.")] == [" ris."]
     cut = read(dialect("harmony"), "<|channel|>anal", prompt_end="<|start|>assistant")
     assert (cut.content, cut.reasoning) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "spelling"), [(name, spelling) for name, row in TOOL_FORMATS.items() for spelling in row.spellings]
+)
+def test_what_a_grammar_spells_is_read_as_calls(name: str, spelling: CallSpelling) -> None:
+    def call(function: str) -> str:
+        quoted = json.dumps(function) if spelling.is_name_quoted else function
+        return spelling.before + quoted + spelling.between + JSON + spelling.behind
+
+    begin, end = spelling.begin, spelling.end
+    assert arguments(read(dialect(name), begin + call("get_weather") + end).calls) == [("get_weather", WEATHER)]
+    if spelling.separator is not None:
+        both = begin + call("get_weather") + spelling.separator + call("now") + end
+        assert arguments(read(dialect(name), both).calls) == [("get_weather", WEATHER), ("now", WEATHER)]
