@@ -195,6 +195,8 @@ class LimitsConfig:
     max_choices: int = option(128, ge=1, help="replies to one prompt (`n`)")
     max_prompts: int = option(256, ge=1, help="prompts of one request")
     max_total_choices: int = option(1024, ge=1, help="prompts times `n` of one request")
+    max_inputs: int = option(2048, ge=1, help="texts of one request for embeddings, or documents of one for scores")
+    max_input_tokens: int = option(300_000, ge=1, help="tokens of all these texts together")
     max_messages: int = option(10_000, ge=1, help="messages of a conversation")
     max_stop_strings: int = option(16, ge=1, help="stop strings")
     max_stop_chars: int = option(1024, ge=1, help="characters of one stop string")

@@ -132,7 +132,7 @@ class _Server:
                     await workers.wait_ready()
                     display.close()
                     _report_start(api, facts)
-                    print(self._announcement(tokenizer), flush=True)
+                    print(self._announcement(tokenizer, facts), flush=True)
                     reason = await _wait_ended(api.client, engine, workers)
                     await asyncio.sleep(LAST_WORDS_S)
                     api.client.fail(reason)  # now: the end of the other processes takes a while
@@ -145,14 +145,16 @@ class _Server:
         if self._workers is not None:
             self._workers.terminate()
 
-    def _announcement(self, tokenizer: Tokenizer) -> str:
+    def _announcement(self, tokenizer: Tokenizer, facts: ModelFacts) -> str:
         """The URL and a command to paste, in one line."""
         host, port = self._listeners[0].getsockname()[:2]
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         key = ' -H "Authorization: Bearer $JAXSERVE_API_KEY"' if api_keys(self._config.server) else ""
         prompt: Any
-        if tokenizer.has_chat_template:
+        if facts.embedding is not None:
+            path, name, prompt = "embeddings", "input", "Once upon a time"
+        elif tokenizer.has_chat_template:
             path, name, prompt = "chat/completions", "messages", [{"role": "user", "content": "Hello!"}]
         else:
             path, name, prompt = "completions", "prompt", "Once upon a time"

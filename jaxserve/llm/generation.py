@@ -44,7 +44,7 @@ class Work:
 
 async def text_work(state: ServerState, prompt: str | list[int], params: SamplingParams) -> Work:
     """The work of a plain prompt. Raises RequestError for options, prompts and lengths that are out of range."""
-    facts, tokens = state.client.require_ready(), state.tokenization
+    facts, tokens = state.client.require_generation(), state.tokenization
     request = _request(CompletionRequest, params, prompt=prompt, logprobs=params.logprobs)
     check_completion(request, state.limits)
     if isinstance(prompt, str):
@@ -71,7 +71,7 @@ async def chat_work(
     state: ServerState, messages: list[dict[str, Any]], params: SamplingParams, **template: Any
 ) -> Work:
     """The work of a conversation; `template`: what ChatRequest says of the prompt, such as `tools`."""
-    facts, tokens = state.client.require_ready(), state.tokenization
+    facts, tokens = state.client.require_generation(), state.tokenization
     logprobs = {} if params.logprobs is None else {"logprobs": True, "top_logprobs": params.logprobs}
     request = _request(ChatRequest, params, messages=messages, **logprobs, **template)
     check_chat(request, state.limits)

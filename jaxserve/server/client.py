@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from jaxserve.errors import RateLimitError, StartupError, UnavailableError
+from jaxserve.errors import InvalidRequestError, RateLimitError, StartupError, UnavailableError
 from jaxserve.ipc.messages import (
     Abort,
     AddRequest,
+    EmbeddingFacts,
     FromEngine,
     Hello,
     ModelFacts,
@@ -188,13 +189,38 @@ class EngineClient:
             raise UnavailableError("The server is shutting down.")
         return self.facts
 
+    def require_generation(self) -> ModelFacts:
+        """The same, of an engine that generates; raises InvalidRequestError where it embeds."""
+        facts = self.require_ready()
+        if facts.embedding is not None:
+            raise InvalidRequestError(
+                "This server embeds texts (/v1/embeddings, /v1/score, /v1/rerank); its model does not generate.",
+                code="unsupported_task",
+            )
+        return facts
+
+    def require_embedding(self) -> tuple[ModelFacts, EmbeddingFacts]:
+        """The same, of an engine that embeds; raises InvalidRequestError where it generates."""
+        facts = self.require_ready()
+        if facts.embedding is None:
+            raise InvalidRequestError(
+                "This server generates text; embeddings and scores need one that was started with `--task embed`.",
+                code="unsupported_task",
+            )
+        return facts, facts.embedding
+
+    @property
+    def max_admitted(self) -> int:
+        """Sequences that may be under way: our share of the engine's."""
+        return self._siblings.share_of(self.require_ready().max_num_seqs + self._max_queued_requests)
+
     @contextlib.contextmanager
     def admission(self, num_sequences: int) -> Iterator[None]:
         """Hold queue room for the sequences of one HTTP request; raises RateLimitError when there is none.
 
         The room is our share of the engine's: the server as a whole never takes more than it promises.
         """
-        max_requests = self._siblings.share_of(self.require_ready().max_num_seqs + self._max_queued_requests)
+        max_requests = self.max_admitted
         if self._num_admitted + num_sequences > max_requests:
             self._metrics.inc("admission_rejections", reason="queue_full")
             raise RateLimitError(

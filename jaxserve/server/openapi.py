@@ -110,7 +110,7 @@ def _operation(route: Route, by_type: dict[str, Any]) -> dict[str, Any]:
     statuses = {500, *(() if route.is_public else (401,))}
     parameters = _PARAMETER.findall(route.path)
     operation: dict[str, Any] = {
-        "operationId": route.handler.__name__,
+        "operationId": route.name or route.handler.__name__,
         "summary": route.summary,
         "tags": [route.tag],
         "security": [] if route.is_public else [{"bearer": []}, {"header": []}],

@@ -12,7 +12,7 @@ from aiohttp import web
 from jaxserve.errors import RequestError
 from jaxserve.server.schema.error import error_body
 
-Tag = Literal["OpenAI", "Anthropic", "Tokens", "Operation"]
+Tag = Literal["OpenAI", "Anthropic", "Scores", "Tokens", "Operation"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,8 @@ class Route:
     summary: str
     """One line."""
     tag: Tag
+    name: str | None = None
+    """Of the operation, no other's; that of the handler if it is not given."""
     style: ApiStyle = ApiStyle()
     request: type[msgspec.Struct] | None = None
     """The body."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from jaxserve.errors import UnavailableError
+from jaxserve.errors import ContextLengthError, UnavailableError
 from jaxserve.server.parsers.dialect import Dialect
 from jaxserve.server.schema.checks import check_token_ids
 from jaxserve.server.schema.common import context_error
@@ -64,6 +64,34 @@ class Tokenization:
         self._check_length(len(text), max_tokens, param)
         token_ids = await self._call(lambda: self.tokenizer.encode(text, add_special_tokens))
         return _checked(token_ids, max_tokens, param)
+
+    async def encode_inputs(
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool,
+        truncate: int | None,
+        max_tokens: int,
+        param: str,
+    ) -> list[list[int]]:
+        """Ids of texts that nothing is written behind, cut to `truncate` tokens; the caller checks what is left.
+
+        Raises ContextLengthError for a text that cannot fit whatever its tokens are.
+        """
+        tokenizer = self.tokenizer
+        for text in texts:
+            at_least = -(-len(text) // tokenizer.longest_token_chars)
+            if truncate is None and at_least > max_tokens:
+                raise ContextLengthError(
+                    f"This model's maximum context length is {max_tokens} tokens. However, an input has at least "
+                    f"{at_least} tokens. Please reduce the length of the input.",
+                    param=param,
+                )
+        if truncate is None:
+            return await self._call(lambda: tokenizer.encode_batch(texts, add_special_tokens))
+        return await self._call(
+            lambda: [tokenizer.encode_cut(text, truncate, add_special_tokens=add_special_tokens) for text in texts]
+        )
 
     async def encode_chat(
         self,

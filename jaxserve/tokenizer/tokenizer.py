@@ -76,14 +76,26 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Ids of each text. Raises InvalidRequestError for text that is not valid Unicode (a lone surrogate)."""
         for text in texts:
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise InvalidRequestError(
-                    f"The text is not valid Unicode: a lone surrogate at character {error.start}"
-                ) from error
+            _check_unicode(text)
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [list(encoding.ids) for encoding in encodings]
+
+    def encode_cut(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]:
+        """Ids of `text`, cut at its end so that there are at most `max_tokens` with those around it.
+
+        Raises InvalidRequestError when these leave no room.
+        """
+        _check_unicode(text)
+        room = max_tokens - (self._backend.num_special_tokens_to_add(False) if add_special_tokens else 0)
+        if room < 1:
+            raise InvalidRequestError(
+                f"Invalid value for 'truncate_prompt_tokens': {max_tokens} leaves no room beside the special tokens.",
+                param="truncate_prompt_tokens",
+            )
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        encoding.truncate(room)
+        whole = self._backend.post_process(encoding, add_special_tokens=add_special_tokens)
+        return list(whole.ids)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`; U+FFFD stands for malformed UTF-8. Ids outside the vocabulary have no text."""
@@ -235,6 +247,15 @@ class Tokenizer:
         if isinstance(value, list | tuple):
             return [self._broken(item, mark) for item in value]
         return value
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"The text is not valid Unicode: a lone surrogate at character {error.start}"
+        ) from error
 
 
 def _new_mark() -> str:

@@ -40,7 +40,7 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     adopt_request_id(http, request.request_id)
     check_chat(request, state.limits)
     state.require_model(request.model)
-    facts = state.client.require_ready()
+    facts = state.client.require_generation()
     with state.client.admission(request.num_choices):
         job = await make_chat_job(state, facts, request)
         spelling = ChatFormat(request, state.model_name, state.fingerprint(facts), state.tokenization)

@@ -37,7 +37,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
     adopt_request_id(http, request.request_id)
     prompts = check_completion(request, state.limits)
     state.require_model(request.model)
-    facts = state.client.require_ready()
+    facts = state.client.require_generation()
     with state.client.admission(len(prompts) * request.num_choices):
         token_ids = [await _encode(state, facts, request, prompt) for prompt in prompts]
         echoes = None

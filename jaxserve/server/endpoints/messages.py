@@ -49,7 +49,7 @@ async def messages(http: web.Request) -> web.StreamResponse:
     request = await read_body(http, MessagesRequest)
     check_anthropic(request, state.limits)
     state.require_model(request.model)
-    facts = state.client.require_ready()
+    facts = state.client.require_generation()
     chat = chat_request(request, state.tokenization)
     check_chat(chat, state.limits)
     with state.client.admission(1):

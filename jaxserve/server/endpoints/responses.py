@@ -35,7 +35,7 @@ async def create_response(http: web.Request) -> web.StreamResponse:
     adopt_request_id(http, request.request_id)
     check_responses(request, state.limits)
     state.require_model(request.model)
-    facts = state.client.require_ready()
+    facts = state.client.require_generation()
     given = read_input(request.input)
     before = items_before(state.responses, request.previous_response_id)
     chat = chat_request(request, [*before, *given], state.limits)

@@ -10,6 +10,7 @@ from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError
 from jaxserve.server.schema.bounds import Bound
 from jaxserve.server.schema.common import CommonFields, PromptLogprob, check_common, check_listed_logprobs
+from jaxserve.server.schema.inputs import texts_or_ids
 from jaxserve.server.schema.unsupported import refuse
 from jaxserve.server.schema.usage import Usage
 
@@ -56,7 +57,7 @@ def check_completion(request: CompletionRequest, limits: LimitsConfig) -> list[s
     check_listed_logprobs(request, request.logprobs is not None)
     if request.best_of is not None and request.best_of != request.num_choices:
         raise refuse("best_of")
-    prompts = _prompts(request.prompt)
+    prompts = texts_or_ids("prompt", request.prompt)
     Bound("items", 1, "max_prompts").check("prompt", prompts, limits)
     if len(prompts) * request.num_choices > limits.max_total_choices:
         raise InvalidRequestError(
@@ -65,22 +66,6 @@ def check_completion(request: CompletionRequest, limits: LimitsConfig) -> list[s
             param="n",
         )
     return prompts
-
-
-def _prompts(prompt: str | list[Any] | None) -> list[str | list[int]]:
-    if prompt is None:
-        raise InvalidRequestError("Missing required parameter: 'prompt'.", param="prompt")
-    if isinstance(prompt, str) or (prompt and type(prompt[0]) is int):
-        prompt = [prompt]
-    if not prompt or any(len(one) == 0 for one in prompt if isinstance(one, str | list)):
-        raise InvalidRequestError("Invalid value for 'prompt': must not be empty.", param="prompt")
-    if not (all(isinstance(one, str) for one in prompt) or all(isinstance(one, list) for one in prompt)):
-        raise InvalidRequestError(
-            "Invalid value for 'prompt': must be a string, a list of strings, a list of token ids, "
-            "or a list of such lists.",
-            param="prompt",
-        )
-    return prompt
 
 
 class CompletionLogprobs(msgspec.Struct):

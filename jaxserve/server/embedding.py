@@ -1,0 +1,172 @@
+"""From texts to vectors: token ids, one engine request for each, and what the engine gives back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+from aiohttp import web
+
+from jaxserve.errors import ContextLengthError, InvalidRequestError
+from jaxserve.ipc.messages import AddRequest, ModelFacts, RequestOutput
+from jaxserve.sampling.params import SamplingParams
+from jaxserve.server.errors import error_from_fault
+from jaxserve.server.schema.checks import check_token_ids
+from jaxserve.server.state import STATE, ServerState
+from jaxserve.types import RequestId
+
+_LANES: Final = 4
+"""Parts of a long list that are under way at the same time, so that no step waits for the last text of a part."""
+
+
+async def encode_inputs(
+    state: ServerState,
+    facts: ModelFacts,
+    inputs: Sequence[str | list[Any]],
+    *,
+    truncate: int | None,
+    param: str,
+    add_special_tokens: bool = True,
+) -> list[list[int]]:
+    """Token ids of each input. Raises InvalidRequestError, or ContextLengthError for one that is too long.
+
+    truncate: `truncate_prompt_tokens`.
+    """
+    limit = facts.max_model_len
+    if truncate is not None and truncate > limit:
+        raise InvalidRequestError(
+            f"Invalid value for 'truncate_prompt_tokens': this model takes {limit} tokens, got {truncate}.",
+            param="truncate_prompt_tokens",
+        )
+    most = limit if truncate == -1 else truncate
+    texts = [one for one in inputs if isinstance(one, str)]
+    if texts:
+        encoded = await state.tokenization.encode_inputs(
+            texts, add_special_tokens=add_special_tokens, truncate=most, max_tokens=limit, param=param
+        )
+    else:
+        encoded = [one[:most] for one in inputs if not isinstance(one, str)]
+        for ids in encoded:
+            check_token_ids(param, ids, facts.vocab_size)
+    for ids in encoded:
+        check_length(len(ids), limit, param)
+    total, allowed = sum(map(len, encoded)), state.limits.max_input_tokens
+    if total > allowed:
+        raise InvalidRequestError(
+            f"Invalid value for '{param}': all inputs together may have {allowed} tokens (--max-input-tokens), "
+            f"got {total}.",
+            param=param,
+        )
+    return encoded
+
+
+def check_length(num_tokens: int, limit: int, param: str) -> None:
+    """Raise for a text of no tokens, or of more than the model takes."""
+    if num_tokens == 0:
+        raise InvalidRequestError(f"Invalid value for '{param}': an input has no tokens.", param=param)
+    if num_tokens > limit:
+        raise ContextLengthError(
+            f"This model's maximum context length is {limit} tokens. However, an input has {num_tokens} tokens. "
+            "Please reduce the length of the input, or set truncate_prompt_tokens.",
+            param=param,
+        )
+
+
+async def answer_vectors(
+    http: web.Request, facts: ModelFacts, texts: Sequence[list[int]], priority: int | None
+) -> list[np.ndarray]:
+    """`vectors_of` within an HTTP request. A client that leaves ends its texts within one engine step."""
+    state = http.app[STATE]
+    try:
+        return await vectors_of(state, facts, texts, priority or 0)
+    except (asyncio.CancelledError, ConnectionResetError):
+        state.metrics.inc("client_disconnects")
+        raise
+
+
+async def vectors_of(
+    state: ServerState,
+    facts: ModelFacts,
+    texts: Sequence[list[int]],
+    priority: int = 0,
+    on_done: Callable[[], None] = lambda: None,
+) -> list[np.ndarray]:
+    """Of each text, float32, as the model makes it. Raises what ends the first text that fails.
+
+    However long the list, no more of it is in the engine than would fill its next steps. on_done: called for each text.
+    """
+    job_id = uuid.uuid4().hex
+    requests = [AddRequest(RequestId(f"{job_id}-{i}"), ids, SamplingParams(), priority) for i, ids in enumerate(texts)]
+    window = min(len(requests), state.client.max_admitted, 2 * facts.max_num_seqs)
+    size = max(1, window // _LANES)
+    parts = iter([requests[start : start + size] for start in range(0, len(requests), size)])
+    found: dict[RequestId, np.ndarray] = {}
+    with state.client.admission(window):
+        try:
+            async with asyncio.TaskGroup() as lanes:
+                for _ in range(min(_LANES, window)):
+                    lanes.create_task(_run(state, parts, found, on_done))
+        except* Exception as group:
+            failure = next(_leaves(group))
+        else:
+            return [found[request.request_id] for request in requests]
+    raise failure
+
+
+async def _run(
+    state: ServerState,
+    parts: Iterator[list[AddRequest]],
+    found: dict[RequestId, np.ndarray],
+    on_done: Callable[[], None],
+) -> None:
+    """Take part after part until there are no more."""
+    for part in parts:
+        submitted = time.monotonic()
+        num_tokens = {request.request_id: len(request.prompt_token_ids) for request in part}
+
+        def gather(news: list[RequestOutput], left: dict[RequestId, int] = num_tokens, at: float = submitted) -> bool:
+            for output in news:
+                _count(state, output, left.pop(output.request_id), at)
+                if output.vector is None:
+                    raise error_from_fault(output.error)
+                found[output.request_id] = np.frombuffer(output.vector, "<f4")
+                on_done()
+            return True
+
+        try:
+            with state.client.generate(part) as generation:
+                while not generation.is_finished:
+                    await generation.feed(gather)
+        finally:
+            state.metrics.inc("request_success", len(num_tokens), finished_reason="abort")
+
+
+def _count(state: ServerState, output: RequestOutput, num_tokens: int, submitted: float) -> None:
+    metrics = state.metrics
+    metrics.inc("request_success", finished_reason=output.finish_reason or "stop")
+    metrics.observe("e2e_request_latency_seconds", time.monotonic() - submitted)
+    metrics.observe("request_prompt_tokens", num_tokens)
+    if output.queue_seconds is not None:
+        metrics.observe("request_queue_time_seconds", output.queue_seconds)
+
+
+def finished(vectors: Sequence[np.ndarray], *, normalizes: bool, dimensions: int | None = None) -> np.ndarray:
+    """The vectors as they leave: cut to their first `dimensions` numbers, and of length 1 if wanted. (texts, D)"""
+    matrix = np.stack(vectors)[:, :dimensions]
+    if not normalizes:
+        return matrix
+    lengths = np.linalg.norm(matrix, axis=1, keepdims=True)
+    normal: np.ndarray = matrix / np.maximum(lengths, np.finfo(np.float32).tiny)
+    return normal
+
+
+def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

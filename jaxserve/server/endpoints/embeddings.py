@@ -1,0 +1,86 @@
+"""`POST /v1/embeddings`: a text, several texts, token ids, or several lists of token ids, to vectors."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+
+import msgspec
+import numpy as np
+from aiohttp import web
+
+from jaxserve.errors import InvalidRequestError
+from jaxserve.ipc.messages import EmbeddingFacts
+from jaxserve.server.body import read_body
+from jaxserve.server.embedding import answer_vectors, encode_inputs, finished
+from jaxserve.server.request_id import adopt_request_id
+from jaxserve.server.routes import Route
+from jaxserve.server.schema.embeddings import (
+    Embedding,
+    EmbeddingReply,
+    EmbeddingRequest,
+    EmbeddingUsage,
+    EncodingFormat,
+    check_embedding,
+)
+from jaxserve.server.state import STATE
+
+
+async def embeddings(http: web.Request) -> web.StreamResponse:
+    state = http.app[STATE]
+    request = await read_body(http, EmbeddingRequest)
+    adopt_request_id(http, request.request_id)
+    inputs = check_embedding(request, state.limits)
+    state.require_model(request.model)
+    facts, model = state.client.require_embedding()
+    _check_dimensions(request, model)
+    texts = await encode_inputs(
+        state,
+        facts,
+        inputs,
+        truncate=request.truncate_prompt_tokens,
+        param="input",
+        add_special_tokens=request.add_special_tokens is not False,
+    )
+    vectors = await answer_vectors(http, facts, texts, request.priority)
+    normalizes = next(
+        (asked for asked in (request.normalize, request.use_activation) if asked is not None), model.normalizes
+    )
+    num_tokens = sum(map(len, texts))
+
+    def spell() -> bytes:
+        matrix = finished(vectors, normalizes=normalizes, dimensions=request.dimensions)
+        data = [Embedding(index=i, embedding=_spelled(row, request.encoding_format)) for i, row in enumerate(matrix)]
+        usage = EmbeddingUsage(num_tokens, num_tokens)
+        return msgspec.json.encode(EmbeddingReply(data=data, model=state.model_name, usage=usage))
+
+    # Thousands of vectors take a second to spell, in which others want to be heard.
+    return web.Response(body=await asyncio.to_thread(spell), content_type="application/json")
+
+
+def _spelled(vector: np.ndarray, encoding_format: EncodingFormat | None) -> list[float] | str:
+    if encoding_format == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    numbers: list[float] = vector.tolist()
+    return numbers
+
+
+def _check_dimensions(request: EmbeddingRequest, model: EmbeddingFacts) -> None:
+    if request.dimensions is not None and request.dimensions > model.size:
+        raise InvalidRequestError(
+            f"Invalid value for 'dimensions': this model's vectors have {model.size}, got {request.dimensions}.",
+            param="dimensions",
+        )
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/embeddings",
+        embeddings,
+        summary="A vector for each text.",
+        tag="OpenAI",
+        request=EmbeddingRequest,
+        reply=EmbeddingReply,
+    ),
+)

@@ -1,0 +1,48 @@
+"""`POST /v1/rerank`: documents in the order of how close they are to a query, as Jina's and Cohere's clients ask for it."""
+
+from __future__ import annotations
+
+import uuid
+
+import msgspec
+from aiohttp import web
+
+from jaxserve.server.body import read_body
+from jaxserve.server.reply import json_reply
+from jaxserve.server.request_id import adopt_request_id
+from jaxserve.server.routes import Route
+from jaxserve.server.schema.score import Document, RerankReply, RerankRequest, RerankResult, check_rerank
+from jaxserve.server.scoring import answer_scores
+from jaxserve.server.state import STATE
+
+
+async def rerank(http: web.Request) -> web.StreamResponse:
+    state = http.app[STATE]
+    request = await read_body(http, RerankRequest)
+    adopt_request_id(http, request.request_id)
+    check_rerank(request, state.limits)
+    state.require_model(request.model)
+    texts = request.texts
+    scores = await answer_scores(http, request, [request.query], texts, ("query", "documents"))
+    best = sorted(range(len(texts)), key=lambda i: -scores.values[i])[: request.top_n]
+    shows_texts = request.return_documents is not False
+    results = [
+        RerankResult(
+            index=i,
+            document=Document(texts[i]) if shows_texts else msgspec.UNSET,
+            relevance_score=scores.values[i],
+        )
+        for i in best
+    ]
+    reply = RerankReply(id=f"rerank-{uuid.uuid4().hex}", model=state.model_name, usage=scores.usage, results=results)
+    return json_reply(reply)
+
+
+ROUTES = tuple(
+    Route("POST", path, rerank, summary=summary, tag="Scores", name=name, request=RerankRequest, reply=RerankReply)
+    for path, name, summary in (
+        ("/v1/rerank", "rerank", "Documents, the closest to a query first."),
+        ("/v2/rerank", "rerank_v2", "The same as /v1/rerank, where Cohere's clients look for it."),
+        ("/rerank", "rerank_unversioned", "The same as /v1/rerank."),
+    )
+)
