@@ -100,6 +100,22 @@ def test_structured_output_by_a_forced_call(tools: Server) -> None:
         assert isinstance(structured.invoke(QUESTION), City)
 
 
+def test_the_responses_api(smollm2: Server, tools: Server) -> None:
+    options: Any = {"use_responses_api": True, "max_retries": 0}
+    chat = langchain_openai.ChatOpenAI(
+        model="SmolLM2-135M-Instruct", base_url=f"{smollm2.url}/v1", api_key=API_KEY, temperature=0, **options
+    )
+    assert chat.invoke(QUESTION).text == ANSWER
+    assert "".join(chunk.text for chunk in chat.stream(QUESTION)) == ANSWER
+    caller = langchain_openai.ChatOpenAI(model="tiny", base_url=f"{tools.url}/v1", api_key="none", **options)
+    caller = caller.bind_tools([get_weather, now])
+    question = messages.HumanMessage("The weather?")
+    reply = caller.invoke([question])
+    assert [call["name"] for call in reply.tool_calls] == ["get_weather", "now"]
+    results = [messages.ToolMessage("noon", tool_call_id=call["id"]) for call in reply.tool_calls]
+    assert caller.invoke([question, reply, *results]).text == "One moment."
+
+
 def test_errors(model: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="context") as too_long:
         model.invoke("word " * 2000)

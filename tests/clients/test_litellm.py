@@ -84,6 +84,15 @@ def test_text_completion(litellm: Any, smollm2: Server) -> None:
     assert reply.choices[0].text.startswith(" Paris")
 
 
+def test_responses(litellm: Any, smollm2: Server) -> None:
+    options: Any = {"api_base": f"{smollm2.url}/v1", "api_key": API_KEY, "temperature": 0}
+    model = "openai/SmolLM2-135M-Instruct"
+    reply = litellm.responses(model=model, input=QUESTION[0]["content"], **options)
+    assert reply.output_text == ANSWER
+    events = litellm.responses(model=model, input=QUESTION[0]["content"], stream=True, **options)
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == ANSWER
+
+
 def test_tool_calls_whole_and_streamed(litellm: Any, tools: Server) -> None:
     options: Any = {"model": "openai/tiny", "api_base": f"{tools.url}/v1", "api_key": "none", "tools": TOOLS}
     message = litellm.completion(**options, messages=QUESTION).choices[0].message

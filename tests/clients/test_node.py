@@ -54,6 +54,12 @@ def test_tool_calls_whole_and_streamed(tools: Server) -> None:
     assert seen["plain"]["calls"] == [["get_weather", {"city": "Paris", "note": 'café "x"'}], ["now", {}]]
 
 
+def test_plain_and_streamed_response(smollm2: Server) -> None:
+    seen = run("respond", smollm2, "SmolLM2-135M-Instruct")
+    assert seen["plain"] == seen["final"] == "".join(seen["deltas"]) == "The capital of France is Paris."
+    assert seen["status"] == "completed"
+
+
 def test_errors_are_the_sdks_own_classes(smollm2: Server) -> None:
     assert run("errors", smollm2, "SmolLM2-135M-Instruct") == [
         ["NotFoundError", 404, "model_not_found"],

@@ -49,6 +49,15 @@ async function call() {
   return { plain: show(plain.choices[0]), streamed: show(final.choices[0]) };
 }
 
+async function respond() {
+  const options = { model, input: messages[0].content, temperature: 0 };
+  const plain = await client.responses.create(options);
+  const deltas = [];
+  const stream = client.responses.stream(options).on("response.output_text.delta", ({ delta }) => deltas.push(delta));
+  const final = await stream.finalResponse();
+  return { plain: plain.output_text, deltas, final: final.output_text, status: final.status };
+}
+
 async function errors() {
   const failures = [
     client.chat.completions.create({ model: "gpt-9", messages }),
@@ -59,4 +68,4 @@ async function errors() {
   return seen.map(({ reason }) => [reason.constructor.name, reason.status, reason.code]);
 }
 
-console.log(JSON.stringify(await { chat, abandon, call, errors }[asked]()));
+console.log(JSON.stringify(await { chat, abandon, call, respond, errors }[asked]()));
