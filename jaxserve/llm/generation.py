@@ -16,10 +16,10 @@ from jaxserve.ipc.messages import RequestOutput as News
 from jaxserve.llm.results import CompletionOutput, Logprob, RequestOutput, ToolCall
 from jaxserve.llm.sampling_params import SamplingParams
 from jaxserve.scheduler.admission import Admission
-from jaxserve.server.conversation import encode_conversation, reply_reading
+from jaxserve.server.chat_job import make_chat_job
 from jaxserve.server.deltas import MessageDeltas, message_of
 from jaxserve.server.errors import error_from_fault
-from jaxserve.server.generation import Job, make_job
+from jaxserve.server.generation import Job, grammar_of, make_job
 from jaxserve.server.logprobs import ScoredToken
 from jaxserve.server.schema.chat import ChatRequest, check_chat
 from jaxserve.server.schema.common import CommonFields
@@ -61,6 +61,7 @@ async def text_work(state: ServerState, prompt: str | list[int], params: Samplin
         num_top_logprobs=request.num_top_logprobs,
         bad_words=await tokens.encode_bad_words(request.bad_words),
         param="prompt",
+        grammar=await grammar_of(state, request),
     )
     _check_room(facts, job.requests[0])
     shown = prompt if isinstance(prompt, str) else None
@@ -71,25 +72,14 @@ async def chat_work(
     state: ServerState, messages: list[dict[str, Any]], params: SamplingParams, **template: Any
 ) -> Work:
     """The work of a conversation; `template`: what ChatRequest says of the prompt, such as `tools`."""
-    facts, tokens = state.client.require_generation(), state.tokenization
+    facts = state.client.require_generation()
     logprobs = {} if params.logprobs is None else {"logprobs": True, "top_logprobs": params.logprobs}
     request = _request(ChatRequest, params, messages=messages, **logprobs, **template)
     check_chat(request, state.limits)
-    token_ids = await encode_conversation(tokens, request.messages, request, facts.max_model_len)
-    job = make_job(
-        state,
-        facts,
-        request,
-        [token_ids],
-        asked_max_tokens=request.max_tokens,
-        default_max_tokens=None,
-        num_top_logprobs=request.num_top_logprobs,
-        bad_words=await tokens.encode_bad_words(request.bad_words),
-        param="messages",
-        reading=reply_reading(tokens, token_ids, request.messages, request),
-    )
+    job = await make_chat_job(state, facts, request)
     _check_room(facts, job.requests[0])
-    prompt = await tokens.decode(token_ids, skip_special_tokens=False)
+    token_ids = job.requests[0].prompt_token_ids
+    prompt = await state.tokenization.decode(token_ids, skip_special_tokens=False)
     return Work(prompt, job, request.num_top_logprobs, request.num_prompt_logprobs)
 
 
@@ -195,6 +185,7 @@ def _check_room(facts: ModelFacts, request: AddRequest) -> None:
         vocab_size=facts.vocab_size,
         num_usable_tokens=(facts.num_kv_blocks - 1) * facts.block_size,  # block 0 is the null block
         max_requests=1,
+        has_grammars=True,
     )
     fault = admission.refusal(request, 0)
     if fault is not None:

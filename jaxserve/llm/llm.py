@@ -85,17 +85,18 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         tools: Sequence[dict[str, Any]] | None = None,
+        tool_choice: str | dict[str, Any] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         continue_final_message: bool = False,
         progress_bar: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, in the model's chat format; otherwise as `generate`.
 
-        tools: OpenAI's function definitions. Calls and reasoning are read out of the reply as the server does:
+        tools, tool_choice: as in OpenAI's API. Calls and reasoning are read out of the reply as the server does:
         `tool_calls` and `reasoning` have them, `text` the rest.
         """
         listed = [messages] if messages and isinstance(messages[0], dict) else messages
-        given = {"tools": tools, "chat_template_kwargs": chat_template_kwargs}
+        given = {"tools": tools, "tool_choice": tool_choice, "chat_template_kwargs": chat_template_kwargs}
         template: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         make = partial(chat_work, continue_final_message=continue_final_message, **template)
         return self._run(make, listed, sampling_params, progress_bar)

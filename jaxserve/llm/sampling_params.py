@@ -48,6 +48,9 @@ class SamplingParams:
     logprob_token_ids: Sequence[int] | None = None
     """Tokens to tell of in the place of the most likely ones; needs `logprobs`."""
     skip_special_tokens: bool = True
+    structured_outputs: Mapping[str, Any] | None = None
+    """What the text is held to, one of `{"json": schema}`, `{"json_object": True}`, `{"regex": ...}`, `{"choice": [...]}`
+    and `{"grammar": ...}` (Lark); see docs/structured-output.md."""
 
     def request_fields(self) -> dict[str, Any]:
         """The fields of a request body that ask for the same, but for `logprobs`, which endpoints spell differently."""

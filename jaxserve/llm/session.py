@@ -65,7 +65,11 @@ async def engine_session(
                 grammars=GrammarChecker(config.structured),
                 responses=ResponseStore(config.responses),
             )
-            async with running(client.run()), _engine(config, address, executor, fake, state):
+            async with (
+                contextlib.aclosing(state.grammars),
+                running(client.run()),
+                _engine(config, address, executor, fake, state),
+            ):
                 yield state
     finally:
         discard_address(address)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -75,6 +77,43 @@ def engines_of(pid: int) -> list[str]:
 
 def children() -> list[str]:
     return engines_of(os.getpid())
+
+
+SIZE: dict[str, Any] = {"type": "object", "properties": {"size": {"enum": ["small", "large"]}}, "required": ["size"]}
+
+
+def test_texts_are_held_to_grammars_beside_others_that_are_not(llm: LLM) -> None:
+    schema = {"json": SIZE | {"additionalProperties": False}}
+    forms = [None, schema, {"regex": "[ab]{3}"}, {"choice": ["yes", "no"]}]
+    params = [SamplingParams(seed=1, max_tokens=60, structured_outputs=form) for form in forms]
+    free, held, short, chosen = (result.outputs[0] for result in llm.generate(["x"] * 4, params))
+    assert free.text == llm.generate("x", params[0])[0].outputs[0].text
+    assert json.loads(held.text)["size"] in ("small", "large")
+    assert re.fullmatch("[ab]{3}", short.text)
+    assert chosen.text in ("yes", "no")
+    assert {held.finish_reason, short.finish_reason, chosen.finish_reason} == {"stop"}
+
+
+def test_forced_calls_are_held_to_their_schema_behind_the_reasoning(llm: LLM) -> None:
+    tool = {"type": "function", "function": {"name": "resize", "parameters": SIZE | {"additionalProperties": False}}}
+    params = SamplingParams(seed=2, max_tokens=300)
+    [reply] = llm.chat(USER, params, tools=[tool], tool_choice="required")[0].outputs
+    assert reply.reasoning == "The user wants the weather."
+    assert reply.tool_calls
+    assert all(json.loads(call.arguments)["size"] in ("small", "large") for call in reply.tool_calls[:1])
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        ({"regex": "("}, "structured_outputs.regex"),
+        ({"regex": "a", "json_object": True}, "one kind"),
+        ({"xml": 1}, "xml"),
+    ],
+)
+def test_grammars_that_cannot_be_followed_are_refused(llm: LLM, form: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidRequestError, match=reason):
+        llm.generate("x", SamplingParams(structured_outputs=form))
 
 
 def test_many_more_prompts_than_rows_keep_their_order(llm: LLM) -> None:
