@@ -25,7 +25,7 @@ from jaxserve.server.cors import CorsPolicy
 from jaxserve.server.grammars import GrammarChecker
 from jaxserve.server.listener import listening
 from jaxserve.server.parsers.dialect import choose_dialect
-from jaxserve.server.responses.store import ResponseStore
+from jaxserve.server.responses.desk import ResponseDesk
 from jaxserve.server.seeds import SeedStream
 from jaxserve.server.siblings import Siblings
 from jaxserve.server.startup import StartupLog
@@ -123,11 +123,12 @@ async def serving_api(
             keep_alive_s=server.sse_keep_alive,
             startup=startup,
             grammars=GrammarChecker(config.structured),
-            responses=ResponseStore(config.responses),
+            responses=ResponseDesk(config.responses, siblings),
         )
         async with (
             contextlib.aclosing(state.grammars),
-            siblings.answering(metrics),
+            contextlib.aclosing(state.responses),
+            siblings.answering(metrics, state.responses.answers),
             listening(
                 make_app(state), listener, config.connection, max_connections=siblings.share_of(server.max_connections)
             ),

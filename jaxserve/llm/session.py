@@ -23,7 +23,7 @@ from jaxserve.metrics import Metrics
 from jaxserve.server.auth import KeyRing
 from jaxserve.server.client import EngineClient
 from jaxserve.server.grammars import GrammarChecker
-from jaxserve.server.responses.store import ResponseStore
+from jaxserve.server.responses.desk import ResponseDesk
 from jaxserve.server.seeds import SeedStream
 from jaxserve.server.siblings import Siblings
 from jaxserve.server.state import ServerState
@@ -63,7 +63,7 @@ async def engine_session(
                 max_body_size=config.server.max_body_size,
                 keep_alive_s=0,
                 grammars=GrammarChecker(config.structured),
-                responses=ResponseStore(config.responses),
+                responses=ResponseDesk(config.responses, siblings),
             )
             async with (
                 contextlib.aclosing(state.grammars),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -184,13 +185,21 @@ async def answer(http: web.Request, request: CommonFields, job: Job, spelling: R
     """Run the job and reply. A client that leaves ends its job within one engine step."""
     state = http.app[STATE]
     try:
-        with state.client.generate(job.requests) as generation:
+        with generating(state, job) as generation:
             if request.stream:
                 return await _stream(http, request, job, spelling, generation)
             return await _collect(job, spelling, generation)
     except (asyncio.CancelledError, ConnectionResetError):
         state.metrics.inc("client_disconnects")
         raise
+
+
+@contextlib.contextmanager
+def generating(state: ServerState, job: Job) -> Iterator[Generation]:
+    """The job's news inside the block, whose end ends the job."""
+    try:
+        with state.client.generate(job.requests) as generation:
+            yield generation
     finally:
         for choice in job.choices:
             choice.abandon()
@@ -212,7 +221,8 @@ async def answer_without_engine(
     return events.response
 
 
-async def _collect(job: Job, spelling: ReplyFormat, generation: Generation) -> web.Response:
+async def collect(job: Job, generation: Generation) -> list[list[Piece]]:
+    """All pieces of each choice."""
     collected: list[list[Piece]] = [[] for _ in job.choices]
     choices = job.choices_by_id
 
@@ -223,6 +233,11 @@ async def _collect(job: Job, spelling: ReplyFormat, generation: Generation) -> w
 
     while not generation.is_finished:
         await generation.feed(gather)
+    return collected
+
+
+async def _collect(job: Job, spelling: ReplyFormat, generation: Generation) -> web.Response:
+    collected = await collect(job, generation)
 
     def spell() -> bytes:
         return msgspec.json.encode(spelling.reply(collected, job.usage()))

@@ -1,7 +1,7 @@
-"""The API processes that share one port: which one this is, and how they tell each other their numbers.
+"""The API processes that share one port: which one this is, and how they ask each other.
 
-Each listens on a private Unix socket beside the engine's and answers every connection with a snapshot of
-its metrics. Whoever is asked for `/metrics` collects them all.
+Each listens on a private Unix socket beside the engine's and answers one question per connection: for a snapshot
+of its metrics (whoever is asked for `/metrics` collects them all), or for what else it is told to answer.
 """
 
 from __future__ import annotations
@@ -9,17 +9,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
 import msgspec
 
+from jaxserve.errors import UnavailableError
 from jaxserve.metrics import FamilySnapshot, Metrics, exposition
 
 _log = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S = 2.0
+_METRICS: Final = "metrics"
+
+Answer = Callable[[str], Awaitable[bytes]]
+"""From the subject of a question."""
+NO_ANSWERS: Final[Mapping[str, Answer]] = MappingProxyType({})
+
+
+class Question(msgspec.Struct):
+    """What one process asks another."""
+
+    topic: str
+    subject: str
+
+
+_QUESTION: Final = msgspec.msgpack.Decoder(Question)
 _SNAPSHOT: msgspec.msgpack.Decoder[list[FamilySnapshot]] = msgspec.msgpack.Decoder(list[FamilySnapshot])
 
 
@@ -37,15 +55,19 @@ class Siblings:
         return -(-limit // self.count)
 
     @contextlib.asynccontextmanager
-    async def answering(self, metrics: Metrics) -> AsyncIterator[None]:
-        """Tell the others our numbers inside the block."""
+    async def answering(self, metrics: Metrics, answers: Mapping[str, Answer] = NO_ANSWERS) -> AsyncIterator[None]:
+        """Tell the others our numbers, and what else there are answers to, inside the block."""
         if self.count == 1:
             yield
             return
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(ConnectionError), contextlib.closing(writer):
-                writer.write(msgspec.msgpack.encode(metrics.snapshot()))
+                question = _QUESTION.decode(await reader.read())
+                if question.topic == _METRICS:
+                    writer.write(msgspec.msgpack.encode(metrics.snapshot()))
+                else:
+                    writer.write(await answers[question.topic](question.subject))
                 await writer.drain()
 
         path = self._socket(self.index)
@@ -59,19 +81,36 @@ class Siblings:
     async def exposition(self, metrics: Metrics) -> bytes:
         """The sums over all API processes, in the Prometheus text format."""
         others = [index for index in range(self.count) if index != self.index]
-        snapshots = await asyncio.gather(*map(self._ask, others))
+        snapshots = await asyncio.gather(*map(self._numbers_of, others))
         return exposition(metrics.snapshot(), *snapshots)
 
-    async def _ask(self, index: int) -> list[FamilySnapshot]:
-        """The numbers of another process; none while it starts or when it is gone."""
+    async def ask(self, index: int, topic: str, subject: str) -> bytes:
+        """Another process's answer. Raises UnavailableError when it gives none in time."""
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 reader, writer = await asyncio.open_unix_connection(self._socket(index))
                 with contextlib.closing(writer):
-                    return _SNAPSHOT.decode(await reader.read())
-        except (OSError, TimeoutError, msgspec.DecodeError) as error:
+                    writer.write(msgspec.msgpack.encode(Question(topic, subject)))
+                    writer.write_eof()
+                    data = await reader.read()
+        except (OSError, TimeoutError) as error:
+            raise _silent(index, str(error) or type(error).__name__) from error
+        if not data:
+            raise _silent(index, "it hung up")
+        return data
+
+    async def _numbers_of(self, index: int) -> list[FamilySnapshot]:
+        """The numbers of another process; none while it starts or when it is gone."""
+        try:
+            return _SNAPSHOT.decode(await self.ask(index, _METRICS, ""))
+        except (UnavailableError, msgspec.DecodeError) as error:
             _log.warning("API process %d does not tell its metrics: %s", index, error)
             return []
 
     def _socket(self, index: int) -> Path:
         return self.directory / f"api-{index}.sock"
+
+
+def _silent(index: int, reason: str) -> UnavailableError:
+    _log.warning("API process %d does not answer: %s", index, reason)
+    return UnavailableError("The API process that could tell does not answer. Please retry.")

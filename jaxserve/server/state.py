@@ -16,7 +16,7 @@ from jaxserve.server.auth import KeyRing
 from jaxserve.server.client import EngineClient
 from jaxserve.server.cors import CorsPolicy
 from jaxserve.server.grammars import GrammarChecker
-from jaxserve.server.responses.store import ResponseStore
+from jaxserve.server.responses.desk import ResponseDesk
 from jaxserve.server.schema.decode import shorten
 from jaxserve.server.seeds import SeedStream
 from jaxserve.server.siblings import Siblings
@@ -38,7 +38,7 @@ class ServerState:
     siblings: Siblings
     grammars: GrammarChecker
     limits: LimitsConfig
-    responses: ResponseStore
+    responses: ResponseDesk
     connection: ConnectionConfig
     is_strict: bool = False
     """Whether fields that nobody knows are refused."""

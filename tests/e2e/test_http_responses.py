@@ -12,7 +12,7 @@ import pytest
 from openai.types.responses import Response
 
 from jaxserve.tokenizer.tokenizer import load_tokenizer
-from tests.e2e.http_server import TOKENIZER, Server, running
+from tests.e2e.http_server import TOKENIZER, Server, running, until
 from tests.e2e.test_http_tools import EOS, REPLY, START, TEMPLATE
 
 TOOLS: Any = [
@@ -158,3 +158,36 @@ def test_a_named_function_is_called(client: openai.OpenAI) -> None:
         )
         assert [item.name for item in response.output if item.type == "function_call"] == ["now"]
         assert response.to_dict()["tool_choice"] == asked
+
+
+def test_a_background_response_is_awaited_and_cancelled(client: openai.OpenAI) -> None:
+    response = client.responses.create(model="tiny", input="The weather?", tools=TOOLS, background=True)
+    until(lambda: client.responses.retrieve(response.id).status != "in_progress", "the response never ended")
+    check_output(validated(client.responses.retrieve(response.id)))
+    endless = client.responses.create(
+        model="tiny", input="Hi", background=True, extra_body={"ignore_eos": True, "min_tokens": 2000}
+    )
+    assert client.responses.cancel(endless.id).status == "cancelled"
+
+
+def test_any_api_process_answers_for_the_responses_of_all() -> None:
+    with running({"vocab_size": 389, "num_blocks": 256}, server={"api_processes": 3}) as server:
+
+        def new_client() -> openai.OpenAI:
+            return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+        first: str | None = None
+        owners = set()
+        for _ in range(12):
+            with new_client() as client:  # a new connection may be another process's
+                response = client.responses.create(
+                    model="tiny", input="Hi", max_output_tokens=2, previous_response_id=first
+                )
+                first = first or response.id
+                owners.add(response.id[len("resp_") :][:3])
+                assert client.responses.retrieve(first).id == first
+        assert len(owners) > 1, "twelve connections met one process only"
+        with new_client() as client:
+            client.responses.delete(first or "")
+        with new_client() as client, pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(first or "")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 from aiohttp import web
 
-from jaxserve.errors import InvalidRequestError, ResponseNotFoundError
+from jaxserve.errors import InvalidRequestError, RequestError, ResponseNotFoundError
 from jaxserve.server.body import read_body
 from jaxserve.server.chat_job import make_chat_job
-from jaxserve.server.generation import Job, answer
+from jaxserve.server.errors import hide_internal_error
+from jaxserve.server.generation import Job, answer, collect, generating
 from jaxserve.server.reply import json_reply
 from jaxserve.server.request_id import adopt_request_id
 from jaxserve.server.responses.chat import chat_request, in_words_of_responses
@@ -19,9 +21,10 @@ from jaxserve.server.responses.pages import page_of
 from jaxserve.server.responses.reply import ResponseReply
 from jaxserve.server.responses.store import StoredResponse
 from jaxserve.server.routes import Route
+from jaxserve.server.schema.chat import ChatRequest
 from jaxserve.server.schema.decode import shorten
 from jaxserve.server.schema.response_events import ResponseEvent
-from jaxserve.server.schema.response_input import new_id, read_input
+from jaxserve.server.schema.response_input import read_input
 from jaxserve.server.schema.response_items import Item
 from jaxserve.server.schema.response_object import DeletedResponse, ItemList, ReasoningEcho, ResponseObject
 from jaxserve.server.schema.responses import ResponsesRequest, TextFormat, TextOptions, check_responses
@@ -37,49 +40,83 @@ async def create_response(http: web.Request) -> web.StreamResponse:
     state.require_model(request.model)
     facts = state.client.require_generation()
     given = read_input(request.input)
-    before = items_before(state.responses, request.previous_response_id)
+    before = await items_before(state.responses, request.previous_response_id)
     chat = chat_request(request, [*before, *given], state.limits)
-    with state.client.admission(1):
+    with contextlib.ExitStack() as room:
+        room.enter_context(state.client.admission(1))
         with in_words_of_responses():
             job = await make_chat_job(state, facts, chat)
-        response = _response(state, request, job)
-        reply = _reply(state, request, response, given)
-        try:
-            return await answer(http, chat, job, reply)
-        except (asyncio.CancelledError, ConnectionResetError):
-            reply.cancel()
-            raise
-        except BaseException:
-            state.responses.remove(response.id)
-            raise
+        reply = _reply(state, request, _response(state, request, job), given)
+        if request.background:
+            return json_reply(_start(state, job, reply, room.pop_all()))
+        return await _answer(http, chat, job, reply)
 
 
 async def retrieve_response(http: web.Request) -> web.StreamResponse:
     _check_query(http)
-    return json_reply(_stored(http).response)
+    return json_reply((await _stored(http)).response)
 
 
 async def cancel_response(http: web.Request) -> web.StreamResponse:
-    _stored(http)
-    raise InvalidRequestError("Cannot cancel a synchronous response.")
+    response = (await _stored(http)).response
+    if not response.background:
+        raise InvalidRequestError("Cannot cancel a synchronous response.")
+    if response.status == "in_progress":
+        response = _found(http, await http.app[STATE].responses.cancel(response.id)).response
+    if response.status != "cancelled":
+        raise InvalidRequestError(f"Cannot cancel a response that is {response.status}.")
+    return json_reply(response)
 
 
 async def delete_response(http: web.Request) -> web.StreamResponse:
-    response_id = _stored(http).response.id
-    http.app[STATE].responses.remove(response_id)
-    return json_reply(DeletedResponse(response_id))
+    stored = _found(http, await http.app[STATE].responses.delete(http.match_info["response_id"]))
+    return json_reply(DeletedResponse(stored.response.id))
 
 
 async def list_input_items(http: web.Request) -> web.StreamResponse:
     _check_query(http, "after", "limit", "order")
-    return json_reply(page_of(_stored(http).input, **http.query))
+    return json_reply(page_of((await _stored(http)).input, **http.query))
 
 
-def _stored(http: web.Request) -> StoredResponse:
-    response_id = http.match_info["response_id"]
-    stored = http.app[STATE].responses.get(response_id)
+async def _answer(http: web.Request, chat: ChatRequest, job: Job, reply: ResponseReply) -> web.StreamResponse:
+    """With what is kept of a reply that does not come to its end."""
+    try:
+        return await answer(http, chat, job, reply)
+    except (asyncio.CancelledError, ConnectionResetError):
+        reply.cancel()
+        raise
+    except BaseException:  # the client gets an error and no id
+        http.app[STATE].responses.store.remove(reply.id)
+        raise
+
+
+def _start(state: ServerState, job: Job, reply: ResponseReply, room: contextlib.ExitStack) -> ResponseObject:
+    """Begin a response that nobody waits for, in the queue room that it gives back at its end."""
+
+    async def work() -> None:
+        try:
+            with generating(state, job) as generation:
+                reply.reply(await collect(job, generation), job.usage())
+        except Exception as error:
+            reply.fail(error if isinstance(error, RequestError) else hide_internal_error(error, reply.id))
+
+    def end(is_cancelled: bool) -> None:
+        room.close()
+        if is_cancelled:
+            reply.cancel()
+
+    response = reply.begin()
+    state.responses.run(reply.id, work(), end)
+    return response
+
+
+async def _stored(http: web.Request) -> StoredResponse:
+    return _found(http, await http.app[STATE].responses.get(http.match_info["response_id"]))
+
+
+def _found(http: web.Request, stored: StoredResponse | None) -> StoredResponse:
     if stored is None:
-        raise ResponseNotFoundError(f"Response with id {shorten(response_id)} not found.")
+        raise ResponseNotFoundError(f"Response with id {shorten(http.match_info['response_id'])} not found.")
     return stored
 
 
@@ -95,7 +132,7 @@ def _response(state: ServerState, request: ResponsesRequest, job: Job) -> Respon
     text = request.text or TextOptions()
     sampling = job.requests[0].sampling
     return ResponseObject(
-        id=new_id("resp"),
+        id=state.responses.new_id(),
         created_at=int(time.time()),
         background=bool(request.background),
         instructions=request.instructions,
@@ -120,9 +157,11 @@ def _response(state: ServerState, request: ResponsesRequest, job: Job) -> Respon
 
 
 def _reply(state: ServerState, request: ResponsesRequest, response: ResponseObject, given: list[Item]) -> ResponseReply:
-    def keep(current: ResponseObject) -> None:
-        if request.is_stored:
-            state.responses.put(StoredResponse(current, given))
+    store = state.responses.store
+
+    def keep(current: ResponseObject, is_first: bool) -> None:
+        if request.is_stored and (is_first or current.id in store):  # else it was deleted meanwhile
+            store.put(StoredResponse(current, given))
 
     num_top_logprobs = (request.top_logprobs or 0) if request.wants_logprobs else None
     return ResponseReply(response, state.tokenization, num_top_logprobs=num_top_logprobs, keep=keep)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from jaxserve.errors import InvalidRequestError
-from jaxserve.server.responses.store import ResponseStore
+from jaxserve.server.responses.desk import ResponseDesk
 from jaxserve.server.schema.decode import shorten
 from jaxserve.server.schema.response_items import Item
 
 _PARAM = "previous_response_id"
 
 
-def items_before(store: ResponseStore, previous_response_id: str | None) -> list[Item]:
+async def items_before(desk: ResponseDesk, previous_response_id: str | None) -> list[Item]:
     """Input and output of every response of the chain, in order. Raises InvalidRequestError where one is missing."""
     turns: list[list[Item]] = []
     response_id = previous_response_id
     while response_id is not None:
-        stored = store.get(response_id)
+        stored = await desk.get(response_id)
         if stored is None:
             raise InvalidRequestError(
                 f"Previous response with id {shorten(response_id)} not found.",

@@ -30,7 +30,10 @@ _FAULT_CODES: Final[dict[type[RequestError], str]] = {RateLimitError: "rate_limi
 
 
 class ResponseReply:
-    """The events and the reply of one response. `keep` is told each of its states that a client may hear of."""
+    """The events and the reply of one response.
+
+    `keep` is told each of its states that a client may hear of, and whether it is the first one.
+    """
 
     def __init__(
         self,
@@ -38,7 +41,7 @@ class ResponseReply:
         tokens: Tokenization,
         *,
         num_top_logprobs: int | None,
-        keep: Callable[[ResponseObject], None],
+        keep: Callable[[ResponseObject, bool], None],
     ) -> None:
         """`response` is in progress."""
         self._response = response
@@ -48,16 +51,26 @@ class ResponseReply:
         self._numbers = itertools.count()
         self._output = OutputItems(tokens.dialect.new_call_id, self._numbers)
         self._is_cut = False
+        self._is_known = False
 
     @property
     def framing(self) -> Framing:
-        return Framing(end=b"", error=self._fail)
+        return Framing(end=b"", error=self.fail)
+
+    @property
+    def id(self) -> str:
+        return self._response.id
+
+    def begin(self) -> ResponseObject:
+        """The response as it is before anything is generated."""
+        self._tell(self._response)
+        return self._response
 
     def opening(self) -> list[msgspec.Struct]:
-        self._keep(self._response)
+        response = self.begin()
         return [
-            events.ResponseCreated(self._response, next(self._numbers)),
-            events.ResponseInProgress(self._response, next(self._numbers)),
+            events.ResponseCreated(response, next(self._numbers)),
+            events.ResponseInProgress(response, next(self._numbers)),
         ]
 
     def chunks(self, piece: Piece, usage: Usage | None) -> Sequence[msgspec.Struct]:
@@ -81,22 +94,28 @@ class ResponseReply:
         return self._finished(usage)
 
     def cancel(self) -> None:
-        """Nobody wants the rest."""
-        self._keep(self._state("cancelled"))
+        """Nobody wants the rest. A response of which nobody has heard is not kept."""
+        if self._is_known:
+            self._tell(self._state("cancelled"))
+
+    def fail(self, error: RequestError) -> msgspec.Struct:
+        """The last event of a response that fails."""
+        response = self._state("failed")
+        response.error = ResponseFault(_FAULT_CODES.get(type(error), "server_error"), error.message)
+        self._tell(response)
+        return events.ResponseFailed(response, next(self._numbers))
 
     def _finished(self, usage: Usage) -> ResponseObject:
         response = self._state("incomplete" if self._is_cut else "completed")
         response.completed_at = None if self._is_cut else int(time.time())
         response.incomplete_details = IncompleteDetails("max_output_tokens") if self._is_cut else None
         response.usage = response_usage(usage)
-        self._keep(response)
+        self._tell(response)
         return response
 
-    def _fail(self, error: RequestError) -> msgspec.Struct:
-        response = self._state("failed")
-        response.error = ResponseFault(_FAULT_CODES.get(type(error), "server_error"), error.message)
-        self._keep(response)
-        return events.ResponseFailed(response, next(self._numbers))
+    def _tell(self, response: ResponseObject) -> None:
+        self._keep(response, not self._is_known)
+        self._is_known = True
 
     def _state(self, status: ResponseStatus) -> ResponseObject:
         return msgspec.structs.replace(self._response, status=status, output=self._output.items("incomplete"))

@@ -45,6 +45,9 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, response_id: str) -> bool:
+        return response_id in self._entries
+
     @property
     def num_bytes(self) -> int:
         return self._num_bytes

@@ -110,7 +110,7 @@ class ResponsesRequest(GenerationFields, kw_only=True):
     truncation: str | None = None
     """Only `disabled`: input that is too long is refused."""
     background: bool | None = None
-    """Not supported."""
+    """Answer at once and generate afterwards: the response is to be asked for. Not with `stream`, nor without `store`."""
     stream_options: ResponseStreamOptions | None = None
     """Only with `stream`."""
     user: str | None = None
@@ -147,8 +147,10 @@ def check_responses(request: ResponsesRequest, limits: LimitsConfig) -> None:
     for name in ("summary", "generate_summary"):
         if getattr(request.reasoning, name, None) not in (None, "auto"):
             raise refuse(f"reasoning.{name}")
-    if request.background:
-        raise refuse("background")
+    if request.background and (request.stream or not request.is_stored):
+        raise InvalidRequestError(
+            "Invalid value for 'background': not together with `stream`, and not without `store`.", param="background"
+        )
     _check_tools(request.tools or [])
     _check_metadata(request.metadata or {})
 

@@ -36,7 +36,7 @@ from jaxserve.server.cors import CorsPolicy
 from jaxserve.server.grammars import GrammarChecker
 from jaxserve.server.listener import bind_sockets, listening
 from jaxserve.server.parsers.dialect import Dialect
-from jaxserve.server.responses.store import ResponseStore
+from jaxserve.server.responses.desk import ResponseDesk
 from jaxserve.server.seeds import SeedStream
 from jaxserve.server.siblings import Siblings
 from jaxserve.server.startup import StartupLog
@@ -134,7 +134,7 @@ class Api:
     client: EngineClient
     metrics: Metrics
     tokenizer: Tokenizer
-    responses: ResponseStore
+    responses: ResponseDesk
     port: int
 
     async def post(self, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
@@ -198,7 +198,7 @@ async def running_api(
             keep_alive_s=keep_alive_s,
             startup=startup,
             grammars=GrammarChecker(StructuredConfig()),
-            responses=ResponseStore(responses or ResponsesConfig()),
+            responses=ResponseDesk(responses or ResponsesConfig(), ALONE),
         )
         run = asyncio.create_task(client.run())
         if is_ready:

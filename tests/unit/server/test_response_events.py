@@ -182,7 +182,7 @@ async def test_a_failure_before_the_stream_is_an_error_and_nothing_is_kept(api: 
 
     (status, reply), _ = await asyncio.gather(api.post(PATH, {"input": "Hi", "stream": True}), engine())
     assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
-    assert len(api.responses) == 0
+    assert len(api.responses.store) == 0
 
 
 async def test_a_client_that_hangs_up_aborts_the_request_and_leaves_a_cancelled_response(api: Api) -> None:
