@@ -11,18 +11,43 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxserve.llm.llm import LLM
-    from jaxserve.llm.results import CompletionOutput, Logprob, RequestOutput, ToolCall
+    from jaxserve.llm.results import (
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        RequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+        ToolCall,
+    )
     from jaxserve.llm.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "ToolCall", "__version__"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
+    "ToolCall",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "llm",
     "SamplingParams": "sampling_params",
     "CompletionOutput": "results",
+    "EmbeddingOutput": "results",
+    "EmbeddingRequestOutput": "results",
     "Logprob": "results",
     "RequestOutput": "results",
+    "ScoringOutput": "results",
+    "ScoringRequestOutput": "results",
     "ToolCall": "results",
 }
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.checkpoint.renamed import with_decoder_names
 from jaxserve.config import Config
 from jaxserve.executor.embed_preparation import EmbedPreparation, prepare_embedding
 from jaxserve.executor.local import fingerprint
@@ -21,6 +22,7 @@ from jaxserve.executor.protocol import Progress
 from jaxserve.ipc.messages import EmbeddingFacts, ModelFacts
 from jaxserve.ipc.report import PhaseClock, ProgramReport, StartupReport
 from jaxserve.layers.attention import KVPool
+from jaxserve.models.config import DecoderConfig
 from jaxserve.models.registry import model_of
 from jaxserve.runner.cache_directory import cache_directory
 from jaxserve.runner.compilations import CompilationCounter
@@ -55,7 +57,10 @@ class LocalEmbeddingExecutor:
         counter = CompilationCounter()
         with clock.phase("open"):
             checkpoint = open_checkpoint(model_path)
-            prepared = prepare_embedding(config, model_of(checkpoint), model_path)
+            model = model_of(checkpoint)
+            if isinstance(model, DecoderConfig):
+                checkpoint = with_decoder_names(checkpoint)
+            prepared = prepare_embedding(config, model, model_path)
             check_tensors(checkpoint, prepared.skeleton)
         _LOG.info("limits: %s", prepared.summary)
         runner, programs = _load(prepared, checkpoint, config, clock, progress)

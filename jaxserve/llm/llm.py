@@ -19,8 +19,9 @@ from jaxserve.config import Config
 from jaxserve.errors import InvalidRequestError, RequestError
 from jaxserve.executor.fake import FakeOptions
 from jaxserve.llm.background import Background
+from jaxserve.llm.embedding import EmbeddingOptions, embed_all, score_all
 from jaxserve.llm.generation import Work, chat_work, run_all, text_work
-from jaxserve.llm.results import RequestOutput
+from jaxserve.llm.results import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
 from jaxserve.llm.sampling_params import SamplingParams
 from jaxserve.llm.session import engine_session
 from jaxserve.llm.settings import llm_config
@@ -100,6 +101,37 @@ class LLM:
         template: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         make = partial(chat_work, continue_final_message=continue_final_message, **template)
         return self._run(make, listed, sampling_params, progress_bar)
+
+    def embed(
+        self,
+        prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+        progress_bar: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vector of one prompt or of many (texts or token ids); needs an encoder, or `task="embed"`.
+
+        The options are those of /v1/embeddings. Order, checks and errors are as for `generate`.
+        """
+        listed = _listed_prompts(prompts)
+        options = EmbeddingOptions(dimensions, normalize, truncate_prompt_tokens)
+        with _progress(len(listed), progress_bar) as on_done:
+            return self._engine.call(lambda state: embed_all(state, listed, options, on_done))
+
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        progress_bar: bool = True,
+    ) -> list[ScoringRequestOutput]:
+        """How close texts are: one text to each of `text_2`, or as many pairwise. Needs a model that embeds."""
+        first, second = ([side] if isinstance(side, str) else list(side) for side in (text_1, text_2))
+        with _progress(len(first) + len(second), progress_bar) as on_done:
+            return self._engine.call(lambda state: score_all(state, first, second, truncate_prompt_tokens, on_done))
 
     def close(self) -> None:
         """End the engine. What another thread waits for ends with UnavailableError; later calls change nothing."""

@@ -59,3 +59,38 @@ class RequestOutput:
     """For each token of the prompt but the first, of which there is nothing to say."""
     num_cached_tokens: int
     """Of the prompt, those that were not computed anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A text's vector."""
+
+    embedding: list[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingRequestOutput:
+    """A text and its vector."""
+
+    prompt: str | None
+    """None when it was given as token ids."""
+    prompt_token_ids: list[int]
+    """With those that the model expects around a text."""
+    outputs: EmbeddingOutput
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """How close two texts are."""
+
+    score: float
+    """The cosine of the angle between their vectors, -1 to 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoringRequestOutput:
+    """Two texts and how close they are."""
+
+    prompt_token_ids: list[int]
+    """Of both, one behind the other."""
+    outputs: ScoringOutput

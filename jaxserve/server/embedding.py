@@ -12,7 +12,7 @@ import numpy as np
 from aiohttp import web
 
 from jaxserve.errors import ContextLengthError, InvalidRequestError
-from jaxserve.ipc.messages import AddRequest, ModelFacts, RequestOutput
+from jaxserve.ipc.messages import AddRequest, EmbeddingFacts, ModelFacts, RequestOutput
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.server.errors import error_from_fault
 from jaxserve.server.schema.checks import check_token_ids
@@ -44,35 +44,51 @@ async def encode_inputs(
         )
     most = limit if truncate == -1 else truncate
     texts = [one for one in inputs if isinstance(one, str)]
-    if texts:
-        encoded = await state.tokenization.encode_inputs(
+    encoded = iter(
+        await state.tokenization.encode_inputs(
             texts, add_special_tokens=add_special_tokens, truncate=most, max_tokens=limit, param=param
         )
-    else:
-        encoded = [one[:most] for one in inputs if not isinstance(one, str)]
-        for ids in encoded:
+    )
+    found = []
+    for place, one in enumerate(inputs):
+        if isinstance(one, str):
+            ids = next(encoded)
+        else:
+            ids = one[:most]
             check_token_ids(param, ids, facts.vocab_size)
-    for ids in encoded:
-        check_length(len(ids), limit, param)
-    total, allowed = sum(map(len, encoded)), state.limits.max_input_tokens
+        _check_length(len(ids), limit, param, place)
+        found.append(ids)
+    return found
+
+
+def check_total(state: ServerState, texts: Sequence[list[int]], param: str) -> None:
+    """Refuse more tokens than one request may bring. Raises InvalidRequestError."""
+    total, allowed = sum(map(len, texts)), state.limits.max_input_tokens
     if total > allowed:
         raise InvalidRequestError(
-            f"Invalid value for '{param}': all inputs together may have {allowed} tokens (--max-input-tokens), "
+            f"Invalid value for '{param}': all texts together may have {allowed} tokens (--max-input-tokens), "
             f"got {total}.",
             param=param,
         )
-    return encoded
 
 
-def check_length(num_tokens: int, limit: int, param: str) -> None:
-    """Raise for a text of no tokens, or of more than the model takes."""
+def _check_length(num_tokens: int, limit: int, param: str, place: int) -> None:
     if num_tokens == 0:
-        raise InvalidRequestError(f"Invalid value for '{param}': an input has no tokens.", param=param)
+        raise InvalidRequestError(f"Invalid value for '{param}': number {place} has no tokens.", param=param)
     if num_tokens > limit:
         raise ContextLengthError(
-            f"This model's maximum context length is {limit} tokens. However, an input has {num_tokens} tokens. "
-            "Please reduce the length of the input, or set truncate_prompt_tokens.",
+            f"This model's maximum context length is {limit} tokens. However, number {place} of '{param}' has "
+            f"{num_tokens} tokens. Please reduce its length, or set truncate_prompt_tokens.",
             param=param,
+        )
+
+
+def check_dimensions(dimensions: int | None, model: EmbeddingFacts) -> None:
+    """Refuse to cut vectors to more numbers than they have, or to none. Raises InvalidRequestError."""
+    if dimensions is not None and not 1 <= dimensions <= model.size:
+        raise InvalidRequestError(
+            f"Invalid value for 'dimensions': this model's vectors have {model.size}, got {dimensions}.",
+            param="dimensions",
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from aiohttp import web
 
-from jaxserve.server.embedding import answer_vectors, encode_inputs, finished
+from jaxserve.server.embedding import answer_vectors, check_total, encode_inputs, finished
 from jaxserve.server.schema.embeddings import EmbeddingUsage, InputFields
 from jaxserve.server.state import STATE
 
@@ -35,6 +35,7 @@ async def answer_scores(
         for side, param in zip((first, second), params, strict=True)
     ]
     texts = [ids for side in sides for ids in side]
+    check_total(state, texts, params[1])
     vectors = await answer_vectors(http, facts, texts, request.priority)
     num_tokens = sum(map(len, texts))
     return Scores(cosines(vectors[: len(first)], vectors[len(first) :]), EmbeddingUsage(num_tokens, num_tokens))

@@ -78,13 +78,15 @@ class Tokenization:
 
         Raises ContextLengthError for a text that cannot fit whatever its tokens are.
         """
+        if not texts:
+            return []
         tokenizer = self.tokenizer
         for text in texts:
             at_least = -(-len(text) // tokenizer.longest_token_chars)
             if truncate is None and at_least > max_tokens:
                 raise ContextLengthError(
-                    f"This model's maximum context length is {max_tokens} tokens. However, an input has at least "
-                    f"{at_least} tokens. Please reduce the length of the input.",
+                    f"This model's maximum context length is {max_tokens} tokens. However, a text of '{param}' has at least "
+                    f"{at_least} tokens. Please reduce its length.",
                     param=param,
                 )
         if truncate is None:

@@ -9,10 +9,8 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from jaxserve.errors import InvalidRequestError
-from jaxserve.ipc.messages import EmbeddingFacts
 from jaxserve.server.body import read_body
-from jaxserve.server.embedding import answer_vectors, encode_inputs, finished
+from jaxserve.server.embedding import answer_vectors, check_dimensions, check_total, encode_inputs, finished
 from jaxserve.server.request_id import adopt_request_id
 from jaxserve.server.routes import Route
 from jaxserve.server.schema.embeddings import (
@@ -33,7 +31,7 @@ async def embeddings(http: web.Request) -> web.StreamResponse:
     inputs = check_embedding(request, state.limits)
     state.require_model(request.model)
     facts, model = state.client.require_embedding()
-    _check_dimensions(request, model)
+    check_dimensions(request.dimensions, model)
     texts = await encode_inputs(
         state,
         facts,
@@ -42,6 +40,7 @@ async def embeddings(http: web.Request) -> web.StreamResponse:
         param="input",
         add_special_tokens=request.add_special_tokens is not False,
     )
+    check_total(state, texts, "input")
     vectors = await answer_vectors(http, facts, texts, request.priority)
     normalizes = next(
         (asked for asked in (request.normalize, request.use_activation) if asked is not None), model.normalizes
@@ -63,14 +62,6 @@ def _spelled(vector: np.ndarray, encoding_format: EncodingFormat | None) -> list
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     numbers: list[float] = vector.tolist()
     return numbers
-
-
-def _check_dimensions(request: EmbeddingRequest, model: EmbeddingFacts) -> None:
-    if request.dimensions is not None and request.dimensions > model.size:
-        raise InvalidRequestError(
-            f"Invalid value for 'dimensions': this model's vectors have {model.size}, got {request.dimensions}.",
-            param="dimensions",
-        )
 
 
 ROUTES = (

@@ -1,0 +1,71 @@
+"""Texts to vectors and scores: what the endpoints do with a request, without HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from jaxserve.errors import InvalidRequestError
+from jaxserve.llm.results import EmbeddingOutput, EmbeddingRequestOutput, ScoringOutput, ScoringRequestOutput
+from jaxserve.server.embedding import check_dimensions, encode_inputs, finished, vectors_of
+from jaxserve.server.scoring import cosines
+from jaxserve.server.state import ServerState
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOptions:
+    """As the fields of /v1/embeddings."""
+
+    dimensions: int | None
+    normalize: bool | None
+    truncate_prompt_tokens: int | None
+
+
+async def embed_all(
+    state: ServerState, prompts: Sequence[str | list[int]], options: EmbeddingOptions, on_done: Callable[[], None]
+) -> list[EmbeddingRequestOutput]:
+    """In the order of `prompts`, all of which are checked before anything runs. Raises RequestError."""
+    facts, model = state.client.require_embedding()
+    check_dimensions(options.dimensions, model)
+    texts = await encode_inputs(state, facts, prompts, truncate=options.truncate_prompt_tokens, param="prompts")
+    if not texts:
+        return []
+    vectors = await vectors_of(state, facts, texts, on_done=on_done)
+    normalizes = model.normalizes if options.normalize is None else options.normalize
+    matrix = finished(vectors, normalizes=normalizes, dimensions=options.dimensions)
+    return [
+        EmbeddingRequestOutput(
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_token_ids=ids,
+            outputs=EmbeddingOutput(row.tolist()),
+        )
+        for prompt, ids, row in zip(prompts, texts, matrix, strict=True)
+    ]
+
+
+async def score_all(
+    state: ServerState,
+    first: Sequence[str],
+    second: Sequence[str],
+    truncate_prompt_tokens: int | None,
+    on_done: Callable[[], None],
+) -> list[ScoringRequestOutput]:
+    """Of each of `second` with its partner in `first`, or with the only one there. Raises RequestError."""
+    if len(first) not in (1, len(second)):
+        raise InvalidRequestError(
+            f"Invalid value for 'text_2': must be as many texts as 'text_1' ({len(first)}), got {len(second)}.",
+            param="text_2",
+        )
+    facts, _ = state.client.require_embedding()
+    one, other = [
+        await encode_inputs(state, facts, side, truncate=truncate_prompt_tokens, param=param)
+        for side, param in ((first, "text_1"), (second, "text_2"))
+    ]
+    if not other:
+        return []
+    vectors = await vectors_of(state, facts, [*one, *other], on_done=on_done)
+    partners = one if len(one) == len(other) else one * len(other)
+    return [
+        ScoringRequestOutput(prompt_token_ids=[*ids, *its_ids], outputs=ScoringOutput(score))
+        for ids, its_ids, score in zip(partners, other, cosines(vectors[: len(one)], vectors[len(one) :]), strict=True)
+    ]

@@ -1,0 +1,51 @@
+"""`jaxserve serve` on MiniLM and on SmolLM2 as users start it, through the openai client."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import openai
+import pytest
+
+from tests.e2e.real_server import serving
+from tests.models.goldens import decoder_vectors, minilm_golden
+from tests.tools.embedding_texts import DECODER_PROMPTS, MINILM_TEXTS
+from tests.unit.checkpoint.checkpoint_files import minilm_directory, smollm2_file
+
+
+@pytest.mark.slow
+def test_minilm_serves_vectors_and_rankings_and_compiles_nothing(programs: Path) -> None:
+    golden = minilm_golden().vectors["mean"]
+    words = (str(minilm_directory()), "--served-model-name", "minilm", "--max-num-batched-tokens", "256")
+    with serving(*words, programs=programs) as server:
+        assert "/v1/embeddings" in next(line for line in server.lines if "jaxserve is ready" in line)
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            reply = client.embeddings.create(model="minilm", input=list(MINILM_TEXTS) * 8)
+            found = np.array([item.embedding for item in reply.data]).reshape(8, *golden.shape)
+            assert (found * golden).sum(axis=-1).min() >= 0.9999
+            np.testing.assert_allclose(found, np.broadcast_to(found[0], found.shape), atol=1e-5)
+            with pytest.raises(openai.BadRequestError, match="256 tokens") as caught:
+                client.embeddings.create(model="minilm", input="too long " * 300)
+            assert caught.value.code == "context_length_exceeded"
+            with pytest.raises(openai.BadRequestError, match="does not generate"):
+                client.completions.create(model="minilm", prompt="a")
+        _, _, body = server.request("POST", "/v1/rerank", {"query": MINILM_TEXTS[5], "documents": list(MINILM_TEXTS)})
+        results = json.loads(body)["results"]
+        assert [result["index"] for result in results[:2]] == [5, 6], "itself, then the other one about bread"
+        assert server.metric('compilations_total{engine="0",model_name="minilm",phase="serving"') == 0
+        assert server.metric('bucket_steps_total{bucket="256"') > 0
+        assert "Traceback" not in server.output
+
+
+@pytest.mark.slow
+def test_smollm2_embeds_when_it_is_asked_to(programs: Path) -> None:
+    golden = decoder_vectors("smollm2").vectors["last"]
+    words = (str(smollm2_file()), "--task", "embed", "--max-num-batched-tokens", "16", "--max-num-seqs", "4")
+    with serving(*words, "--served-model-name", "smol", programs=programs) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            reply = client.embeddings.create(model="smol", input=list(DECODER_PROMPTS[:3]))
+        found = np.array([item.embedding for item in reply.data])
+        expected = (golden / np.linalg.norm(golden, axis=1, keepdims=True))[:3]
+        assert (found * expected).sum(axis=1).min() >= 0.9999
