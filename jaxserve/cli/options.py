@@ -92,8 +92,9 @@ def default_model() -> Path:
 
 def describe(config: Config) -> str:
     """The settings in force, one line per section, secrets masked."""
+    width = max(map(len, _SECTIONS))
     return "\n".join(
-        f"{section:<10}" + " ".join(f"{s.name}={_shown(config, s)}" for s in SETTINGS if s.section == section)
+        f"{section:<{width}} " + " ".join(f"{s.name}={_shown(config, s)}" for s in SETTINGS if s.section == section)
         for section in _SECTIONS
     )
 
