@@ -51,6 +51,16 @@ class GrammarCalls(msgspec.Struct, frozen=True, array_like=True):
     is_free: bool = False
     """Whether the reply may be any text, in which calls follow wherever `begin` stands. Where nothing begins them, the
     reply is either text or calls."""
+    reasoning: str = ""
+    """What opens the model's reasoning: no free text begins with it, since that is for `Thinking`."""
+
+
+class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
+    """Where reasoning ends at the latest."""
+
+    max_tokens: int
+    closer: int
+    """The token that spells the end."""
 
 
 class Thinking(msgspec.Struct, frozen=True, array_like=True):
@@ -60,6 +70,8 @@ class Thinking(msgspec.Struct, frozen=True, array_like=True):
     closer: Spelled
     is_open: bool
     """Whether it has begun in the prompt; else the reply may begin with it."""
+    budget: ThinkingBudget | None = None
+    """None: it ends when the model ends it."""
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.server.conversation import THINKING_SWITCHES
@@ -28,6 +29,15 @@ from jaxserve.server.schema.structured import JsonSchemaFormat, ResponseFormat
 from jaxserve.server.schema.tools import FunctionDefinition, ToolChoice, ToolDefinition
 from jaxserve.server.schema.unsupported import refuse
 from jaxserve.server.tokenization import Tokenization
+
+NAMES: Final = (
+    (re.compile(r"\bthinking_token_budget\b"), "thinking.budget_tokens"),
+    (re.compile(r"\breasoning_effort\b"), "output_config.effort"),
+    (re.compile(r"\bresponse_format(\.json_schema)?\b"), "output_config.format"),
+    (re.compile(r"(?<=\])\.function\.parameters\b"), ".input_schema"),
+    (re.compile(r"(?<=\])\.function\b"), ""),
+)
+"""What a chat request calls a field, and what Anthropic's calls it."""
 
 
 def chat_request(request: MessagesRequest, tokens: Tokenization) -> ChatRequest:
@@ -65,6 +75,7 @@ def _conversation(request: Conversation, tokens: Tokenization) -> dict[str, Any]
         "tool_choice": _tool_choice(request),
         "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
         "reasoning_effort": _effort(request),
+        "thinking_token_budget": request.thinking.budget_tokens if request.thinking is not None else None,
         "chat_template_kwargs": variables | (request.chat_template_kwargs or {}),
     }
 

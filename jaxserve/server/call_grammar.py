@@ -55,6 +55,7 @@ def call_grammar(
         None if separator is None else spelled(separator),
         spelled(spelling.end),
         is_free=not is_forced,
+        reasoning=tokens.dialect.reasoning.opener if tokens.dialect.reasoning is not None else "",
     )
     return NamedGrammar(Grammar("calls", msgspec.json.encode(calls).decode()), "tools")
 

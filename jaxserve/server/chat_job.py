@@ -39,5 +39,5 @@ async def make_chat_job(
         bad_words=await tokens.encode_bad_words(request.bad_words),
         param="messages",
         reading=reading,
-        grammar=await grammar_of(state, request, reading, calls),
+        grammar=await grammar_of(state, request, reading, calls, request.thinking_token_budget),
     )

@@ -26,6 +26,7 @@ from jaxserve.server.seeds import child_seed
 from jaxserve.server.sse import EventStream, Framing, frame
 from jaxserve.server.state import STATE, ServerState
 from jaxserve.server.stream import ChoiceStream, Piece, pieces_of
+from jaxserve.server.thinking_grammar import behind_thinking
 from jaxserve.tokenizer.detokenizer import IncrementalDetokenizer
 from jaxserve.types import RequestId
 
@@ -163,8 +164,12 @@ async def grammar_of(
     request: CommonFields,
     reading: ReplyReading | None = None,
     calls: NamedGrammar | None = None,
+    thinking_budget: int | None = None,
 ) -> Grammar | None:
-    """What the request holds its replies to, checked; `calls`: what it holds its calls to. Raises InvalidRequestError for what cannot be enforced."""
+    """What the request holds its replies to, checked. Raises InvalidRequestError for what cannot be enforced.
+
+    calls: what it holds its calls to; thinking_budget: tokens after which reasoning is ended.
+    """
     max_depth = state.grammars.config.max_grammar_depth
     named = requested_grammar(request.response_format, request.structured_outputs, max_depth)
     if named is not None and reading is not None and reading.tools:
@@ -172,13 +177,12 @@ async def grammar_of(
             f"Unsupported parameter: '{named.param}' is not supported together with tools.", param=named.param
         )
     named = named or calls
+    if reading is not None:
+        named = behind_thinking(state.tokenization, reading, named, thinking_budget)
     if named is None:
         return None
-    grammar = named.grammar
-    if reading is not None:
-        grammar = reading.behind_thinking(grammar, named.param, state.tokenization.tokenizer.with_control_tokens)
-    await state.grammars.check(grammar, named.param)
-    return grammar
+    await state.grammars.check(named.grammar, named.param)
+    return named.grammar
 
 
 async def answer(http: web.Request, request: CommonFields, job: Job, spelling: ReplyFormat) -> web.StreamResponse:

@@ -15,6 +15,7 @@ from jaxserve.ipc.messages import Grammar, GrammarCalls, Thinking
 
 _JSON_OPTIONS: Final[dict[str, Any]] = {"whitespace_flexible": False, "lenient": False, "coerce_one_of": False}
 """Compact JSON, since weak models put spaces until they reach the limit; and nothing passes that is not enforced."""
+_ANY_TEXT: Final = "/(?s:.*)/"
 _MAX_ITEMS: Final = 500
 """Of the parser in one place of the text: ambiguous grammars grow cubically beyond."""
 _MAX_STEP_ITEMS: Final = 10_000
@@ -82,16 +83,16 @@ def _around(calls: GrammarCalls) -> list[str]:
     """Rules for the reply as a whole."""
     if not calls.is_free:
         return [f"start: {_terms(calls.begin)} calls"]
+    but_reasoning = rf" & ~/\s*{_pattern(calls.reasoning)}(?s:.*)/" if calls.reasoning else ""
     if not calls.begin:
-        return ["start: calls | TEXT", r"TEXT: /\s*([^\s\[{](?s:.*))?/"]
+        return ["start: calls | TEXT", rf"TEXT: /\s*([^\s\[{{](?s:.*))?/{but_reasoning}"]
     mark, *rest = calls.begin
     if isinstance(mark, int):
-        return [f"start: TEXT (<[{mark}]> {_terms(rest)} calls TEXT)*", "TEXT: /(?s:.*)/"]
-    pattern = re.escape(mark).replace("/", r"\/")
+        return [f"start: TEXT (<[{mark}]> {_terms(rest)} calls TEXT)*", f"TEXT: {_ANY_TEXT}{but_reasoning}"]
     return [
         f"start: (lead {_terms(rest)} calls)* TEXT",
-        f"lead[suffix={json.dumps(mark)}]: /(?s:.*)/",
-        f"TEXT: /(?s:.*)/ & ~/(?s:.*){pattern}(?s:.*)/",
+        f"lead[suffix={json.dumps(mark)}]: {_ANY_TEXT}{but_reasoning}",
+        f"TEXT: {_text_without(mark)}{but_reasoning}",
     ]
 
 
@@ -103,12 +104,31 @@ def _behind(thinking: Thinking) -> dict[str, Any]:
     """Any text up to and with the end of the thinking, space that models put behind it, then the grammar "answer"."""
     opener = "" if thinking.is_open else _terms(thinking.opener)
     start = "start: thinking answer" if thinking.is_open else "start: thinking answer | answer"
-    (closer,) = thinking.closer
-    suffix, control_token = (f"[suffix={json.dumps(closer)}]", "") if isinstance(closer, str) else ("", f"<[{closer}]>")
     lark = f"""{start}
-thinking: {opener} thoughts {control_token} space?
-thoughts{suffix}: /(?s:.*)/
+thinking: {opener} {_thoughts(thinking)}
 space: /[ \\n]{{1,2}}/
 answer: @answer
 """
     return {"name": "main", "lark_grammar": lark}
+
+
+def _thoughts(thinking: Thinking) -> str:
+    """What the rule for thinking ends with, and the rule for its text."""
+    (closer,) = thinking.closer
+    text = _text_without(closer) if isinstance(closer, str) else _ANY_TEXT
+    if thinking.budget is not None:
+        # Text that a rule's budget cuts off goes on behind it; so the end is a token, and the text has nothing like it.
+        return (
+            f"thoughts <[{thinking.budget.closer}]> space?\nthoughts[max_tokens={thinking.budget.max_tokens}]: {text}"
+        )
+    if isinstance(closer, str):
+        return f"thoughts space?\nthoughts[suffix={json.dumps(closer)}]: {_ANY_TEXT}"
+    return f"thoughts <[{closer}]> space?\nthoughts: {_ANY_TEXT}"
+
+
+def _text_without(mark: str) -> str:
+    return f"{_ANY_TEXT} & ~/(?s:.*){_pattern(mark)}(?s:.*)/"
+
+
+def _pattern(text: str) -> str:
+    return re.escape(text).replace("/", r"\/")

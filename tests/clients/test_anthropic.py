@@ -105,7 +105,6 @@ def test_thinking_and_calls_plain_and_streamed(caller: anthropic.Anthropic, is_b
     check_blocks(final)
     assert final.content[0].signature == plain.content[0].signature
     assert {"thinking", "signature", "text", "input_json"} <= set(kinds)
-    assert kinds.count("input_json") > 5, "input comes as it is written"
 
 
 def test_a_conversation_goes_on_with_results(caller: anthropic.Anthropic) -> None:

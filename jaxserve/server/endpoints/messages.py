@@ -9,12 +9,13 @@ import msgspec
 from aiohttp import web
 
 from jaxserve.server.anthropic_blocks import BlockEvents, blocks_of
-from jaxserve.server.anthropic_request import chat_request, counted_request
+from jaxserve.server.anthropic_request import NAMES, chat_request, counted_request
 from jaxserve.server.body import read_body
 from jaxserve.server.chat_job import make_chat_job
 from jaxserve.server.conversation import encode_conversation
 from jaxserve.server.generation import Job, answer
 from jaxserve.server.parsers.events import Event, merged
+from jaxserve.server.renaming import renamed
 from jaxserve.server.reply import json_reply
 from jaxserve.server.request_id import request_id_of
 from jaxserve.server.routes import ApiStyle, Route
@@ -50,10 +51,11 @@ async def messages(http: web.Request) -> web.StreamResponse:
     check_anthropic(request, state.limits)
     state.require_model(request.model)
     facts = state.client.require_generation()
-    chat = chat_request(request, state.tokenization)
-    check_chat(chat, state.limits)
     with state.client.admission(1):
-        job = await make_chat_job(state, facts, chat, default_max_tokens=request.max_tokens)
+        with renamed(NAMES):
+            chat = chat_request(request, state.tokenization)
+            check_chat(chat, state.limits)
+            job = await make_chat_job(state, facts, chat, default_max_tokens=request.max_tokens)
         return await answer(http, chat, job, MessageFormat(request, job, state, request_id_of(http)))
 
 
@@ -63,9 +65,10 @@ async def count_tokens(http: web.Request) -> web.StreamResponse:
     check_anthropic(request, state.limits)
     state.require_model(request.model)
     state.client.require_ready()
-    chat = counted_request(request, state.tokenization)
-    check_chat(chat, state.limits)
-    prompt = await encode_conversation(state.tokenization, chat.messages, chat, max_tokens=state.max_body_size)
+    with renamed(NAMES):
+        chat = counted_request(request, state.tokenization)
+        check_chat(chat, state.limits)
+        prompt = await encode_conversation(state.tokenization, chat.messages, chat, max_tokens=state.max_body_size)
     return json_reply(TokenCount(len(prompt)))
 
 

@@ -13,9 +13,10 @@ from jaxserve.server.body import read_body
 from jaxserve.server.chat_job import make_chat_job
 from jaxserve.server.errors import hide_internal_error
 from jaxserve.server.generation import Job, answer, collect, generating
+from jaxserve.server.renaming import renamed
 from jaxserve.server.reply import json_reply
 from jaxserve.server.request_id import adopt_request_id
-from jaxserve.server.responses.chat import chat_request, in_words_of_responses
+from jaxserve.server.responses.chat import NAMES, chat_request
 from jaxserve.server.responses.history import items_before
 from jaxserve.server.responses.pages import page_of
 from jaxserve.server.responses.reply import ResponseReply
@@ -44,7 +45,7 @@ async def create_response(http: web.Request) -> web.StreamResponse:
     chat = chat_request(request, [*before, *given], state.limits)
     with contextlib.ExitStack() as room:
         room.enter_context(state.client.admission(1))
-        with in_words_of_responses():
+        with renamed(NAMES):
             job = await make_chat_job(state, facts, chat)
         reply = _reply(state, request, _response(state, request, job), given)
         if request.background:

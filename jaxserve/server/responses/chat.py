@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
 from jaxserve.config import LimitsConfig
-from jaxserve.errors import InvalidRequestError, RequestError
+from jaxserve.errors import InvalidRequestError
+from jaxserve.server.renaming import renamed
 from jaxserve.server.schema.chat import ChatRequest, check_chat
 from jaxserve.server.schema.common import GenerationFields
 from jaxserve.server.schema.decode import shorten
@@ -28,7 +28,7 @@ from jaxserve.server.schema.responses import FunctionTool, ResponsesRequest
 from jaxserve.server.schema.structured import JsonSchemaFormat, ResponseFormat
 from jaxserve.server.schema.tools import FunctionDefinition, ToolChoice, ToolDefinition
 
-_NAMES: Final = (
+NAMES: Final = (
     (re.compile(r"\bresponse_format(\.json_schema)?\b"), "text.format"),
     (re.compile(r"\b(max_completion_tokens|max_tokens)\b"), "max_output_tokens"),
     (re.compile(r"\breasoning_effort\b"), "reasoning.effort"),
@@ -57,23 +57,11 @@ def chat_request(request: ResponsesRequest, items: Sequence[Item], limits: Limit
         response_format=_response_format(request),
         chat_template_kwargs=request.chat_template_kwargs,
     )
-    with in_words_of_responses():
+    with renamed(NAMES):
         check_chat(chat, limits)
     if allowed is not None:
         chat.tools = _allowed_tools(chat.tools or [], allowed)
     return chat
-
-
-@contextlib.contextmanager
-def in_words_of_responses() -> Iterator[None]:
-    """Errors inside name fields as a request for a response does."""
-    try:
-        yield
-    except RequestError as error:
-        if error.param is not None:
-            for ours, theirs in _NAMES:
-                error.param, error.message = ours.sub(theirs, error.param), ours.sub(theirs, error.message)
-        raise
 
 
 def chat_messages(items: Sequence[Item]) -> list[ChatMessage]:

@@ -89,7 +89,7 @@ class ThinkingConfig(msgspec.Struct, kw_only=True):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
-    """Refused: nothing ends the reasoning at a number of tokens."""
+    """Reasoning is ended after so many tokens."""
     display: Literal["summarized", "omitted"] | None = None
     """`omitted` leaves the thinking's text out of the reply. It is never summarized."""
 
@@ -198,8 +198,12 @@ def check_anthropic(request: Conversation, limits: LimitsConfig) -> None:
             "Invalid value for 'tool_choice.name': it goes with the type tool, and only with it.",
             param="tool_choice.name",
         )
-    if request.thinking is not None and request.thinking.budget_tokens is not None:
-        raise refuse("thinking.budget_tokens")
+    thinking = request.thinking
+    if thinking is not None and thinking.budget_tokens is not None and thinking.type != "enabled":
+        raise InvalidRequestError(
+            "Invalid value for 'thinking.budget_tokens': it goes with the type enabled, and only with it.",
+            param="thinking.budget_tokens",
+        )
 
 
 def _check_tools(tools: Sequence[ToolInput]) -> None:

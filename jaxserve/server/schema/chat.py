@@ -35,6 +35,8 @@ class ChatRequest(CommonFields, kw_only=True):
     """False: at most one call in a reply."""
     reasoning_effort: ReasoningEffort | None = None
     """Handed to the chat template; `none` asks for no reasoning."""
+    thinking_token_budget: Annotated[int | None, Bound("value", 1, 2**31 - 1)] = None
+    """Reasoning is ended after so many tokens."""
     include_reasoning: bool | None = None
     """False: reasoning is generated and counted, but not told."""
     chat_template_kwargs: dict[str, Any] | None = None

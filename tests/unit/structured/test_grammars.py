@@ -13,7 +13,7 @@ import pytest
 from llguidance import LLTokenizer
 
 from jaxserve.config import StructuredConfig
-from jaxserve.ipc.messages import Grammar, GrammarCall, GrammarCalls, Spelled, Thinking
+from jaxserve.ipc.messages import Grammar, GrammarCall, GrammarCalls, Spelled, Thinking, ThinkingBudget
 from jaxserve.sampling.bits import pack_bits
 from jaxserve.structured.check_process import verdict_of
 from jaxserve.structured.compiling import new_matcher
@@ -82,10 +82,26 @@ def test_thinking_may_end_with_a_control_token(vocabulary: LLTokenizer, tokenize
     assert not accepts(vocabulary, tokenizer, grammar, "yes")
 
 
+def test_thinking_ends_when_its_budget_is_spent(vocabulary: LLTokenizer, tokenizer: Tokenizer) -> None:
+    end = tokenizer.encode("%", add_special_tokens=False)[-1]
+    for closer, token in (("%", end), (MARK, MARK)):
+        thinking = Thinking(("<",), (closer,), is_open=True, budget=ThinkingBudget(3, token))
+        grammar = Grammar("regex", "[a-z]+", thinking)
+        assert accepts(vocabulary, tokenizer, grammar, token, "yes")
+        assert accepts(vocabulary, tokenizer, grammar, "1", "2", token, "\nyes")
+        assert accepts(vocabulary, tokenizer, grammar, "1", "2", "3", token, "yes")
+        assert not accepts(vocabulary, tokenizer, grammar, "1", "2", "3", "4", token, "yes")
+        assert not accepts(vocabulary, tokenizer, grammar, "1", "2", "3")
+        assert not accepts(vocabulary, tokenizer, grammar, "1", "2", "3", "yes")
+
+
 def calls(begin: Spelled, separator: Spelled | None, end: Spelled = (), *, is_free: bool) -> Grammar:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
     ways = [GrammarCall((f"{name}:",), schema, (";",)) for name in "fg"]
-    return Grammar("calls", msgspec.json.encode(GrammarCalls(begin, ways, separator, end, is_free=is_free)).decode())
+    return Grammar(
+        "calls",
+        msgspec.json.encode(GrammarCalls(begin, ways, separator, end, is_free, "<t>" if is_free else "")).decode(),
+    )
 
 
 F, G = 'f:{"a":1};', "g:{};"
@@ -120,10 +136,10 @@ def test_a_reply_of_calls_is_nothing_else(
         (
             ("<c/>",),
             [[""], ["text <c"], ["<c/>" + F], ["a <c/>" + F + " b <c/>" + G + "\nc"], [F]],
-            [["a <c/>"], ["<c/> " + F], ["<c/>h:{};"], ["<c/>" + F + "<c/>h"], ['<c/>f:{"b"']],
+            [["a <c/>"], ["<c/> " + F], ["<c/>h:{};"], ["<c/>" + F + "<c/>h"], ['<c/>f:{"b"'], [" <t>"], ["<t> <c/>" + F]],
         ),
-        ((), [[""], ["text " + F], [" text {"], [F]], [[" {"], ["["], ['{"name"']]),
-        ((MARK,), [[""], ["a"], ["a", MARK, F, "b", MARK, G], [MARK, F, MARK, G]], [[MARK], [MARK, "h:{};"], ["a", MARK, "b"]]),
+        ((), [[""], ["text " + F], [" text {"], [F]], [[" {"], ["["], ['{"name"'], ["<t>x"]]),
+        ((MARK,), [[""], ["a"], ["a", MARK, F, "b", MARK, G], [MARK, F, MARK, G]], [[MARK], [MARK, "h:{};"], ["a", MARK, "b"], ["<t>"]]),
     ],
 )  # fmt: skip
 def test_free_text_has_right_calls_in_it(
