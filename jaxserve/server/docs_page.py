@@ -50,6 +50,13 @@ def type_text(schema: dict[str, Any]) -> str:
     return str(kind)
 
 
+def payload_of(schema: dict[str, Any]) -> dict[str, Any]:
+    """What a body carries: of server-sent events the data."""
+    data = schema.get("properties", {}).get("data", {})
+    payload: dict[str, Any] = data.get("contentSchema", schema)
+    return payload
+
+
 def _paths(document: dict[str, Any]) -> Iterator[str]:
     tags = dict.fromkeys(
         operation["tags"][0] for operations in document["paths"].values() for operation in operations.values()
@@ -80,7 +87,8 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
 
 def _media(content: dict[str, Any]) -> str:
     return "<br>".join(
-        f"<code>{html.escape(media)}</code> {_linked(type_text(spec['schema']))}" for media, spec in content.items()
+        f"<code>{html.escape(media)}</code> {_linked(type_text(payload_of(spec['schema'])))}"
+        for media, spec in content.items()
     )
 
 

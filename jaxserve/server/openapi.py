@@ -128,7 +128,7 @@ def _operation(route: Route, by_type: dict[str, Any]) -> dict[str, Any]:
         operation["requestBody"] = {"required": True, "content": content}
     content = {route.media_type: {"schema": by_type.get(_key(route.reply), {"type": "string"})}}
     if route.event is not None:
-        content["text/event-stream"] = {"schema": by_type[_key(route.event)]}
+        content["text/event-stream"] = {"schema": _event(by_type[_key(route.event)])}
     responses = {"200": {"description": "The reply.", "headers": headers, "content": content}}
     error = route.style.error_struct.__name__
     responses |= {str(status): {"$ref": f"#/components/responses/{error}{status}"} for status in sorted(statuses)}
@@ -137,6 +137,12 @@ def _operation(route: Route, by_type: dict[str, Any]) -> dict[str, Any]:
         responses[str(status)] = {"description": "Not now.", "headers": headers, "content": content}
     operation["responses"] = responses
     return operation
+
+
+def _event(data: dict[str, Any]) -> dict[str, Any]:
+    """A server-sent event as OpenAPI 3.2 describes it."""
+    text = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
+    return {"type": "object", "properties": {"event": {"type": "string"}, "data": text}, "required": ["data"]}
 
 
 def _error_responses(style: ApiStyle, by_type: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

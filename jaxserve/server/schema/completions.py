@@ -19,7 +19,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionRequest(CommonFields, kw_only=True):
-    prompt: str | list[Any] | None = None
+    prompt: str | list[Any]
     """A text, token ids, or a list of either."""
     logprobs: Annotated[int | None, Bound("value", 0, "max_top_logprobs")] = None
     """Log-probabilities of the text's tokens, and of so many most likely ones in the place of each."""

@@ -1,0 +1,65 @@
+"""Requests made up from `/openapi.json`, right and wrong ones: no 5xx, no hang, and replies as the document says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.clients.lane import API_KEY, library
+from tests.e2e.http_server import Server
+
+schemathesis = library("schemathesis")
+checks = library("schemathesis.checks")
+specs = library("schemathesis.specs.openapi.checks")
+hypothesis = library("hypothesis")
+
+REPLY_TIMEOUT_S = 20
+CHECKS = [
+    checks.not_a_server_error,
+    specs.status_code_conformance,
+    specs.content_type_conformance,
+    specs.response_headers_conformance,
+    specs.response_schema_conformance,
+]
+"""A request that the document allows may still be refused: which fields go together is not in it."""
+
+
+def test_the_document_is_valid_openapi(fake: Server) -> None:
+    library("openapi_spec_validator").validate(json.loads(fake.request("GET", "/openapi.json")[2]))
+
+
+def test_no_request_upsets_the_server(fake: Server) -> None:
+    names = [*(check.__name__ for check in CHECKS), "unsupported_method"]
+    done = subprocess.run(
+        [sys.executable, "-m", "schemathesis.cli", "run", f"{fake.url}/openapi.json", "--checks", ",".join(names)]
+        + ["--phases", "coverage,fuzzing", "--mode", "all", "--max-examples", "15", "--seed", "1"]
+        + ["--generation-deterministic", "--request-timeout", str(REPLY_TIMEOUT_S), "--no-color"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert fake.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 2})[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/tokenize"]
+)
+def test_no_request_upsets_the_model(smollm2: Server, path: str) -> None:
+    headers = {"Authorization": f"Bearer {API_KEY}"}
+    schema = schemathesis.openapi.from_url(f"{smollm2.url}/openapi.json", headers=headers)
+
+    @hypothesis.given(case=schema[path]["POST"].as_strategy())
+    @hypothesis.settings(max_examples=15, derandomize=True, deadline=None, database=None)
+    def ask(case: Any) -> None:
+        for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+            if name in case.operation.body[0].optimized_schema["properties"]:
+                case.body[name] = 3
+        case.call_and_validate(timeout=REPLY_TIMEOUT_S, checks=CHECKS, headers=headers)
+
+    ask()
