@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from jaxserve.cli.api_reference import api_page
 from jaxserve.cli.settings import SETTINGS, Setting, format_value, section_class
 from jaxserve.metrics import metrics_table
 
@@ -61,8 +62,12 @@ def _row(setting: Setting) -> str:
 
 
 def pages() -> dict[str, str]:
-    """Every generated page by file name."""
-    return {"config.md": reference_page(), "metrics.md": METRICS_HEADER + metrics_table()}
+    """Every generated page by its place beside `config.md`."""
+    return {
+        "config.md": reference_page(),
+        "metrics.md": METRICS_HEADER + metrics_table(),
+        "../api.md": api_page(),
+    }
 
 
 if __name__ == "__main__":

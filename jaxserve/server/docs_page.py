@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from jaxserve.server.schema_words import payload_of, range_text, type_text
+
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
 code { font: 14px ui-monospace, monospace; background: #f2f2f2; padding: 0 .2em; }
@@ -32,29 +34,6 @@ def docs_page(document: dict[str, Any]) -> str:
             "</body></html>",
         ]
     )
-
-
-def type_text(schema: dict[str, Any]) -> str:
-    """A schema in a few words; a name in angle brackets is another schema's."""
-    if "$ref" in schema:
-        return f"<{schema['$ref'].rpartition('/')[2]}>"
-    if "anyOf" in schema:
-        return " or ".join(type_text(option) for option in schema["anyOf"] if option != {"type": "null"})
-    if "enum" in schema:
-        return " or ".join(f'"{value}"' if isinstance(value, str) else str(value) for value in schema["enum"])
-    kind = schema.get("type", "any JSON")
-    if kind == "array":
-        return f"list of {type_text(schema.get('items', {}))}"
-    if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
-        return f"object of {type_text(schema['additionalProperties'])}"
-    return str(kind)
-
-
-def payload_of(schema: dict[str, Any]) -> dict[str, Any]:
-    """What a body carries: of server-sent events the data."""
-    data = schema.get("properties", {}).get("data", {})
-    payload: dict[str, Any] = data.get("contentSchema", schema)
-    return payload
 
 
 def _paths(document: dict[str, Any]) -> Iterator[str]:
@@ -96,7 +75,7 @@ def _schema(name: str, schema: dict[str, Any]) -> str:
     required = schema.get("required", ())
     rows = "".join(
         f"<tr><td><code>{html.escape(field)}</code></td><td>{_linked(type_text(spec))}"
-        f"{' (required)' if field in required else ''}</td><td>{_prose(spec.get('description', ''))}</td></tr>"
+        f"{' (required)' if field in required else ''}</td><td>{range_text(spec)}</td><td>{_prose(spec.get('description', ''))}</td></tr>"
         for field, spec in schema.get("properties", {}).items()
     )
     text = _prose(schema.get("description", ""))

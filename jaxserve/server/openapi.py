@@ -17,7 +17,7 @@ from jaxserve.server.request_id import HEADER as REQUEST_ID_HEADER
 from jaxserve.server.routes import ApiStyle, Route
 from jaxserve.server.schema.bounds import field_bounds
 from jaxserve.server.schema.descriptions import field_descriptions
-from jaxserve.server.schema.sampling import SamplerFields, sampler_ranges
+from jaxserve.server.schema.sampling import SamplerFields, sampler_defaults, sampler_ranges
 from jaxserve.server.schema.unsupported import IGNORED_HEADER
 
 _SCHEMAS = "#/components/schemas/{name}"
@@ -61,12 +61,14 @@ def _describe(struct: type[msgspec.Struct], properties: dict[str, Any], limits: 
     if issubclass(struct, SamplerFields):
         for name, words in sampler_ranges().items():
             properties[name] |= words
+        for name, default in sampler_defaults().items():
+            texts[name] = f"{texts[name]} Without it: {default}."
     for name, bounds in field_bounds(struct).items():
         for bound in bounds:
             properties[names[name]] |= bound.keywords(limits)
-        raised_by = [bound.words(limits) for bound in bounds if bound.flag is not None]
-        if raised_by:
-            texts[name] = f"{texts.get(name, '')} Limit: {', '.join(raised_by)}.".strip()
+        flags = [f"`{bound.flag}`" for bound in bounds if bound.flag is not None]
+        if flags:
+            texts[name] = f"{texts.get(name, '')} Limit: {', '.join(flags)}.".strip()
     for name, text in texts.items():
         properties[names[name]]["description"] = text
 

@@ -22,7 +22,7 @@ class ChatRequest(CommonFields, kw_only=True):
     max_tokens: Annotated[int | None, Bound("value", 1)] = None
     """The older name of `max_completion_tokens`."""
     max_completion_tokens: Annotated[int | None, Bound("value", 1)] = None
-    """Most tokens to generate, reasoning among them; goes before `max_tokens`."""
+    """Most tokens to generate, reasoning among them; goes before `max_tokens`. Without either: as many as fit."""
     logprobs: bool | None = None
     """Log-probabilities of the reply's tokens."""
     top_logprobs: Annotated[int | None, Bound("value", 0, "max_top_logprobs")] = None
@@ -30,11 +30,11 @@ class ChatRequest(CommonFields, kw_only=True):
     tools: Annotated[list[ToolDefinition] | None, Bound("items", 0, "max_tools")] = None
     """Functions that the model may call."""
     tool_choice: ToolChoice | None = None
-    """`none`, `auto`, `required`, or an object that names a function; the last two force a call whose arguments obey the function's schema."""
+    """`none`, `auto`, `required`, or an object that names a function; the last two force a call whose arguments obey the function's schema. Without it: `auto`."""
     parallel_tool_calls: bool | None = None
     """False: at most one call in a reply."""
     reasoning_effort: ReasoningEffort | None = None
-    """Handed to the chat template; `none` asks for no reasoning."""
+    """Handed to the chat template, which must know it; `none` asks for no reasoning."""
     thinking_token_budget: Annotated[int | None, Bound("value", 1, 2**31 - 1)] = None
     """Reasoning is ended after so many tokens."""
     include_reasoning: bool | None = None
@@ -42,7 +42,7 @@ class ChatRequest(CommonFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the chat template."""
     add_generation_prompt: bool | None = None
-    """Whether the prompt ends with the begin of an assistant's message."""
+    """Whether the prompt ends with the begin of an assistant's message. Without it: it does."""
     continue_final_message: bool | None = None
     """The reply continues the last message, which is the assistant's."""
     documents: list[dict[str, Any]] | None = None

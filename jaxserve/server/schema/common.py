@@ -46,11 +46,11 @@ class GenerationFields(SamplerFields, kw_only=True):
     include_stop_str_in_output: bool | None = None
     """Whether the reply has the text or token that ended it."""
     skip_special_tokens: bool | None = None
-    """Whether special tokens are left out of the text."""
+    """Whether special tokens are left out of the text. Without it: they are."""
     stream: bool | None = None
     """Send the reply as server-sent events while it is generated."""
     priority: Annotated[int | None, Bound("value", -(2**31), 2**31 - 1)] = None
-    """Requests with a lower number are served first."""
+    """Requests with a lower number are served first. Without it: 0."""
     cache_salt: Annotated[str | None, Bound("characters", 1, MAX_SALT_CHARS)] = None
     """Computed prompts are shared only with requests of the same salt."""
     request_id: Annotated[str | None, Bound("characters", 1, MAX_REQUEST_ID_CHARS)] = None
@@ -63,9 +63,9 @@ class CommonFields(GenerationFields, kw_only=True):
     """What both completion endpoints take."""
 
     max_tokens: Annotated[int | None, Bound("value", 0)] = None
-    """Most tokens to generate."""
+    """Most tokens to generate. Without it: 16."""
     n: Annotated[int | None, Bound("value", 1, "max_choices")] = None
-    """Replies to each prompt, which share its computation."""
+    """Replies to each prompt, which share its computation. Without it: 1."""
     prompt_logprobs: Annotated[int | None, Bound("value", 0, "max_top_logprobs")] = None
     """Log-probabilities of the prompt's tokens, and of so many most likely ones in the place of each; not with `stream`."""
     stream_options: StreamOptions | None = None

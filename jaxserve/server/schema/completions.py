@@ -28,7 +28,7 @@ class CompletionRequest(CommonFields, kw_only=True):
     best_of: int | None = None
     """Only as many as `n`: the server does not choose among candidates."""
     add_special_tokens: bool | None = None
-    """Whether a prompt that is text gets the tokenizer's begin token."""
+    """Whether a prompt that is text gets the tokenizer's begin token. Without it: it does."""
 
     @property
     def num_top_logprobs(self) -> int | None:

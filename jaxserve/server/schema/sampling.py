@@ -78,6 +78,12 @@ def sampler_ranges() -> dict[str, dict[str, Any]]:
     }
 
 
+def sampler_defaults() -> dict[str, Any]:
+    """What numbers are where a request does not give them; a seed is drawn."""
+    values = msgspec.structs.asdict(SamplingParams())
+    return {name: values[name] for name in COLUMNS if isinstance(values[name], int | float) and name != "seed"}
+
+
 def sampling_params(
     request: SamplerFields,
     *,

@@ -10,10 +10,11 @@ import pytest
 
 from jaxserve.config import LimitsConfig
 from jaxserve.server.app import collect_routes
-from jaxserve.server.docs_page import docs_page, type_text
+from jaxserve.server.docs_page import docs_page
 from jaxserve.server.openapi import openapi_document
 from jaxserve.server.routes import Route
 from jaxserve.server.schema.descriptions import field_descriptions
+from jaxserve.server.schema_words import range_text, type_text
 from tests.unit.server.conftest import Api
 
 ROUTES = tuple(collect_routes())
@@ -78,7 +79,7 @@ def test_a_field_of_the_sampler_is_described_where_it_is_defined() -> None:
 def test_ranges_are_told_as_they_are_checked() -> None:
     fields = SCHEMAS["ChatRequest"]["properties"]
     assert (fields["n"]["minimum"], fields["n"]["maximum"]) == (1, 128)
-    assert fields["n"]["description"].endswith("Limit: 1 to 128 (--max-choices).")
+    assert fields["n"]["description"].endswith("Limit: `--max-choices`.")
     assert (fields["stop"]["maxItems"], fields["stop"]["items"]) == (16, {"minLength": 1, "maxLength": 1024})
     assert (fields["top_p"]["exclusiveMinimum"], fields["top_p"]["maximum"]) == (0, 1)
     assert fields["top_k"]["minimum"] == -1
@@ -115,6 +116,16 @@ def test_texts_of_the_page_are_escaped() -> None:
     )
     assert "&lt;b&gt; &amp; <code>x</code>" in page
     assert "<t>" not in page
+
+
+def test_ranges_read_as_words() -> None:
+    fields = SCHEMAS["ChatRequest"]["properties"]
+    assert range_text(fields["n"]) == "1 to 128"
+    assert range_text(fields["top_p"]) == "more than 0 to 1"
+    assert range_text(fields["stop"]) == "0 to 16 items, 1 to 1024 characters"
+    assert range_text(fields["seed"]) == "-2^63 to 2^63 - 1"
+    assert range_text(fields["max_tokens"]) == "at least 1"
+    assert range_text(fields["model"]) == ""
 
 
 def test_types_read_as_words() -> None:
