@@ -227,7 +227,7 @@ def test_public_options_are_those_of_the_engine_with_its_defaults() -> None:
     names = {field.name for field in dataclasses.fields(SamplingParams)}
     assert COLUMNS.keys() | {"ignore_eos", "stop_token_ids", "max_tokens"} <= names
     assert names <= {field.name for field in msgspec.structs.fields(CompletionRequest)}
-    request = msgspec.convert(SamplingParams().request_fields(), CompletionRequest)
+    request = msgspec.convert(SamplingParams().request_fields() | {"prompt": "x"}, CompletionRequest)
     made = sampling_params(request, max_tokens=16, seed=0, num_top_logprobs=None, vocab_size=VOCAB)
     assert made == EngineParams()
 
