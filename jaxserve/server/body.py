@@ -18,7 +18,7 @@ from jaxserve.server.state import STATE
 T = TypeVar("T", bound=msgspec.Struct)
 
 _MAX_HEADER_CHARS = 1024
-_IGNORED = web.RequestKey("ignored_fields", list)
+_IGNORED: web.RequestKey[list[str]] = web.RequestKey("ignored_fields", list)
 
 
 async def read_body(http: web.Request, struct: type[T]) -> T:
@@ -48,8 +48,13 @@ async def read_body(http: web.Request, struct: type[T]) -> T:
     return request
 
 
+def ignored_fields(http: web.Request) -> list[str]:
+    """Names of the fields of the body that are unknown."""
+    return http.get(_IGNORED, [])
+
+
 def add_ignored_header(http: web.Request, response: web.StreamResponse) -> None:
     """Name the fields of the body that had no effect."""
-    names = [name for name in http.get(_IGNORED, ()) if name.isascii() and name.isprintable()]
+    names = [name for name in ignored_fields(http) if name.isascii() and name.isprintable()]
     if names:
         response.headers[IGNORED_HEADER] = ",".join(names)[:_MAX_HEADER_CHARS]

@@ -9,7 +9,7 @@ import time
 from aiohttp import web
 
 from jaxserve.errors import InvalidRequestError, RequestError, ResponseNotFoundError
-from jaxserve.server.body import read_body
+from jaxserve.server.body import ignored_fields, read_body
 from jaxserve.server.chat_job import make_chat_job
 from jaxserve.server.errors import hide_internal_error
 from jaxserve.server.generation import Job, answer, collect, generating
@@ -28,7 +28,7 @@ from jaxserve.server.schema.response_events import ResponseEvent
 from jaxserve.server.schema.response_input import read_input
 from jaxserve.server.schema.response_items import Item
 from jaxserve.server.schema.response_object import DeletedResponse, ItemList, ReasoningEcho, ResponseObject
-from jaxserve.server.schema.responses import ResponsesRequest, TextFormat, TextOptions, check_responses
+from jaxserve.server.schema.responses import ResponsesRequest, TextFormat, TextOptions, check_moved, check_responses
 from jaxserve.server.schema.unsupported import refuse
 from jaxserve.server.state import STATE, ServerState
 
@@ -37,6 +37,7 @@ async def create_response(http: web.Request) -> web.StreamResponse:
     state = http.app[STATE]
     request = await read_body(http, ResponsesRequest)
     adopt_request_id(http, request.request_id)
+    check_moved(ignored_fields(http))
     check_responses(request, state.limits)
     state.require_model(request.model)
     facts = state.client.require_generation()
@@ -47,14 +48,14 @@ async def create_response(http: web.Request) -> web.StreamResponse:
         room.enter_context(state.client.admission(1))
         with renamed(NAMES):
             job = await make_chat_job(state, facts, chat)
-        reply = _reply(state, request, _response(state, request, job), given)
+        reply = _reply(state, request, _response(state, request, job), given, chat.num_top_logprobs)
         if request.background:
             return json_reply(_start(state, job, reply, room.pop_all()))
         return await _answer(http, chat, job, reply)
 
 
 async def retrieve_response(http: web.Request) -> web.StreamResponse:
-    _check_query(http)
+    _query(http)
     return json_reply((await _stored(http)).response)
 
 
@@ -75,8 +76,8 @@ async def delete_response(http: web.Request) -> web.StreamResponse:
 
 
 async def list_input_items(http: web.Request) -> web.StreamResponse:
-    _check_query(http, "after", "limit", "order")
-    return json_reply(page_of((await _stored(http)).input, **http.query))
+    query = _query(http, "after", "limit", "order")
+    return json_reply(page_of((await _stored(http)).input, **query))
 
 
 async def _answer(http: web.Request, chat: ChatRequest, job: Job, reply: ResponseReply) -> web.StreamResponse:
@@ -121,11 +122,12 @@ def _found(http: web.Request, stored: StoredResponse | None) -> StoredResponse:
     return stored
 
 
-def _check_query(http: web.Request, *names: str) -> None:
-    """Refuse what would have to be honoured."""
+def _query(http: web.Request, *names: str) -> dict[str, str]:
+    """What the URL says of these names. Refuses others, which would have to be honoured."""
     for name, value in http.query.items():
         if name not in names and value != "false":
-            raise refuse(name.removesuffix("[]"))
+            raise refuse(shorten(name.removesuffix("[]"))[1:-1])
+    return {name: http.query[name] for name in names if name in http.query}
 
 
 def _response(state: ServerState, request: ResponsesRequest, job: Job) -> ResponseObject:
@@ -157,14 +159,19 @@ def _response(state: ServerState, request: ResponsesRequest, job: Job) -> Respon
     )
 
 
-def _reply(state: ServerState, request: ResponsesRequest, response: ResponseObject, given: list[Item]) -> ResponseReply:
+def _reply(
+    state: ServerState,
+    request: ResponsesRequest,
+    response: ResponseObject,
+    given: list[Item],
+    num_top_logprobs: int | None,
+) -> ResponseReply:
     store = state.responses.store
 
     def keep(current: ResponseObject, is_first: bool) -> None:
         if request.is_stored and (is_first or current.id in store):  # else it was deleted meanwhile
             store.put(StoredResponse(current, given))
 
-    num_top_logprobs = (request.top_logprobs or 0) if request.wants_logprobs else None
     return ResponseReply(response, state.tokenization, num_top_logprobs=num_top_logprobs, keep=keep)
 
 

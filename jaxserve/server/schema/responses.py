@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -19,6 +20,15 @@ from jaxserve.server.schema.unsupported import refuse
 LOGPROBS: Final = "message.output_text.logprobs"
 _INCLUDED: Final = (LOGPROBS, "reasoning.encrypted_content")
 """The second asks for reasoning that can be sent back: it is, in the clear, with or without."""
+_MOVED: Final = {
+    "logprobs": f"see `include`, '{LOGPROBS}'",
+    "max_completion_tokens": "see `max_output_tokens`",
+    "max_tokens": "see `max_output_tokens`",
+    "messages": "see `input`",
+    "n": "a request has one response",
+    "prompt_logprobs": "log-probabilities are of the output",
+    "response_format": "see `text.format`",
+}
 _TOOL_OPTIONS: Final = ("defer_loading", "output_schema", "allowed_callers", "is_async")
 _MAX_PAIRS: Final = 16
 _MAX_KEY_CHARS: Final = 64
@@ -35,7 +45,7 @@ class FunctionTool(msgspec.Struct, kw_only=True, omit_defaults=True):
     parameters: dict[str, Any] | None = None
     """A JSON schema."""
     strict: bool | None = None
-    """Arguments are held to the schema when `tool_choice` forces a call, and only then may this be true."""
+    """True: arguments are held to the schema, whether or not `tool_choice` forces the call."""
     defer_loading: bool | None = None
     output_schema: dict[str, Any] | None = None
     allowed_callers: list[str] | None = None
@@ -127,6 +137,15 @@ class ResponsesRequest(GenerationFields, kw_only=True):
     @property
     def wants_logprobs(self) -> bool:
         return LOGPROBS in (self.include or ())
+
+
+def check_moved(names: Iterable[str]) -> None:
+    """Refuse fields of chat completions that the responses API calls otherwise, or does not have."""
+    for name in names:
+        if name in _MOVED:
+            raise UnsupportedParameterError(
+                f"Unsupported parameter: '{name}' is not of the responses API: {_MOVED[name]}.", param=name
+            )
 
 
 def check_responses(request: ResponsesRequest, limits: LimitsConfig) -> None:

@@ -70,6 +70,7 @@ def image(kind: str) -> dict[str, Any]:
     [
         ({"input": None}, "input"),
         ({"conversation": "conv_1"}, "conversation"),
+        *(({name: 1}, name) for name in ("max_tokens", "messages", "n", "logprobs", "response_format")),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"context_management": [{"type": "compaction"}]}, "context_management"),
         ({"truncation": "auto"}, "truncation"),
@@ -118,7 +119,7 @@ def image(kind: str) -> dict[str, Any]:
 async def test_what_cannot_be_done_is_refused_by_its_name(api: Api, fields: dict[str, Any], param: str) -> None:
     status, reply = await api.post(PATH, {"input": "Hi"} | fields)
     assert (status, reply["error"]["param"]) == (400, param), reply
-    assert "messages" not in reply["error"]["message"]
+    assert param == "messages" or "messages" not in reply["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -158,6 +159,43 @@ async def test_log_probabilities_are_those_of_the_text(api: Api) -> None:
     assert [entry["token"] for entry in part["logprobs"]] == list("Hey")
     assert all(len(entry["top_logprobs"]) == 2 for entry in part["logprobs"])
     assert bytes(part["logprobs"][0]["bytes"]) == b"H"
+
+
+@pytest.mark.parametrize(
+    ("query", "texts", "has_more"),
+    [
+        ("", "dcba", False),
+        ("limit=2", "dc", True),
+        ("limit=2&after=m_c", "ba", False),
+        ("order=asc&limit=1&limit=3&stream=false", "a", True),
+        ("order=asc&after=m_d", "", False),
+    ],
+)
+async def test_items_are_listed_page_by_page(api: Api, query: str, texts: str, has_more: bool) -> None:
+    items = [{"id": f"m_{text}", "role": "user", "content": text} for text in "abcd"]
+    (_, reply), _ = await asyncio.gather(api.post(PATH, {"input": items}), play(api, [[EOS]], finish_reason="stop"))
+    async with api.http.get(f"{PATH}/{reply['id']}/input_items?{query}") as response:
+        page = await response.json()
+    assert [item["content"] for item in page["data"]] == [[{"type": "input_text", "text": text}] for text in texts]
+    ids_of_page = [f"m_{text}" for text in texts] or [None]
+    assert (page["first_id"], page["last_id"], page["has_more"]) == (ids_of_page[0], ids_of_page[-1], has_more)
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=101", "limit=x", "limit=\u00b2", "order=up", "after=x", "before=x"]
+)
+async def test_pages_that_do_not_exist_are_refused(api: Api, query: str) -> None:
+    (_, reply), _ = await asyncio.gather(api.post(PATH, {"input": "Hi"}), play(api, [[EOS]], finish_reason="stop"))
+    async with api.http.get(f"{PATH}/{reply['id']}/input_items?{query}") as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["param"] == query.partition("=")[0]
+
+
+async def test_listed_tokens_are_told_in_the_place_of_the_most_likely(api: Api) -> None:
+    body = {"input": "Hi", "include": LOGPROBS, "logprob_token_ids": [5, 6, 7]}
+    (_, reply), _ = await asyncio.gather(api.post(PATH, body), play(api, [ids(api, "He")]))
+    (part,) = reply["output"][0]["content"]
+    assert [len(entry["top_logprobs"]) for entry in part["logprobs"]] == [3, 3]
 
 
 @pytest.mark.parametrize("query", ["stream=true", "include[]=x", "starting_after=3", "starting_after=0"])
