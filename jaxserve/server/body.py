@@ -18,7 +18,7 @@ from jaxserve.server.state import STATE
 T = TypeVar("T", bound=msgspec.Struct)
 
 _MAX_HEADER_CHARS = 1024
-_IGNORED: web.RequestKey[list[str]] = web.RequestKey("ignored_fields", list)
+_IGNORED = web.RequestKey("ignored_fields", list)
 
 
 async def read_body(http: web.Request, struct: type[T]) -> T:
@@ -50,7 +50,8 @@ async def read_body(http: web.Request, struct: type[T]) -> T:
 
 def ignored_fields(http: web.Request) -> list[str]:
     """Names of the fields of the body that are unknown."""
-    return http.get(_IGNORED, [])
+    names: list[str] = http.get(_IGNORED, [])
+    return names
 
 
 def add_ignored_header(http: web.Request, response: web.StreamResponse) -> None:
