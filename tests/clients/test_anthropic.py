@@ -62,6 +62,10 @@ def test_replies_are_parsed(client: anthropic.Anthropic) -> None:
     assert isinstance(message.parsed_output, City)
 
 
+def test_the_served_model_is_listed(client: anthropic.Anthropic) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+
+
 def test_async_client_and_token_of_a_bearer(smollm2: Server) -> None:
     async def ask() -> list[Any]:
         async with anthropic.AsyncAnthropic(base_url=smollm2.url, auth_token=API_KEY, max_retries=0) as opened:
