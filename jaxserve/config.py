@@ -68,6 +68,13 @@ class ModelConfig:
         "else last for decoders and mean for encoders",
     )
 
+    def check_generates(self) -> None:
+        """Raise ConfigError for what only an engine that embeds can do."""
+        if self.task == "embed":
+            raise ConfigError("--task embed: plans and programs made ahead are for servers that generate")
+        if self.pooling != "auto":
+            raise ConfigError(f"--pooling {self.pooling}: only for servers that embed (--task embed)")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheConfig:

@@ -13,8 +13,10 @@ from jaxserve.errors import CheckpointError, ConfigError
 
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<file>[^:]+\.gguf))?", re.ASCII)
 
-_DIRECTORY_PATTERNS = ["model*.safetensors", "*.json", "tokenizer*", "*.jinja"]
-"""What a safetensors model needs: no pickle, no second copy of the weights, nothing from subdirectories."""
+_DIRECTORY_PATTERNS = ["model*.safetensors", "*.json", "tokenizer*", "vocab.txt", "*.jinja"]
+"""What a safetensors model needs: no pickle, no second copy of the weights."""
+_IGNORED_PATTERNS = ["[!0-9]*/*", "[0-9][!_]*/*"]
+"""Subdirectories, but those of sentence-transformers' modules, such as `1_Pooling`: a `*` matches slashes, too."""
 _CONFIG_PATTERNS = ["config.json", "generation_config.json"]
 """What describes a safetensors model."""
 
@@ -74,7 +76,7 @@ def _download(repository: str, revision: str | None, patterns: list[str], progre
                 repository,
                 revision=revision,
                 allow_patterns=patterns,
-                ignore_patterns=[] if "/" in patterns[0] else ["*/*"],
+                ignore_patterns=[] if "/" in patterns[0] else _IGNORED_PATTERNS,
             )
         return Path(snapshot)
     except hub_errors.GatedRepoError as error:

@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; the exit code says whether it fits."""
     config = config_from_flags(arguments)
+    config.model.check_generates()
     device = find_device(arguments.device, _device_memory(arguments.device_memory))
     with _only_errors():  # what the engine would warn of stands in the notes
         plan = _make_plan(config, device, arguments)

@@ -99,7 +99,7 @@ def build_executor(
             return FakeEmbeddingExecutor(spec.config, spec.fake)
         return FakeExecutor.start(spec.config, spec.fake)
     path = Path(spec.model_path)
-    if resolve_task(spec.config.model.task, path) == "embed":
+    if resolve_task(spec.config.model, path) == "embed":
         from jaxserve.executor import embedding  # here, so that a fake engine needs no jax
 
         clock.add("engine", process_start_s())

@@ -30,6 +30,7 @@ def precompile(
 
     settings: what `config` was made of, for the manifest. Raises StartupError in one line.
     """
+    config.model.check_generates()
     directory.mkdir(parents=True, exist_ok=True)
     cache = ProgramCache(directory)
     if cache.directory is None:

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from safetensors.flax import load_file, save_file
 
+from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.executor.embedding import LocalEmbeddingExecutor
+from jaxserve.executor.precompile import precompile
 from jaxserve.executor.task import resolve_task
 from jaxserve.ipc.messages import Abort, EmbeddingFacts
 from tests.engine.embedding_engine import EmbeddingEngine, text
@@ -169,11 +171,22 @@ def test_settings_that_cannot_be_are_refused_before_anything_is_loaded(settings:
 
 
 def test_the_task_follows_from_the_model() -> None:
-    assert resolve_task("auto", BERT.path) == "embed"
-    assert resolve_task("auto", DATA / "llama3_tiny") == "generate"
-    assert resolve_task("embed", DATA / "llama3_tiny") == "embed"
+    def resolved(path: Path, **settings: Any) -> str:
+        return resolve_task(ModelConfig(model="any", **settings), path)
+
+    assert resolved(BERT.path) == "embed"
+    assert resolved(DATA / "llama3_tiny") == "generate"
+    assert resolved(DATA / "llama3_tiny", task="embed", pooling="mean") == "embed"
     with pytest.raises(ConfigError, match="--task generate: this model is an encoder"):
-        resolve_task("generate", BERT.path)
+        resolved(BERT.path, task="generate")
+    with pytest.raises(ConfigError, match="--pooling mean: only for servers that embed"):
+        resolved(DATA / "llama3_tiny", pooling="mean")
+
+
+def test_nothing_is_compiled_ahead_for_an_engine_that_embeds(tmp_path: Path) -> None:
+    config = Config(model=ModelConfig(model="any", task="embed"))
+    with pytest.raises(ConfigError, match="--task embed: plans and programs made ahead are for servers that generate"):
+        precompile(config, DATA / "llama3_tiny", tmp_path, {}, lambda *_: None)
 
 
 def test_an_executor_starts_without_modules_json(tmp_path: Path) -> None:

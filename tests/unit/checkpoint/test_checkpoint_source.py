@@ -10,6 +10,7 @@ import httpx2
 import huggingface_hub
 import pytest
 from huggingface_hub import errors as hub_errors
+from huggingface_hub.utils import filter_repo_objects
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 
 from jaxserve.checkpoint.source import resolve
@@ -80,8 +81,8 @@ def test_hub_id_fetches_safetensors_and_text_only(hub: FakeHub) -> None:
             "repository": "owner/name",
             "bars": True,
             "revision": "v1.0",
-            "allow_patterns": ["model*.safetensors", "*.json", "tokenizer*", "*.jinja"],
-            "ignore_patterns": ["*/*"],
+            "allow_patterns": ["model*.safetensors", "*.json", "tokenizer*", "vocab.txt", "*.jinja"],
+            "ignore_patterns": ["[!0-9]*/*", "[0-9][!_]*/*"],
         }
     ]
 
@@ -89,6 +90,18 @@ def test_hub_id_fetches_safetensors_and_text_only(hub: FakeHub) -> None:
 def test_without_weights_only_the_config_of_a_hub_id_is_fetched(hub: FakeHub) -> None:
     assert resolve("owner/name", weights=False) == hub.snapshot
     assert hub.calls[0]["allow_patterns"] == ["config.json", "generation_config.json"]
+
+
+def test_of_a_repository_the_model_and_its_pooling_are_fetched_and_no_second_copy(hub: FakeHub) -> None:
+    (hub.snapshot / "model.safetensors").touch()
+    resolve("owner/name")
+    files = ["config.json", "model.safetensors", "modules.json", "vocab.txt", "1_Pooling/config.json"]
+    others = ["pytorch_model.bin", "onnx/config.json", "original/model.safetensors", "16bit/tokenizer.json"]
+    call = hub.calls[0]
+    fetched = filter_repo_objects(
+        files + others, allow_patterns=call["allow_patterns"], ignore_patterns=call["ignore_patterns"]
+    )
+    assert list(fetched) == files
 
 
 def test_hub_file_fetches_that_file_only(hub: FakeHub) -> None:
@@ -187,7 +200,7 @@ FAILURES: dict[str, tuple[Callable[[], Exception], str]] = {
     ),
     "file gone": (
         lambda: http_error(hub_errors.RemoteEntryNotFoundError, 404),
-        "the repository has none of the files model*.safetensors, *.json, tokenizer*, *.jinja",
+        "the repository has none of the files model*.safetensors, *.json, tokenizer*, vocab.txt, *.jinja",
     ),
     "disk full": (
         lambda: OSError(28, "No space left on device"),

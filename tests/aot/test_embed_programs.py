@@ -1,0 +1,57 @@
+"""Programs that embed, compiled by the compilers of accelerators that are not there: of a decoder and of an encoder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from jaxserve.layers.numerics import plain
+from jaxserve.models.config import EncoderConfig
+from jaxserve.models.skeleton import make_encoder_skeleton, make_skeleton
+from jaxserve.runner.inputs import Program
+from jaxserve.runner.steps import lower_embedding
+from jaxserve.sharding.mesh import make_sharding
+from tests.aot.devices import H200, V6E, Target
+from tests.aot.test_step_programs import PAGE_SIZE, SMALL
+
+pytestmark = [pytest.mark.aot, pytest.mark.slow]
+
+MINILM = EncoderConfig(30522, 384, 1536, 12, 6, 512, 2, 1e-12)
+BFLOAT16 = plain(jnp.dtype("bfloat16"))
+TARGETS = [pytest.param(H200, "mosaic_gpu", id="h200"), pytest.param(V6E, "mosaic_tpu", id="v6e")]
+
+
+def require_compiler(target: Target) -> None:
+    if not target.has_compiler:
+        pytest.skip(f"{target.compiler} is not installed: nothing compiled for {target.platform} (make kernels-check)")
+
+
+@pytest.mark.parametrize(("target", "backend"), TARGETS)
+def test_a_decoder_keeps_its_pages_in_place(target: Target, backend: Any) -> None:
+    require_compiler(target)
+    sharding = make_sharding(SMALL, 1, target.devices(1))
+    skeleton = make_skeleton(SMALL, replace(BFLOAT16, backend=backend))
+    shape = (SMALL.num_layers, 1024, SMALL.num_kv_heads, PAGE_SIZE, SMALL.head_dim)
+    program = Program("embed", 512, 32, 32, 0)
+    step = lower_embedding(skeleton, sharding, program, "last", shape, jnp.dtype("bfloat16")).compile()
+    memory = step.memory_analysis()
+    assert memory is not None
+    assert memory.alias_size_in_bytes == 2 * 2 * prod(shape)
+    assert memory.temp_size_in_bytes < 2 * prod(shape) // SMALL.num_layers
+
+
+@pytest.mark.parametrize(("target", "backend"), TARGETS)
+def test_an_encoder_needs_room_for_a_block_of_queries_not_for_all_pairs(target: Target, backend: Any) -> None:
+    require_compiler(target)
+    num_tokens = 4096
+    skeleton = make_encoder_skeleton(MINILM, BFLOAT16)
+    sharding = make_sharding(MINILM, 1, target.devices(1))
+    program = Program("embed", num_tokens, 256, 0, 0)
+    step = lower_embedding(skeleton, sharding, program, "mean", None, jnp.dtype("bfloat16")).compile()
+    memory = step.memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < MINILM.num_heads * num_tokens**2 // 4
