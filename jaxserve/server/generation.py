@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from jaxserve.server.request_id import request_id_of
 from jaxserve.server.schema.common import CommonFields, resolve_max_tokens
 from jaxserve.server.schema.sampling import sampling_params
 from jaxserve.server.schema.structured import NamedGrammar, requested_grammar
+from jaxserve.server.schema.timing import RequestTiming
 from jaxserve.server.schema.usage import Usage, make_usage
 from jaxserve.server.seeds import child_seed
 from jaxserve.server.sse import EventStream, Framing, frame
@@ -59,6 +61,21 @@ class Job:
             num_completion=sum(choice.num_tokens for choice in self.choices),
             num_cached=sum(choice.num_cached_tokens for choice in firsts),
             num_reasoning=sum(choice.num_reasoning_tokens for choice in self.choices),
+        )
+
+    def timing(self) -> RequestTiming:
+        """What it took so far."""
+        begin_s = min(choice.submitted_s for choice in self.choices)
+        first_s = min(
+            (choice.first_token_s for choice in self.choices if choice.first_token_s is not None), default=None
+        )
+        num_more = sum(choice.num_tokens for choice in self.choices) - 1
+        decode_s = 0.0 if first_s is None else max(choice.last_token_s for choice in self.choices) - first_s
+        return RequestTiming(
+            queue_seconds=min((choice.queue_s for choice in self.choices if choice.queue_s is not None), default=None),
+            time_to_first_token_seconds=None if first_s is None else first_s - begin_s,
+            total_seconds=time.monotonic() - begin_s,
+            tokens_per_second=num_more / decode_s if num_more > 0 and decode_s > 0 else None,
         )
 
 

@@ -64,6 +64,11 @@ class ChoiceStream:
         self.is_finished = False
         self.is_prompt_only = False
         """Nothing is to be generated: the token that the engine makes all the same is dropped."""
+        self.submitted_s = time.monotonic()
+        self.first_token_s: float | None = None
+        self.last_token_s = self.submitted_s
+        self.queue_s: float | None = None
+        """From arrival in the engine to the first step."""
         self._detokenizer = detokenizer
         self._parser = parser
         self._max_calls = sys.maxsize if max_calls is None else max_calls
@@ -77,10 +82,6 @@ class ChoiceStream:
         self._content = ContentTokens()
         self._prompt_scores: list[TokenLogprobs] = []
         self._has_told_prompt = request.sampling.num_prompt_logprobs is None
-        self._submitted = time.monotonic()
-        self._first_token: float | None = None
-        self._last_token = self._submitted
-        self._queue_seconds: float | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -211,37 +212,37 @@ class ChoiceStream:
         if not output.token_ids:
             return
         now = time.monotonic()
-        if self._first_token is None:
-            self._first_token = now
-            self._queue_seconds = output.queue_seconds
-            self._metrics.observe("time_to_first_token_seconds", now - self._submitted)
+        if self.first_token_s is None:
+            self.first_token_s = now
+            self.queue_s = output.queue_seconds
+            self._metrics.observe("time_to_first_token_seconds", now - self.submitted_s)
         else:
-            self._metrics.observe("inter_token_latency_seconds", (now - self._last_token) / len(output.token_ids))
-        self._last_token = now
+            self._metrics.observe("inter_token_latency_seconds", (now - self.last_token_s) / len(output.token_ids))
+        self.last_token_s = now
 
     def _record_end(self, output: RequestOutput, reason: str) -> None:
         self.is_finished = True
         metrics, now = self._metrics, time.monotonic()
         metrics.inc("request_success", finished_reason=reason)
-        metrics.observe("e2e_request_latency_seconds", now - self._submitted)
+        metrics.observe("e2e_request_latency_seconds", now - self.submitted_s)
         metrics.observe("request_prompt_tokens", self.num_prompt_tokens)
         metrics.observe("request_generation_tokens", self.num_tokens)
         metrics.observe("request_params_max_tokens", self.request.sampling.max_tokens)
         metrics.observe("request_num_preemptions", output.num_preemptions)
         metrics.inc("prompt_tokens_cached", self.num_cached_tokens)
-        if self._first_token is None:
+        if self.first_token_s is None:
             return
         num_computed = self.num_prompt_tokens - self.num_cached_tokens
         metrics.inc("prompt_tokens_by_source", num_computed, source="local_compute")
         metrics.inc("prompt_tokens_by_source", self.num_cached_tokens, source="local_cache_hit")
-        decode_s = self._last_token - self._first_token
+        decode_s = self.last_token_s - self.first_token_s
         metrics.observe("request_decode_time_seconds", decode_s)
         metrics.observe("request_prefill_kv_computed_tokens", num_computed)
         if self.num_tokens > 1:
             metrics.observe("request_time_per_output_token_seconds", decode_s / (self.num_tokens - 1))
-        if self._queue_seconds is not None:
-            prefill_s = max(0.0, self._first_token - self._submitted - self._queue_seconds)
-            metrics.observe("request_queue_time_seconds", self._queue_seconds)
+        if self.queue_s is not None:
+            prefill_s = max(0.0, self.first_token_s - self.submitted_s - self.queue_s)
+            metrics.observe("request_queue_time_seconds", self.queue_s)
             metrics.observe("request_prefill_time_seconds", prefill_s)
             metrics.observe("request_inference_time_seconds", prefill_s + decode_s)
 

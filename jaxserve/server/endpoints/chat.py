@@ -11,7 +11,7 @@ from aiohttp import web
 from jaxserve.server.body import read_body
 from jaxserve.server.chat_job import make_chat_job
 from jaxserve.server.deltas import MessageDeltas, message_of
-from jaxserve.server.generation import answer
+from jaxserve.server.generation import Job, answer
 from jaxserve.server.logprobs import chat_logprobs, prompt_logprobs
 from jaxserve.server.request_id import adopt_request_id
 from jaxserve.server.routes import Route
@@ -26,6 +26,7 @@ from jaxserve.server.schema.chat import (
     check_chat,
 )
 from jaxserve.server.schema.common import PromptLogprob
+from jaxserve.server.schema.timing import RequestTiming
 from jaxserve.server.schema.tools import named_function
 from jaxserve.server.schema.usage import Usage
 from jaxserve.server.sse import Framing
@@ -43,15 +44,16 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     facts = state.client.require_generation()
     with state.client.admission(request.num_choices):
         job = await make_chat_job(state, facts, request)
-        spelling = ChatFormat(request, state.model_name, state.fingerprint(facts), state.tokenization)
+        spelling = ChatFormat(request, job, state.model_name, state.fingerprint(facts), state.tokenization)
         return await answer(http, request, job, spelling)
 
 
 class ChatFormat:
     """Chunks and replies of one chat request, all with the same id and time."""
 
-    def __init__(self, request: ChatRequest, model: str, fingerprint: str, tokens: Tokenization) -> None:
+    def __init__(self, request: ChatRequest, job: Job, model: str, fingerprint: str, tokens: Tokenization) -> None:
         self._request = request
+        self._job = job
         self._tokenizer = tokens.tokenizer
         self._messages = [
             MessageDeltas(tokens.dialect.new_call_id, shows_reasoning=request.include_reasoning is not False)
@@ -86,7 +88,11 @@ class ChatFormat:
         return [self._chunk([choice], usage) for choice in choices]
 
     def closing(self, usage: Usage) -> list[msgspec.Struct]:
-        return [self._chunk([], usage)] if self._request.wants_usage else []
+        if not self._request.wants_usage and not self._request.return_metrics:
+            return []
+        chunk = self._chunk([], usage)
+        chunk.metrics = self._timing()
+        return [chunk]
 
     def reply(self, choices: list[list[Piece]], usage: Usage) -> msgspec.Struct:
         return ChatCompletion(
@@ -106,7 +112,11 @@ class ChatFormat:
             usage=usage,
             system_fingerprint=self._fingerprint,
             prompt_logprobs=self._prompt_logprobs(choices[0][0]),
+            metrics=self._timing(),
         )
+
+    def _timing(self) -> RequestTiming | msgspec.UnsetType:
+        return self._job.timing() if self._request.return_metrics else msgspec.UNSET
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None) -> ChatChunk:
         return ChatChunk(

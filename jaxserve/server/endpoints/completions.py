@@ -10,7 +10,7 @@ from aiohttp import web
 
 from jaxserve.ipc.messages import ModelFacts
 from jaxserve.server.body import read_body
-from jaxserve.server.generation import answer, answer_without_engine, grammar_of, make_job
+from jaxserve.server.generation import Job, answer, answer_without_engine, grammar_of, make_job
 from jaxserve.server.logprobs import completion_logprobs, prompt_logprobs
 from jaxserve.server.request_id import adopt_request_id
 from jaxserve.server.routes import Route
@@ -23,6 +23,7 @@ from jaxserve.server.schema.completions import (
     CompletionRequest,
     check_completion,
 )
+from jaxserve.server.schema.timing import RequestTiming
 from jaxserve.server.schema.usage import Usage, make_usage
 from jaxserve.server.sse import Framing
 from jaxserve.server.state import STATE, ServerState
@@ -44,31 +45,33 @@ async def completions(http: web.Request) -> web.StreamResponse:
         if request.echo:
             texts = [await _text(state, request, *pair) for pair in zip(prompts, token_ids, strict=True)]
             echoes = [text for text in texts for _ in range(request.num_choices)]
+        job = None
+        if not request.is_echo_only or request.num_prompt_logprobs is not None:
+            job = make_job(
+                state,
+                facts,
+                request,
+                token_ids,
+                asked_max_tokens=request.max_tokens,
+                default_max_tokens=DEFAULT_MAX_TOKENS,
+                num_top_logprobs=request.num_top_logprobs,
+                bad_words=await state.tokenization.encode_bad_words(request.bad_words),
+                param="prompt",
+                grammar=await grammar_of(state, request),
+            )
         spelling = CompletionFormat(
             request,
+            job,
             state.model_name,
             state.fingerprint(facts),
             state.tokenization.tokenizer,
             prompts=[ids for ids in token_ids for _ in range(request.num_choices)],
             echoes=echoes,
         )
-        if request.is_echo_only and request.num_prompt_logprobs is None:
-            pieces = [Piece(index, "", finish_reason="length") for index in range(len(echoes or ()))]
-            usage = make_usage(sum(map(len, token_ids)), 0, 0)
-            return await answer_without_engine(http, request, pieces, usage, spelling)
-        job = make_job(
-            state,
-            facts,
-            request,
-            token_ids,
-            asked_max_tokens=request.max_tokens,
-            default_max_tokens=DEFAULT_MAX_TOKENS,
-            num_top_logprobs=request.num_top_logprobs,
-            bad_words=await state.tokenization.encode_bad_words(request.bad_words),
-            param="prompt",
-            grammar=await grammar_of(state, request),
-        )
-        return await answer(http, request, job, spelling)
+        if job is not None:
+            return await answer(http, request, job, spelling)
+        pieces = [Piece(index, "", finish_reason="length") for index in range(len(echoes or ()))]
+        return await answer_without_engine(http, request, pieces, make_usage(sum(map(len, token_ids)), 0, 0), spelling)
 
 
 async def _encode(
@@ -97,6 +100,7 @@ class CompletionFormat:
     def __init__(
         self,
         request: CompletionRequest,
+        job: Job | None,
         model: str,
         fingerprint: str,
         tokenizer: Tokenizer,
@@ -105,6 +109,7 @@ class CompletionFormat:
         echoes: list[str] | None,
     ) -> None:
         self._request = request
+        self._job = job
         self._tokenizer = tokenizer
         self._id = f"cmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
@@ -133,7 +138,9 @@ class CompletionFormat:
         return [self._completion([choice], self._no_usage if usage is None else usage)]
 
     def closing(self, usage: Usage) -> list[msgspec.Struct]:
-        return [self._completion([], usage)] if self._request.wants_usage else []
+        if not self._request.wants_usage and not self._request.return_metrics:
+            return []
+        return [self._completion([], usage, self._timing())]
 
     def reply(self, choices: list[list[Piece]], usage: Usage) -> msgspec.Struct:
         return self._completion(
@@ -149,9 +156,20 @@ class CompletionFormat:
                 for index, pieces in enumerate(choices)
             ],
             usage,
+            self._timing(),
         )
 
-    def _completion(self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None) -> Completion:
+    def _timing(self) -> RequestTiming | msgspec.UnsetType:
+        if not self._request.return_metrics:
+            return msgspec.UNSET
+        return RequestTiming() if self._job is None else self._job.timing()
+
+    def _completion(
+        self,
+        choices: list[CompletionChoice],
+        usage: Usage | msgspec.UnsetType | None,
+        timing: RequestTiming | msgspec.UnsetType = msgspec.UNSET,
+    ) -> Completion:
         return Completion(
             id=self._id,
             created=self._created,
@@ -159,6 +177,7 @@ class CompletionFormat:
             choices=choices,
             system_fingerprint=self._fingerprint,
             usage=usage,
+            metrics=timing,
         )
 
     def _logprobs(self, pieces: list[Piece]) -> CompletionLogprobs | None:

@@ -12,6 +12,7 @@ from jaxserve.server.schema.bounds import Bound
 from jaxserve.server.schema.common import CommonFields, PromptLogprob, check_common, check_listed_logprobs
 from jaxserve.server.schema.conversation import ReasoningEffort, check_conversation
 from jaxserve.server.schema.messages import ChatMessage
+from jaxserve.server.schema.timing import RequestTiming
 from jaxserve.server.schema.tools import ToolChoice, ToolDefinition
 from jaxserve.server.schema.usage import Usage
 
@@ -137,6 +138,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     service_tier: None = None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
     """Only when it was asked for."""
+    metrics: RequestTiming | msgspec.UnsetType = msgspec.UNSET
+    """Only with `return_metrics`."""
 
 
 class DeltaFunction(msgspec.Struct, omit_defaults=True):
@@ -182,3 +185,5 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     """Absent unless `include_usage` asked for it."""
+    metrics: RequestTiming | msgspec.UnsetType = msgspec.UNSET
+    """Only with `return_metrics`."""

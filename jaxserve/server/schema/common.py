@@ -70,6 +70,8 @@ class CommonFields(GenerationFields, kw_only=True):
     """Log-probabilities of the prompt's tokens, and of so many most likely ones in the place of each; not with `stream`."""
     stream_options: StreamOptions | None = None
     """Only with `stream`."""
+    return_metrics: bool | None = None
+    """Whether the reply, or the chunk of the usage, tells what the request took, as `metrics`."""
     response_format: ResponseFormat | None = None
     """Holds the reply to JSON, or to a JSON schema."""
 

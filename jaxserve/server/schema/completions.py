@@ -11,6 +11,7 @@ from jaxserve.errors import InvalidRequestError
 from jaxserve.server.schema.bounds import Bound
 from jaxserve.server.schema.common import CommonFields, PromptLogprob, check_common, check_listed_logprobs
 from jaxserve.server.schema.inputs import texts_or_ids
+from jaxserve.server.schema.timing import RequestTiming
 from jaxserve.server.schema.unsupported import refuse
 from jaxserve.server.schema.usage import Usage
 
@@ -101,3 +102,5 @@ class Completion(msgspec.Struct, kw_only=True):
     """Changes when weights, precision, mesh or versions do."""
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     """In the chunks of a stream only where `include_usage` asked for it."""
+    metrics: RequestTiming | msgspec.UnsetType = msgspec.UNSET
+    """Only with `return_metrics`."""
