@@ -158,7 +158,7 @@ $(STAMPS)/aot: requirements/aot.lock | $(STAMPS)/dev
 	@touch $@
 
 # Client libraries want versions of their own: their environment has no jaxserve in it, the server runs in its own.
-clients-check: install ## client libraries (openai, anthropic, LangChain, LiteLLM, lm-eval, Node) against live servers
+clients-check: install $(STAMPS)/test-models ## client libraries (openai, anthropic, LangChain, LiteLLM, lm-eval, Node) against live servers
 	@$(MAKE) --no-print-directory VENV=$(CLIENTS_VENV) SERVER_PYTHON="$(abspath $(BIN)/python)" clients-tests
 
 clients-tests: $(STAMPS)/clients $(STAMPS)/node

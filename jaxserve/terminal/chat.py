@@ -54,7 +54,10 @@ class Chat:
                 self.screen.remark("\n(Ctrl-D ends the chat)")
             except RemoteError as error:
                 self.complain(str(error))
-            except (EOFError, LeaveError):
+            except EOFError:
+                self.screen.remark("")  # the shell's prompt begins a line
+                return
+            except LeaveError:
                 return
 
     def take(self, line: str) -> None:

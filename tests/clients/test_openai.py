@@ -131,6 +131,26 @@ def test_tool_calls_whole_and_streamed(tools: Server, is_parallel: bool) -> None
         assert client.chat.completions.create(**options | {"messages": history}).choices[0].message.content
 
 
+class Weather(pydantic.BaseModel):
+    """The arguments of a strict function."""
+
+    city: str
+    note: str
+
+
+def test_strict_functions_are_parsed(tools: Server) -> None:
+    options: Any = {"model": "tiny", "messages": QUESTION, "parallel_tool_calls": False, "max_tokens": 600}
+    options["tools"] = [openai.pydantic_function_tool(Weather, name="get_weather"), TOOLS[1]]
+    with openai.OpenAI(base_url=f"{tools.url}/v1", api_key="none", max_retries=0) as client:
+        message = client.chat.completions.create(**options).choices[0].message
+        assert message.content == "One moment."
+        [call] = message.tool_calls
+        assert Weather.model_validate_json(call.function.arguments)
+        options["tools"] = options["tools"][:1]  # all are strict, or the SDK refuses to parse
+        [call] = client.chat.completions.parse(**options).choices[0].message.tool_calls
+        assert isinstance(call.function.parsed_arguments, Weather)
+
+
 def test_errors_are_the_sdks_own_classes(smollm2: Server, client: openai.OpenAI) -> None:
     create = client.chat.completions.create
     with pytest.raises(openai.BadRequestError) as unsupported:

@@ -58,6 +58,13 @@ async function respond() {
   return { plain: plain.output_text, deltas, final: final.output_text, status: final.status };
 }
 
+async function embed() {
+  const input = ["A cat sleeps.", "Shares fell."];
+  const { data } = await client.embeddings.create({ model, input }); // asks for base64 by itself
+  const floats = await client.embeddings.create({ model, input, encoding_format: "float" });
+  return { sizes: data.map((one) => one.embedding.length), first: [data[0].embedding[0], floats.data[0].embedding[0]] };
+}
+
 async function errors() {
   const failures = [
     client.chat.completions.create({ model: "gpt-9", messages }),
@@ -68,4 +75,4 @@ async function errors() {
   return seen.map(({ reason }) => [reason.constructor.name, reason.status, reason.code]);
 }
 
-console.log(JSON.stringify(await { chat, abandon, call, respond, errors }[asked]()));
+console.log(JSON.stringify(await { chat, abandon, call, respond, embed, errors }[asked]()));
