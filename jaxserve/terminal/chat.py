@@ -55,7 +55,7 @@ class Chat:
             except RemoteError as error:
                 self.complain(str(error))
             except EOFError:
-                self.screen.remark("")  # the shell's prompt begins a line
+                self.screen.leave_line()
                 return
             except LeaveError:
                 return

@@ -46,6 +46,11 @@ class Screen:
             self._output.write(f"{DIM}{text}{PLAIN}\n")
             self._output.flush()
 
+    def leave_line(self) -> None:
+        """Behind a prompt that got no answer: the shell's own begins a line."""
+        if self._is_terminal:
+            self._write("\n")
+
     def _end_reasoning(self) -> None:
         if self._is_reasoning:
             self._is_reasoning = False

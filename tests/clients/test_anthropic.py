@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.clients.lane import API_KEY, library
-from tests.clients.test_openai import ANSWER, MODEL, QUESTION, City
+from tests.clients.questions import ANSWER, MODEL, QUESTION, City
 from tests.e2e.http_server import Server
 
 anthropic = library("anthropic")

@@ -5,31 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from tests.clients.lane import API_KEY, library
+from tests.clients.questions import ANSWER, MODEL, QUESTION, City
 from tests.e2e.http_server import Server, running
 
 openai = library("openai")
 pydantic = library("pydantic")
 
-MODEL = "SmolLM2-135M-Instruct"
-QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
-ANSWER = "The capital of France is Paris."
 TOOLS: Any = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
     for name in ("get_weather", "now")
 ]
-
-
-class City(pydantic.BaseModel):
-    """What replies are parsed into."""
-
-    name: str
-    continent: Literal["Africa", "America", "Asia", "Europe"]
-    is_capital: bool
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.clients.lane import API_KEY, library
-from tests.clients.test_openai import ANSWER, MODEL, City
+from tests.clients.questions import ANSWER, MODEL, City
 from tests.e2e.http_server import Server
 
 openai = library("openai")

@@ -79,7 +79,7 @@ def assistant(text: str) -> dict[str, str]:
 
 
 def test_every_question_is_sent_with_what_was_said_before(scene: Scene) -> None:
-    assert scene.play("one", "", "two") == "reply 1\nreply 2\n"
+    assert scene.play("one", "", "two") == "reply 1\nreply 2\n\n"
     assert scene.remote.sent == [[user("one")], [user("one"), assistant("reply 1"), user("two")]]
 
 

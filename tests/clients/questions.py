@@ -1,0 +1,21 @@
+"""What several clients ask the default model, and what it answers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from tests.clients.lane import library
+
+pydantic = library("pydantic")
+
+MODEL = "SmolLM2-135M-Instruct"
+QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
+ANSWER = "The capital of France is Paris."
+
+
+class City(pydantic.BaseModel):
+    """What replies are parsed into."""
+
+    name: str
+    continent: Literal["Africa", "America", "Asia", "Europe"]
+    is_capital: bool
