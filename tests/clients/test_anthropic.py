@@ -80,7 +80,7 @@ def test_mistakes_are_the_sdks_own_exceptions(client: anthropic.Anthropic, smoll
     assert missing.value.body["error"]["type"] == "not_found_error"
     assert missing.value.request_id == missing.value.body["request_id"]
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
-        client.messages.create(**GREEDY | {"max_tokens": 0})
+        client.messages.create(**GREEDY | {"max_tokens": -1})
     with (
         anthropic.Anthropic(base_url=smollm2.url, api_key="wrong", max_retries=0) as stranger,
         pytest.raises(anthropic.AuthenticationError),

@@ -135,8 +135,8 @@ class MessagesRequest(SamplerFields, kw_only=True):
 
     messages: Annotated[list[MessageInput], Bound("items", 1, "max_messages")]
     """The turns so far. An assistant's at the end is continued."""
-    max_tokens: Annotated[int, Bound("value", 1)]
-    """Fewer where the context ends before."""
+    max_tokens: Annotated[int, Bound("value", 0)]
+    """Fewer where the context ends before. 0: the prompt is computed, so that the cache has it."""
     model: str | None = None
     """A name that is served."""
     system: str | list[TextInput] | None = None

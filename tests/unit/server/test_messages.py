@@ -19,7 +19,7 @@ from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.server.conftest import Api, running_api
 from tests.unit.server.parsers.reading import events_of
 from tests.unit.server.parsers.test_any_chunking import cut_replies
-from tests.unit.server.test_replies import EOS, play
+from tests.unit.server.test_replies import EOS, ids, play
 from tests.unit.server.test_tools import CALLS, SPOKEN, play_slowly, prompt_of, steps, tooled
 
 PATH = "/v1/messages"
@@ -205,6 +205,12 @@ async def test_an_empty_reply_has_no_blocks(api: Api) -> None:
     assert (plain["content"], plain["stop_reason"]) == ([], "end_turn")
 
 
+async def test_a_limit_of_no_tokens_computes_the_prompt_alone(api: Api) -> None:
+    plain, _ = await both(api, BODY | {"max_tokens": 0}, [ids(api, "x")], finish_reason="length")
+    assert (plain["content"], plain["stop_reason"]) == ([], "max_tokens")
+    assert (plain["usage"]["output_tokens"], plain["usage"]["input_tokens"] > 0) == (0, True)
+
+
 async def test_cached_tokens_are_told_apart(api: Api) -> None:
     tokens = steps(api, "Yes")
     _, counted = await api.post(COUNT, {"messages": BODY["messages"]})
@@ -316,7 +322,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://x"}}
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"messages": []}, "messages"),
         (turns(IMAGE), "messages[0].content[0].type"),
         (turns({"type": "document"}), "messages[0].content[0].type"),
