@@ -48,7 +48,7 @@ async def create_response(http: web.Request) -> web.StreamResponse:
         room.enter_context(state.client.admission(1))
         with renamed(NAMES):
             job = await make_chat_job(state, facts, chat)
-        reply = _reply(state, request, _response(state, request, job), given, chat.num_top_logprobs)
+        reply = _reply(state, request, chat, job, given)
         if request.background:
             return json_reply(_start(state, job, reply, room.pop_all()))
         return await _answer(http, chat, job, reply)
@@ -160,11 +160,7 @@ def _response(state: ServerState, request: ResponsesRequest, job: Job) -> Respon
 
 
 def _reply(
-    state: ServerState,
-    request: ResponsesRequest,
-    response: ResponseObject,
-    given: list[Item],
-    num_top_logprobs: int | None,
+    state: ServerState, request: ResponsesRequest, chat: ChatRequest, job: Job, given: list[Item]
 ) -> ResponseReply:
     store = state.responses.store
 
@@ -172,7 +168,13 @@ def _reply(
         if request.is_stored and (is_first or current.id in store):  # else it was deleted meanwhile
             store.put(StoredResponse(current, given))
 
-    return ResponseReply(response, state.tokenization, num_top_logprobs=num_top_logprobs, keep=keep)
+    return ResponseReply(
+        _response(state, request, job),
+        state.tokenization,
+        num_top_logprobs=chat.num_top_logprobs,
+        timing=job.timing if request.return_metrics else None,
+        keep=keep,
+    )
 
 
 _ONE = "/v1/responses/{response_id}"

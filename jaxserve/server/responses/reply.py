@@ -21,6 +21,7 @@ from jaxserve.server.schema.response_object import (
     ResponseStatus,
     response_usage,
 )
+from jaxserve.server.schema.timing import RequestTiming
 from jaxserve.server.schema.usage import Usage
 from jaxserve.server.sse import Framing
 from jaxserve.server.stream import Piece
@@ -41,12 +42,14 @@ class ResponseReply:
         tokens: Tokenization,
         *,
         num_top_logprobs: int | None,
+        timing: Callable[[], RequestTiming] | None,
         keep: Callable[[ResponseObject, bool], None],
     ) -> None:
-        """`response` is in progress."""
+        """`response` is in progress. `timing`: what it took, for those who want to know."""
         self._response = response
         self._tokenizer = tokens.tokenizer
         self._num_top_logprobs = num_top_logprobs
+        self._timing = timing
         self._keep = keep
         self._numbers = itertools.count()
         self._output = OutputItems(tokens.dialect.new_call_id, self._numbers)
@@ -110,6 +113,8 @@ class ResponseReply:
         response.completed_at = None if self._is_cut else int(time.time())
         response.incomplete_details = IncompleteDetails("max_output_tokens") if self._is_cut else None
         response.usage = response_usage(usage)
+        if self._timing is not None:
+            response.metrics = self._timing()
         self._tell(response)
         return response
 

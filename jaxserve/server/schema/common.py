@@ -57,6 +57,8 @@ class GenerationFields(SamplerFields, kw_only=True):
     """The request's id, where no X-Request-Id header gives one."""
     structured_outputs: StructuredOutputs | None = None
     """Holds the reply to a schema, a regex, a choice or a grammar; not with `response_format`."""
+    return_metrics: bool | None = None
+    """Whether the reply, or the last part of a stream, tells what the request took, as `metrics`."""
 
 
 class CommonFields(GenerationFields, kw_only=True):
@@ -70,8 +72,6 @@ class CommonFields(GenerationFields, kw_only=True):
     """Log-probabilities of the prompt's tokens, and of so many most likely ones in the place of each; not with `stream`."""
     stream_options: StreamOptions | None = None
     """Only with `stream`."""
-    return_metrics: bool | None = None
-    """Whether the reply, or the chunk of the usage, tells what the request took, as `metrics`."""
     response_format: ResponseFormat | None = None
     """Holds the reply to JSON, or to a JSON schema."""
 

@@ -9,6 +9,7 @@ import msgspec
 from jaxserve.server.schema.conversation import ReasoningEffort
 from jaxserve.server.schema.response_items import Item, OutputItem
 from jaxserve.server.schema.responses import FunctionTool, TextOptions
+from jaxserve.server.schema.timing import RequestTiming
 from jaxserve.server.schema.usage import Usage
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -83,6 +84,8 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None
     user: str | None
+    metrics: RequestTiming | msgspec.UnsetType = msgspec.UNSET
+    """Only with `return_metrics`."""
     metadata: dict[str, str]
 
 

@@ -47,9 +47,13 @@ class FunctionTool(msgspec.Struct, kw_only=True, omit_defaults=True):
     strict: bool | None = None
     """True: arguments are held to the schema, whether or not `tool_choice` forces the call."""
     defer_loading: bool | None = None
+    """Refused when true: the model hears of every function."""
     output_schema: dict[str, Any] | None = None
+    """Refused: results are not read."""
     allowed_callers: list[str] | None = None
+    """Only `direct`."""
     is_async: bool | None = msgspec.field(default=None, name="async")
+    """Refused when true."""
 
 
 class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -58,8 +62,11 @@ class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
     type: str
     """`text`, `json_object` or `json_schema`."""
     name: str | None = None
+    """Echoed."""
     description: str | None = None
+    """Echoed."""
     schema: dict[str, Any] | None = None
+    """With `json_schema`."""
     strict: bool | None = None
     """The schema is enforced whole, with it or without."""
 

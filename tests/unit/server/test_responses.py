@@ -161,6 +161,14 @@ async def test_log_probabilities_are_those_of_the_text(api: Api) -> None:
     assert bytes(part["logprobs"][0]["bytes"]) == b"H"
 
 
+async def test_what_it_took_is_told_to_whoever_asks(api: Api) -> None:
+    body = {"input": "Hi", "return_metrics": True}
+    (_, reply), _ = await asyncio.gather(api.post(PATH, body), play(api, [ids(api, "He")]))
+    assert reply["metrics"]["total_seconds"] > 0
+    async with api.http.get(f"{PATH}/{reply['id']}") as response:
+        assert await response.json() == reply
+
+
 @pytest.mark.parametrize(
     ("query", "texts", "has_more"),
     [
