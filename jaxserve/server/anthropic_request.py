@@ -22,9 +22,9 @@ from jaxserve.server.schema.anthropic import (
     ToolUseInput,
 )
 from jaxserve.server.schema.chat import ChatRequest
+from jaxserve.server.schema.common import GenerationFields
 from jaxserve.server.schema.conversation import ReasoningEffort
 from jaxserve.server.schema.messages import CalledFunction, ChatMessage, ContentPart, MessageToolCall
-from jaxserve.server.schema.sampling import SamplerFields
 from jaxserve.server.schema.structured import JsonSchemaFormat, ResponseFormat
 from jaxserve.server.schema.tools import FunctionDefinition, ToolChoice, ToolDefinition
 from jaxserve.server.schema.unsupported import refuse
@@ -46,15 +46,11 @@ def chat_request(request: MessagesRequest, tokens: Tokenization) -> ChatRequest:
     schema = JsonSchemaFormat(schema=output_format.schema) if output_format is not None else None
     return ChatRequest(
         **_conversation(request, tokens),
-        **{name: getattr(request, name) for name in SamplerFields.__struct_fields__},
-        model=request.model,
-        stop=request.stop_sequences,
-        stream=request.stream,
-        include_stop_str_in_output=request.include_stop_str_in_output,
-        skip_special_tokens=request.skip_special_tokens,
-        priority=request.priority,
-        cache_salt=request.cache_salt,
-        structured_outputs=request.structured_outputs,
+        **{name: getattr(request, name) for name in GenerationFields.__struct_fields__ if name != "stop"},
+        stop=[
+            *(request.stop_sequences or ()),
+            *([request.stop] if isinstance(request.stop, str) else request.stop or ()),
+        ],
         response_format=ResponseFormat(type="json_schema", json_schema=schema) if schema is not None else None,
     )
 

@@ -17,7 +17,7 @@ from jaxserve.server.generation import Job, answer
 from jaxserve.server.parsers.events import Event, merged
 from jaxserve.server.renaming import renamed
 from jaxserve.server.reply import json_reply
-from jaxserve.server.request_id import request_id_of
+from jaxserve.server.request_id import adopt_request_id, request_id_of
 from jaxserve.server.routes import ApiStyle, Route
 from jaxserve.server.schema.anthropic import (
     CountTokensRequest,
@@ -48,6 +48,7 @@ from jaxserve.server.stream import Piece
 async def messages(http: web.Request) -> web.StreamResponse:
     state = http.app[STATE]
     request = await read_body(http, MessagesRequest)
+    adopt_request_id(http, request.request_id)
     check_anthropic(request, state.limits)
     state.require_model(request.model)
     facts = state.client.require_generation()

@@ -10,9 +10,8 @@ import msgspec
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError
 from jaxserve.server.schema.bounds import Bound, check_bounds
-from jaxserve.server.schema.limits import MAX_ECHOED_CHARS, MAX_SALT_CHARS
-from jaxserve.server.schema.sampling import SamplerFields
-from jaxserve.server.schema.structured import StructuredOutputs
+from jaxserve.server.schema.common import GenerationFields
+from jaxserve.server.schema.limits import MAX_ECHOED_CHARS
 from jaxserve.server.schema.unsupported import refuse
 
 
@@ -130,15 +129,13 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     """Variables of the chat template; not Anthropic's."""
 
 
-class MessagesRequest(SamplerFields, kw_only=True):
-    """A conversation to go on with. The sampler's options beyond Anthropic's three are those of the other endpoints."""
+class MessagesRequest(GenerationFields, kw_only=True):
+    """A conversation to go on with. Fields that are not Anthropic's are those of the other endpoints."""
 
     messages: Annotated[list[MessageInput], Bound("items", 1, "max_messages")]
     """The turns so far. An assistant's at the end is continued."""
     max_tokens: Annotated[int, Bound("value", 0)]
     """Fewer where the context ends before. 0: the prompt is computed, so that the cache has it."""
-    model: str | None = None
-    """A name that is served."""
     system: str | list[TextInput] | None = None
     """The system's message."""
     tools: Annotated[list[ToolInput] | None, Bound("items", 0, "max_tools")] = None
@@ -154,19 +151,7 @@ class MessagesRequest(SamplerFields, kw_only=True):
     stop_sequences: Annotated[
         list[str] | None, Bound("items", 0, "max_stop_strings"), Bound("characters", 1, "max_stop_chars")
     ] = None
-    """Texts that end the reply, and are no part of it."""
-    stream: bool | None = None
-    """The reply as server-sent events."""
-    include_stop_str_in_output: bool | None = None
-    """The stop sequence is part of the reply after all; not Anthropic's, as all that follow."""
-    skip_special_tokens: bool | None = None
-    """False: control tokens are shown as text."""
-    priority: Annotated[int | None, Bound("value", -(2**31), 2**31 - 1)] = None
-    """Lower values go first."""
-    cache_salt: Annotated[str | None, Bound("characters", 1, MAX_SALT_CHARS)] = None
-    """Only requests with the same salt share cached prefixes."""
-    structured_outputs: StructuredOutputs | None = None
-    """A form that the reply is held to, as vLLM spells it."""
+    """Texts before which the reply ends, with those of `stop`."""
 
 
 Conversation = CountTokensRequest | MessagesRequest

@@ -182,6 +182,7 @@ async def test_only_one_call_when_parallel_use_is_disabled(api: Api) -> None:
         ("Yes", {}, "length", "max_tokens", None),
         ("Yes", {"max_tokens": 30_000}, "length", "model_context_window_exceeded", None),
         ("Yes!", {"stop_sequences": ["no", "s!"]}, "stop", "stop_sequence", "s!"),
+        ("Yes!", {"stop_sequences": ["no"], "stop": "s!"}, "stop", "stop_sequence", "s!"),
         (CALLS, {"tools": TOOLS}, "stop", "tool_use", None),
         (CALLS, {"tools": TOOLS, "stop_sequences": ["ris"]}, "stop", "stop_sequence", "ris"),
         (CALLS, {"tools": TOOLS}, "length", "max_tokens", None),
