@@ -104,6 +104,9 @@ class SchedulerConfig:
         None, ge=1, help="tokens computed in one step (default: 128 on CPU, 2048 on accelerators)"
     )
     max_queued_requests: int = option(1024, ge=0, help="requests that may wait; more are answered 429")
+    max_queued_tokens: int | None = option(
+        None, ge=1, help="prompt tokens that may wait; requests with more are answered 429 (default: any number)"
+    )
     overlap: bool = option(True, help="dispatch the next step before the last one is read")
     max_burst_ms: float = option(
         100.0, ge=0, help="most milliseconds of decoding in one call while nobody waits, 0: one step a call"

@@ -104,6 +104,7 @@ async def serving_api(
             connection,
             metrics,
             max_queued_requests=config.scheduler.max_queued_requests,
+            max_queued_tokens=config.scheduler.max_queued_tokens,
             siblings=siblings,
             on_progress=note,
         )

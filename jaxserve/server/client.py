@@ -33,6 +33,7 @@ from jaxserve.ipc.messages import (
 from jaxserve.metrics import Metrics
 from jaxserve.server.feeding import Consumer, Feeding
 from jaxserve.server.siblings import Siblings
+from jaxserve.server.waiting import WaitingPrompts
 from jaxserve.types import RequestId
 
 _log = logging.getLogger(__name__)
@@ -115,6 +116,7 @@ class EngineClient:
         metrics: Metrics,
         *,
         max_queued_requests: int,
+        max_queued_tokens: int | None = None,
         siblings: Siblings,
         on_progress: Callable[[StartupProgress], None] = lambda progress: None,
     ) -> None:
@@ -122,6 +124,7 @@ class EngineClient:
         self._metrics = metrics
         self._max_queued_requests = max_queued_requests
         self._siblings = siblings
+        self._waiting = WaitingPrompts(None if max_queued_tokens is None else siblings.share_of(max_queued_tokens))
         self.note_progress = on_progress
         """Told of every phase of the start; the phases of our own process are given to it as well."""
         self._outbox: asyncio.Queue[ToEngine] = asyncio.Queue()
@@ -241,8 +244,13 @@ class EngineClient:
         return Generation(self, requests)
 
     def attach(self, generation: Generation, requests: Sequence[AddRequest]) -> None:
-        """Submit; called by `Generation`."""
+        """Submit; called by `Generation`. Raises RateLimitError where too many tokens wait."""
         self.require_alive()
+        try:
+            self._waiting.add(requests)
+        except RateLimitError:
+            self._metrics.inc("admission_rejections", reason="queued_tokens")
+            raise
         if not self._generations:
             self._last_word = time.monotonic()
         for request in requests:
@@ -253,6 +261,7 @@ class EngineClient:
         """Abort; called by `Generation`. The terminal messages of these requests find nobody."""
         for request_id in request_ids:
             self._generations.pop(request_id, None)
+            self._waiting.remove(request_id)
         if request_ids and self._failure is None:
             self._outbox.put_nowait(Abort(request_ids))
 
@@ -289,6 +298,7 @@ class EngineClient:
         fault = RequestFault("UnavailableError", message)
         generations, self._generations = self._generations, {}
         for request_id, generation in generations.items():
+            self._waiting.remove(request_id)
             generation.put(RequestOutput(request_id, [], finish_reason="error", error=fault))
         for generation in dict.fromkeys(generations.values()):
             generation.hand_over()
@@ -322,6 +332,7 @@ class EngineClient:
         """All news of one engine step; an HTTP request with several sequences hears of them together."""
         fresh: dict[Generation, None] = {}
         for output in outputs:
+            self._waiting.remove(output.request_id)
             if output.finish_reason is not None:
                 generation = self._generations.pop(output.request_id, None)
             else:

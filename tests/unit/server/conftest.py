@@ -163,6 +163,7 @@ async def running_api(
     responses: ResponsesConfig | None = None,
     connection: ConnectionConfig | None = None,
     is_strict: bool = False,
+    max_queued_tokens: int | None = None,
     cors_allowed_origins: str | None = None,
 ) -> AsyncIterator[Api]:
     engine = ScriptedEngine()
@@ -177,6 +178,7 @@ async def running_api(
         engine,
         metrics,
         max_queued_requests=MAX_QUEUED_REQUESTS,
+        max_queued_tokens=max_queued_tokens,
         siblings=ALONE,
         on_progress=note,
     )

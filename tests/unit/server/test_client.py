@@ -142,6 +142,41 @@ async def test_admission_holds_room_until_the_request_is_over(api: Api) -> None:
     await api.client.wait_idle()
 
 
+async def test_prompts_wait_up_to_a_number_of_tokens(tokenizer: Tokenizer) -> None:
+    three, five = {"prompt": [5, 6, 7], "n": 2}, {"prompt": [5, 6, 7, 8, 9]}
+    async with running_api(tokenizer, max_queued_tokens=4) as api:
+        first = asyncio.create_task(api.post("/v1/completions", five))  # alone, it is more than may wait
+        request = await api.engine.added()
+        status, body = await api.post("/v1/completions", {"prompt": [5]})
+        assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert (
+            "prompts of 5 tokens wait, yours has 1, and at most 4 may (--max-queued-tokens)" in body["error"]["message"]
+        )
+        assert api.metrics.value("admission_rejections", reason="queued_tokens") == 1
+        api.engine.output(request, [5])
+        await api.engine.is_heard()
+        second = asyncio.create_task(api.post("/v1/completions", three))
+        choices = [await api.engine.added(), await api.engine.added()]  # one prompt
+        third = asyncio.create_task(api.post("/v1/completions", {"prompt": [5]}))
+        other = await api.engine.added()
+        assert (await api.post("/v1/completions", {"prompt": [5]}))[0] == 429
+        for each in (request, *choices, other):
+            api.engine.output(each, [5], finish_reason="length")
+        assert [(await reply)[0] for reply in (first, second, third)] == [200, 200, 200]
+
+
+async def test_a_prompt_that_nobody_waits_for_makes_room(tokenizer: Tokenizer) -> None:
+    async with running_api(tokenizer, max_queued_tokens=4) as api:
+        leaving = asyncio.create_task(api.post("/v1/completions", {"prompt": [5, 6, 7, 8]}))
+        request = await api.engine.added()
+        leaving.cancel()
+        assert await api.engine.was_aborted() == request.request_id
+        await api.client.wait_idle()
+        staying = asyncio.create_task(api.post("/v1/completions", {"prompt": [5, 6, 7, 8]}))
+        api.engine.output(await api.engine.added(), [5], finish_reason="length")
+        assert (await staying)[0] == 200
+
+
 async def test_draining_refuses_new_requests_and_finishes_old_ones(api: Api) -> None:
     reply = asyncio.create_task(api.post("/v1/completions", {"prompt": "x"}))
     request = await api.engine.added()
