@@ -45,6 +45,7 @@ class Tokenizer:
         added = source.backend.get_added_tokens_decoder()
         special = {token_id: token.content for token_id, token in added.items() if token.special}
         self._special_tokens = special
+        self._special_ids = {text: token_id for token_id, text in special.items()}
         self.special_token_ids = frozenset(special)
         """Control tokens: they have no text when special tokens are skipped."""
         # A control token of one character cannot be broken in two.
@@ -115,14 +116,18 @@ class Tokenizer:
 
     def has_control_tokens(self, tokens: Iterable[str]) -> bool:
         """Whether each of these is a control token."""
-        return set(tokens) <= set(self._special_tokens.values())
+        return self._special_ids.keys() >= set(tokens)
 
     def with_control_tokens(self, text: str) -> tuple[str | int, ...]:
         """The text with its control tokens as ids."""
-        ids = {token: token_id for token_id, token in self._special_tokens.items() if token and token in text}
-        names = sorted(ids, key=len, reverse=True)
-        parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
-        return tuple(ids.get(part, part) for part in parts if part)
+        if self._special_spelling is None:
+            return (text,) if text else ()
+        parts: list[str | int] = []
+        end = 0
+        for match in self._special_spelling.finditer(text):
+            parts += [text[end : match.start()], self._special_ids[match[0]]]
+            end = match.end()
+        return tuple(part for part in (*parts, text[end:]) if part != "")
 
     @property
     def chat_template_sources(self) -> tuple[str, ...]:

@@ -244,6 +244,12 @@ def test_control_tokens_spelled_in_markers_are_found() -> None:
     tokenizer = load_tokenizer(FIXTURES / "byte_level")
     assert tokenizer.special_tokens_in(["<|im_end|>\n", "x"]) == {2}
     assert tokenizer.special_tokens_in([]) == frozenset()
+    assert tokenizer.with_control_tokens("a<|im_end|><|im_end|>\n") == ("a", 2, 2, "\n")
+    assert tokenizer.with_control_tokens("<|im_end|>") == (2,)
+    assert tokenizer.with_control_tokens("a<|im_end") == ("a<|im_end",)
+    assert tokenizer.with_control_tokens("") == ()
+    assert tokenizer.has_control_tokens(["<|im_end|>"])
+    assert not tokenizer.has_control_tokens(["<|im_end|>", "a"])
 
 
 def test_variables_of_the_template_for_tools_count_where_tools_are() -> None:
