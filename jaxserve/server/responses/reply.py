@@ -55,6 +55,7 @@ class ResponseReply:
         self._output = OutputItems(tokens.dialect.new_call_id, self._numbers)
         self._is_cut = False
         self._is_known = False
+        self._is_over = False
 
     @property
     def framing(self) -> Framing:
@@ -97,8 +98,8 @@ class ResponseReply:
         return self._finished(usage)
 
     def cancel(self) -> None:
-        """Nobody wants the rest. A response of which nobody has heard is not kept."""
-        if self._is_known:
+        """Nobody wants the rest, if there is one. A response of which nobody has heard is not kept."""
+        if self._is_known and not self._is_over:
             self._tell(self._state("cancelled"))
 
     def fail(self, error: RequestError) -> msgspec.Struct:
@@ -121,6 +122,7 @@ class ResponseReply:
     def _tell(self, response: ResponseObject) -> None:
         self._keep(response, not self._is_known)
         self._is_known = True
+        self._is_over = response.status != "in_progress"
 
     def _state(self, status: ResponseStatus) -> ResponseObject:
         return msgspec.structs.replace(self._response, status=status, output=self._output.items("incomplete"))

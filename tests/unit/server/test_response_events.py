@@ -11,9 +11,15 @@ import pytest
 
 from jaxserve.server.parsers.dialect import Dialect
 from jaxserve.server.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from jaxserve.server.responses.reply import ResponseReply
+from jaxserve.server.schema.response_object import ResponseObject
+from jaxserve.server.schema.usage import make_usage
+from jaxserve.server.stream import Piece
+from jaxserve.server.tokenization import tokenization
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.unit.server.conftest import TOKENIZERS, Api, running_api
 from tests.unit.server.test_replies import EOS, ids, play
+from tests.unit.server.test_response_store import stored
 
 PATH = "/v1/responses"
 DIALECT = Dialect(TOOL_FORMATS["hermes"], REASONING_FORMATS["qwen3"])
@@ -173,6 +179,24 @@ async def test_a_failure_in_a_stream_is_its_last_event_and_is_kept(api: Api) -> 
     assert [item["content"][0]["text"] for item in failed["output"]] == ["He"]
     async with api.http.get(f"{PATH}/{failed['id']}") as response:
         assert await response.json() == failed
+
+
+def test_a_client_that_leaves_during_the_last_event_finds_a_completed_response(tokenizer: Tokenizer) -> None:
+    kept: list[ResponseObject] = []
+    with tokenization() as tokens:
+        tokens.install(tokenizer, Dialect())
+        reply = ResponseReply(
+            stored("resp_1", status="in_progress").response,
+            tokens,
+            num_top_logprobs=None,
+            timing=None,
+            keep=lambda response, is_first: kept.append(response),
+        )
+    reply.opening()
+    reply.chunks(Piece(0, "Hey", finish_reason="stop"), None)
+    reply.closing(make_usage(1, 1, 0))
+    reply.cancel()
+    assert [response.status for response in kept] == ["in_progress", "completed"]
 
 
 async def test_a_failure_before_the_stream_is_an_error_and_nothing_is_kept(api: Api) -> None:
