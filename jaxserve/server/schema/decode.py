@@ -12,6 +12,7 @@ import msgspec
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.server.schema.limits import MAX_ECHOED_CHARS
+from jaxserve.server.schema.unknown import unknown_inside
 from jaxserve.server.schema.unsupported import NO_OPS, UNSUPPORTED, is_neutral, refuse
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -22,7 +23,7 @@ _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`$")
 
 
 def decode_request(struct: type[T], body: bytes) -> tuple[T, list[str]]:
-    """Decode and check `body`; also returns the names of unknown fields, which are ignored.
+    """Decode and check `body`; also returns the paths of unknown fields, which are ignored.
 
     Raises InvalidRequestError for malformed JSON, wrong types and missing fields, and
     UnsupportedParameterError for a known field that asks for something we do not do.
@@ -31,7 +32,7 @@ def decode_request(struct: type[T], body: bytes) -> tuple[T, list[str]]:
         body.decode()
         fields = _FIELDS.decode(body)
         request = msgspec.json.decode(body, type=struct)
-        return request, _unknown_fields(struct, fields)
+        return request, [*_unknown_fields(struct, fields), *unknown_inside(struct, fields)]
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"The body is not valid UTF-8 at byte {error.start}.", code="invalid_json") from None
     except RecursionError:

@@ -23,7 +23,7 @@ NO_OPS: frozenset[str] = frozenset(
     {
         "user",
         "metadata",
-        "cache_control",
+        "cache_control",  # every prefix is cached
         "store",
         "service_tier",
         "safety_identifier",

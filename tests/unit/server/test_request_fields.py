@@ -11,6 +11,7 @@ import pytest
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, UnsupportedParameterError
 from jaxserve.sampling.params import COLUMNS
+from jaxserve.server.schema.anthropic import MessagesRequest
 from jaxserve.server.schema.chat import ChatRequest, check_chat
 from jaxserve.server.schema.completions import CompletionRequest, check_completion
 from jaxserve.server.schema.decode import decode_request
@@ -85,6 +86,56 @@ def decode_without(name: str, value: Any) -> list[str]:
         body = {"prompt": "Hi", name: value}
         return decode_request(CompletionRequest, msgspec.json.encode(body))[1]
     return decode_chat(**{name: value})[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "ignored"),
+    [
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b", "oops": 1}]},
+            ["messages[1].oops"],
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}]},
+            ["messages[0].content[0].x"],
+        ),
+        (
+            {"tools": [{"type": "function", "y": 0, "function": {"name": "f", "z": True}}]},
+            ["tools[0].y", "tools[0].function.z"],
+        ),
+        ({"stream": True, "stream_options": {"include_usage": True, "often": True}}, ["stream_options.often"]),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"any": "thing"}, "v": 2}}},
+            ["response_format.json_schema.v"],
+        ),
+        ({"messages": [{"role": "assistant", "content": "a", "refusal": None, "annotations": []}]}, []),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "e"}}]}
+                ]
+            },
+            [],
+        ),
+        ({"chat_template_kwargs": {"any": "thing"}, "logit_bias": {"1": 1}, "metadata": {"a": "b"}}, []),
+    ],
+)
+def test_unknown_fields_of_inner_objects_are_named(fields: dict[str, Any], ignored: list[str]) -> None:
+    assert decode_chat(**fields)[1] == ignored
+
+
+def test_the_variant_that_was_decoded_says_what_is_unknown() -> None:
+    blocks = [
+        {"type": "tool_use", "id": "a", "name": "f", "input": {"any": 1}, "text": "x"},
+        {"type": "text", "text": "y"},
+    ]
+    body = {
+        "max_tokens": 1,
+        "messages": [{"role": "assistant", "content": blocks}],
+        "tool_choice": {"type": "auto", "w": 1},
+    }
+    _, ignored = decode_request(MessagesRequest, msgspec.json.encode(body))
+    assert ignored == ["messages[0].content[0].text", "tool_choice.w"]
 
 
 @pytest.mark.parametrize(
