@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -12,15 +12,18 @@ import numpy as np
 from jaxserve.checkpoint.protocol import Checkpoint, TensorInfo
 
 _DECODER_PREFIX: Final = "model."
+_ENCODER_PREFIXES: Final = ("bert", "roberta")
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixedCheckpoint:
-    """A checkpoint whose names all lack `prefix`, as if they had it."""
+class RenamedCheckpoint:
+    """A checkpoint with other names for its tensors."""
 
     inner: Checkpoint
-    prefix: str
     tensors: Mapping[str, TensorInfo]
+    """By their new names."""
+    names: Mapping[str, str]
+    """The old name of each."""
 
     @property
     def path(self) -> Path:
@@ -35,7 +38,7 @@ class PrefixedCheckpoint:
         return self.inner.generation_config
 
     def read(self, name: str) -> np.ndarray:
-        return self.inner.read(name.removeprefix(self.prefix))
+        return self.inner.read(self.names[name])
 
 
 def with_decoder_names(checkpoint: Checkpoint) -> Checkpoint:
@@ -45,7 +48,20 @@ def with_decoder_names(checkpoint: Checkpoint) -> Checkpoint:
     """
     if any(name.startswith(_DECODER_PREFIX) for name in checkpoint.tensors):
         return checkpoint
-    tensors = {
-        _DECODER_PREFIX + name: replace(info, name=_DECODER_PREFIX + name) for name, info in checkpoint.tensors.items()
-    }
-    return PrefixedCheckpoint(checkpoint, _DECODER_PREFIX, tensors)
+    return _renamed(checkpoint, lambda name: _DECODER_PREFIX + name)
+
+
+def with_encoder_names(checkpoint: Checkpoint) -> Checkpoint:
+    """The same with the names of an encoder by itself, where it was saved with a head and so with a prefix."""
+
+    def bare(name: str) -> str:
+        prefix, _, rest = name.partition(".")
+        return rest if prefix in _ENCODER_PREFIXES else name
+
+    return _renamed(checkpoint, bare)
+
+
+def _renamed(checkpoint: Checkpoint, rename: Callable[[str], str]) -> Checkpoint:
+    names = {rename(name): name for name in checkpoint.tensors}
+    tensors = {new: replace(checkpoint.tensors[old], name=new) for new, old in names.items()}
+    return RenamedCheckpoint(checkpoint, tensors, names)

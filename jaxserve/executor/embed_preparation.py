@@ -48,6 +48,11 @@ class EmbedPreparation:
     """Of a decoder's pages; None for an encoder."""
 
     @property
+    def scores_pairs(self) -> bool:
+        """Whether it is a cross-encoder: texts are pairs, and their vectors one number."""
+        return isinstance(self.skeleton.config, EncoderConfig) and self.skeleton.config.scoring is not None
+
+    @property
     def programs(self) -> tuple[Program, ...]:
         """All that this engine needs, largest first."""
         return embed_programs(self.buckets, 0 if self.pool_shape is None else -(-self.max_model_len // self.page_size))
@@ -118,6 +123,10 @@ def prepare_embedding(config: Config, model: DecoderConfig | EncoderConfig, path
 
 def _pooling(config: Config, model: DecoderConfig | EncoderConfig, modules: SentenceModules | None) -> Pooling:
     """What is asked for, what the checkpoint says, or what its kind of model is trained for."""
+    if isinstance(model, EncoderConfig) and model.scoring is not None:
+        if config.model.pooling not in ("auto", "cls"):
+            raise ConfigError(f"--pooling {config.model.pooling}: a cross-encoder scores with the first token")
+        return "cls"
     if config.model.pooling != "auto":
         return config.model.pooling
     if modules is not None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.renamed import with_decoder_names
+from jaxserve.checkpoint.renamed import with_decoder_names, with_encoder_names
 from jaxserve.config import Config
 from jaxserve.executor.embed_preparation import EmbedPreparation, prepare_embedding
 from jaxserve.executor.local import fingerprint
@@ -58,8 +58,8 @@ class LocalEmbeddingExecutor:
         with clock.phase("open"):
             checkpoint = open_checkpoint(model_path)
             model = model_of(checkpoint)
-            if isinstance(model, DecoderConfig):
-                checkpoint = with_decoder_names(checkpoint)
+            is_decoder = isinstance(model, DecoderConfig)
+            checkpoint = with_decoder_names(checkpoint) if is_decoder else with_encoder_names(checkpoint)
             prepared = prepare_embedding(config, model, model_path)
             check_tensors(checkpoint, prepared.skeleton)
         _LOG.info("limits: %s", prepared.summary)
@@ -111,7 +111,7 @@ def _rehearsal(num_tokens: int, max_model_len: int) -> EmbedPlan:
     counts = np.array([1, min(8, num_tokens - 1, max_model_len)], np.int32)
     counts = counts[counts > 0]
     names = tuple(RequestId(f"rehearsal-{row}") for row in range(len(counts)))
-    return EmbedPlan(num_tokens, names[:num_tokens], counts, np.zeros(counts.sum(), np.int32))
+    return EmbedPlan(num_tokens, names, counts, np.zeros(counts.sum(), np.int32), counts)
 
 
 def _facts(prepared: EmbedPreparation, checkpoint: Checkpoint, config: Config, report: StartupReport) -> ModelFacts:
@@ -127,5 +127,10 @@ def _facts(prepared: EmbedPreparation, checkpoint: Checkpoint, config: Config, r
         num_devices=len(prepared.sharding.devices),
         fingerprint=fingerprint(checkpoint, prepared.skeleton, config),
         startup=report,
-        embedding=EmbeddingFacts(model.hidden_size, prepared.pooling, prepared.normalizes),
+        embedding=EmbeddingFacts(
+            size=1 if prepared.scores_pairs else model.hidden_size,
+            pooling=prepared.pooling,
+            normalizes=prepared.normalizes,
+            scores_pairs=prepared.scores_pairs,
+        ),
     )

@@ -92,6 +92,8 @@ class AddRequest(Message, frozen=True):
     priority: int = 0
     cache_salt: str | None = None
     grammar: Grammar | None = None
+    second_start: int | None = None
+    """Of a pair of texts for a cross-encoder that tells them apart: the place of the second one's first token."""
 
 
 class Abort(Message, frozen=True):
@@ -121,6 +123,8 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, array_like=True):
     pooling: Pooling
     normalizes: bool
     """Whether its vectors are meant to have length 1. The engine leaves them as they come."""
+    scores_pairs: bool = False
+    """Whether it is a cross-encoder: each text is a pair, and its vector is the pair's score."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True, array_like=True):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jaxserve.errors import InvalidRequestError
 from jaxserve.llm.results import EmbeddingOutput, EmbeddingRequestOutput, ScoringOutput, ScoringRequestOutput
 from jaxserve.server.embedding import check_dimensions, encode_inputs, finished, vectors_of
-from jaxserve.server.scoring import cosines
+from jaxserve.server.scoring import encode_pairs, scores_of
 from jaxserve.server.state import ServerState
 
 
@@ -25,7 +25,7 @@ async def embed_all(
     state: ServerState, prompts: Sequence[str | list[int]], options: EmbeddingOptions, on_done: Callable[[], None]
 ) -> list[EmbeddingRequestOutput]:
     """In the order of `prompts`, all of which are checked before anything runs. Raises RequestError."""
-    facts, model = state.client.require_embedding()
+    facts, model = state.client.require_vectors()
     check_dimensions(options.dimensions, model)
     texts = await encode_inputs(state, facts, prompts, truncate=options.truncate_prompt_tokens, param="prompts")
     if not texts:
@@ -56,16 +56,16 @@ async def score_all(
             f"Invalid value for 'text_2': must be as many texts as 'text_1' ({len(first)}), got {len(second)}.",
             param="text_2",
         )
-    facts, _ = state.client.require_embedding()
-    one, other = [
-        await encode_inputs(state, facts, side, truncate=truncate_prompt_tokens, param=param)
-        for side, param in ((first, "text_1"), (second, "text_2"))
-    ]
-    if not other:
+    if not second:
         return []
-    vectors = await vectors_of(state, facts, [*one, *other], on_done=on_done)
-    partners = one if len(one) == len(other) else one * len(other)
+    facts, model = state.client.require_embedding()
+    pairs = await encode_pairs(
+        state, facts, model, first, second, truncate=truncate_prompt_tokens, params=("text_1", "text_2")
+    )
+    for _ in first if pairs.num_first == 0 else ():  # the caller counts the texts of both sides
+        on_done()
+    scores = await scores_of(state, facts, pairs, on_done=on_done)
     return [
-        ScoringRequestOutput(prompt_token_ids=[*ids, *its_ids], outputs=ScoringOutput(score))
-        for ids, its_ids, score in zip(partners, other, cosines(vectors[: len(one)], vectors[len(one) :]), strict=True)
+        ScoringRequestOutput(prompt_token_ids=ids, outputs=ScoringOutput(score))
+        for ids, score in zip(pairs.token_ids, scores, strict=True)
     ]

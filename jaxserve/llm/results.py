@@ -84,7 +84,7 @@ class ScoringOutput:
     """How close two texts are."""
 
     score: float
-    """The cosine of the angle between their vectors, -1 to 1."""
+    """The cosine of the angle between their vectors, -1 to 1; of a cross-encoder, what it says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,6 +79,15 @@ class DecoderConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoringHead:
+    """What makes one number of a pair of texts: two layers over the first token's vector, and perhaps a sigmoid."""
+
+    names: Literal["bert", "roberta"]
+    """Whose names the two layers have: `pooler.dense` and `classifier`, or `classifier.dense` and `.out_proj`."""
+    is_sigmoid: bool
+
+
+@dataclass(frozen=True, slots=True)
 class EncoderConfig:
     """One encoder as BERT has it (Devlin et al., arXiv 1810.04805). Letters as in DecoderConfig."""
 
@@ -94,6 +103,8 @@ class EncoderConfig:
     activation: Activation = "gelu"
     first_position: int = 0
     """Row of the first token's position: RoBERTa's tables begin behind the padding token's."""
+    scoring: ScoringHead | None = None
+    """Of a cross-encoder; None: its output are the tokens' vectors."""
 
     @property
     def max_position(self) -> int:
@@ -112,4 +123,5 @@ class EncoderConfig:
     @property
     def spare_tensors(self) -> frozenset[str]:
         """What a checkpoint may hold and nobody reads: a head over the first token, which embeddings do without."""
-        return frozenset({"embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias"})
+        pooler = {"pooler.dense.weight", "pooler.dense.bias"} if self.scoring is None else set()
+        return frozenset({"embeddings.position_ids", *pooler})

@@ -6,6 +6,7 @@ Attribute names are Hugging Face's checkpoint names, so a parameter's path is th
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -16,7 +17,7 @@ from jaxserve.layers.norm import LayerNorm
 from jaxserve.layers.numerics import Numerics
 from jaxserve.layers.param import parameter
 from jaxserve.layers.segment_attention import Texts, attend
-from jaxserve.models.config import EncoderConfig
+from jaxserve.models.config import EncoderConfig, ScoringHead
 
 
 class Table(nnx.Module):
@@ -116,12 +117,32 @@ class EncoderStack(nnx.Module):
         self.layer = nnx.List([EncoderLayer(config, numerics) for _ in range(config.num_layers)])
 
 
+class Pooler(nnx.Module):
+    """BERT's first layer over the first token's vector; its second one stands beside it."""
+
+    def __init__(self, config: EncoderConfig, numerics: Numerics) -> None:
+        self.dense = Linear(config.hidden_size, config.hidden_size, (None, "embed"), numerics, bias=True)
+
+
+class Classifier(nnx.Module):
+    """Both layers of RoBERTa."""
+
+    def __init__(self, config: EncoderConfig, numerics: Numerics) -> None:
+        self.dense = Linear(config.hidden_size, config.hidden_size, (None, "embed"), numerics, bias=True)
+        self.out_proj = Linear(1, config.hidden_size, (None, "embed"), numerics, bias=True)
+
+
 class Encoder(nnx.Module):
-    """Texts to one vector per token."""
+    """Texts to one vector per token, and in a cross-encoder pairs of texts to one number."""
 
     def __init__(self, config: EncoderConfig, numerics: Numerics) -> None:
         self.embeddings = Embeddings(config, numerics)
         self.encoder = EncoderStack(config, numerics)
+        if config.scoring is not None and config.scoring.names == "bert":
+            self.pooler = Pooler(config, numerics)
+            self.classifier: Linear | Classifier = Linear(1, config.hidden_size, (None, "embed"), numerics, bias=True)
+        elif config.scoring is not None:
+            self.classifier = Classifier(config, numerics)
 
     def hidden(
         self,
@@ -137,3 +158,13 @@ class Encoder(nnx.Module):
             with jax.named_scope(f"layer_{index}"):
                 x = layer(x, texts)
         return x
+
+    def scores(self, firsts: Float[Array, "B D"], head: ScoringHead) -> Float[Array, "B 1"]:
+        """Of the first token's vector of each pair."""
+        num_rows = jnp.int32(len(firsts))
+        if isinstance(self.classifier, Classifier):
+            inner, outer = self.classifier.dense, self.classifier.out_proj
+        else:
+            inner, outer = self.pooler.dense, self.classifier
+        scores = outer(jnp.tanh(inner(firsts, num_rows)), num_rows).astype(jnp.float32)
+        return jax.nn.sigmoid(scores) if head.is_sigmoid else scores

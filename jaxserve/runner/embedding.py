@@ -39,12 +39,16 @@ def embed(
     program: Program,
     pooling: Pooling,
 ) -> tuple[KVPool | None, Float[Array, "B D"]]:
-    """The texts' vectors, float32 and as long as they come; rows behind the last text hold no meaning."""
+    """The texts' vectors, float32 and as long as they come, or the pairs' scores, (B, 1); rows behind the last text hold
+    no meaning."""
     field = split(packed, program, EMBED_FIELDS)
     if isinstance(skeleton, EncoderSkeleton):
         texts = Texts(field["rows"], field["starts"][-1], min(skeleton.config.max_position, program.num_tokens))
         model = skeleton.build(params)
         hidden = model.hidden(field["tokens"], field["positions"], field["token_types"], texts)
+        if skeleton.config.scoring is not None:
+            firsts = pooled(hidden, field["rows"], field["starts"], "cls")
+            return pool, model.scores(firsts, skeleton.config.scoring)
     else:
         if pool is None:
             raise ValueError("a decoder needs pages")

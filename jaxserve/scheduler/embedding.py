@@ -29,6 +29,8 @@ class _Text:
 
     request_id: RequestId
     token_ids: np.ndarray  # int32
+    second_start: int
+    """Where the second text of a pair begins; the number of tokens if it is none."""
     rank: tuple[int, int]
     arrival_s: float
     queue_seconds: float = 0.0
@@ -74,6 +76,7 @@ class EmbedScheduler:
         text = _Text(
             message.request_id,
             np.asarray(message.prompt_token_ids, np.int32),
+            len(message.prompt_token_ids) if message.second_start is None else message.second_start,
             (message.priority, self._num_arrivals),
             self._clock(),
         )
@@ -116,6 +119,7 @@ class EmbedScheduler:
             request_ids=tuple(text.request_id for text in texts),
             num_text_tokens=np.array([len(text.token_ids) for text in texts], np.int32),
             token_ids=np.concatenate([text.token_ids for text in texts]),
+            second_starts=np.array([text.second_start for text in texts], np.int32),
         )
         self._in_flight.append(plan)
         return plan

@@ -212,6 +212,16 @@ class EngineClient:
             )
         return facts, facts.embedding
 
+    def require_vectors(self) -> tuple[ModelFacts, EmbeddingFacts]:
+        """The same, of a model that makes vectors of texts; raises InvalidRequestError where it only scores pairs."""
+        facts, model = self.require_embedding()
+        if model.scores_pairs:
+            raise InvalidRequestError(
+                "This server's model is a cross-encoder: it scores pairs (/v1/score, /v1/rerank) and makes no vectors.",
+                code="unsupported_task",
+            )
+        return facts, model
+
     @property
     def max_admitted(self) -> int:
         """Sequences that may be under way: our share of the engine's."""

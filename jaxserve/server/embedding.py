@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
-from aiohttp import web
 
 from jaxserve.errors import ContextLengthError, InvalidRequestError
 from jaxserve.ipc.messages import AddRequest, EmbeddingFacts, ModelFacts, RequestOutput
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.server.errors import error_from_fault
 from jaxserve.server.schema.checks import check_token_ids
-from jaxserve.server.state import STATE, ServerState
+from jaxserve.server.state import ServerState
 from jaxserve.types import RequestId
 
 _LANES: Final = 4
@@ -37,12 +37,7 @@ async def encode_inputs(
     truncate: `truncate_prompt_tokens`.
     """
     limit = facts.max_model_len
-    if truncate is not None and truncate > limit:
-        raise InvalidRequestError(
-            f"Invalid value for 'truncate_prompt_tokens': this model takes {limit} tokens, got {truncate}.",
-            param="truncate_prompt_tokens",
-        )
-    most = limit if truncate == -1 else truncate
+    most = check_truncation(truncate, limit)
     texts = [one for one in inputs if isinstance(one, str)]
     encoded = iter(
         await state.tokenization.encode_inputs(
@@ -56,7 +51,7 @@ async def encode_inputs(
         else:
             ids = one[:most]
             check_token_ids(param, ids, facts.vocab_size)
-        _check_length(len(ids), limit, param, place)
+        check_length(len(ids), limit, param, place)
         found.append(ids)
     return found
 
@@ -72,7 +67,18 @@ def check_total(state: ServerState, texts: Sequence[list[int]], param: str) -> N
         )
 
 
-def _check_length(num_tokens: int, limit: int, param: str, place: int) -> None:
+def check_truncation(truncate: int | None, limit: int) -> int | None:
+    """How many tokens of a text are kept; None: all of them. Raises InvalidRequestError for more than the model takes."""
+    if truncate is not None and truncate > limit:
+        raise InvalidRequestError(
+            f"Invalid value for 'truncate_prompt_tokens': this model takes {limit} tokens, got {truncate}.",
+            param="truncate_prompt_tokens",
+        )
+    return limit if truncate == -1 else truncate
+
+
+def check_length(num_tokens: int, limit: int, param: str, place: int) -> None:
+    """Raise for a text of no tokens, or of more than the model takes. place: of the text in the list."""
     if num_tokens == 0:
         raise InvalidRequestError(f"Invalid value for '{param}': number {place} has no tokens.", param=param)
     if num_tokens > limit:
@@ -92,13 +98,11 @@ def check_dimensions(dimensions: int | None, model: EmbeddingFacts) -> None:
         )
 
 
-async def answer_vectors(
-    http: web.Request, facts: ModelFacts, texts: Sequence[list[int]], priority: int | None
-) -> list[np.ndarray]:
-    """`vectors_of` within an HTTP request. A client that leaves ends its texts within one engine step."""
-    state = http.app[STATE]
+@contextlib.contextmanager
+def noting_departure(state: ServerState) -> Iterator[None]:
+    """Count a client that leaves before its reply; what it asked for ends within one engine step."""
     try:
-        return await vectors_of(state, facts, texts, priority or 0)
+        yield
     except (asyncio.CancelledError, ConnectionResetError):
         state.metrics.inc("client_disconnects")
         raise
@@ -109,11 +113,14 @@ async def vectors_of(
     facts: ModelFacts,
     texts: Sequence[list[int]],
     priority: int = 0,
+    *,
+    second_starts: Sequence[int | None] | None = None,
     on_done: Callable[[], None] = lambda: None,
 ) -> list[np.ndarray]:
     """Of each text, float32, as the model makes it. Raises what ends the first text that fails.
 
-    However long the list, no more of it is in the engine than would fill its next steps. on_done: called for each text.
+    However long the list, no more of it is in the engine than would fill its next steps. second_starts: of pairs.
+    on_done: called for each text.
     """
     job_id = uuid.uuid4().hex
     requests = [AddRequest(RequestId(f"{job_id}-{i}"), ids, SamplingParams(), priority) for i, ids in enumerate(texts)]

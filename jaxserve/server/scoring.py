@@ -1,16 +1,50 @@
-"""How close texts are to each other: the cosine of the angle between their vectors."""
+"""How close texts are to each other, pair by pair.
+
+A cross-encoder reads both texts of a pair at once and says so itself. Any other model makes a vector of each text, once
+however many pairs it stands in, and the score is the cosine of the angle between two vectors.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from aiohttp import web
 
-from jaxserve.server.embedding import answer_vectors, check_total, encode_inputs, finished
+from jaxserve.ipc.messages import EmbeddingFacts, ModelFacts
+from jaxserve.server.embedding import (
+    check_length,
+    check_total,
+    check_truncation,
+    encode_inputs,
+    finished,
+    noting_departure,
+    vectors_of,
+)
 from jaxserve.server.schema.embeddings import EmbeddingUsage, InputFields
-from jaxserve.server.state import STATE
+from jaxserve.server.state import STATE, ServerState
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """What the engine is given for pairs of texts."""
+
+    texts: list[list[int]]
+    """Of a cross-encoder the pairs; else the first texts of all pairs, or the only one, and then the second ones."""
+    second_starts: list[int | None] | None
+    """Of a cross-encoder, where the second text of each pair begins."""
+    num_first: int
+    """How many of the texts are first ones; 0 of a cross-encoder."""
+
+    @property
+    def token_ids(self) -> list[list[int]]:
+        """Of each pair, both texts one behind the other."""
+        if self.num_first == 0:
+            return self.texts
+        first, second = self.texts[: self.num_first], self.texts[self.num_first :]
+        partners = first if len(first) == len(second) else first * len(second)
+        return [[*one, *other] for one, other in zip(partners, second, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +58,57 @@ class Scores:
 async def answer_scores(
     http: web.Request, request: InputFields, first: Sequence[str], second: Sequence[str], params: tuple[str, str]
 ) -> Scores:
-    """Of each of `second` with its partner in `first`, or with the only one there.
-
-    params: the fields that they stand in.
-    """
+    """Of each of `second` with its partner in `first`, or with the only one there. params: the fields they stand in."""
     state = http.app[STATE]
-    facts, _ = state.client.require_embedding()
-    sides = [
-        await encode_inputs(state, facts, side, truncate=request.truncate_prompt_tokens, param=param)
-        for side, param in zip((first, second), params, strict=True)
-    ]
-    texts = [ids for side in sides for ids in side]
-    check_total(state, texts, params[1])
-    vectors = await answer_vectors(http, facts, texts, request.priority)
-    num_tokens = sum(map(len, texts))
-    return Scores(cosines(vectors[: len(first)], vectors[len(first) :]), EmbeddingUsage(num_tokens, num_tokens))
+    facts, model = state.client.require_embedding()
+    pairs = await encode_pairs(
+        state, facts, model, first, second, truncate=request.truncate_prompt_tokens, params=params
+    )
+    check_total(state, pairs.texts, params[1])
+    with noting_departure(state):
+        values = await scores_of(state, facts, pairs, request.priority or 0)
+    num_tokens = sum(map(len, pairs.texts))
+    return Scores(values, EmbeddingUsage(num_tokens, num_tokens))
+
+
+async def encode_pairs(
+    state: ServerState,
+    facts: ModelFacts,
+    model: EmbeddingFacts,
+    first: Sequence[str],
+    second: Sequence[str],
+    *,
+    truncate: int | None,
+    params: tuple[str, str],
+) -> Pairs:
+    """Token ids of each text, or of each pair. Raises InvalidRequestError, or ContextLengthError for what is too long."""
+    if not model.scores_pairs:
+        sides = [
+            await encode_inputs(state, facts, side, truncate=truncate, param=param)
+            for side, param in zip((first, second), params, strict=True)
+        ]
+        return Pairs([ids for side in sides for ids in side], None, len(first))
+    limit = facts.max_model_len
+    most = check_truncation(truncate, limit)
+    partners = first if len(first) == len(second) else [*first] * len(second)
+    encoded = await state.tokenization.encode_pairs(list(zip(partners, second, strict=True)), most)
+    for place, (ids, _) in enumerate(encoded):
+        check_length(len(ids), limit, params[1], place)
+    return Pairs([ids for ids, _ in encoded], [start for _, start in encoded], 0)
+
+
+async def scores_of(
+    state: ServerState,
+    facts: ModelFacts,
+    pairs: Pairs,
+    priority: int = 0,
+    on_done: Callable[[], None] = lambda: None,
+) -> list[float]:
+    """Of each pair."""
+    vectors = await vectors_of(state, facts, pairs.texts, priority, second_starts=pairs.second_starts, on_done=on_done)
+    if pairs.num_first == 0:
+        return [float(vector[0]) for vector in vectors]
+    return cosines(vectors[: pairs.num_first], vectors[pairs.num_first :])
 
 
 def cosines(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> list[float]:

@@ -95,6 +95,13 @@ class Tokenization:
             lambda: [tokenizer.encode_cut(text, truncate, add_special_tokens=add_special_tokens) for text in texts]
         )
 
+    async def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], truncate: int | None
+    ) -> list[tuple[list[int], int | None]]:
+        """Ids of pairs of texts, cut to `truncate` tokens, and where the second begins; the caller checks what is left."""
+        tokenizer = self.tokenizer
+        return await self._call(lambda: [tokenizer.encode_pair(one, other, truncate) for one, other in pairs])
+
     async def encode_chat(
         self,
         messages: list[dict[str, Any]],

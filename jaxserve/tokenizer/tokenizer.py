@@ -98,6 +98,28 @@ class Tokenizer:
         whole = self._backend.post_process(encoding, add_special_tokens=add_special_tokens)
         return list(whole.ids)
 
+    def encode_pair(self, one: str, other: str, max_tokens: int | None) -> tuple[list[int], int | None]:
+        """Ids of two texts as the model expects them, and where the second begins, if the model tells them apart.
+
+        The longer one is cut at its end so that there are at most `max_tokens`. Raises InvalidRequestError.
+        """
+        _check_unicode(one)
+        _check_unicode(other)
+        first, second = self._backend.encode_batch([one, other], add_special_tokens=False)
+        if max_tokens is not None:
+            room = max_tokens - self._backend.num_special_tokens_to_add(True)
+            if room < 2:
+                raise InvalidRequestError(
+                    f"Invalid value for 'truncate_prompt_tokens': {max_tokens} leaves no room beside the special tokens.",
+                    param="truncate_prompt_tokens",
+                )
+            keep = min(len(first), max(room - len(second), room // 2))
+            first.truncate(keep)
+            second.truncate(room - keep)
+        whole = self._backend.post_process(first, second, add_special_tokens=True)
+        types = whole.type_ids
+        return list(whole.ids), types.index(1) if 1 in types else None
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`; U+FFFD stands for malformed UTF-8. Ids outside the vocabulary have no text."""
         state = self.text_state(skip_special_tokens=skip_special_tokens)

@@ -16,9 +16,10 @@ from jaxserve.scheduler.embedding import EmbedScheduler
 from jaxserve.types import RequestId
 
 
-def text(name: str, token_ids: Any, priority: int = 0) -> AddRequest:
+def text(name: str, token_ids: Any, second_start: int | None = None) -> AddRequest:
     """A request of an engine that embeds."""
-    return AddRequest(RequestId(name), [int(token) for token in token_ids], SamplingParams(), priority)
+    ids = [int(token) for token in token_ids]
+    return AddRequest(RequestId(name), ids, SamplingParams(), second_start=second_start)
 
 
 class EmbeddingEngine:
@@ -58,9 +59,10 @@ class EmbeddingEngine:
                 self.programs |= news.stats.bucket_steps
         return found
 
-    def vectors(self, texts: list[Any]) -> list[np.ndarray]:
+    def vectors(self, texts: list[Any], second_starts: list[int | None] | None = None) -> list[np.ndarray]:
         """Of each text, in order."""
-        found = self.outputs([text(str(i), token_ids) for i, token_ids in enumerate(texts)])
+        starts = second_starts or [None] * len(texts)
+        found = self.outputs([text(str(i), ids, starts[i]) for i, ids in enumerate(texts)])
         vectors = []
         for i in range(len(texts)):
             vector = found[str(i)].vector

@@ -18,7 +18,7 @@ from jaxserve.executor.precompile import precompile
 from jaxserve.executor.task import resolve_task
 from jaxserve.ipc.messages import Abort, EmbeddingFacts
 from tests.engine.embedding_engine import EmbeddingEngine, text
-from tests.models.goldens import DATA, decoder_vectors, encoder_golden, minilm_golden
+from tests.models.goldens import DATA, decoder_vectors, encoder_golden, minilm_golden, pair_golden
 from tests.unit.checkpoint.checkpoint_files import minilm_directory, smollm2_file
 
 BERT = encoder_golden("bert_tiny")
@@ -156,6 +156,32 @@ def test_the_first_tokens_vector_is_taken_where_the_checkpoint_says_so() -> None
     for found, hidden in zip(engine.vectors(golden.token_ids), golden.hidden, strict=True):
         np.testing.assert_allclose(found, hidden[0], atol=2e-5)
     engine.close()
+
+
+def test_a_cross_encoder_scores_pairs_and_tells_their_texts_apart() -> None:
+    golden = pair_golden("bert_cross_tiny")
+    engine = EmbeddingEngine(golden.path, max_num_seqs=4, max_num_batched_tokens=64)
+    assert engine.facts.embedding == EmbeddingFacts(1, "cls", normalizes=True, scores_pairs=True)
+    found = np.concatenate(engine.vectors(golden.token_ids, golden.second_starts))
+    np.testing.assert_allclose(found, golden.scores, atol=1e-5)
+    as_one_text = np.concatenate(engine.vectors(golden.token_ids))
+    assert np.abs(as_one_text - golden.scores).max() > 0.01, "token types count"
+    engine.close()
+
+
+@pytest.mark.slow
+def test_a_cross_encoder_of_roberta_ends_in_a_sigmoid() -> None:
+    golden = pair_golden("roberta_cross_tiny")
+    assert golden.second_starts == [None] * 4
+    engine = EmbeddingEngine(golden.path)
+    found = np.concatenate(engine.vectors(golden.token_ids))
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-golden.scores)), atol=1e-5)
+    engine.close()
+
+
+def test_a_cross_encoder_has_no_other_pooling() -> None:
+    with pytest.raises(ConfigError, match="--pooling mean: a cross-encoder scores with the first token"):
+        EmbeddingEngine(pair_golden("bert_cross_tiny").path, pooling="mean")
 
 
 @pytest.mark.parametrize(

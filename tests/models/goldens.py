@@ -113,6 +113,29 @@ def encoder_golden(name: str) -> EncoderGolden:
 
 
 @dataclass(frozen=True, slots=True)
+class PairGolden:
+    """A tiny cross-encoder and what it makes of pairs."""
+
+    path: Path
+    token_ids: list[np.ndarray]
+    """int32 (T) each"""
+    second_starts: list[int | None]
+    """Where the second text of each begins, if the model tells the two apart."""
+    scores: np.ndarray
+    """float32 (pairs), before any sigmoid"""
+
+
+def pair_golden(name: str) -> PairGolden:
+    """One tiny cross-encoder."""
+    path = DATA / "encoders" / name
+    with np.load(path / "golden.npz", allow_pickle=False) as arrays:
+        scores = arrays["scores"]
+        types = [arrays[f"types_{i}"].tolist() for i in range(len(scores))]
+        starts = [ones.index(1) if 1 in ones else None for ones in types]
+        return PairGolden(path, [arrays[f"ids_{i}"] for i in range(len(scores))], starts, scores)
+
+
+@dataclass(frozen=True, slots=True)
 class VectorGolden:
     """What a model makes of prompts."""
 

@@ -7,6 +7,7 @@ so that no padding is involved; the pooling is written out here.
 
 encoders/NAME   a tiny encoder as a published model lies on disk (BERT with mean pooling and a vocab.txt, RoBERTa with
                 the first token's vector and a tokenizer.json) and golden.npz: ids_i (T) int32 and hidden_i (T, D).
+                NAME_cross: the same as a cross-encoder, with ids_i and types_i (T) and scores (pairs) before any sigmoid.
 minilm.npz      ids_i int32 and vectors (texts, 384), averaged and normalised.
 embeddings.npz  by decoder: NAME/ids_i int32, NAME/last and NAME/mean (prompts, D), not normalised.
 """
@@ -75,20 +76,26 @@ def write_modules(folder: Path, mode: str, max_tokens: int, *, normalizes: bool)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_tokens, "do_lower_case": False})
 
 
-def bert(folder: Path) -> transformers.PreTrainedModel:
-    """Mean pooling, normalised, at most 48 tokens of 64 positions."""
+def bert(folder: Path, *, is_cross: bool = False) -> transformers.PreTrainedModel:
+    """Mean pooling, normalised, at most 48 tokens of 64 positions; as a cross-encoder no sigmoid."""
     vocab = [*CONTROL, *WORDS, *"abcdefghijklmnopqrstuvwxyz.,!?", *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz")]
     vocab = list(dict.fromkeys(vocab))
     (folder / "vocab.txt").write_text("\n".join(vocab) + "\n")
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "do_lower_case": True})
-    write_modules(folder, "mean_tokens", 48, normalizes=True)
     config = {**TINY, "vocab_size": len(vocab), "max_position_embeddings": 64, "hidden_act": "gelu"}
+    if is_cross:
+        config |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+        extra = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}
+        names = {"architectures": ["BertForSequenceClassification"], "model_type": "bert"}
+        write_json(folder / "config.json", {**names, **config, **extra})
+        return transformers.BertForSequenceClassification(transformers.BertConfig(**config))
+    write_modules(folder, "mean_tokens", 48, normalizes=True)
     write_json(folder / "config.json", {"architectures": ["BertModel"], "model_type": "bert", **config})
     return transformers.BertModel(transformers.BertConfig(**config))
 
 
-def roberta(folder: Path) -> transformers.PreTrainedModel:
-    """The first token's vector, as long as it comes."""
+def roberta(folder: Path, *, is_cross: bool = False) -> transformers.PreTrainedModel:
+    """The first token's vector, as long as it comes; as a cross-encoder a sigmoid, which nothing says."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
@@ -104,9 +111,14 @@ def roberta(folder: Path) -> transformers.PreTrainedModel:
     )
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": "RobertaTokenizer", "eos_token": "</s>"})
-    write_modules(folder, "cls_token", 60, normalizes=False)
     config = {**TINY, "vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 66, "type_vocab_size": 1}
     config |= {"hidden_act": "gelu_new", "pad_token_id": 1, "layer_norm_eps": 1e-5}
+    if is_cross:
+        config |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+        names = {"architectures": ["RobertaForSequenceClassification"], "model_type": "roberta"}
+        write_json(folder / "config.json", {**names, **config})
+        return transformers.RobertaForSequenceClassification(transformers.RobertaConfig(**config))
+    write_modules(folder, "cls_token", 60, normalizes=False)
     write_json(folder / "config.json", {"architectures": ["RobertaModel"], "model_type": "roberta", **config})
     return transformers.RobertaModel(transformers.RobertaConfig(**config))
 
@@ -132,6 +144,28 @@ def make_encoder(name: str, make: Any, seed: int) -> None:
         ids = rng.integers(5, model.config.vocab_size, length)
         arrays |= {f"ids_{i}": ids.astype(np.int32), f"hidden_{i}": hidden_states(model, ids.tolist())}
     np.savez_compressed(folder / "golden.npz", **arrays)
+
+
+@torch.no_grad()
+def make_cross_encoder(name: str, make: Any, seed: int) -> None:
+    """One folder of encoders/ whose model scores pairs."""
+    folder = DATA / "encoders" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    model = make(folder, is_cross=True).eval()
+    random_weights(model, seed)
+    state = {key: value.detach().contiguous() for key, value in model.named_parameters()}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    rng = np.random.default_rng(seed)
+    arrays, scores = {}, []
+    for i, (one, other) in enumerate(((1, 1), (3, 9), (20, 5), (12, 30))):
+        ids = rng.integers(5, model.config.vocab_size, one + other)
+        types = np.repeat([0, model.config.type_vocab_size - 1], (one, other))
+        given = {"input_ids": torch.tensor([ids.tolist()]), "token_type_ids": torch.tensor([types.tolist()])}
+        scores.append(float(model(**given).logits[0, 0]))
+        arrays |= {f"ids_{i}": ids.astype(np.int32), f"types_{i}": types.astype(np.int32)}
+    print(name, scores)
+    np.savez_compressed(folder / "golden.npz", scores=np.asarray(scores, np.float32), **arrays)
 
 
 def make_minilm(directory: Path) -> None:
@@ -183,6 +217,8 @@ def main() -> None:
     torch.set_num_threads(1)
     make_encoder("bert_tiny", bert, 1)
     make_encoder("roberta_tiny", roberta, 2)
+    make_cross_encoder("bert_cross_tiny", bert, 3)
+    make_cross_encoder("roberta_cross_tiny", roberta, 4)
     make_minilm(arguments.minilm)
     make_decoders(arguments.smollm2)
 

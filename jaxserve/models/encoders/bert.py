@@ -1,11 +1,14 @@
-"""BERT and what shares its layers: MiniLM, BGE, E5, GTE (BertModel), and RoBERTa's line, which counts positions from 2."""
+"""BERT and what shares its layers: MiniLM, BGE, E5, GTE (BertModel), and RoBERTa's line, which counts positions from 2.
+
+With a head for one label they are cross-encoders, which score pairs of texts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from jaxserve.models.config import EncoderConfig
+from jaxserve.models.config import EncoderConfig, ScoringHead
 from jaxserve.models.families._common import (
     MAX_HEADS,
     MAX_LAYERS,
@@ -17,7 +20,10 @@ from jaxserve.models.families._common import (
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import MAX_POSITION
 
-ARCHITECTURES = ("BertModel", "RobertaModel", "XLMRobertaModel")
+SCORERS = ("BertForSequenceClassification", "RobertaForSequenceClassification", "XLMRobertaForSequenceClassification")
+ARCHITECTURES = ("BertModel", "RobertaModel", "XLMRobertaModel", *SCORERS)
+ACTIVATIONS: Mapping[str, bool] = {"Sigmoid": True, "Identity": False}
+"""What sentence-transformers may do with a score: whether it is a sigmoid."""
 
 DEFAULTS: Mapping[str, Any] = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2, "pad_token_id": 0}
 ROBERTA_DEFAULTS: Mapping[str, Any] = {"pad_token_id": 1}
@@ -26,7 +32,8 @@ MAX_TOKEN_TYPES = 16
 
 def encoder_config(hf: dict[str, Any]) -> EncoderConfig:
     """An encoder with absolute positions; a decoder in its clothes is refused."""
-    is_roberta = hf["architectures"][0] != "BertModel"
+    name = hf["architectures"][0]
+    is_roberta = not name.startswith("Bert")
     keys = Keys({**DEFAULTS, **(ROBERTA_DEFAULTS if is_roberta else {}), **hf})
     refuse_quantized(keys)
     keys.require("position_embedding_type", "absolute", None)
@@ -48,4 +55,30 @@ def encoder_config(hf: dict[str, Any]) -> EncoderConfig:
         norm_eps=keys.number("layer_norm_eps"),
         activation=read_activation(keys),
         first_position=first,
+        scoring=_scoring_head(keys, is_roberta=is_roberta) if name in SCORERS else None,
     )
+
+
+def _scoring_head(keys: Keys, *, is_roberta: bool) -> ScoringHead:
+    """Of one label, which `num_labels` or the table of labels says."""
+    labels = keys.get("id2label")
+    count = len(labels) if isinstance(labels, dict) else keys.get("num_labels")
+    if count != 1:
+        key = "id2label" if isinstance(labels, dict) else "num_labels"
+        raise keys.refusal(key, "one label, as a cross-encoder has that scores pairs")
+    keys.require("problem_type", None, "regression")
+    return ScoringHead("roberta" if is_roberta else "bert", _is_sigmoid(keys))
+
+
+def _is_sigmoid(keys: Keys) -> bool:
+    """As sentence-transformers wrote it down, in its newer or its older place; a sigmoid where it did not."""
+    table = keys.get("sentence_transformers")
+    inner = Keys(table, "sentence_transformers.") if isinstance(table, dict) else Keys({})
+    for place, key in ((inner, "activation_fn"), (keys, "sbert_ce_default_activation_function")):
+        value = place.get(key)
+        if value is not None:
+            name = str(value).rpartition(".")[2]
+            if name not in ACTIVATIONS:
+                raise place.refusal(key, " or ".join(ACTIVATIONS))
+            return ACTIVATIONS[name]
+    return True

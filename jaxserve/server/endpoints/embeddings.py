@@ -10,7 +10,14 @@ import numpy as np
 from aiohttp import web
 
 from jaxserve.server.body import read_body
-from jaxserve.server.embedding import answer_vectors, check_dimensions, check_total, encode_inputs, finished
+from jaxserve.server.embedding import (
+    check_dimensions,
+    check_total,
+    encode_inputs,
+    finished,
+    noting_departure,
+    vectors_of,
+)
 from jaxserve.server.request_id import adopt_request_id
 from jaxserve.server.routes import Route
 from jaxserve.server.schema.embeddings import (
@@ -30,7 +37,7 @@ async def embeddings(http: web.Request) -> web.StreamResponse:
     adopt_request_id(http, request.request_id)
     inputs = check_embedding(request, state.limits)
     state.require_model(request.model)
-    facts, model = state.client.require_embedding()
+    facts, model = state.client.require_vectors()
     check_dimensions(request.dimensions, model)
     texts = await encode_inputs(
         state,
@@ -41,7 +48,8 @@ async def embeddings(http: web.Request) -> web.StreamResponse:
         add_special_tokens=request.add_special_tokens is not False,
     )
     check_total(state, texts, "input")
-    vectors = await answer_vectors(http, facts, texts, request.priority)
+    with noting_departure(state):
+        vectors = await vectors_of(state, facts, texts, request.priority or 0)
     normalizes = next(
         (asked for asked in (request.normalize, request.use_activation) if asked is not None), model.normalizes
     )

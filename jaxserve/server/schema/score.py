@@ -26,7 +26,7 @@ class Score(msgspec.Struct, kw_only=True):
     index: int
     """Which of the pairs it is of."""
     score: float
-    """The cosine of the angle between the two vectors, -1 to 1."""
+    """The cosine of the angle between the two vectors, -1 to 1; of a cross-encoder, what it says of the pair."""
 
 
 class ScoreReply(msgspec.Struct, kw_only=True):
@@ -66,7 +66,7 @@ class RerankResult(msgspec.Struct, kw_only=True):
     """Which of the documents it is."""
     document: Document | msgspec.UnsetType = msgspec.UNSET
     relevance_score: float
-    """The cosine of the angle between the vectors of query and document, -1 to 1."""
+    """The cosine of the angle between the vectors of query and document, -1 to 1; of a cross-encoder, what it says."""
 
 
 class RerankReply(msgspec.Struct, kw_only=True):

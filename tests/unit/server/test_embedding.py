@@ -54,3 +54,46 @@ async def test_the_first_refusal_ends_the_request_and_the_other_texts(api: Api) 
     status, reply = await task
     assert (status, reply["error"]["message"]) == (429, "the queue is full")
     assert await api.engine.was_aborted() == second.request_id
+
+
+async def ready(api: Api, *, scores_pairs: bool) -> None:
+    facts = EmbeddingFacts(1, "cls", normalizes=True, scores_pairs=scores_pairs)
+    api.engine.say(Ready(msgspec.structs.replace(FACTS, embedding=facts)))
+    await api.engine.is_heard()
+
+
+async def test_a_cross_encoder_reads_each_pair_at_once(api: Api) -> None:
+    await ready(api, scores_pairs=True)
+    documents = ["first", "second one", "third"]
+    task = asyncio.create_task(api.post("/v1/rerank", {"query": "what?", "documents": documents, "top_n": 2}))
+    for document, score in zip(documents, (0.25, -3.5, 7.0), strict=True):
+        request = await api.engine.added()
+        assert (request.prompt_token_ids, request.second_start) == api.tokenizer.encode_pair("what?", document, None)
+        api.engine.output(request, [], finish_reason="stop", vector=np.float32(score).tobytes())
+    status, reply = await task
+    assert status == 200
+    assert [(result["index"], result["relevance_score"]) for result in reply["results"]] == [(2, 7.0), (0, 0.25)]
+    tokens = sum(len(api.tokenizer.encode_pair("what?", document, None)[0]) for document in documents)
+    assert reply["usage"]["prompt_tokens"] == tokens
+
+
+async def test_a_pair_that_is_too_long_is_refused_or_cut(api: Api) -> None:
+    await ready(api, scores_pairs=True)
+    body = {"text_1": "a b c", "text_2": ["d", "word " * 80]}
+    status, reply = await api.post("/v1/score", body)
+    assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
+    assert "number 1 of 'text_2'" in reply["error"]["message"]
+    task = asyncio.create_task(api.post("/v1/score", {**body, "truncate_prompt_tokens": 10}))
+    for length in (len(api.tokenizer.encode_pair("a b c", "d", None)[0]), 10):
+        request = await api.engine.added()
+        assert len(request.prompt_token_ids) == length
+        api.engine.output(request, [], finish_reason="stop", vector=np.float32(0.5).tobytes())
+    status, reply = await task
+    assert [score["score"] for score in reply["data"]] == [0.5, 0.5]
+
+
+async def test_a_cross_encoder_makes_no_vectors(api: Api) -> None:
+    await ready(api, scores_pairs=True)
+    status, reply = await api.post("/v1/embeddings", {"input": "a"})
+    assert (status, reply["error"]["code"]) == (400, "unsupported_task")
+    assert "cross-encoder" in reply["error"]["message"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import BertTokenizer
 
-from jaxserve.errors import CheckpointError
+from jaxserve.errors import CheckpointError, InvalidRequestError
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.models.goldens import DATA
 
@@ -48,3 +48,28 @@ def test_a_switch_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": "yes"}')
     with pytest.raises(CheckpointError, match=r"tokenizer_config.json: do_lower_case: expected true or false"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("most", [None, 40, 12, 5])
+@pytest.mark.parametrize(
+    ("one", "other"), [("the fox", "lazy dogs jump over many"), ("a b c d e f g h", "fox"), ("a b c d", "e f g h")]
+)
+def test_pairs_are_those_of_transformers_cut_from_the_longer_text(one: str, other: str, most: int | None) -> None:
+    theirs = BertTokenizer.from_pretrained(BERT)
+    expected = theirs(one, other, truncation="longest_first" if most else False, max_length=most)
+    ids, start = load_tokenizer(BERT).encode_pair(one, other, most)
+    assert len(ids) == len(expected["input_ids"])
+    assert start == expected["token_type_ids"].index(1)
+    assert ids == expected["input_ids"]
+
+
+def test_special_tokens_leave_room_or_it_is_said() -> None:
+    tokenizer = load_tokenizer(BERT)
+    assert len(tokenizer.encode_cut("the quick brown fox", 3, add_special_tokens=True)) == 3
+    assert (
+        tokenizer.encode_cut("the quick brown fox", 2, add_special_tokens=False) == tokenizer.encode("the quick")[1:-1]
+    )
+    with pytest.raises(InvalidRequestError, match="2 leaves no room beside the special tokens"):
+        tokenizer.encode_cut("fox", 2, add_special_tokens=True)
+    with pytest.raises(InvalidRequestError, match="4 leaves no room"):
+        tokenizer.encode_pair("fox", "dog", 4)
