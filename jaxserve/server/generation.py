@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -242,23 +242,22 @@ async def answer_without_engine(
     return events.response
 
 
-async def collect(job: Job, generation: Generation) -> list[list[Piece]]:
-    """All pieces of each choice."""
-    collected: list[list[Piece]] = [[] for _ in job.choices]
+async def take_pieces(job: Job, generation: Generation, take: Callable[[Piece], object]) -> None:
+    """Give every piece of every choice to `take`."""
     choices = job.choices_by_id
 
-    def gather(news: list[RequestOutput]) -> bool:
+    def take_news(news: list[RequestOutput]) -> bool:
         for piece in pieces_of(news, choices, generation):
-            collected[piece.index].append(piece)
+            take(piece)
         return True
 
     while not generation.is_finished:
-        await generation.feed(gather)
-    return collected
+        await generation.feed(take_news)
 
 
 async def _collect(job: Job, spelling: ReplyFormat, generation: Generation) -> web.Response:
-    collected = await collect(job, generation)
+    collected: list[list[Piece]] = [[] for _ in job.choices]
+    await take_pieces(job, generation, lambda piece: collected[piece.index].append(piece))
 
     def spell() -> bytes:
         return msgspec.json.encode(spelling.reply(collected, job.usage()))

@@ -12,7 +12,7 @@ from jaxserve.errors import InvalidRequestError, RequestError, ResponseNotFoundE
 from jaxserve.server.body import ignored_fields, read_body
 from jaxserve.server.chat_job import make_chat_job
 from jaxserve.server.errors import hide_internal_error
-from jaxserve.server.generation import Job, answer, collect, generating
+from jaxserve.server.generation import Job, answer, generating, take_pieces
 from jaxserve.server.renaming import renamed
 from jaxserve.server.reply import json_reply
 from jaxserve.server.request_id import adopt_request_id
@@ -98,7 +98,8 @@ def _start(state: ServerState, job: Job, reply: ResponseReply, room: contextlib.
     async def work() -> None:
         try:
             with generating(state, job) as generation:
-                reply.reply(await collect(job, generation), job.usage())
+                await take_pieces(job, generation, lambda piece: reply.chunks(piece, None))
+            reply.closing(job.usage())
         except Exception as error:
             reply.fail(error if isinstance(error, RequestError) else hide_internal_error(error, reply.id))
 

@@ -48,13 +48,16 @@ async def test_a_background_response_is_there_when_it_is_done(api: Api) -> None:
 
 async def test_a_background_response_that_is_cancelled_stops_in_the_engine(api: Api) -> None:
     _, begun = await api.post(PATH, BODY)
-    request = await api.engine.added()
+    request = await play(api, [ids(api, "He")], finish_reason=None)
+    await api.engine.is_heard()
     for _ in range(2):
         status, response = await ask(api, "POST", f"{begun['id']}/cancel")
         assert (status, response["status"]) == (200, "cancelled")
     assert await api.engine.was_aborted() == request.request_id
     assert api.client.num_admitted == 0
     assert (await ask(api, "GET", begun["id"]))[1] == response
+    (message,) = response["output"]
+    assert (message["status"], message["content"][0]["text"]) == ("incomplete", "He")
 
 
 async def test_a_background_response_that_fails_says_why(api: Api) -> None:
