@@ -94,4 +94,4 @@ def test_errors_are_the_sdks_own_classes(client: openai.OpenAI) -> None:
         client.responses.create(model=MODEL, input="word " * 2000)
     assert too_long.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError):
-        client.responses.create(model=MODEL, input=QUESTION, background=True)
+        client.responses.create(model=MODEL, input=QUESTION, tools=[{"type": "web_search"}])
