@@ -130,7 +130,7 @@ def _operation(route: Route, by_type: dict[str, Any]) -> dict[str, Any]:
         operation["requestBody"] = {"required": True, "content": content}
     content = {route.media_type: {"schema": by_type.get(_key(route.reply), {"type": "string"})}}
     if route.event is not None:
-        content["text/event-stream"] = {"schema": _event(by_type[_key(route.event)])}
+        content["text/event-stream"] = {"schema": _event(by_type[_key(route.event)], route.last_event)}
     responses = {"200": {"description": "The reply.", "headers": headers, "content": content}}
     error = route.style.error_struct.__name__
     responses |= {str(status): {"$ref": f"#/components/responses/{error}{status}"} for status in sorted(statuses)}
@@ -141,10 +141,11 @@ def _operation(route: Route, by_type: dict[str, Any]) -> dict[str, Any]:
     return operation
 
 
-def _event(data: dict[str, Any]) -> dict[str, Any]:
+def _event(data: dict[str, Any], last: str | None) -> dict[str, Any]:
     """A server-sent event as OpenAPI 3.2 describes it."""
     text = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
-    return {"type": "object", "properties": {"event": {"type": "string"}, "data": text}, "required": ["data"]}
+    either = text if last is None else {"anyOf": [text, {"const": last}]}
+    return {"type": "object", "properties": {"event": {"type": "string"}, "data": either}, "required": ["data"]}
 
 
 def _error_responses(style: ApiStyle, by_type: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

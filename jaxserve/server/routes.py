@@ -50,6 +50,8 @@ class Route:
     """The JSON of a 200: a struct or a union of structs; None for other media types."""
     event: Any = None
     """The data of one server-sent event, where the reply can be streamed: a struct or a union of structs."""
+    last_event: str | None = None
+    """The data of the event behind all those, which is not JSON."""
     other_replies: tuple[tuple[int, Any], ...] = ()
     """By status, those that are not error objects."""
     media_type: str = "application/json"

@@ -59,5 +59,5 @@ def _plain(bound: float) -> str:
 def payload_of(schema: dict[str, Any]) -> dict[str, Any]:
     """What a body carries: of server-sent events the data."""
     data = schema.get("properties", {}).get("data", {})
-    payload: dict[str, Any] = data.get("contentSchema", schema)
+    payload: dict[str, Any] = data.get("anyOf", [data])[0].get("contentSchema", schema)
     return payload

@@ -161,5 +161,6 @@ ROUTES = (
         request=ChatRequest,
         reply=ChatCompletion,
         event=ChatChunk,
+        last_event="[DONE]",
     ),
 )

@@ -204,5 +204,6 @@ ROUTES = (
         request=CompletionRequest,
         reply=Completion,
         event=Completion,
+        last_event="[DONE]",
     ),
 )

@@ -133,3 +133,18 @@ def test_types_read_as_words() -> None:
     assert type_text({"anyOf": [{"type": "array", "items": reference}, {"type": "null"}]}) == "list of <Usage>"
     assert type_text({"type": "object", "additionalProperties": {"type": "number"}}) == "object of number"
     assert type_text({"enum": ["low", 1]}) == '"low" or 1'
+
+
+@pytest.mark.parametrize(
+    ("path", "last"),
+    [
+        ("/v1/chat/completions", "[DONE]"),
+        ("/v1/completions", "[DONE]"),
+        ("/v1/responses", None),
+        ("/v1/messages", None),
+    ],
+)
+def test_streams_that_end_with_words_say_so(path: str, last: str | None) -> None:
+    content = DOCUMENT["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]
+    data = content["schema"]["properties"]["data"]
+    assert (data["anyOf"][1:] if last else data.get("anyOf")) == ([{"const": last}] if last else None)
