@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     script = [*tokenizer.encode(f"assistant\n{REPLY}", add_special_tokens=False), EOS]
     fake = {"vocab_size": 389, "num_blocks": 2048, "script": {"cue": START, "token_ids": script}}
     model = {"model": str(TOKENIZER), "served_model_name": "tiny", "chat_template": str(template)}
-    parsers = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
+    parsers = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3", "strict_parameters": True}
     with running(fake, model=model, server=parsers) as running_server:
         yield running_server
 

@@ -32,6 +32,10 @@ class InputItem(msgspec.Struct, kw_only=True):
     type: str | None = None
     """`message`, `reasoning`, `function_call` or `function_call_output`."""
     id: str | None = None
+    status: str | None = None
+    """Of an item that was in a reply; every item counts as complete."""
+    phase: str | None = None
+    """Of an assistant's message: a hint that no chat template reads."""
     role: str | None = None
     content: str | list[ContentPart] | None = None
     """Of messages and reasoning."""
