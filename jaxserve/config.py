@@ -175,6 +175,7 @@ class ConnectionConfig:
 
     max_request_line: int = option(8 << 10, ge=1024, unit="bytes", help="longest request line; longer ones get 431")
     max_header_size: int = option(16 << 10, ge=1024, unit="bytes", help="longest header; longer ones get 431")
+    max_headers: int = option(128, ge=16, help="headers of a request; more get 400")
     header_timeout: float = option(30.0, ge=0.01, help="seconds in which the headers of the first request must arrive")
     body_timeout: float = option(60.0, ge=0.01, help="seconds in which a body must arrive")
     write_timeout: float = option(60.0, ge=0.01, help="seconds after which a client that takes nothing counts as gone")

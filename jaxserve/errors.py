@@ -67,6 +67,7 @@ class InvalidRequestError(RequestError):
 
     status = 400
     type = "invalid_request_error"
+    default_code = "invalid_value"
 
 
 class UnsupportedParameterError(InvalidRequestError):

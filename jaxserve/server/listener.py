@@ -80,6 +80,7 @@ class Connection(RequestHandler):
             "access_log": None,
             "auto_decompress": False,
             "keepalive_timeout": config.keep_alive_timeout,
+            "max_headers": config.max_headers,
             "max_line_size": config.max_request_line,
             "max_field_size": config.max_header_size,
         }

@@ -11,6 +11,7 @@ from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError
 from jaxserve.server.schema.bounds import Bound, check_bounds
 from jaxserve.server.schema.common import GenerationFields
+from jaxserve.server.schema.decode import missing
 from jaxserve.server.schema.limits import MAX_ECHOED_CHARS
 from jaxserve.server.schema.unsupported import refuse
 
@@ -198,7 +199,7 @@ def _check_tools(tools: Sequence[ToolInput]) -> None:
             raise refuse(f"{place}.type={tool.type[:MAX_ECHOED_CHARS]}")
         for name in ("name", "input_schema"):
             if getattr(tool, name) is None:
-                raise InvalidRequestError(f"Missing required parameter: '{place}.{name}'.", param=f"{place}.{name}")
+                raise missing(f"{place}.{name}")
         for name, is_asked in (
             ("input_examples", bool(tool.input_examples)),
             ("defer_loading", bool(tool.defer_loading)),

@@ -48,14 +48,21 @@ def invalid_field(text: str, prefix: str = "", value: object = msgspec.UNSET) ->
     match = _PATH.match(text)
     assert match is not None, "the pattern matches any text"
     reason, path = match["reason"], match["path"] or ""
-    missing = _MISSING.match(reason)
-    if missing:
-        path = f"{path}.{missing['field']}" if path else missing["field"]
-        return InvalidRequestError(f"Missing required parameter: '{prefix}{path}'.", param=prefix + path)
+    absent = _MISSING.match(reason)
+    if absent:
+        path = f"{path}.{absent['field']}" if path else absent["field"]
+        return missing(prefix + path)
     got = "" if value is msgspec.UNSET else f", got {shorten(value)}"
     if not path:
         return InvalidRequestError(f"Invalid body: {reason}{got}.")
     return InvalidRequestError(f"Invalid value for '{prefix}{path}': {reason}{got}.", param=prefix + path)
+
+
+def missing(param: str) -> InvalidRequestError:
+    """The error that names a field without which there is nothing to do."""
+    return InvalidRequestError(
+        f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
+    )
 
 
 def shorten(value: object) -> str:

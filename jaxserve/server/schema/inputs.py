@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from jaxserve.errors import InvalidRequestError
+from jaxserve.server.schema.decode import missing
 
 
 def texts_or_ids(name: str, value: str | list[Any] | None) -> list[str | list[int]]:
     """Each as an entry of its own; none is empty. Whether ids are ids is checked later, where the vocabulary is known."""
     if value is None:
-        raise InvalidRequestError(f"Missing required parameter: '{name}'.", param=name)
+        raise missing(name)
     if isinstance(value, str) or (value and type(value[0]) is int):
         value = [value]
     if not value or any(len(one) == 0 for one in value if isinstance(one, str | list)):

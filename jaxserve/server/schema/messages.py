@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from jaxserve.errors import InvalidRequestError
+from jaxserve.server.schema.decode import missing
 from jaxserve.server.schema.limits import MAX_ECHOED_CHARS
 from jaxserve.server.schema.unsupported import refuse
 
@@ -114,7 +115,7 @@ def check_parts(place: str, parts: list[ContentPart], *types: str) -> None:
         if part.type not in (types or _TEXT_PARTS):
             raise refuse(f"{place}[{i}].type={part.type[:MAX_ECHOED_CHARS]}")
         if part.text is None:
-            raise InvalidRequestError(f"Missing required parameter: '{place}[{i}].text'.", param=f"{place}[{i}].text")
+            raise missing(f"{place}[{i}].text")
 
 
 def _template_call(call: MessageToolCall) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from jaxserve.errors import InvalidRequestError
-from jaxserve.server.schema.decode import shorten
+from jaxserve.server.schema.decode import missing, shorten
 from jaxserve.server.schema.messages import ContentPart, check_parts
 from jaxserve.server.schema.response_items import (
     FunctionCallItem,
@@ -127,4 +127,4 @@ def _required(place: str, value: str | None) -> str:
 
 
 def _missing(place: str) -> InvalidRequestError:
-    return InvalidRequestError(f"Missing required parameter: '{place}'.", param=place)
+    return missing(place)

@@ -13,7 +13,7 @@ from jaxserve.server.schema.bounds import Bound, check_bounds
 from jaxserve.server.schema.checks import check_count
 from jaxserve.server.schema.common import GenerationFields
 from jaxserve.server.schema.conversation import ReasoningEffort
-from jaxserve.server.schema.decode import shorten
+from jaxserve.server.schema.decode import missing, shorten
 from jaxserve.server.schema.response_input import InputItem
 from jaxserve.server.schema.unsupported import refuse
 
@@ -190,7 +190,7 @@ def _check_tools(tools: list[FunctionTool]) -> None:
                 param=f"tools[{i}].type",
             )
         if tool.name is None:
-            raise InvalidRequestError(f"Missing required parameter: 'tools[{i}].name'.", param=f"tools[{i}].name")
+            raise missing(f"tools[{i}].name")
         for name in _TOOL_OPTIONS:
             if getattr(tool, name) not in (None, False, ["direct"]):
                 raise refuse(f"tools[{i}].{name.removeprefix('is_')}")

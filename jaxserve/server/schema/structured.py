@@ -9,7 +9,7 @@ import msgspec
 
 from jaxserve.errors import InvalidRequestError, UnsupportedParameterError
 from jaxserve.ipc.messages import Grammar
-from jaxserve.server.schema.decode import shorten
+from jaxserve.server.schema.decode import missing, shorten
 
 _ANY_OBJECT: Final = Grammar("json_schema", '{"type":"object"}')
 _COUNTS: Final = ("minItems", "minLength", "minProperties")
@@ -88,7 +88,7 @@ def _of_format(response_format: ResponseFormat, max_depth: int) -> NamedGrammar 
         case "json_schema":
             param = "response_format.json_schema.schema"
             if response_format.json_schema is None or response_format.json_schema.schema is None:
-                raise InvalidRequestError(f"Missing required parameter: '{param}'.", param=param)
+                raise missing(param)
             return NamedGrammar(schema_grammar(response_format.json_schema.schema, param, max_depth), param)
     raise UnsupportedParameterError(
         "Unsupported parameter: 'response_format.type' must be text, json_object or json_schema, got "

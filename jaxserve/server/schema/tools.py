@@ -11,7 +11,7 @@ import msgspec
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, UnsupportedParameterError
 from jaxserve.server.schema.bounds import Bound
-from jaxserve.server.schema.decode import shorten
+from jaxserve.server.schema.decode import missing, shorten
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -81,7 +81,7 @@ def _check_tool(place: str, tool: ToolDefinition, names: set[str], limits: Limit
         )
     function = tool.function
     if function is None:
-        raise InvalidRequestError(f"Missing required parameter: '{place}.function'.", param=f"{place}.function")
+        raise missing(f"{place}.function")
     if not _NAME.fullmatch(function.name):
         raise _invalid(f"{place}.function.name", f"1 to 64 of a-z A-Z 0-9 _ . -, got {shorten(function.name)}")
     if function.name in names:

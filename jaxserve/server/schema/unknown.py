@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -19,19 +19,32 @@ _NOTHING: tuple[Any, ...] = (None, "", [], {})
 """Values that ask for nothing; clients send replies back with such."""
 
 
-def unknown_inside(struct: type[msgspec.Struct], fields: Mapping[str, msgspec.Raw]) -> Iterator[str]:
+def unknown_inside(struct: type[msgspec.Struct], fields: Mapping[str, msgspec.Raw]) -> list[str]:
     """Paths of unknown fields below the top level of a body that `struct` has decoded."""
-    for name, kind in _nesting(struct).items():
+    found: list[str] = []
+    for name, kind in _shape(struct).nesting.items():
         if name in fields:
-            yield from _unknown(kind, msgspec.json.decode(fields[name]), name)
+            _look(kind, msgspec.json.decode(fields[name]), name, found)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What there is to know of a struct."""
+
+    known: frozenset[str]
+    """Names that are no surprise."""
+    nesting: Mapping[str, Type]
+    """The fields that may hold structs, as they are spelled in JSON."""
 
 
 @cache
-def _nesting(struct: type[msgspec.Struct]) -> Mapping[str, Type]:
-    """The fields that may hold structs, as they are spelled in JSON."""
+def _shape(struct: type[msgspec.Struct]) -> _Shape:
     info = msgspec.inspect.type_info(struct)
     assert isinstance(info, StructType), "a struct's type is one"
-    return MappingProxyType({field.encode_name: field.type for field in info.fields if _may_hold_struct(field.type)})
+    names = {field.encode_name: field.type for field in info.fields}
+    known = frozenset(names) | NO_OPS | ({info.tag_field} if info.tag_field is not None else set())
+    return _Shape(known, MappingProxyType({name: kind for name, kind in names.items() if _may_hold_struct(kind)}))
 
 
 def _may_hold_struct(kind: Type) -> bool:
@@ -42,32 +55,24 @@ def _may_hold_struct(kind: Type) -> bool:
     return isinstance(kind, StructType) or (isinstance(kind, CollectionType) and _may_hold_struct(kind.item_type))
 
 
-def _unknown(kind: Type, value: Any, place: str) -> Iterator[str]:
+def _look(kind: Type, value: Any, place: str, found: list[str]) -> None:
     if isinstance(kind, Metadata):
-        yield from _unknown(kind.type, value, place)
+        _look(kind.type, value, place, found)
     elif isinstance(kind, UnionType):
         for member in kind.types:
             if _is_meant(member, value):
-                yield from _unknown(member, value, place)
+                _look(member, value, place, found)
     elif isinstance(kind, CollectionType) and isinstance(value, list):
-        for i, item in enumerate(itertools.islice(value, _MAX_ITEMS)):
-            yield from _unknown(kind.item_type, item, f"{place}[{i}]")
+        for i, item in enumerate(value[:_MAX_ITEMS]):
+            _look(kind.item_type, item, f"{place}[{i}]", found)
     elif isinstance(kind, StructType) and isinstance(value, dict):
-        yield from _unknown_of(kind, value, place)
-
-
-def _unknown_of(kind: StructType, value: dict[str, Any], place: str) -> Iterator[str]:
-    nesting = _nesting(kind.cls)
-    for name, child in value.items():
-        if name in nesting:
-            yield from _unknown(nesting[name], child, f"{place}.{name}")
-        elif (
-            name not in kind.cls.__struct_encode_fields__
-            and name != kind.tag_field
-            and name not in NO_OPS
-            and child not in _NOTHING
-        ):
-            yield f"{place}.{name}"
+        shape = _shape(kind.cls)
+        for name, child in value.items():
+            if name not in shape.known:
+                if child not in _NOTHING:
+                    found.append(f"{place}.{name}")
+            elif isinstance(child, dict | list) and name in shape.nesting:
+                _look(shape.nesting[name], child, f"{place}.{name}", found)
 
 
 def _is_meant(member: Type, value: Any) -> bool:

@@ -35,6 +35,13 @@ async def test_a_body_that_does_not_arrive_is_not_waited_for(tokenizer: Tokenize
         writer.close()
 
 
+async def test_too_many_headers_are_refused(tokenizer: Tokenizer) -> None:
+    async with running_api(tokenizer, connection=ConnectionConfig(max_headers=16)) as api:
+        for count, status in ((5, 200), (20, 400)):
+            async with api.http.get("/health", headers={f"X-{i}": "x" for i in range(count)}) as response:
+                assert response.status == status
+
+
 async def test_a_long_header_is_refused_naming_the_setting(tokenizer: Tokenizer) -> None:
     connection = ConnectionConfig(max_header_size=1024, max_request_line=2048)
     async with running_api(tokenizer, connection=connection) as api:

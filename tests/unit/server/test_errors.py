@@ -43,12 +43,13 @@ async def refusal(api: Api, method: str, path: str, **options: Any) -> tuple[int
         ("POST", "/v1/completions", {"data": b"{}", "headers": JSON | {"Content-Encoding": "gzip"}}, 415, "unsupported_media_type"),
         ("POST", "/v1/completions", {"data": b" " * (MAX_BODY_SIZE + 1), "headers": JSON}, 413, "payload_too_large"),
         ("POST", "/v1/completions", {"json": {"prompt": "x", "tools": [{}]}}, 400, "unsupported_parameter"),
-        ("POST", "/detokenize", {"json": {"tokens": [400]}}, 400, None),
-        ("POST", "/tokenize", {"json": {}}, 400, None),
+        ("POST", "/detokenize", {"json": {"tokens": [400]}}, 400, "invalid_value"),
+        ("POST", "/tokenize", {"json": {}}, 400, "invalid_value"),
+        ("POST", "/detokenize", {"json": {}}, 400, "missing_required_parameter"),
     ],
 )  # fmt: skip
 async def test_refusal_has_shape_and_status(
-    api: Api, method: str, path: str, options: dict[str, Any], status: int, code: str | None
+    api: Api, method: str, path: str, options: dict[str, Any], status: int, code: str
 ) -> None:
     found, error = await refusal(api, method, path, **options)
     assert (found, error["code"]) == (status, code)
