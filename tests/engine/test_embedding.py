@@ -86,8 +86,9 @@ def test_an_aborted_text_in_flight_brings_no_vector(engine: EmbeddingEngine) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3_tiny", "llama3_tiny", "smollm3_sliding_tiny"])
-@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize(
+    ("name", "pooling"), [("qwen3_tiny", "last"), ("llama3_tiny", "mean"), ("smollm3_sliding_tiny", "last")]
+)
 def test_decoders_embed_as_transformers_does(name: str, pooling: Any) -> None:
     golden = decoder_vectors(name)
     engine = EmbeddingEngine(DATA / name, pooling=pooling, max_num_batched_tokens=96)

@@ -11,8 +11,8 @@ from jaxserve.cli.options import load_config
 FILES = sorted((Path(__file__).parents[3] / "configs").glob("*"))
 
 
-def test_there_is_a_config_for_each_kind_of_device() -> None:
-    assert [file.name for file in FILES] == ["gpu-8b.yaml", "laptop-cpu.yaml", "tpu-v5e.yaml"]
+def test_there_is_a_config_for_each_kind_of_device_and_task() -> None:
+    assert [file.name for file in FILES] == ["gpu-8b.yaml", "laptop-cpu.yaml", "minilm-cpu.yaml", "tpu-v5e.yaml"]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
