@@ -63,7 +63,8 @@ def counted_request(request: Conversation, tokens: Tokenization) -> ChatRequest:
 def _conversation(request: Conversation, tokens: Tokenization) -> dict[str, Any]:
     messages = chat_messages(request)
     choice = request.tool_choice
-    variables = _thinking_variables(request.thinking, tokens, has_tools=bool(request.tools))
+    has_tools = bool(request.tools) and not (choice is not None and choice.type == "none")
+    variables = _thinking_variables(request.thinking, tokens, has_tools=has_tools)
     return {
         "messages": messages,
         "continue_final_message": messages[-1].role == "assistant" if messages else None,

@@ -14,7 +14,7 @@ _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-\[\]:_]+")
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9\-_, ]{0,4096}")
 _METHODS = "GET, POST, DELETE"
 _MAX_AGE_S = 600
-_EXPOSED = "X-Request-Id, x-jaxserve-ignored, Retry-After"
+_EXPOSED = "X-Request-Id, request-id, x-jaxserve-ignored, Retry-After"
 
 
 class CorsPolicy:

@@ -26,6 +26,7 @@ from jaxserve.server.schema.anthropic import (
 )
 from jaxserve.server.schema.anthropic_reply import (
     AnthropicError,
+    Block,
     BlockEvent,
     Message,
     MessageDelta,
@@ -90,15 +91,7 @@ class MessageFormat:
         self._last: Piece | None = None
 
     def opening(self) -> list[msgspec.Struct]:
-        start = Message(
-            id=self._id,
-            model=self._model,
-            content=[],
-            stop_reason=None,
-            stop_sequence=None,
-            usage=message_usage(self._usage),
-        )
-        return [MessageStart(start), Ping()]
+        return [MessageStart(self._message([], MessageEnd(None, None), self._usage)), Ping()]
 
     def chunks(self, piece: Piece, usage: Usage | None) -> list[msgspec.Struct]:
         self._last = piece
@@ -113,7 +106,9 @@ class MessageFormat:
         (pieces,) = choices
         events = merged([event for piece in pieces for event in _events(piece)])
         content = blocks_of([*self._blocks.of(events), *self._blocks.end()])
-        end = self._end(pieces[-1])
+        return self._message(content, self._end(pieces[-1]), usage)
+
+    def _message(self, content: list[Block], end: MessageEnd, usage: Usage) -> Message:
         return Message(
             id=self._id,
             model=self._model,

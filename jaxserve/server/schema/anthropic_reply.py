@@ -130,9 +130,9 @@ BlockEvent = BlockStart | BlockDelta | BlockStop
 
 
 class MessageEnd(msgspec.Struct):
-    """Why the message ended."""
+    """Why the message ended; null where it has not."""
 
-    stop_reason: StopReason
+    stop_reason: StopReason | None
     stop_sequence: str | None
 
 
