@@ -40,6 +40,7 @@ from jaxserve.server.schema.anthropic_reply import (
     message_usage,
 )
 from jaxserve.server.schema.chat import check_chat
+from jaxserve.server.schema.timing import RequestTiming
 from jaxserve.server.schema.usage import Usage
 from jaxserve.server.sse import Framing, frame
 from jaxserve.server.state import STATE, ServerState
@@ -87,11 +88,12 @@ class MessageFormat:
         self._is_window_short = job.requests[0].sampling.max_tokens < request.max_tokens
         self._model = state.model_name
         self._id = f"msg_{uuid.uuid4().hex}"
-        self._usage = job.usage()
+        self._job = job
+        self._wants_timing = bool(request.return_metrics)
         self._last: Piece | None = None
 
     def opening(self) -> list[msgspec.Struct]:
-        return [MessageStart(self._message([], MessageEnd(None, None), self._usage)), Ping()]
+        return [MessageStart(self._message([], MessageEnd(None, None), self._job.usage())), Ping()]
 
     def chunks(self, piece: Piece, usage: Usage | None) -> list[msgspec.Struct]:
         self._last = piece
@@ -100,13 +102,15 @@ class MessageFormat:
 
     def closing(self, usage: Usage) -> list[msgspec.Struct]:
         assert self._last is not None, "a stream ends with its choice"
-        return [MessageDelta(self._end(self._last), message_usage(usage)), MessageStop()]
+        return [MessageDelta(self._end(self._last), message_usage(usage), self._timing()), MessageStop()]
 
     def reply(self, choices: list[list[Piece]], usage: Usage) -> msgspec.Struct:
         (pieces,) = choices
         events = merged([event for piece in pieces for event in _events(piece)])
         content = blocks_of([*self._blocks.of(events), *self._blocks.end()])
-        return self._message(content, self._end(pieces[-1]), usage)
+        message = self._message(content, self._end(pieces[-1]), usage)
+        message.metrics = self._timing()
+        return message
 
     def _message(self, content: list[Block], end: MessageEnd, usage: Usage) -> Message:
         return Message(
@@ -117,6 +121,9 @@ class MessageFormat:
             stop_sequence=end.stop_sequence,
             usage=message_usage(usage),
         )
+
+    def _timing(self) -> RequestTiming | msgspec.UnsetType:
+        return self._job.timing() if self._wants_timing else msgspec.UNSET
 
     def _end(self, last: Piece) -> MessageEnd:
         if isinstance(last.stop_reason, str):

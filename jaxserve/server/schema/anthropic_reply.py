@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from jaxserve.errors import RequestError
+from jaxserve.server.schema.timing import RequestTiming
 from jaxserve.server.schema.usage import Usage
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
@@ -68,6 +69,8 @@ class Message(msgspec.Struct, kw_only=True):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
+    metrics: RequestTiming | msgspec.UnsetType = msgspec.UNSET
+    """Only with `return_metrics`."""
 
 
 class TokenCount(msgspec.Struct):
@@ -141,6 +144,8 @@ class MessageDelta(msgspec.Struct, tag_field="type", tag="message_delta"):
 
     delta: MessageEnd
     usage: MessageUsage
+    metrics: RequestTiming | msgspec.UnsetType = msgspec.UNSET
+    """Only with `return_metrics`."""
 
 
 class MessageStop(msgspec.Struct, tag_field="type", tag="message_stop"):

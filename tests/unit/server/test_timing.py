@@ -16,9 +16,13 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
+MESSAGES = "/v1/messages"
+ALL = BODIES | {MESSAGES: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3}}
+
+
 async def generate(api: Api, path: str, **fields: Any) -> bytes:
     """Three tokens in two steps, the first after a quarter of a second in the queue."""
-    asking = asyncio.create_task(api.http.post(path, json=BODIES[path] | fields))
+    asking = asyncio.create_task(api.http.post(path, json=ALL[path] | fields))
     request = await api.engine.added()
     api.engine.output(request, [70], queue_seconds=0.25)
     await api.engine.is_heard()
@@ -38,7 +42,7 @@ def check(timing: dict[str, float]) -> None:
     assert timing["tokens_per_second"] >= 2 / timing["total_seconds"]
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", [*BODIES, MESSAGES])
 async def test_a_reply_tells_it_on_request(api: Api, path: str) -> None:
     check(json.loads(await generate(api, path, return_metrics=True))["metrics"])
     assert "metrics" not in json.loads(await generate(api, path))
@@ -52,6 +56,14 @@ async def test_a_stream_tells_it_in_its_last_chunk(api: Api, path: str, options:
     assert last["usage"]["completion_tokens"] == 3
     check(last["metrics"])
     assert [chunk for chunk in chunks if "metrics" in chunk or not chunk["choices"]] == []
+
+
+async def test_a_stream_for_anthropics_clients_tells_it_in_its_last_delta(api: Api) -> None:
+    body = await generate(api, MESSAGES, return_metrics=True, stream=True)
+    *events, end, _ = [json.loads(part.partition("data: ")[2]) for part in body.decode().split("\n\n")[:-1]]
+    assert end["type"] == "message_delta"
+    check(end["metrics"])
+    assert not any("metrics" in event for event in events)
 
 
 async def test_nothing_generated_took_no_time(api: Api) -> None:
