@@ -27,8 +27,11 @@ _BODY_STATUSES = (400, 404, 413, 415, 429, 503)
 
 
 @functools.lru_cache(maxsize=1)
-def openapi_document(routes: tuple[Route, ...], limits: LimitsConfig) -> dict[str, Any]:
-    """The document, not to be changed. Fields are described by the text that stands below them in the sources."""
+def openapi_document(routes: tuple[Route, ...], limits: LimitsConfig, is_guarded: bool = True) -> dict[str, Any]:
+    """The document, not to be changed. Fields are described by the text that stands below them in the sources.
+
+    is_guarded: whether the server has keys.
+    """
     types = list(_types_of(routes))
     schemas, components = msgspec.json.schema_components(types, ref_template=_SCHEMAS)
     for struct in _structs_of(msgspec.inspect.multi_type_info(types)):
@@ -36,7 +39,9 @@ def openapi_document(routes: tuple[Route, ...], limits: LimitsConfig) -> dict[st
     by_type = dict(zip(map(_key, types), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        paths.setdefault(_PARAMETER.sub(r"{\1}", route.path), {})[route.method.lower()] = _operation(route, by_type)
+        paths.setdefault(_PARAMETER.sub(r"{\1}", route.path), {})[route.method.lower()] = _operation(
+            route, by_type, is_guarded and not route.is_public
+        )
     styles = dict.fromkeys(route.style for route in routes)
     return {
         "openapi": "3.1.0",
@@ -108,14 +113,14 @@ def _structs_of(types: Iterable[msgspec.inspect.Type]) -> Iterator[type[msgspec.
             waiting.append(kind.type)
 
 
-def _operation(route: Route, by_type: dict[str, Any]) -> dict[str, Any]:
-    statuses = {500, *(() if route.is_public else (401,))}
+def _operation(route: Route, by_type: dict[str, Any], is_guarded: bool) -> dict[str, Any]:
+    statuses = {500, *((401,) if is_guarded else ())}
     parameters = _PARAMETER.findall(route.path)
     operation: dict[str, Any] = {
         "operationId": route.name or route.handler.__name__,
         "summary": route.summary,
         "tags": [route.tag],
-        "security": [] if route.is_public else [{"bearer": []}, {"header": []}],
+        "security": [{"bearer": []}, {"header": []}] if is_guarded else [],
     }
     if parameters:
         statuses |= {400, 404}

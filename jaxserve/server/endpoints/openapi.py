@@ -30,7 +30,8 @@ async def docs(request: web.Request) -> web.StreamResponse:
 
 async def _document(request: web.Request) -> dict[str, Any]:
     """Sources are read for their texts: others want to be heard meanwhile."""
-    return await asyncio.to_thread(openapi_document, request.app[API_ROUTES], request.app[STATE].limits)
+    state = request.app[STATE]
+    return await asyncio.to_thread(openapi_document, request.app[API_ROUTES], state.limits, not state.keys.is_open)
 
 
 ROUTES = (

@@ -2,33 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.server.schema.decode import shorten
-
-
-def check_range(name: str, value: int | None, low: int, high: int) -> None:
-    """Refuse a value outside `low..high`."""
-    if value is not None and not low <= value <= high:
-        raise InvalidRequestError(
-            f"Invalid value for '{name}': must be between {low} and {high}, got {shorten(value)}.", param=name
-        )
-
-
-def check_sizes(name: str, texts: Sequence[str], max_count: int, max_chars: int) -> None:
-    """Refuse more than `max_count` strings, and empty or long ones."""
-    if len(texts) > max_count:
-        raise InvalidRequestError(
-            f"Invalid value for '{name}': at most {max_count} strings, got {len(texts)}.", param=name
-        )
-    for text in texts:
-        if not 1 <= len(text) <= max_chars:
-            raise InvalidRequestError(
-                f"Invalid value for '{name}': each string must have 1 to {max_chars} characters, got {len(text)}.",
-                param=name,
-            )
 
 
 def check_count(name: str, count: int, limit: int, unit: str) -> None:

@@ -90,13 +90,20 @@ def test_limits_of_the_server_are_told() -> None:
     assert schemas["ChatRequest"]["properties"]["tools"]["maxItems"] == 7
 
 
+def test_a_server_without_keys_asks_for_none() -> None:
+    operations = openapi_document(ROUTES, LimitsConfig(), False)["paths"]["/v1/models"]
+    assert operations["get"]["security"] == []
+    assert "401" not in operations["get"]["responses"]
+
+
 async def test_document_and_page_are_served_and_load_nothing(api: Api) -> None:
     async with api.http.get("/openapi.json") as response:
-        assert await response.json() == DOCUMENT
+        document = await response.json()
+    assert document == openapi_document(ROUTES, LimitsConfig(), False)
     async with api.http.get("/docs") as response:
         assert response.content_type == "text/html"
         page = await response.text()
-    assert page == docs_page(DOCUMENT)
+    assert page == docs_page(document)
     assert re.findall(r"<script|<link|<img|https?:|url\(", page) == []
     for path in DOCUMENT["paths"]:
         assert f"<code>{path}</code>" in page
