@@ -123,7 +123,11 @@ async def vectors_of(
     on_done: called for each text.
     """
     job_id = uuid.uuid4().hex
-    requests = [AddRequest(RequestId(f"{job_id}-{i}"), ids, SamplingParams(), priority) for i, ids in enumerate(texts)]
+    starts = second_starts or [None] * len(texts)
+    requests = [
+        AddRequest(RequestId(f"{job_id}-{i}"), ids, SamplingParams(), priority, second_start=start)
+        for i, (ids, start) in enumerate(zip(texts, starts, strict=True))
+    ]
     window = min(len(requests), state.client.max_admitted, 2 * facts.max_num_seqs)
     size = max(1, window // _LANES)
     parts = iter([requests[start : start + size] for start in range(0, len(requests), size)])

@@ -39,19 +39,38 @@ def brief() -> Iterator[Server]:
         assert "Traceback" not in server.output, server.output
 
 
+@pytest.fixture(scope="module")
+def embedder() -> Iterator[Server]:
+    """A fake engine that embeds."""
+    model = {"model": str(TOKENIZER), "served_model_name": "tiny", "task": "embed"}
+    with running({"vocab_size": 389}, model=model) as server:
+        yield server
+        assert "Traceback" not in server.output, server.output
+
+
 def test_the_document_is_valid_openapi(brief: Server) -> None:
     library("openapi_spec_validator").validate(json.loads(brief.request("GET", "/openapi.json")[2]))
 
 
-@pytest.mark.timeout(300)
-def test_no_request_upsets_the_server(brief: Server, tmp_path: Path) -> None:
+def fuzz(server: Server, folder: Path, *more: str) -> None:
     names = [*(check.__name__ for check in CHECKS), "unsupported_method"]
     options = f"--checks {','.join(names)} --phases coverage,fuzzing --mode all --max-examples 15 --no-color"
     options += f" --generation-deterministic --request-timeout {REPLY_TIMEOUT_S}"
-    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{brief.url}/openapi.json", *options.split()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=tmp_path)
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", *options.split(), *more]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=folder)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_no_request_upsets_the_server(brief: Server, tmp_path: Path) -> None:
+    fuzz(brief, tmp_path)
     assert brief.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 2})[0] == 200
+
+
+@pytest.mark.timeout(300)
+def test_no_request_upsets_a_server_that_embeds(embedder: Server, tmp_path: Path) -> None:
+    fuzz(embedder, tmp_path, "--include-path-regex", "embeddings|score|rerank")
+    assert embedder.request("POST", "/v1/embeddings", {"input": "x"})[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from jaxserve.executor.fake import FakeOptions
 from jaxserve.executor.fake_embedding import fake_vector
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.e2e.http_server import TOKENIZER
-from tests.models.goldens import minilm_golden
+from tests.engine.embedding_engine import EmbeddingEngine
+from tests.models.goldens import minilm_golden, pair_golden
 from tests.tools.embedding_texts import MINILM_TEXTS
 from tests.unit.checkpoint.checkpoint_files import minilm_directory
 
@@ -89,3 +90,20 @@ def test_minilm_from_text_to_vector_equals_its_reference() -> None:
         [fox, bread] = llm.score(MINILM_TEXTS[2], [MINILM_TEXTS[3], MINILM_TEXTS[5]])
         assert fox.outputs.score == pytest.approx(float(golden[2] @ golden[3]), abs=1e-3)
         assert bread.outputs.score == pytest.approx(float(golden[2] @ golden[5]), abs=1e-3)
+
+
+@pytest.mark.slow
+def test_a_cross_encoder_is_given_pairs_with_their_border() -> None:
+    """Through tokenizer, messages and scheduler; `tests/engine` compares the model itself with transformers."""
+    path = pair_golden("bert_cross_tiny").path
+    documents = ["the lazy dog", "a list of tokens", "jumps"]
+    pairs = [load_tokenizer(path).encode_pair("the quick fox", document, None) for document in documents]
+    engine = EmbeddingEngine(path)
+    expected = np.concatenate(engine.vectors([ids for ids, _ in pairs], [start for _, start in pairs]))
+    engine.close()
+    with LLM(path, max_num_batched_tokens=64, max_num_seqs=8, compile_cache="off", cpu_kernels="xla") as llm:
+        results = llm.score("the quick fox", documents)
+        assert [result.outputs.score for result in results] == pytest.approx(expected.tolist(), abs=1e-5)
+        assert [result.prompt_token_ids for result in results] == [ids for ids, _ in pairs]
+        with pytest.raises(InvalidRequestError, match="cross-encoder"):
+            llm.embed("a text")

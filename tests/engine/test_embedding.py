@@ -138,6 +138,19 @@ def test_minilm_equals_its_reference(kernels: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings", [{"quantization": "int8"}, {"quantization": "int8-weight-only"}, {"dtype": "bfloat16"}]
+)
+def test_minilm_stays_close_to_its_reference_in_fewer_bits(settings: Any) -> None:
+    golden = minilm_golden()
+    engine = EmbeddingEngine(minilm_directory(), max_num_batched_tokens=64, max_num_seqs=16, **settings)
+    texts = [ids for ids in golden.token_ids if len(ids) <= 64]
+    found = engine.vectors(texts)
+    assert min(cosine(a, b) for a, b in zip(found, golden.vectors["mean"], strict=False)) >= 0.98
+    engine.close()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("pooling", "kernels", "num_tokens"), [("last", "auto", 128), ("mean", "xla", 16)])
 def test_smollm2_embeds_as_transformers_does(pooling: Any, kernels: str, num_tokens: int) -> None:
     golden = decoder_vectors("smollm2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import msgspec
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 
 from jaxserve.ipc.messages import EmbeddingFacts, Ready
 from jaxserve.server.embedding import finished
-from tests.unit.server.conftest import FACTS, Api
+from jaxserve.tokenizer.tokenizer import load_tokenizer
+from tests.models.goldens import DATA
+from tests.unit.server.conftest import FACTS, Api, running_api
 
 EMBEDDING = msgspec.structs.replace(FACTS, embedding=EmbeddingFacts(2, "mean", normalizes=True))
 
@@ -62,13 +65,21 @@ async def ready(api: Api, *, scores_pairs: bool) -> None:
     await api.engine.is_heard()
 
 
-async def test_a_cross_encoder_reads_each_pair_at_once(api: Api) -> None:
-    await ready(api, scores_pairs=True)
-    documents = ["first", "second one", "third"]
+@pytest.fixture
+async def pairs_api() -> AsyncIterator[Api]:
+    """With a tokenizer that tells the texts of a pair apart."""
+    async with running_api(load_tokenizer(DATA / "encoders" / "bert_tiny")) as api:
+        await ready(api, scores_pairs=True)
+        yield api
+
+
+async def test_a_cross_encoder_reads_each_pair_at_once(pairs_api: Api) -> None:
+    api, documents = pairs_api, ["first", "second one", "third"]
     task = asyncio.create_task(api.post("/v1/rerank", {"query": "what?", "documents": documents, "top_n": 2}))
     for document, score in zip(documents, (0.25, -3.5, 7.0), strict=True):
         request = await api.engine.added()
         assert (request.prompt_token_ids, request.second_start) == api.tokenizer.encode_pair("what?", document, None)
+        assert request.second_start is not None
         api.engine.output(request, [], finish_reason="stop", vector=np.float32(score).tobytes())
     status, reply = await task
     assert status == 200
