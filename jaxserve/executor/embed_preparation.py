@@ -44,6 +44,7 @@ class EmbedPreparation:
     normalizes: bool
     kv_dtype: jnp.dtype
     page_size: int
+    """Tokens; of an encoder, whose pages are only counted, 1."""
     pool_shape: tuple[int, ...] | None
     """Of a decoder's pages; None for an encoder."""
 
@@ -55,7 +56,7 @@ class EmbedPreparation:
     @property
     def programs(self) -> tuple[Program, ...]:
         """All that this engine needs, largest first."""
-        return embed_programs(self.buckets, 0 if self.pool_shape is None else -(-self.max_model_len // self.page_size))
+        return embed_programs(self.buckets, -(-self.max_model_len // self.page_size))
 
     @property
     def summary(self) -> str:

@@ -27,6 +27,7 @@ from jaxserve.models.registry import model_of
 from jaxserve.runner.cache_directory import cache_directory
 from jaxserve.runner.compilations import CompilationCounter
 from jaxserve.runner.embed_runner import EmbedRunner, PendingVectors
+from jaxserve.runner.inputs import Program
 from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.runner import make_pool
 from jaxserve.scheduler.embed_plan import EmbedBuckets, EmbedPlan
@@ -66,7 +67,7 @@ class LocalEmbeddingExecutor:
         runner, programs = _load(prepared, checkpoint, config, clock, progress)
         with clock.phase("first_run"):
             for done, program in enumerate(prepared.programs, start=1):
-                runner.submit(_rehearsal(program.num_tokens, prepared.max_model_len)).result()
+                runner.submit(_rehearsal(program, prepared.max_model_len)).result()
                 progress("first_run", done, len(prepared.programs), program.name)
         report = StartupReport(sorted(clock.spans, key=lambda span: span.start_s), programs)
         return cls(runner, _facts(prepared, checkpoint, config, report), prepared.buckets, counter)
@@ -106,12 +107,12 @@ def _load(
     return EmbedRunner(params, new_pool, prepared.page_size, executables), reports
 
 
-def _rehearsal(num_tokens: int, max_model_len: int) -> EmbedPlan:
+def _rehearsal(program: Program, max_model_len: int) -> EmbedPlan:
     """A step of made-up texts, one of them a single token: the first run of a program is slower than later ones."""
-    counts = np.array([1, min(8, num_tokens - 1, max_model_len)], np.int32)
-    counts = counts[counts > 0]
+    counts = np.array([1, min(8, program.num_tokens - 1, max_model_len)], np.int32)
+    counts = counts[counts > 0][: program.num_rows]
     names = tuple(RequestId(f"rehearsal-{row}") for row in range(len(counts)))
-    return EmbedPlan(num_tokens, names, counts, np.zeros(counts.sum(), np.int32), counts)
+    return EmbedPlan(program.num_tokens, names, counts, np.zeros(counts.sum(), np.int32), counts)
 
 
 def _facts(prepared: EmbedPreparation, checkpoint: Checkpoint, config: Config, report: StartupReport) -> ModelFacts:

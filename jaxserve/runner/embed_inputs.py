@@ -10,7 +10,7 @@ from jaxserve.scheduler.embed_plan import EmbedBuckets, EmbedPlan
 
 
 def embed_programs(buckets: EmbedBuckets, max_pages: int) -> tuple[Program, ...]:
-    """Every program that exists, largest first. max_pages: of the longest text; 0 where there are none."""
+    """Every program that exists, largest first. max_pages: of the longest text, of one token each where there are none."""
     return tuple(Program("embed", size, buckets.rows(size), max_pages, 0) for size in reversed(buckets.tokens))
 
 

@@ -43,7 +43,8 @@ def embed(
     no meaning."""
     field = split(packed, program, EMBED_FIELDS)
     if isinstance(skeleton, EncoderSkeleton):
-        texts = Texts(field["rows"], field["starts"][-1], min(skeleton.config.max_position, program.num_tokens))
+        longest = min(program.max_pages, program.num_tokens)  # a page of an encoder is a token
+        texts = Texts(field["rows"], field["starts"][-1], longest)
         model = skeleton.build(params)
         hidden = model.hidden(field["tokens"], field["positions"], field["token_types"], texts)
         if skeleton.config.scoring is not None:

@@ -50,7 +50,7 @@ def test_an_encoder_needs_room_for_a_block_of_queries_not_for_all_pairs(target: 
     num_tokens = 4096
     skeleton = make_encoder_skeleton(MINILM, BFLOAT16)
     sharding = make_sharding(MINILM, 1, target.devices(1))
-    program = Program("embed", num_tokens, 256, 0, 0)
+    program = Program("embed", num_tokens, 256, 256, 0)
     step = lower_embedding(skeleton, sharding, program, "mean", None, jnp.dtype("bfloat16")).compile()
     memory = step.memory_analysis()
     assert memory is not None
