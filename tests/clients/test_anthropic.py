@@ -42,7 +42,6 @@ def test_plain_and_streamed_message(client: anthropic.Anthropic) -> None:
     with client.messages.stream(**GREEDY) as stream:
         texts = list(stream.text_stream)
         final = stream.get_final_message()
-    assert len(texts) > 3, "text comes as it is written"
     assert "".join(texts) == ANSWER
     assert (final.stop_reason, final.usage.output_tokens) == ("end_turn", 8)
 
