@@ -1,0 +1,75 @@
+"""How texts are packed, and what a failed step leaves behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxserve.runner.embed_inputs import embed_programs, pack_texts, pool_pages
+from jaxserve.runner.embed_runner import EmbedRunner
+from jaxserve.runner.embedding import EMBED_FIELDS, pooled
+from jaxserve.runner.inputs import Program, split
+from jaxserve.scheduler.embed_plan import EmbedBuckets, EmbedPlan
+from jaxserve.types import RequestId
+
+PROGRAM = Program("embed", 16, 4, 3, 0)
+
+
+def plan(*lengths: int, second_starts: tuple[int, ...] | None = None) -> EmbedPlan:
+    counts = np.array(lengths, np.int32)
+    names = tuple(RequestId(str(i)) for i in range(len(lengths)))
+    tokens = np.arange(10, 10 + counts.sum(), dtype=np.int32)
+    return EmbedPlan(16, names, counts, tokens, np.array(second_starts or lengths, np.int32))
+
+
+def test_texts_lie_one_behind_the_other_each_on_pages_of_its_own() -> None:
+    field = split(pack_texts(plan(1, 5, 4, second_starts=(1, 2, 4)), PROGRAM, 4), PROGRAM, EMBED_FIELDS)
+    assert field["tokens"].tolist() == [*range(10, 20), *[0] * 6]
+    assert field["positions"].tolist() == [0, *range(5), *range(4), *[0] * 6]
+    assert field["token_types"].tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, *[0] * 6]
+    assert field["rows"].tolist() == [0, *[1] * 5, *[2] * 4, *[4] * 6]
+    assert field["starts"].tolist() == [0, 1, 6, 10, 10]
+    assert field["first_pages"].tolist() == [1, 2, 4, 0], "of 1, 2 and 1 pages; page 0 is nobody's"
+    assert int(field["num_single_rows"]) == 1
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_the_pool_holds_the_worst_step(page_size: int) -> None:
+    buckets = EmbedBuckets((16, 64), 8)
+    worst = plan(*[2 * page_size + 1] * 7, 64 - 7 * (2 * page_size + 1)) if page_size < 4 else plan(*[1] * 8)
+    field = split(
+        pack_texts(worst, Program("embed", 64, 8, 4, 0), page_size), Program("embed", 64, 8, 4, 0), EMBED_FIELDS
+    )
+    last_page = field["first_pages"][7] + -(-worst.num_text_tokens[7] // page_size) - 1
+    assert last_page < pool_pages(buckets, page_size)
+    assert [program.num_rows for program in embed_programs(buckets, 4)] == [8, 8]
+
+
+def test_pooling_reads_the_tokens_it_names_and_no_padding() -> None:
+    hidden = jnp.asarray(np.arange(12, dtype=np.float32).reshape(6, 2)).at[5].set(jnp.nan)
+    rows, starts = jnp.array([0, 0, 0, 1, 1, 2]), jnp.array([0, 3, 5])
+    assert pooled(hidden, rows, starts, "last").tolist() == [[4, 5], [8, 9]]
+    assert pooled(hidden, rows, starts, "cls").tolist() == [[0, 1], [6, 7]]
+    assert pooled(hidden, rows, starts, "mean").tolist() == [[2, 3], [7, 8]]
+
+
+def test_a_step_that_fails_leaves_fresh_pages_and_the_next_one_runs() -> None:
+    pools: list[int] = []
+
+    def new_pool() -> Any:
+        pools.append(len(pools))
+        return pools[-1]
+
+    def step(params: Any, pool: Any, packed: Any) -> Any:
+        if pool == 0:
+            raise RuntimeError("broken")
+        return pool, jnp.full((4, 2), float(pool))
+
+    runner = EmbedRunner((), new_pool, 4, {PROGRAM: step})
+    with pytest.raises(RuntimeError, match="broken"):
+        runner.submit(plan(2, 3))
+    assert runner.submit(plan(2, 3)).result().vectors.tolist() == [[1, 1], [1, 1]]
+    assert pools == [0, 1]
