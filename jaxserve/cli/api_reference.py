@@ -72,7 +72,9 @@ def _endpoints(operations: Sequence[tuple[str, str, dict[str, Any]]]) -> list[st
             for media, spec in content
         )
         key = "yes" if operation["security"] else "no"
-        rows.append((f"`{method} {path}`", operation["summary"], "; ".join(replies), key))
+        query = [f"`{one['name']}`" for one in operation.get("parameters", ()) if one["in"] == "query"]
+        given = operation["summary"] + (f" Query: {', '.join(query)}." if query else "")
+        rows.append((f"`{method} {path}`", given, "; ".join(replies), key))
     return _table(("endpoint", "what it gives", "reply", "key"), rows)
 
 

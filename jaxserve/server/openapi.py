@@ -40,7 +40,7 @@ def openapi_document(routes: tuple[Route, ...], limits: LimitsConfig, is_guarded
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(_PARAMETER.sub(r"{\1}", route.path), {})[route.method.lower()] = _operation(
-            route, by_type, is_guarded and not route.is_public
+            route, by_type, _parameters(route, components), is_guarded=is_guarded and not route.is_public
         )
     styles = dict.fromkeys(route.style for route in routes)
     return {
@@ -81,7 +81,7 @@ def _describe(struct: type[msgspec.Struct], properties: dict[str, Any], limits: 
 def _types_of(routes: Iterable[Route]) -> Iterator[Any]:
     for route in routes:
         others = (reply for _, reply in route.other_replies)
-        own = (route.style.error_struct, route.request, route.reply, route.event, *others)
+        own = (route.style.error_struct, route.query, route.request, route.reply, route.event, *others)
         yield from (kind for kind in own if kind is not None)
 
 
@@ -113,9 +113,10 @@ def _structs_of(types: Iterable[msgspec.inspect.Type]) -> Iterator[type[msgspec.
             waiting.append(kind.type)
 
 
-def _operation(route: Route, by_type: dict[str, Any], is_guarded: bool) -> dict[str, Any]:
+def _operation(
+    route: Route, by_type: dict[str, Any], parameters: list[dict[str, Any]], *, is_guarded: bool
+) -> dict[str, Any]:
     statuses = {500, *((401,) if is_guarded else ())}
-    parameters = _PARAMETER.findall(route.path)
     operation: dict[str, Any] = {
         "operationId": route.name or route.handler.__name__,
         "summary": route.summary,
@@ -124,9 +125,7 @@ def _operation(route: Route, by_type: dict[str, Any], is_guarded: bool) -> dict[
     }
     if parameters:
         statuses |= {400, 404}
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in parameters
-        ]
+        operation["parameters"] = parameters
     headers = {REQUEST_ID_HEADER: {"$ref": "#/components/headers/RequestId"}}
     if route.request is not None:
         statuses |= set(_BODY_STATUSES)
@@ -144,6 +143,20 @@ def _operation(route: Route, by_type: dict[str, Any], is_guarded: bool) -> dict[
         responses[str(status)] = {"description": "Not now.", "headers": headers, "content": content}
     operation["responses"] = responses
     return operation
+
+
+def _parameters(route: Route, components: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of the path, then those behind the question mark."""
+    found: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in _PARAMETER.findall(route.path)
+    ]
+    fields = {} if route.query is None else components[route.query.__name__]["properties"]
+    for name, schema in fields.items():
+        words = {word: value for word, value in schema.items() if word not in ("anyOf", "default", "description")}
+        (kind,) = [option for option in schema["anyOf"] if option != {"type": "null"}]
+        found.append({"name": name, "in": "query", "description": schema["description"], "schema": kind | words})
+    return found
 
 
 def _event(data: dict[str, Any], last: str | None) -> dict[str, Any]:

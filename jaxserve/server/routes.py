@@ -44,6 +44,8 @@ class Route:
     name: str | None = None
     """Of the operation, no other's; that of the handler if it is not given."""
     style: ApiStyle = ApiStyle()
+    query: type[msgspec.Struct] | None = None
+    """What may stand behind the question mark of the URL."""
     request: type[msgspec.Struct] | None = None
     """The body."""
     reply: Any = None

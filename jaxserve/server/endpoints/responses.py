@@ -13,12 +13,13 @@ from jaxserve.server.body import ignored_fields, read_body
 from jaxserve.server.chat_job import make_chat_job
 from jaxserve.server.errors import hide_internal_error
 from jaxserve.server.generation import Job, answer, generating, take_pieces
+from jaxserve.server.query import NoQuery, read_query
 from jaxserve.server.renaming import renamed
 from jaxserve.server.reply import json_reply
 from jaxserve.server.request_id import adopt_request_id
 from jaxserve.server.responses.chat import NAMES, chat_request
 from jaxserve.server.responses.history import items_before
-from jaxserve.server.responses.pages import page_of
+from jaxserve.server.responses.pages import PageQuery, page_of
 from jaxserve.server.responses.reply import ResponseReply
 from jaxserve.server.responses.store import StoredResponse
 from jaxserve.server.routes import Route
@@ -29,7 +30,6 @@ from jaxserve.server.schema.response_input import read_input
 from jaxserve.server.schema.response_items import Item
 from jaxserve.server.schema.response_object import DeletedResponse, ItemList, ReasoningEcho, ResponseObject
 from jaxserve.server.schema.responses import ResponsesRequest, TextFormat, TextOptions, check_moved, check_responses
-from jaxserve.server.schema.unsupported import refuse
 from jaxserve.server.state import STATE, ServerState
 
 
@@ -55,7 +55,7 @@ async def create_response(http: web.Request) -> web.StreamResponse:
 
 
 async def retrieve_response(http: web.Request) -> web.StreamResponse:
-    _query(http)
+    read_query(http, NoQuery)
     return json_reply((await _stored(http)).response)
 
 
@@ -76,8 +76,8 @@ async def delete_response(http: web.Request) -> web.StreamResponse:
 
 
 async def list_input_items(http: web.Request) -> web.StreamResponse:
-    query = _query(http, "after", "limit", "order")
-    return json_reply(page_of((await _stored(http)).input, **query))
+    query = read_query(http, PageQuery)
+    return json_reply(page_of((await _stored(http)).input, query))
 
 
 async def _answer(http: web.Request, chat: ChatRequest, job: Job, reply: ResponseReply) -> web.StreamResponse:
@@ -121,14 +121,6 @@ def _found(http: web.Request, stored: StoredResponse | None) -> StoredResponse:
     if stored is None:
         raise ResponseNotFoundError(f"Response with id {shorten(http.match_info['response_id'])} not found.")
     return stored
-
-
-def _query(http: web.Request, *names: str) -> dict[str, str]:
-    """What the URL says of these names. Refuses others, which would have to be honoured."""
-    for name, value in http.query.items():
-        if name not in names and value != "false":
-            raise refuse(shorten(name.removesuffix("[]"))[1:-1])
-    return {name: http.query[name] for name in names if name in http.query}
 
 
 def _response(state: ServerState, request: ResponsesRequest, job: Job) -> ResponseObject:
@@ -193,5 +185,13 @@ ROUTES = (
     Route("GET", _ONE, retrieve_response, summary="A response that was kept.", tag="OpenAI", reply=ResponseObject),
     Route("DELETE", _ONE, delete_response, summary="Forget a response.", tag="OpenAI", reply=DeletedResponse),
     Route("POST", f"{_ONE}/cancel", cancel_response, summary="Stop a response.", tag="OpenAI", reply=ResponseObject),
-    Route("GET", f"{_ONE}/input_items", list_input_items, summary="What it was given.", tag="OpenAI", reply=ItemList),
+    Route(
+        "GET",
+        f"{_ONE}/input_items",
+        list_input_items,
+        summary="What it was given.",
+        tag="OpenAI",
+        query=PageQuery,
+        reply=ItemList,
+    ),
 )

@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final, Literal
+
+import msgspec
 
 from jaxserve.errors import InvalidRequestError
+from jaxserve.server.schema.bounds import Bound
 from jaxserve.server.schema.decode import shorten
 from jaxserve.server.schema.response_items import Item
 from jaxserve.server.schema.response_object import ItemList
 
-_DEFAULT_LIMIT: Final = "20"
-_MAX_LIMIT: Final = 100
+_DEFAULT_LIMIT: Final = 20
 
 
-def page_of(items: Sequence[Item], *, after: str = "", limit: str = _DEFAULT_LIMIT, order: str = "desc") -> ItemList:
-    """At most `limit` items behind the one with id `after`, the newest first unless `order` is asc.
+class PageQuery(msgspec.Struct, kw_only=True):
+    """Which items of a list."""
 
-    The arguments are those of a URL. Raises InvalidRequestError.
-    """
-    if order not in ("asc", "desc"):
-        raise _invalid("order", f"must be asc or desc, got {shorten(order)}")
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= _MAX_LIMIT):
-        raise _invalid("limit", f"must be between 1 and {_MAX_LIMIT}, got {shorten(limit)}")
-    ordered = list(items if order == "asc" else reversed(items))
-    if after:
+    after: str | None = None
+    """Those behind the item with this id."""
+    limit: Annotated[int | None, Bound("value", 1, 100)] = None
+    """At most so many. Without it: 20."""
+    order: Literal["asc", "desc"] | None = None
+    """`desc`: the newest first. Without it: `desc`."""
+
+
+def page_of(items: Sequence[Item], query: PageQuery) -> ItemList:
+    """The page that is asked for. Raises InvalidRequestError for an id that there is not."""
+    ordered = list(items if query.order == "asc" else reversed(items))
+    if query.after:
         ids = [item.id for item in ordered]
-        if after not in ids:
-            raise _invalid("after", f"no item has the id {shorten(after)}")
-        ordered = ordered[ids.index(after) + 1 :]
-    page = ordered[: int(limit)]
+        if query.after not in ids:
+            raise _invalid("after", f"no item has the id {shorten(query.after)}")
+        ordered = ordered[ids.index(query.after) + 1 :]
+    page = ordered[: query.limit or _DEFAULT_LIMIT]
     return ItemList(
         data=page,
         first_id=page[0].id if page else None,

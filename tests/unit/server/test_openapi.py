@@ -90,6 +90,13 @@ def test_limits_of_the_server_are_told() -> None:
     assert schemas["ChatRequest"]["properties"]["tools"]["maxItems"] == 7
 
 
+def test_parameters_of_a_query_are_told() -> None:
+    _, after, limit, order = DOCUMENT["paths"]["/v1/responses/{response_id}/input_items"]["get"]["parameters"]
+    assert (after["in"], after["schema"]) == ("query", {"type": "string"})
+    assert (limit["name"], limit["schema"]) == ("limit", {"type": "integer", "minimum": 1, "maximum": 100})
+    assert order["schema"] == {"enum": ["asc", "desc"]}
+
+
 def test_a_server_without_keys_asks_for_none() -> None:
     operations = openapi_document(ROUTES, LimitsConfig(), False)["paths"]["/v1/models"]
     assert operations["get"]["security"] == []
