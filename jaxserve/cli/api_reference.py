@@ -23,9 +23,9 @@ A running server describes itself, with its own limits: `/openapi.json` for prog
 from OpenAI's, Anthropic's and vLLM's servers is in [differences](differences.md), keys and limits in
 [security](security.md).
 
-Every field of a request that stands in a table is honoured within its range, or the request is refused; a flag
-raises the limit that it stands beside. A field that is not required may be null or left out. What is refused and what is ignored stands
-[below](#fields-that-are-not-honoured).
+Every field of a request that stands in a table is honoured within its range, or the request is refused; a flag raises
+the limit that it stands beside. A field that is not required may be null or left out, and then asks for nothing unless
+its text says what holds without it. What is refused and what is ignored stands [below](#fields-that-are-not-honoured).
 """
 
 
