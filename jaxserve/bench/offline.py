@@ -20,7 +20,7 @@ from jaxserve.bench.target import BenchmarkError
 from jaxserve.bench.tokens import TokenSource
 from jaxserve.bench.workload import Workload
 from jaxserve.engine.core import EngineCore
-from jaxserve.ipc.messages import AddRequest, EngineStats, RequestOutput
+from jaxserve.ipc.messages import AddRequest, EngineStats, Grammar, RequestOutput
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.types import RequestId
 
@@ -38,6 +38,8 @@ class OfflineLoad:
     """Requests in the engine at a time; None: all. How many of them run together is the engine's choice."""
     seed: int = 0
     percentiles: Sequence[float] = DEFAULT_PERCENTILES
+    grammar: Grammar | None = None
+    """What every reply is held to; it may end one before its length."""
 
 
 @dataclass(slots=True)
@@ -100,8 +102,8 @@ async def measure_offline(
     maker = PromptMaker(tokens, load.workload, load.form, seed=load.seed)
     prompts = await maker.make(load.num_warmups + load.num_prompts, run="offline")
     for prompt in prompts[: load.num_warmups]:
-        _Run(core).do([prompt], 1, lambda record: None)
-    run = _Run(core)
+        _Run(core, load.grammar).do([prompt], 1, lambda record: None)
+    run = _Run(core, load.grammar)
     on_start()
     started_s = time.perf_counter()
     records = run.do(prompts[load.num_warmups :], load.max_concurrency or load.num_prompts, on_done)
@@ -122,9 +124,10 @@ async def measure_offline(
 class _Run:
     """Requests on their way through the engine."""
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: EngineCore, grammar: Grammar | None) -> None:
         self.totals = EngineTotals()
         self._core = core
+        self._grammar = grammar
         self._records: dict[RequestId, RequestRecord] = {}
         self._num_left = 0
 
@@ -157,7 +160,8 @@ class _Run:
         )
         self._num_left += 1
         sampling = SamplingParams(temperature=0.0, max_tokens=prompt.num_output_tokens, ignore_eos=True)
-        for output in self._core.handle(AddRequest(request_id, list(prompt.token_ids), sampling)):
+        message = AddRequest(request_id, list(prompt.token_ids), sampling, grammar=self._grammar)
+        for output in self._core.handle(message):
             self._note(output, on_done)
 
     def _note(self, output: RequestOutput, on_done: Callable[[RequestRecord], None]) -> None:

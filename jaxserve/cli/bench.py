@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -34,7 +35,8 @@ from jaxserve.cli.bench_flags import add_offline, add_serve, add_startup
 from jaxserve.cli.bench_tables import print_engine, print_notes, print_run, print_startup, print_sweep
 from jaxserve.cli.options import config_from_flags, environment_api_key, server_url
 from jaxserve.client.remote import RemoteError
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, RequestError
+from jaxserve.ipc.messages import Grammar
 
 Figures = dict[str, Any]
 
@@ -128,7 +130,7 @@ def _run_offline(arguments: argparse.Namespace) -> list[Figures]:
     from jaxserve.bench.offline import OfflineLoad, measure_offline  # the engine, which `bench serve` does without
     from jaxserve.checkpoint.source import resolve
     from jaxserve.cli.progress import StartupDisplay
-    from jaxserve.engine.process import build_core, build_executor
+    from jaxserve.engine.process import build_core, build_executor, read_vocabulary
     from jaxserve.engine.spec import EngineSpec
     from jaxserve.ipc.messages import StartupProgress
     from jaxserve.log import configure_logging
@@ -147,6 +149,7 @@ def _run_offline(arguments: argparse.Namespace) -> list[Figures]:
         max_concurrency=arguments.max_concurrency,
         seed=config.model.seed,
         percentiles=arguments.metric_percentiles,
+        grammar=_grammar(arguments.structured_outputs, config.structured.max_grammar_depth),
     )
     spec = EngineSpec(config=config, model_path=str(path), address="")
     with StartupDisplay() as display:
@@ -155,7 +158,7 @@ def _run_offline(arguments: argparse.Namespace) -> list[Figures]:
         with _progress() as add_bar:
             on_start, on_done = add_bar(f"{load.workload.name}, offline", load.num_prompts)
             tokens = LocalTokens(tokenizer, str(path))
-            core = build_core(spec, executor)
+            core = build_core(spec, executor, read_vocabulary(path) if load.grammar is not None else None)
             figures = asyncio.run(measure_offline(core, tokens, load, on_start=on_start, on_done=on_done))
     finally:
         executor.close()
@@ -164,6 +167,19 @@ def _run_offline(arguments: argparse.Namespace) -> list[Figures]:
     print_engine(figures)
     print_notes([figures])
     return [{"model_id": config.model.model, **figures}]
+
+
+def _grammar(fields: dict[str, Any] | None, max_depth: int) -> Grammar | None:
+    """Of the field `structured_outputs` of a request. Raises ConfigError for what the server would refuse."""
+    if fields is None:
+        return None
+    from jaxserve.server.schema.structured import StructuredOutputs, requested_grammar
+
+    try:
+        named = requested_grammar(None, msgspec.convert(fields, StructuredOutputs), max_depth)
+    except (msgspec.ValidationError, RequestError) as error:
+        raise ConfigError(f"--structured-outputs: {error}") from None
+    return None if named is None else named.grammar
 
 
 def _run_startup(arguments: argparse.Namespace) -> list[Figures]:

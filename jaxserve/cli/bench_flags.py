@@ -73,6 +73,12 @@ def add_offline(parser: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--max-concurrency", type=_positive, metavar="N", help="requests in the engine at a time (default: all)"
     )
+    load.add_argument(
+        "--structured-outputs",
+        type=_json_object,
+        metavar="JSON",
+        help='hold every reply to a form, as the request field of that name: \'{"json": {"type": "array"}}\'',
+    )
     _add_report(parser.add_argument_group("report"))
     add_flags(parser, sections=ENGINE_SECTIONS)  # --seed is the seed of the prompts as well
 

@@ -17,9 +17,11 @@ from jaxserve.bench.tokens import Messages
 from jaxserve.bench.workload import make_workload
 from jaxserve.cli.main import main
 from jaxserve.config import CacheConfig, Config, ModelConfig, SchedulerConfig
-from jaxserve.engine.process import build_core, build_executor
+from jaxserve.engine.process import build_core, build_executor, read_vocabulary
 from jaxserve.engine.spec import EngineSpec
 from jaxserve.executor.fake import FakeOptions
+from jaxserve.ipc.messages import Grammar
+from tests.e2e.http_server import TOKENIZER
 from tests.models.goldens import golden_checkpoint
 from tests.unit.bench.fake_server import Words
 
@@ -47,13 +49,28 @@ def measure(
     )
     fake = FakeOptions(vocab_size=100_000, fail_at_steps=tuple(fail_at_steps))
     spec = EngineSpec(config=config, model_path="", address="", executor="fake", fake=fake)
-    core = build_core(spec, build_executor(spec, lambda *progress: None))
+    vocabulary = read_vocabulary(TOKENIZER) if "grammar" in changes else None
+    core = build_core(spec, build_executor(spec, lambda *progress: None), vocabulary)
     settings: dict[str, Any] = {"form": "chat", "num_prompts": 4, "max_concurrency": 1}
     workload = make_workload("custom", num_prompt_tokens=24, num_output_tokens=5)
     load = OfflineLoad(workload=workload, **(settings | changes))
     records: list[RequestRecord] = []
     run = measure_offline(core, FakeTokens(), load, on_start=lambda: None, on_done=records.append)
     return asyncio.run(run), records
+
+
+def test_replies_are_held_to_a_grammar_which_may_end_them() -> None:
+    figures, records = measure(grammar=Grammar("regex", "[ab]{3}"))
+    assert [record.error for record in records] == [None] * 4
+    assert all(1 <= record.num_output_tokens <= 4 for record in records), "three letters and an end, or fewer tokens"
+    assert figures["short_outputs"] == 4
+
+
+@pytest.mark.parametrize("form", ['{"xml": 1}', '{"json": {"type": "string", "minLength": 1000000}}'])
+def test_a_grammar_that_a_server_would_refuse_is_refused(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(golden_checkpoint("llama3_tiny").path)
+    assert main(["bench", "offline", model, "--structured-outputs", form]) == 2
+    assert "--structured-outputs" in capsys.readouterr().err
 
 
 def test_tokens_steps_and_padding_are_those_computed_by_hand() -> None:
