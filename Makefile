@@ -183,8 +183,7 @@ NODE := tests/clients/node
 
 $(STAMPS)/node: $(NODE)/package.json $(NODE)/package-lock.json | $(STAMPS)/venv
 	@if ! command -v npm >/dev/null; then echo "== no npm found: NO CLIENT FOR NODE IS TESTED"; \
-	else cd $(NODE) && npm ci --ignore-scripts --no-audit --no-fund; fi
-	@touch $@
+	else (cd $(NODE) && npm ci --ignore-scripts --no-audit --no-fund) && touch $@; fi
 
 docker-check: install ## hadolint, compose and YAML checks of docker/ and configs/ (no engine needed)
 	$(PYTEST) tests/unit/docker
