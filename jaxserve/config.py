@@ -104,8 +104,8 @@ class SchedulerConfig:
         None, ge=1, help="tokens computed in one step (default: 128 on CPU, 2048 on accelerators)"
     )
     max_queued_requests: int = option(1024, ge=0, help="requests that may wait; more are answered 429")
-    max_queued_tokens: int | None = option(
-        None, ge=1, help="prompt tokens that may wait; requests with more are answered 429 (default: any number)"
+    max_queued_tokens: int = option(
+        4_194_304, ge=1, help="prompt tokens that may wait; requests with more are answered 429"
     )
     overlap: bool = option(True, help="dispatch the next step before the last one is read")
     max_burst_ms: float = option(
