@@ -75,14 +75,15 @@ def main() -> int:
 def serve(spec: EngineSpec, socket: EngineSocket, should_stop: Callable[[], bool]) -> int:
     """Start, then loop until the end."""
     clock = PhaseClock()
-    reading = None if spec.config.model.task == "embed" else read_vocabulary(Path(spec.model_path))
     executor = start_executor(lambda progress: build_executor(spec, progress, clock), socket, should_stop)
     if executor is None:
         return 0
     made = executor.facts.startup
     report = StartupReport([*spec.phases, *clock.spans, *made.phases], made.programs)
     facts = msgspec.structs.replace(executor.facts, startup=report)
-    code = EngineLoop(build_core(spec, executor, reading), socket, facts).run(should_stop)
+    # Only now: beside the start it would cost the start as much.
+    vocabulary = read_vocabulary(Path(spec.model_path)) if executor.task == "generate" else None
+    code = EngineLoop(build_core(spec, executor, vocabulary), socket, facts).run(should_stop)
     executor.close()
     return code
 
@@ -111,7 +112,7 @@ def build_executor(
 
 
 def read_vocabulary(model_path: Path) -> Future[LLTokenizer]:
-    """What grammars have to know of the model's tokens, while it is loading: it takes a second of Python."""
+    """What grammars have to know of the model's tokens, in a thread: it takes a second of Python."""
     found: Future[LLTokenizer] = Future()
 
     def read() -> None:
