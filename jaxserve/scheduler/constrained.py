@@ -84,8 +84,8 @@ class ConstrainedRequests:
                 text = f"The grammar of this request cannot be followed: {grammar.error}"
                 found.failed.append((request, fault_of(InvalidRequestError(text))))
                 continue
-            if grammar.forced:
-                found.forced.append((request, grammar.take_forced()))
+            if forced := grammar.take_forced():
+                found.forced.append((request, forced))
             if grammar.is_over:
                 found.over.append(request)
             elif request.request_id in self._preparing:

@@ -16,13 +16,8 @@ class GrammarState(Protocol):
     @property
     def is_ready(self) -> bool: ...
 
-    @property
-    def forced(self) -> list[int]:
-        """Tokens that have to come next, before the one that the mask is for."""
-        ...
-
     def take_forced(self) -> list[int]:
-        """The same, once."""
+        """Tokens that have to come next, before the one that the mask is for; told once."""
         ...
 
     @property
