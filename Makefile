@@ -23,14 +23,23 @@ AOT_VENV := .venv-aot
 CLIENTS_VENV := .venv-clients
 MIDDLE_TESTS := tests/kernels tests/unit/runner tests/unit/sampling tests/engine/test_model_engine.py
 JAX_LOCK ?=
-SECOND_TESTS = $(wildcard tests/models tests/engine tests/e2e)
-PIP_INSTALL = -m pip install --require-hashes --no-deps
-PYTEST = JAX_PLATFORMS=cpu $(BIN)/python -m pytest
-# A file's tests share their engines: it stays in one worker.
-IN_WORKERS = -n $(JOBS) --maxprocesses 8 --dist loadfile
+SECOND_TESTS := tests/unit/runner tests/unit/sampling tests/models tests/engine tests/e2e
+# Bytecode of every installed module takes half a minute of a processor; Python makes it for those it imports.
+PIP_INSTALL = -m pip install --require-hashes --no-deps --no-compile
+# Programs stay for the next run: their keys cover what they were made from.
+PYTEST = JAX_PLATFORMS=cpu JAXSERVE_TEST_PROGRAMS="$(abspath $(VENV))/programs" $(BIN)/python -m pytest
+# A file's tests share their engines: it stays in one worker. In the order of their names, large files come early.
+IN_WORKERS = -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+# One at a time in an environment.
+make_in = flock $(1).lock $(MAKE) --no-print-directory VENV=$(1)
+# Programs of tiny models run for milliseconds and compile for seconds: there LLVM does not optimise them. XLA's passes
+# before that, with copies and fusions, are the same. Tests marked `optimized` have programs as users have them: those of
+# real checkpoints, and of long traffic.
+QUICKLY = JAX_DISABLE_MOST_OPTIMIZATIONS=1
 
-.PHONY: help install serve check test lint format types fast-tests all-tests second-python middle-jax \
-	kernels-check aot-tests clients-check clients-tests docs lock docker-check bench-peers gpu-wheels gpu-check clean
+.PHONY: help install serve check test lint format types fast-tests all-tests versions-tests second-python middle-jax \
+	environments dependencies kernels-check aot-tests clients-check clients-tests docs lock docker-check bench-peers \
+	gpu-wheels gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,21 +113,27 @@ types: install ## mypy, strict
 	$(BIN)/mypy
 
 fast-tests: install
-	$(PYTEST) $(IN_WORKERS) -m "not slow" $(TESTS)
+	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "not slow" $(TESTS)
 
 all-tests: install $(STAMPS)/test-models
-	$(PYTEST) $(IN_WORKERS) $(TESTS)
+	$(PYTEST) -m optimized $(TESTS)
+	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "not optimized" $(TESTS)
 
-# jax 0.10 is the newest on Python 3.11, jax 0.12 needs 3.12: the program runs on both sides of that line.
+versions-tests: install
+	$(PYTEST) -m "optimized and versions" $(TESTS)
+	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "not optimized and (not slow or versions)" $(TESTS)
+
+# jax 0.10 is the newest on Python 3.11, jax 0.12 needs 3.12: the program runs on both sides of that line. What the
+# second lane may find is another jax (programs and their numbers, several devices, stored executables, native kernels)
+# and another Python under two processes (signals, ends). What it leaves out tries more models, numbers and shapes of
+# what it has seen work, or is host code that its fast tests have been through.
 second-python: install
 	@second="$$(.ci/second-python $(BIN)/python)"; \
 	if [ -z "$$second" ]; then \
 		echo "== no Python on the other side of 3.12 found: tests ran on $$($(BIN)/python --version) only"; \
-	elif [ -z "$(SECOND_TESTS)" ]; then \
-		echo "== nothing in tests/models, tests/engine or tests/e2e to run on $$second"; \
 	else \
 		echo "== once more on $$($$second --version) with its jax: $(SECOND_TESTS)"; \
-		$(MAKE) --no-print-directory VENV=$(SECOND_VENV) PYTHON="$$second" TESTS="$(SECOND_TESTS)" all-tests; \
+		$(call make_in,$(SECOND_VENV)) PYTHON="$$second" TESTS="$(SECOND_TESTS)" versions-tests; \
 	fi
 
 # jax 0.11 runs on Python >= 3.12 only; its lane is the fast device tests.
@@ -128,29 +143,38 @@ middle-jax: install
 		echo "== no Python >= 3.12 found: nothing ran on jax 0.11"; \
 	else \
 		echo "== device tests on $$($$second --version) with jax 0.11"; \
-		$(MAKE) --no-print-directory VENV=$(MIDDLE_VENV) PYTHON="$$second" JAX_LOCK=requirements/jax-0.11.lock \
+		$(call make_in,$(MIDDLE_VENV)) PYTHON="$$second" JAX_LOCK=requirements/jax-0.11.lock \
 			TESTS="$(MIDDLE_TESTS)" fast-tests; \
 	fi
 
-# Compiling for an accelerator takes its compiler and a description of the device, not the device. Compilers of GPUs on
-# one core; on the other, meanwhile, the interpreters and the compiler of TPUs.
+# What the lanes of `.ci/run` install, without jaxserve itself: beside tests that leave a processor idle. A lane that
+# comes to an environment in the making waits for it.
+environments:
+	@second="$$(.ci/second-python $(PYTHON))"; newest="$$(.ci/second-python new)"; set -e; \
+	[ -z "$$newest" ] || $(call make_in,$(MIDDLE_VENV)) PYTHON="$$newest" JAX_LOCK=requirements/jax-0.11.lock dependencies; \
+	[ -z "$$second" ] || $(call make_in,$(SECOND_VENV)) PYTHON="$$second" dependencies; \
+	[ -z "$$newest" ] || $(call make_in,$(AOT_VENV)) PYTHON="$$newest" $(AOT_VENV)/.stamps/dev $(AOT_VENV)/.stamps/aot; \
+	$(call make_in,$(CLIENTS_VENV)) $(CLIENTS_VENV)/.stamps/clients $(CLIENTS_VENV)/.stamps/node
+
+dependencies: $(STAMPS)/$(DEVICE) $(STAMPS)/dev $(STAMPS)/model
+
+# Compiling for an accelerator takes its compiler and a description of the device, not the device.
 kernels-check: ## kernels under interpreters, and by the compilers of GPUs and TPUs; needs no accelerator
 	@newest="$$(.ci/second-python new)"; \
 	if [ -z "$$newest" ]; then \
 		echo "== no Python >= 3.12 found: NO KERNEL WAS CHECKED"; \
 	else \
 		echo "== kernels and step programs for accelerators, on $$($$newest --version) and its jax"; \
-		$(MAKE) --no-print-directory VENV=$(AOT_VENV) PYTHON="$$newest" aot-tests; \
+		$(call make_in,$(AOT_VENV)) PYTHON="$$newest" aot-tests; \
 	fi
 
-FIRST_CORE := tests/aot --ignore tests/aot/test_tpu_kernels.py
-OTHER_CORE := tests/kernels/test_conformance.py tests/kernels/tpu tests/aot/test_tpu_kernels.py
+# The reference itself is held to its cases by `make test`.
+AOT_TESTS := tests/aot tests/kernels/test_conformance.py tests/kernels/test_matmul.py \
+	tests/kernels/test_grouped_matmul_gpu.py tests/kernels/tpu \
+	--deselect tests/kernels/test_conformance.py::test_the_reference_equals_dense_softmax
 
 aot-tests: $(STAMPS)/dev $(STAMPS)/aot
-	@$(PYTEST) $(OTHER_CORE) -p no:cacheprovider > $(VENV)/other.log 2>&1 & other=$$!; \
-	$(PYTEST) $(FIRST_CORE); first=$$?; \
-	wait $$other; other=$$?; cat $(VENV)/other.log; \
-	exit $$((first | other))
+	$(PYTEST) -n $(JOBS) --maxprocesses 8 -p tests.aot.workers $(AOT_TESTS)
 
 $(STAMPS)/aot: requirements/aot.lock | $(STAMPS)/dev
 	@echo "== $(VENV): the compilers of accelerators"
@@ -159,7 +183,7 @@ $(STAMPS)/aot: requirements/aot.lock | $(STAMPS)/dev
 
 # Client libraries want versions of their own: their environment has no jaxserve in it, the server runs in its own.
 clients-check: install $(STAMPS)/test-models ## client libraries (openai, anthropic, LangChain, LiteLLM, lm-eval, Node) against live servers
-	@$(MAKE) --no-print-directory VENV=$(CLIENTS_VENV) SERVER_PYTHON="$(abspath $(BIN)/python)" clients-tests
+	@$(call make_in,$(CLIENTS_VENV)) SERVER_PYTHON="$(abspath $(BIN)/python)" clients-tests
 
 CLIENTS_PYTEST = -m pytest -c tests/clients/pytest.ini
 OPENAI_TESTS := tests/clients/test_openai.py tests/clients/test_openai_responses.py
@@ -176,7 +200,7 @@ clients-tests: $(STAMPS)/clients $(STAMPS)/node
 $(STAMPS)/clients: requirements/clients.lock requirements/build.lock | $(STAMPS)/venv
 	@echo "== $(VENV): client libraries"
 	$(BIN)/python $(PIP_INSTALL) --quiet -r requirements/build.lock
-	$(BIN)/python $(PIP_INSTALL) --quiet --no-compile --no-build-isolation -r requirements/clients.lock
+	$(BIN)/python $(PIP_INSTALL) --quiet --no-build-isolation -r requirements/clients.lock
 	@touch $@
 
 NODE := tests/clients/node
@@ -238,4 +262,4 @@ lock: ## regenerate requirements/*.lock with uv (UPGRADE=--upgrade for newer ver
 	$(UV_COMPILE) requirements/test-models.in --no-deps --output-file requirements/test-models.lock
 
 clean: ## remove the environments and what tools left behind
-	rm -rf $(VENV) $(SECOND_VENV) $(MIDDLE_VENV) $(AOT_VENV) $(CLIENTS_VENV) $(NODE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(SECOND_VENV) $(MIDDLE_VENV) $(AOT_VENV) $(CLIENTS_VENV) .venv*.lock $(NODE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

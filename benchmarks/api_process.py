@@ -169,22 +169,25 @@ def server(options: argparse.Namespace) -> Iterator[tuple[int, list[int]]]:
             max_burst=1,  # a step, a message: a token is a chunk
         )
         arguments = [msgspec.json.encode(part).decode() for part in (config, fake)]
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                __file__,
-                "--serve",
-                *arguments,
-                *(["--profile", options.profile] * bool(options.profile)),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        profile = ["--profile", options.profile] * bool(options.profile)
+        with started(__file__, "--serve", *arguments, *profile) as (port, pid):
+            yield port, [pid, *api_workers(pid)]
+
+
+@contextlib.contextmanager
+def started(*words: str) -> Iterator[tuple[int, int]]:
+    """Port and process id of the server that Python runs with these words, until the end of the block."""
+    with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True) as process:
         try:
-            yield ready_port(process), [process.pid, *api_workers(process.pid)]
+            yield ready_port(process), process.pid
         finally:
             process.terminate()
             process.wait(STOP_TIMEOUT_S)
+
+
+def serve_words(model: str | None) -> list[str]:
+    """`jaxserve serve` on a free port."""
+    return ["-m", "jaxserve.cli.main", "serve", *filter(None, [model]), "--port", "0", "--log-level", "warning"]
 
 
 def ready_port(process: subprocess.Popen[str]) -> int:

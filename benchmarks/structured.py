@@ -12,14 +12,13 @@ import asyncio
 import itertools
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 import aiohttp
-from api_process import STOP_TIMEOUT_S, ready_port
+from api_process import serve_words, started
 
 from jaxserve.bench.serving import Level, Load, connected
 from jaxserve.bench.workload import make_workload
@@ -128,13 +127,8 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=128, help="tokens per request")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    command = [sys.executable, "-m", "jaxserve.cli.main", "serve", *filter(None, [options.model]), "--port", "0"]
-    with subprocess.Popen([*command, "--log-level", "warning"], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            compare(f"http://127.0.0.1:{ready_port(process)}", options)
-        finally:
-            process.terminate()
-            process.wait(STOP_TIMEOUT_S)
+    with started(*serve_words(options.model)) as (port, _):
+        compare(f"http://127.0.0.1:{port}", options)
     return 0
 
 

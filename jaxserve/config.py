@@ -15,7 +15,8 @@ from jaxserve.errors import ConfigError
 from jaxserve.types import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Quantization = Literal["none", "int8", "int8-weight-only"]
+WeightFormat = Literal["none", "int8", "int8-weight-only", "fp8", "fp8-weight-only", "int4-weight-only"]
+Quantization = Literal["auto", WeightFormat]
 CpuKernels = Literal["auto", "native", "xla"]
 KVCacheDtype = Literal["auto", "fp8"]
 AttentionBackend = Literal["auto", "reference", "pallas"]
@@ -56,11 +57,18 @@ class ModelConfig:
         help="weights, and but for CPUs (float32) activations and KV cache; auto: float32 on CPU, else bfloat16",
     )
     quantization: Quantization = option(
-        "none", help="int8: weights and, token by token, activations; int8-weight-only: weights; one scale per output"
+        "auto",
+        help="int8, fp8 (e4m3): weights and, token by token, activations; -weight-only: weights; one scale per output, "
+        "of int4 for each group of inputs; auto: as the checkpoint is stored",
     )
     max_model_len: int | None = option(None, ge=1, help="longest prompt + output in tokens (default: the model's)")
     seed: int = option(0, ge=0, help="seed from which requests without a seed draw theirs")
     chat_template: str | None = option(None, help="path of a jinja chat template that replaces the model's own")
+    generation_config: str = option(
+        "auto",
+        help="temperature, top_k, top_p, min_p, repetition_penalty of requests that leave them out; "
+        "auto: as the checkpoint recommends; none: 1 and no cuts; else a generation_config.json, or its folder",
+    )
     task: Task = option("auto", help="generate: text; embed: vectors of texts; auto: embed for encoders, else generate")
     pooling: PoolingChoice = option(
         "auto",
@@ -111,6 +119,9 @@ class SchedulerConfig:
     max_burst_ms: float = option(
         100.0, ge=0, help="most milliseconds of decoding in one call while nobody waits, 0: one step a call"
     )
+    num_speculative_tokens: int = option(
+        0, ge=0, le=64, help="most tokens guessed ahead for a request, from what its own text repeats; 0: none"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,9 +145,15 @@ class CompileConfig:
         help="native: C++ kernels built by `python -m jaxserve_kernels.native.build`; xla: none; "
         "auto: native on a CPU where they were built",
     )
+    try_kernels: bool = option(
+        True,
+        help="before its Pallas kernels are used the first time, compare them with XLA in a process of their own; "
+        "where they fail, attention is left to XLA",
+    )
     compile_cache: str | None = option(
         None,
-        help="directory of compiled programs, kept to 2GiB (default: ~/.cache/jaxserve/programs; `off` disables)",
+        help="directory of compiled programs, kept to 2GiB (default: jaxserve/programs in $XDG_CACHE_HOME or ~/.cache; "
+        "`off` disables)",
     )
 
 
@@ -161,7 +178,7 @@ class ServerConfig:
     shutdown_timeout: float = option(30.0, ge=0, help="seconds in-flight requests may take after SIGTERM")
     max_body_size: int = option(8 << 20, ge=1024, unit="bytes", help="largest request body")
     sse_keep_alive: float = option(15.0, ge=0, help="seconds between keep-alive comments on an idle stream; 0: none")
-    max_connections: int = option(4096, ge=1, help="open HTTP connections; more are closed at once")
+    max_connections: int = option(4096, ge=1, help="open HTTP connections; on further ones requests get 503")
     api_processes: int = option(
         1, ge=1, le=512, help="processes that answer HTTP on the port; limits on requests and connections are divided"
     )

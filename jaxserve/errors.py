@@ -82,6 +82,16 @@ class ContextLengthError(InvalidRequestError):
     default_code = "context_length_exceeded"
 
 
+def invalid(param: str, reason: str) -> InvalidRequestError:
+    """The error that names a field, its value and the limit. `reason` has no dot at its end."""
+    return InvalidRequestError(f"Invalid value for '{param}': {reason}.", param=param)
+
+
+def unsupported(param: str, reason: str) -> UnsupportedParameterError:
+    """The error that names a field that is known and not honoured: `reason` goes on behind its name."""
+    return UnsupportedParameterError(f"Unsupported parameter: '{param}' {reason}.", param=param)
+
+
 class AuthenticationError(RequestError):
     """No API key, or a wrong one."""
 
@@ -128,10 +138,7 @@ class RateLimitError(RequestError):
     status = 429
     type = "rate_limit_error"
     default_code = "rate_limit_exceeded"
-
-    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+    retry_after_s: ClassVar[int] = 1
 
 
 class InternalError(RequestError):

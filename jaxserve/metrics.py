@@ -60,6 +60,9 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("prompt_tokens_by_source", "counter", "Prompt tokens by where their KV came from.", ("source",)),
     MetricSpec("generation_tokens", "counter", "Tokens generated."),
     MetricSpec("forced_tokens", "counter", "Generated tokens that a grammar left no choice about: nobody sampled them."),
+    MetricSpec("spec_decode_num_drafts", "counter", "Drafts: guesses at a request's next tokens."),
+    MetricSpec("spec_decode_num_draft_tokens", "counter", "Tokens of drafts."),
+    MetricSpec("spec_decode_num_accepted_tokens", "counter", "Tokens of drafts that were right."),
     MetricSpec("request_success", "counter", "Finished generations by reason.", ("finished_reason",)),
     MetricSpec("admission_rejections", "counter", "Requests refused by a queue limit.", ("reason",)),
     MetricSpec("time_to_first_token_seconds", "histogram", "Submission to first token.", (), TTFT_S),
@@ -88,6 +91,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("startup_phase_seconds", "gauge", "Wall-clock seconds of each start-up phase; phases overlap, `total` spans all.", ("phase",)),
     MetricSpec("startup_programs", "gauge", "Programs made at start-up by source: cache or compiled.", ("source",)),
     MetricSpec("client_disconnects", "counter", "Requests whose client left before the end."),
+    MetricSpec("surplus_connections", "counter", "Connections beyond --max-connections: answered 503, or closed."),
     MetricSpec("http_requests", "counter", "HTTP requests by route and status.", ("route", "status")),
 )
 # fmt: on
@@ -211,6 +215,9 @@ class Metrics:
             ("prompt_tokens", stats.num_prompt_tokens),
             ("generation_tokens", stats.num_generation_tokens),
             ("forced_tokens", stats.num_forced_tokens),
+            ("spec_decode_num_drafts", stats.num_drafts),
+            ("spec_decode_num_draft_tokens", stats.num_draft_tokens),
+            ("spec_decode_num_accepted_tokens", stats.num_accepted_tokens),
             ("program_calls", stats.num_calls),
         ):
             if amount:
@@ -253,13 +260,3 @@ class Metrics:
         if child is None:
             child = self._children[key] = self._families[name].labels(**self._base, **labels)
         return child
-
-
-def metrics_table() -> str:
-    """The reference table of all metrics, in Markdown."""
-    lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
-    for spec in METRICS:
-        name = PREFIX + spec.name + ("_total" if spec.kind == "counter" else "")
-        labels = ", ".join(f"`{label}`" for label in BASE_LABELS + spec.labels)
-        lines.append(f"| `{name}` | {spec.kind} | {labels} | {spec.help} |")
-    return "\n".join(lines) + "\n"

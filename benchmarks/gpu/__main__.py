@@ -62,8 +62,6 @@ def main(words: Sequence[str] | None = None) -> int:
     out.mkdir(parents=True, exist_ok=True)
     log = out / "log.txt"
     log.unlink(missing_ok=True)
-    # Parts are stopped on the way out, also when `timeout` or a supervisor ends this process.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="jaxserve-gpu-check-") as folder:
         orders = Orders(
             platform=arguments.platform,
@@ -141,4 +139,6 @@ def _line(outcome: Outcome) -> str:
 
 
 if __name__ == "__main__":
+    # Parts are stopped on the way out, also when `timeout` or a supervisor ends this process.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.exit(main())

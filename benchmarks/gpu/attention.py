@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.kv_write import kv_write
-from jaxserve_kernels.matmul import matmul
 
 from benchmarks.gpu.ahead import Programs, Wanted
 from benchmarks.gpu.attention_programs import (
@@ -49,7 +48,6 @@ class Sizes:
     batches: tuple[int, ...] = (1, 8, 32, 64, 128, 256)
     contexts: tuple[int, ...] = (512, 2048, 8192, 32768)
     prompts: tuple[int, ...] = (512, 2048, 8192, 32768)
-    rows: tuple[int, ...] = (1, 32, 256)
     written: tuple[int, ...] = (1, 256, 2048)
 
     @property
@@ -58,7 +56,7 @@ class Sizes:
         return max(self.batches) * max(self.contexts)
 
 
-QUICK = Sizes((1, 2), (64, 128), (64,), (1, 8), (1, 8))
+QUICK = Sizes((1, 2), (64, 128), (64,), (1, 8))
 
 
 def run(context: Context) -> None:
@@ -78,8 +76,6 @@ def run(context: Context) -> None:
         attempt(f"decode {batch} x {length}", partial(ops.decode, batch, length))
     for length in sizes.prompts:
         attempt(f"prefill {length}", partial(ops.prefill, length))
-    for count, kind in itertools.product(sizes.rows, ("plain", "int8 weights", "int8")):
-        attempt(f"matmul {count} {kind}", partial(ops.products, count, kind))
     for count in sizes.written:
         attempt(f"kv_write {count}", partial(ops.write, count))  # last: it gives the pool away
 
@@ -133,7 +129,7 @@ class _Ops:
         for prefix, name in (("", self._backends[-1]), ("reference_", "reference")):
             if name in timings:
                 columns[f"{prefix}us"] = timings[name].median_s * 1e6
-                columns[f"{prefix}spread"] = _spread(timings[name])
+                columns[f"{prefix}spread"] = timings[name].spread
                 columns[f"{prefix}gb_per_s"] = num_bytes / timings[name].median_s / 1e9
                 columns[f"{prefix}of_copy"] = context.share_of_copy(num_bytes, timings[name].median_s)
         context.recorder.figure("decode attention, one layer", **columns)
@@ -151,7 +147,7 @@ class _Ops:
         for prefix, name in (("", self._backends[-1]), ("reference_", "reference"), ("cudnn_", "cudnn")):
             if name in timings:
                 columns[f"{prefix}ms"] = timings[name].median_s * 1e3
-                columns[f"{prefix}spread"] = _spread(timings[name])
+                columns[f"{prefix}spread"] = timings[name].spread
                 columns[f"{prefix}tflop_per_s"] = flops / timings[name].median_s / 1e12
                 columns[f"{prefix}of_matmul"] = context.share_of_matmul(flops, timings[name].median_s)
         context.recorder.figure("prefill attention, one layer", **columns)
@@ -179,40 +175,6 @@ class _Ops:
         except Exception as error:  # another library's: whatever it is, ours are measured
             self._context.recorder.note(f"no attention by cuDNN for {length} tokens: {one_line(error)}")
             return {}
-
-    def products(self, count: int, kind: str) -> None:
-        """Up and down projection of one block, one after the other."""
-        config, context = self._config, self._context
-        wide, narrow = config.intermediate_size, config.hidden_size
-        is_int8 = kind != "plain"
-        up, down = self._weight(wide, narrow, is_int8), self._weight(narrow, wide, is_int8)
-        up_scales, down_scales = (
-            jnp.full(rows, 1 / (74 * columns**0.5), jnp.float32) if is_int8 else None
-            for rows, columns in ((wide, narrow), (narrow, wide))
-        )
-        x = self._normal(count, narrow)
-
-        def repeat(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
-            def body(_: jax.Array, x: jax.Array) -> jax.Array:
-                inner = matmul(x, up, up_scales, dynamic=kind == "int8").astype(x.dtype)
-                return matmul(inner, down, down_scales, dynamic=kind == "int8").astype(x.dtype)
-
-            last: jax.Array = jax.lax.fori_loop(0, NUM_REPEATS, body, x)
-            return last
-
-        program = jax.jit(repeat)
-        timing = self._time(lambda: program(x, up, down))
-        num_bytes, flops = up.nbytes + down.nbytes, 4 * count * wide * narrow
-        context.recorder.figure(
-            "products, up and down projection",
-            rows=count,
-            weights=kind if is_int8 else self._dtype.name,
-            us=timing.median_s * 1e6,
-            spread=_spread(timing),
-            gb_per_s=num_bytes / timing.median_s / 1e9,
-            of_copy=context.share_of_copy(num_bytes, timing.median_s),
-            of_matmul=context.share_of_matmul(flops, timing.median_s),
-        )
 
     def write(self, count: int) -> None:
         """One layer's new keys and values into scattered pages; the pool is donated and comes back."""
@@ -243,7 +205,7 @@ class _Ops:
             "kv_write, one layer",
             tokens=count,
             us=timing.median_s * 1e6,
-            spread=_spread(timing),
+            spread=timing.spread,
             gb_per_s=num_bytes / timing.median_s / 1e9,
             of_copy=context.share_of_copy(num_bytes, timing.median_s),
         )
@@ -260,14 +222,3 @@ class _Ops:
 
     def _normal(self, *shape: int) -> jax.Array:
         return jnp.asarray(self._random.standard_normal(shape, np.float32), self._dtype)
-
-    def _weight(self, rows: int, columns: int, is_int8: bool) -> jax.Array:
-        key = jax.random.key(self._random.integers(1 << 30))
-        if is_int8:
-            return jax.lax.bitcast_convert_type(jax.random.bits(key, (rows, columns), jnp.uint8), jnp.int8)
-        return jax.random.normal(key, (rows, columns), self._dtype) * jnp.asarray(columns**-0.5, self._dtype)
-
-
-def _spread(timing: Timing) -> str:
-    """Fastest and slowest sample in the median's place of 1."""
-    return f"{timing.least_s / timing.median_s:.2f}-{timing.most_s / timing.median_s:.2f}"

@@ -8,6 +8,7 @@ from typing import Literal
 
 from benchmarks.gpu.records import Recorder
 from jaxserve.config import AttentionBackend
+from jaxserve.planning.devices import Rates
 
 Platform = Literal["cuda", "cpu"]
 
@@ -19,6 +20,11 @@ class Bounds:
     copy_bytes_per_s: float
     """Bytes read plus bytes written."""
     matmul_flops: float
+
+    @property
+    def rates(self) -> Rates:
+        """As the planner takes them."""
+        return Rates.alike(self.copy_bytes_per_s, self.matmul_flops, "measured in the same run")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

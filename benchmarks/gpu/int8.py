@@ -1,4 +1,4 @@
-"""Part 3, int8 weights: decode steps of the same model, weights alone and activations as well."""
+"""Part 3, weights in 8 and 4 bits: decode steps of the same model, weights alone and activations as well."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from jaxserve.config import Quantization
 
 COMPILE_SHARE = 0.7
 """Of the time that is left."""
-KINDS: tuple[Quantization, ...] = ("int8-weight-only", "int8")
+KINDS: tuple[Quantization, ...] = ("fp8", "int4-weight-only", "int8-weight-only", "fp8-weight-only", "int8")
+"""The first are sure to be compiled in time."""
 
 
 def run(context: Context) -> None:

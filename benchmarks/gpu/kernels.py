@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.matmul.cases import CASES as PRODUCTS
 from jaxserve_kernels.paged_attention.cases import CASES, Case
 
 from benchmarks.gpu.attention_checks import check_case, check_write_and_attend
@@ -15,13 +16,14 @@ from benchmarks.gpu.backends import op_backends, why_no_kernels
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.crew import Check, run_all
 from benchmarks.gpu.device import first_device
-from benchmarks.gpu.op_checks import check_matmul, check_rotate, check_write
+from benchmarks.gpu.op_checks import check_grouped, check_matmul, check_rotate, check_skinny, check_write
 from benchmarks.gpu.shapes import LLAMA_8B, decoder
 
 MOST_PROCESSES = 8
 DTYPES = ("bfloat16", "float32", "float16")
 POOLS = (*((dtype, dtype) for dtype in DTYPES), ("bfloat16", "float8_e4m3fn"), ("float16", "int8"))
 """Types of what is written, and of the pool."""
+WEIGHTS = ("plain", "int8 weights", "int8", "fp8 weights", "fp8")
 END_TO_END = (
     Case((1, 1, 1), (5, 77, 1), num_heads=8, dim=128),
     Case((1, 9, 70, 0), (40, 9, 133, 0), padding=3, dim=128),
@@ -56,6 +58,11 @@ def checks(context: Context) -> Mapping[str, Check]:
     dtypes = DTYPES[1:2] if is_quick else DTYPES
     for dtype in dtypes:
         found[f"rotate {dtype}"] = partial(check_rotate, dtype)
-    for kind, count, dtype in itertools.product(("plain", "int8 weights", "int8"), (1, 7, 64), dtypes[:2]):
+    for kind, count, dtype in itertools.product(WEIGHTS, (1, 7, 64), dtypes[:2]):
         found[f"matmul {kind} {count} {dtype}"] = partial(check_matmul, kind, dtype, count)
+    for backend, count, dtype in itertools.product(backends, (1, 7, 64), dtypes[:2]):
+        found[f"{backend}: matmul int4 weights {count} {dtype}"] = partial(check_grouped, backend, dtype, count)
+    if "mosaic_gpu" in backends:
+        for product in PRODUCTS:
+            found[f"mosaic_gpu: matmul {product}"] = partial(check_skinny, product)
     return found

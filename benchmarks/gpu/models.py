@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,21 +12,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxserve_kernels.paged_attention import Paging, Ragged, ragged_layout
+from jaxserve_kernels.paged_attention import Paging, ragged_layout
 
 from benchmarks.gpu.backends import server_numerics
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
 from benchmarks.gpu.random_weights import host_leaves
 from benchmarks.gpu.rig import BLOCK_SIZE, Generation, Rig, generate, greedy
-from benchmarks.gpu.shapes import FAMILIES, TINY, decoder
-from jaxserve.config import Dtype
+from benchmarks.gpu.shapes import FAMILIES, LLAMA_8B, TINY, decoder
+from jaxserve.config import CompileConfig, Config, Dtype, ModelConfig
 from jaxserve.layers.attention import KVPool, StepContext
 from jaxserve.layers.numerics import Numerics, plain
-from jaxserve.layers.rope import rotation
+from jaxserve.layers.rope import rotation, sliding_rotation
 from jaxserve.models.config import DecoderConfig
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
+from jaxserve.runner.backend import chip_of
 from jaxserve.runner.inputs import programs
+from jaxserve.runner.trial import TOLERANCE, compare
 from jaxserve.scheduler.plan import Buckets
 
 NUM_TOKENS, NUM_PROMPT = 72, 64
@@ -41,19 +44,35 @@ NUM_BEST = 5
 """Of which log-probabilities are known."""
 NUM_THREADS = 5
 """Families compile side by side."""
+QUICK = ("llama", "gemma2, soft caps", "qwen3, experts")
 PROMPT_LENGTHS = (37, 3, 90, 64, 17, 55, 120, 8)
 NUM_OUTPUTS = 24
 
 
 def run(context: Context) -> None:
     first_device(context)
-    families = list(FAMILIES.items())[: 2 if context.is_quick else None]
+    families = [item for item in FAMILIES.items() if item[0] in QUICK or not context.is_quick]
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         for name, config in families:
             threads.submit(context.recorder.attempt, name, partial(check_family, context, name, config))
+    context.recorder.attempt("trial", partial(check_trial, context))
     dtypes: tuple[Dtype, ...] = ("float32",) if context.is_quick else ("float32", "bfloat16")
     for dtype in dtypes:
         context.recorder.attempt(f"batches {dtype}", partial(check_batches, context, dtype))
+
+
+def check_trial(context: Context) -> None:
+    """What a server does before it uses its kernels, with a model of this size."""
+    config = Config(
+        model=ModelConfig(model="random"), compile=CompileConfig(attention_backend=context.attention_backend)
+    )
+    started = time.monotonic()
+    found = compare(config, decoder(LLAMA_8B), chip_of(first_device(context)), lambda: None)
+    if found is None:
+        context.recorder.note("The server would try no kernels on this device.")
+        return
+    name = f"trial of the server's kernels, {time.monotonic() - started:.0f} s"
+    context.recorder.check(name, passed=found.fault is None, error=found.largest, tolerance=TOLERANCE)
 
 
 def check_family(context: Context, name: str, config: dict[str, Any]) -> None:
@@ -76,10 +95,11 @@ def check_family(context: Context, name: str, config: dict[str, Any]) -> None:
     )
     if context.is_quick:
         return
-    rounded = tuple(np.asarray(leaf.astype(jnp.bfloat16)) for leaf in leaves)
     narrow = make_skeleton(shape, numerics_of(context, shape, "bfloat16"))
-    expected = logits_of(wide, compute, tuple(leaf.astype(np.float32) for leaf in rounded), tokens, NUM_TOKENS, host)
-    found = logits_of(narrow, jitted(narrow), rounded, tokens, NUM_PROMPT, device)
+    rounded = tuple(leaf.astype(jnp.bfloat16).astype(np.float32) for leaf in leaves)
+    expected = logits_of(wide, compute, rounded, tokens, NUM_TOKENS, host)
+    leaves = tuple(leaf.astype(jnp.bfloat16) for leaf in host_leaves(narrow, context.seed))
+    found = logits_of(narrow, jitted(narrow), leaves, tokens, NUM_PROMPT, device)
     error = float(np.abs(found - expected).mean()) / spread
     context.recorder.check(
         f"{name}, bfloat16, mean difference",
@@ -125,10 +145,6 @@ def logits_of(
     return np.concatenate(rows)
 
 
-def _one_segment(skeleton: ModelSkeleton, starts: jax.Array, count: int) -> Ragged:
-    return ragged_layout(starts, jnp.int32(0), num_tokens=count, backend=skeleton.numerics.backend)
-
-
 def _pass(
     skeleton: ModelSkeleton,
     params: tuple[jax.Array, ...],
@@ -141,16 +157,18 @@ def _pass(
     """One request's tokens at `positions`, and every one's logits. Traced."""
     count = tokens.shape[0]
     starts = jnp.asarray([0, count])
+    ragged = ragged_layout(starts, jnp.int32(0), num_tokens=count, backend=skeleton.numerics.backend)
     model = skeleton.build(params)
     step = StepContext(
         rotation=rotation(skeleton.config, positions),
+        sliding_rotation=sliding_rotation(skeleton.config, positions),
         paging=Paging(
             block_tables=jnp.arange(1, NUM_PAGES + 1)[None],
             kv_lengths=positions[-1:] + 1,
             query_starts=starts,
             pages=positions // BLOCK_SIZE + 1,
             slots=positions % BLOCK_SIZE,
-            ragged=_one_segment(skeleton, starts, count) if is_mixed else None,
+            ragged=ragged if is_mixed else None,
         ),
     )
     hidden, pool = model.hidden(tokens, pool, step)
@@ -158,8 +176,9 @@ def _pass(
 
 
 def numerics_of(context: Context, shape: DecoderConfig, dtype: Dtype) -> Numerics:
-    """One type for all, and the kernels that the server would take for it."""
-    return replace(plain(jnp.dtype(dtype)), backend=server_numerics(context, shape, dtype=dtype).backend)
+    """One type for all, the kernels that the server would take for it, and its joined products."""
+    server = server_numerics(context, shape, dtype=dtype)
+    return replace(plain(jnp.dtype(dtype)), backend=server.backend, joined_for=server.joined_for)
 
 
 def check_batches(context: Context, dtype: Dtype) -> None:

@@ -8,18 +8,21 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.kv_write import KVScales, kv_write
 from jaxserve_kernels.matmul import matmul
+from jaxserve_kernels.matmul.cases import TOLERANCES, Case, expected, operands
 from jaxserve_kernels.rope import Rotation, rotate
 
 from benchmarks.gpu import oracle
 from benchmarks.gpu.crew import Bench
+from benchmarks.gpu.product_programs import candidates, skinny_product
 
 LAYER, NUM_LAYERS = 1, 2
 PRODUCT_TOLERANCES = {"float32": 2e-5, "float16": 1e-3, "bfloat16": 1e-3}
 """Products are accumulated and returned in float32, whatever the operands are. TF32 would not pass for float32."""
-INT8_TOLERANCE = 3e-3
-"""A value on the border of two steps may be rounded to either."""
+DYNAMIC_TOLERANCES = {"int8": 3e-3, "fp8": 1e-2}
+"""A value on the border of two steps may be rounded to either; tensor cores add products of fp8 with fewer bits."""
 
 
 def check_write(dtype: str, pool_dtype: str, count: int, bench: Bench) -> None:
@@ -87,14 +90,48 @@ def check_matmul(kind: str, dtype: str, count: int, bench: Bench) -> None:
         weight = random.standard_normal((num_out, num_in), np.float32).astype(_dtype(dtype))
         arrays, expected = (x, weight), x.astype(np.float64) @ weight.astype(np.float64).T
     else:
-        weight = random.integers(-127, 128, (num_out, num_in)).astype(np.int8)
+        is_int8 = kind.startswith("int8")
+        wide = (
+            random.integers(-127, 128, (num_out, num_in)) if is_int8 else random.uniform(-448, 448, (num_out, num_in))
+        )
+        weight = wide.astype(np.int8 if is_int8 else ml_dtypes.float8_e4m3fn)
         scales = random.uniform(0.001, 0.01, num_out).astype(np.float32)
-        rows = oracle.quantise(x) if kind == "int8" else x.astype(np.float64)
+        rows = oracle.quantise(x, weight.dtype) if kind in DYNAMIC_TOLERANCES else x.astype(np.float64)
         arrays, expected = (x, weight, scales), rows @ (weight.astype(np.float64).T * scales)
     arguments = tuple(map(jnp.asarray, arrays))
-    found = np.asarray(bench.compile(partial(matmul, dynamic=kind == "int8"), *arguments)(*arguments))
-    tolerance = INT8_TOLERANCE if kind == "int8" else PRODUCT_TOLERANCES[dtype]
+    found = np.asarray(bench.compile(partial(matmul, dynamic=kind in DYNAMIC_TOLERANCES), *arguments)(*arguments))
+    tolerance = DYNAMIC_TOLERANCES.get(kind, PRODUCT_TOLERANCES[dtype])
     compare(bench, f"matmul, {kind}, {count} x {num_in} x {num_out}, {dtype}", found, expected, tolerance)
+
+
+def check_grouped(backend: Backend, dtype: str, count: int, bench: Bench) -> None:
+    """4-bit weights with a scale for each output and 128 inputs: by the kernel where `backend` has one."""
+    random, (num_in, num_out) = bench.random, (1024, 768)
+    x = random.standard_normal((count, num_in), np.float32).astype(_dtype(dtype))
+    numbers = random.integers(-8, 8, (num_out, num_in)).astype(np.int8)
+    scales = random.uniform(-0.1, 0.1, (num_in // 128, num_out)).astype(_dtype(dtype))
+    wide = numbers * scales.astype(np.float64).T.repeat(128, axis=1)
+    # As the server stores them: in bytes on CPUs.
+    weight = jnp.asarray(numbers if jax.default_backend() == "cpu" else numbers.astype(ml_dtypes.int4))
+    arguments = (jnp.asarray(x), weight, jnp.asarray(scales))
+    found = np.asarray(bench.compile(partial(matmul, backend=backend), *arguments)(*arguments))
+    name = f"{backend}: matmul, int4 weights, {count} x {num_in} x {num_out}, {dtype}"
+    compare(bench, name, found, x.astype(np.float64) @ wide.T, PRODUCT_TOLERANCES[dtype])
+
+
+def check_skinny(case: Case, bench: Bench) -> None:
+    """Our kernel, in all sizes that are tried when it is tuned."""
+    given = operands(case, bench.seed)
+    wanted, sizes = expected(case, given)
+    x, weight, scales = map(jnp.asarray, given)
+    for tuning in candidates(len(x), (weight.shape,)):
+        compiled = bench.compile(partial(skinny_product, tuning, is_dynamic=False), x, weight, scales)
+        found = np.asarray(compiled(x, weight, scales), np.float64)[: case.num_tokens]
+        error = float(np.nan_to_num(np.abs(found - wanted) / sizes, nan=np.inf).max())
+        name = f"matmul by our kernel, {case}, {tuning}"
+        tolerance = TOLERANCES[case.dtype]
+        bench.recorder.check(name, passed=error <= tolerance, error=error, tolerance=tolerance)
+        bench.tell("prepares")
 
 
 def compare(bench: Bench, name: str, found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:

@@ -25,10 +25,12 @@ def rotate(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
 
 
-def quantise(x: np.ndarray) -> np.ndarray:
-    """Rows to 8 bits by their largest value, and back."""
-    steps = np.abs(x.astype(np.float64)).max(-1, keepdims=True) / 127
-    rounded: np.ndarray = np.rint(x.astype(np.float64) / steps) * steps
+def quantise(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Rows to int8 or e4m3 by their largest value, and back."""
+    is_int8 = dtype == np.int8
+    steps = np.abs(x.astype(np.float64)).max(-1, keepdims=True) / (127 if is_int8 else 448)
+    scaled = x.astype(np.float64) / steps
+    rounded: np.ndarray = (np.rint(scaled) if is_int8 else scaled.astype(dtype).astype(np.float64)) * steps
     return rounded
 
 

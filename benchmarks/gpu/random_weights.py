@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import jax
@@ -30,34 +31,41 @@ def kind_of(leaf: LeafSpec) -> Kind:
 
 
 def host_leaves(skeleton: ModelSkeleton, seed: int) -> tuple[np.ndarray, ...]:
-    """float32, such that heads attend unevenly, every layer matters, and logits spread by about 2."""
-    random = np.random.default_rng(seed)
+    """float32, such that heads attend unevenly, every layer matters, and logits spread by about 2.
 
-    def make(leaf: LeafSpec) -> np.ndarray:
-        noise = random.standard_normal(leaf.shape, np.float32)
+    The same for a model whose products are joined as for one where they are not.
+    """
+
+    def make(leaf: LeafSpec, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        noise = np.random.default_rng([seed, *name.encode()]).standard_normal(shape, np.float32)
         match kind_of(leaf):
             case "norm":
                 return 1 + 0.2 * noise
             case "bias":
                 return 0.3 * noise
             case "embedding":
-                return noise * np.float32(LOGIT_SPREAD / leaf.shape[1] ** 0.5)
+                return noise * np.float32(LOGIT_SPREAD / shape[1] ** 0.5)
             case _:
-                return noise * np.float32(1.3 / leaf.shape[1] ** 0.5)
+                return noise * np.float32(1.3 / shape[1] ** 0.5)
 
-    return tuple(make(leaf) for leaf in skeleton.leaves)
+    wide = (replace(leaf, dtype=jnp.dtype("float32")) for leaf in skeleton.leaves)
+    return tuple(leaf.join(make(leaf, *part) for part in leaf.parts.items()) for leaf in wide)
 
 
 def device_leaves(skeleton: ModelSkeleton, sharding: Sharding, seed: int) -> tuple[jax.Array, ...]:
-    """Made where they stay, in the types the skeleton declares; int8 weights with scales that fit them."""
+    """Made where they stay, in the types the skeleton declares; small weights with scales that fit them."""
 
     def make(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype, kind: Kind) -> jax.Array:
         if dtype == jnp.int8:
             return jax.lax.bitcast_convert_type(jax.random.bits(key, shape, jnp.uint8), jnp.int8)
+        if dtype == jnp.float8_e4m3fn:
+            return (64 * jax.random.normal(key, shape, jnp.bfloat16)).astype(dtype)
+        if dtype == jnp.int4:
+            return jax.random.randint(key, shape, -8, 8, jnp.int8).astype(dtype)
         if kind == "norm":
             return jnp.ones(shape, dtype)
         if kind == "scale":
-            return jnp.full(shape, 1 / (127 * skeleton.config.hidden_size**0.5), dtype)
+            return jnp.full(shape, 1 / ((127 if len(shape) == 1 else 8) * skeleton.config.hidden_size**0.5), dtype)
         return jax.random.normal(key, shape, dtype) * jnp.asarray(shape[-1] ** -0.5, dtype)
 
     made = jax.jit(make, static_argnums=(1, 2, 3))

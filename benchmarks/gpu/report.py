@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.gpu.processes import Outcome
 from benchmarks.gpu.records import Record, Value
+from jaxserve.cli.markdown import markdown_table
 
 
 def as_json(heading: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:
@@ -62,13 +63,13 @@ def shown(value: Value) -> str:
 
 
 def _summary(outcomes: Sequence[Outcome]) -> str:
-    rows = [["part", "status", "seconds", "checks passed", "figures"]]
+    rows = []
     for outcome in outcomes:
         checks = [record for record in outcome.records if record.kind == "check"]
         passed = f"{sum(bool(check.passed) for check in checks)} of {len(checks)}" if checks else "-"
         figures = sum(record.kind == "figure" for record in outcome.records)
         rows.append([outcome.part.name, outcome.status, f"{outcome.seconds:.0f}", passed, str(figures)])
-    return markdown(rows)
+    return markdown_table(("part", "status", "seconds", "checks passed", "figures"), rows)
 
 
 def _checks(records: Sequence[Record]) -> list[str]:
@@ -83,15 +84,8 @@ def _checks(records: Sequence[Record]) -> list[str]:
     return lines
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A table; the first row is its head."""
-    head, *body = rows
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
 def _table(rows: Sequence[Mapping[str, Value]]) -> str:
     """Columns in the order in which rows bring them up."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     body = [[shown(row.get(name)) for name in columns] for row in rows]
-    return markdown([[name.replace("_", " ") for name in columns], *body])
+    return markdown_table([name.replace("_", " ") for name in columns], body)

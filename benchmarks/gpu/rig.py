@@ -24,8 +24,11 @@ from jaxserve.layers.numerics import Numerics
 from jaxserve.models.config import DecoderConfig
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program
-from jaxserve.runner.runner import PendingStep, Runner, SlotStore, make_pool
+from jaxserve.runner.program_cache import ProgramCache
+from jaxserve.runner.runner import PendingStep, Runner
 from jaxserve.runner.steps import lower
+from jaxserve.runner.upkeep import Keeper, Keeping
+from jaxserve.runner.warmup import executables, make_upkeep
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.scheduler.plan import Buckets, StepPlan
 from jaxserve.scheduler.scheduler import Scheduler
@@ -121,15 +124,15 @@ class Rig:
     ) -> Runner:
         """`pool_seed`: fill the KV pool at random instead of with zeros."""
 
-        def new_pool() -> object:
-            if pool_seed is None:
-                return make_pool(self.pool_shape, self.kv_dtype, self.sharding)
-            return random_pool(self.pool_shape, self.kv_dtype, self.sharding, pool_seed)
-
-        executables = {program: each.executable for program, each in made.items()}
-        num_slots = max(program.num_slots for program in executables)
-        slot_store = SlotStore(num_slots, self.skeleton.config.vocab_size, self.sharding)
-        return Runner(params, new_pool, slot_store, executables)  # type: ignore[arg-type]
+        steps = {program: each.executable for program, each in made.items()}
+        num_slots = max(program.num_slots for program in steps)
+        keeping = Keeping(self.pool_shape, self.kv_dtype, num_slots, self.skeleton.config.vocab_size)
+        keeper = Keeper(keeping, executables(make_upkeep(keeping, self.sharding, ProgramCache(None))))
+        if pool_seed is None:
+            pool = keeper.new_pool()
+        else:
+            pool = random_pool(self.pool_shape, self.kv_dtype, self.sharding, pool_seed)
+        return Runner(params, pool, keeper, steps)
 
     def core(
         self, runner: Runner, programs: Iterable[Program], *, depth: int = 1, max_burst_ms: float = 0.0

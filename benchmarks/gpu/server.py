@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,13 @@ from benchmarks.gpu.checkpoint import write_checkpoint
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.shapes import LLAMA_1B, TINY, decoder
 from benchmarks.peers.environment import last_error
-from jaxserve.bench.startup import free_port
+from jaxserve.bench.startup import free_port, http_get, started
 from jaxserve.layers.numerics import plain
 from jaxserve.models.skeleton import make_skeleton
-from jaxserve.planning.devices import Rates
 from jaxserve.planning.roofline import decode_bound
 from jaxserve.planning.sizes import make_sizes
 
 HOST = "127.0.0.1"
-POLL_INTERVAL_S = 0.05
-STOP_TIMEOUT_S = 10.0
 MAX_MODEL_LEN = 2048
 LOADS = ((1, 4), (32, 64), (64, 128))
 """Requests at a time, requests in all."""
@@ -67,37 +63,20 @@ def _running(context: Context, model: Path, port: int) -> Iterator[float]:
     length = str(256 if context.is_quick else MAX_MODEL_LEN)
     command = [sys.executable, "-m", "jaxserve.cli.main", "serve", str(model), "--served-model-name", "m"]
     command += ["--host", HOST, "--port", str(port), "--max-model-len", length, *limits]
-    command += ["--attention-backend", context.attention_backend]
+    command += ["--attention-backend", context.attention_backend, "--no-try-kernels"]  # other parts do
     command += ["--compile-cache", str(context.folder / "programs"), "--no-enable-prefix-caching"]
     environment = {**os.environ, "JAX_PLATFORMS": context.platform}  # that one or none
     log = context.folder / "server.log"
-    started_s = time.perf_counter()
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-        )
     try:
-        while _get(port, "/ready")[0] != 200:
-            if process.poll() is not None:
-                raise RuntimeError(
-                    f"the server ended before it was ready: {last_error(log.read_text(errors='replace'))}"
-                )
-            if context.recorder.left_s <= 0:
-                raise TimeoutError(f"the server was not ready after {time.perf_counter() - started_s:.0f} s")
-            time.sleep(POLL_INTERVAL_S)
-        yield time.perf_counter() - started_s
+        with started(command, port, log, context.recorder.left_s, environment=environment, own_session=False) as times:
+            yield times.ready_s
     finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_TIMEOUT_S)
-        process.kill()
-        process.wait()
         print(log.read_text(errors="replace"), flush=True)
 
 
 def _record_start(context: Context, port: int, start: str, ready_s: float) -> None:
     """Seconds to ready, and every phase as the server tells it; phases overlap."""
-    report = json.loads(_get(port, "/startup")[1])
+    report = json.loads(http_get(port, "/startup")[1])
     context.recorder.figure("start-up", start=start, phase="ready", seconds=ready_s)
     for phase in report["phases"]:
         context.recorder.figure("start-up", start=start, phase=phase["phase"], seconds=phase["seconds"])
@@ -145,19 +124,4 @@ def _bound(context: Context, concurrency: int, tokens: int) -> float | None:
         return None
     dtype = jnp.dtype(jnp.bfloat16 if context.platform == "cuda" else jnp.float32)
     sizes = make_sizes(make_skeleton(decoder(TINY if context.is_quick else LLAMA_1B), plain(dtype)), 1)
-    flops = context.bounds.matmul_flops
-    rates = Rates(context.bounds.copy_bytes_per_s, flops, flops, flops, "measured in the same run")
-    return decode_bound(sizes, rates, dtype.itemsize, concurrency, tokens, fits=True).tokens_per_s
-
-
-def _get(port: int, path: str) -> tuple[int | None, bytes]:
-    """Status and body, or None while nothing answers."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=10.0)
-    try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        return response.status, response.read()
-    except (OSError, http.client.HTTPException):
-        return None, b""
-    finally:
-        connection.close()
+    return decode_bound(sizes, context.bounds.rates, dtype.itemsize, concurrency, tokens, fits=True).tokens_per_s

@@ -64,6 +64,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 6,
         "head_dim": 64,
     },
+    "gemma2, soft caps": {
+        **TINY,
+        "architectures": ["Gemma2ForCausalLM"],
+        "num_hidden_layers": 2,
+        "head_dim": 64,
+        "sliding_window": 24,
+        "query_pre_attn_scalar": 64,
+    },
+    "qwen3, experts": {
+        **TINY,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "head_dim": 64,
+        "moe_intermediate_size": 128,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+    },
 }
 
 

@@ -19,7 +19,6 @@ from jaxserve.kv.spec import KVSpec
 from jaxserve.layers.numerics import Numerics
 from jaxserve.models.config import DecoderConfig
 from jaxserve.models.skeleton import make_skeleton
-from jaxserve.planning.devices import Rates
 from jaxserve.planning.roofline import decode_bound, prefill_bound
 from jaxserve.planning.sizes import make_sizes
 from jaxserve.runner.inputs import Program, programs
@@ -72,8 +71,9 @@ class StepBench:
         longest = max(tokens for _, tokens in cells) + MARGIN
         self.rig = Rig(decoder, numerics, num_blocks=num_blocks, max_model_len=longest)
         mixed = () if chunk is None else (chunk,)
+        decode = tuple(sorted({max(batch, 2) for batch in batches}))  # as the server does (runner/limits.py)
         self.made = self.compile(
-            programs(Buckets(decode=batches, mixed=mixed, max_num_seqs=max(batches)), self.rig.max_pages), compile_s
+            programs(Buckets(decode=decode, mixed=mixed, max_num_seqs=max(decode)), self.rig.max_pages), compile_s
         )
         started_s = time.perf_counter()
         self.params = jax.block_until_ready(device_leaves(self.rig.skeleton, self.rig.sharding, context.seed))
@@ -146,8 +146,9 @@ class StepBench:
             self._context.recorder.attempt(f"prefill {length}", partial(self._prefill, length))
 
     def rows(self, made: Iterable[Program], count: int, tokens: int) -> Rows | None:
-        """`count` rows for the decode program of that size; None, and a note, when the pool cannot hold them."""
-        program = next((each for each in made if each.kind == "decode" and each.num_tokens == count), None)
+        """`count` rows for the smallest decode program that takes them; None, and a note, when the pool cannot."""
+        fitting = [each for each in made if each.kind == "decode" and each.num_tokens >= count]
+        program = min(fitting, key=lambda each: each.num_tokens, default=None)
         if program is None:
             raise LookupError(f"decode/{count} is not compiled")
         if count * -(-(tokens + MARGIN) // BLOCK_SIZE) >= self.rig.num_blocks:
@@ -164,11 +165,10 @@ class StepBench:
         num_steps = max(MIN_STEPS, min(MAX_STEPS, int(CELL_S / 3 / first_s)))
         stream_s, submit_s = clock.stream(num_steps)
         overlapped_s, synchronous_s = clock.overlapped(num_steps), clock.synchronous(num_steps)
-        rates = self._rates()
-        bound = None
-        if rates is not None:
+        bounds, bound = self._context.bounds, None
+        if bounds is not None:
             itemsize = self.rig.kv_dtype.itemsize
-            bound = decode_bound(self._sizes, rates, itemsize, count, tokens, fits=True)
+            bound = decode_bound(self._sizes, bounds.rates, itemsize, count, tokens, fits=True)
         self._context.recorder.figure(
             "decode steps",
             model=self._label,
@@ -195,8 +195,8 @@ class StepBench:
             pending[-1].result()
             seconds.append(time.perf_counter() - started_s)
         median_s = statistics.median(seconds[1:])
-        rates = self._rates()
-        bound = None if rates is None else prefill_bound(self._sizes, rates, length, program.num_tokens)
+        bounds = self._context.bounds
+        bound = None if bounds is None else prefill_bound(self._sizes, bounds.rates, length, program.num_tokens)
         self._context.recorder.figure(
             "prefill",
             model=self._label,
@@ -207,14 +207,6 @@ class StepBench:
             bound_ms=None if bound is None else bound.seconds * 1e3,
             of_bound=None if bound is None else bound.seconds / median_s,
         )
-
-    def _rates(self) -> Rates | None:
-        """The bounds of this run, as the planner takes them."""
-        bounds = self._context.bounds
-        if bounds is None:
-            return None
-        flops = bounds.matmul_flops
-        return Rates(bounds.copy_bytes_per_s, flops, flops, flops, "measured in the same run")
 
 
 class _Steps:

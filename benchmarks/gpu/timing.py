@@ -26,6 +26,11 @@ class Timing:
     most_s: float
     num_samples: int
 
+    @property
+    def spread(self) -> str:
+        """Fastest and slowest sample in the median's place of 1."""
+        return f"{self.least_s / self.median_s:.2f}-{self.most_s / self.median_s:.2f}"
+
 
 def time_calls(call: Callable[[], Any], wait: Callable[[Any], object], *, budget_s: float = 0.5) -> Timing:
     """Warm up, then sample for about `budget_s`. The device runs calls in order, so the last one stands for all."""

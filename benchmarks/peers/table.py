@@ -7,32 +7,27 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.peers.bounds import MachineBounds, ModelSize, output_bound, step_bound_s
+from benchmarks.peers.bounds import MachineBounds, output_bound, step_bound_s
 from benchmarks.peers.load import Sample
 from benchmarks.peers.ratios import METRICS, Comparison, Metric, compare, faults
 from benchmarks.peers.rounds import Pairing, Start
+from jaxserve.cli.markdown import markdown_table
+from jaxserve.planning.sizes import Sizes
 
 OTHERS_LIMIT = 0.1
 """Cores taken by strangers from which a cell's figures deserve a warning."""
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A table; the first row is its head."""
-    head, *body = rows
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
 def comparison_table(comparisons: Sequence[Comparison]) -> str:
     """A row per cell and peer, the peers of a cell together; a column per metric: ours / theirs = ratio and range."""
-    rows = [["workload x streams", "peer", *(metric.heading for metric in METRICS)]]
+    rows = []
     cells = list(dict.fromkeys(each.cell for each in comparisons))
     places = dict.fromkeys((each.cell, each.peer) for each in comparisons)
     for cell, peer in sorted(places, key=lambda place: cells.index(place[0])):
         by_metric = {each.metric: each for each in comparisons if (each.cell, each.peer) == (cell, peer)}
         columns = [_compared(by_metric.get(metric.key), metric) for metric in METRICS]
         rows.append([cell.label, peer, *columns])
-    return markdown(rows)
+    return markdown_table(("workload x streams", "peer", *(metric.heading for metric in METRICS)), rows)
 
 
 def _compared(found: Comparison | None, metric: Metric) -> str:
@@ -46,9 +41,10 @@ def _compared(found: Comparison | None, metric: Metric) -> str:
     return f"{found.ours:.{metric.digits}f} / {found.theirs:.{metric.digits}f} = {ratio}"
 
 
-def bounds_table(samples: Sequence[Sample], *, ours: str, size: ModelSize, bounds: MachineBounds) -> str:
+def bounds_table(samples: Sequence[Sample], *, ours: str, sizes: Sizes, bounds: MachineBounds) -> str:
     """How near jaxserve comes to what the machine could do, cell by cell."""
-    rows = [["workload x streams", "output tok/s", "bound", "share", "decode step ms (TPOT p50)", "bound", "share"]]
+    head = ("workload x streams", "output tok/s", "bound", "share", "decode step ms (TPOT p50)", "bound", "share")
+    rows = []
     for cell in dict.fromkeys(sample.cell for sample in samples):
         mine = [sample.figures for sample in samples if sample.cell == cell and sample.server == ours]
         done = [figures for figures in mine if figures["completed"] and figures.get("median_tpot_ms")]
@@ -59,21 +55,22 @@ def bounds_table(samples: Sequence[Sample], *, ours: str, size: ModelSize, bound
         num_requests = sum(figures["completed"] for figures in done)
         computed = sum(figures["total_input_tokens"] - figures["total_cached_tokens"] for figures in done)
         most = output_bound(
-            size,
+            sizes,
             bounds,
             num_streams=cell.concurrency,
             num_prompt_tokens=computed / num_requests,
             num_output_tokens=sum(figures["total_output_tokens"] for figures in done) / num_requests,
         )
-        least_ms = 1000 * step_bound_s(size, bounds, cell.concurrency)
+        least_ms = 1000 * step_bound_s(sizes, bounds, cell.concurrency)
         speed = (f"{rate:.1f}", f"{most:.1f}", f"{rate / most:.0%}")
         rows.append([cell.label, *speed, f"{step_ms:.1f}", f"{least_ms:.1f}", f"{least_ms / step_ms:.0%}"])
-    return markdown(rows)
+    return markdown_table(head, rows)
 
 
 def server_table(pairings: Sequence[Pairing]) -> str:
     """Start-up and memory; jaxserve once per pairing, since it is started for each."""
-    rows = [["server", "beside", "ready s", "first reply s", "PSS MiB at start", "most", "idle cores", "others' cores"]]
+    head = ("server", "beside", "ready s", "first reply s", "PSS MiB at start", "most", "idle cores", "others' cores")
+    rows = []
     for pairing in pairings:
         for start in pairing.starts:
             own = [sample for sample in pairing.samples if sample.server == start.server]
@@ -84,7 +81,7 @@ def server_table(pairings: Sequence[Pairing]) -> str:
             times = (f"{start.ready_s:.1f}", f"{start.first_reply_s:.1f}")
             memory = (f"{start.pss_mib:.0f}", f"{most_mib:.0f}")
             rows.append([start.server, beside, *times, *memory, _span(waiting), _span(others)])
-    return markdown(rows)
+    return markdown_table(head, rows)
 
 
 def _span(values: Sequence[float]) -> str:
@@ -114,7 +111,7 @@ def report(
     pairings: Sequence[Pairing],
     skipped: Mapping[str, str],
     bounds: MachineBounds,
-    size: ModelSize,
+    sizes: Sizes,
     ours: str,
 ) -> str:
     """The whole page."""
@@ -123,15 +120,15 @@ def report(
     starts = [start for pairing in pairings for start in pairing.starts]
     most_rounds = max((each.num_rounds for each in comparisons), default=0)
     parts = [
-        "Machine: " + ", ".join(f"{name} {value}" for name, value in machine.items()) + ".",
+        f"Machine: {_told(machine)}.",
         f"Medians of {most_rounds} rounds, jaxserve / peer = median of the rounds' ratios (least-most); "
         "bold where jaxserve is ahead.",
         comparison_table(comparisons),
         f"The machine reads {bounds.read_bytes_per_s / 1e9:.1f} GB/s and multiplies {bounds.gemm_flops / 1e9:.0f} "
-        f"GFLOP/s; the weights are {size.num_bytes / 1e6:.0f} MB in float32.",
-        bounds_table(samples, ours=ours, size=size, bounds=bounds),
+        f"GFLOP/s; the weights are {sizes.read_bytes / 1e6:.0f} MB in float32.",
+        bounds_table(samples, ours=ours, sizes=sizes, bounds=bounds),
         server_table(pairings),
-        markdown([["server", "versions"], *([name, _versions(told)] for name, told in versions.items())]),
+        markdown_table(("server", "versions"), [(name, _told(facts)) for name, facts in versions.items()]),
         "```text\n" + command_lines(starts) + "\n```",
     ]
     if notes := _notes(pairings, skipped, samples):
@@ -139,8 +136,8 @@ def report(
     return "\n\n".join(parts) + "\n"
 
 
-def _versions(told: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in told.items())
+def _told(facts: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {fact}" for name, fact in facts.items())
 
 
 def _notes(pairings: Sequence[Pairing], skipped: Mapping[str, str], samples: Sequence[Sample]) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,10 +11,10 @@ import aiohttp
 
 from jaxserve.bench.prompts import Prompt
 from jaxserve.bench.target import Target
-from jaxserve.client.remote import DONE, events
+from jaxserve.client.remote import RemoteError
+from jaxserve.client.replies import pieces
 
 MAX_STALE_CONNECTIONS = 3
-TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
 
 ErrorKind = Literal["http", "connection", "timeout", "stream", "engine"]
 """Refused with a status, never answered, too late, broken off after it began; or, offline, by the engine."""
@@ -65,6 +65,8 @@ async def send(session: aiohttp.ClientSession, target: Target, prompt: Prompt) -
     except (aiohttp.ClientError, OSError) as error:
         kind: ErrorKind = "stream" if record.chunk_times_s else "connection"
         record.fail(kind, f"{type(error).__name__}: {error}")
+    except RemoteError as error:
+        record.fail("stream", f"in the stream: {str(error)[:200]}")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         record.fail("stream", f"not a chunk of a completion: {type(error).__name__}: {error}")
     record.finished_s = time.perf_counter()
@@ -85,38 +87,17 @@ async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) 
 
 
 async def _read_stream(response: aiohttp.ClientResponse, record: RequestRecord) -> None:
-    is_finished = False
-    async for arrived_s, data in events(response):
-        if data == DONE:
-            is_finished = True
-            break
-        chunk = json.loads(data)
-        if error := chunk.get("error"):
-            message = error.get("message") if isinstance(error, dict) else error
-            record.fail("stream", f"in the stream: {str(message)[:200]}")
-            return
-        for choice in chunk.get("choices") or ():
-            if text := _text(choice):
-                record.chunk_times_s.append(arrived_s)
-                record.text.append(text)
-            # Not every server says [DONE]: a finished choice is an end as well.
-            is_finished = is_finished or choice.get("finish_reason") is not None
-        if usage := chunk.get("usage"):
-            _note_usage(record, usage)
-    if not is_finished:
-        record.fail("stream", f"the stream ended without {DONE}")
-    elif not record.chunk_times_s and not record.num_output_tokens:
+    async for piece in pieces(response):
+        if text := piece.reasoning + piece.text:
+            record.chunk_times_s.append(piece.arrived_s)
+            record.text.append(text)
+        if piece.usage:
+            _note_usage(record, piece.usage)
+    if not record.chunk_times_s and not record.num_output_tokens:
         record.fail("stream", "the stream ended without text")
 
 
-def _text(choice: dict[str, Any]) -> str:
-    if text := choice.get("text"):
-        return str(text)
-    delta = choice.get("delta") or {}
-    return "".join(str(delta[name]) for name in TEXT_FIELDS if delta.get(name))
-
-
-def _note_usage(record: RequestRecord, usage: dict[str, Any]) -> None:
+def _note_usage(record: RequestRecord, usage: Mapping[str, Any]) -> None:
     record.has_usage = True
     record.num_prompt_tokens = usage["prompt_tokens"]
     record.num_output_tokens = usage["completion_tokens"]

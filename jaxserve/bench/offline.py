@@ -51,6 +51,8 @@ class EngineTotals:
     padding_tokens: Counter[str] = field(default_factory=Counter)
     num_tokens: int = 0
     num_preemptions: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     host_gaps_s: list[float] = field(default_factory=list)
     compilations: dict[str, int] = field(default_factory=dict)
 
@@ -63,6 +65,8 @@ class EngineTotals:
             self.device_seconds[programs] = self.device_seconds.get(programs, 0.0) + sum(stats.device_step_seconds)
         self.num_tokens += sum(stats.step_tokens)
         self.num_preemptions += stats.num_preemptions
+        self.num_draft_tokens += stats.num_draft_tokens
+        self.num_accepted_tokens += stats.num_accepted_tokens
         self.host_gaps_s += stats.host_gap_seconds
         self.compilations = stats.compilations
 
@@ -80,6 +84,8 @@ class EngineTotals:
             "padding_tokens": dict(sorted(self.padding_tokens.items())),
             "padding_share": num_padding / max(1, num_padding + self.num_tokens),
             "num_preemptions": self.num_preemptions,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_accepted_tokens": self.num_accepted_tokens,
             "mean_host_gap_ms": statistics.fmean(gaps_ms) if gaps_ms else None,
             "median_host_gap_ms": percentile(gaps_ms, 50) if gaps_ms else None,
             "p99_host_gap_ms": percentile(gaps_ms, 99) if gaps_ms else None,

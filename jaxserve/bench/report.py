@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
+
 from jaxserve.bench.client import RequestRecord
 
 DEFAULT_PERCENTILES = (50.0, 90.0, 99.0)
@@ -82,12 +84,8 @@ def details(records: Sequence[RequestRecord]) -> dict[str, Any]:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest ranks, as numpy's default. `values` must not be empty."""
-    ordered = sorted(values)
-    rank = (len(ordered) - 1) * percent / 100
-    below = int(rank)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
+    """Linear between the two nearest ranks. `values` must not be empty."""
+    return float(np.percentile(values, percent))
 
 
 def latencies(done: Sequence[RequestRecord]) -> dict[str, list[float]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import http.client
-import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,23 +52,50 @@ def measure_startup(command: Sequence[str], *, num_warm: int, timeout_s: float) 
 def _start_once(command: Sequence[str], cache: Path, folder: Path, timeout_s: float) -> StartTimes:
     port = free_port()
     words = [*command, "--host", HOST, "--port", str(port), "--compile-cache", str(cache)]
-    with (folder / "server.log").open("w+b") as log:
+    with started(words, port, folder / "server.log", timeout_s) as times:
+        return times
+
+
+@contextmanager
+def started(
+    command: Sequence[str],
+    port: int,
+    log: Path,
+    timeout_s: float,
+    *,
+    environment: Mapping[str, str] | None = None,
+    own_session: bool = True,
+) -> Iterator[StartTimes]:
+    """A server that listens on `port` of this machine, from ready to the end of the block. Raises StartFailedError.
+
+    log: file for its output. environment: None: ours. own_session: False keeps it in our process group, which it
+    cannot outlive then.
+    """
+    with log.open("wb") as output:
         started_s = time.perf_counter()
-        process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=own_session,
+        )
+    try:
         try:
-            return _await_ready(process, port, started_s, timeout_s)
+            times = _await_ready(process, port, started_s, timeout_s)
         except StartFailedError as error:
-            log.seek(0)
-            tail = log.read()[-2000:].decode("utf-8", "replace").strip()
+            tail = log.read_bytes()[-2000:].decode("utf-8", "replace").strip()
             raise StartFailedError(f"{error}\n{tail}" if tail else str(error)) from None
-        finally:
-            _stop(process)
+        yield times
+    finally:
+        _stop(process)
 
 
 def _await_ready(process: subprocess.Popen[bytes], port: int, started_s: float, timeout_s: float) -> StartTimes:
     listening_s: float | None = None
     while (elapsed_s := time.perf_counter() - started_s) < timeout_s:
-        status = http_status(port, "/ready")
+        status, _ = http_get(port, "/ready")
         if status is not None and listening_s is None:
             listening_s = elapsed_s
         if status == 200 and listening_s is not None:
@@ -79,21 +106,21 @@ def _await_ready(process: subprocess.Popen[bytes], port: int, started_s: float, 
     raise StartFailedError(f"the server was not ready after {timeout_s:g} s")
 
 
-def http_status(port: int, path: str) -> int | None:
-    """Status of a GET on this machine, or None while nothing answers."""
+def http_get(port: int, path: str) -> tuple[int | None, bytes]:
+    """Status and body of a GET on this machine; None while nothing answers."""
     connection = http.client.HTTPConnection(HOST, port, timeout=5.0)
     try:
         connection.request("GET", path)
-        return connection.getresponse().status
+        response = connection.getresponse()
+        return response.status, response.read()
     except (OSError, http.client.HTTPException):
-        return None
+        return None, b""
     finally:
         connection.close()
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
+    process.terminate()
     try:
         process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxserve.checkpoint.gguf_config import architecture, hf_config
+from jaxserve.checkpoint.gguf_config import architecture, generation_config, hf_config
 from jaxserve.checkpoint.gguf_file import GGUFFile, open_gguf
-from jaxserve.checkpoint.gguf_names import ROPE_FACTORS, hf_name
+from jaxserve.checkpoint.gguf_names import NO_WEIGHTS, hf_name
 from jaxserve.checkpoint.mapped_file import shown
 from jaxserve.checkpoint.protocol import TensorInfo
 from jaxserve.errors import CheckpointError
@@ -29,6 +29,8 @@ class GGUFCheckpoint:
     """llama.cpp's name by Hugging Face name."""
     permuted_heads: Mapping[str, int]
     """How many heads the rows of a reordered tensor hold, by Hugging Face name."""
+    norm_offset: float
+    """What the file has added to the weights of norms."""
 
     @property
     def path(self) -> Path:
@@ -41,6 +43,8 @@ class GGUFCheckpoint:
         if stored_name is None:
             raise CheckpointError(f"{self.path}: tensor {shown(name)}: expected in the checkpoint, found none")
         array = self.file.read(stored_name)
+        if self.norm_offset and name.endswith("norm.weight"):
+            return array.astype(np.float32) - np.float32(self.norm_offset)
         num_heads = self.permuted_heads.get(name)
         return array if num_heads is None else split_halves(array, num_heads)
 
@@ -48,13 +52,13 @@ class GGUFCheckpoint:
 def open_gguf_checkpoint(path: Path) -> GGUFCheckpoint:
     """Opens a GGUF file of an architecture we know; raises CheckpointError for a tensor with no place in it."""
     file = open_gguf(path)
-    config = hf_config(file)
+    kind, config = architecture(file), hf_config(file)
     stored_names: dict[str, str] = {}
     for stored_name in file.tensors:
-        if stored_name == ROPE_FACTORS:
+        if stored_name in NO_WEIGHTS:
             continue
-        name = hf_name(stored_name, config["num_hidden_layers"])
-        if name is None:
+        name = hf_name(stored_name, kind, config["num_hidden_layers"])
+        if name is None or name in stored_names:
             raise CheckpointError(
                 f"{path}: tensor {shown(stored_name)}: expected the tensors of a dense decoder with "
                 f"{config['num_hidden_layers']} layers, found one that has no place in it"
@@ -63,10 +67,11 @@ def open_gguf_checkpoint(path: Path) -> GGUFCheckpoint:
     return GGUFCheckpoint(
         file=file,
         config=config,
-        generation_config={key: config[key] for key in ("bos_token_id", "eos_token_id") if config[key] is not None},
+        generation_config=generation_config(file, config),
         tensors={name: _info(file, name, stored_name) for name, stored_name in stored_names.items()},
         stored_names=stored_names,
-        permuted_heads=_permuted_heads(file, stored_names, config) if architecture(file).is_rope_permuted else {},
+        permuted_heads=_permuted_heads(file, stored_names, config) if kind.is_rope_permuted else {},
+        norm_offset=kind.norm_offset,
     )
 
 

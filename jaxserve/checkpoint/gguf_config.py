@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
+from jaxserve.checkpoint.gguf_families import own_config
 from jaxserve.checkpoint.gguf_file import GGUFFile
-from jaxserve.checkpoint.gguf_names import ARCHITECTURES, ROPE_FACTORS, GGUFArchitecture
+from jaxserve.checkpoint.gguf_keys import GGUFKeys, decimal
+from jaxserve.checkpoint.gguf_names import ARCHITECTURES, LONG_DIVISORS, ROPE_FACTORS, SHORT_DIVISORS, GGUFArchitecture
 from jaxserve.checkpoint.mapped_file import shown
 from jaxserve.errors import CheckpointError
 
@@ -26,42 +28,14 @@ _YARN_KEYS_WITHOUT_HF_MEANING = (
 
 _MAX_LAYERS = 1024
 
-
-@dataclass(frozen=True, slots=True)
-class _Keys:
-    """Metadata under the prefix of one architecture, each value checked for its type and range."""
-
-    file: GGUFFile
-    architecture: str
-
-    def integer(self, key: str, default: int | None = None, *, maximum: int = (1 << 31) - 1) -> int:
-        value = self._get(key, default)
-        if type(value) is not int or not 0 < value <= maximum:
-            self.fail(key, f"a whole number from 1 to {maximum}", value)
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """Stored as float32; given as the shortest decimal that means it (1e-05, not 9.999999747378752e-06)."""
-        value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            self.fail(key, "a positive number", value)
-        return float(str(np.float32(value)))
-
-    def has(self, key: str) -> bool:
-        return f"{self.architecture}.{key}" in self.file.metadata
-
-    def get(self, key: str) -> Any:
-        return self.file.metadata.get(f"{self.architecture}.{key}")
-
-    def fail(self, key: str, expected: str, found: Any) -> NoReturn:
-        shown_found = "none" if found is None else shown(found) if isinstance(found, str) else str(found)[:80]
-        raise CheckpointError(
-            f"{self.file.path}: key '{self.architecture}.{key}': expected {expected}, found {shown_found}"
-        )
-
-    def _get(self, key: str, default: Any) -> Any:
-        value = self.get(key)
-        return default if value is None else value
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""Hugging Face's names of llama.cpp's `general.sampling` keys."""
 
 
 def architecture(file: GGUFFile) -> GGUFArchitecture:
@@ -88,12 +62,15 @@ def architecture(file: GGUFFile) -> GGUFArchitecture:
 def hf_config(file: GGUFFile) -> dict[str, Any]:
     """The config of a GGUF file in Hugging Face's vocabulary."""
     kind = architecture(file)
-    keys = _Keys(file, str(file.metadata["general.architecture"]))
+    keys = GGUFKeys(file, str(file.metadata["general.architecture"]))
     if keys.has("expert_count") and keys.get("expert_count") != 0:
         keys.fail("expert_count", "a dense model (0 experts)", keys.get("expert_count"))
     vocab_size, hidden_size = _embedding_shape(file, keys)
     num_heads = keys.integer("attention.head_count")
     head_dim = _head_dim(keys, hidden_size, num_heads)
+    rotary_dim = keys.integer("rope.dimension_count", head_dim)
+    if rotary_dim != head_dim and not (kind.rotates_in_part and rotary_dim % 2 == 0 and rotary_dim < head_dim):
+        keys.fail("rope.dimension_count", f"the head size {head_dim}", rotary_dim)
     config: dict[str, Any] = {
         "architectures": [kind.hf_architecture],
         "model_type": kind.hf_model_type,
@@ -117,10 +94,12 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         config["no_rope_layers"] = [
             int((layer + 1) % kind.no_rope_interval != 0) for layer in range(config["num_hidden_layers"])
         ]
-    scaling = _rope_scaling(keys, head_dim, config["rope_theta"])
+    if rotary_dim != head_dim:
+        config["partial_rotary_factor"] = math.nextafter(rotary_dim / head_dim, 1.0)  # it is rounded down when read
+    scaling = _rope_scaling(keys, rotary_dim, config["rope_theta"])
     if scaling is not None:
         config["rope_scaling"] = scaling
-    return config | _sliding_window(keys) | special_tokens(file, vocab_size)
+    return config | own_config(keys, config) | special_tokens(file, vocab_size)
 
 
 def special_tokens(file: GGUFFile, vocab_size: int) -> dict[str, Any]:
@@ -129,6 +108,13 @@ def special_tokens(file: GGUFFile, vocab_size: int) -> dict[str, Any]:
     ends = (_token_id(file, key, vocab_size) for key in ("eos_token_id", "eot_token_id", "eom_token_id"))
     eos = list(dict.fromkeys(token for token in ends if token is not None))
     return {"bos_token_id": bos, "eos_token_id": eos or None}
+
+
+def generation_config(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Any]:
+    """`generation_config.json` as it would be: the special tokens of `config`, and what is recommended for sampling."""
+    tokens = {key: config[key] for key in ("bos_token_id", "eos_token_id") if config[key] is not None}
+    stored = {name: file.metadata.get(f"general.sampling.{key}") for key, name in _SAMPLING.items()}
+    return tokens | {name: decimal(value) for name, value in stored.items() if value is not None}
 
 
 def _token_id(file: GGUFFile, key: str, vocab_size: int) -> int | None:
@@ -143,7 +129,7 @@ def _token_id(file: GGUFFile, key: str, vocab_size: int) -> int | None:
     return value
 
 
-def _embedding_shape(file: GGUFFile, keys: _Keys) -> tuple[int, int]:
+def _embedding_shape(file: GGUFFile, keys: GGUFKeys) -> tuple[int, int]:
     hidden_size = keys.integer("embedding_length")
     tensor = file.tensors.get(_EMBEDDING)
     if tensor is None:
@@ -156,36 +142,23 @@ def _embedding_shape(file: GGUFFile, keys: _Keys) -> tuple[int, int]:
     return tensor.shape[0], hidden_size
 
 
-def _head_dim(keys: _Keys, hidden_size: int, num_heads: int) -> int:
+def _head_dim(keys: GGUFKeys, hidden_size: int, num_heads: int) -> int:
     if not keys.has("attention.key_length") and hidden_size % num_heads:
         keys.fail("attention.head_count", f"a divisor of embedding_length {hidden_size}", num_heads)
     head_dim = keys.integer("attention.key_length", hidden_size // num_heads)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if keys.integer(key, head_dim) != head_dim:
-            keys.fail(key, f"the head size {head_dim}", keys.get(key))
+    if keys.integer("attention.value_length", head_dim) != head_dim:
+        keys.fail("attention.value_length", f"the head size {head_dim}", keys.get("attention.value_length"))
     if head_dim % 2:
         keys.fail("attention.key_length", "an even head size", head_dim)
     return head_dim
 
 
-def _sliding_window(keys: _Keys) -> dict[str, Any]:
-    """A llama file with a window is a Mistral; the window counts the query itself in both vocabularies."""
-    key = "attention.sliding_window"
-    if not keys.get(key):
-        return {}
-    if keys.architecture != "llama":
-        keys.fail(key, "none for this architecture", keys.get(key))
-    return {
-        "architectures": ["MistralForCausalLM"],
-        "model_type": "mistral",
-        "sliding_window": keys.integer(key),
-    }
-
-
-def _rope_scaling(keys: _Keys, head_dim: int, theta: float) -> dict[str, Any] | None:
-    """`rope_scaling`: from the scaling keys, or recognised in Llama 3's stored factors."""
+def _rope_scaling(keys: GGUFKeys, rotary_dim: int, theta: float) -> dict[str, Any] | None:
+    """`rope_scaling`: from the scaling keys, from longrope's divisors, or recognised in Llama 3's stored factors."""
     kind = keys.get("rope.scaling.type") or "none"
-    factors = _llama3_scaling(keys.file, head_dim, theta)
+    if LONG_DIVISORS in keys.file.tensors:
+        return _longrope_scaling(keys, kind)
+    factors = _llama3_scaling(keys.file, rotary_dim, theta)
     if factors is not None:
         if kind != "none":
             keys.fail("rope.scaling.type", f"none beside '{ROPE_FACTORS}'", kind)
@@ -199,8 +172,24 @@ def _rope_scaling(keys: _Keys, head_dim: int, theta: float) -> dict[str, Any] | 
     return None
 
 
-def _yarn_scaling(keys: _Keys) -> dict[str, Any]:
-    for key in _YARN_KEYS_WITHOUT_HF_MEANING:
+def _longrope_scaling(keys: GGUFKeys, kind: str) -> dict[str, Any]:
+    if kind not in ("none", "longrope"):
+        keys.fail("rope.scaling.type", f"none or longrope beside '{LONG_DIVISORS}'", kind)
+    short, long = ([decimal(float(x)) for x in keys.file.read(name)] for name in (SHORT_DIVISORS, LONG_DIVISORS))
+    return {
+        "rope_type": "longrope",
+        "short_factor": short,
+        "long_factor": long,
+        "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length"),
+        "attention_factor": keys.number("rope.scaling.attn_factor", 1.0),
+    }
+
+
+def _yarn_scaling(keys: GGUFKeys) -> dict[str, Any]:
+    # Of OLMo 3 either of two keys has Hugging Face's `attention_factor`.
+    factors = ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor") if keys.architecture == "olmo2" else ()
+    stored = next((key for key in factors if keys.has(key)), None)
+    for key in set(_YARN_KEYS_WITHOUT_HF_MEANING).difference(factors):
         if keys.get(key) not in (None, 1.0):
             keys.fail(key, "1 or none", keys.get(key))
     scaling: dict[str, Any] = {
@@ -208,6 +197,8 @@ def _yarn_scaling(keys: _Keys) -> dict[str, Any]:
         "factor": keys.number("rope.scaling.factor"),
         "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length"),
     }
+    if stored is not None:
+        scaling["attention_factor"] = keys.number(stored)
     for key in ("beta_fast", "beta_slow"):
         if keys.has(f"rope.scaling.yarn_{key}"):
             scaling[key] = keys.number(f"rope.scaling.yarn_{key}")

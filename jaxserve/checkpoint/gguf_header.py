@@ -140,7 +140,7 @@ class _Parser:
         return value == 1
 
     def _string(self, what: str) -> str:
-        length = self._number("<u8", f"length of {what}")
+        length = int.from_bytes(self._take(8, what), "little")  # by far the most frequent number
         try:
             return self._take(length, what).decode("utf-8")
         except UnicodeDecodeError:

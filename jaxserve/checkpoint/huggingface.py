@@ -12,10 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from jaxserve.checkpoint.joined import with_parts
 from jaxserve.checkpoint.json_file import read_object
 from jaxserve.checkpoint.mapped_file import shown
-from jaxserve.checkpoint.protocol import TensorInfo
+from jaxserve.checkpoint.protocol import Checkpoint, TensorInfo
+from jaxserve.checkpoint.renamed import with_expert_names, with_norm_names
 from jaxserve.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
+from jaxserve.checkpoint.stacked import with_each_expert
+from jaxserve.checkpoint.stored import as_stored
+from jaxserve.checkpoint.text_part import text_config, with_text_alone
 from jaxserve.errors import CheckpointError
 
 _SINGLE_FILE = "model.safetensors"
@@ -41,7 +46,7 @@ class HuggingFaceCheckpoint:
         return self.shards[info.file].read(name)
 
 
-def open_huggingface(directory: Path) -> HuggingFaceCheckpoint:
+def open_huggingface(directory: Path) -> Checkpoint:
     """Opens a directory and validates every shard's header."""
     index = directory / _INDEX_FILE
     if (directory / _SINGLE_FILE).is_file():
@@ -58,13 +63,15 @@ def open_huggingface(directory: Path) -> HuggingFaceCheckpoint:
     if not config_file.is_file():
         raise CheckpointError(f"{config_file}: expected the model's configuration, found no such file")
     generation_file = directory / "generation_config.json"
-    return HuggingFaceCheckpoint(
+    checkpoint = HuggingFaceCheckpoint(
         path=directory,
-        config=read_object(config_file),
+        config=text_config(read_object(config_file)),
         generation_config=read_object(generation_file) if generation_file.is_file() else {},
         tensors=tensors,
         shards=shards,
     )
+    named = with_each_expert(with_expert_names(with_norm_names(with_text_alone(checkpoint))))
+    return with_parts(as_stored(named))
 
 
 def _weight_map(index: Path) -> dict[str, Path]:

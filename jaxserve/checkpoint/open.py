@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jaxserve.checkpoint.gguf_checkpoint import open_gguf_checkpoint
 from jaxserve.checkpoint.huggingface import open_huggingface
+from jaxserve.checkpoint.joined import with_parts
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.errors import CheckpointError
 
@@ -26,4 +27,4 @@ def open_checkpoint(path: Path) -> Checkpoint:
             f"{path}: expected a GGUF file or a directory with config.json and safetensors, "
             f"found a file that starts with {magic!r}"
         )
-    return open_gguf_checkpoint(path)
+    return with_parts(open_gguf_checkpoint(path))

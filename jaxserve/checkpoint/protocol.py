@@ -46,6 +46,8 @@ class Checkpoint(Protocol):
     def read(self, name: str) -> np.ndarray:
         """One tensor: float32, float16 or bfloat16 (ml_dtypes) as stored, float32 where dequantised.
 
+        float8_e4m3fn where there is also a tensor `NAME_scale` with a float32 factor for each row. int8 where `NAME_scale`
+        has one for each row and group of inputs, [O, G]; with it may be `NAME_offset`, what is then added.
         Raises CheckpointError naming file and tensor.
         """
         ...

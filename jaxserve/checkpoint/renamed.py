@@ -4,38 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from jaxserve.checkpoint.protocol import Checkpoint, TensorInfo
+from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.checkpoint.view import CheckpointView
 
 _DECODER_PREFIX: Final = "model."
 _ENCODER_PREFIXES: Final = ("bert", "roberta")
+_NORMS_AROUND: Final = {
+    "post_self_attn_layernorm": "post_attention_layernorm",
+    "post_attention_layernorm": "pre_feedforward_layernorm",
+    "post_mlp_layernorm": "post_feedforward_layernorm",
+}
+"""Gemma's names, and ours, by GLM's."""
+_EXPERTS: Final = {"block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+"""Qwen's names, and ours, by Mixtral's."""
 
 
 @dataclass(frozen=True, slots=True)
-class RenamedCheckpoint:
+class RenamedCheckpoint(CheckpointView):
     """A checkpoint with other names for its tensors."""
 
-    inner: Checkpoint
-    tensors: Mapping[str, TensorInfo]
-    """By their new names."""
     names: Mapping[str, str]
     """The old name of each."""
-
-    @property
-    def path(self) -> Path:
-        return self.inner.path
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return self.inner.config
-
-    @property
-    def generation_config(self) -> dict[str, Any]:
-        return self.inner.generation_config
 
     def read(self, name: str) -> np.ndarray:
         return self.inner.read(self.names[name])
@@ -48,7 +41,21 @@ def with_decoder_names(checkpoint: Checkpoint) -> Checkpoint:
     """
     if any(name.startswith(_DECODER_PREFIX) for name in checkpoint.tensors):
         return checkpoint
-    return _renamed(checkpoint, lambda name: _DECODER_PREFIX + name)
+    return renamed(checkpoint, lambda name: _DECODER_PREFIX + name)
+
+
+def with_norm_names(checkpoint: Checkpoint) -> Checkpoint:
+    """The same with Gemma's names for norms on both sides of a block."""
+    if not any(".post_self_attn_layernorm." in name for name in checkpoint.tensors):
+        return checkpoint
+    return renamed(checkpoint, lambda name: ".".join(_NORMS_AROUND.get(part, part) for part in name.split(".")))
+
+
+def with_expert_names(checkpoint: Checkpoint) -> Checkpoint:
+    """The same with Qwen's names for experts, where it has Mixtral's."""
+    if not any(".block_sparse_moe." in name for name in checkpoint.tensors):
+        return checkpoint
+    return renamed(checkpoint, lambda name: ".".join(_EXPERTS.get(part, part) for part in name.split(".")))
 
 
 def with_encoder_names(checkpoint: Checkpoint) -> Checkpoint:
@@ -58,10 +65,11 @@ def with_encoder_names(checkpoint: Checkpoint) -> Checkpoint:
         prefix, _, rest = name.partition(".")
         return rest if prefix in _ENCODER_PREFIXES else name
 
-    return _renamed(checkpoint, bare)
+    return renamed(checkpoint, bare)
 
 
-def _renamed(checkpoint: Checkpoint, rename: Callable[[str], str]) -> Checkpoint:
-    names = {rename(name): name for name in checkpoint.tensors}
+def renamed(checkpoint: Checkpoint, rename: Callable[[str], str | None]) -> Checkpoint:
+    """The same under new names, without tensors that get None for a name."""
+    names = {new: name for name in checkpoint.tensors if (new := rename(name)) is not None}
     tensors = {new: replace(checkpoint.tensors[old], name=new) for new, old in names.items()}
     return RenamedCheckpoint(checkpoint, tensors, names)

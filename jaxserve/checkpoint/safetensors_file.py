@@ -31,6 +31,9 @@ _READABLE_DTYPES: dict[str, np.dtype] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
     "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "I32": np.dtype("<i4"),
+    "U8": np.dtype(np.uint8),
 }
 
 
@@ -56,7 +59,7 @@ class SafetensorsFile:
     num_file_bytes: int
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor in F32, F16 or BF16: a read-only view of the file."""
+        """One tensor in F32, F16, BF16, F8_E4M3, I32 or U8: a read-only view of the file."""
         tensor = self.tensors.get(name)
         if tensor is None:
             raise CheckpointError(f"{self.path}: tensor {shown(name)}: expected to be in the file, found none")

@@ -8,12 +8,14 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from jaxserve.cli.api_keys import api_keys
 from jaxserve.cli.tasks import first_of, running
 from jaxserve.config import Config
+from jaxserve.errors import ConfigError
 from jaxserve.ipc.address import folder_of
 from jaxserve.ipc.messages import StartupProgress
 from jaxserve.ipc.transport import EngineConnection
@@ -41,24 +43,32 @@ DEATH_GRACE_S: Final = 2.0
 """How long `/health` answers 503 after the engine died, before the process exits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ApiProcess:
     """One running API process."""
 
     config: Config
-    client: EngineClient
-    tokens: Tokenization
-    metrics: Metrics
-    startup: StartupLog
-    grammars: GrammarChecker
+    state: ServerState
+
+    @property
+    def client(self) -> EngineClient:
+        return self.state.client
+
+    @property
+    def metrics(self) -> Metrics:
+        return self.state.metrics
+
+    @property
+    def startup(self) -> StartupLog:
+        return self.state.startup
 
     def install(self, tokenizer: Tokenizer, path: Path) -> None:
         """Once the model is found. Raises ConfigError for parsers that do not go together."""
         server = self.config.server
         dialect = choose_dialect(tokenizer.chat_template_sources, server.tool_call_parser, server.reasoning_parser)
         _log.info("%s", dialect)
-        self.tokens.install(tokenizer, dialect)
-        self.grammars.install(str(path))
+        self.state.tokenization.install(tokenizer, dialect)
+        self.state.grammars.install(str(path))
 
     async def drain(self, stop_now: asyncio.Event, engine_gone: Coroutine[Any, Any, Any]) -> None:
         """Refuse new requests, let those under way finish for a while, and end the rest with an error."""
@@ -90,60 +100,77 @@ async def serving_api(
 
     Until a tokenizer is installed and the engine ready, requests are refused as "loading".
     """
+    siblings = Siblings(index, config.server.api_processes, folder_of(address))
+    with contextlib.closing(EngineConnection(address)) as connection, tokenization() as tokens:
+        state = make_state(config, siblings, connection, tokens, on_progress)
+        http = listening(
+            make_app(state),
+            listener,
+            config.connection,
+            max_connections=siblings.share_of(config.server.max_connections),
+            on_surplus=partial(state.metrics.inc, "surplus_connections"),
+        )
+        async with (
+            contextlib.aclosing(state.grammars),
+            contextlib.aclosing(state.responses),
+            siblings.answering(state.metrics, state.responses.answers),
+            http,
+            running(state.client.run()),
+        ):
+            yield ApiProcess(config, state)
+
+
+def make_state(
+    config: Config,
+    siblings: Siblings,
+    connection: EngineConnection,
+    tokens: Tokenization,
+    on_progress: Callable[[StartupProgress], None],
+) -> ServerState:
+    """What requests need, as the config has it. Whoever asks for it runs the client and closes the rest."""
     server, names = config.server, model_names(config)
-    siblings = Siblings(index, server.api_processes, folder_of(address))
-    metrics = Metrics(names[0])
-    startup = StartupLog()
+    metrics, startup = Metrics(names[0]), StartupLog()
 
     def note(progress: StartupProgress) -> None:
         startup.note(progress)
         on_progress(progress)
 
-    with contextlib.closing(EngineConnection(address)) as connection, tokenization() as tokens:
-        client = EngineClient(
+    return ServerState(
+        model_names=names,
+        client=EngineClient(
             connection,
             metrics,
             max_queued_requests=config.scheduler.max_queued_requests,
             max_queued_tokens=config.scheduler.max_queued_tokens,
             siblings=siblings,
             on_progress=note,
-        )
-        state = ServerState(
-            model_names=names,
-            client=client,
-            tokenization=tokens,
-            metrics=metrics,
-            keys=KeyRing(api_keys(server)),
-            seeds=SeedStream(config.model.seed, index, server.api_processes),
-            siblings=siblings,
-            limits=config.limits,
-            connection=config.connection,
-            is_strict=server.strict_parameters,
-            cors=CorsPolicy(server.cors_allowed_origins),
-            max_body_size=server.max_body_size,
-            keep_alive_s=server.sse_keep_alive,
-            startup=startup,
-            grammars=GrammarChecker(config.structured),
-            responses=ResponseDesk(config.responses, siblings),
-        )
-        async with (
-            contextlib.aclosing(state.grammars),
-            contextlib.aclosing(state.responses),
-            siblings.answering(metrics, state.responses.answers),
-            listening(
-                make_app(state), listener, config.connection, max_connections=siblings.share_of(server.max_connections)
-            ),
-            running(client.run()),
-        ):
-            yield ApiProcess(
-                config=config, client=client, tokens=tokens, metrics=metrics, startup=startup, grammars=state.grammars
-            )
+        ),
+        tokenization=tokens,
+        metrics=metrics,
+        keys=KeyRing(api_keys(server)),
+        seeds=SeedStream(config.model.seed, siblings.index, siblings.count),
+        siblings=siblings,
+        limits=config.limits,
+        connection=config.connection,
+        is_strict=server.strict_parameters,
+        cors=CorsPolicy(server.cors_allowed_origins),
+        max_body_size=server.max_body_size,
+        keep_alive_s=server.sse_keep_alive,
+        startup=startup,
+        grammars=GrammarChecker(config.structured),
+        responses=ResponseDesk(config.responses, siblings),
+    )
 
 
 def model_names(config: Config) -> tuple[str, ...]:
-    """The names that requests may use; the first is echoed."""
-    names = [name.strip() for name in (config.model.served_model_name or config.model.model).split(",")]
-    return tuple(dict.fromkeys(name for name in names if name)) or (config.model.model,)
+    """The names that requests may use; the first is echoed. Raises ConfigError where none is given."""
+    given = config.model.served_model_name
+    if given is None:
+        return (config.model.model,)
+    names = tuple(dict.fromkeys(name for part in given.split(",") if (name := part.strip())))
+    if not names:
+        raise ConfigError(f"--served-model-name {given!r}: expected names, separated by commas, found none")
+    return names
 
 
 def tokenizer_of(config: Config, path: Path) -> Tokenizer:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, get_args
 
+from jaxserve.cli.markdown import markdown_table
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import REQUEST_ERRORS, RequestError
 from jaxserve.server.app import collect_routes
@@ -75,7 +76,7 @@ def _endpoints(operations: Sequence[tuple[str, str, dict[str, Any]]]) -> list[st
         query = [f"`{one['name']}`" for one in operation.get("parameters", ()) if one["in"] == "query"]
         given = operation["summary"] + (f" Query: {', '.join(query)}." if query else "")
         rows.append((f"`{method} {path}`", given, "; ".join(replies), key))
-    return _table(("endpoint", "what it gives", "reply", "key"), rows)
+    return [markdown_table(("endpoint", "what it gives", "reply", "key"), rows), ""]
 
 
 def _fields(schema: dict[str, Any]) -> list[str]:
@@ -89,7 +90,7 @@ def _fields(schema: dict[str, Any]) -> list[str]:
         )
         for name, spec in schema["properties"].items()
     ]
-    return _table(("field", "type", "range", "meaning"), rows)
+    return [markdown_table(("field", "type", "range", "meaning"), rows), ""]
 
 
 def _type(schema: dict[str, Any]) -> str:
@@ -111,7 +112,8 @@ def _not_honoured() -> list[str]:
         "Refused with 400 and the code `unsupported_parameter`, but for the values that ask for nothing, where the "
         "endpoint's table does not have them:",
         "",
-        *_table(("field", "accepted"), refused),
+        markdown_table(("field", "accepted"), refused),
+        "",
         "Any other field is ignored and named in the reply's header `x-jaxserve-ignored`; with `--strict-parameters` it "
         "is 400 (`unknown_parameter`).",
         "",
@@ -124,14 +126,8 @@ def _errors() -> list[str]:
         for error in REQUEST_ERRORS.values()
         if error is not RequestError
     ]
-    return ["## Errors", "", *_table(("status", "type", "code", "when"), rows)]
+    return ["## Errors", "", markdown_table(("status", "type", "code", "when"), rows), ""]
 
 
 def _line(error: type[RequestError]) -> str:
     return (error.__doc__ or "").split("\n")[0]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table and an empty line."""
-    lines = [head, ["---"] * len(head), *rows]
-    return [*("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines), ""]

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxserve.cli.options import child_environment, environment_api_key, server_url
+from jaxserve.cli.options import base_url, child_environment, environment_api_key
 from jaxserve.client.remote import NoServerError, RemoteError
 from jaxserve.client.replies import Remote
 from jaxserve.errors import ConfigError
 from jaxserve.terminal.own_server import OwnServer, ServerEndedError, own_server
+from jaxserve.terminal.receiving import Reply
 from jaxserve.terminal.screen import Screen
 
 SAMPLING = ("temperature", "top_p", "max_tokens", "seed", "stop")
@@ -91,17 +92,19 @@ def read_stdin() -> str:
         raise ConfigError(f"stdin is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
-def split_words(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Our words, and those after `--`."""
-    cut = words.index("--") if "--" in words else len(words)
-    return words[:cut], words[cut + 1 :]
+def report(reply: Reply, *, is_verbose: bool) -> None:
+    """What is to be said behind the only reply; raises KeyboardInterrupt where a Ctrl-C ended it."""
+    if is_verbose:
+        print(f"[{reply.summary()}]", file=sys.stderr)
+    if reply.is_stopped:
+        raise KeyboardInterrupt
 
 
 def _asking(arguments: argparse.Namespace, own: OwnServer | None, runner: asyncio.Runner) -> Asking:
     options: dict[str, Any] = {name: value for name in SAMPLING if (value := getattr(arguments, name)) is not None}
     if arguments.verbose:
         options["stream_options"] = {"include_usage": True}
-    url = own.url if own else (arguments.url or server_url()).rstrip("/").removesuffix("/v1")
+    url = own.url if own else base_url(arguments.url)
     key = own.api_key if own else arguments.api_key or environment_api_key()
     remote = Remote(url=url, api_key=key, options=options)
     model = arguments.model or runner.run(remote.first_model())

@@ -33,7 +33,7 @@ from jaxserve.bench.tokens import LocalTokens, TokenizeError
 from jaxserve.bench.workload import Workload, make_workload
 from jaxserve.cli.bench_flags import add_offline, add_serve, add_startup
 from jaxserve.cli.bench_tables import print_engine, print_notes, print_run, print_startup, print_sweep
-from jaxserve.cli.options import config_from_flags, environment_api_key, server_url
+from jaxserve.cli.options import base_url, config_from_flags, environment_api_key, restart_with
 from jaxserve.client.remote import RemoteError
 from jaxserve.errors import ConfigError, RequestError
 from jaxserve.ipc.messages import Grammar
@@ -82,7 +82,7 @@ def _run_serve(arguments: argparse.Namespace) -> list[Figures]:
     if arguments.plot:
         check_plot(Path(arguments.plot))
     load = Load(
-        url=(arguments.url or server_url()).rstrip("/"),
+        url=base_url(arguments.url),
         model=arguments.model,
         workload=_workload(arguments),
         backend=arguments.backend,
@@ -129,18 +129,20 @@ async def _sweep(load: Load, levels: Sequence[Level]) -> list[Figures]:
 def _run_offline(arguments: argparse.Namespace) -> list[Figures]:
     from jaxserve.bench.offline import OfflineLoad, measure_offline  # the engine, which `bench serve` does without
     from jaxserve.checkpoint.source import resolve
+    from jaxserve.cli.api_process import tokenizer_of
     from jaxserve.cli.progress import StartupDisplay
-    from jaxserve.engine.process import build_core, build_executor, read_vocabulary
+    from jaxserve.engine.process import build_core, build_executor
+    from jaxserve.engine.spawn import ENVIRONMENT
     from jaxserve.engine.spec import EngineSpec
     from jaxserve.ipc.messages import StartupProgress
     from jaxserve.log import configure_logging
-    from jaxserve.tokenizer.tokenizer import load_tokenizer
 
     config = config_from_flags(arguments)
+    grammar = _grammar(arguments.structured_outputs, config.structured.max_grammar_depth)
+    restart_with(ENVIRONMENT)  # what a server gives its engine: malloc's part of it is read at a start
     configure_logging(config.server.log_level)
     path = resolve(config.model.model, config.model.revision)
-    template = config.model.chat_template
-    tokenizer = load_tokenizer(path, chat_template=Path(template) if template else None)
+    tokenizer = tokenizer_of(config, path)
     load = OfflineLoad(
         workload=_workload(arguments),
         form="chat" if tokenizer.has_chat_template else "text",
@@ -149,7 +151,7 @@ def _run_offline(arguments: argparse.Namespace) -> list[Figures]:
         max_concurrency=arguments.max_concurrency,
         seed=config.model.seed,
         percentiles=arguments.metric_percentiles,
-        grammar=_grammar(arguments.structured_outputs, config.structured.max_grammar_depth),
+        grammar=grammar,
     )
     spec = EngineSpec(config=config, model_path=str(path), address="")
     with StartupDisplay() as display:
@@ -158,7 +160,7 @@ def _run_offline(arguments: argparse.Namespace) -> list[Figures]:
         with _progress() as add_bar:
             on_start, on_done = add_bar(f"{load.workload.name}, offline", load.num_prompts)
             tokens = LocalTokens(tokenizer, str(path))
-            core = build_core(spec, executor, read_vocabulary(path) if load.grammar is not None else None)
+            core = build_core(spec, executor)
             figures = asyncio.run(measure_offline(core, tokens, load, on_start=on_start, on_done=on_done))
     finally:
         executor.close()
@@ -183,7 +185,7 @@ def _grammar(fields: dict[str, Any] | None, max_depth: int) -> Grammar | None:
 
 
 def _run_startup(arguments: argparse.Namespace) -> list[Figures]:
-    command = [sys.executable, "-m", "jaxserve.cli.main", "serve", *arguments.serve_words]
+    command = [sys.executable, "-m", "jaxserve.cli.child", "serve", *arguments.serve_words]
     figures = measure_startup(command, num_warm=arguments.num_warm, timeout_s=arguments.timeout)
     print_startup(figures)
     return [figures]

@@ -89,6 +89,7 @@ def print_engine(figures: Figures) -> None:
         ("device (s)", f"{figures['device_seconds']:.2f}, {figures['device_share']:.0%} of the time"),
         ("padding", f"{figures['padding_share']:.1%} of the computed rows"),
         ("preemptions", f"{figures['num_preemptions']}"),
+        ("drafts", f"{figures['num_accepted_tokens']} of {figures['num_draft_tokens']} tokens were right"),
         ("host gap (ms)", " / ".join(_number(figures[f"{k}_host_gap_ms"], ".3f") for k in ("median", "p99"))),
         ("compilations while serving", f"{figures['compilations'].get('serving', 0)}"),
     ):

@@ -48,11 +48,7 @@ def run(arguments: argparse.Namespace, serve_words: Sequence[str]) -> int:
             chat.screen.remark(f"{asking.model} at {asking.remote.url}; /help lists the commands, Ctrl-D ends")
             chat.run(input)
             return
-        reply = chat.ask(question)
-        if arguments.verbose:
-            print(f"[{reply.summary()}]", file=sys.stderr)
-        if reply.is_stopped:
-            raise KeyboardInterrupt
+        ask.report(chat.ask(question), is_verbose=arguments.verbose)
 
     return ask.run(arguments, serve_words, work)
 

@@ -12,7 +12,6 @@ from jaxserve.cli.progress import StartupDisplay
 from jaxserve.cli.settings import SETTINGS, format_value
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
-from jaxserve.ipc.messages import StartupProgress
 from jaxserve.log import configure_logging
 
 EPILOG = """\
@@ -48,12 +47,13 @@ def run(arguments: argparse.Namespace) -> int:
             path,
             directory,
             _settings(config),
-            lambda done, total, name: display.show(StartupProgress("compile", done, total, name)),
+            display.show_compiled,
         )
-    print(f"{'program':<12} {'MiB':>7} {'seconds':>8}")
+    width = max(len(entry.name) for entry in result.manifest.programs)
+    print(f"{'program':<{width}} {'MiB':>7} {'seconds':>8}")
     for entry in result.manifest.programs:
         seconds = "cached" if entry.compile_seconds is None else f"{entry.compile_seconds:.1f}"
-        print(f"{entry.name:<12} {entry.num_bytes / _MIB:7.1f} {seconds:>8}")
+        print(f"{entry.name:<{width}} {entry.num_bytes / _MIB:7.1f} {seconds:>8}")
     flags = ["--kv-cache-memory", str(result.kv_cache_bytes)] if config.cache.kv_cache_memory is None else []
     command = ["jaxserve", "serve", config.model.model, *_flags(config), *flags, "--compile-cache", str(directory)]
     print(f"serve with: {shlex.join(command)}")

@@ -36,10 +36,6 @@ def run(arguments: argparse.Namespace, serve_words: Sequence[str]) -> int:
 
     def work(asking: ask.Asking) -> None:
         pieces = asking.remote.stream("/v1/completions", {"model": asking.model, "prompt": text})
-        reply = receive(asking.runner, pieces, asking.screen)
-        if arguments.verbose:
-            print(f"[{reply.summary()}]", file=sys.stderr)
-        if reply.is_stopped:
-            raise KeyboardInterrupt
+        ask.report(receive(asking.runner, pieces, asking.screen), is_verbose=arguments.verbose)
 
     return ask.run(arguments, serve_words, work)

@@ -7,7 +7,7 @@ import sys
 import urllib.error
 import urllib.request
 
-from jaxserve.cli.options import server_url
+from jaxserve.cli.options import base_url
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit code 0 when the server answers 200, else 1 with the reason on stderr."""
-    url = (arguments.url or server_url()).rstrip("/") + ("/ready" if arguments.ready else "/health")
+    url = base_url(arguments.url) + ("/ready" if arguments.ready else "/health")
     problem = check_health(url, timeout_s=arguments.timeout)
     if problem is None:
         print(f"{url}: ok")

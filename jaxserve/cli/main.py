@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 import sys
 from argparse import _SubParsersAction
 from collections.abc import Callable, Sequence
@@ -61,11 +62,25 @@ class Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A subcommand. `run` gets an empty parser and the words after the name; it imports what it needs."""
+    """A subcommand: the module of its name adds its arguments and runs it, unless it has a `run` of its own."""
 
     name: str
     summary: str
-    run: Callable[[Parser, Sequence[str]], int]
+    usage: str = "[OPTIONS]"
+    run: Callable[[Parser, Sequence[str]], int] | None = None
+    takes_serve_words: bool = False
+    """Words behind `--` are for a server of its own."""
+
+    def __call__(self, parser: Parser, words: Sequence[str]) -> int:
+        """Read `words` with an empty parser and do what they say."""
+        if self.run is not None:
+            return self.run(parser, words)
+        module = importlib.import_module(f"jaxserve.cli.{self.name}")
+        module.add_arguments(parser)
+        cut = words.index("--") if self.takes_serve_words and "--" in words else len(words)
+        arguments = parser.read(words[:cut])
+        code: int = module.run(arguments, words[cut + 1 :]) if self.takes_serve_words else module.run(arguments)
+        return code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,12 +99,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = commands[words[0]]
     parser = Parser(
         prog=f"jaxserve {command.name}",
-        usage=f"jaxserve {command.name} [OPTIONS]",
+        usage=f"jaxserve {command.name} {command.usage}",
         description=command.summary,
         allow_abbrev=False,
     )
     try:
-        return command.run(parser, words[1:])
+        return command(parser, words[1:])
     except StartupError as error:
         return _complain(str(error), error.exit_code)
     except KeyboardInterrupt:
@@ -108,65 +123,15 @@ def _complain(message: str, exit_code: int = 2) -> int:
 
 
 def _serve(parser: Parser, words: Sequence[str]) -> int:
-    from jaxserve.cli.options import add_flags, config_from_flags
+    from jaxserve.cli.options import add_flags, child_environment, config_from_flags
+    from jaxserve.engine.spawn import spawned
 
-    parser.usage = "jaxserve serve [MODEL] [OPTIONS]"
     add_flags(parser)
     config = config_from_flags(parser.read(words))
+    with spawned(child_environment()) as engine:
+        from jaxserve.cli.serve import run_serve  # now: it takes as long as the engine's own imports
 
-    from jaxserve.cli.serve import run_serve  # after the config: a mistake in a flag need not wait for it
-
-    return run_serve(config)
-
-
-def _bench(parser: Parser, words: Sequence[str]) -> int:
-    from jaxserve.cli.bench import add_arguments, run
-
-    add_arguments(parser)
-    return run(parser.read(words))
-
-
-def _plan(parser: Parser, words: Sequence[str]) -> int:
-    from jaxserve.cli.plan import add_arguments, run
-
-    parser.usage = "jaxserve plan [MODEL] [OPTIONS]"
-    add_arguments(parser)
-    return run(parser.read(words))
-
-
-def _compile(parser: Parser, words: Sequence[str]) -> int:
-    from jaxserve.cli.compile import add_arguments, run
-
-    parser.usage = "jaxserve compile [MODEL] --output DIR [OPTIONS]"
-    add_arguments(parser)
-    return run(parser.read(words))
-
-
-def _chat(parser: Parser, words: Sequence[str]) -> int:
-    from jaxserve.cli.ask import split_words
-    from jaxserve.cli.chat import add_arguments, run
-
-    parser.usage = "jaxserve chat [MODEL] [OPTIONS] [-- SERVE OPTIONS]"
-    add_arguments(parser)
-    own, serve_words = split_words(words)
-    return run(parser.read(own), serve_words)
-
-
-def _complete(parser: Parser, words: Sequence[str]) -> int:
-    from jaxserve.cli.ask import split_words
-    from jaxserve.cli.complete import add_arguments, run
-
-    parser.usage = "jaxserve complete [TEXT [MODEL]] [OPTIONS] [-- SERVE OPTIONS]"
-    add_arguments(parser)
-    own, serve_words = split_words(words)
-    return run(parser.read(own), serve_words)
-
-
-def _health(parser: Parser, words: Sequence[str]) -> int:
-    from jaxserve.cli.health import add_arguments, run
-
-    add_arguments(parser)
-    return run(parser.read(words))
+        return run_serve(config, engine=engine)
 
 
 def _version(parser: Parser, words: Sequence[str]) -> int:
@@ -179,14 +144,23 @@ def _version(parser: Parser, words: Sequence[str]) -> int:
 
 
 COMMANDS = (
-    Command("serve", "serve a model over HTTP", _serve),
-    Command("chat", "talk to a model in the terminal", _chat),
-    Command("complete", "let a model continue a text", _complete),
-    Command("plan", "say what a model needs on a device and how fast it could be", _plan),
-    Command("compile", "compile a model's programs ahead, for a cache to be shipped", _compile),
-    Command("bench", "measure a running server, the engine alone, or how fast a server starts", _bench),
-    Command("health", "exit 0 if a server is alive, for container health checks", _health),
-    Command("version", "print the versions of jaxserve, jax and Python", _version),
+    Command("serve", "serve a model over HTTP", "[MODEL] [OPTIONS]", _serve),
+    Command("chat", "talk to a model in the terminal", "[MODEL] [OPTIONS] [-- SERVE OPTIONS]", takes_serve_words=True),
+    Command(
+        "complete",
+        "let a model continue a text",
+        "[TEXT [MODEL]] [OPTIONS] [-- SERVE OPTIONS]",
+        takes_serve_words=True,
+    ),
+    Command("plan", "say what a model needs on a device and how fast it could be", "[MODEL] [OPTIONS]"),
+    Command(
+        "compile",
+        "compile a model's programs ahead, for a cache to be shipped",
+        "[MODEL] --output DIR [OPTIONS]",
+    ),
+    Command("bench", "measure a running server, the engine alone, or how fast a server starts"),
+    Command("health", "exit 0 if a server is alive, for container health checks"),
+    Command("version", "print the versions of jaxserve, jax and Python", run=_version),
 )
 
 if __name__ == "__main__":

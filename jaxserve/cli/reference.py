@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 from jaxserve.cli.api_reference import api_page
+from jaxserve.cli.markdown import markdown_table
 from jaxserve.cli.settings import SETTINGS, Setting, format_value, section_class
-from jaxserve.metrics import metrics_table
+from jaxserve.metrics import BASE_LABELS, METRICS, PREFIX
 
 HEADER = """\
 # Settings
@@ -40,25 +41,29 @@ def reference_page() -> str:
 
 
 def _section(name: str) -> str:
+    head = ("flag", "file key", "environment", "default", "allowed", "meaning")
     rows = [_row(setting) for setting in SETTINGS if setting.section == name]
-    lines = [
-        "",
-        f"## `{name}`",
-        "",
-        section_class(name).__doc__ or "",
-        "",
-        "| flag | file key | environment | default | allowed | meaning |",
-        "|---|---|---|---|---|---|",
-        *rows,
-    ]
-    return "\n".join(lines) + "\n"
+    return f"\n## `{name}`\n\n{section_class(name).__doc__}\n\n{markdown_table(head, rows)}\n"
 
 
-def _row(setting: Setting) -> str:
+def _row(setting: Setting) -> tuple[str, ...]:
     flag = "`MODEL` (positional)" if setting.name == "model" else f"`{setting.flag}`"
     default = "" if setting.default is None else f"`{format_value(setting, setting.default)}`"
-    cells = (flag, f"`{setting.name}`", f"`{setting.variable}`", default, setting.limits, setting.help)
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return (flag, f"`{setting.name}`", f"`{setting.variable}`", default, setting.limits, setting.help)
+
+
+def metrics_table() -> str:
+    """All metrics and their labels."""
+    rows = [
+        (
+            f"`{PREFIX}{spec.name}{'_total' if spec.kind == 'counter' else ''}`",
+            spec.kind,
+            ", ".join(f"`{label}`" for label in BASE_LABELS + spec.labels),
+            spec.help,
+        )
+        for spec in METRICS
+    ]
+    return markdown_table(("metric", "type", "labels", "meaning"), rows) + "\n"
 
 
 def pages() -> dict[str, str]:

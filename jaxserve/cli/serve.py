@@ -13,7 +13,9 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,6 +25,7 @@ from jaxserve.checkpoint.source import resolve
 from jaxserve.cli.api_keys import api_keys
 from jaxserve.cli.api_process import ApiProcess, model_names, serving_api, tokenizer_of
 from jaxserve.cli.api_workers import ApiWorkers, api_workers
+from jaxserve.cli.descriptors import allow_connections
 from jaxserve.cli.engine_life import (
     ENGINE_STOP_TIMEOUT_S,
     LAST_WORDS_S,
@@ -35,9 +38,10 @@ from jaxserve.cli.progress import StartupDisplay
 from jaxserve.cli.tasks import StopSignals, first_of, in_thread, running
 from jaxserve.config import Config
 from jaxserve.engine.launcher import EngineProcess
+from jaxserve.engine.spawn import Spawned
 from jaxserve.engine.spec import EngineSpec
 from jaxserve.executor.fake import FakeOptions
-from jaxserve.ipc.address import discard_address, new_address
+from jaxserve.ipc.address import own_address
 from jaxserve.ipc.messages import ModelFacts, StartupProgress
 from jaxserve.ipc.report import process_start_s
 from jaxserve.log import configure_logging
@@ -51,12 +55,20 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def run_serve(config: Config, *, executor: Literal["local", "fake"] = "local", fake: FakeOptions | None = None) -> int:
+def run_serve(
+    config: Config,
+    *,
+    executor: Literal["local", "fake"] = "local",
+    fake: FakeOptions | None = None,
+    engine: Spawned | None = None,
+) -> int:
     """Serve until told to stop; returns the exit code. Raises StartupError when there is nothing to serve.
 
-    `executor="fake"` runs an engine without a model, for tests of everything around it.
+    `executor="fake"` runs an engine without a model, for tests of everything around it. `engine`: a process to use
+    instead of a new one.
     """
     configure_logging(config.server.log_level)
+    allow_connections(config.server.max_connections)
     with contextlib.ExitStack() as sockets:
         listeners = [
             sockets.enter_context(listener)
@@ -64,7 +76,7 @@ def run_serve(config: Config, *, executor: Literal["local", "fake"] = "local", f
         ]
         for line in describe(config).splitlines():
             _log.info("%s", line)
-        return asyncio.run(_Server(config, listeners, executor, fake or FakeOptions()).run())
+        return asyncio.run(_Server(config, listeners, executor, fake or FakeOptions(), engine).run())
 
 
 class _Server:
@@ -76,24 +88,22 @@ class _Server:
         listeners: Sequence[socket.socket],
         executor: Literal["local", "fake"],
         fake: FakeOptions,
+        engine: Spawned | None,
     ) -> None:
         self._config = config
         self._listeners = listeners
         self._executor: Literal["local", "fake"] = executor
         self._fake = fake
+        self._spawned = engine
         self._display = StartupDisplay()
         self._workers: ApiWorkers | None = None
 
     async def run(self) -> int:
-        address = new_address(self._config.server.uds_dir)
         stop = StopSignals(self._pass_on_signal)
-        try:
-            with stop.caught():
-                async with serving_api(self._config, address, self._listeners[0], 0, self._display.show) as api:
-                    api.startup.own.add("server", process_start_s())
-                    return await self._live(api, address, stop)
-        finally:
-            discard_address(address)
+        with own_address(self._config.server.uds_dir) as address, stop.caught():
+            async with serving_api(self._config, address, self._listeners[0], 0, self._display.show) as api:
+                api.startup.own.add("server", process_start_s())
+                return await self._live(api, address, stop)
 
     async def _live(self, api: ApiProcess, address: str, stop: StopSignals) -> int:
         """From the start of the other processes to the end of one of us."""
@@ -121,6 +131,7 @@ class _Server:
                     phases=api.startup.own.take(),
                 ),
                 child_environment(),
+                self._spawned,
             )
             try:
                 tokenizer = await _phase(api, "tokenizer", lambda: tokenizer_of(self._config, path))
@@ -132,7 +143,8 @@ class _Server:
                     await workers.wait_ready()
                     display.close()
                     _report_start(api, facts)
-                    print(self._announcement(tokenizer, facts), flush=True)
+                    with contextlib.suppress(OSError):  # nobody reads it: no reason to stop, now or in a last flush
+                        os.write(sys.stdout.fileno(), f"{self._announcement(tokenizer, facts)}\n".encode())
                     reason = await _wait_ended(api.client, engine, workers)
                     await asyncio.sleep(LAST_WORDS_S)
                     api.client.fail(reason)  # now: the end of the other processes takes a while

@@ -50,7 +50,7 @@ class Remote:
             async with self._session() as session, session.post(self.url + endpoint, json=body) as response:
                 if response.status != 200:
                     raise RemoteError(f"{response.status} {_complaint(await response.text())}")
-                async for piece in _pieces(response):
+                async for piece in pieces(response):
                     yield piece
         except (aiohttp.ClientConnectorError, aiohttp.InvalidURL) as error:
             raise no_server(self.url, error) from error
@@ -64,7 +64,8 @@ class Remote:
         )
 
 
-async def _pieces(response: aiohttp.ClientResponse) -> AsyncIterator[Piece]:
+async def pieces(response: aiohttp.ClientResponse) -> AsyncIterator[Piece]:
+    """The pieces of a stream. Raises RemoteError, and ValueError for what is not JSON."""
     is_finished = False
     async for arrived_s, data in events(response):
         if data == DONE:
@@ -72,7 +73,7 @@ async def _pieces(response: aiohttp.ClientResponse) -> AsyncIterator[Piece]:
         chunk = json.loads(data)
         if not isinstance(chunk, dict):
             raise RemoteError(f"not a chunk of a reply: {data[:200]}")
-        if "error" in chunk:
+        if chunk.get("error"):
             raise RemoteError(_complaint(data))
         for piece in _news(arrived_s, chunk):
             is_finished = is_finished or piece.finish_reason is not None
@@ -83,10 +84,10 @@ async def _pieces(response: aiohttp.ClientResponse) -> AsyncIterator[Piece]:
 
 def _news(arrived_s: float, chunk: dict[str, Any]) -> Sequence[Piece]:
     choices = chunk.get("choices") or ()
-    pieces = [_piece(arrived_s, choice) for choice in choices if isinstance(choice, dict)]
+    news = [_piece(arrived_s, choice) for choice in choices if isinstance(choice, dict)]
     if isinstance(usage := chunk.get("usage"), dict):
-        pieces.append(Piece(arrived_s, usage=usage))
-    return pieces
+        news.append(Piece(arrived_s, usage=usage))
+    return news
 
 
 def _piece(arrived_s: float, choice: dict[str, Any]) -> Piece:

@@ -1,4 +1,4 @@
-"""The engine process: `python -m jaxserve.engine.process`, started by `engine.launcher`.
+"""The engine process: `python -m jaxserve.engine.process [--preload]`, spawned by `engine.spawn`.
 
 stdin     one line, an EngineSpec; its end is the parent's death, and ours
 SIGTERM   stop: every request gets its terminal message, exit 0
@@ -8,22 +8,23 @@ exit      0 stopped, 1 broken or orphaned, 2 could not start (one line, sent to 
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
+import importlib
 import logging
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
 import msgspec
-from llguidance import LLTokenizer
 
 from jaxserve.engine.core import EngineCore
 from jaxserve.engine.loop import EngineLoop
+from jaxserve.engine.spawn import PRELOAD
 from jaxserve.engine.spec import MAX_SPEC_BYTES, EngineSpec, parse_spec
 from jaxserve.engine.startup import start_executor
 from jaxserve.errors import StartupError
@@ -36,6 +37,7 @@ from jaxserve.ipc.report import PhaseClock, StartupReport, process_start_s
 from jaxserve.ipc.transport import EngineSocket
 from jaxserve.kv.manager import KVManager
 from jaxserve.log import configure_logging
+from jaxserve.parent import die_with_parent
 from jaxserve.scheduler.embedding import EmbedScheduler
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.structured.masks import GrammarMasks
@@ -43,7 +45,6 @@ from jaxserve.structured.vocabulary import load_ll_tokenizer
 
 _log = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG: Final = 1
 _LINGER_S: Final = 1.0
 """How long last words may take to be delivered."""
 
@@ -52,8 +53,14 @@ def main() -> int:
     """Run one engine; returns the exit code."""
     die_with_parent()
     stop_descriptor, should_stop = stop_on_sigterm()
+    if PRELOAD in sys.argv:
+        with contextlib.suppress(ImportError):  # it comes again, where it can be told
+            importlib.import_module("jaxserve.executor.local")
     try:
-        spec = parse_spec(sys.stdin.buffer.readline(MAX_SPEC_BYTES))
+        line = sys.stdin.buffer.readline(MAX_SPEC_BYTES)
+        if not line:
+            return 1  # whoever spawned us changed its mind
+        spec = parse_spec(line)
         configure_logging(spec.config.server.log_level)
         socket = EngineSocket(spec.address)
     except StartupError as error:
@@ -81,9 +88,7 @@ def serve(spec: EngineSpec, socket: EngineSocket, should_stop: Callable[[], bool
     made = executor.facts.startup
     report = StartupReport([*spec.phases, *clock.spans, *made.phases], made.programs)
     facts = msgspec.structs.replace(executor.facts, startup=report)
-    # Only now: beside the start it would cost the start as much.
-    vocabulary = read_vocabulary(Path(spec.model_path)) if executor.task == "generate" else None
-    code = EngineLoop(build_core(spec, executor, vocabulary), socket, facts).run(should_stop)
+    code = EngineLoop(build_core(spec, executor), socket, facts).run(should_stop)
     executor.close()
     return code
 
@@ -111,24 +116,8 @@ def build_executor(
     return LocalExecutor.start(spec.config, path, progress)
 
 
-def read_vocabulary(model_path: Path) -> Future[LLTokenizer]:
-    """What grammars have to know of the model's tokens, in a thread: it takes a second of Python."""
-    found: Future[LLTokenizer] = Future()
-
-    def read() -> None:
-        try:
-            found.set_result(load_ll_tokenizer(model_path))
-        except BaseException as error:
-            found.set_exception(error)
-
-    threading.Thread(target=read, name="vocabulary", daemon=True).start()
-    return found
-
-
-def build_core(
-    spec: EngineSpec, executor: Executor | EmbeddingExecutor, vocabulary: Future[LLTokenizer] | None = None
-) -> EngineCore:
-    """The scheduler that goes with the executor, with pages and, where there is a vocabulary, grammars if it generates."""
+def build_core(spec: EngineSpec, executor: Executor | EmbeddingExecutor) -> EngineCore:
+    """The scheduler that goes with the executor, with pages and grammars if it generates."""
     facts, config = executor.facts, spec.config
     depth = int(config.scheduler.overlap)
     if executor.task == "embed":
@@ -147,14 +136,9 @@ def build_core(
         facts.max_model_len,
         executor.eos_token_ids,
         facts.vocab_size,
-        grammars=None if vocabulary is None else GrammarMasks(vocabulary, facts.vocab_size, config.structured),
+        grammars=GrammarMasks(partial(load_ll_tokenizer, Path(spec.model_path)), facts.vocab_size, config.structured),
     )
     return EngineCore(scheduler, executor, depth=depth)
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill us when the parent dies, even while we are stuck in a device call."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def watch_stdin(address: str) -> None:

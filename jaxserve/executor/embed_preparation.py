@@ -100,6 +100,7 @@ def prepare_embedding(config: Config, model: DecoderConfig | EncoderConfig, path
     if isinstance(model, EncoderConfig):
         skeleton, page_size = make_encoder_skeleton(model, make_encoder_numerics(config, chip)), 1
     else:
+        model = model.with_context(config.model.max_model_len)
         model = replace(model, tied_embeddings=True)  # so that no memory goes into a head that nobody asks
         skeleton, page_size = make_skeleton(model, make_numerics(config, model, chip)), config.cache.block_size
     limits = embed_limits(device.platform, config.scheduler, config.model.max_model_len)

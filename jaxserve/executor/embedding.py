@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.checkpoint.open import open_checkpoint
@@ -19,6 +20,7 @@ from jaxserve.executor.embed_preparation import EmbedPreparation, prepare_embedd
 from jaxserve.executor.local import fingerprint
 from jaxserve.executor.preparation import MAX_COMPILE_THREADS
 from jaxserve.executor.protocol import Progress
+from jaxserve.executor.trial import with_tried_kernels
 from jaxserve.ipc.messages import EmbeddingFacts, ModelFacts
 from jaxserve.ipc.report import PhaseClock, ProgramReport, StartupReport
 from jaxserve.layers.attention import KVPool
@@ -29,7 +31,7 @@ from jaxserve.runner.compilations import CompilationCounter
 from jaxserve.runner.embed_runner import EmbedRunner, PendingVectors
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.program_cache import ProgramCache
-from jaxserve.runner.runner import make_pool
+from jaxserve.runner.warmup import executables
 from jaxserve.scheduler.embed_plan import EmbedBuckets, EmbedPlan
 from jaxserve.types import RequestId
 from jaxserve.weights.loader import check_tensors, load_params
@@ -59,8 +61,11 @@ class LocalEmbeddingExecutor:
         with clock.phase("open"):
             checkpoint = open_checkpoint(model_path)
             model = model_of(checkpoint)
-            is_decoder = isinstance(model, DecoderConfig)
-            checkpoint = with_decoder_names(checkpoint) if is_decoder else with_encoder_names(checkpoint)
+            if isinstance(model, DecoderConfig):
+                checkpoint = with_decoder_names(checkpoint)
+                config = with_tried_kernels(config, model, clock, progress)
+            else:
+                checkpoint = with_encoder_names(checkpoint)
             prepared = prepare_embedding(config, model, model_path)
             check_tensors(checkpoint, prepared.skeleton)
         _LOG.info("limits: %s", prepared.summary)
@@ -92,7 +97,9 @@ def _load(
 
     def new_pool() -> KVPool | None:
         shape = prepared.pool_shape
-        return None if shape is None else make_pool(shape, prepared.kv_dtype, prepared.sharding)
+        if shape is None:
+            return None
+        return KVPool(*(jnp.zeros(shape, prepared.kv_dtype, device=prepared.sharding.kv_pool) for _ in range(2)))
 
     with ThreadPoolExecutor(1, thread_name_prefix="load") as background, clock.phase("load"):
         loading = background.submit(
@@ -102,9 +109,8 @@ def _load(
             num_threads = min(len(os.sched_getaffinity(0)), MAX_COMPILE_THREADS)
             made = prepared.make_programs(cache, num_threads, partial(progress, "compile"))
         params = loading.result()
-    executables = {program: result.compiled for program, result in made.items()}
     reports = [ProgramReport(program.name, result.source, result.seconds) for program, result in made.items()]
-    return EmbedRunner(params, new_pool, prepared.page_size, executables), reports
+    return EmbedRunner(params, new_pool, prepared.page_size, executables(made)), reports
 
 
 def _rehearsal(program: Program, max_model_len: int) -> EmbedPlan:

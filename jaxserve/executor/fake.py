@@ -30,7 +30,7 @@ from jaxserve.errors import CheckpointError
 from jaxserve.ipc.messages import ModelFacts
 from jaxserve.runner.buckets import resolve_limits
 from jaxserve.sampling.params import COLUMNS
-from jaxserve.scheduler.plan import UNREAD_TOKEN, Buckets, PromptScores, StepPlan, StepResult
+from jaxserve.scheduler.plan import NO_SLOT, UNREAD_TOKEN, Buckets, PromptScores, StepPlan, StepResult
 from jaxserve.types import MAX_TOP_LOGPROBS, NULL_BLOCK, BlockId
 
 _POISON: Final = -1
@@ -299,8 +299,8 @@ class FakeExecutor:
             tokens[row] = next_token(past, self._vocab_size, seed) if scripted is None else scripted
             if int(plan.slots[row]) in masks:
                 tokens[row] = _allowed_token(int(tokens[row]), masks[int(plan.slots[row])])
-            if plan.is_sampling[row]:
-                slot = int(plan.slots[row])
+            slot = int(plan.slots[row])
+            if plan.is_sampling[row] and slot != NO_SLOT:
                 if plan.sampling[row, _PENALTY] and self._counted.get(slot) != past.tolist():
                     raise PoisonError(f"{plan.request_ids[row]} has {past.tolist()}, counted {self._counted.get(slot)}")
                 self._counted.get(slot, []).append(int(tokens[row]))
@@ -321,7 +321,8 @@ class FakeExecutor:
         if not 0 < num_rows <= capacity or plan.num_tokens > plan.bucket or counts.sum() != plan.num_tokens:
             raise ValueError(f"{num_rows} rows with {plan.num_tokens} tokens do not fit {plan.kind}/{plan.bucket}")
         num_single = int((counts == 1).sum())
-        if len(set(plan.slots.tolist())) < num_rows:
+        slots = plan.slots[plan.slots != NO_SLOT].tolist()
+        if len(set(slots)) < len(slots):
             raise ValueError(f"two rows share a slot: {plan.slots.tolist()}")
         if plan.num_steps > (self._buckets.max_burst if plan.kind == "decode" else 1):
             raise ValueError(f"no program does {plan.num_steps} {plan.kind} steps in one call")

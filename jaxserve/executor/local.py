@@ -18,6 +18,8 @@ from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.config import Config
 from jaxserve.executor.preparation import Preparation, prepare
 from jaxserve.executor.protocol import Progress
+from jaxserve.executor.sampling_defaults import sampling_defaults
+from jaxserve.executor.trial import with_tried_kernels
 from jaxserve.ipc.messages import ModelFacts
 from jaxserve.ipc.report import PhaseClock, PhaseSpan, ProgramReport, StartupReport
 from jaxserve.layers.attention import KVPool
@@ -27,9 +29,11 @@ from jaxserve.runner.cache_directory import cache_directory
 from jaxserve.runner.compilations import CompilationCounter
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.manifest import explain_misses
+from jaxserve.runner.memory import check_host_memory
 from jaxserve.runner.program_cache import ProgramCache
-from jaxserve.runner.runner import PendingStep, Runner, SlotStore, make_pool
-from jaxserve.runner.warmup import MadeProgram, run_once
+from jaxserve.runner.runner import PendingStep, Runner
+from jaxserve.runner.upkeep import Keeper, Upkeep
+from jaxserve.runner.warmup import MadeProgram, executables, run_once
 from jaxserve.scheduler.plan import Buckets, StepPlan
 from jaxserve.weights.loader import check_tensors, load_params
 
@@ -58,13 +62,21 @@ class LocalExecutor:
         counter = CompilationCounter()
         with clock.phase("open"):
             checkpoint = open_checkpoint(model_path)
-            prepared = prepare(config, decoder_of(checkpoint))
+            decoder = decoder_of(checkpoint)
+            config = with_tried_kernels(config, decoder, clock, progress)
+            prepared = prepare(config, decoder)
             check_tensors(checkpoint, prepared.skeleton)
+            defaults = sampling_defaults(config.model.generation_config, checkpoint)
+            if prepared.device.platform == "cpu":
+                check_host_memory(prepared.limits.num_blocks * prepared.limits.spec.bytes_per_block)
         _LOG.info("limits: %s", prepared.limits.summary)
-        runner, made = _load(prepared, checkpoint, config, clock, progress)
+        if defaults:
+            _LOG.info("sampling, where requests say nothing: %s", defaults)
+        runner, programs = _load(prepared, checkpoint, config, clock, progress)
         with clock.phase("first_run"):
             run_once(runner, prepared.programs, partial(progress, "first_run"))
-        facts = _facts(prepared, fingerprint(checkpoint, prepared.skeleton, config), clock.spans, made)
+        runner.provide_memory()
+        facts = _facts(prepared, fingerprint(checkpoint, prepared.skeleton, config), clock.spans, programs, defaults)
         return cls(runner, facts, prepared.limits.buckets, frozenset(prepared.decoder.eos_token_ids), counter)
 
     def submit(self, plan: StepPlan) -> PendingStep:
@@ -79,62 +91,54 @@ class LocalExecutor:
 
 def _load(
     prepared: Preparation, checkpoint: Checkpoint, config: Config, clock: PhaseClock, progress: Progress
-) -> tuple[Runner, dict[Program, MadeProgram]]:
+) -> tuple[Runner, list[ProgramReport]]:
     """Weights and programs at the same time: compiling needs shapes alone."""
-    limits, sharding = prepared.limits, prepared.sharding
     cache = ProgramCache(cache_directory(config.compile.compile_cache))
 
     def load_weights() -> tuple[jax.Array, ...]:
         with clock.phase("load"):
-            return load_params(checkpoint, prepared.skeleton, sharding, partial(progress, "load"))
+            return load_params(checkpoint, prepared.skeleton, prepared.sharding, partial(progress, "load"))
 
     def make_programs() -> dict[Program, MadeProgram]:
         with clock.phase("compile"):
-            made = prepared.make_programs(cache, partial(progress, "compile"))
-        num_missing = sum(program.source == "compiled" for program in made.values())
-        if cache.directory is not None:
-            explain_misses(cache.directory, prepared.facts(), num_missing)
-        return made
+            return prepared.make_programs(cache, partial(progress, "compile"))
 
-    def new_pool() -> KVPool:
-        return make_pool(limits.pool_shape, limits.kv_dtype, sharding)
-
-    def first_pool(after: Future[Any] | None) -> KVPool:
-        if after is not None:
-            after.result()
+    def make_pool(upkeep: Future[dict[Upkeep, MadeProgram]], after: Future[Any]) -> tuple[Keeper, KVPool]:
+        keeper = Keeper(prepared.keeping, executables(upkeep.result()))
+        after.result()
         with clock.phase("kv_cache"):
-            return new_pool()
-
-    def make_slots() -> SlotStore:
-        return SlotStore(limits.buckets.max_num_seqs, prepared.decoder.vocab_size, sharding)
+            return keeper, keeper.new_pool()
 
     # The compilers of accelerators may want the memory for a while; on a CPU, zeroing it takes time beside them.
     is_pool_early = prepared.device.platform == "cpu"
     background = ThreadPoolExecutor(4, thread_name_prefix="load")
     try:
-        making = background.submit(make_programs)
+        upkeep = background.submit(prepared.make_upkeep, cache)
+        steps = background.submit(make_programs)
         params = background.submit(load_weights)
-        pool = background.submit(first_pool, None if is_pool_early else making)
-        slots = background.submit(make_slots)
-        work: list[Future[Any]] = [making, params, pool, slots]
+        pool = background.submit(make_pool, upkeep, upkeep if is_pool_early else steps)
+        work: list[Future[Any]] = [upkeep, steps, params, pool]
         for future in wait(work, return_when=FIRST_EXCEPTION).done:
             future.result()
     finally:
         background.shutdown(wait=False, cancel_futures=True)
-    made = making.result()
-    pools = [pool.result()]
-    executables = {program: result.compiled for program, result in made.items()}
-    return Runner(params.result(), lambda: pools.pop() if pools else new_pool(), slots.result(), executables), made
+    made: list[tuple[Program | Upkeep, MadeProgram]] = [*steps.result().items(), *upkeep.result().items()]
+    reports = [ProgramReport(program.name, result.source, result.seconds) for program, result in made]
+    if cache.directory is not None:
+        explain_misses(cache.directory, prepared.facts(), sum(report.source == "compiled" for report in reports))
+    keeper, first_pool = pool.result()
+    return Runner(params.result(), first_pool, keeper, executables(steps.result())), reports
 
 
 def _facts(
-    prepared: Preparation, identity: str, spans: Iterable[PhaseSpan], made: dict[Program, MadeProgram]
+    prepared: Preparation,
+    identity: str,
+    spans: Iterable[PhaseSpan],
+    programs: list[ProgramReport],
+    defaults: dict[str, int | float],
 ) -> ModelFacts:
     limits = prepared.limits
-    report = StartupReport(
-        phases=sorted(spans, key=lambda span: span.start_s),
-        programs=[ProgramReport(program.name, result.source, result.seconds) for program, result in made.items()],
-    )
+    report = StartupReport(sorted(spans, key=lambda span: span.start_s), programs)
     return ModelFacts(
         vocab_size=prepared.decoder.vocab_size,
         max_model_len=limits.max_model_len,
@@ -146,6 +150,7 @@ def _facts(
         num_devices=len(prepared.sharding.devices),
         fingerprint=identity,
         startup=report,
+        sampling_defaults=defaults,
     )
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError, StartupError
 from jaxserve.executor.preparation import prepare
+from jaxserve.executor.trial import with_tried_kernels
+from jaxserve.ipc.report import PhaseClock
 from jaxserve.models.registry import read_decoder
+from jaxserve.runner.inputs import Program
 from jaxserve.runner.manifest import FORMAT, Manifest, ManifestEntry, write_manifest
 from jaxserve.runner.program_cache import SUFFIX, ProgramCache
-from jaxserve.runner.warmup import Progress
+from jaxserve.runner.upkeep import Upkeep
+from jaxserve.runner.warmup import MadeProgram, Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +35,29 @@ def precompile(
     settings: what `config` was made of, for the manifest. Raises StartupError in one line.
     """
     config.model.check_generates()
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--output {directory}: {error.strerror}") from None
     cache = ProgramCache(directory)
     if cache.directory is None:
         raise ConfigError(f"--output {directory}: not a directory that can be trusted (see the warning above)")
     decoder, _ = read_decoder(model_path)
+    there = replace(config, compile=replace(config.compile, compile_cache=str(directory)))
+    config = with_tried_kernels(there, decoder, PhaseClock(), lambda *_: None)
     prepared = prepare(config, decoder)
-    made = prepared.make_programs(cache, progress)
-    entries = []
-    for program, result in made.items():
-        num_bytes = cache.num_bytes(result.key)
-        if num_bytes is None:
-            raise StartupError(f"--output {directory}: program {program.name} could not be written")
-        seconds = round(result.seconds, 3) if result.source == "compiled" else None
-        entries.append(ManifestEntry(program.name, result.key + SUFFIX, num_bytes, seconds))
+    steps, upkeep = prepared.make_programs(cache, progress), prepared.make_upkeep(cache)
+    made: list[tuple[Program | Upkeep, MadeProgram]] = [*steps.items(), *upkeep.items()]
+    entries = [_entry(program.name, result, cache, directory) for program, result in made]
     manifest = Manifest(FORMAT, str(config.model.model), prepared.facts(), settings, entries)
     write_manifest(directory, manifest)
     spec = prepared.limits.spec
     return Precompiled(manifest, prepared.limits.num_blocks * spec.bytes_per_block)
+
+
+def _entry(name: str, made: MadeProgram, cache: ProgramCache, directory: Path) -> ManifestEntry:
+    num_bytes = cache.num_bytes(made.key)
+    if num_bytes is None:
+        raise StartupError(f"--output {directory}: program {name} could not be written")
+    seconds = round(made.seconds, 3) if made.source == "compiled" else None
+    return ManifestEntry(name, made.key + SUFFIX, num_bytes, seconds)

@@ -6,7 +6,7 @@ Loading the model and filling a compile cache for another machine both begin her
 from __future__ import annotations
 
 import hashlib
-import math
+import logging
 import os
 from dataclasses import dataclass
 
@@ -15,20 +15,22 @@ import jax
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.models.config import DecoderConfig
-from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
+from jaxserve.models.skeleton import ModelSkeleton, array_bytes, make_skeleton
 from jaxserve.runner.backend import chip_of
 from jaxserve.runner.buckets import resolve_limits
 from jaxserve.runner.inputs import Program, programs
-from jaxserve.runner.limits import Limits, make_limits, make_numerics
+from jaxserve.runner.limits import Limits, context_notes, make_limits, make_numerics
 from jaxserve.runner.memory import kv_cache_bytes
 from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.program_key import host_facts
 from jaxserve.runner.slots import slots_bytes
 from jaxserve.runner.steps import abstract_params
-from jaxserve.runner.warmup import MadeProgram, Progress, make_programs
+from jaxserve.runner.upkeep import Keeping, Upkeep
+from jaxserve.runner.warmup import MadeProgram, Progress, make_programs, make_upkeep
 from jaxserve.sharding.mesh import MODEL_AXIS, Sharding, make_sharding
 
 MAX_COMPILE_THREADS = 8
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,17 @@ class Preparation:
             "burst": str(limits.buckets.max_burst),
         }
 
+    @property
+    def keeping(self) -> Keeping:
+        limits = self.limits
+        return Keeping(
+            limits.pool_shape,
+            limits.kv_dtype,
+            limits.buckets.max_num_seqs,
+            self.decoder.vocab_size,
+            self.skeleton.numerics.backend,
+        )
+
     def make_programs(self, cache: ProgramCache, progress: Progress) -> dict[Program, MadeProgram]:
         """Load or compile all of them. Needs no weights."""
         return make_programs(
@@ -80,9 +93,16 @@ class Preparation:
             progress=progress,
         )
 
+    def make_upkeep(self, cache: ProgramCache) -> dict[Upkeep, MadeProgram]:
+        """The same for those that run between steps."""
+        return make_upkeep(self.keeping, self.sharding, cache)
+
 
 def prepare(config: Config, decoder: DecoderConfig) -> Preparation:
     """Size the engine. Raises StartupError in one line, also when memory will not do."""
+    for note in context_notes(config, decoder):
+        _LOG.info(note)
+    decoder = decoder.with_context(config.model.max_model_len)
     size = config.parallel.tensor_parallel_size
     device = first_device(size)
     numerics = make_numerics(config, decoder, chip_of(device))
@@ -102,7 +122,7 @@ def _weight_bytes(skeleton: ModelSkeleton, sharding: Sharding) -> int:
     total = 0
     for leaf in abstract_params(skeleton, sharding):
         shape = leaf.sharding.shard_shape(leaf.shape) if leaf.sharding is not None else leaf.shape
-        total += math.prod(shape) * leaf.dtype.itemsize
+        total += array_bytes(shape, leaf.dtype)
     return total
 
 

@@ -1,27 +1,55 @@
-"""Where the two processes meet: a Unix socket in a directory that only its owner may enter."""
+"""Where the two processes meet: a Unix socket in a directory that only its owner may enter.
+
+The directory is locked as long as its server lives. A server that was killed leaves it behind, and the lock tells the
+next one that nobody needs it any more, whatever became of process ids meanwhile, also across containers.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from jaxserve.errors import ConfigError
 
 _SCHEME: Final = "ipc://"
+_PREFIX: Final = "jaxserve-ipc-"
 _MAX_PATH_BYTES: Final = 107
 """`sun_path` of a Linux socket address, without the closing zero."""
+
+
+@contextlib.contextmanager
+def own_address(directory: str | None = None) -> Iterator[str]:
+    """A new address for the block, gone behind it. What killed servers left beside it is removed, too."""
+    address, lock = _locked(directory)
+    try:
+        _remove_abandoned(folder_of(address).parent)
+        yield address
+    finally:
+        discard_address(address)
+        if lock is not None:
+            os.close(lock)
 
 
 def new_address(directory: str | None = None) -> str:
     """An unused address below `directory` (default: the temporary directory), in a fresh 0700 directory."""
     try:
-        private = tempfile.mkdtemp(prefix="jaxserve-", dir=directory)  # mkdtemp makes it 0700
+        private = tempfile.mkdtemp(prefix=_PREFIX, dir=directory)  # mkdtemp makes it 0700
     except OSError as error:
-        raise ConfigError(f"cannot make a directory for the IPC socket in {directory!r}: {error.strerror}") from error
-    return f"{_SCHEME}{private}/engine.sock"
+        where = "" if directory is None else f" in {directory!r}"
+        raise ConfigError(f"cannot make a directory for the IPC socket{where}: {error.strerror} (--uds-dir)") from error
+    path = Path(private, "engine.sock")
+    try:
+        _check_length(path)
+    except ConfigError:
+        path.parent.rmdir()
+        raise
+    return f"{_SCHEME}{path}"
 
 
 def folder_of(address: str) -> Path:
@@ -47,10 +75,54 @@ def private_path(address: str) -> Path:
     path = Path(address.removeprefix(_SCHEME))
     if not address.startswith(_SCHEME) or not path.is_absolute():
         raise ConfigError(f"IPC address {address!r} must be {_SCHEME} and an absolute path")
-    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
-        raise ConfigError(f"IPC socket path {str(path)!r} is longer than {_MAX_PATH_BYTES} bytes: shorten --uds-dir")
+    _check_length(path)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.parent.stat()
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise ConfigError(f"IPC directory {str(path.parent)!r} must be ours alone (mode 0700)")
     return path
+
+
+def _locked(directory: str | None) -> tuple[str, int | None]:
+    """A new address and the lock on its directory; None where the file system has no locks."""
+    while True:
+        address = new_address(directory)
+        lock = _lock(folder_of(address))
+        if lock is not None or folder_of(address).exists():
+            return address, lock
+        # another start took it for abandoned, in the moment before the lock
+
+
+def _lock(folder: Path) -> int | None:
+    """A descriptor that holds the lock on `folder`; None where somebody else has it, or it is gone."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), folder.stat()):
+            return descriptor
+    except OSError:
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove directories of ours that no living server has locked."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        lock = _lock(folder)
+        if lock is None:
+            continue
+        with contextlib.suppress(OSError):  # somebody else's files are in there: they stay
+            for path in folder.iterdir():
+                if path.is_socket():
+                    path.unlink()
+            folder.rmdir()
+        os.close(lock)
+
+
+def _check_length(path: Path) -> None:
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+        raise ConfigError(f"IPC socket path {str(path)!r} is longer than {_MAX_PATH_BYTES} bytes: shorten --uds-dir")

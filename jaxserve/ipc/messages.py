@@ -94,6 +94,8 @@ class AddRequest(Message, frozen=True):
     grammar: Grammar | None = None
     second_start: int | None = None
     """Of a pair of texts for a cross-encoder that tells them apart: the place of the second one's first token."""
+    prediction_token_ids: list[int] = []
+    """What the reply may be, where somebody has an idea: drafts are taken from it."""
 
 
 class Abort(Message, frozen=True):
@@ -144,6 +146,8 @@ class ModelFacts(msgspec.Struct, frozen=True, array_like=True):
     startup: StartupReport = StartupReport()
     embedding: EmbeddingFacts | None = None
     """Of an engine that embeds; None: it generates."""
+    sampling_defaults: dict[str, int | float] = {}
+    """Fields of SamplingParams that requests leave out, where the model has a better value."""
 
 
 class Ready(Message, frozen=True):
@@ -196,6 +200,9 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     """The next ones, from the second prompt token on. All have come with the first token, most of them before it."""
     vector: bytes | None = None
     """Of an engine that embeds: the text's, float32, little-endian, as long as it comes."""
+    num_accepted_tokens: int = 0
+    """Tokens of drafts that were right so far. Set on every output, as the next."""
+    num_rejected_tokens: int = 0
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
@@ -211,6 +218,10 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     num_generation_tokens: int = 0
     num_forced_tokens: int = 0
     """Generation tokens that a grammar left no choice about: nobody sampled them."""
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    """Of drafts: guesses that were right."""
     num_steps: int = 0
     bucket_steps: dict[str, int] = {}
     """Steps by program, e.g. `{"decode/8": 3}`."""

@@ -31,6 +31,8 @@ class BlockPool:
         self._named: dict[BlockHash, BlockId] = {}
         self._blank = [BlockId(i) for i in range(num_blocks - 1, NULL_BLOCK, -1)]
         self._reusable: OrderedDict[BlockId, None] = OrderedDict()  # a linked list: O(1) removal anywhere
+        self.num_gains = 0
+        """How often a page came to be both named and held."""
 
     @property
     def num_usable(self) -> int:
@@ -69,6 +71,7 @@ class BlockPool:
         for block in blocks:
             if self._references[block] == 0:
                 del self._reusable[block]
+                self.num_gains += 1
             self._references[block] += 1
 
     def release(self, blocks: Sequence[BlockId]) -> None:
@@ -94,6 +97,7 @@ class BlockPool:
         if name not in self._named:
             self._named[name] = block
             self._names[block] = name
+            self.num_gains += 1
 
     def forget_reusable(self) -> None:
         """Turn every reusable page into a blank one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,10 +11,25 @@ from jaxserve.kv.prefix_cache import HashChain
 from jaxserve.types import NULL_BLOCK, BlockHash, BlockId
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a table got no pages when it was last asked for."""
+
+    num_tokens: int
+    num_cached: int
+    """Pages of its start that were found."""
+    num_held: int
+    """Those of them that somebody held: the others are no gain, since they are free pages as well."""
+    next_name: BlockHash | None
+    """The first page that was not found; None where all were."""
+    num_gains: int
+    """The pool's, at that time."""
+
+
 class BlockTable:
     """Page i holds tokens `i * block_size ... (i + 1) * block_size - 1`. Grows, until it is cleared."""
 
-    __slots__ = ("chain", "coming", "num_blocks", "num_published", "row")
+    __slots__ = ("chain", "coming", "num_blocks", "num_published", "refusal", "row")
 
     def __init__(self, max_blocks: int, chain: HashChain) -> None:
         self.row = np.full(max_blocks, NULL_BLOCK, np.int32)  # as the device reads it
@@ -23,6 +39,7 @@ class BlockTable:
         self.chain = chain
         self.coming: BlockHash | None = None
         """The last page of a start that others may share, as long as this request is the one that computes it."""
+        self.refusal: Refusal | None = None
 
     @property
     def blocks(self) -> list[BlockId]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxserve_kernels.paged_attention import Paging, Scoring, write_and_attend
 from jaxserve_kernels.rope import Rotation
 from jaxtyping import Array, Float, Int
 
+from jaxserve.layers.fan import Fan
 from jaxserve.layers.linear import Linear
 from jaxserve.layers.norm import RMSNorm
 from jaxserve.layers.numerics import Numerics
+from jaxserve.layers.param import parameter
 from jaxserve.models.config import DecoderConfig, LayerConfig
 
 
@@ -27,7 +31,17 @@ class StepContext(NamedTuple):
     """What every layer needs to know of the step's tokens."""
 
     rotation: Rotation
+    sliding_rotation: Rotation | None
+    """Of layers that slide; None: that of the others."""
     paging: Paging
+
+    def rotation_of(self, layer: LayerConfig) -> Rotation | None:
+        """What the layer's queries and keys are rotated by."""
+        if not layer.use_rope:
+            return None
+        if layer.sliding_window is not None and self.sliding_rotation is not None:
+            return self.sliding_rotation
+        return self.rotation
 
     @property
     def num_tokens(self) -> Int[Array, ""]:
@@ -41,13 +55,19 @@ class Attention(nnx.Module):
     def __init__(self, config: DecoderConfig, layer: LayerConfig, numerics: Numerics) -> None:
         d, h = config.hidden_size, config.head_dim
         n, k = config.num_heads, config.num_kv_heads
-        self.q_proj = Linear(n * h, d, ("heads", "embed"), numerics, bias=config.qkv_bias)
-        self.k_proj = Linear(k * h, d, ("kv_heads", "embed"), numerics, bias=config.qkv_bias)
-        self.v_proj = Linear(k * h, d, ("kv_heads", "embed"), numerics, bias=config.qkv_bias)
+        parts = {"q_proj": n * h, "k_proj": k * h, "v_proj": k * h}
+        make = partial(Linear, in_dim=d, axes=("kv_heads", "embed"), numerics=numerics, bias=config.qkv_bias)
+        self.qkv_proj = Fan(parts, make, numerics, num_units=k)
         self.o_proj = Linear(d, n * h, ("embed", "heads"), numerics, bias=config.attention_out_bias)
-        self.q_norm = RMSNorm(h, config.norm_eps, numerics) if config.qk_norm else None
-        self.k_norm = RMSNorm(h, config.norm_eps, numerics) if config.qk_norm else None
+        self.has_whole_norm = config.qk_norm == "whole"
+        self.q_norm, self.k_norm = (_head_norm(config, count, numerics) for count in (n, k))
+        self.sinks = parameter((n,), ("heads",), jnp.dtype(jnp.float32)) if config.has_sinks else None
         self.layer = layer
+        self.scoring = Scoring(
+            scale=h**-0.5 if config.attention_scale is None else config.attention_scale,
+            softcap=config.attention_softcap,
+            sliding_window=layer.sliding_window,
+        )
         self.shape = (n, k, h)
         self.backend = numerics.backend
 
@@ -55,11 +75,12 @@ class Attention(nnx.Module):
         self, x: Float[Array, "T D"], pool: KVPool, index: Int[Array, ""], step: StepContext
     ) -> tuple[Float[Array, "T D"], KVPool]:
         n, k, h = self.shape
-        query = self.q_proj(x, step.num_tokens).reshape(-1, n, h)
-        key = self.k_proj(x, step.num_tokens).reshape(-1, k, h)
-        value = self.v_proj(x, step.num_tokens).reshape(-1, k, h)
+        query, key, value = self.qkv_proj(x, step.num_tokens)
+        if not self.has_whole_norm:
+            query, key = query.reshape(-1, n, h), key.reshape(-1, k, h)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
+        query, key, value = query.reshape(-1, n, h), key.reshape(-1, k, h), value.reshape(-1, k, h)
         with jax.named_scope("paged_attention"):
             attended, *pages = write_and_attend(
                 query,
@@ -68,8 +89,16 @@ class Attention(nnx.Module):
                 *pool,
                 index,
                 step.paging,
-                rotation=step.rotation if self.layer.use_rope else None,
-                scoring=Scoring(scale=h**-0.5, sliding_window=self.layer.sliding_window),
+                rotation=step.rotation_of(self.layer),
+                scoring=self.scoring,
+                sinks=None if self.sinks is None else self.sinks[...],
                 backend=self.backend,
             )  # (T, N, H)
         return self.o_proj(attended.reshape(-1, n * h), step.num_tokens), KVPool(*pages)
+
+
+def _head_norm(config: DecoderConfig, num_heads: int, numerics: Numerics) -> RMSNorm | None:
+    if config.qk_norm == "none":
+        return None
+    width = config.head_dim * (num_heads if config.qk_norm == "whole" else 1)
+    return RMSNorm(width, config.norm_eps, numerics, config.norm_weights)

@@ -9,10 +9,10 @@ from jaxserve.layers.numerics import Numerics
 
 
 class Embedding(Matrix):
-    """A `[V, D]` table: looked up by id, or multiplied with to give logits."""
+    """A `[V, D]` table: looked up by id, or multiplied with to give logits. Of 4-bit models it has 8."""
 
     def __init__(self, vocab_size: int, dim: int, numerics: Numerics) -> None:
-        super().__init__(vocab_size, dim, ("vocab", "embed"), numerics)
+        super().__init__(vocab_size, dim, ("vocab", "embed"), numerics.by_outputs)
 
     def __call__(self, token_ids: Int[Array, "T"]) -> Float[Array, "T D"]:
         rows = self.weight[...][token_ids].astype(self.numerics.activations)

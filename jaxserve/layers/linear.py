@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxserve_kernels.matmul import matmul
+from jaxserve_kernels.matmul import matmul, offset_product
 from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.numerics import Numerics
@@ -15,19 +15,46 @@ from jaxserve.layers.param import Axes, parameter
 
 
 class Matrix(nnx.Module):
-    """An `[out, in]` weight as `numerics` stores it: in its type, or int8 with a scale per output."""
+    """An `[out, in]` weight as `numerics` stores it: in its type, or in 8 bits with a scale per output, or in 4 with
+    scales `[groups of inputs, out]`, and offsets where a checkpoint has them. Where no group divides the inputs, 4 bits become 8.
 
-    def __init__(self, out_dim: int, in_dim: int, axes: Axes, numerics: Numerics) -> None:
-        stored = jnp.dtype(jnp.int8) if numerics.is_int8 else numerics.weights
-        self.weight = parameter((out_dim, in_dim), axes, stored)
-        self.weight_scale = parameter((out_dim,), axes[:1], jnp.dtype(jnp.float32)) if numerics.is_int8 else None
+    num_experts: of all of which it has one; they come first in every shape.
+    """
+
+    def __init__(
+        self, out_dim: int, in_dim: int, axes: Axes, numerics: Numerics, *, num_experts: int | None = None
+    ) -> None:
+        group = numerics.group_of(in_dim, is_split=axes[1] not in (None, "embed"))
+        if group is None:
+            numerics = numerics.by_outputs
+        self.num_experts = num_experts
+        self.weight = self._declared((out_dim, in_dim), axes, numerics.matrices)
+        scale: nnx.Param[Array] | None = None
+        offset: nnx.Param[Array] | None = None
+        if group is not None:
+            scale = self._declared((in_dim // group, out_dim), axes[::-1], numerics.vectors)
+            if numerics.has_offsets:
+                offset = self._declared((in_dim // group, out_dim), axes[::-1], jnp.dtype(jnp.float32))
+        elif numerics.is_quantized:
+            scale = self._declared((out_dim,), axes[:1], jnp.dtype(jnp.float32))
+        self.weight_scale, self.weight_offset = scale, offset
         self.numerics = numerics
+
+    def _declared(self, shape: tuple[int, ...], axes: Axes, dtype: jnp.dtype) -> nnx.Param[Array]:
+        experts = () if self.num_experts is None else (self.num_experts,)
+        return parameter((*experts, *shape), (*(None for _ in experts), *axes), dtype)
+
+    def keep_plain(self) -> None:
+        """Declare the weight as it is where nothing is quantised."""
+        self.weight = parameter(self.weight.shape, self.weight.get_metadata()["axes"], self.numerics.weights)
+        self.weight_scale = self.weight_offset = None
 
     def multiply(self, x: Float[Array, "T I"], num_rows: Int[Array, ""]) -> Float[Array, "T O"]:
         """x @ weight.T in float32; rows behind `num_rows` are padding."""
         scales = None if self.weight_scale is None else self.weight_scale[...]
-        dynamic = self.numerics.quantization == "int8"
-        return matmul(x, self.weight[...], scales, num_rows, dynamic=dynamic, backend=self.numerics.backend)
+        dynamic, backend = self.numerics.is_dynamic, self.numerics.backend
+        product = matmul(x, self.weight[...], scales, num_rows, dynamic=dynamic, backend=backend)
+        return product if self.weight_offset is None else product + offset_product(x, self.weight_offset[...])
 
 
 class Linear(Matrix):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from jaxserve.layers.fan import Fan
 from jaxserve.layers.linear import Linear
 from jaxserve.layers.numerics import Numerics
 from jaxserve.models.config import Activation, DecoderConfig
@@ -33,11 +35,12 @@ class MLP(nnx.Module):
 
     def __init__(self, config: DecoderConfig, numerics: Numerics) -> None:
         d, f, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = Linear(f, d, ("ffn", "embed"), numerics, bias=bias)
-        self.up_proj = Linear(f, d, ("ffn", "embed"), numerics, bias=bias)
+        parts = {"gate_proj": f, "up_proj": f}
+        make = partial(Linear, in_dim=d, axes=("ffn", "embed"), numerics=numerics, bias=bias)
+        self.gate_up_proj = Fan(parts, make, numerics, num_units=f)
         self.down_proj = Linear(d, f, ("embed", "ffn"), numerics, bias=bias)
         self.activation = config.activation
 
     def __call__(self, x: Float[Array, "T D"], num_tokens: Int[Array, ""]) -> Float[Array, "T D"]:
-        gate = ACTIVATIONS[self.activation](self.gate_proj(x, num_tokens))  # (T, F)
-        return self.down_proj(gate * self.up_proj(x, num_tokens), num_tokens)
+        gate, up = self.gate_up_proj(x, num_tokens)  # (T, F) each
+        return self.down_proj(ACTIVATIONS[self.activation](gate) * up, num_tokens)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Final
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -9,19 +12,33 @@ from jaxtyping import Array, Float
 
 from jaxserve.layers.numerics import Numerics
 from jaxserve.layers.param import parameter
+from jaxserve.models.config import NormWeights
+
+_ADDED_ALIKE: Final = 4096
+"""Numbers of an array from which on XLA:CPU adds up those of each row in the same order, however many rows there are."""
 
 
 class RMSNorm(nnx.Module):
-    """Normalise the last axis in float32, then scale in the activation's dtype."""
+    """Normalise the last axis in float32, then scale: see `NormWeights`."""
 
-    def __init__(self, dim: int, eps: float, numerics: Numerics) -> None:
+    def __init__(self, dim: int, eps: float, numerics: Numerics, weights: NormWeights = "plain") -> None:
         self.weight = parameter((dim,), (None,), numerics.vectors)
         self.eps = eps
+        self.weights = weights
+        self.is_alike = numerics.backend == "native"
+        """Whether a row has the same bits whatever their number, as it has in the products."""
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-        wide = x.astype(jnp.float32)
-        scaled = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.eps)
-        return self.weight[...] * scaled.astype(x.dtype)
+        wide, weight = x.astype(jnp.float32), self.weight[...]
+        squares, num_rows = wide * wide, x.shape[0]
+        if self.is_alike and x.size < _ADDED_ALIKE:
+            num_more = -(-_ADDED_ALIKE // math.prod(x.shape[1:])) - num_rows
+            squares = jnp.pad(squares, [(0, num_more), *[(0, 0)] * (x.ndim - 1)])
+        scaled = wide * jax.lax.rsqrt(jnp.mean(squares, -1, keepdims=True)[:num_rows] + self.eps)
+        if self.weights == "plain":
+            return weight * scaled.astype(x.dtype)
+        weight = weight.astype(jnp.float32)
+        return (scaled * (weight + 1 if self.weights == "offset" else weight)).astype(x.dtype)
 
 
 class LayerNorm(nnx.Module):

@@ -3,7 +3,8 @@
 Modules are schema and forward code. Their parameters are built under `nnx.eval_shape`, so a
 declaration costs no memory; the loader fills them by their path, which is the checkpoint's name.
 
-Logical axes: "vocab", "embed" (D), "heads" (N*H), "kv_heads" (K*H), "ffn" (F), None (never split).
+Logical axes: "vocab", "embed" (D), "heads" (N*H), "kv_heads" (K*H), "ffn" (F), "expert_ffn" (F
+of each expert), None (never split).
 """
 
 from __future__ import annotations

@@ -14,40 +14,81 @@ from jaxserve.models.config import DecoderConfig, RopeScaling
 
 def rotation(config: DecoderConfig, positions: Int[Array, "T"]) -> Rotation:
     """Angles in float32: bfloat16 would round position 257 to 256."""
-    frequencies, attention_factor = inverse_frequencies(config)
-    angles = positions[:, None].astype(jnp.float32) * jnp.asarray(frequencies)  # (T, H/2)
-    return Rotation(jnp.cos(angles) * attention_factor, jnp.sin(angles) * attention_factor)
+    return _rotation(*inverse_frequencies(config), positions, config.head_dim)
+
+
+def sliding_rotation(config: DecoderConfig, positions: Int[Array, "T"]) -> Rotation | None:
+    """Of layers that slide, where they have angles of their own."""
+    if config.sliding_rope_theta is None:
+        return None
+    return _rotation(_base(config.sliding_rope_theta, _rotary_dim(config)), 1.0, positions, config.head_dim)
+
+
+def row_order(config: DecoderConfig) -> np.ndarray | None:
+    """Where each dimension of a head stands in checkpoints; None where it stands nowhere else.
+
+    Kernels turn dimension i with i + H / 2, whatever the model: its pairs are brought there, those that do not rotate
+    behind those that do. Queries and keys in one new order have the products they had.
+    """
+    head_dim, rotary_dim = config.head_dim, _rotary_dim(config)
+    if config.rotary_pairs == "halves" and rotary_dim == head_dim:
+        return None
+    turning = np.arange(rotary_dim)
+    pairs = turning.reshape(2, -1) if config.rotary_pairs == "halves" else turning.reshape(-1, 2).T
+    return np.concatenate([pairs, np.arange(rotary_dim, head_dim).reshape(2, -1)], axis=1).ravel()
+
+
+def _rotary_dim(config: DecoderConfig) -> int:
+    return config.head_dim if config.rotary_dim is None else config.rotary_dim
+
+
+def _rotation(frequencies: np.ndarray, factor: float, positions: Int[Array, "T"], head_dim: int) -> Rotation:
+    angles = positions[:, None].astype(jnp.float32) * jnp.asarray(frequencies)  # (T, R/2)
+    still = ((0, 0), (0, head_dim // 2 - len(frequencies)))
+    cos, sin = jnp.cos(angles) * factor, jnp.sin(angles) * factor
+    return Rotation(jnp.pad(cos, still, constant_values=1), jnp.pad(sin, still))  # (T, H/2)
 
 
 def inverse_frequencies(config: DecoderConfig) -> tuple[np.ndarray, float]:
-    """The H/2 inverse frequencies (float32) and the factor on cosine and sine."""
+    """The R/2 inverse frequencies (float32) and the factor on cosine and sine."""
     scaling = config.rope_scaling
+    base = _base(config.rope_theta, _rotary_dim(config))
     if scaling is None or scaling.kind == "dynamic":
-        return _base(config.rope_theta, config.head_dim), 1.0
+        return base, 1.0
     if scaling.kind == "linear":
-        return _base(config.rope_theta, config.head_dim) / np.float32(scaling.factor), 1.0
+        return base / np.float32(scaling.factor), 1.0
     if scaling.kind == "llama3":
-        return _llama3(config, scaling), 1.0
-    return _yarn(config, scaling)
+        return _llama3(base, scaling), 1.0
+    if scaling.kind == "longrope":
+        return _longrope(config, base, scaling)
+    return _yarn(config, base, scaling)
 
 
 def _base(theta: float, dim: int) -> np.ndarray:
     return (1.0 / theta ** (np.arange(0, dim, 2, dtype=np.float64) / dim)).astype(np.float32)
 
 
-def _llama3(config: DecoderConfig, scaling: RopeScaling) -> np.ndarray:
+def _longrope(config: DecoderConfig, base: np.ndarray, scaling: RopeScaling) -> tuple[np.ndarray, float]:
+    """LongRoPE (arXiv 2402.13753): every frequency has a divisor, another one where contexts are long."""
+    original, attention_factor = scaling.original_max_position, scaling.attention_factor
+    assert original and attention_factor, "a family resolves every longrope field"
+    divisors = scaling.long_divisors if config.max_position > original else scaling.short_divisors
+    return base / np.asarray(divisors, np.float32), attention_factor
+
+
+def _llama3(base: np.ndarray, scaling: RopeScaling) -> np.ndarray:
     """Long wavelengths are stretched by `factor`, short ones kept, those between interpolated."""
     low, high, original = scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_max_position
     assert low and high and original, "a family resolves every llama3 field"
-    frequencies = _base(config.rope_theta, config.head_dim).astype(np.float64)
+    frequencies = base.astype(np.float64)
     wavelengths = 2 * np.pi / frequencies
     smooth = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
     return ((1 - smooth) * frequencies / scaling.factor + smooth * frequencies).astype(np.float32)
 
 
-def _yarn(config: DecoderConfig, scaling: RopeScaling) -> tuple[np.ndarray, float]:
+def _yarn(config: DecoderConfig, base: np.ndarray, scaling: RopeScaling) -> tuple[np.ndarray, float]:
     """YaRN (arXiv 2309.00071): NTK-by-parts between `beta_fast` and `beta_slow` rotations."""
-    dim, theta = config.head_dim, config.rope_theta
+    dim, theta = 2 * len(base), config.rope_theta
     original, attention_factor = scaling.original_max_position, scaling.attention_factor
     fast, slow = scaling.beta_fast, scaling.beta_slow
     assert original and attention_factor and fast and slow, "a family resolves every yarn field"
@@ -55,9 +96,11 @@ def _yarn(config: DecoderConfig, scaling: RopeScaling) -> tuple[np.ndarray, floa
     def dimension_of(rotations: float) -> float:
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low = max(math.floor(dimension_of(fast)), 0)
-    high = min(math.ceil(dimension_of(slow)), dim - 1)
+    low, high = dimension_of(fast), dimension_of(slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
     ramp = np.clip((np.arange(dim // 2) - low) / max(high - low, 0.001), 0, 1)
-    kept = _base(theta, dim).astype(np.float64)
+    kept = base.astype(np.float64)
     frequencies = kept / scaling.factor * ramp + kept * (1 - ramp)
     return frequencies.astype(np.float32), attention_factor

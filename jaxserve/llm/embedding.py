@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jaxserve.errors import InvalidRequestError
 from jaxserve.llm.results import EmbeddingOutput, EmbeddingRequestOutput, ScoringOutput, ScoringRequestOutput
 from jaxserve.server.embedding import check_dimensions, encode_inputs, finished, vectors_of
+from jaxserve.server.schema.score import check_partners
 from jaxserve.server.scoring import encode_pairs, scores_of
 from jaxserve.server.state import ServerState
 
@@ -51,11 +51,7 @@ async def score_all(
     on_done: Callable[[], None],
 ) -> list[ScoringRequestOutput]:
     """Of each of `second` with its partner in `first`, or with the only one there. Raises RequestError."""
-    if len(first) not in (1, len(second)):
-        raise InvalidRequestError(
-            f"Invalid value for 'text_2': must be as many texts as 'text_1' ({len(first)}), got {len(second)}.",
-            param="text_2",
-        )
+    check_partners(first, second)
     if not second:
         return []
     facts, model = state.client.require_embedding()

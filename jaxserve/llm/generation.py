@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,15 +18,15 @@ from jaxserve.llm.sampling_params import SamplingParams
 from jaxserve.scheduler.admission import Admission
 from jaxserve.server.chat_job import make_chat_job
 from jaxserve.server.deltas import MessageDeltas, message_of
-from jaxserve.server.errors import error_from_fault
-from jaxserve.server.generation import Job, grammar_of, make_job
+from jaxserve.server.errors import error_from_fault, first_leaf
+from jaxserve.server.generation import Job, generating, grammar_of, make_job
 from jaxserve.server.logprobs import ScoredToken
 from jaxserve.server.schema.chat import ChatRequest, check_chat
 from jaxserve.server.schema.common import CommonFields
 from jaxserve.server.schema.completions import CompletionRequest, check_completion
 from jaxserve.server.schema.decode import invalid_field
 from jaxserve.server.state import ServerState
-from jaxserve.server.stream import ChoiceStream, Piece, pieces_of
+from jaxserve.server.stream import ChoiceStream, Piece, events_of, pieces_of
 from jaxserve.tokenizer.tokenizer import Tokenizer
 
 T = TypeVar("T", bound=CommonFields)
@@ -89,7 +89,7 @@ async def run_all(state: ServerState, works: Sequence[Work], on_done: Callable[[
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_run(state, work, on_done)) for work in works]
     except* RequestError as errors:
-        failure = next(_leaves(errors))
+        failure = first_leaf(errors)
     else:
         return [task.result() for task in tasks]
     raise failure
@@ -108,16 +108,12 @@ async def _run(state: ServerState, work: Work, on_done: Callable[[], None]) -> R
             pieces[piece.index].append(piece)
         return True
 
-    try:
-        with state.client.generate(job.requests) as generation:
-            while not generation.is_finished:
-                await generation.feed(gather)
-    finally:
-        for choice in job.choices:
-            choice.abandon()
+    with generating(state, job) as generation:
+        while not generation.is_finished:
+            await generation.feed(gather)
     first = job.choices[0]
     tokenizer = state.tokenization.tokenizer
-    scored = None if work.num_prompt_logprobs is None else pieces[0][0].prompt
+    num_top = work.num_prompt_logprobs
     result = RequestOutput(
         prompt=work.prompt,
         prompt_token_ids=first.request.prompt_token_ids,
@@ -125,7 +121,9 @@ async def _run(state: ServerState, work: Work, on_done: Callable[[], None]) -> R
             _output(state, choice, pieces[choice.index], token_ids[choice.request.request_id], work.num_top_logprobs)
             for choice in job.choices
         ],
-        prompt_logprobs=None if scored is None else _spell_all(tokenizer, scored, work.num_prompt_logprobs or 0),
+        prompt_logprobs=None
+        if num_top is None
+        else [None if token.scores is None else _spell(tokenizer, token, num_top) for token in pieces[0][0].prompt],
         num_cached_tokens=first.num_cached_tokens,
     )
     on_done()
@@ -137,14 +135,12 @@ def _output(
 ) -> CompletionOutput:
     tokenizer, end = state.tokenization.tokenizer, pieces[-1]
     scored = [token for piece in pieces for token in piece.tokens]
-    events = [event for piece in pieces for event in piece.events or ()]
     new_call_id = state.tokenization.dialect.new_call_id
-    message = message_of(MessageDeltas(new_call_id, shows_reasoning=True).of(events))
+    message = message_of(MessageDeltas(new_call_id, shows_reasoning=True).of(events_of(pieces)))
     calls = () if message.tool_calls is msgspec.UNSET else message.tool_calls
-    is_read = end.events is not None
     return CompletionOutput(
         index=choice.index,
-        text=message.content or "" if is_read else "".join(piece.text for piece in pieces),
+        text=message.content or "",
         token_ids=token_ids[: choice.num_tokens],
         finish_reason="tool_calls" if calls and end.finish_reason == "stop" else end.finish_reason or "stop",
         stop_reason=end.stop_reason,
@@ -153,10 +149,6 @@ def _output(
         reasoning=None if message.reasoning is msgspec.UNSET else message.reasoning,
         tool_calls=tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in calls),
     )
-
-
-def _spell_all(tokenizer: Tokenizer, tokens: Iterable[ScoredToken], num_top: int) -> list[dict[int, Logprob] | None]:
-    return [None if token.scores is None else _spell(tokenizer, token, num_top) for token in tokens]
 
 
 def _spell(tokenizer: Tokenizer, token: ScoredToken, num_top: int) -> dict[int, Logprob]:
@@ -175,7 +167,7 @@ def _request(kind: type[T], params: SamplingParams, **fields: Any) -> T:
     try:
         return msgspec.convert(params.request_fields() | fields, kind)
     except msgspec.ValidationError as error:
-        raise invalid_field(str(error)) from None
+        raise invalid_field(str(error), struct=kind) from None
 
 
 def _check_room(facts: ModelFacts, request: AddRequest) -> None:
@@ -190,11 +182,3 @@ def _check_room(facts: ModelFacts, request: AddRequest) -> None:
     fault = admission.refusal(request, 0)
     if fault is not None:
         raise error_from_fault(fault)
-
-
-def _leaves(group: BaseExceptionGroup[RequestError]) -> Iterator[RequestError]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error

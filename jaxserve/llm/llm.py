@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from types import TracebackType
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeAlias
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
 from jaxserve.cli.progress import StartupDisplay
 from jaxserve.config import Config
-from jaxserve.errors import InvalidRequestError, RequestError
+from jaxserve.errors import RequestError, invalid
 from jaxserve.executor.fake import FakeOptions
 from jaxserve.llm.background import Background
 from jaxserve.llm.embedding import EmbeddingOptions, embed_all, score_all
@@ -30,6 +30,8 @@ from jaxserve.server.state import ServerState
 
 Message = dict[str, Any]
 """As in OpenAI's API: `{"role": "user", "content": "..."}`."""
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+"""A text or token ids; also as vLLM spells them, `{"prompt": "..."}` and `{"prompt_token_ids": [...]}`."""
 
 
 class LLM:
@@ -66,12 +68,14 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
+        prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress_bar: bool = True,
     ) -> list[RequestOutput]:
         """Continue one prompt or many (texts or token ids), with one `sampling_params` for all or one for each.
+
+        Without them: `get_default_sampling_params()`.
 
         The results have the order of the prompts. Everything is checked before anything runs: a prompt or an option
         that is out of range raises InvalidRequestError, with a note saying which prompt it was, and costs no result.
@@ -104,7 +108,7 @@ class LLM:
 
     def embed(
         self,
-        prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
+        prompts: Prompt | Sequence[Prompt],
         *,
         dimensions: int | None = None,
         normalize: bool | None = None,
@@ -133,6 +137,15 @@ class LLM:
         with _progress(len(first) + len(second), progress_bar) as on_done:
             return self._engine.call(lambda state: score_all(state, first, second, truncate_prompt_tokens, on_done))
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` and `chat` take where they are given none: with what the model's publisher recommends."""
+
+        async def ask(state: ServerState) -> dict[str, int | float]:
+            return state.client.require_generation().sampling_defaults
+
+        known: dict[str, Any] = self._engine.call(ask)
+        return SamplingParams(**known)
+
     def close(self) -> None:
         """End the engine. What another thread waits for ends with UnavailableError; later calls change nothing."""
         self._finalizer()
@@ -152,6 +165,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         progress_bar: bool,
     ) -> list[RequestOutput]:
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
         params = _params_of_each(sampling_params, len(prompts))
 
         async def work(state: ServerState) -> list[RequestOutput]:
@@ -168,35 +183,34 @@ class LLM:
             return self._engine.call(work)
 
 
-def _listed_prompts(prompts: str | Sequence[int] | Sequence[str | Sequence[int]]) -> list[str | list[int]]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if prompts and all(isinstance(token, int) for token in prompts):
-        return [list(cast(Sequence[int], prompts))]
-    listed: list[str | list[int]] = []
-    for i, prompt in enumerate(prompts):
-        if isinstance(prompt, str):
-            listed.append(prompt)
-        elif isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):
-            listed.append(list(cast(Sequence[int], prompt)))
-        else:
-            raise InvalidRequestError(
-                f"Invalid value for 'prompts[{i}]': must be a text or token ids, got {shorten(prompt)}.",
-                param=f"prompts[{i}]",
-            )
-    return listed
+def _listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
+    if isinstance(prompts, str | Mapping) or (prompts and all(isinstance(token, int) for token in prompts)):
+        return [_listed_prompt(prompts, "prompts")]
+    return [_listed_prompt(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
+
+
+def _listed_prompt(prompt: Any, name: str) -> str | list[int]:
+    content = prompt
+    if isinstance(prompt, Mapping) and len(prompt) == 1:
+        content = prompt.get("prompt", prompt.get("prompt_token_ids"))
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Sequence) and all(isinstance(token, int) for token in content):
+        return list(content)
+    raise invalid(name, f"must be a text or token ids, got {shorten(prompt)}")
 
 
 def _params_of_each(
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+    sampling_params: SamplingParams | Sequence[SamplingParams], num_prompts: int
 ) -> Sequence[SamplingParams]:
-    if sampling_params is None or isinstance(sampling_params, SamplingParams):
-        return [sampling_params or SamplingParams()] * num_prompts
+    if isinstance(sampling_params, SamplingParams):
+        return [sampling_params] * num_prompts
+    is_list = isinstance(sampling_params, Sequence)
+    if not is_list or not all(isinstance(one, SamplingParams) for one in sampling_params):
+        raise invalid("sampling_params", f"must be SamplingParams or a list of them, got {shorten(sampling_params)}")
     if len(sampling_params) != num_prompts:
-        raise InvalidRequestError(
-            f"Invalid value for 'sampling_params': must be one, or one for each of the {num_prompts} prompts, "
-            f"got {len(sampling_params)}.",
-            param="sampling_params",
+        raise invalid(
+            "sampling_params", f"must be one, or one for each of the {num_prompts} prompts, got {len(sampling_params)}"
         )
     return sampling_params
 

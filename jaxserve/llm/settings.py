@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from jaxserve.cli.options import ENGINE_SECTIONS, closest, load_config
+from jaxserve.cli.options import ENGINE_SECTIONS, caches_environment, closest, load_config
 from jaxserve.cli.settings import SETTINGS
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
@@ -20,12 +20,12 @@ ACCEPTED: Final = frozenset(
 
 
 def llm_config(model: str | None, settings: Mapping[str, object]) -> Config:
-    """The config of these settings, which are spelled as in a config file. No environment variable is read.
+    """The config of these settings, which are spelled as in a config file. Of the environment only $XDG_CACHE_HOME counts.
 
     Raises ConfigError naming a setting that is unknown or about HTTP, or a value and its limits.
     """
     for name in settings:
         if name not in ACCEPTED:
             raise ConfigError(f"LLM(..., {name}=...): not a setting of an engine{closest(name, ACCEPTED)}")
-    ours = {"log_level": "warning", **settings, "max_queued_requests": _UNLIMITED}
-    return load_config(flags=ours if model is None else {"model": model, **ours})
+    ours = {"log_level": "warning", **settings, "max_queued_requests": _UNLIMITED, "max_queued_tokens": _UNLIMITED}
+    return load_config(flags=ours if model is None else {"model": model, **ours}, environ=caches_environment())

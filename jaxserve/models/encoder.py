@@ -5,12 +5,15 @@ Attribute names are Hugging Face's checkpoint names, so a parameter's path is th
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.embed import Embedding
+from jaxserve.layers.fan import Fan
 from jaxserve.layers.linear import Linear
 from jaxserve.layers.mlp import ACTIVATIONS
 from jaxserve.layers.norm import LayerNorm
@@ -52,9 +55,9 @@ class Projections(nnx.Module):
 
     def __init__(self, config: EncoderConfig, numerics: Numerics) -> None:
         d = config.hidden_size
-        self.query = Linear(d, d, ("heads", "embed"), numerics, bias=True)
-        self.key = Linear(d, d, ("kv_heads", "embed"), numerics, bias=True)
-        self.value = Linear(d, d, ("kv_heads", "embed"), numerics, bias=True)
+        parts = {"query": d, "key": d, "value": d}
+        make = partial(Linear, in_dim=d, axes=("kv_heads", "embed"), numerics=numerics, bias=True)
+        self.qkv = Fan(parts, make, numerics, num_units=config.num_heads)
 
 
 class Output(nnx.Module):
@@ -79,8 +82,7 @@ class EncoderAttention(nnx.Module):
         self.shape = (-1, config.num_heads, config.head_dim)
 
     def __call__(self, x: Float[Array, "T D"], texts: Texts) -> Float[Array, "T D"]:
-        parts = (self.self.query, self.self.key, self.self.value)
-        query, key, value = (part(x, texts.num_tokens).reshape(self.shape) for part in parts)
+        query, key, value = (part.reshape(self.shape) for part in self.self.qkv(x, texts.num_tokens))
         return self.output(attend(query, key, value, texts).reshape(x.shape), x, texts.num_tokens)
 
 

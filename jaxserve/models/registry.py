@@ -11,9 +11,16 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+from msgspec import structs
+
+from jaxserve.checkpoint.fp8 import ROW_SCALES, StoredFp8
 from jaxserve.checkpoint.json_file import read_object
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.checkpoint.renamed import with_decoder_names
+from jaxserve.checkpoint.stacked import StoredMxfp4
+from jaxserve.checkpoint.stored import Stored, read_stored
+from jaxserve.checkpoint.text_part import text_config
 from jaxserve.errors import CheckpointError
 from jaxserve.models import encoders, families
 from jaxserve.models.config import DecoderConfig, EncoderConfig
@@ -55,18 +62,37 @@ def decoder_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None =
     Raises CheckpointError naming the key for an architecture or a value that is not supported.
     """
     read = _reader(hf)
+    stored = read_stored(hf)
     config = read(dict(hf))
     bos = hf.get("bos_token_id")
     return replace(
         config,
         eos_token_ids=_eos_token_ids(config.vocab_size, generation or {}, hf),
         bos_token_id=None if bos is None else Keys(hf).integer("bos_token_id", config.vocab_size - 1, low=0),
+        stored=stored,
     )
 
 
 def decoder_of(checkpoint: Checkpoint) -> DecoderConfig:
     """What `checkpoint` describes; a refusal names it."""
-    return _named(checkpoint.path, checkpoint.config, checkpoint.generation_config)
+    config = _named(checkpoint.path, checkpoint.config, checkpoint.generation_config)
+    return config if config.stored is None else replace(config, stored=_as_found(config.stored, checkpoint))
+
+
+def _as_found(stored: Stored, checkpoint: Checkpoint) -> Stored:
+    """With what the files say, which is more than the config does."""
+    if isinstance(stored, StoredMxfp4):
+        return stored
+    tensors = with_decoder_names(checkpoint).tensors
+    plain = [
+        name
+        for name, info in tensors.items()
+        if len(info.shape) == 2 and name.endswith(".weight") and name + ROW_SCALES not in tensors
+    ]
+    found = structs.replace(stored, plain_matrices=tuple(sorted(name.removesuffix(".weight") for name in plain)))
+    if not isinstance(found, StoredFp8):
+        return found
+    return structs.replace(found, has_row_scales=any(name.endswith(ROW_SCALES) for name in tensors))
 
 
 def model_of(checkpoint: Checkpoint) -> DecoderConfig | EncoderConfig:
@@ -89,7 +115,7 @@ def read_decoder(path: Path) -> tuple[DecoderConfig, Checkpoint | None]:
     if not config.is_file() or any(path.glob("*.safetensors")):
         checkpoint = open_checkpoint(path)
         return decoder_of(checkpoint), checkpoint
-    return _named(path, read_object(config), read_object(generation) if generation.is_file() else {}), None
+    return _named(path, text_config(read_object(config)), read_object(generation) if generation.is_file() else {}), None
 
 
 def _named(path: Path, hf: Mapping[str, Any], generation: Mapping[str, Any]) -> DecoderConfig:

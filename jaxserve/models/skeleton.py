@@ -7,28 +7,83 @@ a flat tuple of leaves costs a tenth of the dispatch time of module objects.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
+from jaxserve.layers.fan import Fan, Rows
+from jaxserve.layers.linear import Matrix
 from jaxserve.layers.numerics import Numerics
 from jaxserve.models.config import DecoderConfig, EncoderConfig
 from jaxserve.models.decoder import Decoder
 from jaxserve.models.encoder import Encoder
 
 
+def array_bytes(shape: tuple[int, ...], dtype: jnp.dtype) -> int:
+    """What an array takes on a device: two numbers of 4 bits share a byte."""
+    bits = 4 if dtype == jnp.int4 else 8 * dtype.itemsize
+    return math.prod(shape) * bits // 8
+
+
 @dataclass(frozen=True, slots=True)
 class LeafSpec:
-    """One parameter: its checkpoint name, and what must be there."""
+    """One parameter: what it is called, and what must be there."""
 
     name: str
+    """The checkpoint's, if it has one."""
     shape: tuple[int, ...]
     dtype: jnp.dtype
     axes: tuple[str | None, ...]
+    tensors: tuple[str, ...]
+    """Of the checkpoint: what the parameter is made of."""
+    rows: Rows | None = None
+    """Where each of the tensors lies, if they are several."""
+    num_experts: int | None = None
+    """Of which all have such tensors: one expert's come behind those of another, and so they do in the parameter."""
+
+    @property
+    def own_shape(self) -> tuple[int, ...]:
+        """Of one expert, where there are some."""
+        return self.shape if self.num_experts is None else self.shape[1:]
+
+    @property
+    def parts(self) -> Mapping[str, tuple[int, ...]]:
+        """The tensors and their shapes."""
+        counts = (self.own_shape[:1] if self.rows is None else self.rows.counts) * (self.num_experts or 1)
+        return {name: (count, *self.own_shape[1:]) for name, count in zip(self.tensors, counts, strict=True)}
+
+    def join(self, parts: Iterable[np.ndarray]) -> np.ndarray:
+        """The parameter out of its tensors, in their order; of all, rows come first."""
+        if self.num_experts is None:
+            return np.ascontiguousarray(self._joined(parts))
+        whole, remaining = np.empty(self.shape, self.dtype), iter(parts)
+        for own in whole:
+            own[...] = self._joined(itertools.islice(remaining, len(self.tensors) // self.num_experts))
+        return whole
+
+    def _joined(self, parts: Iterable[np.ndarray]) -> np.ndarray:
+        """What is of one expert, where there are some."""
+        if self.name.endswith(("_scale", "_offset")) and len(self.own_shape) == 2:  # of groups: outputs come last here
+            return self._by_rows(parts, self.own_shape[::-1]).T
+        return self._by_rows(parts, self.own_shape)
+
+    def _by_rows(self, parts: Iterable[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+        if self.rows is not None:
+            return self.rows.join(parts, shape, self.dtype)
+        (whole,) = parts
+        return whole
+
+    @property
+    def num_bytes(self) -> int:
+        """Over all devices, each part counted once."""
+        return array_bytes(self.shape, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -70,22 +125,72 @@ class EncoderSkeleton:
 
 def make_skeleton(config: DecoderConfig, numerics: Numerics) -> ModelSkeleton:
     """Declare the decoder of `config` with its parameters as `numerics` says."""
-    return ModelSkeleton(config, numerics, *_declare(lambda: Decoder(config, numerics)))
+    return ModelSkeleton(config, numerics, *_declare(lambda: Decoder(config, numerics), numerics))
 
 
 def make_encoder_skeleton(config: EncoderConfig, numerics: Numerics) -> EncoderSkeleton:
     """Declare the encoder of `config` with its parameters as `numerics` says."""
-    return EncoderSkeleton(config, numerics, *_declare(lambda: Encoder(config, numerics)))
+    return EncoderSkeleton(config, numerics, *_declare(lambda: Encoder(config, numerics), numerics))
 
 
-def _declare(make: Callable[[], nnx.Module]) -> tuple[tuple[LeafSpec, ...], Any, Any]:
+def _declare(make: Callable[[], nnx.Module], numerics: Numerics) -> tuple[tuple[LeafSpec, ...], Any, Any]:
     """Leaves, graph and tree of a module, without allocating anything."""
-    graph, state = nnx.split(nnx.eval_shape(make))
-    leaves = tuple(
-        LeafSpec(".".join(map(str, path)), variable.shape, jnp.dtype(variable.dtype), variable.get_metadata()["axes"])
-        for path, variable in nnx.to_flat_state(state)
-    )
+    plain = frozenset(numerics.plain_matrices)
+
+    def declare() -> nnx.Module:
+        model = make()
+        modules = dict(nnx.iter_modules(model))
+        for path, module in modules.items():
+            if not isinstance(module, Matrix):
+                continue
+            if not plain.isdisjoint(_stored_modules(path, module, modules.get(path[:-1]))):
+                module.keep_plain()
+        return model
+
+    model = nnx.eval_shape(declare)
+    modules = dict(nnx.iter_modules(model))
+    graph, state = nnx.split(model)
+    leaves = tuple(_leaf(path, variable, modules) for path, variable in nnx.to_flat_state(state))
     arrays, treedef = jax.tree.flatten(state)
     if [leaf.shape for leaf in arrays] != [leaf.shape for leaf in leaves]:
         raise RuntimeError("flax orders flat state and tree leaves differently: names would go to wrong arrays")
     return leaves, graph, treedef
+
+
+_Path = tuple[Any, ...]
+
+
+def _leaf(path: _Path, variable: Any, modules: Mapping[_Path, nnx.Module]) -> LeafSpec:
+    module, holder = modules[path[:-1]], modules.get(path[:-2])
+    rows = holder.rows if isinstance(holder, Fan) and holder.is_joined else None
+    (first, *_), parameter = _own_names(path[:-1], holder), path[-1]
+    return LeafSpec(
+        name=f"{first}.{parameter}" if rows is None else _dotted((*path[:-2], parameter)),
+        shape=variable.shape,
+        dtype=jnp.dtype(variable.dtype),
+        axes=variable.get_metadata()["axes"],
+        tensors=tuple(f"{name}.{parameter}" for name in _stored_modules(path[:-1], module, holder)),
+        rows=rows,
+        num_experts=module.num_experts if isinstance(module, Matrix) else None,
+    )
+
+
+def _stored_modules(path: _Path, module: nnx.Module, holder: nnx.Module | None) -> tuple[str, ...]:
+    """What a module is made of, as checkpoints call it. holder: what it is part of."""
+    names = _own_names(path, holder)
+    if not isinstance(module, Matrix) or module.num_experts is None:
+        return names
+    parts = [name.rpartition(".") for name in names]
+    return tuple(f"{above}.{expert}.{name}" for expert in range(module.num_experts) for above, _, name in parts)
+
+
+def _own_names(path: _Path, holder: nnx.Module | None) -> tuple[str, ...]:
+    """A module's name, but for those in a fan."""
+    if not isinstance(holder, Fan):
+        return (_dotted(path),)
+    names = holder.names if holder.is_joined else path[-1:]
+    return tuple(_dotted((*path[:-2], name)) for name in names)
+
+
+def _dotted(path: _Path) -> str:
+    return ".".join(map(str, path))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from jaxserve.config import Config, Dtype, Quantization
+from jaxserve.config import Config, Dtype, WeightFormat
 from jaxserve.errors import DoesNotFitError
 from jaxserve.models.config import DecoderConfig
 from jaxserve.planning.devices import ACCELERATORS, Device
@@ -97,8 +97,8 @@ def _dtypes(config: Config, device: Device) -> Iterator[_Attempt]:
 
 
 def _quantizations(config: Config, device: Device) -> Iterator[_Attempt]:
-    if config.model.quantization == "none":
-        for name in get_args(Quantization):
+    if config.model.quantization in ("auto", "none"):
+        for name in get_args(WeightFormat):
             if name != "none":
                 yield _Attempt(f"--quantization {name}", _changed(config, "model", quantization=name), device)
 

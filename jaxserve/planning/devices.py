@@ -16,7 +16,7 @@ from jaxserve.runner.host_memory import available_bytes
 from jaxserve.types import GPU_SHARE
 
 Platform = Literal["cpu", "gpu", "tpu"]
-Arithmetic = Literal["float32", "bfloat16", "int8"]
+Arithmetic = Literal["float32", "bfloat16", "int8", "fp8"]
 """What matrix products are computed in; float16 is as fast as bfloat16."""
 
 _GIB = 1 << 30
@@ -31,11 +31,24 @@ class Rates:
     float32_flops: float
     """Of products in full float32 precision, which is what float32 activations get."""
     int8_ops: float
+    fp8_flops: float
+    """As fast as bfloat16 where 8-bit floats are widened first."""
     source: str
+
+    @classmethod
+    def alike(cls, bytes_per_s: float, flops: float, source: str) -> Rates:
+        """Of a device that multiplies as fast in every type, as far as anybody knows."""
+        return cls(bytes_per_s, flops, flops, flops, flops, source)
 
     def of(self, arithmetic: Arithmetic) -> float:
         """Operations per second of matrix products."""
-        return {"float32": self.float32_flops, "bfloat16": self.bfloat16_flops, "int8": self.int8_ops}[arithmetic]
+        rates = {
+            "float32": self.float32_flops,
+            "bfloat16": self.bfloat16_flops,
+            "int8": self.int8_ops,
+            "fp8": self.fp8_flops,
+        }
+        return rates[arithmetic]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +91,21 @@ def _nvidia(name: str, title: str, memory_bytes: int, rates: Rates, chip: CudaCh
     return Device(name, title, "gpu", memory_bytes, GPU_SHARE, 8, rates, cuda=chip)
 
 
-def _tpu(name: str, title: str, memory_gib: float, most: int, tflops: int, gbps: int, topologies: str) -> Device:
-    # Six passes of bfloat16 make a float32 product (jax.lax.Precision.HIGHEST); int8 is twice as fast.
-    flops, source = tflops * 1e12, f"published spec: docs.cloud.google.com/tpu/docs/{name}"
-    rates = Rates(gbps * 1e9, flops, flops / 6, flops * 2, source)
+def _tpu(
+    name: str,
+    title: str,
+    memory_gib: float,
+    most: int,
+    tflops: float,
+    gbps: int,
+    topologies: str,
+    eight_bits: Literal["int8", "fp8"] = "int8",
+) -> Device:
+    """eight_bits: what is multiplied in half of the time of bfloat16; the other is widened."""
+    # Six passes of bfloat16 make a float32 product (jax.lax.Precision.HIGHEST).
+    flops, source = tflops * 1e12, f"published spec: docs.cloud.google.com/tpu/docs/{topologies.partition(':')[0]}"
+    int8_ops, fp8_flops = (2 * flops, flops) if eight_bits == "int8" else (flops, 2 * flops)
+    rates = Rates(gbps * 1e9, flops, flops / 6, int8_ops, fp8_flops, source)
     return Device(name, title, "tpu", int(memory_gib * _GIB), 1.0, most, rates, topologies=tuple(topologies.split()))
 
 
@@ -92,33 +116,37 @@ _TABLE = (
         "a100",
         "NVIDIA A100 SXM 80 GB",
         85100068864,
-        Rates(2.039e12, 312e12, 19.5e12, 624e12, "published spec: NVIDIA A100 data sheet"),
+        Rates(2.039e12, 312e12, 19.5e12, 624e12, 312e12, "published spec: NVIDIA A100 data sheet"),
         CudaChip((8, 0), 108, 64, 1.41, 40 << 20, 167936, 166912),
     ),
     _nvidia(
         "h100",
         "NVIDIA H100 SXM 80 GB",
         84942979072,
-        Rates(3.35e12, 989e12, 67e12, 1979e12, "published spec: NVIDIA H100 data sheet"),
+        Rates(3.35e12, 989e12, 67e12, 1979e12, 1979e12, "published spec: NVIDIA H100 data sheet"),
         _HOPPER,
     ),
     _nvidia(
         "h200",
         "NVIDIA H200 SXM 141 GB",
         151397597184,
-        Rates(4.8e12, 989e12, 67e12, 1979e12, "published spec: NVIDIA H200 data sheet"),
+        Rates(4.8e12, 989e12, 67e12, 1979e12, 1979e12, "published spec: NVIDIA H200 data sheet"),
         _HOPPER,
     ),
     _nvidia(
         "b200",
         "NVIDIA B200 180 GB",
         191514411008,
-        Rates(8.0e12, 2250e12, 80e12, 4500e12, "published spec: NVIDIA Blackwell architecture brief, HGX B200"),
+        Rates(
+            8.0e12, 2250e12, 80e12, 4500e12, 4500e12, "published spec: NVIDIA Blackwell architecture brief, HGX B200"
+        ),
         CudaChip((10, 0), 148, 128, 1.965, 132644864, 233472, 232448),
     ),
     _tpu("v5e", "Cloud TPU v5e", 15.75, 8, 197, 819, "v5e:2x2 v5e:2x4"),
     _tpu("v5p", "Cloud TPU v5p", 95.73, 4, 459, 2765, "v5p:2x2x1"),
     _tpu("v6e", "Cloud TPU v6e", 31.24, 8, 918, 1640, "v6e:2x2 v6e:2x4"),
+    # A chip is two devices with half of its memory and rates each; it multiplies fp8, not int8.
+    _tpu("v7x", "Cloud TPU7x (half a chip)", 94.74, 8, 1153.5, 3690, "tpu7x:2x2x1", "fp8"),
 )
 ACCELERATORS: Mapping[str, Device] = MappingProxyType({device.name: device for device in _TABLE})
 NAMES = ("cpu", *ACCELERATORS)

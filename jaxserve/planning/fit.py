@@ -35,7 +35,12 @@ class Fit:
 
 def planned_numerics(config: Config, decoder: DecoderConfig, device: Device) -> Numerics:
     """As the engine would choose them."""
-    return make_numerics(config, decoder, Chip(device.platform, device.cuda.capability if device.cuda else None))
+    return make_numerics(config, decoder, planned_chip(device))
+
+
+def planned_chip(device: Device) -> Chip:
+    """What the engine would see of it."""
+    return Chip(device.platform, device.cuda.capability if device.cuda else None)
 
 
 def model_sizes(config: Config, decoder: DecoderConfig, device: Device) -> Sizes:

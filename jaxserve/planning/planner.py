@@ -10,9 +10,10 @@ import msgspec
 
 from jaxserve.config import Config, ServerConfig
 from jaxserve.errors import DoesNotFitError
+from jaxserve.models.config import DecoderConfig
 from jaxserve.planning.advice import Advice, advice_for, cache_flag, find_advice
 from jaxserve.planning.devices import Device, Rates
-from jaxserve.planning.fit import Fit, gib, held_bytes, make_fit, model_sizes
+from jaxserve.planning.fit import Fit, gib, held_bytes, make_fit, model_sizes, planned_chip
 from jaxserve.planning.job import CompileJob, ProgramMemory, ProgramRefused
 from jaxserve.planning.model import PlannedModel
 from jaxserve.planning.plan import (
@@ -29,7 +30,7 @@ from jaxserve.planning.plan import (
 from jaxserve.planning.roofline import decode_bound, prefill_bound
 from jaxserve.planning.sizes import Sizes
 from jaxserve.runner.inputs import Program, programs
-from jaxserve.runner.limits import Limits, kv_spec
+from jaxserve.runner.limits import Limits, context_notes, kv_spec, quantization_notes
 from jaxserve.types import GPU_SHARE
 
 BATCHES = (1, 8, 32, 128, 256)
@@ -62,7 +63,7 @@ class Planner:
 
     def plan(self, config: Config, compile_job: Compile | None, notes: Sequence[str] = ()) -> Plan:
         """The plan for `config`. compile_job: None leaves the workspace estimated."""
-        decoder, device = self._model.decoder, self._device
+        decoder, device = self._decoder(config), self._device
         sizes = model_sizes(config, decoder, device)
         try:
             fit = make_fit(config, decoder, device)
@@ -163,7 +164,7 @@ class Planner:
             CompileJob(
                 config=replace(config, server=ServerConfig()),  # its keys are nobody else's
                 device=self._device,
-                decoder=self._model.decoder,
+                decoder=self._decoder(config),
                 kv_dtype=str(limits.kv_dtype),
                 pool_shape=limits.pool_shape,
                 programs=self._programs(limits),
@@ -220,7 +221,7 @@ class Planner:
             return None
         try:
             changed = replace(config, cache=replace(config.cache, kv_cache_memory=num_bytes))
-            return make_fit(changed, self._model.decoder, self._device)
+            return make_fit(changed, self._decoder(config), self._device)
         except DoesNotFitError:
             return None
 
@@ -235,8 +236,11 @@ class Planner:
             for kind in kinds
         )
 
+    def _decoder(self, config: Config) -> DecoderConfig:
+        return self._model.decoder.with_context(config.model.max_model_len)
+
     def _notes(self, config: Config, sizes: Sizes, limits: Limits) -> tuple[str, ...]:
-        decoder, device = self._model.decoder, self._device
+        decoder, device = self._decoder(config), self._device
         notes = []
         if config.model.max_model_len is None and limits.max_model_len < decoder.max_position:
             notes.append(
@@ -247,6 +251,8 @@ class Planner:
             notes.append(
                 f"{decoder.num_kv_heads} KV heads do not divide over {sizes.num_devices} devices: each holds them all"
             )
+        notes.extend(context_notes(config, self._model.decoder))
+        notes.extend(quantization_notes(config, decoder, planned_chip(device)))
         if device.platform == "gpu" and device.runtime_share == GPU_SHARE:
             notes.append(
                 f"takes {GPU_SHARE:.0%} of the GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
 
 from rich.console import Console
@@ -93,15 +94,8 @@ def _print_programs(plan: Plan, console: Console) -> None:
         return
     table = _table("program", *(f">{name}" for name in _PROGRAM_COLUMNS))
     for program in plan.programs:
-        sizes = (
-            program.argument_bytes,
-            program.output_bytes,
-            program.aliased_bytes,
-            program.temp_bytes,
-            program.code_bytes,
-            program.peak_bytes,
-        )
-        table.add_row(program.name, *map(gib, sizes))
+        name, *sizes = astuple(program)
+        table.add_row(name, *map(gib, sizes))
     _show(table, "Programs, by the device's compiler", console)
 
 

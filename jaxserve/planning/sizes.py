@@ -15,7 +15,7 @@ from jaxserve.sharding.mesh import MODEL_AXIS, axis_rules
 
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
-_SCALE_SUFFIX = "_scale"
+_SCALE_SUFFIXES = ("_scale", "_offset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +32,26 @@ class Sizes:
     """Over how many devices the KV cache is split; 1 where the heads do not divide: each holds all of it."""
     num_parameters: int
     num_layer_products: int
-    """Parameters of the layers' matrices: two operations per token each."""
+    """Parameters of the layers' matrices that a token is multiplied with: two operations per token each."""
     num_head_products: int
     weights_bytes: int
     """On one device."""
     read_bytes: int
     """Of them, what a step has to read on one device: all matrices, but of an embedding only a few rows."""
+    expert_bytes: int
+    """Of those, what is of experts: a step of few tokens does not take them all."""
 
     @property
     def num_products(self) -> int:
         return self.num_layer_products + self.num_head_products
+
+    def step_bytes(self, num_tokens: int) -> float:
+        """Of `read_bytes`, what so many tokens have read, if each takes its experts at random."""
+        experts = self.decoder.experts
+        if experts is None:
+            return self.read_bytes
+        are_idle = (1 - experts.num_per_token / experts.num_experts) ** num_tokens
+        return self.read_bytes - are_idle * self.expert_bytes
 
     def attended_tokens(self, context: int) -> int:
         """Keys that one query at the end of `context` tokens sees, summed over the layers."""
@@ -62,42 +72,59 @@ def make_sizes(skeleton: ModelSkeleton, num_devices: int) -> Sizes:
 
     def local_bytes(leaf: LeafSpec) -> int:
         is_split = any(axis is not None and rules[axis] == MODEL_AXIS for axis in leaf.axes)
-        return math.prod(leaf.shape) * leaf.dtype.itemsize // (num_devices if is_split else 1)
+        return leaf.num_bytes // (num_devices if is_split else 1)
 
     head = _EMBEDDING if skeleton.config.tied_embeddings else _HEAD
-    matrices = [leaf for leaf in skeleton.leaves if len(leaf.shape) > 1 and leaf.name not in (_EMBEDDING, _HEAD)]
+    of_layers = [leaf for leaf in skeleton.leaves if len(leaf.shape) > 1 and leaf.name not in (_EMBEDDING, _HEAD)]
+    matrices = [leaf for leaf in of_layers if not leaf.name.endswith(_SCALE_SUFFIXES)]
+    of_experts = [leaf for leaf in skeleton.leaves if leaf.num_experts is not None]
     heads = [leaf for leaf in skeleton.leaves if leaf.name == head]
     return Sizes(
         decoder=skeleton.config,
-        stored_as=str(numerics.weights) if numerics.quantization == "none" else numerics.quantization,
+        stored_as=numerics.quantization if numerics.is_quantized else str(numerics.weights),
         arithmetic=_arithmetic(numerics),
         activation_itemsize=numerics.activations.itemsize,
         num_devices=num_devices,
         kv_shards=num_devices if rules["kv_heads"] == MODEL_AXIS else 1,
-        num_parameters=sum(math.prod(leaf.shape) for leaf in skeleton.leaves if not leaf.name.endswith(_SCALE_SUFFIX)),
-        num_layer_products=sum(math.prod(leaf.shape) for leaf in matrices),
+        num_parameters=sum(
+            math.prod(leaf.shape) for leaf in skeleton.leaves if not leaf.name.endswith(_SCALE_SUFFIXES)
+        ),
+        num_layer_products=sum(_num_products(leaf, skeleton.config) for leaf in matrices),
         num_head_products=sum(math.prod(leaf.shape) for leaf in heads),
         weights_bytes=sum(local_bytes(leaf) for leaf in skeleton.leaves),
-        read_bytes=sum(local_bytes(leaf) for leaf in (*matrices, *heads)),
+        read_bytes=sum(local_bytes(leaf) for leaf in (*of_layers, *heads)),
+        expert_bytes=sum(local_bytes(leaf) for leaf in of_experts),
     )
 
 
+def _num_products(matrix: LeafSpec, config: DecoderConfig) -> int:
+    """Its parameters that one token meets."""
+    if matrix.num_experts is None or config.experts is None:
+        return math.prod(matrix.shape)
+    return math.prod(matrix.own_shape) * config.experts.num_per_token
+
+
 def _arithmetic(numerics: Numerics) -> Arithmetic:
-    if numerics.quantization == "int8":
-        return "int8"
+    if numerics.is_dynamic:
+        return "int8" if numerics.matrices == jnp.int8 else "fp8"
     return "float32" if numerics.activations == jnp.float32 else "bfloat16"
 
 
 def estimate_workspace(sizes: Sizes, num_tokens: int, num_rows: int) -> int:
     """Bytes for activations and logits of one step on one device, roughly.
 
-    The widest point of a layer (residual, its norm, gate, up and their product), and three float32 copies of the
-    logits that sampling works on. A compiler may need several times as much where it copies the KV pool.
+    The widest point of a layer (residual, its norm, gate, up and their product; of experts these and what goes in, for
+    each that a token takes), and three float32 copies of the logits that sampling works on. A compiler may need several
+    times as much where it copies the KV pool.
     """
     decoder = sizes.decoder
 
     def share(count: int) -> int:
         return count // sizes.num_devices if count % sizes.num_devices == 0 else count
 
-    width = 2 * decoder.hidden_size + 3 * share(decoder.intermediate_size)
+    blocks = [3 * share(decoder.intermediate_size)]
+    if decoder.experts is not None:
+        own = decoder.hidden_size + 3 * share(decoder.experts.intermediate_size)
+        blocks.append(decoder.experts.num_per_token * own)
+    width = 2 * decoder.hidden_size + max(blocks)
     return num_tokens * width * sizes.activation_itemsize + 3 * num_rows * share(decoder.vocab_size) * 4

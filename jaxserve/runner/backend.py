@@ -54,6 +54,11 @@ def choose_backend(
         return "reference"
     reason = _why_not_pallas(config, decoder, chip, dtype, kv_dtype)
     if reason is None:
+        if chip.platform == "tpu" and config.scheduler.num_speculative_tokens:
+            raise ConfigError(
+                "--num-speculative-tokens: not with the attention kernel of TPUs, where two rows must not write one "
+                "page; use --attention-backend reference"
+            )
         return _PALLAS[chip.platform]
     if wanted == "pallas":
         raise ConfigError(f"--attention-backend pallas: {reason}; use auto or reference")
@@ -96,7 +101,9 @@ def _for_cpu(config: Config) -> Backend:
         raise ConfigError("--cpu-kernels native and --attention-backend reference exclude each other")
     if wanted == "xla" or num_devices > 1 or attention == "reference":
         return "reference"
-    if native.register() is not None:
+    library = native.register()
+    if library is not None:
+        _LOG.info("native CPU kernels: %s", library.name)
         return "native"
     if wanted == "native":
         raise ConfigError(f"--cpu-kernels native: not built for this host: run `{_BUILD}`")

@@ -14,7 +14,7 @@ from jaxserve_kernels.paged_attention import Paging, ragged_layout
 from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.attention import KVPool, StepContext
-from jaxserve.layers.rope import rotation
+from jaxserve.layers.rope import rotation, sliding_rotation
 from jaxserve.layers.segment_attention import Texts
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.runner.inputs import Program, split
@@ -84,6 +84,7 @@ def _context(skeleton: ModelSkeleton, field: dict[str, Any], pool: KVPool, progr
     )
     return StepContext(
         rotation=rotation(skeleton.config, positions),
+        sliding_rotation=sliding_rotation(skeleton.config, positions),
         paging=Paging(
             block_tables=tables,
             kv_lengths=starts[1:] - starts[:-1],

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxserve.sampling.params import COLUMNS
-from jaxserve.scheduler.plan import MAX_STOP_TOKENS, Buckets, PromptScores, StepPlan, StepResult
+from jaxserve.scheduler.plan import MAX_STOP_TOKENS, NO_SLOT, Buckets, PromptScores, StepPlan, StepResult
 from jaxserve.types import MAX_TOP_LOGPROBS, ProgramKind
 
 A = TypeVar("A", np.ndarray, jax.Array)
@@ -59,7 +59,7 @@ INPUT_FIELDS: Final = {
     "targets": "T",
     "query_starts": "B+1",
     "kv_lengths": "B",
-    "slots": "B",  # padding rows point behind the last slot
+    "slots": "B",  # padding rows, and those in no slot, point behind the last one
     "is_sampling": "B",
     "length_limits": "B",
     "stop_token_ids": "B E",
@@ -129,7 +129,7 @@ def pack(plan: StepPlan, program: Program) -> np.ndarray:
     field["query_starts"][: num_rows + 1] = starts
     field["query_starts"][num_rows + 1 :] = num_tokens
     field["kv_lengths"][:num_rows] = computed + counts
-    field["slots"][:num_rows] = plan.slots
+    field["slots"][:num_rows] = np.where(plan.slots == NO_SLOT, program.num_slots, plan.slots)
     field["slots"][num_rows:] = program.num_slots
     field["is_sampling"][:num_rows] = plan.is_sampling
     field["length_limits"][:num_rows] = plan.length_limits

@@ -5,13 +5,14 @@ Pure arithmetic, so that a plan for a device that is not there and the server th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
-from jaxserve_kernels.matmul import multiplies_int8
+from jaxserve_kernels.matmul import multiplies
 from jaxserve_kernels.paged_attention import pool_head_dim
 
-from jaxserve.config import Config
+from jaxserve.config import Config, WeightFormat
 from jaxserve.errors import ConfigError
 from jaxserve.kv.spec import KVSpec
 from jaxserve.layers.numerics import Numerics
@@ -20,6 +21,10 @@ from jaxserve.runner.backend import Chip, choose_backend, choose_encoder_backend
 from jaxserve.runner.buckets import make_buckets, resolve_limits
 from jaxserve.runner.memory import fit_model_len, num_kv_blocks
 from jaxserve.scheduler.plan import Buckets
+
+_LOG = logging.getLogger(__name__)
+_ADA = (8, 9)
+"""The first CUDA devices with arithmetic for 8-bit floats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +65,94 @@ def weights_dtype(config: Config, platform: str) -> jnp.dtype:
 
 def make_numerics(config: Config, decoder: DecoderConfig, chip: Chip) -> Numerics:
     """CPUs compute activations in float32 whatever the weights are stored in. Raises ConfigError."""
-    weights = weights_dtype(config, chip.platform)
-    activations = jnp.dtype("float32") if chip.platform == "cpu" else weights
+    weights, activations = weights_dtype(config, chip.platform), _activations(config, chip)
     backend = choose_backend(config, decoder, chip, activations, kv_cache_dtype(config, chip.platform))
-    return Numerics(weights, activations, config.model.quantization, backend)
+    quantization = weight_format(config, decoder)
+    for note in quantization_notes(config, decoder, chip):
+        _LOG.info(note)
+    numerics = Numerics(
+        weights,
+        activations,
+        quantization,
+        backend,
+        joined_for=_joined_for(config, chip),
+        num_devices=config.parallel.tensor_parallel_size,
+        four_bits=_four_bits(chip),
+    )
+    stored = decoder.stored
+    if stored is None or stored.format != quantization:
+        return numerics
+    return replace(
+        numerics,
+        plain_matrices=stored.plain_matrices if config.model.quantization == "auto" else (),
+        group_size=stored.group_size or numerics.group_size,
+        has_offsets=stored.has_zeros,
+    )
 
 
 def make_encoder_numerics(config: Config, chip: Chip) -> Numerics:
-    """The same for an encoder."""
-    weights = weights_dtype(config, chip.platform)
-    activations = jnp.dtype("float32") if chip.platform == "cpu" else weights
-    return Numerics(weights, activations, config.model.quantization, choose_encoder_backend(config, chip))
+    """The same for an encoder, which is never stored quantised."""
+    wanted = config.model.quantization
+    return Numerics(
+        weights_dtype(config, chip.platform),
+        _activations(config, chip),
+        "none" if wanted == "auto" else wanted,
+        choose_encoder_backend(config, chip),
+        joined_for=_joined_for(config, chip),
+        num_devices=config.parallel.tensor_parallel_size,
+        four_bits=_four_bits(chip),
+    )
+
+
+def _joined_for(config: Config, chip: Chip) -> int:
+    """GPUs start less and compute larger products where they are joined; a CPU would only copy their results."""
+    return config.parallel.tensor_parallel_size if chip.platform == "gpu" else 0
+
+
+def _four_bits(chip: Chip) -> jnp.dtype:
+    """jax 0.10 has no layout for int4 on CPUs that its compiled programs would take."""
+    return jnp.dtype("int8" if chip.platform == "cpu" else "int4")
+
+
+def _activations(config: Config, chip: Chip) -> jnp.dtype:
+    return jnp.dtype("float32") if chip.platform == "cpu" else weights_dtype(config, chip.platform)
+
+
+def weight_format(config: Config, decoder: DecoderConfig) -> WeightFormat:
+    """What matrices are quantised to. auto: what they are stored in, where its scales lie as a format's."""
+    if config.model.quantization != "auto":
+        return config.model.quantization
+    return "none" if decoder.stored is None else decoder.stored.format
+
+
+def quantization_notes(config: Config, decoder: DecoderConfig, chip: Chip) -> list[str]:
+    """What a user of small weights should know of this model on this device."""
+    notes, chosen = [], weight_format(config, decoder)
+    if config.model.quantization == "auto" and decoder.stored is not None and decoder.stored.note is not None:
+        notes.append(decoder.stored.note)
+    is_wide = chip.platform == "cpu" or (chip.capability is not None and chip.capability < _ADA)
+    if is_wide and chosen.startswith("fp8"):
+        notes.append(
+            "fp8 weights save memory here but no time: this device has no arithmetic for them, every step widens them "
+            "first; --quantization none does it once"
+        )
+    if chip.platform == "cpu" and chosen.startswith("int4"):
+        notes.append(
+            "4-bit weights take 8 here, and no less time: every step widens them first; --quantization "
+            "int8-weight-only is as small and has a kernel of its own"
+        )
+    return notes
+
+
+def context_notes(config: Config, decoder: DecoderConfig) -> list[str]:
+    """What a user should know of a context that the model would stretch if asked to."""
+    served = decoder.with_context(config.model.max_model_len)
+    if config.model.max_model_len is not None or served.max_position == decoder.max_position:
+        return []
+    return [
+        f"the model's context is {served.max_position:,} tokens as it is; --max-model-len asks for up to "
+        f"{decoder.max_position:,}, for which it stretches the angles of short texts too"
+    ]
 
 
 def kv_cache_dtype(config: Config, platform: str) -> jnp.dtype:
@@ -100,10 +182,11 @@ def make_limits(config: Config, decoder: DecoderConfig, numerics: Numerics, plat
     longest = config.model.max_model_len or decoder.max_position
     step = resolve_limits(platform, config.scheduler)
     num_blocks = num_kv_blocks(kv_bytes, spec, longest, step.max_num_seqs)
-    # One row makes XLA:CPU convert a weight that is not float32 first, all of it; two do not.
-    is_float32 = numerics.weights == jnp.float32 and not numerics.is_int8
-    is_by_xla = numerics.backend != "native" or (numerics.quantization == "int8" and not multiplies_int8())
-    slow_single_row = platform == "cpu" and is_by_xla and not is_float32
+    # One row makes XLA:CPU convert a weight that is not float32 first, all of it; two do not. On GPUs a layer takes a
+    # fifth more kernels with one row (docs/benchmarks/h200-static.md).
+    is_float32 = numerics.weights == jnp.float32 and not numerics.is_quantized
+    is_native = numerics.backend == "native" and multiplies(numerics.matrices, dynamic=numerics.is_dynamic)
+    slow_single_row = platform == "gpu" or (platform == "cpu" and not is_native and not is_float32)
     return Limits(
         spec=spec,
         kv_dtype=kv_cache_dtype(config, platform),
@@ -114,6 +197,6 @@ def make_limits(config: Config, decoder: DecoderConfig, numerics: Numerics, plat
             step.max_num_seqs,
             step.max_num_batched_tokens,
             min_decode=2 if slow_single_row else 1,
-            growth=2 if is_by_xla else 4,
+            growth=4 if is_native else 2,
         ),
     )

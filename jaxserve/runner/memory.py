@@ -49,6 +49,16 @@ def kv_cache_bytes(config: CacheConfig, device: jax.Device, kv_shards: int, held
     return kv_bytes_left(config, device.platform, memory, kv_shards)
 
 
+def check_host_memory(num_bytes: int) -> None:
+    """Raise DoesNotFitError for a KV cache that this host has no room for: its kernel would kill us much later."""
+    free = available_bytes()
+    if num_bytes > free:
+        raise DoesNotFitError(
+            f"a KV cache of {num_bytes / 2**30:.2f} GiB is more than the {free / 2**30:.2f} GiB that are free on this "
+            "host: lower --kv-cache-memory, --max-num-seqs or --max-model-len"
+        )
+
+
 def kv_bytes_left(config: CacheConfig, platform: str, memory: DeviceMemory, kv_shards: int) -> int:
     """Bytes for the KV cache over all devices, once weights and slots are in `memory`."""
     if platform == "cpu":  # all of its "devices" share one memory

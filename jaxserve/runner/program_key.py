@@ -47,7 +47,7 @@ def host_facts() -> dict[str, str]:
     settings = jax.config.values
     facts = {
         "jaxserve": jaxserve.__version__,
-        "jaxserve source": _source_hash(),
+        "jaxserve source": source_hash(),
         "jax": jax.__version__,
         "jaxlib": version("jaxlib"),
         "platform": device.platform,
@@ -73,7 +73,8 @@ def program_key(facts: Mapping[str, str], *parts: object) -> str:
 
 
 @cache
-def _source_hash() -> str:
+def source_hash() -> str:
+    """Of everything that can change what a program computes."""
     digest = hashlib.sha256()
     ours, kernels = Path(jaxserve.__file__).parent, Path(jaxserve_kernels.__file__).parent
     for root in (ours, kernels):

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.layers.attention import KVPool
 from jaxserve.runner.inputs import Program, pack, unpack_result, unpack_scores
-from jaxserve.runner.slots import MASKS_AT_ONCE, mask_rows, seat_row, slots_shape
-from jaxserve.runner.steps import lower_masking, lower_seating
-from jaxserve.scheduler.plan import Mask, Seat, StepPlan, StepResult
-from jaxserve.sharding.mesh import Sharding
+from jaxserve.runner.upkeep import Keeper
+from jaxserve.scheduler.plan import StepPlan, StepResult
 
 
 class StepLostError(Exception):
@@ -62,39 +59,6 @@ class PendingStep:
         return replace(result, prompt_scores=unpack_scores(scores, self.program, self.num_tokens))
 
 
-def make_pool(shape: tuple[int, ...], dtype: jnp.dtype, sharding: Sharding) -> KVPool:
-    """Two zeroed arrays `[L, P, K, S, H]`: zeroed, because a masked NaN would still poison a sum."""
-    k, v = (jnp.zeros(shape, dtype, device=sharding.kv_pool).block_until_ready() for _ in range(2))
-    return KVPool(k, v)
-
-
-class SlotStore:
-    """Makes the slots and writes single ones."""
-
-    def __init__(self, num_slots: int, vocab_size: int, sharding: Sharding) -> None:
-        self._shape = slots_shape(num_slots, vocab_size)
-        self._vocab_size = vocab_size
-        self._sharding = sharding
-        self._num_slots = num_slots
-        self._seating = lower_seating(sharding, num_slots, vocab_size).compile()
-        self._masking = lower_masking(sharding, num_slots, vocab_size).compile()
-
-    def make(self) -> jax.Array:
-        """Empty slots."""
-        return jnp.zeros(self._shape, jnp.int32, device=self._sharding.replicated)
-
-    def seat(self, slots: jax.Array, seat: Seat) -> jax.Array:
-        """The slots with this request in its own; its row crosses to the device. DONATES slots."""
-        return self._seating(slots, np.int32(seat.slot), seat_row(seat, self._vocab_size))  # type: ignore[no-any-return]
-
-    def mask(self, slots: jax.Array, masks: Sequence[Mask]) -> jax.Array:
-        """The slots with these masks, whose bits cross to the device. DONATES slots."""
-        for start in range(0, len(masks), MASKS_AT_ONCE):
-            rows = mask_rows(masks[start : start + MASKS_AT_ONCE], self._num_slots, self._vocab_size)
-            slots = self._masking(slots, *rows)
-        return slots
-
-
 Executable = Callable[
     [tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array, np.ndarray],
     tuple[jax.Array, ...],
@@ -109,18 +73,17 @@ class Runner:
     def __init__(
         self,
         params: tuple[jax.Array, ...],
-        new_pool: Callable[[], KVPool],
-        slot_store: SlotStore,
+        pool: KVPool,
+        keeper: Keeper,
         executables: Mapping[Program, Executable],
     ) -> None:
         self._params = params
-        self._new_pool = new_pool
-        self._pool = new_pool()
+        self._pool = pool
         self._executables = {
             (program.kind, program.num_tokens): (program, compiled) for program, compiled in executables.items()
         }
-        self._slot_store = slot_store
-        self._slots = slot_store.make()
+        self._keeper = keeper
+        self._slots = keeper.new_slots()
         self._last_read = 0.0
         self._num_submitted = 0
         self.lost = range(0)
@@ -134,9 +97,9 @@ class Runner:
         index, self._num_submitted = self._num_submitted, self._num_submitted + 1
         try:
             for seat in plan.seats:
-                self._slots = self._slot_store.seat(self._slots, seat)
+                self._slots = self._keeper.seat(self._slots, seat)
             if plan.masks:
-                self._slots = self._slot_store.mask(self._slots, plan.masks)
+                self._slots = self._keeper.mask(self._slots, plan.masks)
             k, v, self._slots, result, *scores = executable(
                 self._params, self._pool.k, self._pool.v, self._slots, packed
             )
@@ -149,6 +112,10 @@ class Runner:
             if array is not None:
                 array.copy_to_host_async()
         return PendingStep(self, result, wanted, program, len(plan.request_ids), plan.num_tokens, index, started)
+
+    def provide_memory(self) -> None:
+        """Have all memory of the pool provided before somebody waits for it; returns at once."""
+        self._keeper.provide(self._pool)
 
     def seconds_since(self, started: float) -> float:
         """How long a step that is over took: from its dispatch, or from the end of the one before it."""
@@ -167,6 +134,6 @@ class Runner:
             jax.block_until_ready(self._pool)
         for array in self._pool:
             array.delete()
-        self._pool = self._new_pool()
+        self._pool = self._keeper.new_pool()
         self._slots.delete()
-        self._slots = self._slot_store.make()
+        self._slots = self._keeper.new_slots()

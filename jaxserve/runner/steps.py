@@ -9,16 +9,18 @@ only, since tokens come from the slots; so a loop around it carries nothing but 
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
+from functools import partial, reduce
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxserve_kernels import native
 from jaxserve_kernels.paged_attention import Paging, ragged_layout
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.layers.attention import KVPool, StepContext
-from jaxserve.layers.rope import rotation
+from jaxserve.layers.rope import rotation, sliding_rotation
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.runner.embedding import EMBED_FIELDS, embed
 from jaxserve.runner.inputs import (
@@ -32,12 +34,16 @@ from jaxserve.runner.inputs import (
     split,
 )
 from jaxserve.runner.slots import MASKS_AT_ONCE, Seats, put_masks, slots_shape, store_tokens, take_seat, take_up
+from jaxserve.runner.upkeep import Upkeep
 from jaxserve.sampling.adjust import is_penalized
 from jaxserve.sampling.bits import num_words
 from jaxserve.sampling.sampler import Sampled, Scored, sample, score, unpack_options
 from jaxserve.scheduler.plan import UNREAD_TOKEN
 from jaxserve.sharding.mesh import Sharding
 from jaxserve.types import MAX_TOP_LOGPROBS, NO_LOGPROBS, Pooling
+
+MAX_SCORE_BLOCKS = 8
+"""In which the targets of a step are scored; of as many tokens as it has rows, if that is more. GPUs compile each."""
 
 
 def lower(
@@ -70,6 +76,24 @@ def lower(
         return jitted.lower(abstract_params(skeleton, sharding), pool, pool, slots, inputs)
 
 
+def lower_forward(
+    skeleton: ModelSkeleton, sharding: Sharding, program: Program, pool_shape: tuple[int, ...], kv_dtype: jnp.dtype
+) -> jax.stages.Lowered:
+    """Trace a step without its sampling: to the pool (DONATED) and the vectors that the head would be given, `[T, D]`."""
+
+    def forward(params: tuple[Array, ...], k: Array, v: Array, packed: Int[Array, "I"]) -> tuple[Array, Array, Array]:
+        pool, field = KVPool(k, v), split(packed, program, INPUT_FIELDS)
+        hidden, pool = skeleton.build(params).hidden(field["tokens"], pool, _context(skeleton, field, pool, program))
+        return pool.k, pool.v, hidden
+
+    places = (sharding.kv_pool, sharding.kv_pool, sharding.replicated)
+    pool = jax.ShapeDtypeStruct(pool_shape, kv_dtype, sharding=sharding.kv_pool)
+    inputs = jax.ShapeDtypeStruct((packed_size(program, INPUT_FIELDS),), jnp.int32, sharding=sharding.replicated)
+    with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
+        jitted = jax.jit(forward, donate_argnames=("k", "v"), out_shardings=places)
+        return jitted.lower(abstract_params(skeleton, sharding), pool, pool, inputs)
+
+
 def lower_embedding(
     skeleton: ModelSkeleton | EncoderSkeleton,
     sharding: Sharding,
@@ -96,24 +120,31 @@ def lower_embedding(
         return jitted.lower(abstract_params(skeleton, sharding), pool, inputs)
 
 
-def lower_seating(sharding: Sharding, num_slots: int, vocab_size: int) -> jax.stages.Lowered:
-    """Trace the program that writes one slot; it runs between steps, when a request comes that needs it."""
-    slots, row = (
-        jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.replicated)
-        for shape in (slots_shape(num_slots, vocab_size), slots_shape(num_slots, vocab_size)[1:])
+def lower_upkeep(sharding: Sharding, program: Upkeep) -> jax.stages.Lowered:
+    """Trace a program that runs between steps."""
+    keeping, place = program.keeping, sharding.replicated
+    shape = slots_shape(keeping.num_slots, keeping.vocab_size)
+    slots, slot, row, which, words = (
+        jax.ShapeDtypeStruct(dims, jnp.int32, sharding=place)
+        for dims in (shape, (), shape[1:], (MASKS_AT_ONCE,), (MASKS_AT_ONCE, num_words(keeping.vocab_size)))
     )
-    slot = jax.ShapeDtypeStruct((), jnp.int32, sharding=sharding.replicated)
-    return jax.jit(take_seat, donate_argnames="slots", out_shardings=sharding.replicated).lower(slots, slot, row)
+    match program.kind:
+        case "pool":
+            pools = sharding.kv_pool
+            half = jax.ShapeDtypeStruct(keeping.pool_shape, keeping.kv_dtype)
+            zeros = native.untouched_zeros if keeping.backend == "native" else _zeros
+            return jax.jit(lambda: tuple(zeros(half, half)), out_shardings=(pools, pools)).lower()
+        case "slots":
+            return jax.jit(lambda: jnp.zeros(shape, jnp.int32), out_shardings=place).lower()
+        case "seat":
+            return jax.jit(take_seat, donate_argnames="slots", out_shardings=place).lower(slots, slot, row)
+        case "masks":
+            put = partial(put_masks, vocab_size=keeping.vocab_size)
+            return jax.jit(put, donate_argnames="slots", out_shardings=place).lower(slots, which, words)
 
 
-def lower_masking(sharding: Sharding, num_slots: int, vocab_size: int) -> jax.stages.Lowered:
-    """Trace the program that writes the masks of some slots; it runs before steps that have rows with a grammar."""
-    slots, which, words = (
-        jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.replicated)
-        for shape in (slots_shape(num_slots, vocab_size), (MASKS_AT_ONCE,), (MASKS_AT_ONCE, num_words(vocab_size)))
-    )
-    put = partial(put_masks, vocab_size=vocab_size)
-    return jax.jit(put, donate_argnames="slots", out_shardings=sharding.replicated).lower(slots, which, words)
+def _zeros(*arrays: jax.ShapeDtypeStruct) -> Sequence[Array]:
+    return [jnp.zeros(array.shape, array.dtype) for array in arrays]
 
 
 def abstract_params(skeleton: ModelSkeleton | EncoderSkeleton, sharding: Sharding) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -140,7 +171,7 @@ def run_step(
         result = pack_arrays(outcome, OUTPUT_FIELDS)
         if program.kind == "decode":
             return pool, slots, result
-        return pool, slots, result, pack_arrays(_score_prompts(skeleton, params, hidden, field, program), SCORE_FIELDS)
+        return pool, slots, result, pack_arrays(score_prompts(skeleton, params, hidden, field, program), SCORE_FIELDS)
 
     def is_going_on(carry: tuple[KVPool, Array, Outcome, Bool[Array, ""]]) -> Bool[Array, ""]:
         _, _, outcome, has_end = carry
@@ -212,22 +243,26 @@ def _one_step(
     return pool, slots, sampled._replace(token_ids=shown), has_end, hidden
 
 
-def _score_prompts(
+def score_prompts(
     skeleton: ModelSkeleton,
     params: tuple[Array, ...],
     hidden: Float[Array, "T D"],
     field: dict[str, Any],
     program: Program,
 ) -> Scored:
-    """What the model thinks of each token's target, as many at a time as a step has rows: logits of all would not fit.
+    """What the model thinks of each token's target, block by block: logits of all would not fit.
 
-    Nothing is computed when nobody asks.
+    Nothing is computed when nobody asks. No loop on GPUs: one would keep the step out of a CUDA graph, and the host
+    waiting for its end, asked or not.
     """
-    num_tokens, size = program.num_tokens, program.num_rows
+    num_tokens = program.num_tokens
+    size = max(program.num_rows, -(-num_tokens // MAX_SCORE_BLOCKS))
     model = skeleton.build(params)
 
-    def go_on(block: Array, scored: Scored) -> Scored:
+    def go_on(block: Array | int, scored: Scored) -> Scored:
         start = jnp.minimum(block * size, num_tokens - size)  # the last one may overlap the one before
+        # One after the other: straight-line code might begin with the logits of all.
+        start, scored = jax.lax.optimization_barrier((start, scored))
         targets = jnp.maximum(jax.lax.dynamic_slice_in_dim(field["targets"], start, size), 0)
         logits = model.logits(jax.lax.dynamic_slice_in_dim(hidden, start, size), jnp.int32(size))
         parts = score(logits, targets, field["num_prompt_logprobs"])
@@ -243,11 +278,18 @@ def _score_prompts(
         jnp.zeros((num_tokens, MAX_TOP_LOGPROBS), jnp.int32),
         jnp.zeros((num_tokens, MAX_TOP_LOGPROBS), jnp.float32),
     )
+
+    def all_blocks() -> Scored:
+        return reduce(lambda scored, block: go_on(block, scored), range(-(-num_tokens // size)), nothing)
+
+    def real_blocks() -> Scored:
+        return jax.lax.fori_loop(0, -(-field["is_real"].sum(dtype=jnp.int32) // size), go_on, nothing)  # type: ignore[no-any-return]
+
     with jax.named_scope("score"):
-        num_blocks = -(-field["is_real"].sum(dtype=jnp.int32) // size)
-        is_wanted = field["num_prompt_logprobs"] > NO_LOGPROBS
         return jax.lax.cond(  # type: ignore[no-any-return]
-            is_wanted, lambda: jax.lax.fori_loop(0, num_blocks, go_on, nothing), lambda: nothing
+            field["num_prompt_logprobs"] > NO_LOGPROBS,
+            lambda: jax.lax.platform_dependent(cuda=all_blocks, default=real_blocks),
+            lambda: nothing,
         )
 
 
@@ -266,6 +308,7 @@ def _context(skeleton: ModelSkeleton, field: dict[str, Any], pool: KVPool, progr
         )
     return StepContext(
         rotation=rotation(skeleton.config, positions),
+        sliding_rotation=sliding_rotation(skeleton.config, positions),
         paging=Paging(
             block_tables=field["block_tables"],
             kv_lengths=field["kv_lengths"],

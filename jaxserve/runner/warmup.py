@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,14 @@ from jaxserve.runner.inputs import Program
 from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.program_key import host_facts, program_key
 from jaxserve.runner.runner import Runner
-from jaxserve.runner.steps import abstract_params, lower
+from jaxserve.runner.steps import abstract_params, lower, lower_upkeep
+from jaxserve.runner.upkeep import Keeping, Upkeep, upkeep_programs
 from jaxserve.sampling.params import SamplingParams, device_row
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, StepPlan
 from jaxserve.sharding.mesh import Sharding
 from jaxserve.types import RequestId
+
+P = TypeVar("P", Program, Upkeep)
 
 REHEARSED_ROWS = 4
 REHEARSED_CHUNK = 8
@@ -62,22 +65,39 @@ def make_programs(
     return compile_all(lower_one, key, sharding, wanted, cache, num_threads=num_threads, progress=progress)
 
 
+def make_upkeep(keeping: Keeping, sharding: Sharding, cache: ProgramCache) -> dict[Upkeep, MadeProgram]:
+    """The programs between steps. They are small: one thread makes them in less than a second."""
+
+    def lower_one(program: Upkeep) -> jax.stages.Lowered:
+        return lower_upkeep(sharding, program)
+
+    return compile_all(
+        lower_one,
+        program_key(host_facts(), sharding),
+        sharding,
+        upkeep_programs(keeping),
+        cache,
+        num_threads=1,
+        progress=lambda *_: None,
+    )
+
+
 def compile_all(
-    lower_one: Callable[[Program], jax.stages.Lowered],
+    lower_one: Callable[[P], jax.stages.Lowered],
     common_key: str,
     sharding: Sharding,
-    wanted: Sequence[Program],
+    wanted: Sequence[P],
     cache: ProgramCache,
     *,
     num_threads: int,
     progress: Progress,
-) -> dict[Program, MadeProgram]:
+) -> dict[P, MadeProgram]:
     """An executable for every wanted program. XLA releases the GIL, so threads compile or load side by side.
 
     common_key: over everything that decides what these programs do, but the program itself.
     """
 
-    def make(program: Program) -> MadeProgram:
+    def make(program: P) -> MadeProgram:
         started = time.monotonic()
         key = program_key({}, common_key, program)
         compiled = cache.load(key, sharding.devices)
@@ -87,7 +107,7 @@ def compile_all(
         cache.store(key, compiled)
         return MadeProgram(compiled, key, "compiled", time.monotonic() - started)
 
-    made: dict[Program, MadeProgram] = {}
+    made: dict[P, MadeProgram] = {}
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="compile")
     try:
         futures = {pool.submit(make, program): program for program in wanted}
@@ -99,6 +119,11 @@ def compile_all(
     finally:
         pool.shutdown(cancel_futures=True)
     return made
+
+
+def executables(made: Mapping[P, MadeProgram]) -> dict[P, jax.stages.Compiled]:
+    """What runs them."""
+    return {program: result.compiled for program, result in made.items()}
 
 
 def run_once(runner: Runner, wanted: Sequence[Program], progress: Progress) -> None:

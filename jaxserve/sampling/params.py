@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sized
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_type_hints
+from typing import Annotated, Final, Literal, get_type_hints
 
 import msgspec
 import numpy as np
@@ -78,6 +78,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Go on after the model's end token."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the text."""
+
+
+RECOMMENDED: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Fields for which a checkpoint's generation_config.json may have a better default."""
 
 
 def device_columns() -> dict[str, Column]:

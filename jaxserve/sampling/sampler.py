@@ -72,7 +72,10 @@ def sample(
 
     token_ids = jax.lax.cond(is_greedy.all() & ~adjusts, lambda: _most_likely(logits), choose)
     normalizer = jax.lax.cond(
-        num_top_logprobs > NO_LOGPROBS, lambda: _normalizer(logits), lambda: jnp.zeros_like(logits[:, 0])
+        num_top_logprobs > NO_LOGPROBS,
+        # XLA turns a branch of nothing but reductions into a select of both, unless something stops it.
+        lambda: _normalizer(jax.lax.optimization_barrier(logits)),
+        lambda: jnp.zeros_like(logits[:, 0]),
     )
     chosen = jnp.take_along_axis(logits, token_ids[:, None], 1)[:, 0] - normalizer
 

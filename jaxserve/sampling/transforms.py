@@ -12,6 +12,7 @@ before the last of a bad word.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -163,21 +164,33 @@ def min_p(rows: Candidates, value: Float[Array, "B"]) -> Float[Array, "B"]:
 
 
 def _smallest_with(logits: Float[Array, "B V"], enough: Callable[[Array], Array]) -> Float[Array, "B"]:
-    """The largest threshold t for which `enough(logits >= t)` holds, by bisection over float bit patterns.
+    """The largest threshold t for which `enough(logits >= t)` holds; taken only where the candidates do not reach.
 
-    32 passes over the row: exact for any distribution, and taken only where the candidates do not reach.
+    No loop on GPUs: one would keep the step out of a CUDA graph, and the host waiting for its condition.
     """
     keys = _ordered(logits)
+    found = jax.lax.platform_dependent(
+        cuda=lambda: smallest_key(keys, enough, bits=2), default=lambda: smallest_key(keys, enough, bits=1)
+    )
+    return _unordered(found)
 
-    def narrow(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bounds  # enough(low) holds, enough(high + 1) does not
-        middle = (low >> 1) + (high >> 1) + ((low | high) & 1)  # ceil of the mean, without overflow
-        holds = enough(keys >= middle[:, None])
-        return jnp.where(holds, middle, low), jnp.where(holds, high, middle - 1)
 
-    start = jnp.full(logits.shape[0], -(2**31)), keys.max(-1)
-    low, _ = jax.lax.fori_loop(0, 32, narrow, start)
-    return _unordered(low)
+def smallest_key(keys: Int[Array, "B V"], enough: Callable[[Array], Array], *, bits: int) -> Int[Array, "B"]:
+    """The largest t for which `enough(keys >= t)` holds, from its highest bit to its lowest: exact for any keys.
+
+    One bit in each of 32 passes over the row, or several in fewer passes, which are not a loop then.
+    """
+    lowest = jnp.full(keys.shape[0], -(2**31))
+
+    def go_on(done: Array | int, low: Array) -> Array:
+        shift = 32 - bits * (done + 1)
+        steps = (low + (jnp.int32(step) << shift) for step in range(1, 1 << bits))
+        return low + (sum(enough(keys >= step[:, None]).astype(jnp.int32) for step in steps) << shift)
+
+    if bits == 1:
+        found: Array = jax.lax.fori_loop(0, 32, go_on, lowest)
+        return found
+    return functools.reduce(lambda low, done: go_on(done, low), range(32 // bits), lowest)
 
 
 def _ordered(x: Float[Array, "*s"]) -> Int[Array, "*s"]:

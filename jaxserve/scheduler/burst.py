@@ -7,9 +7,11 @@ given time, judged by the decode steps of the same program before it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from jaxserve.scheduler.plan import StepPlan, StepResult
+from jaxserve.scheduler.request import Request
 
 _MEMORY: Final = 0.75
 """Weight of what was known of a program's step time against its newest step."""
@@ -31,6 +33,16 @@ class BurstPolicy:
             seconds = result.device_seconds / result.num_steps
             known = self._step_seconds.get(plan.bucket, seconds)
             self._step_seconds[plan.bucket] = _MEMORY * known + (1 - _MEMORY) * seconds
+
+    def num_steps_of(self, rows: Sequence[Request], bucket: int, num_ahead: int) -> int:
+        """The same, and as many as all of these requests can go without the host."""
+        num_steps = self.num_steps(bucket, num_ahead)
+        for request in rows:
+            length = request.num_tokens + request.num_unread_tokens
+            if request.num_computed_tokens + 1 < length or request.sampling.num_top_logprobs or request.num_unscored:
+                return 1
+            num_steps = min(num_steps, request.length_limit - length)
+        return num_steps
 
     def num_steps(self, bucket: int, num_ahead: int) -> int:
         """Steps of this decode program that fit the time, `num_ahead` submitted ones included; at least 1."""

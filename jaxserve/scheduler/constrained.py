@@ -35,7 +35,7 @@ class Settled:
 
 
 class ConstrainedRequests:
-    """All requests that have a grammar and have not ended."""
+    """The requests whose grammar may have news: all that have one, but for those that only wait for their first step."""
 
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
@@ -58,6 +58,11 @@ class ConstrainedRequests:
         """A new one; it is to wait until `settle` calls it prepared."""
         self._all[request.request_id] = self._preparing[request.request_id] = request
 
+    def start(self, request: Request) -> None:
+        """One that was prepared is to run: its grammar has news with every token."""
+        if request.grammar is not None:
+            self._all[request.request_id] = request
+
     def remove(self, request: Request) -> bool:
         """Forget a request that ends; whether it was still being prepared."""
         self._all.pop(request.request_id, None)
@@ -74,7 +79,7 @@ class ConstrainedRequests:
         if any(request.num_unread_tokens for request in rows):
             return None
         is_idle = is_idle and len(rows) == len(running)
-        _await_ready(_states(self._all.values() if is_idle else rows), _IDLE_PATIENCE_S if is_idle else _PATIENCE_S)
+        _await_ready(self._all.values() if is_idle else rows, _IDLE_PATIENCE_S if is_idle else _PATIENCE_S)
         found = Settled()
         for request in self._all.values():
             grammar = request.grammar
@@ -89,16 +94,14 @@ class ConstrainedRequests:
             if grammar.is_over:
                 found.over.append(request)
             elif request.request_id in self._preparing:
-                found.prepared.append(self._preparing.pop(request.request_id))
+                found.prepared.append(request)
+        for request in found.prepared:
+            self.remove(request)
         return found
 
 
-def _states(requests: Iterable[Request]) -> list[GrammarState]:
-    return [request.grammar for request in requests if request.grammar is not None]
-
-
-def _await_ready(states: Iterable[GrammarState], seconds: float) -> None:
+def _await_ready(requests: Iterable[Request], seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    for state in states:
-        if not state.is_ready:
-            state.wait(max(0.0, deadline - time.monotonic()))
+    for request in requests:
+        if request.grammar is not None and not request.grammar.is_ready:
+            request.grammar.wait(max(0.0, deadline - time.monotonic()))

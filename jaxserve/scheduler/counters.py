@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from jaxserve.ipc.messages import EngineStats
 
@@ -18,22 +18,22 @@ class Counters:
     num_generation_tokens: int = 0
     num_forced_tokens: int = 0
     """Those among them that a grammar left no choice about."""
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    """Of drafts: those that were sampled, too."""
 
     def count_prefix(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         """A request started: its prompt tokens were asked for, so many were there."""
         self.prefix_cache_queries += num_prompt_tokens
         self.prefix_cache_hits += num_cached_tokens
 
+    def count_draft(self, num_tokens: int, num_accepted: int) -> None:
+        """So many tokens were guessed, and so many of them right."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_tokens
+        self.num_accepted_tokens += num_accepted
+
     def stats(self, num_running: int, num_waiting: int, kv_cache_usage: float) -> EngineStats:
         """The counts together with the gauges."""
-        return EngineStats(
-            num_running=num_running,
-            num_waiting=num_waiting,
-            kv_cache_usage=kv_cache_usage,
-            prefix_cache_queries=self.prefix_cache_queries,
-            prefix_cache_hits=self.prefix_cache_hits,
-            num_preemptions=self.num_preemptions,
-            num_prompt_tokens=self.num_prompt_tokens,
-            num_generation_tokens=self.num_generation_tokens,
-            num_forced_tokens=self.num_forced_tokens,
-        )
+        return EngineStats(num_running, num_waiting, kv_cache_usage, **asdict(self))

@@ -12,6 +12,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
@@ -36,8 +37,7 @@ class _Text:
     queue_seconds: float = 0.0
 
 
-def _rank(text: _Text) -> tuple[int, int]:
-    return text.rank
+_rank = attrgetter("rank")
 
 
 class EmbedScheduler:

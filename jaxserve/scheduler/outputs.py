@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import numpy as np
 
 from jaxserve.ipc.messages import RequestFault, RequestOutput, TokenLogprobs
@@ -57,6 +59,8 @@ def news(
         queue_seconds=request.queue_seconds,
         num_preemptions=request.num_preemptions,
         prompt_logprobs=prompt_logprobs,
+        num_accepted_tokens=request.num_accepted_tokens,
+        num_rejected_tokens=request.num_rejected_tokens,
     )
 
 
@@ -69,17 +73,20 @@ def ending(request: Request, reason: FinishReason, fault: RequestFault | None) -
         num_cached_tokens=request.num_cached_tokens,
         error=fault,
         num_preemptions=request.num_preemptions,
+        num_accepted_tokens=request.num_accepted_tokens,
+        num_rejected_tokens=request.num_rejected_tokens,
     )
 
 
-def logprobs_of(request: Request, result: StepResult, row: int, num_tokens: int) -> list[TokenLogprobs] | None:
-    """Log-probabilities of the first `num_tokens` tokens of a row; None when nobody asked for them."""
+def logprobs_of(request: Request, result: StepResult, rows: slice, num_tokens: int) -> list[TokenLogprobs] | None:
+    """Log-probabilities of the first `num_tokens` tokens, of one step each row or of a burst; None when nobody asked."""
     wanted = request.sampling.num_top_logprobs
     if wanted is None:
         return None
-    # A step with alternatives is no burst, so they belong to its only token.
-    ids, values = result.top_token_ids[row, :wanted].tolist(), result.top_logprobs[row, :wanted].tolist()
-    return [TokenLogprobs(chosen, ids, values) for chosen in result.logprobs[:num_tokens, row].tolist()]
+    chosen = result.logprobs[:, rows].ravel()[:num_tokens].tolist()  # of a burst there is one row, else one step
+    # A step with alternatives is no burst, so they belong to the only token of their row.
+    ids, values = result.top_token_ids[rows, :wanted].tolist(), result.top_logprobs[rows, :wanted].tolist()
+    return [TokenLogprobs(*each) for each in zip(chosen, cycle(ids), cycle(values), strict=False)]
 
 
 def prompt_logprobs_of(request: Request, plan: StepPlan, result: StepResult, row: int) -> list[TokenLogprobs] | None:

@@ -17,6 +17,8 @@ from jaxserve.types import NO_LOGPROBS, ProgramKind, RequestId
 UNREAD_TOKEN: Final = -1
 """In place of a token id: the token that the step before sampled for the row's slot. The host has not read it."""
 NO_TARGET: Final = -1
+NO_SLOT: Final = -1
+"""Of a row whose sampled token the device does not keep."""
 MAX_STOP_TOKENS: Final = 8
 """Stop token ids the device looks for. The host looks for all of them: the device's verdict only saves work."""
 
@@ -77,12 +79,15 @@ class StepPlan:
 
     A row whose only token is UNREAD_TOKEN goes on from what its slot holds. When the device has seen the end
     of that request meanwhile, the row computes nothing, writes nothing and samples UNREAD_TOKEN.
+
+    A request that decodes may have further rows behind its own: one for each token that is guessed to come next, at its
+    position, in no slot. What they sample is worth something as far as the guesses are right.
     """
 
     kind: ProgramKind
     bucket: int
     request_ids: tuple[RequestId, ...]
-    slots: np.ndarray  # int32 [B], a different one for each running request
+    slots: np.ndarray  # int32 [B], a different one for each running request; NO_SLOT for guessed tokens
     num_scheduled_tokens: np.ndarray  # int32 [B]
     num_computed_tokens: np.ndarray  # int32 [B]
     token_ids: np.ndarray  # int32 [sum(num_scheduled_tokens)]

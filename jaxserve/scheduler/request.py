@@ -11,6 +11,8 @@ from jaxserve.scheduler.grammars import GrammarState
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, NO_TARGET, Seat
 from jaxserve.types import FinishReason
 
+_PROMPT_END = 16
+"""Tokens that a prediction is thought to have followed once before."""
 _OUTPUT_ROOM = 128
 """Output tokens that fit before the token buffer grows."""
 
@@ -29,18 +31,22 @@ class Request:
 
     __slots__ = (
         "_buffer",
+        "_foretold",
         "arrival_s",
         "finish_reason",
         "grammar",
         "is_plain",
         "length_limit",
+        "max_draft_tokens",
         "max_output_tokens",
         "needs_seat",
+        "num_accepted_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_in_flight",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_rejected_tokens",
         "num_tokens",
         "num_unread_tokens",
         "num_unscored",
@@ -50,6 +56,7 @@ class Request:
         "sampling",
         "sampling_row",
         "seat_stop_ids",
+        "shortest_match",
         "slot",
         "stop_row",
         "stop_token_ids",
@@ -79,6 +86,12 @@ class Request:
         wanted = (grammar, message.sampling.num_top_logprobs, message.sampling.num_prompt_logprobs)
         self.is_plain = all(want is None for want in wanted)
         """Whether nothing but its tokens is wanted, and no grammar restricts them: most requests, in most steps."""
+        self.max_draft_tokens = 0
+        """To guess ahead in the next step; 0 for a request that gets no drafts."""
+        self.shortest_match = 0
+        """Newest tokens that must have stood together before, for what followed to be a draft."""
+        self.num_accepted_tokens = self.num_rejected_tokens = 0
+        """Of all drafts so far."""
         self.table = table
         self.max_output_tokens = max_output_tokens
         self.rank = (message.priority, arrival)
@@ -105,11 +118,18 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self._buffer = np.empty(self.num_tokens + min(max_output_tokens, _OUTPUT_ROOM), np.int32)
         self._buffer[: self.num_tokens] = message.prompt_token_ids
+        prompt_end, prediction = message.prompt_token_ids[-_PROMPT_END:], message.prediction_token_ids
+        self._foretold = np.array([*prompt_end, *prediction, -1], np.int32) if prediction else None
 
     @property
     def tokens(self) -> np.ndarray:
         """All known tokens; a view that is valid until the next `append`."""
         return self._buffer[: self.num_tokens]
+
+    @property
+    def tokens_to_learn_from(self) -> np.ndarray:
+        """All known tokens, and before them the predicted reply behind the end of the prompt."""
+        return self.tokens if self._foretold is None else np.concatenate([self._foretold, self.tokens])
 
     def next_tokens(self, count: int) -> np.ndarray:
         """The first `count` known tokens that are not computed; a view as `tokens`."""

@@ -31,7 +31,7 @@ and the next plan says UNREAD_TOKEN for it. What the host cannot know costs at m
 request that ended by a token goes on once more, and the result is dropped. What needs the pages to be at
 rest waits until nothing is in flight: preemption, and everything behind a burst, which may end early.
 While a request with a grammar has its newest token in flight no step is dispatched, since its mask depends on
-that token: as long as such requests run, steps do not overlap.
+that token: as long as such requests run, steps do not overlap. The same goes for requests that could have a draft.
 Pages return to the pool when no submitted step can write them any more (`Request.num_in_flight`). Slots
 are free at once, since steps run in order and a new request writes its slot before it reads it.
 """
@@ -39,9 +39,10 @@ are free at once, since steps run in order and a new request writes its slot bef
 from __future__ import annotations
 
 import time
-from bisect import bisect, insort
+from bisect import bisect, bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 
 from jaxserve.config import SchedulerConfig
 from jaxserve.errors import InvalidRequestError
@@ -51,12 +52,15 @@ from jaxserve.scheduler.admission import Admission, fault_of
 from jaxserve.scheduler.burst import BurstPolicy
 from jaxserve.scheduler.constrained import ConstrainedRequests
 from jaxserve.scheduler.counters import Counters
+from jaxserve.scheduler.drafting import Drafter, by_request, confirmed, with_drafts
 from jaxserve.scheduler.grammars import Grammars
 from jaxserve.scheduler.outputs import append, ending, logprobs_of, news, prompt_logprobs_of
 from jaxserve.scheduler.packing import pack, share_budget
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
 from jaxserve.scheduler.request import Request
 from jaxserve.types import FinishReason, RequestId
+
+_rank = attrgetter("rank")
 
 
 class Scheduler:
@@ -99,6 +103,7 @@ class Scheduler:
         self._in_flight: deque[tuple[StepPlan, list[Request]]] = deque()
         self._free_slots = list(range(buckets.max_num_seqs - 1, -1, -1))
         self._burst = BurstPolicy(buckets.max_burst, config.max_burst_ms / 1000)
+        self._drafter = Drafter(config.num_speculative_tokens, self._max_rows)
         self._num_arrivals = 0
         self._counters = Counters()
 
@@ -132,6 +137,7 @@ class Scheduler:
             limit = self._admission.max_output_tokens(message)
             grammar = self._constrained.follow(message)
             request = Request(message, table, limit, self._num_arrivals, self._clock(), self._eos_token_ids, grammar)
+            self._drafter.admit(request)
             self._num_arrivals += 1
             self._requests[request.request_id] = request
             if grammar is None:
@@ -162,7 +168,7 @@ class Scheduler:
         """
         if self._in_flight and self._in_flight[-1][0].num_steps > 1:
             return None
-        if self._constrained and not self._settle_grammars():
+        if self._drafter.waits_for(self._running) or (self._constrained and not self._settle_grammars()):
             return None
         counts = share_budget(self._running, self._max_tokens)
         num_running = len(counts)
@@ -173,8 +179,11 @@ class Scheduler:
             newcomers = self._start_waiting(counts)
         if not any(counts):
             return None
-        plan, requests = pack(self._running, counts, self._buckets, self._burst_length(counts), newcomers)
-        num_steps = plan.num_steps
+        drafts = self._drafter.draft(self._running, counts, self._kv.extend)
+        num_steps = 1 if drafts else self._burst_length(counts)
+        plan, requests = pack(self._running, counts, self._buckets, num_steps, newcomers)
+        if drafts:
+            plan, requests = with_drafts(plan, requests, drafts, self._buckets)
         for request, count, samples in zip(
             requests, plan.num_scheduled_tokens.tolist(), plan.is_sampling.tolist(), strict=True
         ):
@@ -197,9 +206,8 @@ class Scheduler:
         requests = self._land(plan)
         is_sampling = plan.is_sampling.tolist()
         ends = (plan.num_computed_tokens + plan.num_scheduled_tokens).tolist()
-        num_missing = plan.num_steps - result.num_steps
         rows = result.token_ids.T.tolist()  # tokens by row
-        for row, request in enumerate(requests):
+        for request, row, num_rows in by_request(requests):
             if request.finish_reason is not None:
                 continue
             scores = None
@@ -207,9 +215,14 @@ class Scheduler:
                 scores = prompt_logprobs_of(request, plan, result, row)
                 request.num_unscored -= len(scores or ())
             if is_sampling[row]:
-                request.num_unread_tokens -= plan.num_steps
-                request.num_computed_tokens -= num_missing
-                outputs.append(self._accept(request, rows[row], result, row, scores))
+                tokens = rows[row]
+                if num_rows > 1:
+                    tokens = confirmed(plan, result, row, num_rows)
+                    self._drafter.learn(request, len(tokens) - 1, num_rows - len(tokens))
+                    self._counters.count_draft(num_rows - 1, len(tokens) - 1)
+                request.num_unread_tokens -= plan.num_steps * num_rows
+                request.num_computed_tokens -= plan.num_steps * num_rows - len(tokens)
+                outputs.append(self._accept(request, tokens, result, slice(row, row + num_rows), scores))
                 continue
             self._kv.publish(request.table, request.tokens, ends[row])
             if scores is not None:
@@ -293,16 +306,10 @@ class Scheduler:
         if self._waiting or self._constrained or not self._burst.is_on or max(counts) > 1:
             return 1
         rows = [request for request, count in zip(self._running, counts, strict=True) if count]
-        num_steps = self._burst.num_steps(self._buckets.pick("decode", len(rows)), len(self._in_flight))
-        for request in rows:
-            length = request.num_tokens + request.num_unread_tokens
-            if request.num_computed_tokens + 1 < length or request.sampling.num_top_logprobs or request.num_unscored:
-                return 1
-            num_steps = min(num_steps, request.length_limit - length)
-        if num_steps == 1:
-            return 1
+        bucket = self._buckets.pick("decode", len(rows))
+        num_steps = self._burst.num_steps_of(rows, bucket, len(self._in_flight))
         needs = [(request.table, request.num_computed_tokens + num_steps) for request in rows]
-        return num_steps if self._kv.extend_all(needs) else 1
+        return num_steps if num_steps == 1 or self._kv.extend_all(needs) else 1
 
     def _start_waiting(self, counts: list[int]) -> list[Request]:
         """Let waiting requests in, and say whom. The cache is asked now, not at arrival: it may have learnt since."""
@@ -321,6 +328,7 @@ class Scheduler:
                 break
             del self._waiting[0]
             newcomers.append(request)
+            self._constrained.start(request)
             request.num_computed_tokens = num_cached
             request.slot = self._free_slots.pop()
             if request.queue_seconds is None:
@@ -352,7 +360,7 @@ class Scheduler:
         request: Request,
         tokens: list[int],
         result: StepResult,
-        row: int,
+        rows: slice,
         prompt_logprobs: list[TokenLogprobs] | None,
     ) -> RequestOutput:
         """New tokens of `request`, up to and with the one that ends it."""
@@ -366,7 +374,7 @@ class Scheduler:
             self._remove(request, reason)
         elif request.grammar is not None:
             request.grammar.advance(taken[-1])
-        logprobs = logprobs_of(request, result, row, len(taken))
+        logprobs = logprobs_of(request, result, rows, len(taken))
         return news(request, taken, logprobs, reason, stop_token_id, prompt_logprobs)
 
     def _end(self, request: Request, reason: FinishReason, fault: RequestFault | None = None) -> RequestOutput:
@@ -377,12 +385,11 @@ class Scheduler:
     def _remove(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason
         del self._requests[request.request_id]
-        is_preparing = self._constrained.remove(request)
+        if not self._constrained.remove(request):
+            line = self._waiting if request.slot is None else self._running
+            del line[bisect_left(line, request.rank, key=_rank)]  # ranks are unique
         if request.slot is not None:
-            self._running.remove(request)
             self._free_slot(request)
-        elif not is_preparing:
-            self._waiting.remove(request)
         if not request.num_in_flight:
             self._kv.free(request.table)
 
@@ -391,7 +398,3 @@ class Scheduler:
             raise RuntimeError(f"{request.request_id} holds no slot")
         self._free_slots.append(request.slot)
         request.slot = None
-
-
-def _rank(request: Request) -> tuple[int, int]:
-    return request.rank

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final
 
-from jaxserve.errors import InvalidRequestError
+from jaxserve.errors import invalid
 from jaxserve.server.conversation import THINKING_SWITCHES
 from jaxserve.server.schema.anthropic import (
     Conversation,
     InputBlock,
-    MessageInput,
     MessagesRequest,
     TextInput,
     ThinkingConfig,
@@ -81,23 +80,21 @@ def chat_messages(request: Conversation) -> list[ChatMessage]:
     """The turns as OpenAI's messages: results of calls are messages of their own."""
     messages = [ChatMessage(role="system", content=_content(_texts(request.system)))] if request.system else []
     for role, turns in groupby(request.messages, key=lambda message: message.role):
-        blocks = [block for turn in turns for block in _blocks(turn)]
+        blocks: list[InputBlock] = []
+        for turn in turns:
+            blocks += _texts(turn.content) if isinstance(turn.content, str) else turn.content
         if role == "assistant":
             messages.append(_assistant(blocks))
         else:
             messages += _told(role, blocks)
     last = messages[-1] if messages else None
     if last is not None and last.role == "assistant" and (not last.content or last.tool_calls):
-        raise InvalidRequestError(
-            "Invalid value for 'messages': the last one must be a user's, or an assistant's with text and without "
-            "tool_use, which the reply continues.",
-            param="messages",
+        raise invalid(
+            "messages",
+            "the last one must be a user's, or an assistant's with text and without "
+            "tool_use, which the reply continues",
         )
     return messages
-
-
-def _blocks(message: MessageInput) -> Sequence[InputBlock]:
-    return _texts(message.content) if isinstance(message.content, str) else message.content
 
 
 def _texts(content: str | list[TextInput] | None) -> list[TextInput]:

@@ -18,13 +18,16 @@ from jaxserve.errors import RequestError
 from jaxserve.server import endpoints
 from jaxserve.server.body import add_ignored_header
 from jaxserve.server.errors import error_response, hide_internal_error, response_from_http_error
-from jaxserve.server.request_id import HEADER, assign_request_id, request_id_of
+from jaxserve.server.listener import connection_of
+from jaxserve.server.request_id import HEADER, request_id_of
 from jaxserve.server.routes import API_ROUTES, ApiStyle, Route
 from jaxserve.server.state import STATE, ServerState
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _PUBLIC = web.AppKey("public_resources", frozenset)
+_OPERATION = web.AppKey("operation_resources", frozenset)
+"""What whoever runs the server needs most when it is full."""
 _STYLES = web.AppKey("styles", Mapping[web.AbstractResource, ApiStyle])
 """Of resources that are not in OpenAI's style."""
 
@@ -35,24 +38,28 @@ def collect_routes() -> list[Route]:
         importlib.import_module(f"{endpoints.__name__}.{module.name}")
         for module in pkgutil.iter_modules(endpoints.__path__)
     ]
-    return [route for module in modules for route in module.ROUTES]
+    return [found for module in modules for found in vars(module).values() if isinstance(found, Route)]
 
 
 def make_app(state: ServerState) -> web.Application:
     """The application; whoever runs it closes what `state` holds."""
-    app = web.Application(client_max_size=state.max_body_size, middlewares=[_boundary, _preflight, _guard])
+    app = web.Application(client_max_size=state.max_body_size, middlewares=[_boundary, _preflight, _limit, _guard])
     app[STATE] = state
     app[API_ROUTES] = tuple(collect_routes())
-    public = set()
-    styles = {}
+    public, operation = set(), set()
+    styles: dict[web.AbstractResource, ApiStyle] = {}
     for route in app[API_ROUTES]:
-        resource = app.router.add_route(route.method, route.path, route.handler).resource
-        assert resource is not None, "a route that was added by its path has a resource"
+        resource = app.router.add_resource(route.path)
+        for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
+            resource.add_route(method, route.handler)
         if route.is_public:
             public.add(resource)
+        if route.tag == "Operation":
+            operation.add(resource)
         if route.style != ApiStyle():
             styles[resource] = route.style
     app[_PUBLIC] = frozenset(public)
+    app[_OPERATION] = frozenset(operation)
     app[_STYLES] = MappingProxyType(styles)
     app.on_response_prepare.append(_add_headers)
     return app
@@ -60,7 +67,6 @@ def make_app(state: ServerState) -> web.Application:
 
 @web.middleware
 async def _boundary(request: web.Request, handler: Handler) -> web.StreamResponse:
-    assign_request_id(request)
     state = request.app[STATE]
 
     def body(error: RequestError) -> msgspec.Struct:
@@ -79,6 +85,8 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
     resource = request.match_info.route.resource
     route = resource.canonical if resource is not None else "none"
     state.metrics.inc("http_requests", route=route, status=str(response.status))
+    if state.client.is_draining or connection_of(request).is_surplus:
+        response.force_close()  # whoever keeps connections for later is to find another server
     return response
 
 
@@ -87,6 +95,13 @@ async def _preflight(request: web.Request, handler: Handler) -> web.StreamRespon
     """Before the key: a browser asks without it."""
     headers = request.app[STATE].cors.preflight_headers(request.method, request.headers)
     return await handler(request) if headers is None else web.Response(status=204, headers=headers)
+
+
+@web.middleware
+async def _limit(request: web.Request, handler: Handler) -> web.StreamResponse:
+    if request.match_info.route.resource not in request.app[_OPERATION]:
+        connection_of(request).check_limit()
+    return await handler(request)
 
 
 @web.middleware

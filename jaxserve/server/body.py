@@ -10,7 +10,10 @@ from aiohttp import web
 
 from jaxserve.errors import InvalidRequestError, UnsupportedMediaTypeError
 from jaxserve.server.errors import too_large
+from jaxserve.server.request_id import adopt_request_id
+from jaxserve.server.schema.common import GenerationFields
 from jaxserve.server.schema.decode import decode_request, shorten
+from jaxserve.server.schema.embeddings import InputFields
 from jaxserve.server.schema.limits import MAX_ECHOED_CHARS
 from jaxserve.server.schema.unsupported import IGNORED_HEADER
 from jaxserve.server.state import STATE
@@ -22,7 +25,7 @@ _IGNORED = web.RequestKey("ignored_fields", list)
 
 
 async def read_body(http: web.Request, struct: type[T]) -> T:
-    """The decoded body. Raises the RequestError that says what is wrong with it."""
+    """The decoded body, whose `request_id` counts from now on. Raises the RequestError that says what is wrong with it."""
     if http.content_type != "application/json":
         raise UnsupportedMediaTypeError(
             f"Invalid Content-Type {shorten(http.headers.get('Content-Type', ''))}: send application/json."
@@ -45,6 +48,8 @@ async def read_body(http: web.Request, struct: type[T]) -> T:
             f"Unknown parameter: '{name}' (--strict-parameters).", param=name, code="unknown_parameter"
         )
     http[_IGNORED] = unknown
+    if isinstance(request, GenerationFields | InputFields):
+        adopt_request_id(http, request.request_id)
     return request
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from jaxserve.errors import UnsupportedParameterError
+from jaxserve.errors import unsupported
 from jaxserve.ipc.messages import Grammar, GrammarCall, GrammarCalls
 from jaxserve.server.parsers.formats import CallSpelling
 from jaxserve.server.schema.structured import NamedGrammar, schema_grammar
@@ -38,7 +38,11 @@ def call_grammar(
         return None
     spelling = _spelling(tokens)
     if spelling is None:
-        raise _unsupported("tool_choice" if is_forced else f"tools[{strict[0]}].function.strict")
+        raise unsupported(
+            "tool_choice" if is_forced else f"tools[{strict[0]}].function.strict",
+            "is not supported: nothing can hold calls to a form in the format in which this model writes them "
+            "(--tool-call-parser)",
+        )
     spelled = tokens.tokenizer.with_control_tokens
     ways = []
     for i, function in enumerate(functions):
@@ -72,11 +76,3 @@ def _arguments(function: FunctionDefinition, param: str, max_depth: int) -> dict
         return _NO_PARAMETERS
     schema_grammar(function.parameters, param, max_depth)
     return function.parameters if "$ref" in function.parameters else {"type": "object", **function.parameters}
-
-
-def _unsupported(param: str) -> UnsupportedParameterError:
-    return UnsupportedParameterError(
-        f"Unsupported parameter: '{param}' is not supported: nothing can hold calls to a form in the format in which "
-        "this model writes them (--tool-call-parser).",
-        param=param,
-    )

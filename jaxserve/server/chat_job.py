@@ -40,4 +40,7 @@ async def make_chat_job(
         param="messages",
         reading=reading,
         grammar=await grammar_of(state, request, reading, calls, request.thinking_token_budget),
+        prediction=await tokens.encode_start(request.prediction.text, facts.max_model_len)
+        if request.prediction
+        else (),
     )

@@ -63,7 +63,9 @@ class ContentTokens:
                 break
             self._unread.popleft()
             place = stretch.end
-            self._tell(stretch, self._num_content + (place - self._num_read if is_content else 0))
+            if stretch.is_content:
+                end_of_content = self._num_content + (place - self._num_read if is_content else 0)
+                self._told += [ContentToken(token, end_of_content) for token in stretch.tokens]
         self._num_read = end
         self._num_content += len(event.text) if is_content else 0
 
@@ -71,7 +73,3 @@ class ContentTokens:
         """The tokens of content that are certain since the last call."""
         told, self._told = self._told, []
         return told
-
-    def _tell(self, stretch: _Stretch, end: int) -> None:
-        if stretch.is_content:
-            self._told += [ContentToken(token, end) for token in stretch.tokens]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from jaxserve.errors import UnsupportedParameterError
+from jaxserve.errors import UnsupportedParameterError, unsupported
 from jaxserve.server.reading import ReplyReading
 from jaxserve.server.schema.conversation import ConversationFields
 from jaxserve.server.schema.messages import ChatMessage, content_text, template_messages
@@ -58,16 +58,9 @@ def reply_reading(
 
 def _require_tools(tokens: Tokenization) -> None:
     if not tokens.dialect.has_tools:
-        raise UnsupportedParameterError(
-            "Unsupported parameter: 'tools' is not supported: it is not known how this model calls tools "
-            "(--tool-call-parser).",
-            param="tools",
-        )
+        raise unsupported("tools", "is not supported: it is not known how this model calls tools (--tool-call-parser)")
     if not tokens.tokenizer.takes_tools:
-        raise UnsupportedParameterError(
-            "Unsupported parameter: 'tools' is not supported: the model's chat template has no place for them.",
-            param="tools",
-        )
+        raise unsupported("tools", "is not supported: the model's chat template has no place for them")
 
 
 def _template_variables(tokens: Tokenization, fields: ConversationFields, *, has_tools: bool) -> dict[str, Any]:
@@ -91,6 +84,4 @@ def _template_variables(tokens: Tokenization, fields: ConversationFields, *, has
 
 
 def _no_place(name: str) -> UnsupportedParameterError:
-    return UnsupportedParameterError(
-        f"Unsupported parameter: '{name}' is not supported: the model's chat template does not read it.", param=name
-    )
+    return unsupported(name, "is not supported: the model's chat template does not read it")

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from jaxserve.errors import ContextLengthError, InvalidRequestError
+from jaxserve.errors import ContextLengthError, invalid
 from jaxserve.ipc.messages import AddRequest, EmbeddingFacts, ModelFacts, RequestOutput
 from jaxserve.sampling.params import SamplingParams
-from jaxserve.server.errors import error_from_fault
+from jaxserve.server.errors import error_from_fault, first_leaf
 from jaxserve.server.schema.checks import check_token_ids
 from jaxserve.server.state import ServerState
 from jaxserve.types import RequestId
@@ -60,27 +60,20 @@ def check_total(state: ServerState, texts: Sequence[list[int]], param: str) -> N
     """Refuse more tokens than one request may bring. Raises InvalidRequestError."""
     total, allowed = sum(map(len, texts)), state.limits.max_input_tokens
     if total > allowed:
-        raise InvalidRequestError(
-            f"Invalid value for '{param}': all texts together may have {allowed} tokens (--max-input-tokens), "
-            f"got {total}.",
-            param=param,
-        )
+        raise invalid(param, f"all texts together may have {allowed} tokens (--max-input-tokens), got {total}")
 
 
 def check_truncation(truncate: int | None, limit: int) -> int | None:
     """How many tokens of a text are kept; None: all of them. Raises InvalidRequestError for more than the model takes."""
     if truncate is not None and truncate > limit:
-        raise InvalidRequestError(
-            f"Invalid value for 'truncate_prompt_tokens': this model takes {limit} tokens, got {truncate}.",
-            param="truncate_prompt_tokens",
-        )
+        raise invalid("truncate_prompt_tokens", f"this model takes {limit} tokens, got {truncate}")
     return limit if truncate == -1 else truncate
 
 
 def check_length(num_tokens: int, limit: int, param: str, place: int) -> None:
     """Raise for a text of no tokens, or of more than the model takes. place: of the text in the list."""
     if num_tokens == 0:
-        raise InvalidRequestError(f"Invalid value for '{param}': number {place} has no tokens.", param=param)
+        raise invalid(param, f"number {place} has no tokens")
     if num_tokens > limit:
         raise ContextLengthError(
             f"This model's maximum context length is {limit} tokens. However, number {place} of '{param}' has "
@@ -92,10 +85,7 @@ def check_length(num_tokens: int, limit: int, param: str, place: int) -> None:
 def check_dimensions(dimensions: int | None, model: EmbeddingFacts) -> None:
     """Refuse to cut vectors to more numbers than they have, or to none. Raises InvalidRequestError."""
     if dimensions is not None and not 1 <= dimensions <= model.size:
-        raise InvalidRequestError(
-            f"Invalid value for 'dimensions': this model's vectors have {model.size}, got {dimensions}.",
-            param="dimensions",
-        )
+        raise invalid("dimensions", f"this model's vectors have {model.size}, got {dimensions}")
 
 
 @contextlib.contextmanager
@@ -138,7 +128,7 @@ async def vectors_of(
                 for _ in range(min(_LANES, window)):
                     lanes.create_task(_run(state, parts, found, on_done))
         except* Exception as group:
-            failure = next(_leaves(group))
+            failure = first_leaf(group)
         else:
             return [found[request.request_id] for request in requests]
     raise failure
@@ -189,11 +179,3 @@ def finished(vectors: Sequence[np.ndarray], *, normalizes: bool, dimensions: int
     lengths = np.linalg.norm(matrix, axis=1, keepdims=True)
     normal: np.ndarray = matrix / np.maximum(lengths, np.finfo(np.float32).tiny)
     return normal
-
-
-def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
@@ -21,6 +22,8 @@ from jaxserve.ipc.messages import RequestFault
 from jaxserve.server.schema.error import error_body
 
 _log = logging.getLogger(__name__)
+
+E = TypeVar("E", bound=Exception)
 
 ErrorBody = Callable[[RequestError], msgspec.Struct]
 """How an error is spelled."""
@@ -45,8 +48,6 @@ def error_from_fault(fault: RequestFault | None) -> RequestError:
     if fault is None:
         return InternalError("The request failed in the engine.")
     kind = REQUEST_ERRORS.get(fault.error_class, InternalError)
-    if issubclass(kind, RateLimitError):
-        return kind(fault.message)
     return kind(fault.message, param=fault.param, code=fault.code)
 
 
@@ -57,7 +58,7 @@ def response_from_http_error(
     if error.status == 413:
         return error_response(too_large(max_body_size), body=body)
     text = {
-        404: f"Unknown request URL: {request.method} {request.path}.",
+        404: f"Unknown request URL: {request.method} {request.path}. /docs lists the known ones.",
         405: f"Not allowed to {request.method} on {request.path}.",
     }.get(error.status, error.reason or "The request was refused.")
     response = error_response(InvalidRequestError(text, code=_HTTP_CODES.get(error.status)), error.status, body)
@@ -71,6 +72,14 @@ _HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
 
 def too_large(max_body_size: int) -> PayloadTooLargeError:
     return PayloadTooLargeError(f"The request body is larger than {max_body_size} bytes (--max-body-size).")
+
+
+def first_leaf(group: BaseExceptionGroup[E]) -> E:
+    """The first of the errors that ended a group of tasks."""
+    error: E | BaseExceptionGroup[E] = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def hide_internal_error(error: Exception, request_id: str) -> InternalError:

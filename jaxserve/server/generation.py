@@ -13,13 +13,13 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
-from jaxserve.errors import InvalidRequestError, RequestError, UnsupportedParameterError
+from jaxserve.errors import RequestError, invalid, unsupported
 from jaxserve.ipc.messages import AddRequest, Grammar, ModelFacts, RequestOutput
 from jaxserve.server.client import Generation
 from jaxserve.server.errors import hide_internal_error
 from jaxserve.server.reading import ReplyReading
 from jaxserve.server.request_id import request_id_of
-from jaxserve.server.schema.common import CommonFields, resolve_max_tokens
+from jaxserve.server.schema.common import CommonFields, GenerationFields, resolve_max_tokens
 from jaxserve.server.schema.sampling import sampling_params
 from jaxserve.server.schema.structured import NamedGrammar, requested_grammar
 from jaxserve.server.schema.timing import RequestTiming
@@ -61,6 +61,8 @@ class Job:
             num_completion=sum(choice.num_tokens for choice in self.choices),
             num_cached=sum(choice.num_cached_tokens for choice in firsts),
             num_reasoning=sum(choice.num_reasoning_tokens for choice in self.choices),
+            num_accepted=sum(choice.num_accepted_tokens for choice in self.choices),
+            num_rejected=sum(choice.num_rejected_tokens for choice in self.choices),
         )
 
     def timing(self) -> RequestTiming:
@@ -77,6 +79,10 @@ class Job:
             total_seconds=time.monotonic() - begin_s,
             tokens_per_second=num_more / decode_s if num_more > 0 and decode_s > 0 else None,
         )
+
+    def told_timing(self, request: GenerationFields) -> RequestTiming | msgspec.UnsetType:
+        """The same for a reply, where the request asks for it."""
+        return self.timing() if request.return_metrics else msgspec.UNSET
 
 
 class ReplyFormat(Protocol):
@@ -117,18 +123,20 @@ def make_job(
     param: str,
     reading: ReplyReading | None = None,
     grammar: Grammar | None = None,
+    prediction: Sequence[int] = (),
 ) -> Job:
     """Engine requests for every prompt and choice. Raises InvalidRequestError or ContextLengthError."""
     job_id = uuid.uuid4().hex
     choices: list[ChoiceStream] = []
     for prompt in prompts:
         if not prompt:
-            raise InvalidRequestError(f"Invalid value for '{param}': it has no tokens.", param=param)
+            raise invalid(param, "it has no tokens")
         max_tokens = resolve_max_tokens(asked_max_tokens, default_max_tokens, len(prompt), facts.max_model_len, param)
         seed = state.seeds.draw() if request.seed is None else request.seed
         for child in range(request.num_choices):
             sampling = sampling_params(
                 request,
+                facts.sampling_defaults,
                 max_tokens=max(1, max_tokens),  # a program has to run for the prompt alone, too
                 seed=child_seed(seed, child),
                 num_top_logprobs=num_top_logprobs,
@@ -143,6 +151,7 @@ def make_job(
                 request.priority or 0,
                 request.cache_salt,
                 grammar,
+                prediction_token_ids=list(prediction),
             )
             choice = _choice(state, len(choices), add, request, reading or ReplyReading())
             choice.is_prompt_only = max_tokens == 0
@@ -190,9 +199,7 @@ async def grammar_of(
     max_depth = state.grammars.config.max_grammar_depth
     named = requested_grammar(request.response_format, request.structured_outputs, max_depth)
     if named is not None and reading is not None and reading.tools:
-        raise UnsupportedParameterError(
-            f"Unsupported parameter: '{named.param}' is not supported together with tools.", param=named.param
-        )
+        raise unsupported(named.param, "is not supported together with tools")
     named = named or calls
     if reading is not None:
         named = behind_thinking(state.tokenization, reading, named, thinking_budget)

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from jaxserve.config import StructuredConfig
-from jaxserve.errors import InvalidRequestError, UnavailableError
+from jaxserve.errors import UnavailableError, invalid
 from jaxserve.ipc.messages import Grammar
 from jaxserve.structured.protocol import MODULE, CheckReply, CheckRequest, CheckSpec
 
@@ -53,11 +53,7 @@ class GrammarChecker:
         """Raise InvalidRequestError, naming `param`, when the grammar cannot be followed."""
         num_bytes = len(grammar.text.encode())
         if num_bytes > self.config.max_grammar_size:
-            raise InvalidRequestError(
-                f"Invalid value for '{param}': at most {self.config.max_grammar_size} bytes (--max-grammar-size), "
-                f"got {num_bytes}.",
-                param=param,
-            )
+            raise invalid(param, f"at most {self.config.max_grammar_size} bytes (--max-grammar-size), got {num_bytes}")
         if grammar in self._fine:
             self._fine.move_to_end(grammar)
             return
@@ -66,17 +62,17 @@ class GrammarChecker:
         if error is None:
             self._remember(grammar, num_bytes)
         else:
-            raise InvalidRequestError(f"Invalid value for '{param}': {error.rstrip('.')}.", param=param)
+            raise invalid(param, f"{error.rstrip('.')}")
 
     async def aclose(self) -> None:
         """End the process."""
+        if self._reading is not None:  # first: its end is no news now
+            self._reading.cancel()
+            await asyncio.wait({self._reading})
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait({self._reading})
 
     async def _ask(self, grammar: Grammar) -> str | None:
         number = next(self._numbers)
@@ -104,22 +100,24 @@ class GrammarChecker:
                 )
                 assert self._process.stdin is not None
                 self._process.stdin.write(msgspec.json.encode(CheckSpec(self._model_path, self.config)) + b"\n")
-                self._reading = asyncio.create_task(self._read(self._process))
+                self._waiting = {}
+                self._reading = asyncio.create_task(self._read(self._process, self._waiting))
             return self._process
 
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        """Pass on verdicts until the process ends."""
+    async def _read(self, process: asyncio.subprocess.Process, waiting: dict[int, asyncio.Future[str | None]]) -> None:
+        """Pass on verdicts until the process ends, which those that are `waiting` for it are told."""
         assert process.stdout is not None
-        async for line in process.stdout:
-            reply = msgspec.json.decode(line, type=CheckReply)
-            verdict = self._waiting.pop(reply.number, None)
-            if verdict is not None and not verdict.done():
-                verdict.set_result(reply.error)
-        _log.error("the process that checks grammars ended with %s", await process.wait())
-        for verdict in self._waiting.values():
-            if not verdict.done():
-                verdict.set_exception(_gone())
-        self._waiting.clear()
+        try:
+            async for line in process.stdout:
+                reply = msgspec.json.decode(line, type=CheckReply)
+                verdict = waiting.pop(reply.number, None)
+                if verdict is not None and not verdict.done():
+                    verdict.set_result(reply.error)
+            _log.error("the process that checks grammars ended with %s", await process.wait())
+        finally:
+            for verdict in waiting.values():
+                if not verdict.done():
+                    verdict.set_exception(_gone())
 
     def _remember(self, grammar: Grammar, num_bytes: int) -> None:
         if grammar not in self._fine:  # another request may have asked meanwhile

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from jaxserve.config import ConnectionConfig
-from jaxserve.errors import ConfigError, InvalidRequestError
+from jaxserve.errors import ConfigError, InvalidRequestError, UnavailableError
 from jaxserve.server.errors import error_response, hide_internal_error
+
+_log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 BACKLOG = 1024
+NUM_SURPLUS: Final = 64
+"""Connections beyond the limit that hear why nobody serves them, and carry probes; further ones are closed."""
+_SILENT_S: Final = 10.0
+"""Between two lines in the log about connections beyond the limit."""
 CLOSE_TIMEOUT_S = 1.0
 """How long open handlers may run once the listener closes; draining has happened before."""
 
@@ -62,8 +69,8 @@ def _bound(family: int, address: Any, *, is_shared: bool) -> socket.socket:
     return bound
 
 
-class _Refusal(asyncio.Protocol):
-    """Closes a connection that is one too many."""
+class _Closed(asyncio.Protocol):
+    """Closes a connection that is far too many."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
@@ -75,7 +82,8 @@ class Connection(RequestHandler):
     Nor is a client that left between two writes: there is nobody to answer.
     """
 
-    def __init__(self, server: web.Server, config: ConnectionConfig) -> None:
+    def __init__(self, server: web.Server, config: ConnectionConfig, *, exceeded: int | None = None) -> None:
+        """exceeded: the limit on connections, on one that is beyond it."""
         options: dict[str, Any] = {
             "access_log": None,
             "auto_decompress": False,
@@ -86,8 +94,22 @@ class Connection(RequestHandler):
         }
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self._config = config
+        self._exceeded = exceeded
         self._writable = asyncio.Event()
         self._writable.set()
+
+    @property
+    def is_surplus(self) -> bool:
+        """Whether it is beyond the limit: good for one probe."""
+        return self._exceeded is not None
+
+    def check_limit(self) -> None:
+        """Raise UnavailableError where it is."""
+        if self._exceeded is not None:
+            raise UnavailableError(
+                f"The server is busy: {self._exceeded} connections are open and no more may be (--max-connections). "
+                "Please retry later."
+            )
 
     @property
     def write_timeout_s(self) -> float:
@@ -124,9 +146,10 @@ class Connection(RequestHandler):
             )
             response = error_response(InvalidRequestError(text, code="headers_too_large"), status=431)
         else:
-            response = error_response(
-                InvalidRequestError("The request is not valid HTTP.", code="invalid_http"), status
-            )
+            reason = exc.message.partition("\n")[0].rstrip(".: ") if isinstance(exc, HttpProcessingError) else status
+            text = f"The request is not valid HTTP: {reason}."
+            response = error_response(InvalidRequestError(text, code="invalid_http"), status)
+        response.headers["Server"] = "jaxserve"
         response.force_close()
         return response
 
@@ -140,20 +163,35 @@ def connection_of(request: web.Request) -> Connection:
 class _Doorkeeper:
     """Makes one protocol per connection; caps their number and how long the first headers may take."""
 
-    def __init__(self, server: web.Server, config: ConnectionConfig, max_connections: int) -> None:
+    def __init__(
+        self, server: web.Server, config: ConnectionConfig, max_connections: int, on_surplus: Callable[[], None]
+    ) -> None:
         self._config = config
         self._server = server
         self._max_connections = max_connections
+        self._on_surplus = on_surplus
+        self._last_line_s = float("-inf")
         self._silent: dict[RequestHandler, asyncio.TimerHandle] = {}
 
     def __call__(self) -> asyncio.Protocol:
-        if len(self._server.connections) >= self._max_connections:
-            return _Refusal()
-        protocol = Connection(self._server, self._config)
+        num_surplus = len(self._server.connections) - self._max_connections
+        if num_surplus >= 0:
+            self._note_surplus()
+        if num_surplus >= NUM_SURPLUS:
+            return _Closed()
+        exceeded = self._max_connections if num_surplus >= 0 else None
+        protocol = Connection(self._server, self._config, exceeded=exceeded)
         self._silent[protocol] = asyncio.get_running_loop().call_later(
             self._config.header_timeout, self._close_silent, protocol
         )
         return protocol
+
+    def _note_surplus(self) -> None:
+        self._on_surplus()
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._last_line_s >= _SILENT_S:
+            self._last_line_s = now_s
+            _log.warning("%d connections are open, more are refused (--max-connections)", self._max_connections)
 
     def has_spoken(self, protocol: RequestHandler) -> None:
         timer = self._silent.pop(protocol, None)
@@ -167,9 +205,17 @@ class _Doorkeeper:
 
 @contextlib.asynccontextmanager
 async def listening(
-    app: web.Application, listener: socket.socket, config: ConnectionConfig, *, max_connections: int
+    app: web.Application,
+    listener: socket.socket,
+    config: ConnectionConfig,
+    *,
+    max_connections: int,
+    on_surplus: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[None]:
-    """Serve `app` on `listener` inside the block; a client that leaves cancels its handler."""
+    """Serve `app` on `listener` inside the block; a client that leaves cancels its handler.
+
+    on_surplus: called for each connection beyond `max_connections`.
+    """
     doorkeeper: _Doorkeeper | None = None
 
     @web.middleware
@@ -182,7 +228,7 @@ async def listening(
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CLOSE_TIMEOUT_S)
     await runner.setup()
     assert runner.server is not None, "setup makes the server"
-    doorkeeper = _Doorkeeper(runner.server, config, max_connections)
+    doorkeeper = _Doorkeeper(runner.server, config, max_connections, on_surplus)
     server = await asyncio.get_running_loop().create_server(doorkeeper, sock=listener, backlog=BACKLOG)
     try:
         yield

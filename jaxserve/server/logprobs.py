@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from jaxserve.ipc.messages import TokenLogprobs
 from jaxserve.server.schema.chat import ChoiceLogprobs, ContentLogprob, TopLogprob
 from jaxserve.server.schema.common import PromptLogprob
@@ -82,9 +84,14 @@ def completion_logprobs(
 
 
 def prompt_logprobs(
-    tokenizer: Tokenizer, tokens: Sequence[ScoredToken], num_top: int
-) -> list[dict[str, PromptLogprob] | None]:
-    """The `prompt_logprobs` of a reply: by token id, the prompt's own token first, as vLLM spells them."""
+    tokenizer: Tokenizer, tokens: Sequence[ScoredToken], num_top: int | None
+) -> list[dict[str, PromptLogprob] | None] | msgspec.UnsetType:
+    """The `prompt_logprobs` of a reply: by token id, the prompt's own token first, as vLLM spells them.
+
+    num_top: None where nobody asked for them.
+    """
+    if num_top is None:
+        return msgspec.UNSET
     entries: list[dict[str, PromptLogprob] | None] = []
     for token in tokens:
         if token.scores is None or token.logprob is None:

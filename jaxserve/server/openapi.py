@@ -13,6 +13,7 @@ import msgspec
 from jaxserve import __version__
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import REQUEST_ERRORS, RequestError
+from jaxserve.sampling.params import RECOMMENDED
 from jaxserve.server.request_id import HEADER as REQUEST_ID_HEADER
 from jaxserve.server.routes import ApiStyle, Route
 from jaxserve.server.schema.bounds import field_bounds
@@ -67,7 +68,8 @@ def _describe(struct: type[msgspec.Struct], properties: dict[str, Any], limits: 
         for name, words in sampler_ranges().items():
             properties[name] |= words
         for name, default in sampler_defaults().items():
-            texts[name] = f"{texts[name]} Without it: {default}."
+            better = " or what the model recommends" if name in RECOMMENDED else ""
+            texts[name] = f"{texts[name]} Without it: {default}{better}."
     for name, bounds in field_bounds(struct).items():
         for bound in bounds:
             properties[names[name]] |= bound.keywords(limits)
@@ -119,7 +121,7 @@ def _operation(
     statuses = {500, *((401,) if is_guarded else ())}
     operation: dict[str, Any] = {
         "operationId": route.name or route.handler.__name__,
-        "summary": route.summary,
+        "summary": route.headline,
         "tags": [route.tag],
         "security": [{"bearer": []}, {"header": []}] if is_guarded else [],
     }

@@ -29,6 +29,6 @@ def read_query(http: web.Request, struct: type[T]) -> T:
     try:
         query = msgspec.convert(given, struct, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid_field(str(error)) from None
+        raise invalid_field(str(error), struct=struct) from None
     check_bounds(query, http.app[STATE].limits)
     return query

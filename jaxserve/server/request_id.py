@@ -15,12 +15,6 @@ _USABLE = re.compile(rf"[\x21-\x7e]{{1,{MAX_REQUEST_ID_CHARS}}}")
 _REQUEST_ID = web.RequestKey("request_id", str)
 
 
-def assign_request_id(request: web.Request) -> None:
-    """Give the request its id; called once, before anything can fail."""
-    offered = request.headers.get(HEADER, "")
-    request[_REQUEST_ID] = offered if _USABLE.fullmatch(offered) else uuid.uuid4().hex
-
-
 def adopt_request_id(request: web.Request, offered: str | None) -> None:
     """Take the body's `request_id` where no header gave one."""
     if offered is not None and HEADER not in request.headers and _USABLE.fullmatch(offered):
@@ -28,4 +22,8 @@ def adopt_request_id(request: web.Request, offered: str | None) -> None:
 
 
 def request_id_of(request: web.Request) -> str:
+    """The request's id, which it gets when somebody asks first."""
+    if _REQUEST_ID not in request:
+        offered = request.headers.get(HEADER, "")
+        request[_REQUEST_ID] = offered if _USABLE.fullmatch(offered) else uuid.uuid4().hex
     return request[_REQUEST_ID]

@@ -1,7 +1,8 @@
-"""What an endpoint file exports."""
+"""What an endpoint file holds: its routes. `@partial(Route, ...)` makes one of the handler below it."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, get_type_hints
@@ -38,8 +39,8 @@ class Route:
     handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     is_public: bool = False
     _: KW_ONLY
-    summary: str
-    """One line."""
+    summary: str | None = None
+    """One line; the handler's if it is not given."""
     tag: Tag
     name: str | None = None
     """Of the operation, no other's; that of the handler if it is not given."""
@@ -58,6 +59,11 @@ class Route:
     """By status, those that are not error objects."""
     media_type: str = "application/json"
     """Of a 200 that is not streamed."""
+
+    @property
+    def headline(self) -> str:
+        """What it is for, in a line."""
+        return self.summary or inspect.cleandoc(self.handler.__doc__ or "").partition("\n")[0]
 
 
 API_ROUTES: web.AppKey[tuple[Route, ...]] = web.AppKey("api_routes", tuple)

@@ -132,6 +132,7 @@ _LABELS = {
     "tokenizer": "load tokenizer",
     "engine": "start engine",
     "open": "open model",
+    "trial": "try kernels",
     "load": "load weights",
     "compile": "compile programs",
     "kv_cache": "clear KV cache",

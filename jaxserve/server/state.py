@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+import uuid
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiohttp import web
 
@@ -60,9 +62,15 @@ class ServerState:
                 param="model",
             )
 
-    def fingerprint(self, facts: ModelFacts) -> str:
-        """`system_fingerprint`: changes when weights, precision, mesh or versions do."""
-        return f"jaxserve-{__version__}-{facts.fingerprint}"
+    def heading(self, prefix: str, facts: ModelFacts) -> dict[str, Any]:
+        """What all chunks and the reply of one request begin with; the id with `prefix`."""
+        return {
+            "id": f"{prefix}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": self.model_name,
+            # Changes when weights, precision, mesh or versions do.
+            "system_fingerprint": f"jaxserve-{__version__}-{facts.fingerprint}",
+        }
 
 
 STATE = web.AppKey("state", ServerState)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxserve.ipc.messages import AddRequest, RequestOutput, TokenLogprobs
@@ -39,6 +39,13 @@ class Piece:
     prompt: list[ScoredToken] = field(default_factory=list)
     """The prompt's tokens, in a choice's first piece, when their log-probabilities were asked for."""
 
+    @property
+    def told(self) -> list[Event]:
+        """What a parser says, or the text as content."""
+        if self.events is not None:
+            return self.events
+        return [Event("content", self.text, self.text)] if self.text else []
+
 
 class ChoiceStream:
     """One choice from its engine outputs to its pieces."""
@@ -61,6 +68,8 @@ class ChoiceStream:
         self.num_reasoning_tokens = 0
         """Of them, those inside reasoning and its markers."""
         self.num_cached_tokens = 0
+        self.num_accepted_tokens = self.num_rejected_tokens = 0
+        """Of drafts."""
         self.is_finished = False
         self.is_prompt_only = False
         """Nothing is to be generated: the token that the engine makes all the same is dropped."""
@@ -92,6 +101,8 @@ class ChoiceStream:
         texts = []
         for output in outputs:
             self.num_cached_tokens = output.num_cached_tokens
+            self.num_accepted_tokens = output.num_accepted_tokens
+            self.num_rejected_tokens = output.num_rejected_tokens
             if output.finish_reason in ("error", "abort"):
                 self._record_end(output, "error")
                 raise error_from_fault(output.error)
@@ -245,6 +256,11 @@ class ChoiceStream:
             metrics.observe("request_queue_time_seconds", self.queue_s)
             metrics.observe("request_prefill_time_seconds", prefill_s)
             metrics.observe("request_inference_time_seconds", prefill_s + decode_s)
+
+
+def events_of(pieces: Iterable[Piece]) -> list[Event]:
+    """What a whole choice says, neighbours of one kind joined."""
+    return merged([event for piece in pieces for event in piece.told])
 
 
 def pieces_of(

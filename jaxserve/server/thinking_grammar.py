@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from jaxserve.errors import UnsupportedParameterError
+from jaxserve.errors import UnsupportedParameterError, unsupported
 from jaxserve.ipc.messages import Grammar, Thinking, ThinkingBudget
 from jaxserve.server.parsers.reasoning import ReasoningFormat
 from jaxserve.server.reading import ReplyReading
@@ -71,4 +71,4 @@ def _any_reply(tokens: Tokenization, reading: ReplyReading, reasoning: Reasoning
 
 
 def _unsupported(param: str, where: str) -> UnsupportedParameterError:
-    return UnsupportedParameterError(f"Unsupported parameter: '{param}' is not supported {where}.", param=param)
+    return unsupported(param, f"is not supported {where}")

@@ -65,6 +65,10 @@ class Tokenization:
         token_ids = await self._call(lambda: self.tokenizer.encode(text, add_special_tokens))
         return _checked(token_ids, max_tokens, param)
 
+    async def encode_start(self, text: str, max_tokens: int) -> list[int]:
+        """Ids of a plain text, of which everything behind `max_tokens` is left out."""
+        return await self._call(lambda: self.tokenizer.encode_cut(text, max_tokens, add_special_tokens=False))
+
     async def encode_inputs(
         self,
         texts: Sequence[str],

@@ -71,6 +71,8 @@ def make_sharding(
 def axis_rules(config: DecoderConfig | EncoderConfig, size: int) -> dict[str, str | None]:
     """Which logical axis is split over which mesh axis when `size` devices share every layer."""
     counts = {"vocab": config.vocab_size, "ffn": config.intermediate_size, "kv_heads": config.num_kv_heads}
+    if isinstance(config, DecoderConfig) and config.experts is not None:
+        counts["expert_ffn"] = config.experts.intermediate_size
     rules: dict[str, str | None] = {"embed": None}
     for axis, count in counts.items():
         divides = count % size == 0

@@ -28,7 +28,6 @@ from jaxserve.structured.compiling import GrammarError, new_matcher
 from jaxserve.structured.protocol import CheckReply, CheckRequest, CheckSpec
 from jaxserve.structured.vocabulary import load_ll_tokenizer
 
-_MAX_LINE_BYTES: Final = 64 << 20
 _MAX_ERROR_CHARS: Final = 500
 _NICENESS: Final = 10
 """Of the children: requests under way go first."""

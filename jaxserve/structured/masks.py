@@ -4,14 +4,19 @@ Every grammar is advanced in a small pool of threads, since a step of it takes f
 llguidance lets go of the interpreter meanwhile. Who schedules asks whether a mask is ready and never waits long.
 
 A request whose grammar turns out too costly pays for it, and nobody else: it ends with an error.
+
+A matcher may take hundreds of KB, and many requests may wait: until its first token is chosen a request has the mask for
+it and no matcher. By then the matcher is made of the kept start, or anew where that had to make room.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from threading import Lock
 from typing import Final
 
@@ -30,17 +35,31 @@ _NUM_KEPT: Final = 32
 """Matchers at their start, for requests with the same grammar."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Where every request with the same grammar begins."""
+
+    matcher: LLMatcher
+    """Never advanced: requests take copies."""
+    mask: np.ndarray | None
+    """The tokens that may come first; None where nothing may."""
+
+
 class GrammarMasks:
     """The grammars of one engine, on one vocabulary."""
 
-    def __init__(self, tokenizer: Future[LLTokenizer], vocab_size: int, config: StructuredConfig) -> None:
-        """`tokenizer` may still be under way: requests wait for it. `vocab_size`: of the model's logits."""
-        self._tokenizer = tokenizer
-        self._all = pack_bits(range(vocab_size), vocab_size)
+    def __init__(self, load: Callable[[], LLTokenizer], vocab_size: int, config: StructuredConfig) -> None:
+        """`load` reads the vocabulary, a second of Python: the first request with a grammar waits for it in a thread,
+        and nobody else. `vocab_size`: of the model's logits."""
+        self._load = load
+        self._vocabulary: LLTokenizer | None = None
+        self._loading = Lock()
+        self.everything = pack_bits(range(vocab_size), vocab_size)
+        """The mask that allows all tokens of the model."""
         self._vocab_size = vocab_size
         self._config = config
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
-        self._starts: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._starts: OrderedDict[Grammar, _Start] = OrderedDict()
         self._lock = Lock()
 
     def follow(self, grammar: Grammar, allowed_token_ids: Collection[int], *, may_jump: bool = False) -> GrammarState:
@@ -48,7 +67,7 @@ class GrammarMasks:
 
         may_jump: text that the grammar leaves no choice about is `forced`, instead of being masked for.
         """
-        allowed = pack_bits(allowed_token_ids, self._vocab_size) if allowed_token_ids else self._all
+        allowed = pack_bits(allowed_token_ids, self._vocab_size) if allowed_token_ids else None
         return GrammarState(self, grammar, allowed, may_jump=may_jump)
 
     def close(self) -> None:
@@ -59,25 +78,67 @@ class GrammarMasks:
         """Have `state` take a token, or start; called by it."""
         return self._threads.submit(state.move, token)
 
+    def _tokenizer(self) -> LLTokenizer:
+        with self._loading:
+            if self._vocabulary is None:
+                self._vocabulary = self._load()
+            return self._vocabulary
+
     def new_matcher(self, grammar: Grammar) -> LLMatcher:
-        """A matcher at the start: made once for all requests with the same grammar."""
+        """A matcher at the start. Raises GrammarError."""
+        start = self._start_of(grammar)
+        with self._lock:
+            return start.matcher.deep_copy()
+
+    def first_mask(self, grammar: Grammar) -> np.ndarray | None:
+        """The tokens that may come first; None where nothing may. Raises GrammarError."""
+        return self._start_of(grammar).mask
+
+    def mask_of(self, matcher: LLMatcher) -> np.ndarray:
+        """The tokens that may come next. The vocabulary of the tokenizer may end before the model's, or behind it.
+
+        Raises GrammarError.
+        """
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        if matcher.is_error():
+            raise GrammarError(matcher.get_error())
+        mask = np.zeros_like(self.everything)
+        num_bytes = min(len(bits), mask.nbytes)
+        mask.view(np.uint8)[:num_bytes] = bits[:num_bytes]
+        mask &= self.everything
+        return mask
+
+    def _start_of(self, grammar: Grammar) -> _Start:
         with self._lock:
             start = self._starts.get(grammar)
             if start is not None:
                 self._starts.move_to_end(grammar)
-                return start.deep_copy()
-        start = new_matcher(grammar, self._tokenizer.result(), self._config)
+                return start
+        matcher = new_matcher(grammar, self._tokenizer(), self._config)
+        with _watched(matcher):
+            start = _Start(matcher, None if matcher.is_stopped() else self.mask_of(matcher))
         with self._lock:
             self._starts[grammar] = start
             while len(self._starts) > _NUM_KEPT:
                 self._starts.popitem(last=False)
-            return start.deep_copy()
+        return start
+
+
+@contextlib.contextmanager
+def _watched(matcher: LLMatcher) -> Iterator[None]:
+    """Raise GrammarError for what went wrong in `matcher` in the block, and if it took too long."""
+    started_s = time.thread_time()
+    yield
+    if matcher.is_error():
+        raise GrammarError(matcher.get_error())
+    if time.thread_time() - started_s > _MAX_STEP_S:
+        raise GrammarError("it takes too long to find out which tokens may come next")
 
 
 class GrammarState:
     """Where one request stands in its grammar. All but `is_ready` mean something once it is ready."""
 
-    def __init__(self, masks: GrammarMasks, grammar: Grammar, allowed: np.ndarray, *, may_jump: bool) -> None:
+    def __init__(self, masks: GrammarMasks, grammar: Grammar, allowed: np.ndarray | None, *, may_jump: bool) -> None:
         self._masks = masks
         self._grammar = grammar
         self._matcher: LLMatcher | None = None
@@ -85,8 +146,8 @@ class GrammarState:
         self._may_jump = may_jump
         self.forced: list[int] = []
         """Tokens that have to come next, before the one that `mask` is for."""
-        self.mask = allowed
-        """The tokens that may come next: int32 `[W]`, a new array for every token."""
+        self.mask = masks.everything
+        """The tokens that may come next: int32 `[W]`, not to be written to."""
         self.is_over = False
         """Whether nothing may come any more."""
         self.error: str | None = None
@@ -114,39 +175,32 @@ class GrammarState:
     def move(self, token: int | None) -> None:
         """Called in a thread, never twice at a time."""
         try:
+            if token is None:
+                self._be_at(self._masks.first_mask(self._grammar))
+                return
             if self._matcher is None:
                 self._matcher = self._masks.new_matcher(self._grammar)
-            self._move(self._matcher, token)
-        except GrammarError as error:
-            self.error = str(error)
+            with _watched(self._matcher):
+                self._move(self._matcher, token)
+        except Exception as error:  # whatever it is, it ends this request: without a mask nothing would hold it
+            self.error = str(error) or type(error).__name__
 
-    def _move(self, matcher: LLMatcher, token: int | None) -> None:
-        started_s = time.thread_time()
+    def _move(self, matcher: LLMatcher, token: int) -> None:
         self.forced = []
-        if token is not None:
-            self._take(matcher, [token])
-            if self._may_jump and not matcher.is_stopped():
-                self.forced = matcher.compute_ff_tokens()
-                self._take(matcher, self.forced)
-        self.is_over = matcher.is_stopped()
-        if not self.is_over:
-            self.mask = self._mask_of(matcher)
-            if not matcher.is_error() and not self.mask.any():
+        self._take(matcher, [token])
+        if self._may_jump and not matcher.is_stopped():
+            self.forced = matcher.compute_ff_tokens()
+            self._take(matcher, self.forced)
+        self._be_at(None if matcher.is_stopped() else self._masks.mask_of(matcher))
+
+    def _be_at(self, mask: np.ndarray | None) -> None:
+        """What may come next, as far as the request allows it; None: nothing."""
+        self.is_over = mask is None
+        if mask is not None:
+            self.mask = mask if self._allowed is None else mask & self._allowed
+            if not self.mask.any():
                 raise GrammarError("of the tokens that it allows next, the request allows none")
-        if matcher.is_error():
-            raise GrammarError(matcher.get_error())
-        if time.thread_time() - started_s > _MAX_STEP_S:
-            raise GrammarError("it takes too long to find out which tokens may come next")
 
     def _take(self, matcher: LLMatcher, tokens: list[int]) -> None:
         if not matcher.consume_tokens(tokens):
             raise GrammarError(matcher.get_error() or f"tokens {tokens[:8]} do not fit")
-
-    def _mask_of(self, matcher: LLMatcher) -> np.ndarray:
-        """The vocabulary of the tokenizer may end before the model's, or behind it."""
-        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-        mask = np.zeros_like(self._allowed)
-        num_bytes = min(len(bits), mask.nbytes)
-        mask.view(np.uint8)[:num_bytes] = bits[:num_bytes]
-        mask &= self._allowed
-        return mask

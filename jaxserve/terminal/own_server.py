@@ -40,7 +40,7 @@ def own_server(words: Sequence[str], environment: Mapping[str, str]) -> Iterator
     Raises ServerEndedError when it ends instead.
     """
     key = secrets.token_urlsafe(16)
-    command = [sys.executable, "-m", "jaxserve.cli.main", "serve", "--log-level", "warning", *words]
+    command = [sys.executable, "-m", "jaxserve.cli.child", "serve", "--log-level", "warning", *words]
     process = subprocess.Popen(
         [*command, "--host", "127.0.0.1", "--port", "0"],
         stdin=subprocess.DEVNULL,

@@ -33,6 +33,9 @@ _END_SPELLINGS = (
 )
 """Control tokens that end a turn or a text in every model that has them: older files declare one EOS only."""
 
+_PHI3_KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
+"""In Phi-3's SentencePiece vocabulary all other control tokens swallow the white space behind them; no key says so."""
+
 _TEMPLATE_VARIABLES = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -189,8 +192,14 @@ class _Reader:
             for token, kind in zip(tokens, types, strict=True)
             if kind in (_CONTROL, _UNKNOWN, _USER_DEFINED)
         }
+        is_phi3 = self._metadata.get("general.architecture") == "phi3" and self._get("model", str) == "llama"
         backend.add_tokens(
-            [AddedToken(token, normalized=False, special=is_control) for token, is_control in added.items()]
+            [
+                AddedToken(
+                    token, normalized=False, special=is_control, rstrip=is_phi3 and token not in _PHI3_KEEPS_SPACES
+                )
+                for token, is_control in added.items()
+            ]
         )
 
     def _add_post_processor(self, backend: tokenizers.Tokenizer, ids: Mapping[str, int | None], adds_bos: bool) -> None:

@@ -20,12 +20,11 @@ class TextOffsets:
         tokenizer: Tokenizer,
         prompt_token_ids: Sequence[int] = (),
         *,
-        start: int = 0,
         skip_special_tokens: bool = True,
     ) -> None:
         self._state: TextState = tokenizer.text_state(skip_special_tokens=skip_special_tokens)
         self._state.skip_prompt(prompt_token_ids)
-        self._offset = start
+        self._offset = 0
 
     def push(self, token_ids: Sequence[int]) -> list[int]:
         """The offsets of these tokens, which follow those pushed before."""

@@ -132,10 +132,6 @@ def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def _strftime_now(layout: str) -> str:
-    return datetime.now().strftime(layout)
-
-
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,
@@ -155,7 +151,7 @@ def _environment() -> _BoundedEnvironment:
     environment.filters["bounded_loop"] = _bounded_loop
     environment.filters["bounded_size"] = _bounded_size
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
     del environment.globals["lipsum"]  # makes text of any length in one call
     return environment
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.checkpoint.gguf_file import open_gguf
-from jaxserve.errors import CheckpointError, InvalidRequestError
+from jaxserve.errors import CheckpointError, InvalidRequestError, invalid
 from jaxserve.tokenizer.gguf_vocab import read_gguf_tokenizer
 from jaxserve.tokenizer.hf_vocab import read_hf_tokenizer
 from jaxserve.tokenizer.source import TokenizerSource
@@ -89,10 +89,7 @@ class Tokenizer:
         _check_unicode(text)
         room = max_tokens - (self._backend.num_special_tokens_to_add(False) if add_special_tokens else 0)
         if room < 1:
-            raise InvalidRequestError(
-                f"Invalid value for 'truncate_prompt_tokens': {max_tokens} leaves no room beside the special tokens.",
-                param="truncate_prompt_tokens",
-            )
+            raise invalid("truncate_prompt_tokens", f"{max_tokens} leaves no room beside the special tokens")
         encoding = self._backend.encode(text, add_special_tokens=False)
         encoding.truncate(room)
         whole = self._backend.post_process(encoding, add_special_tokens=add_special_tokens)
@@ -109,10 +106,7 @@ class Tokenizer:
         if max_tokens is not None:
             room = max_tokens - self._backend.num_special_tokens_to_add(True)
             if room < 2:
-                raise InvalidRequestError(
-                    f"Invalid value for 'truncate_prompt_tokens': {max_tokens} leaves no room beside the special tokens.",
-                    param="truncate_prompt_tokens",
-                )
+                raise invalid("truncate_prompt_tokens", f"{max_tokens} leaves no room beside the special tokens")
             keep = min(len(first), max(room - len(second), room // 2))
             first.truncate(keep)
             second.truncate(room - keep)
@@ -320,4 +314,5 @@ def _with_chat_template(source: TokenizerSource, path: Path) -> TokenizerSource:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: chat template cannot be read: {error}") from error
+    ChatTemplate(text, str(path))  # a mistake in it is the file's, not the checkpoint's
     return replace(source, chat_templates={"default": text})

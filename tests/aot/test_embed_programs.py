@@ -20,7 +20,8 @@ from tests.aot.test_step_programs import PAGE_SIZE, SMALL
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
-MINILM = EncoderConfig(30522, 384, 1536, 12, 6, 512, 2, 1e-12)
+MINILM = EncoderConfig(30522, 384, 1536, 12, 2, 512, 2, 1e-12)  # two of its layers
+ONE_LAYER = replace(SMALL, layers=SMALL.layers[:1])
 BFLOAT16 = plain(jnp.dtype("bfloat16"))
 TARGETS = [pytest.param(H200, "mosaic_gpu", id="h200"), pytest.param(V6E, "mosaic_tpu", id="v6e")]
 
@@ -33,25 +34,26 @@ def require_compiler(target: Target) -> None:
 @pytest.mark.parametrize(("target", "backend"), TARGETS)
 def test_a_decoder_keeps_its_pages_in_place(target: Target, backend: Any) -> None:
     require_compiler(target)
-    sharding = make_sharding(SMALL, 1, target.devices(1))
-    skeleton = make_skeleton(SMALL, replace(BFLOAT16, backend=backend))
-    shape = (SMALL.num_layers, 1024, SMALL.num_kv_heads, PAGE_SIZE, SMALL.head_dim)
+    sharding = make_sharding(ONE_LAYER, 1, target.devices(1))
+    skeleton = make_skeleton(ONE_LAYER, replace(BFLOAT16, backend=backend))
+    shape = (ONE_LAYER.num_layers, 1024, ONE_LAYER.num_kv_heads, PAGE_SIZE, ONE_LAYER.head_dim)
     program = Program("embed", 512, 32, 32, 0)
     step = lower_embedding(skeleton, sharding, program, "last", shape, jnp.dtype("bfloat16")).compile()
     memory = step.memory_analysis()
     assert memory is not None
     assert memory.alias_size_in_bytes == 2 * 2 * prod(shape)
-    assert memory.temp_size_in_bytes < 2 * prod(shape) // SMALL.num_layers
+    assert memory.temp_size_in_bytes < 2 * prod(shape) // ONE_LAYER.num_layers
 
 
 @pytest.mark.parametrize(("target", "backend"), TARGETS)
 def test_an_encoder_needs_room_for_a_block_of_queries_not_for_all_pairs(target: Target, backend: Any) -> None:
     require_compiler(target)
-    num_tokens = 4096
+    num_tokens = 4096 if target is H200 else 1024  # the compiler of TPUs takes a minute for so many
     skeleton = make_encoder_skeleton(MINILM, BFLOAT16)
     sharding = make_sharding(MINILM, 1, target.devices(1))
-    program = Program("embed", num_tokens, 256, 256, 0)
+    program = Program("embed", num_tokens, num_tokens // 16, num_tokens // 16, 0)
     step = lower_embedding(skeleton, sharding, program, "mean", None, jnp.dtype("bfloat16")).compile()
     memory = step.memory_analysis()
     assert memory is not None
-    assert memory.temp_size_in_bytes < MINILM.num_heads * num_tokens**2 // 4
+    pairs_bytes = 2 * MINILM.num_heads * num_tokens**2
+    assert memory.temp_size_in_bytes < pairs_bytes // 4

@@ -10,39 +10,51 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jaxserve_kernels.backend import Backend
 
-from jaxserve.layers.numerics import plain
+from benchmarks.gpu.static import THUNKS, launches, outside_graphs
+from jaxserve.config import WeightFormat
+from jaxserve.layers.numerics import Numerics, plain
 from jaxserve.models.config import DecoderConfig, LayerConfig, RopeScaling
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.slots import slots_bytes
-from jaxserve.runner.steps import lower
+from jaxserve.runner.steps import abstract_params, lower
 from jaxserve.sharding.mesh import make_sharding
-from tests.aot.devices import A100, B200, H100, H200, V5E, V6E, Target
+from tests.aot.devices import A100, B200, H100, H200, V5E, V5P, V6E, V7X, Target
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
 PAGE_SIZE = 16
 
-SMALL = DecoderConfig(  # every feature that changes the program, in three layers
+SMALL = DecoderConfig(  # every feature that changes the program, in two layers
     vocab_size=4096,
     hidden_size=512,
     intermediate_size=1024,
     num_heads=16,
     num_kv_heads=8,
     head_dim=128,
-    layers=(LayerConfig(), LayerConfig(sliding_window=64), LayerConfig(use_rope=False)),
+    layers=(LayerConfig(sliding_window=64), LayerConfig(use_rope=False)),
     max_position=4096,
     norm_eps=1e-5,
     rope_theta=10000.0,
     tied_embeddings=True,
-    qk_norm=True,
+    qk_norm="heads",
     qkv_bias=True,
+    norm_placement="around",
+    norm_weights="offset",
+    sliding_rope_theta=1e3,
+    attention_scale=0.1,
+    attention_softcap=50.0,
+    embedding_scale=22.6,
+    residual_scale=0.5,
+    logit_scale=0.25,
+    logit_softcap=30.0,
 )
 LLAMA_8B = DecoderConfig(  # Llama 3.1 8B
     vocab_size=128256,
@@ -57,6 +69,7 @@ LLAMA_8B = DecoderConfig(  # Llama 3.1 8B
     rope_theta=500000.0,
     rope_scaling=RopeScaling("llama3", 8.0, 8192, low_freq_factor=1.0, high_freq_factor=4.0),
 )
+ONE_LAYER = replace(LLAMA_8B, layers=LLAMA_8B.layers[:1])  # all the products there are
 
 
 @dataclass(frozen=True)
@@ -69,6 +82,7 @@ class Case:
     num_pages: int
     program: Program
     backend: Backend = "reference"
+    quantization: WeightFormat = "none"
 
     @property
     def pool_shape(self) -> tuple[int, ...]:
@@ -80,32 +94,55 @@ class Case:
         return (layers, pages, heads // self.num_devices, slots, dim)
 
     @property
+    def numerics(self) -> Numerics:
+        """As the server chooses them on such a device."""
+        joined_for = self.num_devices if self.target.platform == "gpu" else 0
+        plainly = plain(jnp.dtype("bfloat16"))
+        return replace(
+            plainly,
+            backend=self.backend,
+            quantization=self.quantization,
+            joined_for=joined_for,
+            num_devices=self.num_devices,
+        )
+
+    @property
+    def rounds_activations(self) -> bool:
+        return self.quantization in ("fp8", "int8")
+
+    @property
     def array_bytes(self) -> int:
         """Keys, or values, of all layers on one device."""
         return prod(self.local_shape) * 2
 
     def __str__(self) -> str:
-        name = {SMALL: "small", LLAMA_8B: "llama-8b"}[self.model]
+        name = {SMALL: "small", LLAMA_8B: "llama-8b", ONE_LAYER: "llama-8b-one-layer"}[self.model]
         burst = "" if self.program.max_steps == 1 else f"x{self.program.max_steps}"
-        return f"{self.target.name}x{self.num_devices}-{name}-{self.program.name}{burst}-{self.backend}"
+        weights = "" if self.quantization == "none" else f"-{self.quantization}"
+        return f"{self.target.name}x{self.num_devices}-{name}-{self.program.name}{burst}-{self.backend}{weights}"
 
 
-SMALL_PROGRAMS = [Program("decode", 8, 8, 64, num_slots=8), Program("mixed", 128, 8, 64, num_slots=8)]
+DECODE = Program("decode", 8, 8, 64, num_slots=8)
+MIXED = Program("mixed", 128, 64, 64, num_slots=64)  # prompts are scored in two blocks
 BURST = Program("decode", 8, 8, 64, num_slots=8, max_steps=8)
 LLAMA_DECODE = Program("decode", 32, 32, 512, num_slots=32)
-LLAMA_MIXED = Program("mixed", 512, 32, 512, num_slots=32)
-CASES = [  # more steps for TPUs stand in test_tpu_kernels.py
-    *[
-        Case(target, devices, SMALL, 4096, program, "mosaic_tpu")
-        for target, devices in ((V5E, 1), (V6E, 4))
-        for program in SMALL_PROGRAMS
-    ],
-    Case(V5E, 4, SMALL, 4096, BURST),
-    *[Case(H200, devices, SMALL, 4096, program, "mosaic_gpu") for devices in (1, 4) for program in SMALL_PROGRAMS],
-    Case(H100, 1, SMALL, 4096, SMALL_PROGRAMS[0], "mosaic_gpu"),
-    *[Case(target, 1, SMALL, 4096, SMALL_PROGRAMS[0]) for target in (A100, B200)],
+LLAMA_MIXED = Program("mixed", 512, 128, 512, num_slots=128)
+CASES = [  # pairs of a device, a kind of step and a format of weights, each of them once and not all combinations:
+    # the sampler alone takes a compiler ten seconds
     *[Case(H200, 1, LLAMA_8B, 8192, program, "mosaic_gpu") for program in (LLAMA_DECODE, LLAMA_MIXED)],
-    Case(V6E, 1, LLAMA_8B, 6144, LLAMA_DECODE, "mosaic_tpu"),
+    Case(H200, 1, ONE_LAYER, 8192, LLAMA_DECODE, "mosaic_gpu", "int4-weight-only"),
+    Case(H200, 4, SMALL, 4096, MIXED, "mosaic_gpu"),
+    Case(H200, 1, SMALL, 4096, DECODE, "mosaic_gpu", "fp8"),
+    Case(H100, 4, SMALL, 4096, DECODE, "mosaic_gpu", "int4-weight-only"),
+    Case(B200, 1, SMALL, 4096, DECODE, quantization="fp8-weight-only"),
+    Case(A100, 1, SMALL, 4096, DECODE, quantization="fp8"),
+    Case(V5E, 4, ONE_LAYER, 8192, LLAMA_DECODE, "mosaic_tpu", "int4-weight-only"),
+    Case(V5E, 1, SMALL, 4096, BURST, quantization="fp8"),
+    Case(V5P, 4, SMALL, 4096, DECODE, "mosaic_tpu"),
+    Case(V6E, 4, SMALL, 4096, MIXED, "mosaic_tpu"),
+    Case(V6E, 1, SMALL, 4096, BURST, "mosaic_tpu"),
+    Case(V7X, 4, SMALL, 4096, DECODE, "mosaic_tpu", "fp8"),
+    Case(V7X, 1, SMALL, 4096, MIXED, "mosaic_tpu"),
 ]
 
 
@@ -117,22 +154,29 @@ class Compiled:
     aliased_bytes: int
     temp_bytes: int
     text: str
+    outside_graphs: list[str]
+    """Of GPUs: work that is in no CUDA graph."""
 
 
 @pytest.fixture(scope="module", params=CASES, ids=str)
-def compiled(request: pytest.FixtureRequest) -> Compiled:
+def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     case: Case = request.param
     if not case.target.has_compiler:
         pytest.skip(
             f"{case.target.compiler} is not installed: nothing compiled for {case.target.platform} (make kernels-check)"
         )
     sharding = make_sharding(case.model, case.num_devices, case.target.devices(case.num_devices))
-    skeleton = make_skeleton(case.model, replace(plain(jnp.dtype("bfloat16")), backend=case.backend))
-    step: jax.stages.Compiled = lower(skeleton, sharding, case.program, case.pool_shape).compile()
+    skeleton = make_skeleton(case.model, case.numerics)
+    dumps = tmp_path_factory.mktemp("dumps")
+    options: dict[str, Any] | None = None
+    if case.target.platform == "gpu":  # there is no device to find the fastest products on
+        options = {"xla_dump_to": str(dumps), "xla_dump_hlo_as_text": True, "xla_gpu_autotune_level": 0}
+    step: jax.stages.Compiled = lower(skeleton, sharding, case.program, case.pool_shape).compile(options)
     memory, text = step.memory_analysis(), step.as_text()
     assert memory is not None
     assert text is not None
-    return Compiled(case, memory.alias_size_in_bytes, memory.temp_size_in_bytes, text)
+    outside = [kind for file in dumps.glob(THUNKS) for kind in outside_graphs(file.read_text(encoding="utf-8"))]
+    return Compiled(case, memory.alias_size_in_bytes, memory.temp_size_in_bytes, text, outside)
 
 
 def test_the_pool_comes_back_in_its_own_buffers(compiled: Compiled) -> None:
@@ -140,6 +184,17 @@ def test_the_pool_comes_back_in_its_own_buffers(compiled: Compiled) -> None:
     slots = slots_bytes(case.program.num_slots, case.model.vocab_size)
     spare = compiled.aliased_bytes - 2 * case.array_bytes - slots
     assert 0 <= spare <= slots, "the slots, as large as the device lays them out"
+
+
+def test_the_kernels_of_every_layer_are_inside(compiled: Compiled) -> None:
+    case = compiled.case
+    in_mixed = {"reference": 0, "mosaic_gpu": 2, "mosaic_tpu": 3}
+    in_decode = {"reference": 0, "mosaic_gpu": 1, "mosaic_tpu": 1}
+    kernels = (in_decode if case.program.kind == "decode" else in_mixed)[case.backend]
+    if case.target is H200 and case.num_devices == 1 and case.quantization == "int4-weight-only":
+        kernels += 4  # products: attention in and out, MLP in and out
+    found = re.findall(r'custom_call_target="(?:tpu_custom_call|mosaic_gpu\w*)"', compiled.text)
+    assert len(found) == kernels * case.model.num_layers
 
 
 def test_nothing_as_large_as_the_keys_of_a_layer_is_kept_aside(compiled: Compiled) -> None:
@@ -153,8 +208,23 @@ def test_the_pool_is_neither_copied_nor_laid_out_anew(compiled: Compiled) -> Non
     assert re.findall(rf"= \(?\w+{shape}\S* (?:{moves})\(", compiled.text) == []
 
 
+def test_a_step_by_the_kernels_is_one_cuda_graph_and_a_decode_step_one_of_few_launches(compiled: Compiled) -> None:
+    """What is outside of graphs the host starts, piece by piece, and waits for where it is a condition."""
+    case = compiled.case
+    if case.backend == "mosaic_gpu" and case.num_devices == 1:
+        assert compiled.outside_graphs == []
+        if case.program.kind == "mixed":
+            return
+        in_layers = [launch for launch in launches(compiled.text, case.array_bytes) if "layer_" in launch.scope]
+        most = 20 if case.rounds_activations else 19 if case.quantization == "int4-weight-only" else 16
+        assert len(in_layers) <= most * case.model.num_layers
+
+
 def test_a_layer_exchanges_two_sums_and_nothing_else(compiled: Compiled) -> None:
-    """Tensor parallelism: one after attention, one after the MLP. One device has nobody to talk to."""
+    """Tensor parallelism: one after attention, one after the MLP. One device has nobody to talk to.
+
+    Before either, activations that are rounded by their largest value need that of all devices: a number for each token.
+    """
     found = re.findall(
         r"= .*? (all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+)(?:-start)?\(.*"
         r'op_name="jit\(step\)/(?:while/body/)?(?:closed_call/)?(\w+)',
@@ -162,4 +232,30 @@ def test_a_layer_exchanges_two_sums_and_nothing_else(compiled: Compiled) -> None
     )
     exchanges = Counter((where, kind) for kind, where in found if where.startswith("layer_"))
     layers = range(compiled.case.model.num_layers) if compiled.case.num_devices > 1 else ()
-    assert exchanges == {(f"layer_{layer}", "all-reduce"): 2 for layer in layers}
+    count = 4 if compiled.case.rounds_activations else 2
+    assert exchanges == {(f"layer_{layer}", "all-reduce"): count for layer in layers}
+
+
+def test_small_weights_are_widened_in_memory_only_where_there_is_no_arithmetic_for_them(compiled: Compiled) -> None:
+    case = compiled.case
+    if case.quantization == "none":
+        pytest.skip("its weights are whole")
+    sharding = make_sharding(case.model, case.num_devices, case.target.devices(case.num_devices))
+    skeleton = make_skeleton(case.model, case.numerics)
+    matrices = {
+        ",".join(map(str, leaf.sharding.shard_shape(leaf.shape)))
+        for leaf in abstract_params(skeleton, sharding)
+        if leaf.sharding is not None and len(leaf.shape) == 2 and leaf.dtype.itemsize == 1  # of 4 bits: 1 as well
+    }
+    kept = compiled.text[compiled.text.index("\nENTRY ") :]  # what is inside of a fusion is never stored
+    widened = matrices.intersection(re.findall(r" = (?:bf16|f16|f32)\[([\d,]+)\]", kept))
+    assert bool(widened) == (case.target is A100)
+
+
+def test_products_of_8_bits_take_their_operands_as_they_are(compiled: Compiled) -> None:
+    if compiled.case.target is not H200 or compiled.case.quantization != "fp8":
+        pytest.skip("other products")
+    types = dict(re.findall(r"%([\w.-]+) = (\w+)\[", compiled.text))
+    operands = re.findall(r" dot\(%([\w.-]+), %([\w.-]+)\)", compiled.text)
+    assert len(operands) >= 4 * compiled.case.model.num_layers + 1, "attention in and out, MLP in and out, head"
+    assert {types[name] for pair in operands for name in pair} == {"f8e4m3fn"}

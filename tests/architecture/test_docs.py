@@ -1,16 +1,83 @@
-"""The architecture page names functions and folders that exist."""
+"""The pages: links lead somewhere, the index has them all, and what they name exists."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import re
+from pathlib import Path
 
 import pytest
 
+from jaxserve import LLM, SamplingParams
+from jaxserve.cli.options import DEFAULT_MODEL_NAME
+from jaxserve.cli.settings import SETTINGS
+from jaxserve.llm.settings import ACCEPTED
 from tests.architecture.sources import ROOT, program
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 REFERENCES = sorted(set(re.findall(r"`([a-z_]+(?:/[a-z_]+)+)\.((?:[A-Z]\w+\.)?[a-z_]\w+)`", PAGE)))
+
+PAGES = [
+    ROOT / name
+    for pattern in ("*.md", "docs/**/*.md", "kernels/**/*.md", "benchmarks/**/*.md")
+    for name in ROOT.glob(pattern)
+]
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text("utf-8")):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_the_index_has_every_page() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {(index.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]+)", index.read_text("utf-8"))}
+    pages = {page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "decisions"}
+    assert pages - linked == {index}
+
+
+def test_snippets_ask_for_models_that_exist() -> None:
+    for page in PAGES:
+        for block in re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S):
+            for name in re.findall(r'\bmodel="([^"]+)"', block):
+                assert name == DEFAULT_MODEL_NAME or "/" in name, f"{page}: {name}"
+
+
+def test_snippets_call_what_there_is_by_the_names_that_it_has() -> None:
+    """Of the Python API: a keyword that is gone would fail for whoever pastes it."""
+    methods = {name: set(inspect.signature(found).parameters) for name, found in vars(LLM).items() if callable(found)}
+    known = {"LLM": set(ACCEPTED), "SamplingParams": set(SamplingParams.__dataclass_fields__), **methods}
+    checked = 0
+    for page in PAGES:
+        for block in re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S):
+            if "from jaxserve import" not in block:
+                continue
+            for call in (node for node in ast.walk(ast.parse(block)) if isinstance(node, ast.Call)):
+                name = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
+                words = {keyword.arg for keyword in call.keywords}
+                assert name == "print" or words <= known[name], f"{page}: {ast.unparse(call)}"
+                checked += 1
+    assert checked > 10
+
+
+def test_flags_that_stand_beside_those_of_vllm_exist() -> None:
+    page = (ROOT / "docs" / "differences.md").read_text("utf-8")
+    rows = re.findall(r"^\| `--[^|]* \| ([^|]*) \|$", page.partition("## The flags of `vllm serve`")[2], re.M)
+    named = {flag for row in rows for flag in re.findall(r"`(--[a-z-]+)", row)}
+    known = {setting.flag for setting in SETTINGS} | {f"--no-{s.flag[2:]}" for s in SETTINGS if s.kind == "switch"}
+    assert len(named) >= 5
+    assert named <= known
 
 
 def test_the_trace_names_functions() -> None:
@@ -39,6 +106,7 @@ def test_every_room_is_described() -> None:
 
 
 def test_readme_lists_every_architecture_that_is_served() -> None:
-    families = [source for source in program() if source.module.startswith("jaxserve.models.families.")]
+    rooms = ("jaxserve.models.families.", "jaxserve.checkpoint.text_part")
+    families = [source for source in program() if source.module.startswith(rooms)]
     served = {name for source in families for name in re.findall(r'"(\w+For\w+)"', source.path.read_text("utf-8"))}
     assert set(re.findall(r"`(\w+For\w+)`", (ROOT / "README.md").read_text("utf-8"))) == served

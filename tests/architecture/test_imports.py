@@ -11,7 +11,15 @@ import pytest
 
 from tests.architecture.sources import ROOT, Source, program
 
-EVERYBODY = {"jaxserve", "jaxserve.config", "jaxserve.errors", "jaxserve.log", "jaxserve.metrics", "jaxserve.types"}
+EVERYBODY = {
+    "jaxserve",
+    "jaxserve.config",
+    "jaxserve.errors",
+    "jaxserve.log",
+    "jaxserve.metrics",
+    "jaxserve.parent",
+    "jaxserve.types",
+}
 KERNELS = "jaxserve_kernels"
 
 # A room may import itself, EVERYBODY, and what stands here: a whole room, or one module of it.
@@ -87,6 +95,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "types": set(),
     "log": set(),
+    "parent": set(),
 }
 
 NO_JAX = [
@@ -95,6 +104,7 @@ NO_JAX = [
     "jaxserve.types",
     "jaxserve.log",
     "jaxserve.metrics",
+    "jaxserve.parent",
     "jaxserve.cli",
     "jaxserve.llm",
     "jaxserve.bench",
@@ -190,7 +200,10 @@ def test_flax_is_imported_only_by_models_layers_and_weights() -> None:
 
 def test_jit_stands_only_in_runner_steps() -> None:
     """And around the kernels of accelerators, which programs call once per layer and should lower once."""
-    kernels = {f"jaxserve_kernels.paged_attention.{module}" for module in ("gpu.attention", "tpu.fused")}
+    attention, products = ("gpu.attention", "tpu.fused"), ("matmul.gpu.skinny", "grouped_matmul.gpu.kernel")
+    kernels = {
+        f"jaxserve_kernels.{module}" for module in (*(f"paged_attention.{each}" for each in attention), *products)
+    }
     places = {"jaxserve.runner.steps", *kernels}
     jits = {"jax.jit", "jax.pmap", "nnx.jit"}
     faults = [

@@ -9,12 +9,13 @@ import pytest
 
 from tests.e2e.http_server import Server
 from tests.e2e.real_server import BATCH_PROGRAMS, serving_tiny
+from tests.programs import shared_programs
 
 
 @pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A program cache that is empty at first and shared by all servers of the session."""
-    return tmp_path_factory.mktemp("programs")
+def programs() -> Path:
+    """The program cache that all servers and engines of the run share."""
+    return shared_programs()
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from tests.e2e.http_server import Server, await_ready, launched
 from tests.models.goldens import GoldenCheckpoint, golden_checkpoint
+from tests.smollm2 import FLAGS
+from tests.unit.checkpoint.checkpoint_files import smollm2_file
 
 MODEL = "llama3_tiny"
 COLD_START_TIMEOUT_S = 180.0
@@ -36,14 +38,20 @@ def model() -> GoldenCheckpoint:
 
 
 @contextlib.contextmanager
-def serving(*words: str, programs: Path) -> Iterator[Server]:
+def serving(*words: str, programs: Path, cpu_kernels: str = "xla") -> Iterator[Server]:
     """A ready `jaxserve serve WORDS` on a free port. programs: the program cache."""
     with tempfile.TemporaryDirectory(prefix="jaxserve-test-", ignore_cleanup_errors=True) as sockets:
         command = [sys.executable, "-m", "jaxserve.cli.main", "serve", *words, "--port", "0"]
-        command += ["--compile-cache", str(programs), "--uds-dir", sockets, "--cpu-kernels", "xla"]
+        command += ["--compile-cache", str(programs), "--uds-dir", sockets, "--cpu-kernels", cpu_kernels]
         with launched(command) as server:
             await_ready(server, COLD_START_TIMEOUT_S)
             yield server
+
+
+def serving_smollm2(*flags: str, programs: Path) -> contextlib.AbstractContextManager[Server]:
+    """The default model, started without naming it, by the kernels that users have."""
+    smollm2_file()
+    return serving(*FLAGS, *flags, programs=programs, cpu_kernels="auto")
 
 
 @contextlib.contextmanager

@@ -57,7 +57,9 @@ def test_processes_share_connections_and_seeds_never_meet() -> None:
             status, _, reply = server.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 24})
             assert status == 200
             texts.append(json.loads(reply)["choices"][0]["text"])
-        assert len(set(texts)) == len(texts)
+        # The fake model's text knows a seed modulo its vocabulary: a few of 24 may meet there. With one stream of seeds
+        # in both processes about half of them would.
+        assert len(set(texts)) >= 19
         streams = open_streams(server, 24)
         held = [connections_of(pid, server.port) for pid in (server.process.pid, children(server)[1])]
         assert min(held) > 0 and sum(held) == 24

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from jaxserve.config import CompileConfig, Config, ModelConfig
+from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig
 from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.executor.local import LocalExecutor
 from tests.models.goldens import golden_checkpoint
@@ -80,10 +81,11 @@ def test_parsers_that_do_not_go_together_are_one_line_and_exit_code_2(checkpoint
     assert message.startswith("--tool-call-parser hermes with --reasoning-parser harmony: ")
 
 
-def refusal(checkpoint: Path, model: dict[str, Any] | None = None, **compile_options: Any) -> str:
+def refusal(checkpoint: Path, cache: CacheConfig | None = None, **compile_options: Any) -> str:
     """What the engine raises; it reads no tensor and compiles nothing before that."""
     config = Config(
-        model=ModelConfig(model=str(checkpoint), **model or {}),
+        model=ModelConfig(model=str(checkpoint)),
+        cache=cache or CacheConfig(),
         compile=CompileConfig(compile_cache="off", **compile_options),
     )
     with pytest.raises((ConfigError, CheckpointError)) as caught:
@@ -100,4 +102,12 @@ def test_architecture_nobody_knows_is_refused_with_the_path_of_the_checkpoint(ch
 def test_attention_kernel_that_does_not_exist_is_refused() -> None:
     assert refusal(golden_checkpoint("llama2_tiny").path, attention_backend="pallas") == (
         "--attention-backend pallas: no kernel for CPUs; use auto or reference"
+    )
+
+
+def test_kv_cache_that_the_host_has_no_room_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxserve.runner.memory.available_bytes", lambda: 16 << 10)
+    message = refusal(golden_checkpoint("llama2_tiny").path, CacheConfig(kv_cache_memory=1 << 30))
+    assert re.fullmatch(
+        r"a KV cache of \d+\.\d\d GiB is more than the 0\.00 GiB that are free on this host: .*", message
     )

@@ -125,7 +125,7 @@ def test_a_long_list_goes_through_a_small_engine_in_order(client: openai.OpenAI)
         ({"input": 5}, "input", "Expected `str | array | null`, got `int`"),
         ({"input": [[1]] * 1501}, "input", "1 to 1500 items (--max-inputs), got 1501"),
         ({"input": [[1] * 30] * 101}, "input", "may have 3000 tokens (--max-input-tokens), got 3030"),
-        ({"input": "a", "encoding_format": "hex"}, "encoding_format", "Invalid enum value 'hex'"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format", "must be one of 'base64', 'float', got 'hex'"),
         ({"input": "a", "dimensions": 0}, "dimensions", "at least 1, got 0"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "must be -1 or at least 1, got 0"),
         ({"input": "a", "truncate_prompt_tokens": 33}, "truncate_prompt_tokens", "takes 32 tokens, got 33"),

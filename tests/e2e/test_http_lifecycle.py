@@ -6,15 +6,18 @@ import json
 import os
 import signal
 import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.http_server import START_TIMEOUT_S, TOKENIZER, running, started, until
+from jaxserve.bench.startup import free_port, http_get
+from jaxserve.ipc.address import own_address
+from tests.e2e.http_server import PYTHON, ROOT, SOURCES, START_TIMEOUT_S, TOKENIZER, running, started, until
 from tests.e2e.test_http_raw import open_post, read_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.versions]
 
 SLOW: dict[str, Any] = {"device_seconds": 0.01, "vocab_size": 384, "eos_token_ids": []}
 LONG = {"prompt": "x", "max_tokens": 1900, "stream": True}
@@ -53,6 +56,23 @@ def test_ready_line_has_url_and_a_command_that_works() -> None:
         pid = server.engine_pid()
         assert server.stop() == 0
         assert not is_alive(pid)
+
+
+def test_output_that_nobody_reads_is_no_reason_to_stop(tmp_path: Path) -> None:
+    port = free_port()
+    config = {"model": {"model": str(TOKENIZER)}, "server": {"port": port, "uds_dir": str(tmp_path)}}
+    command = [PYTHON, "-m", "tests.e2e.fake_engine_server", json.dumps(config), "{}"]
+    environment = os.environ | {"PYTHONPATH": SOURCES, "JAX_PLATFORMS": "cpu"}
+    reader, writer = os.pipe()
+    os.close(reader)
+    with subprocess.Popen(command, stdout=writer, stderr=writer, env=environment, cwd=ROOT) as process:
+        os.close(writer)
+        try:
+            until(lambda: process.poll() is not None or http_get(port, "/ready")[0] == 200, "not ready")
+            process.terminate()
+            assert process.wait(START_TIMEOUT_S) == 0
+        finally:
+            process.kill()
 
 
 def test_sigterm_lets_requests_finish_and_refuses_new_ones() -> None:
@@ -125,11 +145,14 @@ def test_nothing_is_left_of_the_sockets(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
 
 
-def test_engine_dies_with_its_killed_parent() -> None:
-    with running() as server:
+def test_engine_dies_with_its_killed_parent_and_nothing_of_their_socket_outlives_the_next_start(tmp_path: Path) -> None:
+    with running(server={"uds_dir": str(tmp_path)}) as server:
         pid = server.engine_pid()
         server.process.kill()
         until(lambda: not is_alive(pid), "the engine outlived its parent")
+    left = list(tmp_path.iterdir())  # nothing, where the engine had the time to remove it
+    with own_address(str(tmp_path)):
+        assert not any(folder.exists() for folder in left)
 
 
 def test_failing_step_fails_its_requests_not_the_server() -> None:

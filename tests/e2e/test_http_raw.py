@@ -86,6 +86,8 @@ def test_status_lines_of_refusals(server: Server) -> None:
         (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 40_000 + b"\r\n\r\n", 431, "headers_too_large"),
         (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431, "headers_too_large"),
         (b"nonsense\r\n\r\n", 400, "invalid_http"),
+        (b"GET /health HTTP/1.1\r\n\r\n", 400, "invalid_http"),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 200 + b"\r\n", 400, "invalid_http"),
         (b"GET /health HTTP/1.1\r\nHost: x\r\nA b: c\r\n\r\n", 400, "invalid_http"),
         (
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
@@ -99,9 +101,30 @@ def test_malformed_http_is_refused_in_openais_form(server: Server, raw: bytes, s
         connection.sendall(raw)
         reply = read_until(connection, b"}}")
     assert b" %d " % status in reply.splitlines()[0]
-    assert json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["code"] == code
+    assert b"\r\nServer: jaxserve\r\n" in reply
+    error = json.loads(reply.partition(b"\r\n\r\n")[2])["error"]
+    assert error["code"] == code
+    assert ": " in error["message"] or code != "invalid_http", "what is wrong with it"
     assert server.request("GET", "/health")[0] == 200
     assert "Traceback" not in server.output
+
+
+@pytest.mark.parametrize("path", ["/health", "/nowhere"])
+def test_an_expectation_that_nobody_knows_is_refused(server: Server, path: str) -> None:
+    status, headers, _ = server.request("GET", path, headers={"Expect": "the unexpected", "X-Request-Id": "mine"})
+    assert (status, headers["x-request-id"]) == (417, "mine")
+    assert "Traceback" not in server.output
+
+
+@pytest.mark.parametrize(("path", "status"), [("/health", 200), ("/v1/models", 200), ("/v1/completions", 405)])
+def test_head_is_get_without_a_body(server: Server, path: str, status: int) -> None:
+    found, headers, data = server.request("HEAD", path)
+    _, expected, body = server.request("GET", path)
+    assert (found, data) == (status, b"")
+    assert body
+    if status == 200:
+        assert headers["content-length"] == expected["content-length"] == str(len(body))
+        assert headers["content-type"] == expected["content-type"]
 
 
 def test_websocket_upgrade_is_ignored(server: Server) -> None:

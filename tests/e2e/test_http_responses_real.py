@@ -8,12 +8,10 @@ from typing import Any
 import openai
 import pytest
 
-from tests.e2e.real_server import serving
-from tests.unit.checkpoint.checkpoint_files import smollm2_file
+from tests.e2e.real_server import serving_smollm2
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.optimized]
 
-FLAGS = ("--served-model-name", "SmolLM2", "--max-num-seqs", "2", "--max-num-batched-tokens", "32")
 LOGPROBS: Any = ["message.output_text.logprobs"]
 
 
@@ -22,9 +20,9 @@ def test_responses_say_what_chat_completions_say(programs: Path) -> None:
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "What is the capital of France?"},
     ]
-    options: Any = {"model": "SmolLM2", "temperature": 0}
+    options: Any = {"model": "SmolLM2-135M-Instruct", "temperature": 0}
     with (
-        serving(str(smollm2_file()), *FLAGS, programs=programs) as server,
+        serving_smollm2(programs=programs) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
         chat = client.chat.completions.create(**options, messages=messages, logprobs=True).choices[0]

@@ -149,5 +149,6 @@ def test_hostile_grammars_delay_nobody(client: openai.OpenAI, server: Server) ->
             seconds.append(ask())
     assert [each.result() for each in attacks[:4]] == [400] * 4
     assert {each.result() for each in attacks[4:]} <= {200, 400}
-    assert sorted(seconds)[len(seconds) // 2] < 0.1, "half of the others' requests are as quick as ever"
+    middle = sorted(seconds)[len(seconds) // 2]
+    assert middle < 0.25, "a check takes half a second of a processor: most requests wait for none"
     assert max(seconds) < 2.0, "nobody waits for the check of a grammar"

@@ -31,7 +31,7 @@ from jaxserve.sampling.params import SamplingParams as EngineParams
 from jaxserve.server.schema.completions import CompletionRequest
 from jaxserve.server.schema.sampling import sampling_params
 from jaxserve.tokenizer.tokenizer import load_tokenizer
-from tests.e2e.http_server import SOURCES, TOKENIZER, until
+from tests.e2e.http_server import ROOT, SOURCES, TOKENIZER, until
 from tests.e2e.test_http_tools import EOS, REPLY, START, TEMPLATE, TOOLS
 
 VOCAB = 389
@@ -125,6 +125,17 @@ def test_many_more_prompts_than_rows_keep_their_order(llm: LLM) -> None:
     assert {(result.prompt, result.outputs[0].finish_reason) for result in results} == {(None, "length")}
 
 
+def test_the_page_on_python_says_what_runs(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [snippet] = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "python.md").read_text("utf-8"), re.M | re.S)
+    monkeypatch.setattr(jaxserve, "LLM", lambda **settings: contextlib.nullcontext(llm))
+    exec(snippet, {})
+    printed = capsys.readouterr().out
+    assert printed.startswith("The capital of France is")
+    assert printed.rstrip().endswith(("stop", "length", "tool_calls"))
+
+
 def test_a_text_is_one_prompt_and_a_list_of_ids_too(llm: LLM) -> None:
     [by_text] = llm.generate("hello", GREEDY)
     [by_ids] = llm.generate(by_text.prompt_token_ids, GREEDY)
@@ -132,6 +143,19 @@ def test_a_text_is_one_prompt_and_a_list_of_ids_too(llm: LLM) -> None:
     assert by_text.prompt_token_ids == load_tokenizer(TOKENIZER).encode("hello", True)
     assert by_text.outputs == by_ids.outputs
     assert llm.generate([], GREEDY) == []
+
+
+def test_prompts_may_be_spelled_as_vllm_does(llm: LLM) -> None:
+    [by_text] = llm.generate("hello", GREEDY)
+    for prompt in ({"prompt": "hello"}, {"prompt_token_ids": by_text.prompt_token_ids}):
+        assert [result.outputs for result in llm.generate(prompt, GREEDY)] == [by_text.outputs]
+        assert [result.outputs for result in llm.generate([prompt, "hello"], GREEDY)] == [by_text.outputs] * 2
+
+
+@pytest.mark.parametrize("prompt", [{"text": "hello"}, {"prompt": "a", "multi_modal_data": {}}, {}, {"prompt": 3}, 3.5])
+def test_what_is_no_prompt_is_refused_by_name(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"'prompts\[1\]': must be a text or token ids, got "):
+        llm.generate(["hello", prompt], GREEDY)
 
 
 def test_each_prompt_may_have_its_own_params(llm: LLM) -> None:
@@ -216,6 +240,12 @@ def test_one_bad_prompt_is_refused_before_anything_runs(
     assert caught.value.__notes__ == ["in prompt 1 of 2, counted from 0"]
 
 
+@pytest.mark.parametrize("params", [{"temperature": 0}, [{"temperature": 0}], "greedy", 0])
+def test_what_are_no_sampling_params_is_refused_by_name(llm: LLM, params: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="'sampling_params': must be SamplingParams or a list of them, got "):
+        llm.generate("x", params)
+
+
 def test_a_prompt_too_large_for_the_cache_is_refused_by_us(tmp_path: Path) -> None:
     with fake_llm(tmp_path, num_blocks=3) as llm:
         assert len(llm.generate([3] * 20, SamplingParams(max_tokens=13))[0].outputs[0].token_ids) == 13
@@ -228,7 +258,7 @@ def test_public_options_are_those_of_the_engine_with_its_defaults() -> None:
     assert COLUMNS.keys() | {"ignore_eos", "stop_token_ids", "max_tokens"} <= names
     assert names <= {field.name for field in msgspec.structs.fields(CompletionRequest)}
     request = msgspec.convert(SamplingParams().request_fields() | {"prompt": "x"}, CompletionRequest)
-    made = sampling_params(request, max_tokens=16, seed=0, num_top_logprobs=None, vocab_size=VOCAB)
+    made = sampling_params(request, {}, max_tokens=16, seed=0, num_top_logprobs=None, vocab_size=VOCAB)
     assert made == EngineParams()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,9 +82,10 @@ def test_what_cannot_be_done_is_said_before_anything_runs(llm: LLM) -> None:
 
 
 @pytest.mark.slow
-def test_minilm_from_text_to_vector_equals_its_reference() -> None:
+@pytest.mark.optimized
+def test_minilm_from_text_to_vector_equals_its_reference(programs: Path) -> None:
     golden = minilm_golden().vectors["mean"]
-    with LLM(minilm_directory(), max_num_batched_tokens=256, max_num_seqs=16, compile_cache="off") as llm:
+    with LLM(minilm_directory(), max_num_batched_tokens=256, max_num_seqs=16, compile_cache=str(programs)) as llm:
         found = np.array([result.outputs.embedding for result in llm.embed(list(MINILM_TEXTS))])
         assert (found * golden).sum(axis=1).min() >= 0.9999
         np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-5)
@@ -93,7 +95,7 @@ def test_minilm_from_text_to_vector_equals_its_reference() -> None:
 
 
 @pytest.mark.slow
-def test_a_cross_encoder_is_given_pairs_with_their_border() -> None:
+def test_a_cross_encoder_is_given_pairs_with_their_border(programs: Path) -> None:
     """Through tokenizer, messages and scheduler; `tests/engine` compares the model itself with transformers."""
     path = pair_golden("bert_cross_tiny").path
     documents = ["the lazy dog", "a list of tokens", "jumps"]
@@ -101,7 +103,7 @@ def test_a_cross_encoder_is_given_pairs_with_their_border() -> None:
     engine = EmbeddingEngine(path)
     expected = np.concatenate(engine.vectors([ids for ids, _ in pairs], [start for _, start in pairs]))
     engine.close()
-    with LLM(path, max_num_batched_tokens=64, max_num_seqs=8, compile_cache="off", cpu_kernels="xla") as llm:
+    with LLM(path, max_num_batched_tokens=64, max_num_seqs=8, compile_cache=str(programs), cpu_kernels="xla") as llm:
         results = llm.score("the quick fox", documents)
         assert [result.outputs.score for result in results] == pytest.approx(expected.tolist(), abs=1e-5)
         assert [result.prompt_token_ids for result in results] == [ids for ids, _ in pairs]

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.http_server import ROOT, SOURCES, Server
-from tests.e2e.real_server import FEW_PROGRAMS, model, serving
+from tests.e2e.real_server import FEW_PROGRAMS, model, serving_smollm2
+from tests.smollm2 import LIMITS
 from tests.unit.checkpoint.checkpoint_files import smollm2_file
 
 pytestmark = pytest.mark.slow
@@ -38,9 +39,7 @@ def lines(start: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def server(programs: Path) -> Iterator[Server]:
-    smollm2_file()
-    limits = ("--max-num-seqs", "2", "--max-num-batched-tokens", "32", "--max-model-len", "256")
-    with serving(*limits, programs=programs) as running:
+    with serving_smollm2(programs=programs) as running:
         yield running
 
 
@@ -74,6 +73,8 @@ def test_plan_as_shown_fits(line: str, tmp_path: Path) -> None:
     assert done.stdout.splitlines()[0].endswith(": fits")
 
 
+@pytest.mark.optimized
+@pytest.mark.versions
 def test_curl_gets_the_reply_shown(server: Server, tmp_path: Path) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
@@ -84,6 +85,8 @@ def test_curl_gets_the_reply_shown(server: Server, tmp_path: Path) -> None:
     assert json.loads(done.stdout) | own == json.loads(shown) | own
 
 
+@pytest.mark.optimized
+@pytest.mark.versions
 def test_python_prints_what_is_shown(server: Server, tmp_path: Path) -> None:
     [snippet, _] = blocks("python")
     done = run([sys.executable, "-c", snippet.replace("http://127.0.0.1:8000", server.url)], tmp_path)
@@ -91,15 +94,20 @@ def test_python_prints_what_is_shown(server: Server, tmp_path: Path) -> None:
     assert f"# {done.stdout}" == snippet.splitlines()[-1]
 
 
+@pytest.mark.optimized
 def test_python_without_a_server_prints_what_is_shown(tmp_path: Path, programs: Path) -> None:
     smollm2_file()
     [_, snippet] = blocks("python")
-    few = f'max_num_seqs=2, max_num_batched_tokens=32, cpu_kernels="xla", compile_cache={str(programs)!r}, '
-    done = run([sys.executable, "-c", snippet.replace("LLM(max", f"LLM({few}max")], tmp_path)
+    shape = LIMITS | {"compile_cache": str(programs)}
+    words = ", ".join(f"{name}={value!r}" for name, value in shape.items())
+    shaped, changes = re.subn(r"LLM\(max_model_len=\d+\)", f"LLM({words})", snippet)
+    assert changes == 1
+    done = run([sys.executable, "-c", shaped], tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"# {done.stdout}" == snippet.splitlines()[-1] + "\n"
 
 
+@pytest.mark.optimized
 def test_benchmark_measures_the_server(server: Server, tmp_path: Path) -> None:
     [line] = lines("jaxserve bench serve")
     fewer = ["--num-prompts", "3", "--output-len", "4", "--json", "figures.json"]
@@ -110,10 +118,10 @@ def test_benchmark_measures_the_server(server: Server, tmp_path: Path) -> None:
     assert figures["model_id"] in done.stdout
 
 
-def test_benchmark_measures_the_engine_alone(tmp_path: Path) -> None:
+def test_benchmark_measures_the_engine_alone(tmp_path: Path, programs: Path) -> None:
     [line] = lines("jaxserve bench offline")
     smaller = [str(model().path), *FEW_PROGRAMS, "--num-prompts", "2", "--input-len", "48", "--output-len", "4"]
-    smaller += ["--kv-cache-memory", "1MiB", "--compile-cache", str(tmp_path), "--json", "figures.json"]
+    smaller += ["--kv-cache-memory", "1MiB", "--compile-cache", str(programs), "--json", "figures.json"]
     done = run(JAXSERVE + shlex.split(line)[1:] + smaller, tmp_path)
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "figures.json").read_text())

@@ -16,6 +16,7 @@ from tests.unit.checkpoint.checkpoint_files import minilm_directory, smollm2_fil
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
 def test_minilm_serves_vectors_and_rankings_and_compiles_nothing(programs: Path) -> None:
     golden = minilm_golden().vectors["mean"]
     words = (str(minilm_directory()), "--served-model-name", "minilm", "--max-num-batched-tokens", "256")
@@ -40,6 +41,7 @@ def test_minilm_serves_vectors_and_rankings_and_compiles_nothing(programs: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
 def test_smollm2_embeds_when_it_is_asked_to(programs: Path) -> None:
     golden = decoder_vectors("smollm2").vectors["last"]
     words = (str(smollm2_file()), "--task", "embed", "--max-num-batched-tokens", "16", "--max-num-seqs", "4")

@@ -14,11 +14,11 @@ from tests.e2e.real_server import BATCH_PROGRAMS, FEW_PROGRAMS, model, serving_t
 from tests.e2e.test_http_lifecycle import is_alive
 from tests.e2e.test_http_raw import open_post, read_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.versions]
 
 WARMUP = 'compilations_total{engine="0",model_name="tiny",phase="warmup"'
-NUM_PROGRAMS = 2
-"""Of a server for one request at a time: decode[1] and mixed[16]."""
+NUM_PROGRAMS = 6
+"""Of a server for one request at a time: decode[1], mixed[16] and the four between steps."""
 
 
 def greedy(server: Server, **options: Any) -> Any:

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from tests.e2e.http_server import Server
-from tests.e2e.real_server import FEW_PROGRAMS, serving
+from tests.e2e.real_server import serving_smollm2
 from tests.e2e.test_http_tools import TEMPLATE
-from tests.unit.checkpoint.checkpoint_files import smollm2_file
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.optimized]
 
 QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
 TOOLS: Any = [
@@ -39,8 +38,8 @@ TOOLS: Any = [
 def server(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     template = tmp_path_factory.mktemp("template") / "chat.jinja"
     template.write_text(TEMPLATE.replace("'<|im_end|>'", "'<|im_end|>\\n'"))
-    flags = ("--max-model-len", "512", "--tool-call-parser", "hermes", "--chat-template", str(template))
-    with serving(str(smollm2_file()), *FEW_PROGRAMS, *flags, programs=programs) as running:
+    flags = ("--tool-call-parser", "hermes", "--chat-template", str(template))
+    with serving_smollm2(*flags, programs=programs) as running:
         yield running
         assert "Traceback" not in running.output, running.output
 

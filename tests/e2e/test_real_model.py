@@ -15,7 +15,7 @@ from tests.e2e.http_server import Server
 from tests.e2e.real_server import model
 from tests.e2e.test_http_raw import open_post, read_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.versions, pytest.mark.optimized]
 
 CHAT: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Tell me – 海 🐚?"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True}}
@@ -222,7 +222,11 @@ def test_repeated_prompt_is_found_in_the_cache(client: openai.OpenAI, real_serve
         "completion_tokens": 40,
         "total_tokens": 140,
         "prompt_tokens_details": None,
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
     real_server.await_metric("prefix_cache_hits_total", hits + 96)
 

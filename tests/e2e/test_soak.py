@@ -11,7 +11,7 @@ from tests.e2e.http_server import Server, until
 from tests.e2e.real_server import Usage, process_usage
 from tests.e2e.test_real_traffic import send_all
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.optimized]
 
 NUM_REQUESTS = 2000
 NUM_FIRST = 500

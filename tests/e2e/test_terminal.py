@@ -218,13 +218,18 @@ def test_a_server_of_its_own_answers(programs: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "the server went as it should"
 
 
-def test_a_server_of_its_own_does_not_outlive_it(programs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_a_server_of_its_own_does_not_outlive_it(
+    programs: Path, tmp_path: Path, number: signal.Signals, exit_code: int
+) -> None:
     with start_with_own_server(programs, tmp_path) as process:
         assert process.stderr is not None
         process.stderr.readline()  # the server says what it does
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 128 + signal.SIGTERM
+        process.send_signal(number)
+        process.communicate(timeout=TIMEOUT_S)  # until the server has closed its stderr, too
+    assert process.returncode == exit_code
     assert len(children) == 1
-    assert not Path(f"/proc/{children[0]}").exists()
+    assert not Path(f"/proc/{children[0]}/exe").exists()

@@ -14,6 +14,7 @@ from jaxserve.ipc.messages import AddRequest, RequestOutput
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.scheduler.embedding import EmbedScheduler
 from jaxserve.types import RequestId
+from tests.programs import shared_programs
 
 
 def text(name: str, token_ids: Any, second_start: int | None = None) -> AddRequest:
@@ -39,7 +40,7 @@ class EmbeddingEngine:
             model=ModelConfig(model=str(path), task="embed", **model),
             scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
             parallel=ParallelConfig(tensor_parallel_size=tensor_parallel_size),
-            compile=CompileConfig(compile_cache="off", cpu_kernels=cpu_kernels),
+            compile=CompileConfig(compile_cache=str(shared_programs()), cpu_kernels=cpu_kernels),
         )
         self.executor = LocalEmbeddingExecutor.start(self.config, path, lambda *_: None)
         self.facts = self.executor.facts

@@ -26,6 +26,9 @@ from jaxserve.sampling.params import SamplingParams
 from jaxserve.scheduler.grammars import Grammars
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.types import RequestId
+from tests.programs import shared_programs
+from tests.smollm2 import LIMITS
+from tests.unit.checkpoint.checkpoint_files import smollm2_file
 
 MODEL_NAME = "mistral_sliding_tiny"
 """Grouped heads, and a window of 8 that every prompt outgrows."""
@@ -70,7 +73,6 @@ class ModelEngine:
         dtype: str = "float32",
         num_blocks: int | None = None,
         kv_cache_memory: int = 64 << 20,
-        program_cache: Path | None = None,
         cpu_kernels: CpuKernels = "xla",
         quantization: Quantization = "none",
     ) -> None:
@@ -80,9 +82,7 @@ class ModelEngine:
             cache=CacheConfig(kv_cache_memory=kv_cache_memory),
             scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
             parallel=ParallelConfig(tensor_parallel_size=tensor_parallel_size),
-            compile=CompileConfig(
-                compile_cache="off" if program_cache is None else str(program_cache), cpu_kernels=cpu_kernels
-            ),
+            compile=CompileConfig(compile_cache=str(shared_programs()), cpu_kernels=cpu_kernels),
         )
         self.progress: list[tuple[str, int, int, str]] = []
         self.executor = LocalExecutor.start(self.config, path, lambda *step: self.progress.append(step))
@@ -96,6 +96,7 @@ class ModelEngine:
         max_num_batched_tokens: int | None = None,
         overlap: bool = True,
         max_burst_ms: float = 50.0,
+        num_speculative_tokens: int = 0,
         grammars: Grammars | None = None,
     ) -> None:
         """A fresh scheduler. `num_blocks`: pretend the pool is smaller than it is."""
@@ -106,7 +107,12 @@ class ModelEngine:
             facts.max_model_len,
             enable_prefix_caching=enable_prefix_caching,
         )
-        scheduler = dataclasses.replace(self.config.scheduler, overlap=overlap, max_burst_ms=max_burst_ms)
+        scheduler = dataclasses.replace(
+            self.config.scheduler,
+            overlap=overlap,
+            max_burst_ms=max_burst_ms,
+            num_speculative_tokens=num_speculative_tokens,
+        )
         if max_num_batched_tokens is not None:
             scheduler = dataclasses.replace(
                 scheduler,
@@ -123,7 +129,7 @@ class ModelEngine:
             grammars=grammars,
         )
         self.core = EngineCore(self.scheduler, self.executor, depth=int(overlap))
-        self.num_preemptions = self.num_steps = self.num_calls = 0
+        self.num_preemptions = self.num_steps = self.num_calls = self.num_accepted_tokens = 0
 
     def run(self, requests: list[AddRequest]) -> dict[str, Generated]:
         """All of them together, to the end."""
@@ -139,9 +145,15 @@ class ModelEngine:
             self.num_preemptions += news.stats.num_preemptions
             self.num_steps += news.stats.num_steps
             self.num_calls += news.stats.num_calls
+            self.num_accepted_tokens += news.stats.num_accepted_tokens
             for output in news.outputs:
                 results[output.request_id].add(output)
         return {str(name): generated for name, generated in results.items()}
 
     def close(self) -> None:
         self.executor.close()
+
+
+def smollm2_engine() -> ModelEngine:
+    """The default model, by the kernels that users have."""
+    return ModelEngine(smollm2_file(), quantization="auto", cpu_kernels="auto", **LIMITS)

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxserve.config import SchedulerConfig
 from jaxserve.engine.core import EngineCore
-from jaxserve.executor.fake import FakeExecutor, FakePending, next_token, powers_of_two
+from jaxserve.executor.fake import FakeExecutor, FakePending, Script, next_token, powers_of_two
 from jaxserve.ipc.messages import AddRequest, RequestOutput
 from jaxserve.kv.manager import KVManager
 from jaxserve.sampling.params import SamplingParams
@@ -36,13 +36,15 @@ def prompt(length: int, first: int = 3) -> list[int]:
     return [(first + 7 * i) % VOCAB_SIZE for i in range(length)]
 
 
-def expected(message: AddRequest, max_model_len: int = 1 << 30) -> list[int]:
+def expected(message: AddRequest, max_model_len: int = 1 << 30, script: Script | None = None) -> list[int]:
     """What the fake model generates for `message`, computed without any engine."""
     params = message.sampling
     tokens = list(message.prompt_token_ids)
     output: list[int] = []
     while len(output) < params.max_tokens and len(tokens) < max_model_len:
-        token = next_token(tokens, VOCAB_SIZE, params.seed if params.temperature else None)
+        scripted = None if script is None else script.next_token(np.array(tokens))
+        seed = params.seed if params.temperature else None
+        token = next_token(tokens, VOCAB_SIZE, seed) if scripted is None else scripted
         tokens.append(token)
         output.append(token)
         if (token == EOS and not params.ignore_eos) or token in params.stop_token_ids:
@@ -75,8 +77,10 @@ class Rig:
         depth: int = 0,
         max_burst: int = 1,
         max_burst_ms: float = 50.0,
+        num_speculative_tokens: int = 0,
         device_seconds: float = 0.0,
         grammars: Grammars | None = None,
+        script: Script | None = None,
     ) -> None:
         """`depth`: steps that `step` leaves in flight. `max_burst`: above 1, all steps that may be are bursts."""
         self.depth = depth
@@ -94,12 +98,14 @@ class Rig:
             fail_at_steps=fail_at_steps,
             device_seconds=device_seconds,
             gate=gate,
+            script=script,
         )
         config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_queued_requests=max_queued_requests,
             max_burst_ms=max_burst_ms,
+            num_speculative_tokens=num_speculative_tokens,
         )
         self.now = 0.0
         """What the scheduler's clock says."""

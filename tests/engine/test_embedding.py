@@ -126,6 +126,7 @@ def test_a_decoder_that_was_saved_without_its_head_has_other_names(tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
 @pytest.mark.parametrize("kernels", ["xla", "auto"])
 def test_minilm_equals_its_reference(kernels: str) -> None:
     golden = minilm_golden()
@@ -139,8 +140,13 @@ def test_minilm_equals_its_reference(kernels: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
 @pytest.mark.parametrize(
-    "settings", [{"quantization": "int8"}, {"quantization": "int8-weight-only"}, {"dtype": "bfloat16"}]
+    "settings",
+    [
+        *({"quantization": name} for name in ("int8", "int8-weight-only", "fp8", "fp8-weight-only")),
+        {"dtype": "bfloat16"},
+    ],
 )
 def test_minilm_stays_close_to_its_reference_in_fewer_bits(settings: Any) -> None:
     golden = minilm_golden()
@@ -152,10 +158,12 @@ def test_minilm_stays_close_to_its_reference_in_fewer_bits(settings: Any) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("pooling", "kernels", "num_tokens"), [("last", "auto", 128), ("mean", "xla", 16)])
+@pytest.mark.optimized
+@pytest.mark.parametrize(("pooling", "kernels", "num_tokens"), [("mean", "auto", 128), ("last", "xla", 16)])
 def test_smollm2_embeds_as_transformers_does(pooling: Any, kernels: str, num_tokens: int) -> None:
     golden = decoder_vectors("smollm2")
-    engine = EmbeddingEngine(smollm2_file(), pooling=pooling, cpu_kernels=kernels, max_num_batched_tokens=num_tokens)
+    limits = {"max_num_seqs": 4, "max_num_batched_tokens": num_tokens}  # the smaller: of the server in tests/e2e, too
+    engine = EmbeddingEngine(smollm2_file(), pooling=pooling, cpu_kernels=kernels, **limits)
     texts = [ids for ids in golden.token_ids if len(ids) <= num_tokens]
     assert len(texts) >= 3
     found = engine.vectors(texts)

@@ -41,6 +41,7 @@ class Saboteur:
 
 
 @pytest.mark.slow
+@pytest.mark.versions
 def test_requests_after_a_failed_step_get_the_right_tokens_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     saboteur = Saboteur()
     monkeypatch.setattr(preparation, "make_programs", saboteur.make_programs)

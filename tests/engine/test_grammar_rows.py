@@ -27,7 +27,7 @@ class Counting:
         self._next = first
         self._last = first + LENGTH
         self._num_forced = num_forced
-        self._looks = 0
+        self.num_looks = 0
         self.forced: list[int] = []
 
     @property
@@ -36,8 +36,8 @@ class Counting:
 
     @property
     def is_ready(self) -> bool:
-        self._looks += 1
-        return self._looks > 1
+        self.num_looks += 1
+        return self.num_looks > 1
 
     @property
     def is_over(self) -> bool:
@@ -48,7 +48,7 @@ class Counting:
         last = min(self._next + self._num_forced, self._last - 1)
         self.forced = list(range(self._next + 1, last + 1))
         self._next = last + 1
-        self._looks = 0
+        self.num_looks = 0
 
     def take_forced(self) -> list[int]:
         forced, self.forced = self.forced, []
@@ -61,9 +61,11 @@ class Counting:
 class CountingGrammars:
     def __init__(self, num_forced: int = 0) -> None:
         self._num_forced = num_forced
+        self.made: list[Counting] = []
 
     def follow(self, grammar: Grammar, allowed_token_ids: Collection[int], *, may_jump: bool = False) -> Counting:
-        return Counting(int(grammar.text), self._num_forced if may_jump else 0)
+        self.made.append(Counting(int(grammar.text), self._num_forced if may_jump else 0))
+        return self.made[-1]
 
 
 def counting(name: str, first: int) -> AddRequest:
@@ -127,6 +129,17 @@ def test_every_token_is_sampled_where_the_device_has_to_see_it(option: dict[str,
     run(rig)
     assert rig.tokens["a"] == list(range(5, 5 + LENGTH))
     assert len(rig.plans) == LENGTH
+
+
+def test_a_step_asks_no_grammar_of_a_request_that_only_waits() -> None:
+    grammars = CountingGrammars()
+    rig = Rig(max_num_seqs=1, grammars=grammars)
+    rig.send(*[counting(f"r{i}", 5 + i) for i in range(4)])
+    while "r0" not in rig.ends:
+        rig.step()
+    assert all(waiting.num_looks < 5 for waiting in grammars.made[1:]), f"{LENGTH} steps of another request"
+    run(rig)
+    assert [rig.tokens[f"r{i}"] for i in range(4)] == [list(range(5 + i, 5 + i + LENGTH)) for i in range(4)]
 
 
 def test_a_request_that_is_aborted_before_its_grammar_is_ready_leaves_nothing() -> None:

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
 from jaxserve.ipc.messages import Abort, AddRequest
 from tests.engine.model_engine import Generated, ModelEngine, request
-from tests.models.goldens import golden_checkpoint
 
 WAYS = [(False, 0.0), (True, 0.0), (False, 1e6), (True, 1e6)]
 """(overlap, milliseconds of a burst)"""
 
 
 pytestmark = pytest.mark.slow  # a real model; the fast tests show the same on the fake one
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[ModelEngine]:
-    engine = ModelEngine(golden_checkpoint("mistral_sliding_tiny").path, max_num_seqs=8, max_num_batched_tokens=32)
-    yield engine
-    engine.close()
 
 
 def mix(engine: ModelEngine) -> list[AddRequest]:
@@ -69,6 +59,34 @@ def test_tokens_are_the_same_however_steps_overlap(engine: ModelEngine, num_bloc
     for (overlap, max_burst_ms), other in zip(WAYS[1:], found[1:], strict=True):
         assert other == found[0], (overlap, max_burst_ms)
     assert engine.executor.compilations()["serving"] == 0
+
+
+@pytest.mark.versions
+def test_drafts_change_neither_tokens_nor_their_log_probabilities(
+    engine: ModelEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy and seeded, with stop ids, four at a time. Drafts are what comes, with a wrong token now and then."""
+    items = mix(engine)
+    engine.restart(overlap=False, max_burst_ms=0.0)
+    plain = engine.run(items)
+    texts = [np.array([*item.prompt_token_ids, *plain[item.request_id].token_ids]) for item in items]
+
+    def nearly_right(tokens: np.ndarray, count: int, shortest: int) -> np.ndarray:
+        text = next(text for text in texts if len(text) > len(tokens) and (text[: len(tokens)] == tokens).all())
+        draft = text[len(tokens) : len(tokens) + count]
+        return np.where((len(tokens) + np.arange(len(draft))) % 7 == 0, 3, draft)
+
+    monkeypatch.setattr("jaxserve.scheduler.drafting.continuation", nearly_right)
+    engine.restart(num_speculative_tokens=6)
+    drafted = {name: result for i in range(0, len(items), 4) for name, result in engine.run(items[i : i + 4]).items()}
+    assert shown(drafted) == shown(plain)
+    num_tokens = sum(len(result.token_ids) for result in plain.values())
+    assert engine.num_accepted_tokens > num_tokens / 3
+    assert engine.kv.usage == 0.0
+    for name, result in plain.items():
+        for one, other in zip(result.logprobs, drafted[name].logprobs, strict=True):
+            assert one.top_token_ids == other.top_token_ids
+            assert [one.logprob, *one.top_logprobs] == pytest.approx([other.logprob, *other.top_logprobs], abs=1e-4)
 
 
 def test_logprobs_of_a_burst_are_those_of_single_steps(engine: ModelEngine) -> None:

@@ -30,6 +30,7 @@ def ignore(*progress: object) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.versions
 def test_a_server_starts_from_what_was_compiled_ahead_of_a_config_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -48,7 +49,8 @@ def test_a_server_starts_from_what_was_compiled_ahead_of_a_config_alone(
     manifest = read_manifest(cache)
     assert manifest == result.manifest
     assert steps == [(0, 2), (1, 2), (2, 2)]
-    assert {entry.name for entry in manifest.programs} == {"decode/1", "mixed/16"}
+    between_steps = {f"between steps/{kind}" for kind in ("pool", "slots", "seat", "masks")}
+    assert {entry.name for entry in manifest.programs} == {"decode/1", "mixed/16"} | between_steps
     assert {entry.file for entry in manifest.programs} | {FILE_NAME} == {file.name for file in cache.iterdir()}
     assert all(entry.num_bytes > 0 and entry.compile_seconds for entry in manifest.programs)
     assert result.kv_cache_bytes <= 1 << 20
@@ -57,6 +59,7 @@ def test_a_server_starts_from_what_was_compiled_ahead_of_a_config_alone(
     executor = LocalExecutor.start(config_for(model, cache), model, ignore)
     report = executor.facts.startup
     assert {program.source for program in report.programs} == {"cache"}
+    assert executor.compilations() == {"warmup": 0, "serving": 0}
     assert {span.phase for span in report.phases} == {"open", "load", "compile", "kv_cache", "first_run"}
     assert "had to be compiled" not in caplog.text
     _check_rehearsal_left_no_trace(executor)
@@ -64,7 +67,7 @@ def test_a_server_starts_from_what_was_compiled_ahead_of_a_config_alone(
 
     other = LocalExecutor.start(config_for(model, cache, max_model_len=16), model, ignore)
     assert {program.source for program in other.facts.startup.programs} == {"compiled"}
-    assert "2 programs had to be compiled: KV pages: 3 there, 2 here; longest context: 32 there, 16 here" in caplog.text
+    assert "6 programs had to be compiled: KV pages: 3 there, 2 here; longest context: 32 there, 16 here" in caplog.text
     other.close()
 
 

@@ -28,6 +28,17 @@ def test_devices_of_a_cpu_all_take_their_weights_from_its_one_memory(monkeypatch
     assert taken[0] <= taken[1] < 2 * taken[0], "matrices are split, vectors are on both"
 
 
+def test_the_longest_text_of_a_server_chooses_longropes_divisors() -> None:
+    path = golden_checkpoint("phi3_longrope_tiny").path
+    decoder, _ = read_decoder(path)
+    found = {}
+    for length in (None, 32, 33):
+        config = Config(model=ModelConfig(model=str(path), max_model_len=length))
+        prepared = preparation.prepare(config, decoder)
+        found[length] = (prepared.decoder.max_position, prepared.limits.max_model_len)
+    assert found == {None: (32, 32), 32: (32, 32), 33: (512, 33)}
+
+
 def test_a_platform_without_its_plugin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def devices() -> list[jax.Device]:
         raise AssertionError  # what JAX says of JAX_PLATFORMS=cuda without the plugin

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ import pytest
 from jaxserve.config import CacheConfig, Config, ModelConfig, SchedulerConfig, ServerConfig
 from jaxserve.engine.core import STOP_FAULT
 from jaxserve.engine.launcher import EngineProcess
+from jaxserve.engine.spawn import spawn
 from jaxserve.engine.spec import EngineSpec, parse_spec
 from jaxserve.errors import ConfigError
 from jaxserve.executor.fake import FakeOptions, next_token
@@ -171,18 +173,21 @@ async def test_engine_dies_with_its_parent(client: Client, tmp_path: Path) -> No
 
 
 async def test_engine_whose_stdin_ends_exits_and_tidies_up(client: Client) -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "jaxserve.engine.process", stdin=asyncio.subprocess.PIPE
-    )
-    client.started = EngineProcess(process)
-    assert process.stdin is not None
-    process.stdin.write(client.spec.to_line())
+    process = spawn(None)
+    client.started = await EngineProcess.start(client.spec, process=process)
     await client.connection.send(Hello())
     while not isinstance(await client.connection.receive(), Ready):
         pass
+    assert process.stdin is not None
     process.stdin.close()
-    assert await process.wait() == 1
+    assert await client.started.wait() == 1
     assert not private_path(client.spec.address).exists()
+
+
+def test_engine_that_is_never_told_what_to_load_ends_without_a_word() -> None:
+    command = [sys.executable, "-m", "jaxserve.engine.process"]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, b"", b"")
 
 
 async def test_failed_start_is_one_line_and_exit_code_2(tmp_path: Path) -> None:

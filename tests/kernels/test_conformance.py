@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,8 @@ import numpy as np
 import pytest
 from jaxserve_kernels.paged_attention import decode_attention, gpu, mixed_attention, ragged_layout
 from jaxserve_kernels.paged_attention.cases import CASES, LAYER, TOLERANCES, Case, Operands, expected, operands
+
+from tests.kernels.gpu_interpreter import gpu_interpreter
 
 CASES_BY_SPEED = pytest.mark.parametrize(
     "case",
@@ -46,30 +47,34 @@ def test_the_reference_equals_dense_softmax(case: Case) -> None:
     _check(case, given, _run(case, given, decode_attention, mixed))
 
 
-@contextmanager
-def _gpu_interpreter() -> Iterator[Callable[[], bool]]:
-    """Kernels for GPUs on the CPU; gives a function that says whether threads raced."""
-    plgpu = pytest.importorskip("jax.experimental.pallas.mosaic_gpu", reason="this jax has no Mosaic GPU")
-    if not hasattr(plgpu, "force_gpu_interpret_mode"):
-        pytest.skip(f"jax {jax.__version__} has no interpreter for Mosaic GPU (make kernels-check has one)")
-    from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
-
-    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
-        yield lambda: bool(gpu_callbacks.get_races().races_found)
-
-
 @CASES_BY_SPEED
 def test_the_kernels_for_hopper_equal_dense_softmax_without_a_race(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    _check(case, operands(case), _by_kernels(case, operands(case), monkeypatch))
+
+
+@pytest.mark.slow
+def test_the_window_of_a_row_of_131072_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only its last pages are of numbers: what is ahead of the window is the null page's, which nobody may read."""
+    case = Case((1, 1), (128, 3), sliding_window=50)
     given = operands(case)
+    ahead = 131072 - 128
+    tables = np.pad(given.tables, ((0, 0), (ahead // case.page_size, 0)))
+    tables[1, : given.tables.shape[1]] = given.tables[1]
+    far = given._replace(tables=tables, lengths=given.lengths + np.array([ahead, 0], np.int32))
+    _check(case, given, _by_kernels(case, far, monkeypatch))
+
+
+def _by_kernels(case: Case, given: Operands, monkeypatch: pytest.MonkeyPatch) -> jax.Array:
+    """Interpreted; no thread races."""
     pool_shape, dtype = given.k_pages.shape, given.q.dtype
-    with _gpu_interpreter() as has_raced:
+    with gpu_interpreter() as has_raced:
         assert gpu.unsupported(case.num_heads, pool_shape, dtype, given.k_pages.dtype) is None
         from jaxserve_kernels.paged_attention import tuning
         from jaxserve_kernels.paged_attention.gpu import attention
 
         known = tuning.load(attention._DEVICE)
         few = {name: sizes | {"programs": 2} for name, sizes in known.items()}  # each does several units
-        few["decode"]["min_split"] = 64
+        few["decode"] |= {"min_split": 64, "splits": 16}
         monkeypatch.setattr(tuning, "load", lambda device: few)
 
         def mixed(*arguments: jax.Array, **options: object) -> jax.Array:
@@ -82,4 +87,4 @@ def test_the_kernels_for_hopper_equal_dense_softmax_without_a_race(case: Case, m
 
         out = jax.block_until_ready(_run(case, given, decode, mixed))
         assert not has_raced()
-    _check(case, given, out)
+    return out

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxserve_kernels import native
-from jaxserve_kernels.matmul import matmul, multiplies_int8, quantize_rows
+from jaxserve_kernels.grouped_matmul import cases, grouped_matmul
+from jaxserve_kernels.matmul import matmul, multiplies, quantize_rows
 from jaxserve_kernels.native.build import BuildError, build
 from jaxserve_kernels.paged_attention import Paging, Scoring, ragged_layout, write_and_attend
 from jaxserve_kernels.rope import Rotation
@@ -61,7 +62,7 @@ def test_product_with_int8_weights_equals_the_reference(tokens: int) -> None:
 
 @pytest.mark.parametrize(("tokens", "outputs"), [(1, 70), (3, 64), (32, 61), (131, 9)])
 def test_int8_product_equals_the_reference(tokens: int, outputs: int) -> None:
-    if not multiplies_int8():
+    if not multiplies(jnp.dtype(jnp.int8), dynamic=True):
         pytest.skip("this processor has no AVX512-VNNI")
     x = jnp.asarray(_normal(1, tokens, 192)).at[0].set(0.0)
     values, scales = quantize_rows(jnp.asarray(_normal(2, outputs, 192)))
@@ -88,6 +89,38 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(dtype: str) -> None:
     together = matmul(x, weight, backend="native")
     for rows in ([0], [5, 6], list(range(40, 57)), list(range(100, 130))):
         np.testing.assert_array_equal(matmul(x[np.array(rows)], weight, backend="native"), together[np.array(rows)])
+
+
+FLOAT_CASES = [case for case in cases.CASES if case.weights in ("float32", "float16", "bfloat16", "int8")]
+
+
+@pytest.mark.parametrize("case", FLOAT_CASES, ids=str)
+def test_grouped_product_equals_the_one_in_float64(case: cases.Case) -> None:
+    given = cases.operands(case)
+    wanted, sizes = cases.expected(case, given)
+    operands = [None if each is None else jnp.asarray(each) for each in given]
+    product = np.asarray(grouped_matmul(*operands, backend="native"))
+    assert (np.abs(product[: len(wanted)] - wanted) <= 1e-6 * sizes).all()
+    assert not product[len(wanted) :].any(), "padding"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_row_of_a_grouped_product_is_that_of_its_expert_alone(dtype: str) -> None:
+    """Bit for bit, whatever the groups, and with int8 by int8 as well."""
+    dynamic, group_sizes = dtype == "int8", (3, 0, 17, 1, 0, 40)
+    if dynamic and not multiplies(jnp.dtype(jnp.int8), dynamic=True):
+        pytest.skip("this processor has no AVX512-VNNI")
+    x, weight, scales = jnp.asarray(_normal(1, 70, 192)), jnp.asarray(_normal(2, 6, 101, 192)), None
+    if dynamic:
+        weight, scales = jax.vmap(quantize_rows)(weight)
+    options = {"dynamic": dynamic, "backend": "native"}
+    together = grouped_matmul(x, weight, jnp.asarray(group_sizes), scales, **options)
+    starts = np.cumsum(group_sizes)
+    for expert, (end, count) in enumerate(zip(starts, group_sizes, strict=True)):
+        if count:
+            own = None if scales is None else scales[expert]
+            alone = matmul(x[end - count : end], weight[expert], own, **options)
+            np.testing.assert_array_equal(together[end - count : end], alone)
 
 
 class Step:
@@ -145,19 +178,24 @@ CASES = [
 ]
 
 
-WINDOWS = [(None, True), (20, False), *(pytest.param(window, True, marks=pytest.mark.slow) for window in (1, 70))]
+WINDOWS = [
+    (None, True, False),
+    (20, False, True),
+    *(pytest.param(window, True, False, marks=pytest.mark.slow) for window in (1, 70)),
+]
 
 
-@pytest.mark.parametrize(("window", "rotates"), WINDOWS)
+@pytest.mark.parametrize(("window", "rotates", "has_sinks"), WINDOWS)
 @pytest.mark.parametrize(("counts", "lengths"), CASES)
 def test_attention_equals_the_reference(
-    counts: list[int], lengths: list[int], window: int | None, rotates: bool
+    counts: list[int], lengths: list[int], window: int | None, rotates: bool, has_sinks: bool
 ) -> None:
     step = Step(counts, lengths, num_tokens=100, num_pages=6, num_rows=4)  # one shape for all: compiled once
     pool, native_pool = _pools(step.paging)
     angles = _normal(9, 100, H // 2)
     rotation = Rotation(jnp.cos(angles), jnp.sin(angles)) if rotates else None
-    options = {"rotation": rotation, "scoring": Scoring(SCALE, sliding_window=window)}
+    sinks = jnp.asarray(3 * _normal(10, N)) if has_sinks else None
+    options = {"rotation": rotation, "scoring": Scoring(SCALE, sliding_window=window), "sinks": sinks}
     expected, k, v = write_and_attend(*step.tokens(), *pool, jnp.int32(LAYER), step.paging, **options)
     out, own_k, own_v = write_and_attend(
         *step.tokens(), *native_pool, jnp.int32(LAYER), step.paging, **options, backend="native"

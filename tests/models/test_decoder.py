@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ from jaxserve_kernels.paged_attention import Paging, ragged_layout
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.layers.attention import KVPool, StepContext
 from jaxserve.layers.numerics import plain
-from jaxserve.layers.rope import inverse_frequencies, rotation
+from jaxserve.layers.rope import inverse_frequencies, rotation, sliding_rotation
 from jaxserve.models.config import DecoderConfig
 from jaxserve.models.registry import decoder_config
 from jaxserve.models.skeleton import make_skeleton
@@ -20,14 +22,18 @@ from jaxserve.weights.loader import load_params
 from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_checkpoints, rope_goldens
 
 PAGE_SIZE = 16
+MAX_MODEL_LEN = 128
 
 
-def prompt_logits(golden: GoldenCheckpoint, dtype: str, kv_dtype: str | None = None) -> np.ndarray:
+def prompt_logits(
+    golden: GoldenCheckpoint, dtype: str, kv_dtype: str | None = None, *, num_devices: int = 1, joined_for: int = 0
+) -> np.ndarray:
     """Logits of the last 8 prompt positions, the prompt computed in one mixed pass."""
     checkpoint = open_checkpoint(golden.path)
-    config = decoder_config(checkpoint.config, checkpoint.generation_config)
-    skeleton = make_skeleton(config, plain(jnp.dtype(dtype)))
-    params = load_params(checkpoint, skeleton, make_sharding(config, 1), lambda *_: None)
+    config = decoder_config(checkpoint.config, checkpoint.generation_config).with_context(MAX_MODEL_LEN)
+    skeleton = make_skeleton(config, replace(plain(jnp.dtype(dtype)), joined_for=joined_for))
+    sharding = make_sharding(config, num_devices)
+    params = load_params(checkpoint, skeleton, sharding, lambda *_: None)
     tokens = jnp.asarray(golden.prompt_ids)
     count = len(golden.prompt_ids)
     num_pages = -(-count // PAGE_SIZE)
@@ -39,6 +45,7 @@ def prompt_logits(golden: GoldenCheckpoint, dtype: str, kv_dtype: str | None = N
         model = skeleton.build(params)
         step = StepContext(
             rotation=rotation(config, positions),
+            sliding_rotation=sliding_rotation(config, positions),
             paging=Paging(
                 block_tables=jnp.arange(1, num_pages + 1)[None],
                 kv_lengths=jnp.asarray([count]),
@@ -51,22 +58,44 @@ def prompt_logits(golden: GoldenCheckpoint, dtype: str, kv_dtype: str | None = N
         pool = KVPool(*(jnp.zeros(shape, kv_dtype or skeleton.dtype) for _ in range(2)))
         return model.logits(model.hidden(tokens, pool, step)[0][-8:], jnp.int32(8))
 
-    return np.asarray(run(params, tokens))
+    with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
+        return np.asarray(run(params, tokens))
 
 
 FAST = {"llama3_tiny", "mistral_sliding_tiny", "qwen2_sliding_tiny", "qwen3_sliding_tiny", "smollm3_sliding_tiny"}
-"""Of every architecture the checkpoint with most features. The others are for the slow tests."""
+FAST |= {
+    "gemma2_tiny",
+    "gemma3_tiny",
+    "granite_tiny",
+    "olmo3_tiny",
+    "phi3_longrope_tiny",
+    "phi4_mini_tiny",
+    "glm4_tiny",
+    "gpt_oss_tiny",
+    "qwen3_moe_tiny",
+}
+"""Of every architecture the checkpoint with most features, but for OLMo 2 and GLM, whose are OLMo 3's and GLM 4's, and
+for Mixtral and OLMoE, whose experts are Qwen3's. The others are for the slow tests."""
 
 
 @pytest.mark.parametrize(
     "golden",
     [
-        pytest.param(golden, id=golden.name, marks=[] if golden.name in FAST else [pytest.mark.slow])
+        pytest.param(
+            golden, id=golden.name, marks=[] if golden.name in FAST else [pytest.mark.slow, pytest.mark.versions]
+        )
         for golden in golden_checkpoints()
     ],
 )
 def test_float32_logits_equal_transformers(golden: GoldenCheckpoint) -> None:
     np.testing.assert_allclose(prompt_logits(golden, "float32"), golden.logits, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["qwen2_tiny", "gpt_oss_tiny"])
+def test_joined_products_with_biases_or_of_experts_on_two_devices_equal_transformers(name: str) -> None:
+    golden = golden_checkpoint(name)
+    found = prompt_logits(golden, "float32", num_devices=2, joined_for=2)
+    np.testing.assert_allclose(found, golden.logits, atol=1e-4, rtol=0)
 
 
 @pytest.mark.slow
@@ -89,6 +118,6 @@ def test_an_8_bit_cache_changes_logits_a_little() -> None:
 def test_rope_frequencies_equal_transformers(case: tuple[str, dict[str, object]]) -> None:
     golden = case[1]
     config: DecoderConfig = decoder_config({"architectures": ["LlamaForCausalLM"], **golden["config"]})  # type: ignore[dict-item]
-    frequencies, factor = inverse_frequencies(config)
+    frequencies, factor = inverse_frequencies(config.with_context(None))
     np.testing.assert_allclose(frequencies, golden["inv_freq"], rtol=1e-6)
     assert factor == pytest.approx(golden["attention_factor"], rel=1e-7)

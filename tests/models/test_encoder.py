@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -24,12 +25,14 @@ from tests.models.goldens import DATA, EncoderGolden, encoder_golden
 NAMES = ["bert_tiny", "roberta_tiny"]
 
 
-def packed_hidden(path: Path, texts: list[np.ndarray], num_tokens: int, num_devices: int = 1) -> list[np.ndarray]:
+def packed_hidden(
+    path: Path, texts: list[np.ndarray], num_tokens: int, num_devices: int = 1, joined_for: int = 0
+) -> list[np.ndarray]:
     """What the encoder makes of each token, by text, on an axis of `num_tokens` with padding at its end."""
     checkpoint = open_checkpoint(path)
     config = model_of(checkpoint)
     assert isinstance(config, EncoderConfig)
-    skeleton = make_encoder_skeleton(config, plain(jnp.dtype("float32")))
+    skeleton = make_encoder_skeleton(config, replace(plain(jnp.dtype("float32")), joined_for=joined_for))
     params = load_params(checkpoint, skeleton, make_sharding(config, num_devices), lambda *_: None)
     lengths = [len(text) for text in texts]
     padding = num_tokens - sum(lengths)
@@ -56,9 +59,10 @@ def test_hidden_states_equal_transformers(name: str) -> None:
         np.testing.assert_allclose(ours, theirs, atol=2e-5, rtol=0)
 
 
-def test_two_devices_share_the_heads() -> None:
+@pytest.mark.parametrize("joined_for", [0, 2])
+def test_two_devices_share_the_heads(joined_for: int) -> None:
     golden = encoder_golden("bert_tiny")
-    found = packed_hidden(golden.path, golden.token_ids, 100, num_devices=2)
+    found = packed_hidden(golden.path, golden.token_ids, 100, num_devices=2, joined_for=joined_for)
     for ours, theirs in zip(found, golden.hidden, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-5, rtol=0)
 

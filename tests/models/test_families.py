@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from jaxserve.models.config import DecoderConfig, LayerConfig, RopeScaling
+from jaxserve.errors import CheckpointError
+from jaxserve.layers.rope import inverse_frequencies, row_order
+from jaxserve.models.config import DecoderConfig, ExpertsConfig, LayerConfig, RopeScaling
 from jaxserve.models.registry import architectures, decoder_config
 from tests.models.goldens import config_goldens, golden_checkpoints, rope_goldens
 
@@ -78,7 +80,7 @@ def test_qwen2_has_a_bias_on_q_k_and_v_only() -> None:
 
 
 def test_qwen3_norms_query_and_key_heads_of_128() -> None:
-    assert decoder_config(of("Qwen3")) == replace(PLAIN_DECODER, qk_norm=True, head_dim=128)
+    assert decoder_config(of("Qwen3")) == replace(PLAIN_DECODER, qk_norm="heads", head_dim=128)
 
 
 def test_qwen_window_counts_only_when_switched_on() -> None:
@@ -89,11 +91,58 @@ def test_qwen_window_counts_only_when_switched_on() -> None:
     assert decoder_config(of("Qwen2", use_sliding_window=True, **null)).layers == (LayerConfig(), LayerConfig())
 
 
+def test_qwen3_moe_has_experts_in_every_nth_layer_but_those_that_are_named() -> None:
+    keys = {"num_hidden_layers": 6, "moe_intermediate_size": 32, "num_experts": 16, "norm_topk_prob": True}
+    experts = ExpertsConfig(num_experts=16, num_per_token=8, intermediate_size=32, is_normalized=True)
+    assert [layer.experts for layer in decoder_config(of("Qwen3Moe", **keys)).layers] == [experts] * 6
+    config = decoder_config(of("Qwen3Moe", **keys, decoder_sparse_step=2, mlp_only_layers=[3]))
+    assert [layer.experts is not None for layer in config.layers] == [False, True, False, False, False, True]
+    assert config.experts == experts
+    assert config.qk_norm == "heads"
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3Moe", "Mixtral", "Olmoe"])
+def test_the_number_of_experts_is_read_in_both_spellings(architecture: str) -> None:
+    for key in ("num_experts", "num_local_experts"):
+        experts = decoder_config(of(architecture, **{key: 24})).experts
+        assert experts is not None
+        assert experts.num_experts == 24
+
+
+def test_mixtral_and_olmoe_have_experts_as_wide_as_their_config_says_in_every_layer() -> None:
+    mixtral, olmoe = decoder_config(of("Mixtral")), decoder_config(of("Olmoe"))
+    assert mixtral.layers == (LayerConfig(experts=ExpertsConfig(8, 2, 96, is_normalized=True)),) * 2
+    assert olmoe.layers == (LayerConfig(experts=ExpertsConfig(64, 8, 96, is_normalized=False)),) * 2
+    assert (mixtral.qk_norm, olmoe.qk_norm) == ("none", "whole")
+
+
 def test_smollm3_takes_positions_out_of_every_fourth_layer_and_ties_the_head() -> None:
     config = decoder_config(of("SmolLM3", num_hidden_layers=5))
     assert [layer.use_rope for layer in config.layers] == [True, True, True, False, True]
     assert config.tied_embeddings
     assert config.rope_theta == 2_000_000.0
+
+
+def test_gemma_3_has_a_base_for_layers_that_slide_in_both_spellings() -> None:
+    scaled = {"rope_type": "linear", "factor": 8.0}
+    old = decoder_config(of("Gemma3", rope_theta=1e5, rope_local_base_freq=1e3, rope_scaling=scaled))
+    tables = {
+        "full_attention": {**scaled, "rope_theta": 1e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+    }
+    new = decoder_config(of("Gemma3", rope_parameters=tables))
+    assert (new.rope_theta, new.sliding_rope_theta) == (1e5, 1e3)
+    assert new.rope_scaling == RopeScaling("linear", 8.0)
+    assert new == old
+    with pytest.raises(CheckpointError, match=r"rope_parameters\.sliding_attention\.rope_type is 'linear'"):
+        decoder_config(of("Gemma3", rope_parameters={**tables, "sliding_attention": scaled}))
+
+
+def test_gemmas_window_pattern_and_caps_are_read() -> None:
+    config = decoder_config(of("Gemma2", num_hidden_layers=3, sliding_window=8, query_pre_attn_scalar=144))
+    assert [layer.sliding_window for layer in config.layers] == [8, None, 8]
+    assert (config.attention_softcap, config.logit_softcap, config.attention_scale) == (50.0, 30.0, 1 / 12)
+    assert decoder_config(of("Gemma2", attn_logit_softcapping=None)).attention_softcap is None
 
 
 @pytest.mark.parametrize("name", sorted(config_goldens()["layers"]))
@@ -143,6 +192,7 @@ def test_yarn_defaults_are_resolved_and_the_context_stretched() -> None:
         beta_fast=32.0,
         beta_slow=1.0,
         attention_factor=0.1 * math.log(4.0) + 1.0,
+        truncate=True,
     )
 
 
@@ -157,6 +207,49 @@ def test_dynamic_scaling_keeps_the_declared_length() -> None:
     config = decoder_config(of("Llama", rope_scaling={"type": "dynamic", "factor": 2.0}))
     assert config.max_position == 512
     assert config.rope_scaling == RopeScaling("dynamic", 2.0, original_max_position=512)
+
+
+LONGROPE = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0]}
+
+
+def test_longrope_is_short_unless_a_longer_context_is_asked_for() -> None:
+    longest = {"max_position_embeddings": 2048, "original_max_position_embeddings": 512}
+    rope = {"rope_scaling": {"type": "longrope", **LONGROPE}, "partial_rotary_factor": 0.25}
+    declared = decoder_config(of("Phi3", **longest, **rope))
+    assert (declared.max_position, declared.rotary_dim) == (2048, 4)
+    assert declared.rope_scaling == RopeScaling(
+        "longrope",
+        4.0,
+        original_max_position=512,
+        attention_factor=math.sqrt(1 + math.log(4) / math.log(512)),
+        short_divisors=(1.0, 1.5),
+        long_divisors=(2.0, 4.0),
+    )
+    short = replace(declared, max_position=512)
+    assert [declared.with_context(length) for length in (None, 512, 513)] == [short, short, declared]
+    ratios = inverse_frequencies(declared)[0] / inverse_frequencies(short)[0]
+    assert ratios == pytest.approx([1 / 2, 1.5 / 4])
+
+
+@pytest.mark.parametrize("name", ["su", "yarn"])
+def test_longrope_has_had_other_names_in_phi_3(name: str) -> None:
+    configs = [
+        decoder_config(of("Phi3", partial_rotary_factor=0.25, rope_scaling={"type": kind, **LONGROPE}))
+        for kind in (name, "longrope")
+    ]
+    assert configs[0] == configs[1]
+
+
+def test_glm_turns_neighbours_in_half_of_a_head() -> None:
+    config = decoder_config(of("Glm", head_dim=8))
+    assert (config.rotary_dim, config.rotary_pairs, config.qkv_bias) == (4, "adjacent", True)
+    order = row_order(config)
+    assert order is not None
+    assert order.tolist() == [0, 2, 4, 5, 1, 3, 6, 7]
+    phi = row_order(decoder_config(of("Phi3", head_dim=8, partial_rotary_factor=0.75)))
+    assert phi is not None
+    assert phi.tolist() == [0, 1, 2, 6, 3, 4, 5, 7]
+    assert row_order(decoder_config(of("Phi3"))) is None
 
 
 def test_linear_scaling_keeps_the_declared_length() -> None:

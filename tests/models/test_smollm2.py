@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from tests.engine.model_engine import ModelEngine, request
+from tests.engine.model_engine import ModelEngine, request, smollm2_engine
 from tests.models.goldens import SmolLM2Golden, smollm2_goldens
 from tests.unit.checkpoint.checkpoint_files import smollm2_file
+
+pytestmark = [pytest.mark.slow, pytest.mark.optimized]
 
 TIE = 1e-4
 """Gap between the two best reference logits below which either token is right."""
@@ -17,9 +19,7 @@ TIE = 1e-4
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[ModelEngine]:
-    engine = ModelEngine(
-        smollm2_file(), max_num_seqs=8, max_num_batched_tokens=256, max_model_len=2048, kv_cache_memory=512 << 20
-    )
+    engine = smollm2_engine()
     yield engine
     engine.close()
 
@@ -37,7 +37,6 @@ def agrees(golden: SmolLM2Golden, token_ids: list[int]) -> bool:
     return True
 
 
-@pytest.mark.slow
 def test_greedy_text_equals_transformers_on_twenty_prompts(engine: ModelEngine, tokenizer: Tokenizer) -> None:
     goldens = smollm2_goldens()
     assert len(goldens) == 20
@@ -48,7 +47,6 @@ def test_greedy_text_equals_transformers_on_twenty_prompts(engine: ModelEngine, 
     assert engine.executor.compilations()["serving"] == 0
 
 
-@pytest.mark.slow
 def test_prompts_are_tokenised_as_by_the_reference(tokenizer: Tokenizer) -> None:
     for golden in smollm2_goldens():
         if golden.text is None:
@@ -56,3 +54,12 @@ def test_prompts_are_tokenised_as_by_the_reference(tokenizer: Tokenizer) -> None
         else:
             ids = tokenizer.encode(golden.text)
         assert tuple(ids) == golden.prompt_ids, golden.name
+
+
+def test_text_from_fp8_weights_is_sensible(tokenizer: Tokenizer) -> None:
+    limits = {"max_num_seqs": 1, "max_num_batched_tokens": 16}
+    engine = ModelEngine(smollm2_file(), quantization="fp8", cpu_kernels="auto", **limits)
+    ids = tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
+    text = tokenizer.decode(engine.run([request("a", ids, max_tokens=24)])["a"].token_ids)
+    engine.close()
+    assert "Paris" in text

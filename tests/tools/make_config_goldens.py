@@ -22,6 +22,11 @@ DATA = Path(__file__).parents[1] / "models" / "data"
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32768}
+LONGROPE = {
+    "short_factor": [1.0 + 0.125 * index for index in range(8)],
+    "long_factor": [2.0 + index for index in range(8)],
+    "original_max_position_embeddings": 4096,
+}
 SIZES = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 
 ROPE_CASES: dict[str, dict[str, Any]] = {
@@ -52,6 +57,11 @@ ROPE_CASES: dict[str, dict[str, Any]] = {
         "head_dim": 64,
         "rope_scaling": {"rope_type": "yarn", **YARN, "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.5},
     },
+    "yarn_not_truncated": {
+        "rope_theta": 1.5e5,
+        "head_dim": 64,
+        "rope_scaling": {"rope_type": "yarn", **YARN, "truncate": False},
+    },
     "yarn_null_factor": {
         "rope_theta": 1e4,
         "head_dim": 64,
@@ -62,6 +72,17 @@ ROPE_CASES: dict[str, dict[str, Any]] = {
         "head_dim": 64,
         "original_max_position_embeddings": 8192,
         "rope_scaling": {"rope_type": "yarn", **YARN},
+    },
+    "longrope_short": {"rope_theta": 1e4, "head_dim": 16, "rope_scaling": {"type": "longrope", **LONGROPE}},
+    "longrope_factors": {
+        "rope_theta": 1e4,
+        "head_dim": 16,
+        "rope_scaling": {"rope_type": "longrope", **LONGROPE, "factor": 8.0},
+    },
+    "longrope_attention_factor": {
+        "rope_theta": 1e4,
+        "head_dim": 16,
+        "rope_scaling": {"rope_type": "longrope", **LONGROPE, "attention_factor": 1.25},
     },
 }
 
@@ -93,11 +114,40 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "smollm3_explicit": {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0, 0, 1, 1, 0, 1]},
     "smollm3_window": {"architectures": ["SmolLM3ForCausalLM"], "use_sliding_window": True, "sliding_window": 16},
     "llama": {"architectures": ["LlamaForCausalLM"]},
+    "gemma2_default": {"architectures": ["Gemma2ForCausalLM"]},
+    "gemma2_layer_types": {
+        "architectures": ["Gemma2ForCausalLM"],
+        "sliding_window": 16,
+        "layer_types": ["full_attention", "sliding_attention"] * 3,
+    },
+    "gemma3_default": {"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 13},
+    "gemma3_pattern": {"architectures": ["Gemma3ForCausalLM"], "sliding_window_pattern": 3, "sliding_window": 16},
+    "qwen3_moe_default": {"architectures": ["Qwen3MoeForCausalLM"]},
+    "qwen3_moe_window": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "max_window_layers": 3,
+    },
+    "mixtral_default": {"architectures": ["MixtralForCausalLM"]},
+    "olmoe_default": {"architectures": ["OlmoeForCausalLM"]},
+    "gpt_oss_default": {"architectures": ["GptOssForCausalLM"]},
+    "phi3_default": {"architectures": ["Phi3ForCausalLM"]},
+    "phi3_window": {"architectures": ["Phi3ForCausalLM"], "sliding_window": 16},
+    "glm": {"architectures": ["GlmForCausalLM"]},
+    "glm4": {"architectures": ["Glm4ForCausalLM"]},
+    "granite": {"architectures": ["GraniteForCausalLM"]},
+    "olmo2": {"architectures": ["Olmo2ForCausalLM"]},
+    "olmo3_default": {"architectures": ["Olmo3ForCausalLM"]},
 }
 
 DEFAULTED_KEYS = ("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias")
 DEFAULTED_KEYS += ("sliding_window", "use_sliding_window", "max_window_layers", "no_rope_layer_interval")
-DEFAULTED_KEYS += ("tie_word_embeddings",)
+DEFAULTED_KEYS += ("tie_word_embeddings", "hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping")
+DEFAULTED_KEYS += ("final_logit_softcapping", "embedding_multiplier", "residual_multiplier", "attention_multiplier")
+DEFAULTED_KEYS += ("logits_scaling", "original_max_position_embeddings", "decoder_sparse_step", "mlp_only_layers")
+DEFAULTED_KEYS += ("moe_intermediate_size", "num_experts", "num_local_experts", "num_experts_per_tok", "norm_topk_prob")
+DEFAULTED_KEYS += ("swiglu_alpha", "swiglu_limit")
 
 
 def rope_case(keys: dict[str, Any]) -> dict[str, Any]:
@@ -132,11 +182,15 @@ def defaults(architecture: str) -> dict[str, Any]:
     """What the config class takes for the keys a config.json may leave out. head_dim: null is hidden_size / heads."""
     config_class = _config_class(architecture)
     found = {key: getattr(config_class, key) for key in DEFAULTED_KEYS if hasattr(config_class, key)}
-    return found | {"rope_theta": config_class.default_theta}
+    theta = config_class.default_theta
+    if isinstance(theta, dict):
+        return found | {"rope_theta": theta["global"], "rope_local_base_freq": theta["local"]}
+    return found | {"rope_theta": theta}
 
 
 def _config_class(architecture: str) -> type[transformers.PreTrainedConfig]:
-    found: type[transformers.PreTrainedConfig] = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
+    name = architecture.replace("Gemma3ForCausalLM", "Gemma3TextForCausalLM").replace("ForCausalLM", "Config")
+    found: type[transformers.PreTrainedConfig] = getattr(transformers, name)
     return found
 
 

@@ -48,22 +48,32 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
         if "norm" in name:
-            value = 1 + 0.2 * noise
+            value = (_gemma_norm(name) if model.config.model_type.startswith("gemma") else 1) + 0.2 * noise
         elif name.endswith("bias"):
             value = 0.3 * noise
         elif "embed_tokens" in name or "lm_head" in name:
-            value = noise * LOGIT_STD / model.config.hidden_size**0.5
-        elif "q_proj" in name or "k_proj" in name:
-            value = noise * 1.2 / weight.shape[1] ** 0.5
+            is_gemma = model.config.model_type.startswith("gemma")
+            value = noise * (LOGIT_STD * 0.6 if is_gemma else LOGIT_STD) / model.config.hidden_size**0.5
+        elif "q_proj" in name or "k_proj" in name or "qkv_proj" in name:
+            value = noise * 1.2 / weight.shape[-1] ** 0.5
         else:
-            value = noise * 1.5 / weight.shape[1] ** 0.5
+            value = noise * 1.5 / weight.shape[-1] ** 0.5
         weight.data.copy_(value)
+
+
+def _gemma_norm(name: str) -> float:
+    """Stored without its 1. Embeddings are large there: what layers add has to be larger."""
+    return 4.0 if "post_" in name else 0.0
 
 
 def save_weights(model: transformers.PreTrainedModel, tiny: TinyCheckpoint, folder: Path) -> None:
     """One file, or shards with an index; a tied head is left out, as in published checkpoints."""
     dtype = getattr(torch, tiny.dtype)
-    state = {name: weight.detach().to(dtype).contiguous() for name, weight in model.named_parameters()}
+    state = {
+        name: part.detach().to(dtype).contiguous()
+        for whole, weight in model.named_parameters()
+        for name, part in published(whole, weight, model.config.model_type).items()
+    }
     if tiny.num_shards == 1:
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
         return
@@ -77,6 +87,22 @@ def save_weights(model: transformers.PreTrainedModel, tiny: TinyCheckpoint, fold
     total = sum(weight.numel() * weight.element_size() for weight in state.values())
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
+
+
+def published(name: str, weight: torch.Tensor, model_type: str) -> dict[str, torch.Tensor]:
+    """A parameter as checkpoints have it: transformers joins experts as it loads them, but for those joined already."""
+    names = ("w1", "w3", "w2") if model_type == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    if model_type == "mixtral":
+        name = name.replace(".mlp.", ".block_sparse_moe.")
+    above, _, own = name.rpartition(".")
+    if not above.endswith(".experts") or model_type == "gpt_oss":
+        return {name: weight}
+    parts = dict(zip(names[:2], weight.chunk(2, dim=1), strict=True)) if own == "gate_up_proj" else {names[2]: weight}
+    return {
+        f"{above}.{expert}.{part}.weight": matrix
+        for part, all_of in parts.items()
+        for expert, matrix in enumerate(all_of)
+    }
 
 
 def save_tokenizer(folder: Path) -> None:
@@ -108,7 +134,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> tr
     hf = json.loads((folder / "config.json").read_text()) | changes
     config = type(transformers.AutoConfig.for_model(hf["model_type"])).from_dict(hf)
     model = getattr(transformers, hf["architectures"][0]).from_pretrained(
-        folder, config=config, dtype=dtype, attn_implementation="eager"
+        folder, config=config, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
     )
     return model.eval()
 

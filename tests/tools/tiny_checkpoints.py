@@ -52,6 +52,19 @@ def _llama(**keys: Any) -> dict[str, Any]:
     return _config("LlamaForCausalLM", "llama", **keys)
 
 
+def _gemma(architecture: str, model_type: str, **keys: Any) -> dict[str, Any]:
+    config = _config(architecture, model_type, head_dim=32, query_pre_attn_scalar=64, sliding_window=8, **keys)
+    config |= {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+    return {key: value for key, value in config.items() if key in keys or key not in ("hidden_act", "rope_theta")}
+
+
+def _longrope(count: int) -> dict[str, list[float]]:
+    return {
+        "short_factor": [1.0 + 0.25 * index for index in range(count)],
+        "long_factor": [1.0 + 1.5 * index for index in range(count)],
+    }
+
+
 LLAMA3_SCALING = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -217,5 +230,197 @@ TINY_CHECKPOINTS: dict[str, TinyCheckpoint] = {
             layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         ),
         controls={"window": {"layer_types": ["full_attention"] * 3}, "one_more": {"sliding_window": 9}},
+    ),
+    "gemma2_tiny": TinyCheckpoint(
+        _gemma(
+            "Gemma2ForCausalLM",
+            "gemma2",
+            num_hidden_layers=4,
+            attn_logit_softcapping=2.0,
+            final_logit_softcapping=3.0,
+            hidden_act="gelu_pytorch_tanh",
+        ),
+        controls={
+            "window": {"layer_types": ["full_attention"] * 4},
+            "attention_cap": {"attn_logit_softcapping": None},
+            "logit_cap": {"final_logit_softcapping": None},
+            "scale": {"query_pre_attn_scalar": 16},
+        },
+    ),
+    "gemma3_tiny": TinyCheckpoint(
+        _gemma(
+            "Gemma3ForCausalLM",
+            "gemma3_text",
+            num_key_value_heads=1,
+            num_hidden_layers=4,
+            sliding_window_pattern=2,
+            rope_theta=1000000.0,
+            rope_local_base_freq=10000.0,
+            rope_scaling={"rope_type": "linear", "factor": 8.0},
+        ),
+        controls={
+            "window": {"sliding_window": 9},
+            "local_theta": {"rope_local_base_freq": 1000000.0},
+            "scaling": {"rope_scaling": None},
+        },
+    ),
+    "granite_tiny": TinyCheckpoint(
+        _config(
+            "GraniteForCausalLM",
+            "granite",
+            attention_bias=True,
+            embedding_multiplier=2.0,
+            residual_multiplier=0.7,
+            attention_multiplier=0.125,
+            logits_scaling=1.5,
+        ),
+        controls={
+            "embedding": {"embedding_multiplier": 1.0},
+            "residual": {"residual_multiplier": 1.0},
+            "attention": {"attention_multiplier": 0.25},
+            "logits": {"logits_scaling": 1.0},
+        },
+    ),
+    "olmo2_tiny": TinyCheckpoint(
+        _config("Olmo2ForCausalLM", "olmo2", num_key_value_heads=4),
+        controls={"theta": {"rope_theta": 20000.0}, "eps": {"rms_norm_eps": 0.1}},
+    ),
+    "olmo3_tiny": TinyCheckpoint(
+        _config(
+            "Olmo3ForCausalLM",
+            "olmo3",
+            num_hidden_layers=4,
+            sliding_window=8,
+            rope_theta=500000.0,
+            rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+        ),
+        controls={"window": {"sliding_window": 9}, "scaling": {"rope_scaling": None}},
+    ),
+    "qwen3_moe_tiny": TinyCheckpoint(
+        _config(
+            "Qwen3MoeForCausalLM",
+            "qwen3_moe",
+            head_dim=32,
+            rms_norm_eps=1e-6,
+            attention_bias=False,
+            use_sliding_window=False,
+            sliding_window=None,
+            max_window_layers=28,
+            decoder_sparse_step=1,
+            mlp_only_layers=[1],
+            moe_intermediate_size=32,
+            num_experts=6,
+            num_experts_per_tok=2,
+            norm_topk_prob=True,
+            output_router_logits=False,
+            router_aux_loss_coef=0.001,
+        ),
+        controls={"normalised": {"norm_topk_prob": False}, "choices": {"num_experts_per_tok": 3}},
+    ),
+    "mixtral_tiny": TinyCheckpoint(
+        _config(
+            "MixtralForCausalLM",
+            "mixtral",
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            sliding_window=None,
+            router_jitter_noise=0.0,
+            output_router_logits=False,
+        ),
+        dtype="float16",
+        num_shards=2,
+        controls={"choices": {"num_experts_per_tok": 1}},
+    ),
+    "gpt_oss_tiny": TinyCheckpoint(
+        _config(
+            "GptOssForCausalLM",
+            "gpt_oss",
+            num_hidden_layers=2,
+            intermediate_size=32,
+            head_dim=32,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            attention_bias=True,
+            sliding_window=8,
+            swiglu_limit=0.75,
+            rope_scaling={
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+                "truncate": False,
+            },
+        ),
+        controls={
+            "window": {"sliding_window": 9},
+            "limit": {"swiglu_limit": 7.0},
+            "slope": {"swiglu_alpha": 1.0},
+            "choices": {"num_experts_per_tok": 1},
+        },
+    ),
+    "olmoe_tiny": TinyCheckpoint(
+        _config(
+            "OlmoeForCausalLM",
+            "olmoe",
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_key_value_heads=4,
+            clip_qkv=None,
+            num_experts=8,
+            num_experts_per_tok=3,
+            norm_topk_prob=False,
+        ),
+        controls={"normalised": {"norm_topk_prob": True}, "choices": {"num_experts_per_tok": 2}},
+    ),
+    "phi3_tiny": TinyCheckpoint(
+        _config("Phi3ForCausalLM", "phi3", sliding_window=8, rope_scaling=None),
+        controls={"window": {"sliding_window": None}, "one_more": {"sliding_window": 9}},
+    ),
+    "glm_tiny": TinyCheckpoint(
+        _config(
+            "GlmForCausalLM",
+            "glm",
+            num_hidden_layers=2,
+            head_dim=32,
+            attention_bias=True,
+            partial_rotary_factor=0.5,
+        ),
+        controls={"whole": {"partial_rotary_factor": 1.0}, "theta": {"rope_theta": 20000.0}},
+    ),
+    "glm4_tiny": TinyCheckpoint(
+        _config("Glm4ForCausalLM", "glm4", num_hidden_layers=2, head_dim=16, attention_bias=False),
+        controls={"whole": {"partial_rotary_factor": 1.0}, "theta": {"rope_theta": 20000.0}},
+    ),
+    # The prompt is longer than the original length, so all of it turns by the long factors.
+    "phi3_longrope_tiny": TinyCheckpoint(
+        _config(
+            "Phi3ForCausalLM",
+            "phi3",
+            num_hidden_layers=2,
+            original_max_position_embeddings=32,
+            rope_scaling={"type": "longrope", **_longrope(8)},
+        ),
+        controls={"short": {"original_max_position_embeddings": 40}, "scaling": {"rope_scaling": None}},
+    ),
+    # No text of the tests is as long as the original length here.
+    "phi4_mini_tiny": TinyCheckpoint(
+        _config(
+            "Phi3ForCausalLM",
+            "phi3",
+            num_hidden_layers=2,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            hidden_size=48,
+            original_max_position_embeddings=256,
+            partial_rotary_factor=0.75,
+            tie_word_embeddings=True,
+            rope_scaling={"type": "longrope", **_longrope(6)},
+        ),
+        controls={
+            "long": {"original_max_position_embeddings": 32},
+            "whole": {"partial_rotary_factor": 1.0, "rope_scaling": None},
+            "attention_factor": {"rope_scaling": {"type": "longrope", **_longrope(6), "attention_factor": 1.0}},
+        },
     ),
 }

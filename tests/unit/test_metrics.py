@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from jaxserve.cli.reference import metrics_table
 from jaxserve.ipc.messages import EngineStats
-from jaxserve.metrics import METRICS, PREFIX, Metrics, exposition, metrics_table
+from jaxserve.metrics import METRICS, PREFIX, Metrics, exposition
 
 
 def test_names_are_unique_and_buckets_rise() -> None:

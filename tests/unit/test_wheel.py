@@ -97,5 +97,5 @@ def test_installed_wheel_serves_a_model_from_another_folder(environment: Path, t
         body = {"prompt": [5, 6, 7], "max_tokens": 5, "ignore_eos": True}
         status, _, reply = server.request("POST", "/v1/completions", body)
         assert (status, json.loads(reply)["usage"]["completion_tokens"]) == (200, 5)
-        assert len(list((tmp_path / "programs").iterdir())) == 2
+        assert len(list((tmp_path / "programs").iterdir())) == 6
         assert server.stop() == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from jaxserve.models.config import Activation, DecoderConfig, LayerConfig
 from jaxserve.models.families._keys import Keys
@@ -51,32 +51,37 @@ def build(
     qkv_bias: bool = False,
     attention_out_bias: bool = False,
     mlp_bias: bool = False,
-    qk_norm: bool = False,
+    computed: Collection[str] = (),
+    activation_key: str = "hidden_act",
 ) -> DecoderConfig:
-    """The DecoderConfig of a family whose defaults `keys` already holds."""
-    refuse_quantized(keys)
+    """The DecoderConfig of a family whose defaults `keys` already holds.
+
+    computed: keys of NEUTRAL_VALUES that the family reads itself; `dataclasses.replace` then adds what they ask for.
+    """
     for key, neutral in NEUTRAL_VALUES.items():
-        keys.require(key, *neutral)
+        if key not in computed:
+            keys.require(key, *neutral)
     hidden_size = keys.integer("hidden_size", MAX_WIDTH)
     num_heads = keys.integer("num_attention_heads", MAX_HEADS)
-    rope = read_rope(keys)
+    head_dim = _head_dim(keys, hidden_size, num_heads)
+    rope = read_rope(keys, head_dim, is_partial="partial_rotary_factor" in computed)
     return DecoderConfig(
         vocab_size=keys.integer("vocab_size", MAX_VOCAB_SIZE),
         hidden_size=hidden_size,
         intermediate_size=keys.integer("intermediate_size", MAX_WIDTH),
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(keys, num_heads),
-        head_dim=_head_dim(keys, hidden_size, num_heads),
+        head_dim=head_dim,
         layers=layers,
         max_position=rope.max_position,
         norm_eps=keys.number("rms_norm_eps"),
         rope_theta=rope.theta,
         rope_scaling=rope.scaling,
-        activation=read_activation(keys),
+        rotary_dim=rope.rotary_dim,
+        activation=read_activation(keys, activation_key),
         qkv_bias=qkv_bias,
         attention_out_bias=attention_out_bias,
         mlp_bias=mlp_bias,
-        qk_norm=qk_norm,
         tied_embeddings=keys.flag("tie_word_embeddings"),
     )
 
@@ -92,6 +97,16 @@ def full_layers(keys: Keys) -> tuple[LayerConfig, ...]:
     layers = (LayerConfig(),) * num_layers(keys)
     layer_types(keys, None, (False,) * len(layers))
     return layers
+
+
+def like_layers(keys: Keys) -> tuple[LayerConfig, ...]:
+    """`sliding_window`, if any, holds in every layer. transformers ignores `layer_types` in these families, so only a
+    list that changes nothing is accepted."""
+    window = read_window(keys)
+    slides = layer_types(keys, window, (window is not None,) * num_layers(keys))
+    if window is not None and not all(slides):
+        raise keys.refusal("layer_types", f"sliding_attention in every layer, as sliding_window is {window}")
+    return (LayerConfig(window),) * len(slides)
 
 
 def qwen_layers(keys: Keys) -> tuple[LayerConfig, ...]:
@@ -149,16 +164,16 @@ def _head_dim(keys: Keys, hidden_size: int, num_heads: int) -> int:
     return head_dim
 
 
-def read_activation(keys: Keys) -> Activation:
-    """`hidden_act`, by our name for it."""
-    name = keys.get("hidden_act")
+def read_activation(keys: Keys, key: str = "hidden_act") -> Activation:
+    """The activation at `key`, by our name for it."""
+    name = keys.get(key)
     if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise keys.refusal("hidden_act", ", ".join(ACTIVATIONS))
+        raise keys.refusal(key, ", ".join(ACTIVATIONS))
     return ACTIVATIONS[name]
 
 
 def refuse_quantized(keys: Keys) -> None:
-    """Raise CheckpointError for a checkpoint that is stored quantised."""
+    """Raise CheckpointError for an encoder that is stored quantised."""
     found = keys.get("quantization_config")
     if found is None:
         return

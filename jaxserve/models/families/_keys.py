@@ -41,6 +41,14 @@ class Keys:
             raise self.refusal(key, expected)
         return float(value)
 
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        """The list at `key`: so many finite numbers above zero."""
+        expected = f"a list of {count} finite numbers above 0"
+        values = self._present(key, expected)
+        if not isinstance(values, list) or len(values) != count:
+            raise self.refusal(key, expected)
+        return tuple(Keys({key: value}, self.prefix).number(key) for value in values)
+
     def flag(self, key: str) -> bool:
         """The boolean at `key`."""
         value = self._present(key, "true or false")

@@ -6,7 +6,7 @@ Promises resolved defaults: a RopeScaling returned here has every field its kind
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxserve.models.config import RopeScaling
 from jaxserve.models.families._keys import Keys
@@ -22,18 +22,29 @@ class Rope:
     max_position: int
     theta: float
     scaling: RopeScaling | None
+    rotary_dim: int | None = None
+    """Of a head, where that is not all of it."""
 
 
-def read_rope(keys: Keys) -> Rope:
+def read_rope(keys: Keys, head_dim: int, *, is_partial: bool = False) -> Rope:
     """Positions as transformers reads them: `rope_scaling` wins over `rope_parameters`, an inner theta over an outer.
 
     yarn stretches a context of known length, so the longest is at least factor * that length. dynamic keeps the declared
     length: up to there it changes nothing, and beyond it the keys already cached would need other frequencies.
+    is_partial: `partial_rotary_factor` says how much of a head rotates; else it must be all.
     """
     declared = keys.integer("max_position_embeddings", MAX_POSITION)
     table = _table(keys)
     theta = (table if "rope_theta" in table.table else keys).number("rope_theta", low=1.0)
+    if is_partial:
+        rotary_dim = _rotary_dim(table if "partial_rotary_factor" in table.table else keys, head_dim)
+        scaled = _scaled(keys, table, theta, declared, rotary_dim)
+        return scaled if rotary_dim == head_dim else replace(scaled, rotary_dim=rotary_dim)
     table.require("partial_rotary_factor", 1.0, None)
+    return _scaled(keys, table, theta, declared, head_dim)
+
+
+def _scaled(keys: Keys, table: Keys, theta: float, declared: int, rotary_dim: int) -> Rope:
     kind = table.get("rope_type") or table.get("type") or "default"
     match kind:
         case "default":
@@ -48,10 +59,31 @@ def read_rope(keys: Keys) -> Rope:
             original = _original(keys, table, declared)
             scaling = _yarn(table, original, declared)
             return Rope(max(declared, int(scaling.factor * original)), theta, scaling)
+        case "longrope":
+            original = _original(keys, table, declared, low=2)  # of which a logarithm is divided by
+            return Rope(declared, theta, _longrope(table, original, declared, rotary_dim))
         case _:
             raise table.refusal(
-                "rope_type" if table.get("rope_type") else "type", "default, linear, dynamic, llama3, yarn"
+                "rope_type" if table.get("rope_type") else "type", "default, linear, dynamic, llama3, yarn, longrope"
             )
+
+
+def by_kind_of_layer(keys: Keys, sliding_theta: float) -> tuple[Keys, float]:
+    """Keys whose angles are those of layers that see everything, and the base of layers that slide.
+
+    transformers 5 has a table for each kind; before, `rope_theta` and `rope_scaling` were those of the former, and the
+    base of the latter stood elsewhere: `sliding_theta`.
+    """
+    name, table = "rope_parameters", keys.get("rope_parameters")
+    if not isinstance(table, dict) or not any(isinstance(value, dict) for value in table.values()):
+        return keys, sliding_theta
+    full, sliding = (table.get(f"{kind}_attention") or {} for kind in ("full", "sliding"))
+    if not isinstance(full, dict) or not isinstance(sliding, dict):
+        raise keys.refusal(name, "tables full_attention and sliding_attention")
+    own = Keys({"rope_theta": sliding_theta, **sliding}, f"{name}.sliding_attention.")
+    own.require("rope_type", "default", None)
+    own.require("partial_rotary_factor", 1.0, None)
+    return Keys({**keys.table, name: full}, keys.prefix), own.number("rope_theta", low=1.0)
 
 
 def _table(keys: Keys) -> Keys:
@@ -65,12 +97,12 @@ def _table(keys: Keys) -> Keys:
     return Keys({}, "rope_parameters.")
 
 
-def _original(keys: Keys, table: Keys, declared: int) -> int:
+def _original(keys: Keys, table: Keys, declared: int, *, low: int = 1) -> int:
     """The length before stretching: the outer key wins, as in transformers; absent, it is the declared maximum."""
     name = "original_max_position_embeddings"
     if keys.get(name) is not None:
-        return keys.integer(name, MAX_POSITION)
-    return declared if table.get(name) is None else table.integer(name, MAX_POSITION)
+        return keys.integer(name, MAX_POSITION, low=low)
+    return declared if table.get(name) is None else table.integer(name, MAX_POSITION, low=low)
 
 
 def _llama3(table: Keys, original: int) -> RopeScaling:
@@ -84,7 +116,6 @@ def _llama3(table: Keys, original: int) -> RopeScaling:
 
 
 def _yarn(table: Keys, original: int, declared: int) -> RopeScaling:
-    table.require("truncate", True)
     factor = declared / original if "factor" in table.table and table.get("factor") is None else _factor(table)
     return RopeScaling(
         "yarn",
@@ -94,6 +125,7 @@ def _yarn(table: Keys, original: int, declared: int) -> RopeScaling:
         beta_fast=table.number("beta_fast") if table.get("beta_fast") else 32.0,
         beta_slow=table.number("beta_slow") if table.get("beta_slow") else 1.0,
         attention_factor=_yarn_attention_factor(table, factor),
+        truncate=table.flag("truncate") if "truncate" in table.table else True,
     )
 
 
@@ -108,6 +140,34 @@ def _yarn_attention_factor(table: Keys, factor: float) -> float:
 
 def _mscale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _longrope(table: Keys, original: int, declared: int, rotary_dim: int) -> RopeScaling:
+    factor = declared / original if table.get("factor") is None else table.number("factor", high=MAX_FACTOR)
+    if table.get("attention_factor") is not None:
+        attention_factor = table.number("attention_factor")
+    elif factor <= 1:
+        attention_factor = 1.0
+    else:
+        attention_factor = math.sqrt(1 + math.log(factor) / math.log(original))
+    return RopeScaling(
+        "longrope",
+        factor,
+        original_max_position=original,
+        attention_factor=attention_factor,
+        short_divisors=table.numbers("short_factor", rotary_dim // 2),
+        long_divisors=table.numbers("long_factor", rotary_dim // 2),
+    )
+
+
+def _rotary_dim(keys: Keys, head_dim: int) -> int:
+    name = "partial_rotary_factor"
+    if keys.get(name) is None:
+        return head_dim
+    rotary_dim = int(head_dim * keys.number(name, high=1.0))
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise keys.refusal(name, f"a part of a head of {head_dim} that is an even number of dimensions")
+    return rotary_dim
 
 
 def _factor(table: Keys) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxserve.models.config import DecoderConfig, LayerConfig
-from jaxserve.models.families._common import build, layer_types, num_layers, read_window
+from jaxserve.models.config import DecoderConfig
+from jaxserve.models.families._common import build, like_layers
 from jaxserve.models.families._keys import Keys
 
 ARCHITECTURES = ("MistralForCausalLM",)
@@ -27,9 +27,4 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     keys = Keys({**DEFAULTS, **hf})
     keys.require("attention_bias", False, None)
     keys.require("mlp_bias", False, None)
-    window = read_window(keys)
-    # transformers' Mistral ignores `layer_types`, so only a list that changes nothing is accepted.
-    slides = layer_types(keys, window, (window is not None,) * num_layers(keys))
-    if window is not None and not all(slides):
-        raise keys.refusal("layer_types", f"sliding_attention in every layer, as sliding_window is {window}")
-    return build(keys, layers=(LayerConfig(window),) * len(slides))
+    return build(keys, layers=like_layers(keys))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from jaxserve.models.config import DecoderConfig
@@ -30,10 +31,5 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     keys = Keys({**DEFAULTS, **hf})
     keys.require("mlp_bias", False, None)
     has_attention_bias = keys.flag("attention_bias")
-    return build(
-        keys,
-        layers=qwen_layers(keys),
-        qkv_bias=has_attention_bias,
-        attention_out_bias=has_attention_bias,
-        qk_norm=True,
-    )
+    config = build(keys, layers=qwen_layers(keys), qkv_bias=has_attention_bias, attention_out_bias=has_attention_bias)
+    return replace(config, qk_norm="heads")

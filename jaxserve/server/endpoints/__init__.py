@@ -1,1 +1,1 @@
-"""One file per endpoint; each exports `ROUTES`."""
+"""Endpoints: every `Route` in a file here is served."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-import uuid
+from functools import partial
 
 import msgspec
 from aiohttp import web
@@ -12,9 +11,7 @@ from jaxserve.ipc.messages import ModelFacts
 from jaxserve.server.body import read_body
 from jaxserve.server.generation import Job, answer, answer_without_engine, grammar_of, make_job
 from jaxserve.server.logprobs import completion_logprobs, prompt_logprobs
-from jaxserve.server.request_id import adopt_request_id
 from jaxserve.server.routes import Route
-from jaxserve.server.schema.common import PromptLogprob
 from jaxserve.server.schema.completions import (
     DEFAULT_MAX_TOKENS,
     Completion,
@@ -29,13 +26,22 @@ from jaxserve.server.sse import Framing
 from jaxserve.server.state import STATE, ServerState
 from jaxserve.server.stream import Piece
 from jaxserve.tokenizer.logprob_tokens import TextOffsets
-from jaxserve.tokenizer.tokenizer import Tokenizer
 
 
+@partial(
+    Route,
+    "POST",
+    "/v1/completions",
+    tag="OpenAI",
+    request=CompletionRequest,
+    reply=Completion,
+    event=Completion,
+    last_event="[DONE]",
+)
 async def completions(http: web.Request) -> web.StreamResponse:
+    """The continuation of a text, of several texts, or of token ids."""
     state = http.app[STATE]
     request = await read_body(http, CompletionRequest)
-    adopt_request_id(http, request.request_id)
     prompts = check_completion(request, state.limits)
     state.require_model(request.model)
     facts = state.client.require_generation()
@@ -62,9 +68,8 @@ async def completions(http: web.Request) -> web.StreamResponse:
         spelling = CompletionFormat(
             request,
             job,
-            state.model_name,
-            state.fingerprint(facts),
-            state.tokenization.tokenizer,
+            state,
+            facts,
             prompts=[ids for ids in token_ids for _ in range(request.num_choices)],
             echoes=echoes,
         )
@@ -101,25 +106,21 @@ class CompletionFormat:
         self,
         request: CompletionRequest,
         job: Job | None,
-        model: str,
-        fingerprint: str,
-        tokenizer: Tokenizer,
+        state: ServerState,
+        facts: ModelFacts,
         *,
         prompts: list[list[int]],
         echoes: list[str] | None,
     ) -> None:
         self._request = request
         self._job = job
-        self._tokenizer = tokenizer
-        self._id = f"cmpl-{uuid.uuid4().hex}"
-        self._created = int(time.time())
-        self._model = model
-        self._fingerprint = fingerprint
+        self._tokenizer = state.tokenization.tokenizer
+        self._heading = state.heading("cmpl", facts)
         self._echoes = echoes
         self._no_usage = None if request.wants_usage else msgspec.UNSET
         skip_special_tokens = request.skip_special_tokens is not False
         self._offsets = [
-            TextOffsets(tokenizer, () if request.echo else prompt, skip_special_tokens=skip_special_tokens)
+            TextOffsets(self._tokenizer, () if request.echo else prompt, skip_special_tokens=skip_special_tokens)
             for prompt in (prompts if request.logprobs is not None else ())
         ]
 
@@ -151,7 +152,7 @@ class CompletionFormat:
                     logprobs=self._logprobs(pieces),
                     finish_reason=pieces[-1].finish_reason,
                     stop_reason=pieces[-1].stop_reason,
-                    prompt_logprobs=self._prompt_logprobs(pieces[0]),
+                    prompt_logprobs=prompt_logprobs(self._tokenizer, pieces[0].prompt, self._request.prompt_logprobs),
                 )
                 for index, pieces in enumerate(choices)
             ],
@@ -160,9 +161,9 @@ class CompletionFormat:
         )
 
     def _timing(self) -> RequestTiming | msgspec.UnsetType:
-        if not self._request.return_metrics:
-            return msgspec.UNSET
-        return RequestTiming() if self._job is None else self._job.timing()
+        if self._job is not None:
+            return self._job.told_timing(self._request)
+        return RequestTiming() if self._request.return_metrics else msgspec.UNSET
 
     def _completion(
         self,
@@ -170,15 +171,7 @@ class CompletionFormat:
         usage: Usage | msgspec.UnsetType | None,
         timing: RequestTiming | msgspec.UnsetType = msgspec.UNSET,
     ) -> Completion:
-        return Completion(
-            id=self._id,
-            created=self._created,
-            model=self._model,
-            choices=choices,
-            system_fingerprint=self._fingerprint,
-            usage=usage,
-            metrics=timing,
-        )
+        return Completion(**self._heading, choices=choices, usage=usage, metrics=timing)
 
     def _logprobs(self, pieces: list[Piece]) -> CompletionLogprobs | None:
         num_top = self._request.num_top_logprobs
@@ -187,23 +180,3 @@ class CompletionFormat:
         tokens = [token for piece in pieces for token in (*(piece.prompt if self._request.echo else ()), *piece.tokens)]
         offsets = self._offsets[pieces[0].index]
         return completion_logprobs(self._tokenizer, tokens, num_top, offsets)
-
-    def _prompt_logprobs(self, first: Piece) -> list[dict[str, PromptLogprob] | None] | msgspec.UnsetType:
-        if self._request.prompt_logprobs is None:
-            return msgspec.UNSET
-        return prompt_logprobs(self._tokenizer, first.prompt, self._request.prompt_logprobs)
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/v1/completions",
-        completions,
-        summary="The continuation of a text, of several texts, or of token ids.",
-        tag="OpenAI",
-        request=CompletionRequest,
-        reply=Completion,
-        event=Completion,
-        last_event="[DONE]",
-    ),
-)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -18,7 +19,6 @@ from jaxserve.server.embedding import (
     noting_departure,
     vectors_of,
 )
-from jaxserve.server.request_id import adopt_request_id
 from jaxserve.server.routes import Route
 from jaxserve.server.schema.embeddings import (
     Embedding,
@@ -31,10 +31,11 @@ from jaxserve.server.schema.embeddings import (
 from jaxserve.server.state import STATE
 
 
+@partial(Route, "POST", "/v1/embeddings", tag="OpenAI", request=EmbeddingRequest, reply=EmbeddingReply)
 async def embeddings(http: web.Request) -> web.StreamResponse:
+    """A vector for each text."""
     state = http.app[STATE]
     request = await read_body(http, EmbeddingRequest)
-    adopt_request_id(http, request.request_id)
     inputs = check_embedding(request, state.limits)
     state.require_model(request.model)
     facts, model = state.client.require_vectors()
@@ -70,16 +71,3 @@ def _spelled(vector: np.ndarray, encoding_format: EncodingFormat | None) -> list
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     numbers: list[float] = vector.tolist()
     return numbers
-
-
-ROUTES = (
-    Route(
-        "POST",
-        "/v1/embeddings",
-        embeddings,
-        summary="A vector for each text.",
-        tag="OpenAI",
-        request=EmbeddingRequest,
-        reply=EmbeddingReply,
-    ),
-)

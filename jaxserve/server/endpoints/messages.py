@@ -14,10 +14,9 @@ from jaxserve.server.body import read_body
 from jaxserve.server.chat_job import make_chat_job
 from jaxserve.server.conversation import encode_conversation
 from jaxserve.server.generation import Job, answer
-from jaxserve.server.parsers.events import Event, merged
 from jaxserve.server.renaming import renamed
 from jaxserve.server.reply import json_reply
-from jaxserve.server.request_id import adopt_request_id, request_id_of
+from jaxserve.server.request_id import request_id_of
 from jaxserve.server.routes import ApiStyle, Route
 from jaxserve.server.schema.anthropic import (
     CountTokensRequest,
@@ -40,17 +39,28 @@ from jaxserve.server.schema.anthropic_reply import (
     message_usage,
 )
 from jaxserve.server.schema.chat import check_chat
-from jaxserve.server.schema.timing import RequestTiming
 from jaxserve.server.schema.usage import Usage
 from jaxserve.server.sse import Framing, frame
 from jaxserve.server.state import STATE, ServerState
-from jaxserve.server.stream import Piece
+from jaxserve.server.stream import Piece, events_of
+
+_STYLE = ApiStyle(error_body=anthropic_error, request_id_header="request-id")
 
 
+@partial(
+    Route,
+    "POST",
+    "/v1/messages",
+    tag="Anthropic",
+    style=_STYLE,
+    request=MessagesRequest,
+    reply=Message,
+    event=MessageStart | Ping | BlockEvent | MessageDelta | MessageStop | AnthropicError,
+)
 async def messages(http: web.Request) -> web.StreamResponse:
+    """The next message of a conversation, as Anthropic's clients ask for it."""
     state = http.app[STATE]
     request = await read_body(http, MessagesRequest)
-    adopt_request_id(http, request.request_id)
     check_anthropic(request, state.limits)
     state.require_model(request.model)
     facts = state.client.require_generation()
@@ -62,7 +72,17 @@ async def messages(http: web.Request) -> web.StreamResponse:
         return await answer(http, chat, job, MessageFormat(request, job, state, request_id_of(http)))
 
 
+@partial(
+    Route,
+    "POST",
+    "/v1/messages/count_tokens",
+    tag="Anthropic",
+    style=_STYLE,
+    request=CountTokensRequest,
+    reply=TokenCount,
+)
 async def count_tokens(http: web.Request) -> web.StreamResponse:
+    """How many tokens a conversation's prompt has."""
     state = http.app[STATE]
     request = await read_body(http, CountTokensRequest)
     check_anthropic(request, state.limits)
@@ -89,7 +109,7 @@ class MessageFormat:
         self._model = state.model_name
         self._id = f"msg_{uuid.uuid4().hex}"
         self._job = job
-        self._wants_timing = bool(request.return_metrics)
+        self._request = request
         self._last: Piece | None = None
 
     def opening(self) -> list[msgspec.Struct]:
@@ -97,19 +117,21 @@ class MessageFormat:
 
     def chunks(self, piece: Piece, usage: Usage | None) -> list[msgspec.Struct]:
         self._last = piece
-        seen = self._blocks.of(_events(piece))
+        seen = self._blocks.of(piece.told)
         return [*seen, *self._blocks.end()] if piece.finish_reason is not None else [*seen]
 
     def closing(self, usage: Usage) -> list[msgspec.Struct]:
         assert self._last is not None, "a stream ends with its choice"
-        return [MessageDelta(self._end(self._last), message_usage(usage), self._timing()), MessageStop()]
+        return [
+            MessageDelta(self._end(self._last), message_usage(usage), self._job.told_timing(self._request)),
+            MessageStop(),
+        ]
 
     def reply(self, choices: list[list[Piece]], usage: Usage) -> msgspec.Struct:
         (pieces,) = choices
-        events = merged([event for piece in pieces for event in _events(piece)])
-        content = blocks_of([*self._blocks.of(events), *self._blocks.end()])
+        content = blocks_of([*self._blocks.of(events_of(pieces)), *self._blocks.end()])
         message = self._message(content, self._end(pieces[-1]), usage)
-        message.metrics = self._timing()
+        message.metrics = self._job.told_timing(self._request)
         return message
 
     def _message(self, content: list[Block], end: MessageEnd, usage: Usage) -> Message:
@@ -122,9 +144,6 @@ class MessageFormat:
             usage=message_usage(usage),
         )
 
-    def _timing(self) -> RequestTiming | msgspec.UnsetType:
-        return self._job.timing() if self._wants_timing else msgspec.UNSET
-
     def _end(self, last: Piece) -> MessageEnd:
         if isinstance(last.stop_reason, str):
             return MessageEnd("stop_sequence", last.stop_reason)
@@ -132,36 +151,3 @@ class MessageFormat:
         if last.finish_reason == "length":
             reason = "model_context_window_exceeded" if self._is_window_short else "max_tokens"
         return MessageEnd(reason, None)
-
-
-def _events(piece: Piece) -> list[Event]:
-    if piece.events is not None:
-        return piece.events
-    return [Event("content", piece.text, piece.text)] if piece.text else []
-
-
-_STYLE = ApiStyle(error_body=anthropic_error, request_id_header="request-id")
-
-ROUTES = (
-    Route(
-        "POST",
-        "/v1/messages",
-        messages,
-        summary="The next message of a conversation, as Anthropic's clients ask for it.",
-        tag="Anthropic",
-        style=_STYLE,
-        request=MessagesRequest,
-        reply=Message,
-        event=MessageStart | Ping | BlockEvent | MessageDelta | MessageStop | AnthropicError,
-    ),
-    Route(
-        "POST",
-        "/v1/messages/count_tokens",
-        count_tokens,
-        summary="How many tokens a conversation's prompt has.",
-        tag="Anthropic",
-        style=_STYLE,
-        request=CountTokensRequest,
-        reply=TokenCount,
-    ),
-)

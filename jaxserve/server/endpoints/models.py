@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from aiohttp import web
 
 from jaxserve.server.reply import json_reply
@@ -10,12 +12,16 @@ from jaxserve.server.schema.models import ModelCard, ModelList
 from jaxserve.server.state import STATE, ServerState
 
 
+@partial(Route, "GET", "/v1/models", tag="OpenAI", reply=ModelList)
 async def list_models(request: web.Request) -> web.StreamResponse:
+    """The names that requests may use."""
     state = request.app[STATE]
     return json_reply(ModelList([_card(state, name) for name in state.model_names]))
 
 
+@partial(Route, "GET", "/v1/models/{name:.+}", tag="OpenAI", reply=ModelCard)
 async def show_model(request: web.Request) -> web.StreamResponse:
+    """One of these names."""
     state = request.app[STATE]
     name = request.match_info["name"]
     state.require_model(name)
@@ -26,9 +32,3 @@ def _card(state: ServerState, name: str) -> ModelCard:
     facts = state.client.facts
     max_model_len = facts.max_model_len if facts is not None else None
     return ModelCard(id=name, created=state.created, root=state.model_name, max_model_len=max_model_len)
-
-
-ROUTES = (
-    Route("GET", "/v1/models", list_models, summary="The names that requests may use.", tag="OpenAI", reply=ModelList),
-    Route("GET", "/v1/models/{name:.+}", show_model, summary="One of these names.", tag="OpenAI", reply=ModelCard),
-)

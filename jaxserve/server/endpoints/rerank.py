@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
+from functools import partial
 
 import msgspec
 from aiohttp import web
 
 from jaxserve.server.body import read_body
 from jaxserve.server.reply import json_reply
-from jaxserve.server.request_id import adopt_request_id
 from jaxserve.server.routes import Route
 from jaxserve.server.schema.score import Document, RerankReply, RerankRequest, RerankResult, check_rerank
 from jaxserve.server.scoring import answer_scores
 from jaxserve.server.state import STATE
 
 
+@partial(Route, "POST", "/v1/rerank", tag="Scores", request=RerankRequest, reply=RerankReply)
 async def rerank(http: web.Request) -> web.StreamResponse:
+    """Documents, the closest to a query first."""
     state = http.app[STATE]
     request = await read_body(http, RerankRequest)
-    adopt_request_id(http, request.request_id)
     check_rerank(request, state.limits)
     state.require_model(request.model)
     texts = request.texts
@@ -38,11 +40,7 @@ async def rerank(http: web.Request) -> web.StreamResponse:
     return json_reply(reply)
 
 
-ROUTES = tuple(
-    Route("POST", path, rerank, summary=summary, tag="Scores", name=name, request=RerankRequest, reply=RerankReply)
-    for path, name, summary in (
-        ("/v1/rerank", "rerank", "Documents, the closest to a query first."),
-        ("/v2/rerank", "rerank_v2", "The same as /v1/rerank, where Cohere's clients look for it."),
-        ("/rerank", "rerank_unversioned", "The same as /v1/rerank."),
-    )
+rerank_v2 = replace(
+    rerank, path="/v2/rerank", name="rerank_v2", summary="The same as /v1/rerank, where Cohere's clients look for it."
 )
+rerank_unversioned = replace(rerank, path="/rerank", name="rerank_unversioned", summary="The same as /v1/rerank.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from functools import partial
 
 from aiohttp import web
 
@@ -16,7 +17,6 @@ from jaxserve.server.generation import Job, answer, generating, take_pieces
 from jaxserve.server.query import NoQuery, read_query
 from jaxserve.server.renaming import renamed
 from jaxserve.server.reply import json_reply
-from jaxserve.server.request_id import adopt_request_id
 from jaxserve.server.responses.chat import NAMES, chat_request
 from jaxserve.server.responses.history import items_before
 from jaxserve.server.responses.pages import PageQuery, page_of
@@ -32,11 +32,16 @@ from jaxserve.server.schema.response_object import DeletedResponse, ItemList, Re
 from jaxserve.server.schema.responses import ResponsesRequest, TextFormat, TextOptions, check_moved, check_responses
 from jaxserve.server.state import STATE, ServerState
 
+_ONE = "/v1/responses/{response_id}"
 
+
+@partial(
+    Route, "POST", "/v1/responses", tag="OpenAI", request=ResponsesRequest, reply=ResponseObject, event=ResponseEvent
+)
 async def create_response(http: web.Request) -> web.StreamResponse:
+    """Make a response, the reply to a conversation, with reasoning, text and calls as items."""
     state = http.app[STATE]
     request = await read_body(http, ResponsesRequest)
-    adopt_request_id(http, request.request_id)
     check_moved(ignored_fields(http))
     check_responses(request, state.limits)
     state.require_model(request.model)
@@ -54,12 +59,16 @@ async def create_response(http: web.Request) -> web.StreamResponse:
         return await _answer(http, chat, job, reply)
 
 
+@partial(Route, "GET", _ONE, tag="OpenAI", reply=ResponseObject)
 async def retrieve_response(http: web.Request) -> web.StreamResponse:
+    """A response that was kept."""
     read_query(http, NoQuery)
     return json_reply((await _stored(http)).response)
 
 
+@partial(Route, "POST", f"{_ONE}/cancel", tag="OpenAI", reply=ResponseObject)
 async def cancel_response(http: web.Request) -> web.StreamResponse:
+    """Stop a response."""
     response = (await _stored(http)).response
     if not response.background:
         raise InvalidRequestError("Cannot cancel a synchronous response.")
@@ -70,12 +79,16 @@ async def cancel_response(http: web.Request) -> web.StreamResponse:
     return json_reply(response)
 
 
+@partial(Route, "DELETE", _ONE, tag="OpenAI", reply=DeletedResponse)
 async def delete_response(http: web.Request) -> web.StreamResponse:
+    """Forget a response."""
     stored = _found(http, await http.app[STATE].responses.delete(http.match_info["response_id"]))
     return json_reply(DeletedResponse(stored.response.id))
 
 
+@partial(Route, "GET", f"{_ONE}/input_items", tag="OpenAI", query=PageQuery, reply=ItemList)
 async def list_input_items(http: web.Request) -> web.StreamResponse:
+    """What it was given."""
     query = read_query(http, PageQuery)
     return json_reply(page_of((await _stored(http)).input, query))
 
@@ -168,30 +181,3 @@ def _reply(
         timing=job.timing if request.return_metrics else None,
         keep=keep,
     )
-
-
-_ONE = "/v1/responses/{response_id}"
-ROUTES = (
-    Route(
-        "POST",
-        "/v1/responses",
-        create_response,
-        summary="Make a response, the reply to a conversation, with reasoning, text and calls as items.",
-        tag="OpenAI",
-        request=ResponsesRequest,
-        reply=ResponseObject,
-        event=ResponseEvent,
-    ),
-    Route("GET", _ONE, retrieve_response, summary="A response that was kept.", tag="OpenAI", reply=ResponseObject),
-    Route("DELETE", _ONE, delete_response, summary="Forget a response.", tag="OpenAI", reply=DeletedResponse),
-    Route("POST", f"{_ONE}/cancel", cancel_response, summary="Stop a response.", tag="OpenAI", reply=ResponseObject),
-    Route(
-        "GET",
-        f"{_ONE}/input_items",
-        list_input_items,
-        summary="What it was given.",
-        tag="OpenAI",
-        query=PageQuery,
-        reply=ItemList,
-    ),
-)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import time
 import uuid
+from dataclasses import replace
+from functools import partial
 
 from aiohttp import web
 
 from jaxserve.server.body import read_body
 from jaxserve.server.reply import json_reply
-from jaxserve.server.request_id import adopt_request_id
 from jaxserve.server.routes import Route
 from jaxserve.server.schema.score import Score, ScoreReply, ScoreRequest, check_score
 from jaxserve.server.scoring import answer_scores
 from jaxserve.server.state import STATE
 
 
+@partial(Route, "POST", "/v1/score", tag="Scores", request=ScoreRequest, reply=ScoreReply)
 async def score(http: web.Request) -> web.StreamResponse:
+    """How close texts are, pair by pair."""
     state = http.app[STATE]
     request = await read_body(http, ScoreRequest)
-    adopt_request_id(http, request.request_id)
     first, second = check_score(request, state.limits)
     state.require_model(request.model)
     scores = await answer_scores(http, request, first, second, ("text_1", "text_2"))
@@ -34,10 +36,4 @@ async def score(http: web.Request) -> web.StreamResponse:
     )
 
 
-ROUTES = tuple(
-    Route("POST", path, score, summary=summary, tag="Scores", name=name, request=ScoreRequest, reply=ScoreReply)
-    for path, name, summary in (
-        ("/v1/score", "score", "How close texts are, pair by pair."),
-        ("/score", "score_unversioned", "The same as /v1/score."),
-    )
-)
+score_unversioned = replace(score, path="/score", name="score_unversioned", summary="The same as /v1/score.")

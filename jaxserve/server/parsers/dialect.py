@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from jaxserve.errors import ConfigError, InvalidRequestError
+from jaxserve.errors import ConfigError, invalid
 from jaxserve.server.parsers import harmony
 from jaxserve.server.parsers.bodies import Tools
 from jaxserve.server.parsers.calls import read_reply
@@ -56,10 +56,7 @@ class Dialect:
         else:
             parser = OutputParser(self._reader(tools), self._primer(prompt_end, continued))
         if parser.has_begun_call:
-            raise InvalidRequestError(
-                "Invalid value for 'continue_final_message': the last message ends in a tool call.",
-                param="continue_final_message",
-            )
+            raise invalid("continue_final_message", "the last message ends in a tool call")
         return parser
 
     def _primer(self, prompt_end: str, continued: str | None) -> str:

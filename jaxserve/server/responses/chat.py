@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from jaxserve.config import LimitsConfig
-from jaxserve.errors import InvalidRequestError
+from jaxserve.errors import invalid
 from jaxserve.server.renaming import renamed
 from jaxserve.server.schema.chat import ChatRequest, check_chat
 from jaxserve.server.schema.common import GenerationFields
@@ -123,10 +123,9 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> tuple[ToolChoice | None
             allowed = []
         if allowed and all(tool.type == "function" and tool.name is not None for tool in allowed):
             return choice["mode"], [tool.name or "" for tool in allowed]
-    raise InvalidRequestError(
-        "Invalid value for 'tool_choice': must be none, auto, required, a function, or allowed_tools with a mode and "
-        f"functions, got {shorten(choice)}.",
-        param="tool_choice",
+    raise invalid(
+        "tool_choice",
+        f"must be none, auto, required, a function, or allowed_tools with a mode and functions, got {shorten(choice)}",
     )
 
 
@@ -134,10 +133,7 @@ def _allowed_tools(tools: list[ToolDefinition], names: list[str]) -> list[ToolDe
     left = [tool for tool in tools if tool.function is not None and tool.function.name in names]
     if len(left) < len(set(names)):
         known = {tool.function.name for tool in left if tool.function is not None}
-        raise InvalidRequestError(
-            f"Invalid value for 'tool_choice.tools': none of the tools is {shorten(sorted(set(names) - known)[0])}.",
-            param="tool_choice.tools",
-        )
+        raise invalid("tool_choice.tools", f"none of the tools is {shorten(sorted(set(names) - known)[0])}")
     return left
 
 

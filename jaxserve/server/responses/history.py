@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxserve.errors import InvalidRequestError
+from jaxserve.errors import InvalidRequestError, invalid
 from jaxserve.server.responses.desk import ResponseDesk
 from jaxserve.server.schema.decode import shorten
 from jaxserve.server.schema.response_items import Item
@@ -23,9 +23,7 @@ async def items_before(desk: ResponseDesk, previous_response_id: str | None) -> 
                 code="previous_response_not_found",
             )
         if stored.response.status == "in_progress":
-            raise InvalidRequestError(
-                f"Invalid value for '{_PARAM}': the response {shorten(response_id)} is still in progress.", param=_PARAM
-            )
+            raise invalid(_PARAM, f"the response {shorten(response_id)} is still in progress")
         turns.append([*stored.input, *stored.response.output])
         response_id = stored.response.previous_response_id
     return [item for turn in reversed(turns) for item in turn]

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from jaxserve.errors import InvalidRequestError
+from jaxserve.errors import invalid
 from jaxserve.server.schema.bounds import Bound
 from jaxserve.server.schema.decode import shorten
 from jaxserve.server.schema.response_items import Item
@@ -33,7 +33,7 @@ def page_of(items: Sequence[Item], query: PageQuery) -> ItemList:
     if query.after:
         ids = [item.id for item in ordered]
         if query.after not in ids:
-            raise _invalid("after", f"no item has the id {shorten(query.after)}")
+            raise invalid("after", f"no item has the id {shorten(query.after)}")
         ordered = ordered[ids.index(query.after) + 1 :]
     page = ordered[: query.limit or _DEFAULT_LIMIT]
     return ItemList(
@@ -42,7 +42,3 @@ def page_of(items: Sequence[Item], query: PageQuery) -> ItemList:
         last_id=page[-1].id if page else None,
         has_more=len(ordered) > len(page),
     )
-
-
-def _invalid(name: str, reason: str) -> InvalidRequestError:
-    return InvalidRequestError(f"Invalid value for '{name}': {reason}.", param=name)

@@ -11,7 +11,6 @@ import msgspec
 
 from jaxserve.errors import RateLimitError, RequestError
 from jaxserve.server.logprobs import chat_logprobs
-from jaxserve.server.parsers.events import Event
 from jaxserve.server.responses.output import OutputItems, PlacedLogprob
 from jaxserve.server.schema import response_events as events
 from jaxserve.server.schema.response_object import (
@@ -78,10 +77,7 @@ class ResponseReply:
         ]
 
     def chunks(self, piece: Piece, usage: Usage | None) -> Sequence[msgspec.Struct]:
-        news = piece.events
-        if news is None:
-            news = [Event("content", piece.text, piece.text)] if piece.text else []
-        told = self._output.take(news, self._logprobs(piece))
+        told = self._output.take(piece.told, self._logprobs(piece))
         if piece.finish_reason is None:
             return told
         self._is_cut = piece.finish_reason == "length"

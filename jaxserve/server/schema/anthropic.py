@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from jaxserve.config import LimitsConfig
-from jaxserve.errors import InvalidRequestError
+from jaxserve.errors import invalid
 from jaxserve.server.schema.bounds import Bound, check_bounds
 from jaxserve.server.schema.common import GenerationFields
 from jaxserve.server.schema.decode import missing
@@ -172,24 +172,14 @@ def check_anthropic(request: Conversation, limits: LimitsConfig) -> None:
         for j, block in enumerate(message.content if isinstance(message.content, list) else ()):
             if message.role not in _ROLES_OF[type(block)]:
                 place = f"messages[{i}].content[{j}]"
-                raise InvalidRequestError(
-                    f"Invalid value for '{place}': a message of role {message.role} holds no "
-                    f"{block.__struct_config__.tag} block.",
-                    param=place,
-                )
+                raise invalid(place, f"a message of role {message.role} holds no {block.__struct_config__.tag} block")
     _check_tools(request.tools or ())
     choice = request.tool_choice
     if choice is not None and (choice.type == "tool") != (choice.name is not None):
-        raise InvalidRequestError(
-            "Invalid value for 'tool_choice.name': it goes with the type tool, and only with it.",
-            param="tool_choice.name",
-        )
+        raise invalid("tool_choice.name", "it goes with the type tool, and only with it")
     thinking = request.thinking
     if thinking is not None and thinking.budget_tokens is not None and thinking.type != "enabled":
-        raise InvalidRequestError(
-            "Invalid value for 'thinking.budget_tokens': it goes with the type enabled, and only with it.",
-            param="thinking.budget_tokens",
-        )
+        raise invalid("thinking.budget_tokens", "it goes with the type enabled, and only with it")
 
 
 def _check_tools(tools: Sequence[ToolInput]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_type_hints
 import msgspec
 
 from jaxserve.config import LimitsConfig
-from jaxserve.errors import InvalidRequestError
+from jaxserve.errors import invalid
 from jaxserve.server.schema.decode import shorten
 
 
@@ -54,9 +54,7 @@ class Bound:
         most = self.upper(limits)
         for size in self._sizes(value):
             if size < self.least or (most is not None and size > most):
-                raise InvalidRequestError(
-                    f"Invalid value for '{name}': must be {self.words(limits)}, got {shorten(size)}.", param=name
-                )
+                raise invalid(name, f"must be {self.words(limits)}, got {shorten(size)}")
 
     def _sizes(self, value: Any) -> list[int]:
         if self.of == "value":

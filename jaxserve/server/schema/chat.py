@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -15,6 +15,22 @@ from jaxserve.server.schema.messages import ChatMessage
 from jaxserve.server.schema.timing import RequestTiming
 from jaxserve.server.schema.tools import ToolChoice, ToolDefinition
 from jaxserve.server.schema.usage import Usage
+
+
+class PredictedPart(msgspec.Struct, kw_only=True):
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(msgspec.Struct, kw_only=True):
+    """What most of the reply is expected to be, as a text that is only revised."""
+
+    type: Literal["content"]
+    content: str | list[PredictedPart]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class ChatRequest(CommonFields, kw_only=True):
@@ -48,6 +64,8 @@ class ChatRequest(CommonFields, kw_only=True):
     """The reply continues the last message, which is the assistant's."""
     documents: list[dict[str, Any]] | None = None
     """Handed to the chat template."""
+    prediction: Prediction | None = None
+    """Drafts are taken from it where the server makes any (`--num-speculative-tokens`); the reply is the same."""
 
     @property
     def num_top_logprobs(self) -> int | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxserve.errors import InvalidRequestError
+from jaxserve.errors import invalid
 from jaxserve.server.schema.decode import shorten
 
 
 def check_count(name: str, count: int, limit: int, unit: str) -> None:
     """Refuse more than `limit` of something."""
     if count > limit:
-        raise InvalidRequestError(f"Invalid value for '{name}': at most {limit} {unit}, got {count}.", param=name)
+        raise invalid(name, f"at most {limit} {unit}, got {count}")
 
 
 def check_token_ids(name: str, token_ids: list[Any], vocab_size: int) -> None:
@@ -19,11 +19,9 @@ def check_token_ids(name: str, token_ids: list[Any], vocab_size: int) -> None:
     if not token_ids:
         return
     if set(map(type, token_ids)) != {int}:
-        raise InvalidRequestError(f"Invalid value for '{name}': token ids must be integers.", param=name)
+        raise invalid(name, "token ids must be integers")
     low, high = min(token_ids), max(token_ids)
     if low < 0 or high >= vocab_size:
-        raise InvalidRequestError(
-            f"Invalid value for '{name}': token id {shorten(low if low < 0 else high)} is outside the vocabulary "
-            f"(0 to {vocab_size - 1}).",
-            param=name,
+        raise invalid(
+            name, f"token id {shorten(low if low < 0 else high)} is outside the vocabulary (0 to {vocab_size - 1})"
         )

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from jaxserve.config import LimitsConfig
-from jaxserve.errors import InvalidRequestError
+from jaxserve.errors import invalid
 from jaxserve.server.schema.bounds import Bound
 from jaxserve.server.schema.common import CommonFields, PromptLogprob, check_common, check_listed_logprobs
 from jaxserve.server.schema.inputs import texts_or_ids
@@ -52,19 +52,17 @@ def check_completion(request: CompletionRequest, limits: LimitsConfig) -> list[s
     """Check what needs neither model nor tokenizer; returns the prompts. Token ids are checked later."""
     check_common(request, limits)
     if request.max_tokens == 0 and not request.echo:
-        raise InvalidRequestError(
-            "Invalid value for 'max_tokens': must be at least 1 (0 only with `echo`), got 0.", param="max_tokens"
-        )
+        raise invalid("max_tokens", "must be at least 1 (0 only with `echo`), got 0")
     check_listed_logprobs(request, request.logprobs is not None)
     if request.best_of is not None and request.best_of != request.num_choices:
         raise refuse("best_of")
     prompts = texts_or_ids("prompt", request.prompt)
     Bound("items", 1, "max_prompts").check("prompt", prompts, limits)
     if len(prompts) * request.num_choices > limits.max_total_choices:
-        raise InvalidRequestError(
-            f"Invalid value for 'n': prompts times n may be at most {limits.max_total_choices} (--max-total-choices), "
-            f"got {len(prompts)} x {request.num_choices}.",
-            param="n",
+        raise invalid(
+            "n",
+            f"prompts times n may be at most {limits.max_total_choices} (--max-total-choices), "
+            f"got {len(prompts)} x {request.num_choices}",
         )
     return prompts
 

@@ -18,26 +18,13 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 class ConversationFields(Protocol):
     """Request fields that go to the chat template."""
 
-    @property
-    def tools(self) -> list[ToolDefinition] | None: ...
-
-    @property
-    def tool_choice(self) -> ToolChoice | None: ...
-
-    @property
-    def reasoning_effort(self) -> ReasoningEffort | None: ...
-
-    @property
-    def chat_template_kwargs(self) -> dict[str, Any] | None: ...
-
-    @property
-    def add_generation_prompt(self) -> bool | None: ...
-
-    @property
-    def continue_final_message(self) -> bool | None: ...
-
-    @property
-    def documents(self) -> list[dict[str, Any]] | None: ...
+    tools: list[ToolDefinition] | None
+    tool_choice: ToolChoice | None
+    reasoning_effort: ReasoningEffort | None
+    chat_template_kwargs: dict[str, Any] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    documents: list[dict[str, Any]] | None
 
 
 def check_conversation(messages: list[ChatMessage], fields: ConversationFields, limits: LimitsConfig) -> None:

@@ -10,7 +10,8 @@ from typing import TypeVar
 
 import msgspec
 
-from jaxserve.errors import InvalidRequestError
+from jaxserve.errors import InvalidRequestError, invalid
+from jaxserve.server.schema.choices import choices_at
 from jaxserve.server.schema.limits import MAX_ECHOED_CHARS
 from jaxserve.server.schema.unknown import unknown_inside
 from jaxserve.server.schema.unsupported import NO_OPS, UNSUPPORTED, is_neutral, refuse
@@ -19,6 +20,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _PATH = re.compile(r"^(?P<reason>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_WORD = re.compile(r"^Invalid enum value '(?P<word>.*)'$", re.DOTALL)
+_INDEX = re.compile(r"\[\d+\]")
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`$")
 
 
@@ -38,24 +41,33 @@ def decode_request(struct: type[T], body: bytes) -> tuple[T, list[str]]:
     except RecursionError:
         raise InvalidRequestError("The body is nested too deeply.", code="invalid_json") from None
     except msgspec.ValidationError as error:
-        raise invalid_field(str(error)) from None
+        raise invalid_field(str(error), struct=struct) from None
     except msgspec.DecodeError as error:
         raise InvalidRequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
 
 
-def invalid_field(text: str, prefix: str = "", value: object = msgspec.UNSET) -> InvalidRequestError:
-    """An error from msgspec's text; with `value` given, the text repeats it (bounded)."""
+def invalid_field(
+    text: str, value: object = msgspec.UNSET, struct: type[msgspec.Struct] | None = None
+) -> InvalidRequestError:
+    """An error from msgspec's text; with `value` given, the text repeats it (bounded).
+
+    struct: what was decoded; its words are named where another one was sent.
+    """
     match = _PATH.match(text)
     assert match is not None, "the pattern matches any text"
     reason, path = match["reason"], match["path"] or ""
     absent = _MISSING.match(reason)
     if absent:
         path = f"{path}.{absent['field']}" if path else absent["field"]
-        return missing(prefix + path)
+        return missing(path)
+    wrong = _WORD.match(reason)
+    choices = choices_at(struct, _INDEX.sub("[...]", path)) if wrong and struct is not None else ()
+    if wrong and choices:
+        return invalid(path, f"must be one of {', '.join(map(repr, choices))}, got {shorten(wrong['word'])}")
     got = "" if value is msgspec.UNSET else f", got {shorten(value)}"
     if not path:
         return InvalidRequestError(f"Invalid body: {reason}{got}.")
-    return InvalidRequestError(f"Invalid value for '{prefix}{path}': {reason}{got}.", param=prefix + path)
+    return invalid(path, f"{reason}{got}")
 
 
 def missing(param: str) -> InvalidRequestError:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from jaxserve.config import LimitsConfig
-from jaxserve.errors import InvalidRequestError
+from jaxserve.errors import invalid
 from jaxserve.server.schema.bounds import Bound, check_bounds
 from jaxserve.server.schema.inputs import texts_or_ids
 from jaxserve.server.schema.limits import MAX_REQUEST_ID_CHARS
@@ -71,10 +71,7 @@ def check_embedding(request: EmbeddingRequest, limits: LimitsConfig) -> list[str
     Bound("items", 1, "max_inputs").check("input", inputs, limits)
     check_fields(request, limits)
     if request.normalize is not None and request.use_activation not in (None, request.normalize):
-        raise InvalidRequestError(
-            "Invalid value for 'use_activation': it is another name for 'normalize', which says the opposite.",
-            param="use_activation",
-        )
+        raise invalid("use_activation", "it is another name for 'normalize', which says the opposite")
     return inputs
 
 
@@ -83,7 +80,4 @@ def check_fields(request: InputFields, limits: LimitsConfig) -> None:
     check_bounds(request, limits)
     most = request.truncate_prompt_tokens
     if most is not None and most != -1 and most < 1:
-        raise InvalidRequestError(
-            f"Invalid value for 'truncate_prompt_tokens': must be -1 or at least 1, got {most}.",
-            param="truncate_prompt_tokens",
-        )
+        raise invalid("truncate_prompt_tokens", f"must be -1 or at least 1, got {most}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxserve.errors import InvalidRequestError
+from jaxserve.errors import invalid
 from jaxserve.server.schema.decode import missing
 
 
@@ -15,11 +15,7 @@ def texts_or_ids(name: str, value: str | list[Any] | None) -> list[str | list[in
     if isinstance(value, str) or (value and type(value[0]) is int):
         value = [value]
     if not value or any(len(one) == 0 for one in value if isinstance(one, str | list)):
-        raise InvalidRequestError(f"Invalid value for '{name}': must not be empty.", param=name)
+        raise invalid(name, "must not be empty")
     if not (all(isinstance(one, str) for one in value) or all(isinstance(one, list) for one in value)):
-        raise InvalidRequestError(
-            f"Invalid value for '{name}': must be a string, a list of strings, a list of token ids, "
-            "or a list of such lists.",
-            param=name,
-        )
+        raise invalid(name, "must be a string, a list of strings, a list of token ids, or a list of such lists")
     return value

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from jaxserve.errors import InvalidRequestError
+from jaxserve.errors import invalid
 from jaxserve.server.schema.decode import missing
 from jaxserve.server.schema.limits import MAX_ECHOED_CHARS
 from jaxserve.server.schema.unsupported import refuse
@@ -50,15 +50,9 @@ def check_messages(messages: list[ChatMessage]) -> None:
             if getattr(message, name):
                 raise refuse(f"messages[{i}].{name}")
         if message.tool_calls and message.role != "assistant":
-            raise InvalidRequestError(
-                f"Invalid value for 'messages[{i}].tool_calls': only an assistant calls tools, not a {message.role}.",
-                param=f"messages[{i}].tool_calls",
-            )
+            raise invalid(f"messages[{i}].tool_calls", f"only an assistant calls tools, not a {message.role}")
         if message.content is None and message.role != "assistant":
-            raise InvalidRequestError(
-                f"Invalid value for 'messages[{i}].content': a {message.role} message needs a string or text parts.",
-                param=f"messages[{i}].content",
-            )
+            raise invalid(f"messages[{i}].content", f"a {message.role} message needs a string or text parts")
         if isinstance(message.content, list):
             check_parts(f"messages[{i}].content", message.content)
 
@@ -67,10 +61,8 @@ def check_final_message(messages: list[ChatMessage]) -> None:
     """Refuse to continue what is no text of an assistant."""
     last = messages[-1]
     if last.role != "assistant" or not last.content or last.tool_calls:
-        raise InvalidRequestError(
-            "Invalid value for 'continue_final_message': the last message must be an assistant's, with content and "
-            "without tool calls.",
-            param="continue_final_message",
+        raise invalid(
+            "continue_final_message", "the last message must be an assistant's, with content and without tool calls"
         )
 
 

@@ -19,59 +19,59 @@ from jaxserve.server.schema.response_items import OutputItem, OutputText, Reason
 from jaxserve.server.schema.response_object import ResponseObject
 
 
-class ResponseCreated(msgspec.Struct, tag_field="type", tag="response.created"):
+class _OfResponse(msgspec.Struct, tag_field="type"):
     response: ResponseObject
     sequence_number: int
 
 
-class ResponseInProgress(msgspec.Struct, tag_field="type", tag="response.in_progress"):
-    response: ResponseObject
-    sequence_number: int
+class ResponseCreated(_OfResponse, tag="response.created"):
+    pass
 
 
-class ResponseCompleted(msgspec.Struct, tag_field="type", tag="response.completed"):
-    response: ResponseObject
-    sequence_number: int
+class ResponseInProgress(_OfResponse, tag="response.in_progress"):
+    pass
 
 
-class ResponseIncomplete(msgspec.Struct, tag_field="type", tag="response.incomplete"):
-    response: ResponseObject
-    sequence_number: int
+class ResponseCompleted(_OfResponse, tag="response.completed"):
+    pass
 
 
-class ResponseFailed(msgspec.Struct, tag_field="type", tag="response.failed"):
-    response: ResponseObject
-    sequence_number: int
+class ResponseIncomplete(_OfResponse, tag="response.incomplete"):
+    pass
 
 
-class OutputItemAdded(msgspec.Struct, tag_field="type", tag="response.output_item.added"):
-    item: OutputItem
-    """Still empty."""
-    output_index: int
-    sequence_number: int
+class ResponseFailed(_OfResponse, tag="response.failed"):
+    pass
 
 
-class OutputItemDone(msgspec.Struct, tag_field="type", tag="response.output_item.done"):
+class _OfItem(msgspec.Struct, tag_field="type"):
     item: OutputItem
     output_index: int
     sequence_number: int
 
 
-class ContentPartAdded(msgspec.Struct, tag_field="type", tag="response.content_part.added"):
+class OutputItemAdded(_OfItem, tag="response.output_item.added"):
+    """The item is still empty."""
+
+
+class OutputItemDone(_OfItem, tag="response.output_item.done"):
+    pass
+
+
+class _OfPart(msgspec.Struct, tag_field="type"):
     part: OutputText | ReasoningText
-    """Still empty."""
     item_id: str
     output_index: int
     content_index: int
     sequence_number: int
 
 
-class ContentPartDone(msgspec.Struct, tag_field="type", tag="response.content_part.done"):
-    part: OutputText | ReasoningText
-    item_id: str
-    output_index: int
-    content_index: int
-    sequence_number: int
+class ContentPartAdded(_OfPart, tag="response.content_part.added"):
+    """The part is still empty."""
+
+
+class ContentPartDone(_OfPart, tag="response.content_part.done"):
+    pass
 
 
 class OutputTextDelta(msgspec.Struct, tag_field="type", tag="response.output_text.delta"):

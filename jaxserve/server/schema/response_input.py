@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from jaxserve.errors import InvalidRequestError
+from jaxserve.errors import invalid
 from jaxserve.server.schema.decode import missing, shorten
 from jaxserve.server.schema.messages import ContentPart, check_parts
 from jaxserve.server.schema.response_items import (
@@ -75,7 +75,7 @@ def _item(place: str, item: InputItem) -> Item:
         case "function_call_output":
             output = item.output
             if output is None:
-                raise _missing(f"{place}.output")
+                raise missing(f"{place}.output")
             return FunctionCallOutputItem(
                 id=item.id or new_id("fco"),
                 call_id=_required(f"{place}.call_id", item.call_id),
@@ -87,12 +87,9 @@ def _item(place: str, item: InputItem) -> Item:
 def _message(place: str, item: InputItem) -> MessageItem:
     role = _required(f"{place}.role", item.role)
     if role not in _ROLES:
-        raise InvalidRequestError(
-            f"Invalid value for '{place}.role': must be one of {', '.join(_ROLES)}, got {shorten(role)}.",
-            param=f"{place}.role",
-        )
+        raise invalid(f"{place}.role", f"must be one of {', '.join(_ROLES)}, got {shorten(role)}")
     if item.content is None:
-        raise _missing(f"{place}.content")
+        raise missing(f"{place}.content")
     texts = _texts(f"{place}.content", item.content)
     content: list[InputText | OutputText] = (
         [OutputText(text=text) for text in texts] if role == "assistant" else [InputText(text) for text in texts]
@@ -122,9 +119,5 @@ def _texts(place: str, content: str | list[ContentPart], *types: str) -> list[st
 
 def _required(place: str, value: str | None) -> str:
     if value is None:
-        raise _missing(place)
+        raise missing(place)
     return value
-
-
-def _missing(place: str) -> InvalidRequestError:
-    return missing(place)

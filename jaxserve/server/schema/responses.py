@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from jaxserve.config import LimitsConfig
-from jaxserve.errors import InvalidRequestError, UnsupportedParameterError
+from jaxserve.errors import InvalidRequestError, invalid, unsupported
 from jaxserve.server.schema.bounds import Bound, check_bounds
 from jaxserve.server.schema.checks import check_count
 from jaxserve.server.schema.common import GenerationFields
@@ -150,9 +150,7 @@ def check_moved(names: Iterable[str]) -> None:
     """Refuse fields of chat completions that the responses API calls otherwise, or does not have."""
     for name in names:
         if name in _MOVED:
-            raise UnsupportedParameterError(
-                f"Unsupported parameter: '{name}' is not of the responses API: {_MOVED[name]}.", param=name
-            )
+            raise unsupported(name, f"is not of the responses API: {_MOVED[name]}")
 
 
 def check_responses(request: ResponsesRequest, limits: LimitsConfig) -> None:
@@ -164,19 +162,14 @@ def check_responses(request: ResponsesRequest, limits: LimitsConfig) -> None:
         if name not in _INCLUDED:
             raise refuse(f"include[{i}]={shorten(name)[1:-1]}")
     if request.truncation not in (None, "disabled"):
-        raise UnsupportedParameterError(
-            f"Unsupported parameter: 'truncation' must be disabled, got {shorten(request.truncation)}.",
-            param="truncation",
-        )
+        raise unsupported("truncation", f"must be disabled, got {shorten(request.truncation)}")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("Stream options can only be defined when `stream=True`.", param="stream_options")
     for name in ("summary", "generate_summary"):
         if getattr(request.reasoning, name, None) not in (None, "auto"):
             raise refuse(f"reasoning.{name}")
     if request.background and (request.stream or not request.is_stored):
-        raise InvalidRequestError(
-            "Invalid value for 'background': not together with `stream`, and not without `store`.", param="background"
-        )
+        raise invalid("background", "not together with `stream`, and not without `store`")
     _check_tools(request.tools or [])
     _check_metadata(request.metadata or {})
 
@@ -184,10 +177,8 @@ def check_responses(request: ResponsesRequest, limits: LimitsConfig) -> None:
 def _check_tools(tools: list[FunctionTool]) -> None:
     for i, tool in enumerate(tools):
         if tool.type != "function":
-            raise UnsupportedParameterError(
-                f"Unsupported parameter: 'tools[{i}].type' must be 'function', got {shorten(tool.type)}: nothing else "
-                "runs on this server.",
-                param=f"tools[{i}].type",
+            raise unsupported(
+                f"tools[{i}].type", f"must be 'function', got {shorten(tool.type)}: nothing else runs on this server"
             )
         if tool.name is None:
             raise missing(f"tools[{i}].name")

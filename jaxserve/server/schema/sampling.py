@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import msgspec
 
-from jaxserve.errors import InvalidRequestError
+from jaxserve.errors import invalid
 from jaxserve.sampling.params import COLUMNS, SamplingParams
 from jaxserve.server.schema.bounds import Bound
 from jaxserve.server.schema.checks import check_count, check_token_ids
@@ -86,6 +86,7 @@ def sampler_defaults() -> dict[str, Any]:
 
 def sampling_params(
     request: SamplerFields,
+    defaults: Mapping[str, float],
     *,
     max_tokens: int,
     seed: int,
@@ -96,9 +97,11 @@ def sampling_params(
 ) -> SamplingParams:
     """The request's options, complete. Raises InvalidRequestError naming the field that is out of range.
 
+    defaults: of the model, for what the request leaves out.
     bad_words: the request's, as token ids.
     """
-    values: dict[str, Any] = {name: value for name in COLUMNS if (value := getattr(request, name)) is not None}
+    given = {name: value for name in COLUMNS if (value := getattr(request, name)) is not None}
+    values: dict[str, Any] = {**defaults, **given}
     if values.get("top_k") == -1:
         values["top_k"] = 0
     values |= {
@@ -120,10 +123,9 @@ def sampling_params(
             reason = str(error).partition(" - at ")[0]
             raise invalid_field(f"{reason} - at `$.{name}`", value=value) from None
     if values.get("min_tokens", 0) > max_tokens:
-        raise InvalidRequestError(
-            f"Invalid value for 'min_tokens': must not be more than the {max_tokens} tokens that may be generated, "
-            f"got {values['min_tokens']}.",
-            param="min_tokens",
+        raise invalid(
+            "min_tokens",
+            f"must not be more than the {max_tokens} tokens that may be generated, got {values['min_tokens']}",
         )
     return SamplingParams(**values)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 
 from jaxserve.config import LimitsConfig
-from jaxserve.errors import InvalidRequestError
+from jaxserve.errors import invalid
 from jaxserve.server.schema.bounds import Bound
 from jaxserve.server.schema.embeddings import EmbeddingUsage, InputFields, check_fields
 
@@ -83,12 +84,14 @@ def check_score(request: ScoreRequest, limits: LimitsConfig) -> tuple[list[str],
     first, second = ([side] if isinstance(side, str) else side for side in (request.text_1, request.text_2))
     _check_texts("text_1", first)
     _check_texts("text_2", second)
-    if len(first) not in (1, len(second)):
-        raise InvalidRequestError(
-            f"Invalid value for 'text_2': must be as many texts as 'text_1' ({len(first)}), got {len(second)}.",
-            param="text_2",
-        )
+    check_partners(first, second)
     return first, second
+
+
+def check_partners(first: Sequence[str], second: Sequence[str]) -> None:
+    """Each of `second` has its partner in `first`, or the only one there."""
+    if len(first) not in (1, len(second)):
+        raise invalid("text_2", f"must be as many texts as 'text_1' ({len(first)}), got {len(second)}")
 
 
 def check_rerank(request: RerankRequest, limits: LimitsConfig) -> None:
@@ -100,4 +103,4 @@ def check_rerank(request: RerankRequest, limits: LimitsConfig) -> None:
 
 def _check_texts(name: str, texts: list[str]) -> None:
     if not all(texts):
-        raise InvalidRequestError(f"Invalid value for '{name}': must not be empty.", param=name)
+        raise invalid(name, "must not be empty")

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from jaxserve.errors import InvalidRequestError, UnsupportedParameterError
+from jaxserve.errors import invalid, unsupported
 from jaxserve.ipc.messages import Grammar
 from jaxserve.server.schema.decode import missing, shorten
 
@@ -56,7 +56,7 @@ def requested_grammar(
     if structured is None:
         return formatted
     if formatted is not None:
-        raise _invalid("structured_outputs", "not together with response_format")
+        raise invalid("structured_outputs", "not together with response_format")
     return _of_outputs(structured, max_depth)
 
 
@@ -64,15 +64,15 @@ def schema_grammar(schema: dict[str, Any], param: str, max_depth: int) -> Gramma
     """The grammar of a JSON schema. Refuses what nothing could be checked against or nobody could write."""
     places: list[tuple[Any, int]] = [(schema, 1)]
     if "x-guidance" in schema:
-        raise _invalid(param, "x-guidance: options of the compiler are not for requests")
+        raise invalid(param, "x-guidance: options of the compiler are not for requests")
     while places:
         value, depth = places.pop()
         if depth > max_depth:
-            raise _invalid(param, f"nested deeper than {max_depth} (--max-grammar-depth)")
+            raise invalid(param, f"nested deeper than {max_depth} (--max-grammar-depth)")
         if isinstance(value, dict):
             for name in _COUNTS:
                 if isinstance(count := value.get(name), int) and count > _MAX_COUNT:
-                    raise _invalid(param, f"{name}: at most {_MAX_COUNT}, got {shorten(count)}")
+                    raise invalid(param, f"{name}: at most {_MAX_COUNT}, got {shorten(count)}")
             places += [(child, depth + 1) for child in value.values()]
         elif isinstance(value, list):
             places += [(child, depth + 1) for child in value]
@@ -90,10 +90,8 @@ def _of_format(response_format: ResponseFormat, max_depth: int) -> NamedGrammar 
             if response_format.json_schema is None or response_format.json_schema.schema is None:
                 raise missing(param)
             return NamedGrammar(schema_grammar(response_format.json_schema.schema, param, max_depth), param)
-    raise UnsupportedParameterError(
-        "Unsupported parameter: 'response_format.type' must be text, json_object or json_schema, got "
-        f"{shorten(response_format.type)}.",
-        param="response_format.type",
+    raise unsupported(
+        "response_format.type", f"must be text, json_object or json_schema, got {shorten(response_format.type)}"
     )
 
 
@@ -102,7 +100,7 @@ def _of_outputs(structured: StructuredOutputs, max_depth: int) -> NamedGrammar |
     if not asked:
         return None
     if len(asked) > 1:
-        raise _invalid("structured_outputs", f"one kind of constraint, got {', '.join(asked)}")
+        raise invalid("structured_outputs", f"one kind of constraint, got {', '.join(asked)}")
     ((name, value),) = asked.items()
     param = f"structured_outputs.{name}"
     match name:
@@ -112,7 +110,7 @@ def _of_outputs(structured: StructuredOutputs, max_depth: int) -> NamedGrammar |
             return NamedGrammar(_ANY_OBJECT, param)
         case "choice":
             if not all(value) or not value:
-                raise _invalid(param, "at least one choice, and none that is empty")
+                raise invalid(param, "at least one choice, and none that is empty")
             return NamedGrammar(Grammar("lark", "start: " + " | ".join(map(json.dumps, value))), param)
         case "regex":
             return NamedGrammar(Grammar("regex", value), param)
@@ -125,8 +123,4 @@ def _schema(value: dict[str, Any] | str, param: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(value, type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise _invalid(param, f"it is no JSON object: {error}") from None
-
-
-def _invalid(param: str, reason: str) -> InvalidRequestError:
-    return InvalidRequestError(f"Invalid value for '{param}': {reason}.", param=param)
+        raise invalid(param, f"it is no JSON object: {error}") from None

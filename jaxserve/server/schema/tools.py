@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from jaxserve.config import LimitsConfig
-from jaxserve.errors import InvalidRequestError, UnsupportedParameterError
+from jaxserve.errors import InvalidRequestError, invalid, unsupported
 from jaxserve.server.schema.bounds import Bound
 from jaxserve.server.schema.decode import missing, shorten
 
@@ -75,17 +75,14 @@ def _template_function(function: FunctionDefinition) -> dict[str, Any]:
 def _check_tool(place: str, tool: ToolDefinition, names: set[str], limits: LimitsConfig) -> None:
     """Adds the tool's name to `names`."""
     if tool.type != "function":
-        raise UnsupportedParameterError(
-            f"Unsupported parameter: '{place}.type' must be 'function', got {shorten(tool.type)}.",
-            param=f"{place}.type",
-        )
+        raise unsupported(f"{place}.type", f"must be 'function', got {shorten(tool.type)}")
     function = tool.function
     if function is None:
         raise missing(f"{place}.function")
     if not _NAME.fullmatch(function.name):
-        raise _invalid(f"{place}.function.name", f"1 to 64 of a-z A-Z 0-9 _ . -, got {shorten(function.name)}")
+        raise invalid(f"{place}.function.name", f"1 to 64 of a-z A-Z 0-9 _ . -, got {shorten(function.name)}")
     if function.name in names:
-        raise _invalid(f"{place}.function.name", f"{function.name} is defined twice")
+        raise invalid(f"{place}.function.name", f"{function.name} is defined twice")
     names.add(function.name)
     definition = msgspec.json.encode(function).decode()
     Bound("characters", 0, "max_function_chars").check(f"{place}.function", definition, limits)
@@ -100,10 +97,6 @@ def _check_choice(choice: ToolChoice | None, names: set[str]) -> None:
         return
     if isinstance(choice, dict):
         if choice.get("type") != "function" or named_function(choice) not in names:
-            raise _invalid("tool_choice", f"none of the tools is {shorten(choice)}")
+            raise invalid("tool_choice", f"none of the tools is {shorten(choice)}")
     elif choice != "required":
-        raise _invalid("tool_choice", f"must be none, auto, required or a function, got {shorten(choice)}")
-
-
-def _invalid(param: str, reason: str) -> InvalidRequestError:
-    return InvalidRequestError(f"Invalid value for '{param}': {reason}.", param=param)
+        raise invalid("tool_choice", f"must be none, auto, required or a function, got {shorten(choice)}")

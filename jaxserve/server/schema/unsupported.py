@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxserve.errors import UnsupportedParameterError
+from jaxserve.errors import UnsupportedParameterError, unsupported
 
 IGNORED_HEADER = "x-jaxserve-ignored"
 
@@ -31,7 +31,6 @@ NO_OPS: frozenset[str] = frozenset(
         "prompt_cache_options",
         "prompt_cache_retention",
         "verbosity",
-        "prediction",
         "spaces_between_special_tokens",
         "parallel_tool_calls",
     }
@@ -97,14 +96,11 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 def is_neutral(name: str, value: Any) -> bool:
     """Whether `value` of the unsupported field `name` asks for nothing. Booleans are not numbers here."""
-    return any(type(value) is bool and value is neutral if isinstance(neutral, bool) else _same(value, neutral)
-               for neutral in UNSUPPORTED[name])  # fmt: skip
-
-
-def _same(value: Any, neutral: Any) -> bool:
-    return not isinstance(value, bool) and bool(value == neutral)
+    return any(
+        isinstance(value, bool) == isinstance(neutral, bool) and value == neutral for neutral in UNSUPPORTED[name]
+    )
 
 
 def refuse(name: str) -> UnsupportedParameterError:
     """The error that names a field we do not honour."""
-    return UnsupportedParameterError(f"Unsupported parameter: '{name}' is not supported by this server.", param=name)
+    return unsupported(name, "is not supported by this server")

@@ -13,6 +13,10 @@ class PromptTokensDetails(msgspec.Struct):
 class CompletionTokensDetails(msgspec.Struct):
     reasoning_tokens: int = 0
     """Tokens of reasoning and of its markers."""
+    accepted_prediction_tokens: int = 0
+    """Tokens that were guessed ahead, from a prediction or from the request's own text, and are in the reply."""
+    rejected_prediction_tokens: int = 0
+    """Those that were wrong; they are in no other count."""
 
 
 class Usage(msgspec.Struct):
@@ -25,12 +29,19 @@ class Usage(msgspec.Struct):
     completion_tokens_details: CompletionTokensDetails
 
 
-def make_usage(num_prompt: int, num_completion: int, num_cached: int, num_reasoning: int = 0) -> Usage:
+def make_usage(
+    num_prompt: int,
+    num_completion: int,
+    num_cached: int,
+    num_reasoning: int = 0,
+    num_accepted: int = 0,
+    num_rejected: int = 0,
+) -> Usage:
     """Usage of a reply: the prompt counted once, completions of all choices summed, their reasoning among them."""
     return Usage(
         prompt_tokens=num_prompt,
         completion_tokens=num_completion,
         total_tokens=num_prompt + num_completion,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached),
-        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_reasoning),
+        completion_tokens_details=CompletionTokensDetails(num_reasoning, num_accepted, num_rejected),
     )

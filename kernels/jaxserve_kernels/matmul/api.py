@@ -1,32 +1,54 @@
-"""Public entry of matmul. Letters: T tokens, I inputs, O outputs."""
+"""Public entry of matmul. Letters: T tokens, I inputs, O outputs, G groups of inputs."""
 
 from __future__ import annotations
 
+import jax
 from jaxtyping import Array, Float, Int, Num
 
 from jaxserve_kernels.backend import Backend
-from jaxserve_kernels.matmul import cpu, reference
-from jaxserve_kernels.matmul.cpu import multiplies_int8
-from jaxserve_kernels.matmul.reference import quantize_rows
+from jaxserve_kernels.matmul import cpu, gpu, reference
+from jaxserve_kernels.matmul.cpu import multiplies
+from jaxserve_kernels.matmul.reference import offset_product, quantize_rows
 
-__all__ = ["matmul", "multiplies_int8", "quantize_rows"]
+__all__ = ["matmul", "multiplies", "offset_product", "quantize_rows"]
 
 
 def matmul(
     x: Float[Array, "T I"],
     weight: Num[Array, "O I"],
-    scales: Float[Array, "O"] | None = None,
+    scales: Float[Array, "O"] | Float[Array, "G O"] | None = None,
     num_rows: Int[Array, ""] | None = None,
     *,
     dynamic: bool = False,
     backend: Backend = "reference",
 ) -> Float[Array, "T O"]:
-    """x @ weight.T, accumulated and returned in float32; int8 weights come with a scale per output.
+    """x @ weight.T, accumulated and returned in float32; 8-bit weights (int8, e4m3) come with a scale per output,
+    int4 with one for each output and group of inputs; a group is as many neighbours as the others.
 
     num_rows: rows of x behind these are padding, whose results mean nothing; a backend may skip them.
-    dynamic: int8 weights meet activations that are quantised to int8 as well, each token by its own largest
-    value; the product is then exact in int32. Otherwise the weights are widened.
+    dynamic: 8-bit weights meet activations that are quantised to the same type, each token by its own largest
+    value; the product of int8 is then exact in int32. Otherwise the weights are widened.
     """
+    if scales is not None and scales.ndim == 2:
+        return _grouped(x, weight, scales, backend)
     if backend == "native" and cpu.supports(x, weight, dynamic=dynamic):
         return cpu.matmul(x, weight, scales, num_rows, dynamic=dynamic)
+    if backend == "mosaic_gpu" and scales is not None:
+        tuned = gpu.choice(x, weight, dynamic=dynamic)
+        if tuned is not None:
+            from jaxserve_kernels.matmul.gpu import skinny  # imports Pallas
+
+            return skinny.product(x, weight, scales, dynamic=dynamic, tuning=tuned)
     return reference.matmul(x, weight, scales, dynamic=dynamic)
+
+
+def _grouped(
+    x: Float[Array, "T I"], weight: Int[Array, "O I"], scales: Float[Array, "G O"], backend: Backend
+) -> Float[Array, "T O"]:
+    sizes = gpu.grouped_choice(x, weight, scales) if backend == "mosaic_gpu" else None
+    if sizes is None:
+        return reference.grouped_matmul(x, weight, scales)
+    from jaxserve_kernels.matmul.gpu import skinny
+
+    product: jax.Array = skinny.matmul(x, weight, scales, tuning=sizes)
+    return product

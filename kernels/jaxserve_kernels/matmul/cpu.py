@@ -21,13 +21,13 @@ def supports(x: jax.Array, weight: jax.Array, *, dynamic: bool) -> bool:
     """Whether the kernel computes this product."""
     if dynamic:
         is_exact = x.shape[1] <= _MOST_INT8_INPUTS
-        return multiplies_int8() and is_exact and x.shape[1] % _INT8_LANES == 0 and weight.dtype == jnp.int8
-    return x.shape[1] % _LANES == 0 and str(weight.dtype) in _WEIGHTS
+        return multiplies(weight.dtype, dynamic=True) and is_exact and x.shape[1] % _INT8_LANES == 0
+    return multiplies(weight.dtype, dynamic=False) and x.shape[1] % _LANES == 0
 
 
-def multiplies_int8() -> bool:
-    """Whether this host's processor multiplies bytes (AVX512-VNNI), and the kernels were built."""
-    return native.has("jaxserve_matmul_int8")
+def multiplies(dtype: jnp.dtype, *, dynamic: bool) -> bool:
+    """Whether there is a kernel for weights of this type; `dynamic` ones need AVX512-VNNI and have to be built."""
+    return dtype == jnp.int8 and native.has("jaxserve_matmul_int8") if dynamic else str(dtype) in _WEIGHTS
 
 
 def matmul(

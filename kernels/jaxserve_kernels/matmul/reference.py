@@ -10,28 +10,72 @@ from jaxtyping import Array, Float, Int, Num
 def matmul(
     x: Float[Array, "T I"], weight: Num[Array, "O I"], scales: Float[Array, "O"] | None, *, dynamic: bool
 ) -> Float[Array, "T O"]:
-    """See `api.matmul`. Float32 weights are multiplied as float32 on every device."""
+    """See `api.matmul`. Float32 weights are multiplied as float32 on every device.
+
+    Of e4m3 by e4m3 XLA makes one product on the tensor cores of GPUs that have it (Ada, Hopper, Blackwell); their sums
+    have fewer bits than float32. Elsewhere it widens both, but for CPUs, which would multiply them one by one: float32
+    activations, which they always have, are widened here.
+    """
     if scales is None:
         return _product(x.astype(weight.dtype), weight)
     if not dynamic:
         return _product(x, weight.astype(x.dtype)) * scales
-    values, row_scales = quantize_rows(x)
-    return _int8_product(values, weight).astype(jnp.float32) * row_scales[:, None] * scales
+    values, row_scales = quantize_rows(x, weight.dtype)
+    if weight.dtype == jnp.int8:
+        product = _product(values, weight, jnp.int32).astype(jnp.float32)
+    elif x.dtype == jnp.float32:
+        product = _product(values.astype(jnp.float32), weight.astype(jnp.float32))
+    else:
+        product = _product(values, weight)
+    return product * row_scales[:, None] * scales
 
 
-def quantize_rows(x: Float[Array, "T I"]) -> tuple[Int[Array, "T I"], Float[Array, "T"]]:
-    """Symmetric int8: `values * scales[:, None]` is x within half a step of each row's largest value / 127."""
+def grouped_matmul(
+    x: Float[Array, "T I"], weight: Int[Array, "O I"], scales: Float[Array, "G O"]
+) -> Float[Array, "T O"]:
+    """See `api.matmul`.
+
+    Few tokens: a product for each group, scaled and added. The weights go into it as they are stored, and what is
+    written is 2 x 4 T G O bytes with reading it back; widening, unless a compiler does it inside of the product, moves
+    4 I O. More tokens: widened.
+    """
+    (num_tokens, num_inputs), (num_groups, num_outputs) = x.shape, scales.shape
+    size = num_inputs // num_groups
+    by_group = weight.reshape(num_outputs, num_groups, size).astype(x.dtype)
+    if 2 * num_tokens <= size:
+        parts = jnp.einsum(
+            "tgi,ogi->gto",
+            x.reshape(num_tokens, num_groups, size),
+            by_group,
+            precision=_precision(x.dtype),
+            preferred_element_type=jnp.float32,
+        )
+        return (parts * scales[:, None, :]).sum(0)
+    wide = by_group * scales.T[:, :, None].astype(x.dtype)
+    return _product(x, wide.reshape(weight.shape))
+
+
+def offset_product(x: Float[Array, "T I"], offsets: Float[Array, "G O"]) -> Float[Array, "T O"]:
+    """What weights gain by an offset for each output and group of inputs: sums of inputs times offsets."""
+    by_group = x.reshape(x.shape[0], len(offsets), -1).astype(jnp.float32)
+    return jnp.matmul(by_group.sum(-1), offsets, precision=jax.lax.Precision.HIGHEST)
+
+
+def quantize_rows(
+    x: Float[Array, "T I"], dtype: jnp.dtype | type = jnp.int8
+) -> tuple[Num[Array, "T I"], Float[Array, "T"]]:
+    """Symmetric: `values * scales[:, None]` is x; each row's largest value becomes the largest of int8 or e4m3."""
+    is_int8 = dtype == jnp.int8
     wide = x.astype(jnp.float32)
-    scales = jnp.maximum(jnp.max(jnp.abs(wide), axis=-1), 1e-30) / 127
-    return jnp.round(wide / scales[:, None]).astype(jnp.int8), scales
+    scales = jnp.maximum(jnp.max(jnp.abs(wide), axis=-1), 1e-30) / (127 if is_int8 else 448)
+    scaled = wide / scales[:, None]
+    return (jnp.round(scaled) if is_int8 else scaled).astype(dtype), scales
 
 
-def _product(x: Float[Array, "T I"], weight: Float[Array, "O I"]) -> Float[Array, "T O"]:
-    precision = jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
-    return jax.lax.dot_general(
-        x, weight, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
-    )
+def _product(x: Num[Array, "T I"], weight: Num[Array, "O I"], dtype: type = jnp.float32) -> Num[Array, "T O"]:
+    dimensions = (((1,), (1,)), ((), ()))
+    return jax.lax.dot_general(x, weight, dimensions, precision=_precision(weight.dtype), preferred_element_type=dtype)
 
 
-def _int8_product(x: Int[Array, "T I"], weight: Int[Array, "O I"]) -> Int[Array, "T O"]:
-    return jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32)
+def _precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
+    return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None

@@ -1,26 +1,33 @@
 """Compiles the kernels for this host: `python -m jaxserve_kernels.native.build`.
 
 Takes a C++17 compiler (g++ or clang++) and about ten seconds. The library goes into this package, so it is
-trusted exactly as far as the package is.
+trusted exactly as far as the package is. With `--portable` there is one for each generation of x86-64 processors
+instead, for an image that is built here and runs elsewhere; the host that runs it takes the best that it can.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import jax
 
 from jaxserve_kernels.native.library import SOURCES, library_file
+from jaxserve_kernels.native.processors import GENERATIONS, Generation
 
 COMPILERS: Final = ("c++", "g++", "clang++")
-FLAGS: Final = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=fast", "-w")
+FLAGS: Final = ("-O3", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=fast", "-w")
+HERE: Final = ("-march=native",)
+ELSEWHERE: Final = ("-static-libstdc++", "-static-libgcc")
+"""Where it runs there may be older ones, or none."""
 TIMEOUT_S: Final = 600
 
 
@@ -28,9 +35,9 @@ class BuildError(Exception):
     """Why there is no library, in one line."""
 
 
-def build() -> Path:
-    """The library of this host; compiled unless it is there. Raises BuildError."""
-    file = library_file()
+def build(generation: Generation | None = None) -> Path:
+    """The library of this host, or of a generation; compiled unless it is there. Raises BuildError."""
+    file = library_file(generation)
     if file.is_file():
         return file
     if platform.machine() not in ("x86_64", "AMD64"):
@@ -45,7 +52,7 @@ def build() -> Path:
         raise BuildError(f"{file.parent} cannot be written: {error.strerror}") from error
     os.close(descriptor)
     try:
-        _compile(compiler, Path(unfinished))
+        _compile(compiler, HERE if generation is None else generation.compiler_flags + ELSEWHERE, Path(unfinished))
         os.chmod(unfinished, 0o755)
         os.replace(unfinished, file)
     except BaseException:
@@ -54,9 +61,9 @@ def build() -> Path:
     return file
 
 
-def _compile(compiler: str, target: Path) -> None:
+def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
     units = sorted(map(str, SOURCES.glob("*.cc")))
-    command = [compiler, *FLAGS, f"-I{jax.ffi.include_dir()}", *units, "-o", str(target)]
+    command = [compiler, *FLAGS, *flags, f"-I{jax.ffi.include_dir()}", *units, "-o", str(target)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -67,9 +74,15 @@ def _compile(compiler: str, target: Path) -> None:
 
 
 def main() -> int:
-    """Exit code 0 when the library is there."""
+    """Exit code 0 when every library that was asked for is there."""
+    parser = argparse.ArgumentParser(description="Compile the native CPU kernels into this package.")
+    parser.add_argument(
+        "--portable", action="store_true", help="for all x86-64 processors with AVX2, not for this host"
+    )
+    is_portable = parser.parse_args().portable
     try:
-        print(f"native CPU kernels: {build().name}")
+        for generation in GENERATIONS if is_portable else (None,):
+            print(f"native CPU kernels: {build(generation).name}")
     except BuildError as error:
         print(f"native CPU kernels not built: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,7 @@
-"""Where the compiled kernels of this host are, and how JAX comes to know them."""
+"""Where compiled kernels are, which of them this host can run, and how JAX comes to know them.
+
+A library says in its name whom it is for, so one that this processor cannot run is never loaded.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +15,44 @@ from typing import Final
 
 import jax
 
-TARGETS: Final = ("jaxserve_matmul", "jaxserve_attention", "jaxserve_matmul_int8")
+from jaxserve_kernels.native.processors import GENERATIONS, Generation, processor_flags
+
+TARGETS: Final = (
+    "jaxserve_matmul",
+    "jaxserve_matmul_int8",
+    "jaxserve_grouped_matmul",
+    "jaxserve_grouped_matmul_int8",
+    "jaxserve_attention",
+    "jaxserve_zeros",
+)
 """FFI targets, which are also the library's symbols. A processor that has no instruction for one lacks it."""
 SOURCES: Final = Path(__file__).parent / "csrc"
 BUILT: Final = Path(__file__).parent / "_built"
 
 
-def library_file() -> Path:
-    """Where the library for this source, this jaxlib and this processor is, once it is built."""
-    return BUILT / f"kernels-{_fingerprint()}.so"
+def library_file(generation: Generation | None = None) -> Path:
+    """Where the library for this source, this jaxlib and these processors is, once it is built; None: this very one."""
+    if generation is None:
+        return BUILT / f"kernels-{_fingerprint(processor_flags())}.so"
+    return BUILT / f"kernels-{generation.name}-{_fingerprint(' '.join(generation.compiler_flags))}.so"
+
+
+def built_library() -> Path | None:
+    """The best library that was built and that this processor can run."""
+    fitting = (generation for generation in GENERATIONS if generation.is_here)
+    return next((file for file in map(library_file, (None, *fitting)) if file.is_file()), None)
 
 
 def register() -> Path | None:
-    """Load the library of this host, once per process; None when it was not built."""
-    file = library_file()
-    if not file.is_file():
-        return None
-    _register(file)
+    """Load the library of this host, once per process; None when there is none."""
+    file = built_library()
+    if file is not None:
+        _register(file)
     return file
 
 
 def has(target: str) -> bool:
-    """Whether the library of this host was built and has this kernel; registers it."""
+    """Whether there is a library for this host that has this kernel; registers it."""
     file = register()
     return file is not None and target in _register(file)
 
@@ -48,18 +67,9 @@ def _register(file: Path) -> frozenset[str]:
 
 
 @cache
-def _fingerprint() -> str:
+def _fingerprint(processors: str) -> str:
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.read_bytes())
-    digest.update(f"{version('jaxlib')} {platform.machine()} {_processor_flags()}".encode())
+    digest.update(f"{version('jaxlib')} {platform.machine()} {processors}".encode())
     return digest.hexdigest()[:16]
-
-
-def _processor_flags() -> str:
-    """What the processor can execute: the library is compiled for exactly that."""
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
-            return next((line for line in file if line.startswith("flags")), "")
-    except OSError:
-        return ""

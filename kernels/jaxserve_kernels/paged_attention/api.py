@@ -81,9 +81,10 @@ def write_and_attend(
     keys are taken as they are. `scales` go with a pool of 8-bit numbers. A pool's heads may be wider than the
     operands' (see `pool_head_dim`).
     """
-    if backend == "native" and cpu.supports(q.shape[1], k_pages.shape, k_pages.dtype, scoring, sinks):
+    if backend == "native" and cpu.supports(q.shape[1], k_pages.shape, k_pages.dtype, scoring):
         where = (paging.block_tables, paging.kv_lengths, paging.query_starts, paging.pages, paging.slots)
-        return cpu.write_and_attend(q, k, v, k_pages, v_pages, layer, *where, rotation=rotation, scoring=scoring)
+        options: dict[str, Any] = {"rotation": rotation, "scoring": scoring, "sinks": sinks}
+        return cpu.write_and_attend(q, k, v, k_pages, v_pages, layer, *where, **options)
     if rotation is not None:
         q, k = rotate(q, rotation), rotate(k, rotation)
     dim, group = q.shape[2], q.shape[1] // k.shape[1]

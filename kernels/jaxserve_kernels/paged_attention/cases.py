@@ -35,6 +35,8 @@ class Case:
     kv_dtype: str | None = None
     sliding_window: int | None = None
     softcap: float | None = None
+    scale: float | None = None
+    """Of scores; None: as usual for the head dimension."""
     has_sinks: bool = False
     padding: int = 0
     """Tokens behind the last row."""
@@ -47,7 +49,8 @@ class Case:
 
     @property
     def scoring(self) -> Scoring:
-        return Scoring(self.dim**-0.5, self.softcap, self.sliding_window)
+        scale = self.dim**-0.5 if self.scale is None else self.scale
+        return Scoring(scale, self.softcap, self.sliding_window)
 
     @property
     def num_decode_rows(self) -> int:
@@ -122,7 +125,7 @@ def expected(case: Case, given: Operands) -> np.ndarray:
 
 
 def _attend(case: Case, given: Operands, q: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
-    scores = np.einsum("nh,xnh->nx", q, keys) * case.dim**-0.5
+    scores = np.einsum("nh,xnh->nx", q, keys) * case.scoring.scale
     if case.softcap is not None:
         scores = case.softcap * np.tanh(scores / case.softcap)
     highest = scores.max(-1, keepdims=True)
@@ -167,7 +170,7 @@ CASES = (
     Case((1, 1, 1), (16, 64, 65), num_heads=8, num_kv_heads=1, dtype="float16", num_pages=400),
     Case((1, 1), (200, 1), num_heads=9, num_kv_heads=3, dim=128, page_size=32),
     Case((1, 1), (100, 129), num_heads=2, num_kv_heads=2, dim=80, page_size=128),
-    Case((1, 1), (7, 90), dim=96, has_sinks=True),
+    Case((1, 1), (7, 90), dim=96, has_sinks=True, scale=0.25),
     Case((1, 1), (33, 66), dim=256, softcap=20.0),
     Case((1, 1, 1), (64, 65, 300), sliding_window=64, has_sinks=True),
     Case((1, 1), (130, 20), sliding_window=1, softcap=5.0),
@@ -179,7 +182,7 @@ CASES = (
     Case((128, 5), (128, 300), num_heads=2, num_kv_heads=1, dim=128, dtype="float16", num_pages=300),
     Case((3, 130), (67, 200), num_heads=3, num_kv_heads=1, page_size=32, sliding_window=50),
     Case((20, 33), (20, 65), dim=80, softcap=10.0),
-    Case((17, 8), (64, 8), num_heads=2, dim=96, has_sinks=True),
+    Case((17, 8), (64, 8), num_heads=2, dim=96, has_sinks=True, scale=0.04),
     Case((5, 65), (70, 65), num_heads=2, dim=256, page_size=64, sliding_window=30, has_sinks=True),
     Case((1, 40), (30, 90), kv_dtype="float8_e4m3fn"),
     Case((70,), (100,), num_heads=2, dim=128, kv_dtype="int8", dtype="float16"),

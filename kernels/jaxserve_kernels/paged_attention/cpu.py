@@ -15,12 +15,10 @@ _MOST_GROUPED = 48
 _NO_WINDOW = 1 << 30
 
 
-def supports(
-    num_heads: int, pool_shape: tuple[int, ...], dtype: jnp.dtype, scoring: Scoring, sinks: Array | None
-) -> bool:
+def supports(num_heads: int, pool_shape: tuple[int, ...], dtype: jnp.dtype, scoring: Scoring) -> bool:
     """Whether the kernel serves a pool of this shape `[L, P, K, S, H]` and type.
 
-    A model uses softcaps and sinks in all of its layers or in none, so all of its layers get the same answer.
+    A model uses softcaps in all of its layers or in none, so all of its layers get the same answer.
     """
     _, _, kv_heads, page_size, dim = pool_shape
     return (
@@ -29,7 +27,6 @@ def supports(
         and dim % _LANES == 0
         and num_heads // kv_heads <= _MOST_GROUPED
         and scoring.softcap is None
-        and sinks is None
     )
 
 
@@ -48,6 +45,7 @@ def write_and_attend(
     *,
     rotation: Rotation | None,
     scoring: Scoring,
+    sinks: Float[Array, "N"] | None,
 ) -> tuple[Float[Array, "T N H"], Num[Array, "L P K S H"], Num[Array, "L P K S H"]]:
     """See `api.write_and_attend`. A page of keys is kept as `[H, S]`: only this kernel reads such a pool."""
     results = tuple(jax.ShapeDtypeStruct(array.shape, jnp.float32) for array in (q, k_pages, v_pages))
@@ -64,6 +62,7 @@ def write_and_attend(
         jnp.asarray(layer, jnp.int32),
         *(index.astype(jnp.int32) for index in indices),
         *rotation,
+        jnp.zeros(0, jnp.float32) if sinks is None else sinks.astype(jnp.float32),
         scale=np.float32(scoring.scale),
         window=np.int32(_NO_WINDOW if scoring.sliding_window is None else scoring.sliding_window),
     )

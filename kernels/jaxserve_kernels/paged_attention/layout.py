@@ -72,6 +72,8 @@ def ragged_layout(
     tiles = jnp.where(is_tiled, -(-(query_starts[1:] - first_tokens) // tile), 0)  # (B,)
     ends = jnp.cumsum(tiles)  # (B,)
     index = jnp.arange(max_tiles)
-    rows = jnp.minimum(jnp.searchsorted(ends, index, side="right"), num_rows - 1).astype(jnp.int32)
+    # All against all: a binary search is a loop, and a loop is part of no CUDA graph.
+    rows = jnp.searchsorted(ends, index, side="right", method="compare_all")
+    rows = jnp.minimum(rows, num_rows - 1).astype(jnp.int32)
     starts = first_tokens[rows] + (index - (ends[rows] - tiles[rows])) * tile
     return Ragged(query_starts, num_decode_rows, rows, starts.astype(jnp.int32), ends[-1].astype(jnp.int32))

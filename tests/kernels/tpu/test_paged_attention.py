@@ -127,7 +127,7 @@ def test_a_step_equals_dense_softmax_and_writes_its_tokens(case: Case, monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [CASES[0], *FAST], ids=str)
+@pytest.mark.parametrize("case", FAST, ids=str)
 def test_two_cores_share_the_heads(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     check(case, monkeypatch, num_cores=2)
 

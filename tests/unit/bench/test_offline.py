@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -17,12 +18,14 @@ from jaxserve.bench.tokens import Messages
 from jaxserve.bench.workload import make_workload
 from jaxserve.cli.main import main
 from jaxserve.config import CacheConfig, Config, ModelConfig, SchedulerConfig
-from jaxserve.engine.process import build_core, build_executor, read_vocabulary
+from jaxserve.engine.process import build_core, build_executor
+from jaxserve.engine.spawn import ENVIRONMENT
 from jaxserve.engine.spec import EngineSpec
 from jaxserve.executor.fake import FakeOptions
 from jaxserve.ipc.messages import Grammar
 from tests.e2e.http_server import TOKENIZER
 from tests.models.goldens import golden_checkpoint
+from tests.programs import shared_programs
 from tests.unit.bench.fake_server import Words
 
 
@@ -48,9 +51,8 @@ def measure(
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=64),
     )
     fake = FakeOptions(vocab_size=100_000, fail_at_steps=tuple(fail_at_steps))
-    spec = EngineSpec(config=config, model_path="", address="", executor="fake", fake=fake)
-    vocabulary = read_vocabulary(TOKENIZER) if "grammar" in changes else None
-    core = build_core(spec, build_executor(spec, lambda *progress: None), vocabulary)
+    spec = EngineSpec(config=config, model_path=str(TOKENIZER), address="", executor="fake", fake=fake)
+    core = build_core(spec, build_executor(spec, lambda *progress: None))
     settings: dict[str, Any] = {"form": "chat", "num_prompts": 4, "max_concurrency": 1}
     workload = make_workload("custom", num_prompt_tokens=24, num_output_tokens=5)
     load = OfflineLoad(workload=workload, **(settings | changes))
@@ -117,11 +119,38 @@ def test_a_failed_step_fails_its_requests_and_a_broken_engine_ends_the_run() -> 
         measure(fail_at_steps=range(8))
 
 
+def test_the_command_runs_in_the_environment_of_a_servers_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[tuple[list[str], dict[str, str]]] = []
+
+    def execve(program: str, words: list[str], environment: dict[str, str]) -> NoReturn:
+        starts.append((words, environment))
+        raise SystemExit(program)
+
+    monkeypatch.setattr("os.execve", execve)
+    monkeypatch.setattr("sys.orig_argv", ["python", "-m", "jaxserve.cli.main", "bench", "offline"])
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
+    with pytest.raises(SystemExit, match=sys.executable):
+        main(["bench", "offline", "no-such-model"])
+    [(words, environment)] = starts
+    assert words == [sys.executable, "-m", "jaxserve.cli.main", "bench", "offline"]
+    assert environment["GLIBC_TUNABLES"] == ENVIRONMENT["GLIBC_TUNABLES"]
+    assert environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.5", "who says otherwise is heard"
+    monkeypatch.setenv("GLIBC_TUNABLES", environment["GLIBC_TUNABLES"])
+    assert main(["bench", "offline", "no-such-model"]) == 2
+    assert len(starts) == 1
+
+
 @pytest.mark.slow
-def test_command_measures_a_real_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_measures_a_real_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
     model, file = golden_checkpoint("llama3_tiny").path, tmp_path / "figures.json"
     words = f"bench offline {model} --workload custom --input-len 48 --output-len 4 --num-prompts 3 --json {file}"
-    words += f" --kv-cache-memory 1MiB --max-num-seqs 2 --max-num-batched-tokens 16 --compile-cache {tmp_path}"
+    words += f" --kv-cache-memory 1MiB --max-num-seqs 2 --max-num-batched-tokens 16 --compile-cache {shared_programs()}"
     assert main(words.split()) == 0
     figures = json.loads(file.read_text())
     assert (figures["completed"], figures["total_input_tokens"], figures["total_output_tokens"]) == (3, 144, 12)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from jaxserve.bench.client import RequestRecord
-from jaxserve.bench.report import details, percentile, summarise
+from jaxserve.bench.report import details, summarise
 
 
 def record(start: float, chunks: list[float], *, tokens: int, error: str | None = None) -> RequestRecord:
@@ -97,9 +96,3 @@ def test_most_requests_at_a_time_are_counted() -> None:
     spans = [(0.0, 1.0), (0.5, 2.0), (1.5, 3.0), (3.0, 4.0)]
     records = [RequestRecord(started_s=start, finished_s=end) for start, end in spans]
     assert summarise(records, duration_s=4.0)["max_concurrent_requests"] == 2
-
-
-@pytest.mark.parametrize("percent", [0, 50, 90, 99, 100])
-def test_percentiles_are_numpys(percent: int) -> None:
-    values = np.random.default_rng(0).random(17).tolist()
-    assert percentile(values, percent) == pytest.approx(float(np.percentile(values, percent)))

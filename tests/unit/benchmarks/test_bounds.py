@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import jax.numpy as jnp
 import pytest
 
-from benchmarks.peers.bounds import MachineBounds, ModelSize, best_of, output_bound, prefill_bound_s, step_bound_s
+from benchmarks.peers.bounds import MachineBounds, best_of, output_bound, step_bound_s
+from jaxserve.layers.numerics import plain
+from jaxserve.models.registry import decoder_config
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.planning.sizes import make_sizes
+from tests.unit.planning.configs import LLAMA_8B
 
 MACHINE = MachineBounds(read_bytes_per_s=400.0, gemm_flops=8000.0)
-MODEL = ModelSize(num_weights=100, num_output_weights=20)
+SHAPE = make_sizes(make_skeleton(decoder_config(LLAMA_8B), plain(jnp.dtype("float32"))), 1)
+MODEL = replace(SHAPE, num_layer_products=80, num_head_products=20, read_bytes=400)
 
 
 def test_a_step_of_one_stream_takes_as_long_as_reading_the_weights() -> None:
@@ -19,7 +28,8 @@ def test_a_step_of_many_streams_takes_as_long_as_the_products() -> None:
 
 
 def test_a_prompt_needs_the_output_matrix_once() -> None:
-    assert prefill_bound_s(MODEL, MACHINE, 10) == pytest.approx(2 * (80 * 10 + 20) / 8000)
+    bound = output_bound(MODEL, MACHINE, num_streams=1, num_prompt_tokens=10, num_output_tokens=1)
+    assert bound == pytest.approx(8000 / (2 * (80 * 10 + 20)))  # the output matrix for the last token alone
 
 
 def test_output_bound_adds_prompts_and_steps() -> None:

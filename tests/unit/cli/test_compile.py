@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from jaxserve.cli.compile import _flags, _settings
 from jaxserve.cli.main import main
 from jaxserve.cli.options import load_config
+from tests.models.goldens import golden_checkpoint
 
 
 def test_where_to_write_must_be_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,6 +23,13 @@ def test_where_to_write_must_be_said(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_model_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compile", "./nowhere", "--output", "x"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_place_that_is_no_directory_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert main(["compile", str(golden_checkpoint("llama3_tiny").path), "--output", str(file)]) == 2
+    assert capsys.readouterr().err == f"jaxserve: error: --output {file}: File exists\n"
 
 
 def test_settings_that_were_chosen_are_kept_and_repeated() -> None:

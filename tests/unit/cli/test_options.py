@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from jaxserve.cli import options
-from jaxserve.cli.options import add_flags, config_from_flags, describe, load_config, server_url
+from jaxserve.cli.main import main
+from jaxserve.cli.options import add_flags, base_url, config_from_flags, describe, load_config, server_url
 from jaxserve.cli.settings import SETTINGS, parse_value
 from jaxserve.errors import ConfigError
+from jaxserve.llm.settings import llm_config
 
 SETTING = {setting.name: setting for setting in SETTINGS}
 
@@ -50,6 +53,28 @@ def test_flag_wins_over_environment_over_file_over_default(tmp_path: Path) -> No
     assert (config.server.port, config.server.host, config.cache.block_size) == (3, "env-host", 8)
     assert config.model.model == "from-file"
     assert config.cache.memory_fraction == 0.9
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/jaxserve/programs"),
+        ({"XDG_CACHE_HOME": ""}, None),
+        ({"XDG_CACHE_HOME": "relative"}, None),
+        ({"XDG_CACHE_HOME": "/x", "JAXSERVE_COMPILE_CACHE": "off"}, "off"),
+    ],
+)
+def test_programs_go_where_the_users_caches_are(environ: dict[str, str], expected: str | None) -> None:
+    """A relative XDG_CACHE_HOME is none, as the specification says."""
+    assert load_config(flags={"model": "m"}, environ=environ).compile.compile_cache == expected
+
+
+def test_a_program_that_loads_a_model_keeps_its_programs_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    monkeypatch.setenv("JAXSERVE_MAX_NUM_SEQS", "7")
+    config = llm_config("m", {})
+    assert (config.compile.compile_cache, config.scheduler.max_num_seqs) == ("/x/jaxserve/programs", None)
 
 
 def test_file_keys_may_stand_flat_or_under_their_section_and_with_dashes(tmp_path: Path) -> None:
@@ -122,11 +147,19 @@ def test_unknown_file_key_is_refused_with_the_nearest_known_one(tmp_path: Path) 
     assert "unknown key `server.prot`; did you mean `port`?" in refusal(file=nested)
     misplaced = write(tmp_path / "misplaced.yaml", "cache: {port: 3}\n")
     assert "unknown key `cache.port`" in refusal(file=misplaced)
+    section = write(tmp_path / "section.yaml", "server: 8000\n")
+    assert "unknown key `server`; a section's settings stand below it" in refusal(file=section)
 
 
 def test_a_setting_given_twice_in_a_file_is_refused(tmp_path: Path) -> None:
-    file = write(tmp_path / "c.yaml", "port: 1\nserver: {port: 2}\n")
-    assert "`port` is given twice" in refusal(file=file)
+    for text in ("port: 1\nserver: {port: 2}\n", "port: 1\nport: 2\n", "server:\n  port: 1\n  port: 1\n"):
+        assert "`port` is given twice" in refusal(file=write(tmp_path / "c.yaml", text))
+
+
+@pytest.mark.parametrize("text", ["", "# all defaults\n", "server:\n  # port: 1\n", "model:\n"])
+def test_a_file_may_leave_everything_as_it_is(tmp_path: Path, text: str) -> None:
+    flags = {"model": "m"}
+    assert load_config(flags=flags, file=write(tmp_path / "c.yaml", text)) == load_config(flags=flags)
 
 
 def test_unreadable_files_are_refused_in_one_line(tmp_path: Path) -> None:
@@ -201,3 +234,18 @@ def test_server_url_reaches_a_server_that_listens_everywhere() -> None:
     assert server_url({}) == "http://127.0.0.1:8000"
     assert server_url({"JAXSERVE_HOST": "0.0.0.0", "JAXSERVE_PORT": "9"}) == "http://127.0.0.1:9"
     assert server_url({"JAXSERVE_HOST": "::1"}) == "http://[::1]:8000"
+
+
+@pytest.mark.parametrize(
+    "given", ["gpu-7:9", "http://gpu-7:9", "http://gpu-7:9/", "http://gpu-7:9/v1", "http://gpu-7:9/v1/"]
+)
+def test_a_server_is_found_however_its_url_is_written(given: str) -> None:
+    assert base_url(given) == "http://gpu-7:9"
+    assert base_url("https://gpu-7/models/") == "https://gpu-7/models"
+
+
+@pytest.mark.parametrize("given", ["ftp://gpu-7", "http://", "", "//"])
+@pytest.mark.parametrize("command", [("health",), ("bench", "serve")])
+def test_what_is_no_url_is_refused(command: Sequence[str], given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "--url", given]) == 2
+    assert f"--url {given!r}: expected a URL like" in capsys.readouterr().err

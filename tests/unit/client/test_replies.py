@@ -38,7 +38,7 @@ async def replies(*parts: str, status: int = 200, options: dict[str, Any] | None
 async def test_pieces_have_text_reasoning_end_and_usage() -> None:
     pieces, (body, key) = await replies(
         ": a comment\n\n",
-        'data: {"choices": [{"delta": {"role": "assistant", "content": null, "reasoning_content": "hm"}}]}\n\n',
+        'data: {"error": null, "choices": [{"delta": {"content": null, "reasoning": "hm", "reasoning_content": "hm"}}]}\n\n',
         'data: {"choices": [{"text": "old", "finish_reason": null}]}\n\n',
         CHUNK % '"stop"',
         'data: {"choices": [], "usage": {"completion_tokens": 3}}\n\ndata: [DONE]\n\n',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from jaxserve.cli.settings import SETTINGS
+from jaxserve.config import ServerConfig
+from jaxserve.server.app import collect_routes
 
 ROOT = Path(__file__).parents[3]
 TOOLS = Path(sys.executable).parent
@@ -61,11 +67,44 @@ def test_a_typing_error_in_the_compose_file_would_be_seen(tmp_path: Path) -> Non
     assert run_tool("docker-compose", "-f", str(broken), "--profile", "cpu", "config", "-q").returncode != 0
 
 
+def test_the_kubernetes_pod_fits_the_server_and_the_image() -> None:
+    text = (ROOT / "docker" / "kubernetes.yaml").read_text(encoding="utf-8")
+    deployment, service = yaml.safe_load_all(text)
+    pod = deployment["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert pod["enableServiceLinks"] is False, "they would set JAXSERVE_PORT"
+    default = ServerConfig()
+    wait_s = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pod["terminationGracePeriodSeconds"] > wait_s + default.shutdown_timeout
+    public = {route.path for route in collect_routes() if route.is_public}
+    assert {container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")} <= public
+    assert (
+        [port["containerPort"] for port in container["ports"]]
+        == [default.port]
+        == [service["spec"]["ports"][0]["port"]]
+    )
+    assert deployment["spec"]["template"]["metadata"]["labels"] == service["spec"]["selector"]
+    variables = {setting.variable for setting in SETTINGS}
+    assert {variable["name"] for variable in container["env"]} <= variables
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounted == {"/tmp", *json.loads(stages()["runtime"].split("VOLUME ")[1].splitlines()[0])}
+    assert f"USER {pod['securityContext']['runAsUser']}:{pod['securityContext']['fsGroup']}" in stages()["cpu"]
+
+
 @pytest.mark.parametrize("target", ["cpu", "cuda", "tpu"])
 def test_every_target_installs_its_hashed_lock_and_runs_unprivileged(target: str) -> None:
     assert (ROOT / "requirements" / f"{target}.lock").exists()
     assert f"--require-hashes --no-deps --requirement requirements/{target}.lock" in stages()[f"build-{target}"]
     assert stages()[target].rstrip().endswith("USER 10001:0")
+
+
+def test_the_cpu_image_has_kernels_for_many_processors_and_no_compiler() -> None:
+    """It runs on other processors than it is built on."""
+    assert "FROM ${COMPILER_IMAGE} AS native\n" in DOCKERFILE
+    assert "python -m jaxserve_kernels.native.build --portable" in stages()["native"]
+    assert "FROM runtime AS cpu\nCOPY --from=native /opt/venv /opt/venv\n" in DOCKERFILE
+    base, compiler = re.findall(r"^ARG \w+_IMAGE=python:(\S+)$", DOCKERFILE, flags=re.MULTILINE)
+    assert base.replace("slim-", "") == compiler, "the same Python and C library"
 
 
 def test_the_image_that_runs_has_a_health_check_and_cache_volumes() -> None:

@@ -71,6 +71,14 @@ def test_message_from_engine_survives_the_trip(message: FromEngine) -> None:
     assert decode_from_engine(encode(message)) == message
 
 
+def test_whole_numbers_stay_whole_beside_others() -> None:
+    defaults = {"top_k": 20, "temperature": 1.0}
+    facts = ModelFacts(100, 64, 9, 16, 4, "float32", "cpu", 1, "0badf00d", STARTUP, sampling_defaults=defaults)
+    ready = decode_from_engine(encode(Ready(facts)))
+    assert isinstance(ready, Ready)
+    assert repr(ready.facts.sampling_defaults) == repr(defaults)
+
+
 @pytest.mark.parametrize(
     "frame",
     [

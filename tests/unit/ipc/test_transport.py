@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import socket
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +15,8 @@ import pytest
 import zmq
 
 from jaxserve.errors import ConfigError
-from jaxserve.ipc.address import discard_address, new_address, private_path
+from jaxserve.ipc import address as address_module
+from jaxserve.ipc.address import discard_address, folder_of, new_address, own_address, private_path
 from jaxserve.ipc.codec import ProtocolError
 from jaxserve.ipc.messages import (
     Abort,
@@ -141,6 +146,11 @@ def test_directory_that_others_may_enter_is_refused(tmp_path: Path) -> None:
 def test_path_too_long_for_a_unix_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="107 bytes"):
         private_path(f"ipc://{tmp_path}/{'x' * 100}/engine.sock")
+    directory = tmp_path / ("x" * 100)
+    directory.mkdir()
+    with pytest.raises(ConfigError, match="107 bytes: shorten --uds-dir"):
+        new_address(str(directory))
+    assert list(directory.iterdir()) == []
 
 
 def test_address_that_is_no_unix_socket_is_refused() -> None:
@@ -153,12 +163,65 @@ def test_missing_directory_for_addresses_is_a_config_error(tmp_path: Path) -> No
         new_address(str(tmp_path / "absent"))
 
 
+def test_a_host_without_a_temporary_directory_is_told_of_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container with a read-only root."""
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc"])
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with pytest.raises(ConfigError, match=r"IPC socket: No usable temporary directory found in .* \(--uds-dir\)$"):
+        new_address()
+
+
 def test_discarded_address_leaves_nothing_behind(address: str) -> None:
     path = private_path(address)
     path.touch()
     discard_address(address)
     assert not path.parent.exists()
     discard_address(address)
+
+
+def test_a_start_removes_what_killed_servers_left_and_nothing_else(tmp_path: Path) -> None:
+    left = private_path(new_address(str(tmp_path)))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(left))
+    own_file = private_path(new_address(str(tmp_path))).with_name("notes.txt")
+    own_file.touch()
+    (tmp_path / "other").mkdir()
+    with own_address(str(tmp_path)) as living:
+        with own_address(str(tmp_path)) as second:
+            assert not left.parent.exists()
+            assert own_file.exists()
+            assert folder_of(living).exists()
+        assert not folder_of(second).exists()
+        assert folder_of(living).exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["other", own_file.parent.name])
+
+
+def test_an_address_taken_for_abandoned_before_its_lock_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def swept_once(directory: str | None) -> str:
+        made.append(new_address(directory))
+        if len(made) == 1:
+            discard_address(made[0])
+        return made[-1]
+
+    monkeypatch.setattr(address_module, "new_address", swept_once)
+    with own_address(str(tmp_path)) as address:
+        assert made == [made[0], address]
+
+
+def test_an_address_is_given_where_directories_cannot_be_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with own_address(str(tmp_path)) as first, own_address(str(tmp_path)):
+        assert folder_of(first).exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_counters_of_a_heartbeat_go_to_one_client_only(engine: EngineSocket, address: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -185,6 +187,70 @@ def test_table_that_may_not_share_computes_everything_and_waits_for_nobody() -> 
     assert kv.start(scored, values, may_share=False) == 0
     kv.publish(scored, values, 9)
     assert not {*first.blocks} & {*scored.blocks}
+
+
+def test_a_refused_prompt_is_not_looked_up_page_by_page_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    kv, values = manager(13), tokens(33)
+    computed(kv, values[:17])
+    other = computed(kv, tokens(25, first=100))
+    waiting, looked_up = kv.new_table(None), []
+    find = kv.pool.find
+    monkeypatch.setattr(kv.pool, "find", lambda name: looked_up.append(name) or find(name))
+    assert kv.start(waiting, values) is None
+    assert len(looked_up) == 5, "four cached pages and one that is not"
+    looked_up.clear()
+    assert kv.start(waiting, values) is None
+    assert len(looked_up) == 1
+    kv.free(other)
+    assert kv.start(waiting, values) == 16
+
+
+def test_a_refused_prompt_starts_once_somebody_else_has_computed_more_of_it() -> None:
+    kv, values = manager(9), tokens(25)
+    first, waiting = kv.new_table(None), kv.new_table(None)
+    assert kv.start(first, values[:13]) == 0
+    kv.publish(first, values, 9)
+    assert kv.start(waiting, values) is None
+    kv.publish(first, values, 13)
+    assert kv.start(waiting, values) == 12
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_refusal_that_is_remembered_is_the_one_that_a_fresh_look_gives(seed: int) -> None:
+    """Random prompts with common starts; some compute all of their pages, so that names and holders fall apart."""
+    random = np.random.default_rng(seed)
+    kv = KVManager(14, 2, 32)
+    starts = [random.integers(0, 2, 24).astype(np.int32) for _ in range(2)]
+    running: list[tuple[BlockTable, np.ndarray, int]] = []
+    waiting: list[tuple[BlockTable, np.ndarray, bool]] = []
+    num_refused = 0
+    for _ in range(400):
+        if len(waiting) < 3:
+            prompt = starts[random.integers(2)][: random.integers(3, 25)]
+            waiting.append((kv.new_table(None), prompt, bool(random.random() < 0.6)))
+        which, spare = int(random.integers(len(waiting))), int(random.integers(3))
+        table, prompt, may_share = waiting[which]
+        fresh_kv, fresh_table = copy.deepcopy((kv, table))
+        fresh_table.refusal = None
+        answer = kv.start(table, prompt, num_spare_blocks=spare, may_share=may_share)
+        assert answer == fresh_kv.start(fresh_table, prompt, num_spare_blocks=spare, may_share=may_share)
+        if answer is None:
+            num_refused += table.refusal is not None
+        else:
+            del waiting[which]
+            running.append((table, prompt, answer))
+        if running:
+            which = int(random.integers(len(running)))
+            table, prompt, num_computed = running[which]
+            num_computed = min(num_computed + int(random.integers(1, 6)), len(prompt))
+            kv.publish(table, prompt, num_computed)
+            running[which] = (table, prompt, num_computed)
+            if num_computed == len(prompt) and random.random() < 0.5:
+                kv.free(table)
+                del running[which]
+        if random.random() < 0.01:
+            kv.reset_prefix_cache()
+    assert num_refused > 20
 
 
 def test_name_of_a_page_that_is_not_full_is_refused() -> None:

@@ -24,7 +24,7 @@ SHAPES = {"llama-8b": LLAMA_8B, "llama-70b": LLAMA_70B, "smollm2": SMOLLM2}
 @pytest.fixture(autouse=True)
 def made_up_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured in these tests."""
-    rates = Rates(30e9, 2e11, 2e11, 2e11, "made up")
+    rates = Rates(30e9, 2e11, 2e11, 2e11, 2e11, "made up")
     monkeypatch.setattr("jaxserve.planning.cpu_rates.measure_cpu_rates", lambda: rates)
 
 
@@ -43,7 +43,7 @@ def test_what_fits_exits_0_with_tables(tmp_path: Path, capsys: pytest.CaptureFix
         "weights     14.96 GiB  bfloat16, 8,030,261,248 parameters",
         "128.0 KiB a token",
         "estimated from shapes",
-        "decode  1 2 4 8 16 32 64 128 256 rows",
+        "decode  2 4 8 16 32 64 128 256 rows",
         "mixed   128 256 512 1024 2048 tokens",
         "--max-num-seqs 256",
         "317 weights",
@@ -107,6 +107,8 @@ def test_advice_holds_when_it_is_followed(
         (["--device", "h300"], "argument --device: invalid choice: 'h300'"),
         (["--device-memory", "lots"], "--device-memory 'lots': expected a size like 512MiB or 2GiB"),
         (["--max-num-seqs", "0"], "--max-num-seqs '0': expected an integer, at least 1 and at most 4096"),
+        (["--cpu-kernels", "native"], "--cpu-kernels native: only on CPUs, not on gpu"),
+        (["--attention-backend", "triton"], "--attention-backend 'triton': expected one of auto, reference, pallas"),
         (["--port", "1"], "unknown option `--port`"),
     ],
 )

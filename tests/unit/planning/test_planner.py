@@ -13,14 +13,19 @@ import pytest
 
 from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, ParallelConfig
 from jaxserve.planning.devices import ACCELERATORS, Device, Rates, find_device
+from jaxserve.planning.fit import model_sizes
 from jaxserve.planning.job import CompileJob, ProgramMemory, ProgramRefused
 from jaxserve.planning.model import read_model
 from jaxserve.planning.plan import FORMAT_VERSION, Plan, ProgramPart, to_json
 from jaxserve.planning.planner import Planner
-from tests.unit.planning.configs import LLAMA_8B, LLAMA_70B, SMOLLM2, write_config
+from jaxserve.planning.roofline import decode_bound
+from tests.unit.planning.configs import LLAMA_8B, LLAMA_70B, QWEN3_30B_A3B, SMOLLM2, write_config
 
+A100 = ACCELERATORS["a100"]
 H200 = ACCELERATORS["h200"]
-RATES = Rates(bytes_per_s=30e9, bfloat16_flops=2e11, float32_flops=2e11, int8_ops=2e11, source="made up")
+RATES = Rates(
+    bytes_per_s=30e9, bfloat16_flops=2e11, float32_flops=2e11, int8_ops=2e11, fp8_flops=2e11, source="made up"
+)
 GIB = 1 << 30
 
 
@@ -56,6 +61,24 @@ def test_llama_8b_on_one_h200_by_hand(tmp_path: Path) -> None:
     assert plan.memory is not None
     assert plan.memory.workspace_is == "estimated"
     assert plan.memory.free_bytes == 143_827_717_324 - 16_060_522_496 - 104 * GIB - plan.memory.workspace_bytes
+
+
+def test_experts_take_memory_all_and_time_as_tokens_take_them(tmp_path: Path) -> None:
+    path = write_config(tmp_path, QWEN3_30B_A3B)
+    sizes = model_sizes(config_for(path), read_model(path).decoder, H200)
+    assert sizes.num_parameters == 30_532_122_624
+    assert sizes.weights_bytes == 2 * 30_532_122_624
+    expert = 48 * 3 * 768 * 2048
+    attention, router, head = 48 * 2048 * 128 * (2 * 32 + 2 * 4), 48 * 128 * 2048, 151_936 * 2048
+    assert sizes.num_products == 8 * expert + attention + router + head
+    others = 2 * (attention + router + head)
+    assert sizes.step_bytes(1) == pytest.approx(2 * 8 * expert + others)
+    taken = 128 * (1 - (120 / 128) ** 32)  # of 128, by 32 tokens
+    assert sizes.step_bytes(32) == pytest.approx(2 * taken * expert + others)
+    assert sizes.step_bytes(4096) == pytest.approx(sizes.read_bytes)
+    bound = decode_bound(sizes, H200.rates, 2, 1, 1024, fits=True)
+    kv_bytes = 48 * 2 * 4 * 128 * 2 * 1024
+    assert bound.step_s == pytest.approx((sizes.step_bytes(1) + kv_bytes) / H200.rates.bytes_per_s)
 
 
 @pytest.mark.parametrize(
@@ -135,11 +158,45 @@ def test_heads_that_do_not_divide_stay_whole(tmp_path: Path) -> None:
     assert any("3 KV heads do not divide over 2 devices" in note for note in plan.notes)
 
 
-def test_int8_halves_the_matrices_only(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, LLAMA_8B, H200, model={"quantization": "int8"})
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_eight_bits_halve_the_matrices_only(tmp_path: Path, kind: str) -> None:
+    plan = plan_of(tmp_path, LLAMA_8B, H200, model={"quantization": kind})
     assert plan.model.num_parameters == 8_030_261_248, "scales are no parameters"
-    assert (plan.weights_stored_as, plan.arithmetic) == ("int8", "int8")
+    assert (plan.weights_stored_as, plan.arithmetic) == (kind, kind)
+    assert not any("fp8" in note for note in plan.notes)
     assert 0.5 <= plan.weights_bytes / (2 * 8_030_261_248) < 0.51
+
+
+def test_four_bits_quarter_the_layers_and_halve_the_tables(tmp_path: Path) -> None:
+    chosen = {"quantization": "int4-weight-only"}
+    plan = plan_of(tmp_path, LLAMA_8B, H200, model=chosen)
+    tables, norms = 2 * 128_256 * 4096, 65 * 4096
+    layers = 8_030_261_248 - tables - norms
+    scales = layers // 128 * 2  # bfloat16, one for 128 inputs
+    assert plan.model.num_parameters == 8_030_261_248, "scales are no parameters"
+    assert plan.weights_bytes == layers // 2 + scales + tables + 2 * 128_256 * 4 + norms * 2
+    assert plan.arithmetic == "bfloat16"
+    assert plan.device.rates is not None
+    read = plan.weights_bytes - 128_256 * (4096 + 2 * 4) - norms * 2 + 1024 * plan.kv_bytes_per_token
+    assert (plan.decode[0].num_requests, plan.decode[0].context) == (1, 1024)
+    assert plan.decode[0].step_s == pytest.approx(read / plan.device.rates.bytes_per_s, rel=1e-6)
+    assert not any("4-bit" in note for note in plan.notes)
+    shared = plan_of(tmp_path, LLAMA_8B, H200, model=chosen, parallel=ParallelConfig(tensor_parallel_size=8))
+    assert shared.weights_bytes == (plan.weights_bytes - norms * 2) // 8 + norms * 2
+    (note,) = (
+        note
+        for note in plan_of(tmp_path, LLAMA_8B, find_device("cpu", 64 * GIB), model=chosen).notes
+        if "4-bit" in note
+    )
+    assert "int8-weight-only" in note
+
+
+@pytest.mark.parametrize("kind", ["fp8", "fp8-weight-only"])
+def test_fp8_where_there_is_no_arithmetic_for_it_is_said_to_save_memory_alone(tmp_path: Path, kind: str) -> None:
+    plan = plan_of(tmp_path, LLAMA_8B, A100, model={"quantization": kind})
+    assert any("fp8 weights save memory here but no time" in note for note in plan.notes)
+    assert plan.device.rates is not None
+    assert plan.device.rates.of("fp8") == plan.device.rates.of("bfloat16")
 
 
 def test_context_is_shortened_with_a_note(tmp_path: Path) -> None:
@@ -185,6 +242,17 @@ class CopyingCompiler:
         if self._refuses and self._weights + pool + temp > self._limit:
             return [ProgramRefused(program.name, "Ran out of memory") for program in job.programs]
         return [ProgramMemory(program.name, self._weights + pool, pool, pool, temp, 0) for program in job.programs]
+
+
+def test_a_context_that_the_model_would_stretch_is_planned_when_asked_for(tmp_path: Path) -> None:
+    factors = {"type": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+    phi = SMOLLM2 | {"architectures": ["Phi3ForCausalLM"], "rope_scaling": factors}
+    given, asked = (plan_of(tmp_path, phi, H200, model=model) for model in ({}, {"max_model_len": 8192}))
+    assert given.step is not None
+    assert asked.step is not None
+    assert (given.step.max_model_len, asked.step.max_model_len) == (4096, 8192)
+    assert any("--max-model-len asks for up to 8,192" in note for note in given.notes)
+    assert not any("--max-model-len" in note for note in asked.notes)
 
 
 @pytest.mark.parametrize("refuses", [False, True])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, ParallelConfig
+from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, ParallelConfig, SchedulerConfig
 from jaxserve.errors import ConfigError
 from jaxserve.models.config import DecoderConfig, LayerConfig
 from jaxserve.runner.backend import Chip, choose_backend
@@ -33,11 +34,12 @@ DECODER = DecoderConfig(
 )
 
 
-def _config(*, devices: int = 1, block_size: int = 16, **compiling: Any) -> Config:
+def _config(*, devices: int = 1, block_size: int = 16, num_speculative_tokens: int = 0, **compiling: Any) -> Config:
     return Config(
         model=ModelConfig(model="any"),
         cache=CacheConfig(block_size=block_size),
         parallel=ParallelConfig(tensor_parallel_size=devices),
+        scheduler=SchedulerConfig(num_speculative_tokens=num_speculative_tokens),
         compile=CompileConfig(**compiling),
     )
 
@@ -104,6 +106,7 @@ REFUSED = [
     (CPU, {"cpu_kernels": "native", "attention_backend": "reference"}, "exclude each other"),
     (CPU, {"cpu_kernels": "native", "devices": 2}, "only on one CPU device, not on 2"),
     (HOPPER, {"cpu_kernels": "native"}, "--cpu-kernels native: only on CPUs, not on gpu"),
+    (TPU, {"num_speculative_tokens": 4}, "--num-speculative-tokens: not with the attention kernel of TPUs"),
 ]
 
 
@@ -122,3 +125,19 @@ def test_an_8_bit_cache_takes_half_the_memory_and_is_refused_on_a_cpu() -> None:
     assert 2 * kv_spec(halved, DECODER, "gpu").bytes_per_block == kv_spec(_config(), DECODER, "gpu").bytes_per_block
     with pytest.raises(ConfigError, match="--kv-cache-dtype fp8: only on GPUs and TPUs"):
         kv_spec(halved, DECODER, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("library", "backend", "line"),
+    [
+        (Path("kernels-avx2-0123.so"), "native", "native CPU kernels: kernels-avx2-0123.so"),
+        (None, "reference", "native CPU kernels are not built for this host"),
+    ],
+)
+def test_the_log_says_which_native_kernels_are_taken(
+    library: Path | None, backend: str, line: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("jaxserve_kernels.native.register", lambda: library)
+    with caplog.at_level(logging.INFO):
+        assert choose_backend(_config(), DECODER, CPU, BFLOAT16, BFLOAT16) == backend
+    assert line in caplog.text

@@ -61,7 +61,7 @@ def test_the_source_of_what_is_traced_is_in_the_key_and_that_of_the_server_is_no
     for package in ("jaxserve", "jaxserve_kernels"):
         (tmp_path / package / "__init__.py").write_text("")
         monkeypatch.setattr(getattr(module, package), "__file__", str(tmp_path / package / "__init__.py"))
-    source_hash = module._source_hash.__wrapped__
+    source_hash = module.source_hash.__wrapped__
     first = source_hash()
     (tmp_path / "jaxserve/server/app.py").write_text("new")
     assert source_hash() == first

@@ -68,14 +68,13 @@ class CountingStep:
         return *pool, slots + 1, LostResult() if is_failing else result.at[0].set(1)
 
 
-def new_pool() -> KVPool:
-    return KVPool(jnp.zeros(1), jnp.zeros(1))  # type: ignore[arg-type, unused-ignore]
-
-
-class CountedSlots:
+class CountingKeeper:
     """Slots whose words all say how many requests took a seat since they were made."""
 
-    def make(self) -> jax.Array:
+    def new_pool(self) -> KVPool:
+        return KVPool(jnp.zeros(1), jnp.zeros(1))  # type: ignore[arg-type, unused-ignore]
+
+    def new_slots(self) -> jax.Array:
         return jnp.zeros(1)
 
     def seat(self, slots: jax.Array, seat: Seat) -> jax.Array:
@@ -83,7 +82,8 @@ class CountedSlots:
 
 
 def new_runner(step: CountingStep) -> Runner:
-    return Runner((), new_pool, CountedSlots(), {PROGRAM: step})  # type: ignore[arg-type, unused-ignore]
+    keeper = CountingKeeper()
+    return Runner((), keeper.new_pool(), keeper, {PROGRAM: step})  # type: ignore[arg-type, unused-ignore]
 
 
 def tokens(runner: Runner) -> list[int]:

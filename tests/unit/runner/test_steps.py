@@ -34,7 +34,7 @@ CONFIG = DecoderConfig(
     norm_eps=1e-5,
     rope_theta=10000.0,
     tied_embeddings=True,
-    qk_norm=True,
+    qk_norm="heads",
 )
 POOL = (3, 2000, 2, 16, 16)
 PROGRAMS = [

@@ -83,6 +83,15 @@ def test_restrictions_keep_exactly_the_specified_tokens(params: SamplingParams, 
     np.testing.assert_array_equal(_threshold(logits, params), _kept(logits, params))
 
 
+@pytest.mark.parametrize("bits", [1, 2])
+def test_searches_of_thresholds_are_exact_at_any_number_of_bits_a_pass(bits: int) -> None:
+    keys = np.random.default_rng(0).integers(-(2**31), 2**31, (5, 900)).astype(np.int32)
+    keys[0, :2], keys[1] = (-(2**31), 2**31 - 1), 7
+    count = np.array([1, 3, 450, 899, 900])
+    found = transforms.smallest_key(jnp.asarray(keys), lambda kept: kept.sum(-1) >= count, bits=bits)
+    np.testing.assert_array_equal(found, [np.sort(row)[-n] for row, n in zip(keys, count, strict=True)])
+
+
 @pytest.mark.parametrize(
     "params",
     [

@@ -10,6 +10,7 @@ import pytest
 from jaxserve.ipc.messages import RequestFault
 from jaxserve.sampling.params import device_row
 from jaxserve.scheduler.plan import Buckets
+from jaxserve.scheduler.request import Request
 from jaxserve.types import NO_LOGPROBS, RequestId
 from tests.engine.rig import EOS, Rig, add, expected, prompt
 
@@ -409,6 +410,20 @@ def test_abort_frees_every_page_at_once_waiting_or_running() -> None:
     assert rig.kv.usage == 0.0
     assert not rig.scheduler.has_work
     assert rig.step() is None
+
+
+def test_a_request_that_ends_is_found_without_looking_at_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred thousand may wait: who takes their prompts back must not hold up the engine for minutes."""
+    compared: list[object] = []
+    monkeypatch.setattr(Request, "__eq__", lambda self, other: compared.append(other) or self is other, raising=False)
+    rig = Rig(max_num_seqs=4)
+    rig.send(*[add(f"r{i}", prompt(3, i + 3)) for i in range(16)])
+    rig.step()
+    ended = [RequestId(f"r{i}") for i in (15, 2, 9, 3)]
+    assert [output.request_id for output in rig.scheduler.abort(ended)] == ended
+    assert [request.request_id for request in rig.scheduler.running] == ["r0", "r1"]
+    assert [request.request_id for request in rig.scheduler.waiting] == [f"r{i}" for i in range(4, 15) if i != 9]
+    assert compared == []
 
 
 def test_pages_of_a_request_aborted_in_flight_are_free_when_its_step_is_over() -> None:

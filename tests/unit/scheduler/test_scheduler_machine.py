@@ -1,7 +1,7 @@
 """Random sequences of operations on a scheduler with a tiny pool, against its invariants.
 
 The pool is so small that preemption, eviction and refused starts happen all the time; prompts come from
-so few tokens that prefix hits happen too. Up to three steps are in flight, some of them bursts. Every
+so few tokens that prefix hits happen too. Up to three steps are in flight, some of them bursts or with drafts. Every
 finished request is compared with the direct evaluation of the fake model.
 """
 
@@ -14,12 +14,15 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from jaxserve.executor.fake import Script
 from jaxserve.ipc.messages import AddRequest, RequestFault
 from jaxserve.scheduler.request import Request
 from jaxserve.types import BlockId, RequestId
 from tests.engine.rig import Rig, add, expected, expected_scores
 
 MAX_MODEL_LEN = 40
+SCRIPT = Script(cue=11, token_ids=(5, 6, 7, 5, 6, 7, 5, 6, 8, 9, 5, 6, 8, 9, 5, 6, 7, 2, 5, 6, 8, 9, 9, 9))
+"""Repeats itself, so that drafts are right, and deceives; half of the prompts have the cue."""
 FAULT = RequestFault("InternalError", "broken")
 
 
@@ -52,6 +55,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         depth=st.sampled_from([0, 1, 1, 2]),
         max_burst=st.sampled_from([1, 3, 8]),
+        script=st.sampled_from([None, SCRIPT]),
+        num_speculative_tokens=st.sampled_from([0, 3]),
     )
     def build(
         self,
@@ -62,7 +67,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching: bool,
         depth: int,
         max_burst: int,
+        script: Script | None,
+        num_speculative_tokens: int,
     ) -> None:
+        self.script = script
         self.rig = Rig(
             num_blocks=1 + num_pool_tokens // block_size,
             block_size=block_size,
@@ -73,6 +81,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_prefix_caching=caching,
             depth=depth,
             max_burst=max_burst,
+            script=script,
+            num_speculative_tokens=num_speculative_tokens,
         )
         self.messages: dict[RequestId, AddRequest] = {}
         self.num_added = 0
@@ -125,7 +135,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.rig.land()
         for request_id in set(self.rig.ends) - ended:
             message = self.messages.pop(RequestId(request_id))
-            assert self.rig.tokens[request_id] == expected(message, MAX_MODEL_LEN)
+            assert self.rig.tokens[request_id] == expected(message, MAX_MODEL_LEN, self.script)
             assert self.rig.scores[request_id] == expected_scores(message)
 
     @precondition(lambda self: self.messages)
@@ -188,7 +198,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self.rig.finish(max_steps=3000)
         for request_id, message in self.messages.items():
-            assert self.rig.tokens[request_id] == expected(message, MAX_MODEL_LEN)
+            assert self.rig.tokens[request_id] == expected(message, MAX_MODEL_LEN, self.script)
             assert self.rig.scores[request_id] == expected_scores(message)
         self.rig.scheduler.reset_prefix_cache()
         assert len(self.rig.kv.pool.blank_blocks()) == self.rig.kv.pool.num_usable

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +211,13 @@ async def running_api(
             port = listener.getsockname()[1]
             try:
                 async with (
-                    listening(make_app(state), listener, state.connection, max_connections=max_connections),
+                    listening(
+                        make_app(state),
+                        listener,
+                        state.connection,
+                        max_connections=max_connections,
+                        on_surplus=partial(metrics.inc, "surplus_connections"),
+                    ),
                     ClientSession(f"http://127.0.0.1:{port}/") as http,
                 ):
                     yield Api(http, engine, client, metrics, tokenizer, state.responses, port)

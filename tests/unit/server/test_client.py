@@ -26,6 +26,7 @@ from jaxserve.metrics import Metrics
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.server import client as client_module
 from jaxserve.server.client import EngineClient, Generation
+from jaxserve.server.listener import NUM_SURPLUS
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from jaxserve.types import RequestId
 from tests.unit.server.conftest import ALONE, FACTS, Api, running_api
@@ -187,6 +188,7 @@ async def test_draining_refuses_new_requests_and_finishes_old_ones(api: Api) -> 
         assert (response.status, await response.json()) == (503, {"status": "draining"})
     async with api.http.get("/health") as response:
         assert response.status == 200
+        assert response.headers["Connection"] == "close", "the next request is to go to another server"
     api.engine.output(request, [5], finish_reason="length")
     assert (await reply)[0] == 200
     await api.client.wait_idle()
@@ -238,13 +240,36 @@ async def test_second_ready_changes_nothing(api: Api) -> None:
     assert api.client.is_ready
 
 
-async def test_connection_beyond_the_cap_is_closed_at_once(tokenizer: Tokenizer) -> None:
+async def test_connection_beyond_the_limit_hears_of_it_and_carries_health_checks(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
     async with running_api(tokenizer, max_connections=1) as api:
         async with api.http.get("/health") as response:
             assert response.status == 200
-        reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
-        assert await reader.read() == b""
-        writer.close()
+        for path, status, sign in (
+            ("/v1/models", b" 503 ", b"1 connections are open and no more may be (--max-connections)"),
+            ("/health", b" 200 ", b"\r\n\r\n{"),
+            ("/metrics", b" 200 ", b'jaxserve:surplus_connections_total{engine="0",model_name="tiny"} 3.0'),
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            reply = await asyncio.wait_for(reader.read(), 10)  # to the end: it is closed behind the reply
+            assert status in reply.splitlines()[0]
+            assert sign in reply
+            assert b"\r\nConnection: close\r\n" in reply
+            writer.close()
+        assert b"Retry-After" not in reply
+        assert api.metrics.value("surplus_connections") == 3
+    assert caplog.text.count("more are refused (--max-connections)") == 1
+
+
+async def test_connection_far_beyond_the_limit_is_closed_at_once(tokenizer: Tokenizer) -> None:
+    async with running_api(tokenizer, max_connections=1) as api:
+        opened = [await asyncio.open_connection("127.0.0.1", api.port) for _ in range(1 + NUM_SURPLUS + 1)]
+        assert await asyncio.wait_for(opened[-1][0].read(), 10) == b""
+        assert not any(reader.at_eof() for reader, _ in opened[:-1])
+        for _, writer in opened:
+            writer.close()
 
 
 async def test_connection_that_sends_no_headers_is_closed(tokenizer: Tokenizer) -> None:

@@ -56,6 +56,13 @@ async def test_refusal_has_shape_and_status(
     assert error["type"] == "invalid_request_error"
 
 
+async def test_an_unknown_url_is_told_where_the_known_ones_stand(api: Api) -> None:
+    _, error = await refusal(api, "GET", "/")
+    assert error["message"] == "Unknown request URL: GET /. /docs lists the known ones."
+    async with api.http.get("/docs") as page:
+        assert page.status == 200
+
+
 async def test_chunked_body_is_limited_too(api: Api) -> None:
     async def chunks() -> Any:
         for _ in range(40):
@@ -74,6 +81,29 @@ async def test_prompt_beyond_the_context_is_refused(api: Api, path: str, size: i
     status, error = await refusal(api, "POST", path, json=body)
     assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", param)
     assert error["message"].startswith(f"This model's maximum context length is {MAX_MODEL_LEN} tokens. However, ")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param", "reason"),
+    [
+        (
+            "messages",
+            [{"role": "usr"}],
+            "messages[0].role",
+            "one of 'assistant', 'developer', 'system', 'tool', 'user'",
+        ),
+        ("reasoning_effort", "max", "reasoning_effort", "one of 'high', 'low', 'medium', 'minimal', 'none', 'xhigh'"),
+        ("reasoning_effort", "x" * 1000, "reasoning_effort", "xxx..."),
+    ],
+)
+async def test_a_word_that_is_none_of_a_fields_words_is_refused_with_these(
+    api: Api, field: str, value: Any, param: str, reason: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}]} | {field: value}
+    status, error = await refusal(api, "POST", "/v1/chat/completions", json=body)
+    assert (status, error["param"]) == (400, param)
+    assert reason in error["message"]
+    assert len(error["message"]) < 330
 
 
 async def test_output_beyond_the_context_is_refused(api: Api) -> None:
@@ -118,7 +148,7 @@ async def test_unexpected_exception_tells_nothing(tokenizer: Tokenizer, monkeypa
         raise OSError(2, "No such file", "/secret/path")
 
     route = Route("GET", "/version", broken, True, summary="Fails.", tag="Operation")
-    monkeypatch.setattr("jaxserve.server.endpoints.version.ROUTES", (route,))
+    monkeypatch.setattr("jaxserve.server.endpoints.operation.version", route)
     async with running_api(tokenizer) as api:
         status, error = await refusal(api, "GET", "/version", headers={"X-Request-Id": "id-7"})
     assert (status, error["type"], error["code"]) == (500, "server_error", "internal_error")
@@ -138,7 +168,7 @@ async def test_client_that_left_between_two_writes_is_no_error(
         return events.response
 
     route = Route("GET", "/version", left_alone, True, summary="Fails.", tag="Operation")
-    monkeypatch.setattr("jaxserve.server.endpoints.version.ROUTES", (route,))
+    monkeypatch.setattr("jaxserve.server.endpoints.operation.version", route)
     async with running_api(tokenizer) as api:
         async with api.http.get("/version") as response:
             with pytest.raises(ClientPayloadError):

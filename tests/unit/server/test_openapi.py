@@ -40,8 +40,8 @@ def references(node: Any) -> Iterator[str]:
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
 def test_route_is_described(route: Route) -> None:
     operation = operation_of(route)
-    assert operation["summary"] == route.summary
-    assert route.summary.endswith(".")
+    assert operation["summary"] == route.headline
+    assert route.headline.endswith(".")
     assert (operation["security"] == []) is route.is_public
     assert ("401" in operation["responses"]) is not route.is_public
     if route.request is not None:

@@ -16,6 +16,7 @@ from tests.unit.server.conftest import TOKENIZERS, Api, running_api
 EOS = 2
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+NO_DRAFTS = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
 
 
 def ids(api: Api, text: str) -> list[int]:
@@ -86,7 +87,7 @@ async def test_chat_reply_and_stream_byte_for_byte(api: Api, messages: list[Any]
             "completion_tokens": 4,
             "total_tokens": num_prompt + 4,
             "prompt_tokens_details": {"cached_tokens": 0},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0} | NO_DRAFTS,
         },
         "system_fingerprint": "jaxserve-0.1.0-0123abcd",
         "service_tier": None,
@@ -503,3 +504,34 @@ async def test_models_are_listed_and_shown(api: Api) -> None:
     async with api.http.get("/v1/models/alias") as response:
         card = await response.json()
     assert (card["id"], card["object"], card["owned_by"], card["max_model_len"]) == ("alias", "model", "jaxserve", 64)
+
+
+@pytest.mark.parametrize("content", ["Hey you", [{"type": "text", "text": "Hey "}, {"type": "text", "text": "you"}]])
+async def test_a_prediction_reaches_the_engine_and_its_worth_the_usage(
+    api: Api, messages: list[Any], content: Any
+) -> None:
+    body = {"messages": messages, "prediction": {"type": "content", "content": content}}
+    told = {"num_accepted_tokens": 5, "num_rejected_tokens": 2}
+    reply, request = await asyncio.gather(api.post(CHAT, body), play(api, [ids(api, "Hey You")], **told))
+    assert api.tokenizer.decode(request.prediction_token_ids, False) == "Hey you"
+    assert reply[1]["usage"]["completion_tokens_details"] == {
+        "reasoning_tokens": 0,
+        "accepted_prediction_tokens": 5,
+        "rejected_prediction_tokens": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("prediction", "param"),
+    [
+        ({"type": "text", "content": "a"}, "prediction.type"),
+        ({"type": "content"}, "prediction.content"),
+        ({"type": "content", "content": [{"type": "image_url", "text": "a"}]}, "prediction.content[0].type"),
+    ],
+)
+async def test_a_prediction_that_is_none_is_refused(
+    api: Api, messages: list[Any], prediction: dict[str, Any], param: str
+) -> None:
+    status, reply = await api.post(CHAT, {"messages": messages, "prediction": prediction})
+    assert status == 400
+    assert reply["error"]["param"] == param

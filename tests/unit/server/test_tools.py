@@ -17,7 +17,7 @@ from jaxserve.server.parsers.dialect import Dialect, choose_dialect
 from jaxserve.server.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.unit.server.conftest import TOKENIZERS, Api, running_api
-from tests.unit.server.test_replies import CHAT, EOS, both, events, ids, play, post_stream
+from tests.unit.server.test_replies import CHAT, EOS, NO_DRAFTS, both, events, ids, play, post_stream
 
 TEMPLATE = """
 {%- if tools %}<|im_start|>tools
@@ -202,12 +202,12 @@ async def test_reasoning_is_told_counted_and_can_be_left_out(api: Api) -> None:
     plain, chunks = await both(api, CHAT, BODY, steps(api, text, 4), finish_reason="stop")
     message = plain["choices"][0]["message"]
     assert (message["reasoning"], message["reasoning_content"], message["content"]) == ("Hm", "Hm", "Yes.")
-    assert plain["usage"]["completion_tokens_details"] == {"reasoning_tokens": 6}
+    assert plain["usage"]["completion_tokens_details"] == {"reasoning_tokens": 6} | NO_DRAFTS
     assert folded(chunks) == {"content": "Yes.", "reasoning": "Hm", "calls": []}
     body = BODY | {"include_reasoning": False, "stream_options": {"include_usage": True}}
     raw, _ = await asyncio.gather(post_stream(api, CHAT, body), play(api, steps(api, text), finish_reason="stop"))
     assert folded(events(raw)) == {"content": "Yes.", "reasoning": "", "calls": []}
-    assert events(raw)[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": 6}
+    assert events(raw)[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": 6} | NO_DRAFTS
     assert all(choice["delta"] for chunk in events(raw)[:-2] for choice in chunk["choices"])
 
 
@@ -353,7 +353,7 @@ async def test_a_closed_thinking_prompt_makes_plain_content(api: Api) -> None:
     body = BODY | {"chat_template_kwargs": {"enable_thinking": False}}
     plain, _ = await both(api, CHAT, body, steps(api, "Yes."), finish_reason="stop")
     assert plain["choices"][0]["message"]["content"] == "Yes."
-    assert plain["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+    assert plain["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0} | NO_DRAFTS
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import Future
+import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 import pytest
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from jaxserve.config import StructuredConfig
 from jaxserve.ipc.messages import Grammar, GrammarCall, GrammarCalls, Spelled, Thinking, ThinkingBudget
 from jaxserve.sampling.bits import pack_bits
+from jaxserve.structured import masks as masks_module
 from jaxserve.structured.check_process import verdict_of
 from jaxserve.structured.compiling import new_matcher
 from jaxserve.structured.masks import GrammarMasks, GrammarState
@@ -186,9 +187,7 @@ def test_what_is_not_enforced_whole_is_refused(vocabulary: LLTokenizer, grammar:
 def follow(
     vocabulary: LLTokenizer, vocab_size: int, allowed: list[int], grammar: Grammar = YES, *, may_jump: bool = False
 ) -> tuple[GrammarMasks, GrammarState]:
-    made: Future[LLTokenizer] = Future()
-    made.set_result(vocabulary)
-    masks = GrammarMasks(made, vocab_size, CONFIG)
+    masks = GrammarMasks(lambda: vocabulary, vocab_size, CONFIG)
     state = masks.follow(grammar, allowed, may_jump=may_jump)
     state.wait(10)
     return masks, state
@@ -212,6 +211,40 @@ def test_masks_have_the_width_of_the_models_vocabulary(
     masks.close()
 
 
+class Counted:
+    """A matcher that is missed when it goes."""
+
+    living: ClassVar[weakref.WeakSet[Counted]] = weakref.WeakSet()
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+        self.living.add(self)
+
+    def deep_copy(self) -> Counted:
+        return Counted(self._matcher.deep_copy())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+
+def test_requests_that_wait_hold_no_matchers(
+    vocabulary: LLTokenizer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masks_module, "new_matcher", lambda *words: Counted(new_matcher(*words)))
+    monkeypatch.setattr(masks_module, "_NUM_KEPT", 2)
+    masks = GrammarMasks(lambda: vocabulary, tokenizer.max_token_id + 1, CONFIG)
+    states = [masks.follow(Grammar("regex", f"a{i}"), []) for i in range(8)]
+    for state in states:
+        state.wait(10)
+    assert len(Counted.living) == 2
+    a, one = Vocabulary(tokenizer)(b"a")[0], Vocabulary(tokenizer)(b"1")[0]
+    states[1].advance(a)  # its start had to make room
+    states[1].wait(10)
+    np.testing.assert_array_equal(states[1].mask, pack_bits([one], tokenizer.max_token_id + 1))
+    assert len(Counted.living) == 3
+    masks.close()
+
+
 def test_a_token_that_does_not_fit_ends_the_request_and_not_the_engine(
     vocabulary: LLTokenizer, tokenizer: Tokenizer
 ) -> None:
@@ -219,6 +252,19 @@ def test_a_token_that_does_not_fit_ends_the_request_and_not_the_engine(
     state.advance(Vocabulary(tokenizer)(b"x")[0])
     state.wait(10)
     assert state.error
+    masks.close()
+
+
+def test_a_vocabulary_that_cannot_be_read_ends_the_request(tokenizer: Tokenizer) -> None:
+    """It must not run on without its grammar."""
+
+    def broken() -> LLTokenizer:
+        raise OSError("the file is gone")
+
+    masks = GrammarMasks(broken, tokenizer.max_token_id + 1, CONFIG)
+    state = masks.follow(YES, [])
+    state.wait(10)
+    assert state.error == "the file is gone"
     masks.close()
 
 

@@ -184,3 +184,28 @@ def test_sentencepiece_needs_finite_scores() -> None:
         tokenizer(SENTENCEPIECE, scores=None)
     with pytest.raises(CheckpointError, match="expected finite numbers"):
         tokenizer(SENTENCEPIECE, scores=[float("nan"), *scores[1:]])
+
+
+def with_tokens(vocab: dict[str, Any], tokens: dict[str, int]) -> dict[str, Any]:
+    """A vocabulary and more tokens, by type."""
+    lists = {
+        "tokenizer.ggml.tokens": list(tokens),
+        "tokenizer.ggml.scores": [-1000.0] * len(tokens),
+        "tokenizer.ggml.token_type": list(tokens.values()),
+    }
+    return vocab | {key: vocab[key] + more for key, more in lists.items()}
+
+
+def test_gemma_has_no_space_in_front_and_runs_of_spaces_for_tokens() -> None:
+    loaded = tokenizer(with_tokens(SENTENCEPIECE, {"  ": 4, "   ": 4}), add_space_prefix=False, add_bos_token=False)
+    ids = loaded.encode("a   b")
+    assert [loaded.token_text(token_id) for token_id in ids] == ["a", "   ", "b"]
+    assert loaded.decode(ids) == "a   b"
+
+
+def test_phi_3s_control_tokens_swallow_white_space_behind_them() -> None:
+    vocab = with_tokens(SENTENCEPIECE, {"<|endoftext|>": 3, "<|user|>": 3})
+    for architecture, has_lines in (("llama", [True, True]), ("phi3", [True, False])):
+        loaded = tokenizer(vocab | {"general.architecture": architecture})
+        ids = [loaded.encode(f"{token}\nx") for token in ("<|endoftext|>", "<|user|>")]
+        assert ["\n" in map(loaded.token_text, found) for found in ids] == has_lines

@@ -100,3 +100,6 @@ def test_a_missing_path_and_a_missing_template_are_named(directory: Path, tmp_pa
         load_tokenizer(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"own\.jinja: chat template cannot be read"):
         load_tokenizer(directory, chat_template=tmp_path / "own.jinja")
+    write(tmp_path / "own.jinja", "{% for %}")
+    with pytest.raises(CheckpointError, match=r"own\.jinja: chat template, line 1"):
+        load_tokenizer(directory, chat_template=tmp_path / "own.jinja")

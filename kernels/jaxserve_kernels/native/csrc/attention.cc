@@ -198,7 +198,7 @@ struct Task {
 };
 
 void attend(const Shape& shape, const Pool& pool, const Rotation& rotation, const float* query, const int32_t* tables,
-            const Task& task, int64_t head, float scale, int32_t window, float* out) {
+            const Task& task, int64_t head, const float* sinks, float scale, int32_t window, float* out) {
   const int64_t group = shape.group(), h = shape.head_dim;
   const int count = static_cast<int>((task.end - task.begin) * group);
   std::vector<float> floats(2 * count * h, 0.0f);
@@ -210,8 +210,8 @@ void attend(const Shape& shape, const Pool& pool, const Rotation& rotation, cons
   for (int q = 0; q < count; ++q) {
     rotation.apply(h, task.begin + q / group, query + place(q), scale, queries + q * h);
     segment.position[q] = task.first_position + q / group;
-    segment.maximum[q] = kNothing;
-    segment.total[q] = Floats{};
+    segment.maximum[q] = sinks == nullptr ? kNothing : sinks[head * group + q % group];
+    segment.total[q] = Floats{sinks == nullptr ? 0.0f : 1.0f};  // a sink is a key without a value
   }
   const int32_t end = segment.position[count - 1] + 1;
   const int32_t lowest = std::max(0, task.first_position - window + 1);
@@ -251,7 +251,8 @@ using PoolBuffer = ffi::Buffer<ffi::F32, 5>;
 ffi::Error attention_handler(ffi::ThreadPool threads, Floats3 query, Floats3 key, Floats3 value, PoolBuffer,
                              PoolBuffer, ffi::BufferR0<ffi::S32> layer, ffi::BufferR2<ffi::S32> tables, Ints1 lengths,
                              Ints1 starts, Ints1 pages, Ints1 slots, ffi::BufferR2<ffi::F32> cosines,
-                             ffi::BufferR2<ffi::F32> sines, ffi::ResultBufferR3<ffi::F32> out,
+                             ffi::BufferR2<ffi::F32> sines, ffi::BufferR1<ffi::F32> sinks,
+                             ffi::ResultBufferR3<ffi::F32> out,
                              ffi::Result<PoolBuffer> keys, ffi::Result<PoolBuffer> values, float scale,
                              int32_t window) {
   const auto q = query.dimensions();
@@ -274,11 +275,12 @@ ffi::Error attention_handler(ffi::ThreadPool threads, Floats3 query, Floats3 key
   });
   const float* from = query.typed_data();
   const int32_t* table = tables.typed_data();
+  const float* sink = sinks.dimensions()[0] > 0 ? sinks.typed_data() : nullptr;
   const auto tasks = std::make_shared<const std::vector<Task>>(
       cut(shape, lengths.dimensions()[0], starts.typed_data(), lengths.typed_data()));
   parallel_for(threads, tasks->size() * shape.num_kv_heads, [=](int64_t i) {
     const Task& task = (*tasks)[i / shape.num_kv_heads];
-    attend(shape, pool, rotation, from, table, task, i % shape.num_kv_heads, scale, window, to);
+    attend(shape, pool, rotation, from, table, task, i % shape.num_kv_heads, sink, scale, window, to);
   });
   return ffi::Error::Success();
 }
@@ -302,6 +304,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_attention, jaxserve::attention_handler,
                                   .Arg<jaxserve::Ints1>()
                                   .Arg<xla::ffi::BufferR2<xla::ffi::F32>>()
                                   .Arg<xla::ffi::BufferR2<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::BufferR1<xla::ffi::F32>>()
                                   .Ret<jaxserve::Floats3>()
                                   .Ret<jaxserve::PoolBuffer>()
                                   .Ret<jaxserve::PoolBuffer>()

@@ -5,6 +5,8 @@
 // sums is held in registers; its weights, converted as they are loaded, stay in the first cache while all rows
 // pass by. Those of the tiles to come are fetched meanwhile, line after line, into the second cache: the first holds
 // no more, and has fewer misses under way than the memory can serve.
+//
+// Grouped, w is [E, N, K]: of rows sorted by expert, group by group, each is multiplied with its expert's matrix.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -166,6 +168,32 @@ void multiply(ffi::ThreadPool& pool, const Product<P>& product) {
   parallel_for(pool, split.count(), [=](int64_t task) { outputs(product, split.begin(task), split.begin(task + 1)); });
 }
 
+// The rows of one expert.
+struct Group {
+  int64_t expert, start, rows;
+};
+
+// Outputs of a task such that there are several for each thread; those of one group follow each other.
+template <typename P>
+void multiply(ffi::ThreadPool& pool, const Product<P>& product, const std::vector<Group>& groups) {
+  const int64_t count = groups.size(), threads = std::max<int64_t>(1, pool.num_threads());
+  const int64_t per_group = std::max<int64_t>(1, 4 * threads / std::max<int64_t>(1, count));
+  const int64_t size = (product.n / per_group / kTaskOutputs + 1) * kTaskOutputs;
+  const int64_t tasks = (product.n + size - 1) / size;
+  parallel_for(pool, count * tasks, [=, groups = groups.data()](int64_t task) {
+    const Group group = groups[task / tasks];
+    Product<P> own = product;
+    own.m = group.rows;
+    own.x += group.start * own.k;
+    own.w += group.expert * own.n * own.k;
+    own.y += group.start * own.n;
+    if (own.scales) own.scales += group.expert * own.n;
+    if (own.quantized) own.quantized += group.start;
+    const int64_t begin = task % tasks * size;
+    outputs(own, begin, std::min(begin + size, own.n));
+  });
+}
+
 struct Operands {
   const float* x;
   const void* w;
@@ -187,24 +215,55 @@ ffi::ErrorOr<Operands> operands(ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w, ffi
   return Operands{x.typed_data(), w.untyped_data(), y->typed_data(), m, k, n, scales};
 }
 
-template <typename P>
-void multiply_floats(ffi::ThreadPool& pool, const Operands& o) {
+// The same with groups: as many of the rows are no padding as these have.
+ffi::ErrorOr<Operands> operands(ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w, ffi::BufferR1<ffi::S32> sizes,
+                                ffi::RemainingArgs rest, ffi::ResultBufferR2<ffi::F32> y, int step,
+                                std::vector<Group>& groups) {
+  const auto shape = w.dimensions();
+  const int64_t k = x.dimensions()[1];
+  if (shape.size() != 3 || shape[0] != sizes.dimensions()[0] || shape[2] != k || k % step) {
+    return ffi::Unexpected(ffi::Error::InvalidArgument("grouped matmul: shapes that do not go together"));
+  }
+  int64_t m = 0;
+  for (int64_t expert = 0; expert < shape[0]; ++expert) {
+    const int64_t rows = std::clamp<int64_t>(sizes.typed_data()[expert], 0, x.dimensions()[0] - m);
+    if (rows) groups.push_back({expert, m, rows});
+    m += rows;
+  }
+  const float* scales = rest.size() == 1 ? rest.get<ffi::BufferR2<ffi::F32>>(0)->typed_data() : nullptr;
+  std::fill_n(y->typed_data() + m * shape[1], (x.dimensions()[0] - m) * shape[1], 0.0f);
+  return Operands{x.typed_data(), w.untyped_data(), y->typed_data(), m, k, shape[1], scales};
+}
+
+template <typename P, typename... Groups>
+void multiply_floats(ffi::ThreadPool& pool, const Operands& o, const Groups&... groups) {
   const auto* w = static_cast<const typename P::Stored*>(o.w);
-  multiply(pool, Product<P>{o.x, w, o.y, o.m, o.k, o.n, o.scales, nullptr});
+  multiply(pool, Product<P>{o.x, w, o.y, o.m, o.k, o.n, o.scales, nullptr}, groups...);
+}
+
+template <typename... Groups>
+ffi::Error multiply_stored(ffi::ThreadPool& pool, ffi::DataType type, const Operands& o, const Groups&... groups) {
+  switch (type) {
+    case ffi::F32: multiply_floats<Float32>(pool, o, groups...); break;
+    case ffi::F16: multiply_floats<Float16>(pool, o, groups...); break;
+    case ffi::BF16: multiply_floats<BFloat16>(pool, o, groups...); break;
+    case ffi::S8: multiply_floats<Int8>(pool, o, groups...); break;
+    default: return ffi::Error::InvalidArgument("matmul: weights of this type are not supported");
+  }
+  return ffi::Error::Success();
 }
 
 ffi::Error matmul_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w,
                           ffi::BufferR0<ffi::S32> count, ffi::RemainingArgs rest, ffi::ResultBufferR2<ffi::F32> y) {
   const auto all = operands(x, w, count, rest, y, FloatInputs::kStep);
-  if (all.has_error()) return all.error();
-  switch (w.element_type()) {
-    case ffi::F32: multiply_floats<Float32>(pool, *all); break;
-    case ffi::F16: multiply_floats<Float16>(pool, *all); break;
-    case ffi::BF16: multiply_floats<BFloat16>(pool, *all); break;
-    case ffi::S8: multiply_floats<Int8>(pool, *all); break;
-    default: return ffi::Error::InvalidArgument("matmul: weights of this type are not supported");
-  }
-  return ffi::Error::Success();
+  return all.has_error() ? all.error() : multiply_stored(pool, w.element_type(), *all);
+}
+
+ffi::Error grouped_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w,
+                           ffi::BufferR1<ffi::S32> sizes, ffi::RemainingArgs rest, ffi::ResultBufferR2<ffi::F32> y) {
+  std::vector<Group> groups;
+  const auto all = operands(x, w, sizes, rest, y, FloatInputs::kStep, groups);
+  return all.has_error() ? all.error() : multiply_stored(pool, w.element_type(), *all, groups);
 }
 
 #if defined(__AVX512VNNI__)
@@ -227,13 +286,9 @@ Quantized quantize(const float* x, int64_t k, int8_t* to) {
   return {scale, _mm512_reduce_add_epi32(total)};
 }
 
-ffi::Error matmul_int8_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w,
-                               ffi::BufferR0<ffi::S32> count, ffi::RemainingArgs rest,
-                               ffi::ResultBufferR2<ffi::F32> y) {
-  const auto all = operands(x, w, count, rest, y, Int8Inputs::kStep);
-  if (all.has_error()) return all.error();
-  const Operands o = *all;
-  if (w.element_type() != ffi::S8) return ffi::Error::InvalidArgument("matmul: these weights are not int8");
+template <typename... Groups>
+ffi::Error multiply_int8(ffi::ThreadPool& pool, ffi::DataType type, const Operands& o, const Groups&... groups) {
+  if (type != ffi::S8) return ffi::Error::InvalidArgument("matmul: these weights are not int8");
   std::vector<int8_t> values(o.m * o.k);
   std::vector<Quantized> rows(o.m);
   parallel_for(pool, (o.m + kQuantizeRows - 1) / kQuantizeRows, [=, to = values.data(), info = rows.data()](int64_t i) {
@@ -241,25 +296,43 @@ ffi::Error matmul_int8_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, 
     for (int64_t r = i * kQuantizeRows; r < end; ++r) info[r] = quantize(o.x + r * o.k, o.k, to + r * o.k);
   });
   const auto* stored = static_cast<const int8_t*>(o.w);
-  multiply(pool, Product<Int8Inputs>{values.data(), stored, o.y, o.m, o.k, o.n, o.scales, rows.data()});
+  multiply(pool, Product<Int8Inputs>{values.data(), stored, o.y, o.m, o.k, o.n, o.scales, rows.data()}, groups...);
   return ffi::Error::Success();
+}
+
+ffi::Error matmul_int8_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w,
+                               ffi::BufferR0<ffi::S32> count, ffi::RemainingArgs rest,
+                               ffi::ResultBufferR2<ffi::F32> y) {
+  const auto all = operands(x, w, count, rest, y, Int8Inputs::kStep);
+  return all.has_error() ? all.error() : multiply_int8(pool, w.element_type(), *all);
+}
+
+ffi::Error grouped_int8_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w,
+                                ffi::BufferR1<ffi::S32> sizes, ffi::RemainingArgs rest,
+                                ffi::ResultBufferR2<ffi::F32> y) {
+  std::vector<Group> groups;
+  const auto all = operands(x, w, sizes, rest, y, Int8Inputs::kStep, groups);
+  return all.has_error() ? all.error() : multiply_int8(pool, w.element_type(), *all, groups);
 }
 #endif
 
 }  // namespace
 }  // namespace jaxserve
 
-#define JAXSERVE_MATMUL(name, handler)                                          \
+// Rows: how many there are, or of each group.
+#define JAXSERVE_MATMUL(name, handler, Rows)                                    \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(name, jaxserve::handler,                        \
                                 xla::ffi::Ffi::Bind()                           \
                                     .Ctx<xla::ffi::ThreadPool>()                \
                                     .Arg<xla::ffi::BufferR2<xla::ffi::F32>>()   \
                                     .Arg<xla::ffi::AnyBuffer>()                 \
-                                    .Arg<xla::ffi::BufferR0<xla::ffi::S32>>()   \
+                                    .Arg<xla::ffi::Rows<xla::ffi::S32>>()       \
                                     .RemainingArgs()                            \
                                     .Ret<xla::ffi::BufferR2<xla::ffi::F32>>())
 
-JAXSERVE_MATMUL(jaxserve_matmul, matmul_handler);
+JAXSERVE_MATMUL(jaxserve_matmul, matmul_handler, BufferR0);
+JAXSERVE_MATMUL(jaxserve_grouped_matmul, grouped_handler, BufferR1);
 #if defined(__AVX512VNNI__)
-JAXSERVE_MATMUL(jaxserve_matmul_int8, matmul_int8_handler);
+JAXSERVE_MATMUL(jaxserve_matmul_int8, matmul_int8_handler, BufferR0);
+JAXSERVE_MATMUL(jaxserve_grouped_matmul_int8, grouped_int8_handler, BufferR1);
 #endif

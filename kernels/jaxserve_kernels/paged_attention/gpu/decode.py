@@ -10,6 +10,7 @@ Letters: B rows, N query heads, K kv heads, G = N / K, H head dim, S slots per p
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,10 +27,8 @@ from jaxserve_kernels.paged_attention.tuning import DecodeTuning
 
 _ROWS = 64
 """Of a warpgroup's product. The group fills some of them; the others hold rubbish that nobody reads."""
-_WORKERS = 2
-_FETCHER = _WORKERS
 _COMPUTE_REGISTERS, _FETCH_REGISTERS = 216, 72
-"""Per thread: 2 x 128 x 216 + 128 x 72 are just below the 65,536 of a multiprocessor."""
+"""Per thread of two workers and the fetcher: 2 x 128 x 216 + 128 x 72 are just below the 65,536 of a multiprocessor."""
 
 
 class _Unit(NamedTuple):
@@ -61,12 +60,17 @@ class _Kernel:
     """Whether the interpreter runs it."""
 
     @property
+    def workers(self) -> int:
+        """Of a program. One where the sums of 64 x 256 results need nearly all registers a thread can have."""
+        return 1 if self.dim > 128 else 2
+
+    @property
     def num_units(self) -> int:
         return self.num_splits * self.num_rows * self.num_kv_heads
 
     @property
     def num_programs(self) -> int:
-        return min(self.tuning.programs, pl.cdiv(self.num_units, _WORKERS))
+        return min(self.tuning.programs, pl.cdiv(self.num_units, self.workers))
 
     @property
     def out_columns(self) -> int:
@@ -94,11 +98,11 @@ class _Kernel:
 
     def rounds(self, program: Any) -> Any:
         """Units that each worker of a program does, empty ones included."""
-        pairs = pl.cdiv(self.num_units, _WORKERS)
-        return jax.lax.div(pairs - program + (self.num_programs - 1), jnp.int32(self.num_programs))
+        turns = pl.cdiv(self.num_units, self.workers)
+        return jax.lax.div(turns - program + (self.num_programs - 1), jnp.int32(self.num_programs))
 
     def index(self, program: Any, turn: Any, worker: Any) -> Any:
-        return (turn * self.num_programs + program) * _WORKERS + worker
+        return (turn * self.num_programs + program) * self.workers + worker
 
 
 def decode(
@@ -144,27 +148,27 @@ def _launch(
     kernel: _Kernel, q: Array, k_pages: Array, v_pages: Array, layer: Array, block_tables: Array, kv_lengths: Array
 ) -> tuple[Float[Array, "X B K G H"], Float[Array, "X B K 2 G8"]]:
     """Partial results: weighted values, then maxima and sums. Splits that a row does not have stay unwritten."""
-    stages, tile, dim = kernel.tuning.stages, kernel.tuning.tile, kernel.dim
+    workers, stages, tile, dim = kernel.workers, kernel.tuning.stages, kernel.tuning.tile, kernel.dim
     dtype, padded_group = q.dtype, q.shape[2]
     partial = (kernel.num_splits, kernel.num_rows, kernel.num_kv_heads)
-    ring = plgpu.Barrier(num_barriers=_WORKERS * stages)
-    filled = plgpu.Barrier(num_arrivals=kernel.reader.copies, num_barriers=_WORKERS * stages)
+    ring = plgpu.Barrier(num_barriers=workers * stages)
+    filled = plgpu.Barrier(num_arrivals=kernel.reader.copies, num_barriers=workers * stages)
     scratch = {
-        "q_tile": tiles.tiled((_WORKERS, _ROWS, dim), dtype),
-        "k_ring": tiles.tiled((_WORKERS * stages, tile, dim), k_pages.dtype),
-        "v_ring": tiles.tiled((_WORKERS * stages, tile, dim), v_pages.dtype),
-        "out_tile": plgpu.SMEM((_WORKERS, _ROWS, kernel.out_columns), jnp.float32),
-        "stats": plgpu.SMEM((_WORKERS, 2, _ROWS), jnp.float32),
-        "q_ready": plgpu.Barrier(num_barriers=_WORKERS),
+        "q_tile": tiles.tiled((workers, _ROWS, dim), dtype),
+        "k_ring": tiles.tiled((workers * stages, tile, dim), k_pages.dtype),
+        "v_ring": tiles.tiled((workers * stages, tile, dim), v_pages.dtype),
+        "out_tile": plgpu.SMEM((workers, _ROWS, kernel.out_columns), jnp.float32),
+        "stats": plgpu.SMEM((workers, 2, _ROWS), jnp.float32),
+        "q_ready": plgpu.Barrier(num_barriers=workers),
         "k_ready": filled,
         "v_ready": filled,
         "k_free": ring,
         "v_free": ring,
     }
     if kernel.is_narrow:
-        scratch["wide"] = tiles.tiled((_WORKERS, tile, dim), dtype)
+        scratch["wide"] = tiles.tiled((workers, tile, dim), dtype)
     if kernel.is_emulated:
-        scratch["weights"] = tiles.tiled((_WORKERS, _ROWS, tile), dtype)
+        scratch["weights"] = tiles.tiled((workers, _ROWS, tile), dtype)
     launch = plgpu.kernel(
         lambda *refs, **scratch_refs: _body(kernel, _Refs(*refs), scratch_refs),
         out_type=(
@@ -173,7 +177,7 @@ def _launch(
         ),
         grid=(kernel.num_programs,),
         grid_names=("program",),
-        num_threads=_WORKERS + 1,
+        num_threads=workers + 1,
         thread_name="warpgroup",
         scratch_types=scratch,
         compiler_params=plgpu.CompilerParams(approx_math=True),
@@ -198,14 +202,16 @@ class _Refs(NamedTuple):
 def _body(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any]) -> None:
     warpgroup = jax.lax.axis_index("warpgroup")
 
-    @pl.when(warpgroup < _WORKERS)
+    @pl.when(warpgroup < kernel.workers)
     def _() -> None:
-        plgpu.set_max_registers(_COMPUTE_REGISTERS, action="increase")
+        if kernel.workers > 1:
+            plgpu.set_max_registers(_COMPUTE_REGISTERS, action="increase")
         _work(kernel, refs, scratch, warpgroup)
 
-    @pl.when(warpgroup == _FETCHER)
+    @pl.when(warpgroup == kernel.workers)
     def _() -> None:
-        plgpu.set_max_registers(_FETCH_REGISTERS, action="decrease")
+        if kernel.workers > 1:
+            plgpu.set_max_registers(_FETCH_REGISTERS, action="decrease")
         _fetch(kernel, refs, scratch)
 
 
@@ -239,20 +245,12 @@ def _attend(
     end = refs.lengths[unit.row]
     lowest = tiles.lowest_key(kernel.scoring, end - 1)
 
-    def operand(ring: str, slot: Any) -> Any:
-        arrived = scratch[f"{ring}_ring"].at[slot]
-        if not kernel.is_narrow:
-            return arrived
-        wide = scratch["wide"].at[worker]  # one for both: the product with the keys is done when the values come
-        tiles.widen(arrived, wide)
-        return wide
-
     def step(i: Any, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         values, maximum, total = carry
         slot = worker * stages + jax.lax.rem(done + i, jnp.int32(stages))
         first = (unit.first + i) * tile
         plgpu.barrier_wait(scratch["k_ready"].at[slot])
-        k_tile = operand("k", slot)
+        k_tile = tiles.operand(scratch, "k", slot, worker)
         scores = tiles.scores(kernel.scoring, tiles.product(q_tile, k_tile.transpose((1, 0))))
         plgpu.barrier_arrive(scratch["k_free"].at[slot])
         keys = first + tiles.iota((_ROWS, tile), 1)
@@ -261,9 +259,10 @@ def _attend(
         decay = jnp.exp2(maximum - new_maximum)
         weights = jnp.exp2(scores - tiles.across(new_maximum, tile))
         total = total * decay + weights.sum(axis=1)
-        plgpu.barrier_wait(scratch["v_ready"].at[slot])
-        v_tile = operand("v", slot)
+        weights = weights.astype(q_tile.dtype)  # half the registers, before the values come
         values = values * tiles.across(decay, kernel.dim)
+        plgpu.barrier_wait(scratch["v_ready"].at[slot])
+        v_tile = tiles.operand(scratch, "v", slot, worker)
         values = tiles.accumulate(values, weights, v_tile, spare)
         plgpu.barrier_arrive(scratch["v_free"].at[slot])
         return values, new_maximum, total
@@ -309,8 +308,8 @@ def _fetch(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any]) -> None:
         last = jnp.minimum(jax.lax.div(jnp.maximum(refs.lengths[row] - 1, 0), reader.page_size), kernel.max_pages - 1)
         return reader.pages(refs.tables, row, unit.first + i, last)
 
-    def round_of(turn: Any, done: tuple[Any, Any]) -> tuple[Any, Any]:
-        units = [kernel.unit(kernel.index(program, turn, worker), refs.lengths) for worker in range(_WORKERS)]
+    def round_of(turn: Any, done: tuple[Any, ...]) -> tuple[Any, ...]:
+        units = [kernel.unit(kernel.index(program, turn, worker), refs.lengths) for worker in range(kernel.workers)]
 
         def step(i: Any, known: tuple[tuple[Array, ...], ...]) -> tuple[tuple[Array, ...], ...]:
             following = tuple(pages(unit, i + 1) for unit in units)  # their latency hides behind the copies
@@ -338,12 +337,12 @@ def _fetch(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any]) -> None:
 
             return following
 
-        most = jnp.maximum(units[0].count, units[1].count)
+        most = functools.reduce(jnp.maximum, (unit.count for unit in units))
         jax.lax.fori_loop(0, most, step, tuple(pages(unit, jnp.int32(0)) for unit in units))
-        return done[0] + units[0].count, done[1] + units[1].count
+        return tuple(before + unit.count for before, unit in zip(done, units, strict=True))
 
-    done = jax.lax.fori_loop(0, kernel.rounds(program), round_of, (jnp.int32(0), jnp.int32(0)))
-    for worker in range(_WORKERS):  # every arrival is waited for before the barriers go
+    done = jax.lax.fori_loop(0, kernel.rounds(program), round_of, (jnp.int32(0),) * kernel.workers)
+    for worker in range(kernel.workers):  # every arrival is waited for before the barriers go
 
         def drain(i: Any, _: None, worker: int = worker) -> None:
             slot = worker * stages + jax.lax.rem(i, jnp.int32(stages))
@@ -360,15 +359,24 @@ def _join(
     kv_lengths: Int[Array, "B"],
     sinks: Float[Array, "N"] | None,
 ) -> Float[Array, "B N H"]:
+    """Split by split and for each number of the result by itself: XLA makes one launch of that, and of reductions five."""
+    shape = values.shape[1:]  # (B, K, G, H)
     _, count, per_split = kernel.tiles_of(kv_lengths)
-    exists = jnp.arange(kernel.num_splits)[:, None] * per_split < jnp.where(kv_lengths > 0, count, 0)  # (X, B)
-    exists = exists[:, :, None, None]
-    maximum, total = (jnp.where(exists, stats[:, :, :, i, : kernel.group], fill) for i, fill in ((0, MASKED), (1, 0.0)))
-    highest = maximum.max(0)  # (B, K, G)
-    factor = jnp.exp2(maximum - highest)
-    total = (total * factor).sum(0)
+    count, per_split = (jnp.broadcast_to(each[:, None, None, None], shape) for each in (count, per_split))
+    count = jnp.where(kv_lengths[:, None, None, None] > 0, count, 0)
+    splits = range(kernel.num_splits)
+    exists = [split * per_split < count for split in splits]
+
+    def of_splits(which: int, fill: float) -> list[Array]:
+        every = jnp.broadcast_to(stats[:, :, :, which, : kernel.group, None], values.shape)
+        return [jnp.where(exists[split], every[split], fill) for split in splits]
+
+    maxima, totals = of_splits(0, MASKED), of_splits(1, 0.0)
+    highest = functools.reduce(jnp.maximum, maxima)
+    factors = [jnp.exp2(maximum - highest) for maximum in maxima]
+    total = sum(total * factor for total, factor in zip(totals, factors, strict=True))
     if sinks is not None:
-        total = total + jnp.exp2(sinks.reshape(kernel.num_kv_heads, kernel.group) * tiles.LOG2E - highest)
-    joined = jnp.where(exists[..., None], values * factor[..., None], 0.0).sum(0)
-    joined = joined / jnp.maximum(total, 1e-30)[..., None]
+        total = total + jnp.exp2(sinks.reshape(kernel.num_kv_heads, kernel.group, 1) * tiles.LOG2E - highest)
+    joined = sum(jnp.where(exists[split], values[split] * factors[split], 0.0) for split in splits)
+    joined = joined / jnp.maximum(total, 1e-30)
     return joined.reshape(-1, kernel.num_kv_heads * kernel.group, kernel.dim)

@@ -30,7 +30,6 @@ ALIGNMENT = 8
 _WORKERS = 2
 _ROWS = QUERIES_PER_TILE // _WORKERS
 _FETCHER = _WORKERS
-_COMPUTE_REGISTERS, _FETCH_REGISTERS = 232, 40
 _PIECE = 64
 """Columns of a ragged result on their way out: whole 128-byte lines."""
 
@@ -69,6 +68,11 @@ class _Kernel:
     @property
     def padded_dim(self) -> int:
         return -(-self.dim // _PIECE) * _PIECE
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Of a thread that computes, and of one that fetches: 2 x 128 x 240 + 128 x 24 are below the 65,536 there are."""
+        return (240, 24) if self.dim > 128 else (232, 40)
 
     def rounds(self, program: Any, refs: _Refs) -> Any:
         """Units that a program does."""
@@ -190,10 +194,11 @@ def _scratch(kernel: _Kernel, dtype: Any, pool_dtype: Any) -> dict[str, Any]:
 def _body(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any]) -> None:
     warpgroup, program = jax.lax.axis_index("warpgroup"), jax.lax.axis_index("program")
     rounds = kernel.rounds(program, refs)
+    compute, fetch = kernel.registers
 
     @pl.when(warpgroup < _WORKERS)
     def _() -> None:
-        plgpu.set_max_registers(_COMPUTE_REGISTERS, action="increase")
+        plgpu.set_max_registers(compute, action="increase")
 
         def one(turn: Any, done: Any) -> Any:
             unit = kernel.unit(program, turn, refs)
@@ -204,7 +209,7 @@ def _body(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any]) -> None:
 
     @pl.when(warpgroup == _FETCHER)
     def _() -> None:
-        plgpu.set_max_registers(_FETCH_REGISTERS, action="decrease")
+        plgpu.set_max_registers(fetch, action="decrease")
 
         def one(turn: Any, done: Any) -> Any:
             unit = kernel.unit(program, turn, refs)
@@ -233,19 +238,11 @@ def _work(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any, un
     )
     plgpu.barrier_wait(scratch["q_ready"].at[worker])
 
-    def operand(ring: str, slot: Any) -> Any:
-        arrived = scratch[f"{ring}_ring"].at[slot]
-        if not kernel.is_narrow:
-            return arrived
-        wide = scratch["wide"].at[worker]  # one for both: the product with the keys is done when the values come
-        tiles.widen(arrived, wide)
-        return wide
-
     def step(i: Any, carry: tuple[Array, Array, Array], *, is_masked: bool) -> tuple[Array, Array, Array]:
         values, maximum, total = carry
         slot = jax.lax.rem(done + i - unit.first, jnp.int32(stages))
         plgpu.barrier_wait(scratch["k_ready"].at[slot])
-        k_tile = operand("k", slot)
+        k_tile = tiles.operand(scratch, "k", slot, worker)
 
         def multiply(accumulator: Any) -> Array:
             plgpu.wgmma(accumulator, q_tile, k_tile.transpose((1, 0)))
@@ -261,10 +258,11 @@ def _work(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any, un
         decay = jnp.exp2(maximum - new_maximum)
         weights = jnp.exp2(scores - tiles.across(new_maximum, tile))
         total = total * decay + weights.sum(axis=1)
+        weights = weights.astype(q_tile.dtype)  # half the registers, before the values come
         values = values * tiles.across(decay, kernel.dim)
         plgpu.barrier_arrive(scratch["turn"])
         plgpu.barrier_wait(scratch["v_ready"].at[slot])
-        v_tile = operand("v", slot)
+        v_tile = tiles.operand(scratch, "v", slot, worker)
         plgpu.barrier_wait(scratch["turn"])
         spare = scratch["weights"].at[worker] if kernel.is_emulated else None
         values = tiles.accumulate(values, weights, v_tile, spare)

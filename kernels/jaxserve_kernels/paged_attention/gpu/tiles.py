@@ -38,7 +38,7 @@ def lowest_key(scoring: Scoring, position: jax.Array) -> jax.Array:
 def tiled(shape: tuple[int, ...], dtype: Any) -> Any:
     """Shared memory in the tiles that tensor cores and bulk copies take, with the widest swizzle that fits.
 
-    Rows that no swizzle fits (80 bytes) lie one after the other: only `widen` takes them.
+    Rows that no swizzle fits (80 bytes) lie one after the other: only `_widen` takes them.
     """
     bits = jnp.dtype(dtype).itemsize * 8
     # 8-bit tiles are read piece by piece, and a piece is whole swizzled columns.
@@ -83,19 +83,18 @@ def product(a: Any, b: Any) -> jax.Array:
 
 
 def accumulate(values: jax.Array, weights: jax.Array, v_tile: Any, spare: Any) -> jax.Array:
-    """values + weights @ v_tile.
+    """values + weights @ v_tile; weights in the type of the tile.
 
     spare: shared memory for the weights, or None. The interpreter needs it: its products take no operand from
     registers, and no accumulator with a value.
     """
-    narrow = weights.astype(v_tile.dtype)
     if spare is not None:
-        spare[...] = narrow
+        spare[...] = weights
         plgpu.commit_smem()
         return values + product(spare, v_tile)
 
     def multiply(accumulator: Any) -> None:
-        plgpu.wgmma(accumulator, narrow, v_tile)
+        plgpu.wgmma(accumulator, weights, v_tile)
 
     return pl.run_state(multiply)(plgpu.ACC.init(values))
 
@@ -145,7 +144,17 @@ class PageReader:
             plgpu.copy_gmem_to_smem(source, target.at[pl.ds(i * self.run, self.run)], barrier)
 
 
-def widen(narrow: Any, wide: Any) -> None:
+def operand(scratch: dict[str, Any], ring: str, slot: Any, worker: Any) -> Any:
+    """The tile that arrived in a slot of the keys' or values' ring, as it is multiplied."""
+    arrived = scratch[f"{ring}_ring"].at[slot]
+    if "wide" not in scratch:
+        return arrived
+    wide = scratch["wide"].at[worker]  # one for both: the product with the keys is done when the values come
+    _widen(arrived, wide)
+    return wide
+
+
+def _widen(narrow: Any, wide: Any) -> None:
     """Write an 8-bit tile [X, H] in the type that is multiplied; exact in bfloat16 and float16."""
     for columns in _pieces(narrow.shape[1]):
         values = plgpu.layout_cast(narrow.at[:, columns][...], plgpu.Layout.WGMMA_UPCAST_2X)

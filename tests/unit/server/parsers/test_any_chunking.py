@@ -119,8 +119,9 @@ def test_a_hostile_text_leaves_nothing_waiting(name: str, kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", sorted(HOSTILE))
 @pytest.mark.parametrize("name", ["hermes", "pythonic", "qwen3_coder"])
-def test_a_megabyte_is_read_in_linear_time(name: str, kind: str) -> None:
-    read_hostile(name, kind, 1_000_000, 3)
+def test_a_long_text_is_read_in_linear_time(name: str, kind: str) -> None:
+    """In half a second. What `events_of` leaves waiting is bounded, whatever the length of the text."""
+    read_hostile(name, kind, 200_000, 3)

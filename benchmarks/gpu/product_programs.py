@@ -1,0 +1,152 @@
+"""Products with the weights of a layer, one after the other as in a model, by XLA or by our kernel.
+
+A program multiplies with so many different weights that none stays in a cache; every product takes the result of the
+one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxserve_kernels.matmul import matmul
+from jaxserve_kernels.matmul.tuning import SkinnyTuning, product_types
+
+from benchmarks.gpu.ahead import Wanted
+from jaxserve.models.config import DecoderConfig
+
+CACHED_BYTES = 256 << 20
+"""More than any cache holds."""
+MOST_REPEATS = 8
+RING_BYTES = 220 << 10
+"""Most shared memory for tiles; the compiler refuses what does not fit."""
+MOST_STAGES = 8
+PROGRAMS = 132
+
+Shapes = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Products with weights `[out, in]` of these shapes, each taking the result of the one before, or a part of it."""
+
+    shapes: Shapes
+    weights: str
+    num_tokens: int
+    tuning: SkinnyTuning | None = None
+    """Of our kernel. None: XLA's product."""
+    is_dynamic: bool = False
+    """Whether activations are quantised as well."""
+
+    @property
+    def has_scales(self) -> bool:
+        return jnp.dtype(self.weights).itemsize == 1
+
+    @property
+    def types(self) -> str:
+        """As the table of tunings names them."""
+        return product_types(self.weights, dynamic=self.is_dynamic)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all weights, once each."""
+        return sum(rows * columns for rows, columns in self.shapes) * jnp.dtype(self.weights).itemsize
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.num_tokens * sum(rows * columns for rows, columns in self.shapes)
+
+    @property
+    def num_repeats(self) -> int:
+        return max(1, min(MOST_REPEATS, -(-CACHED_BYTES // self.num_bytes)))
+
+    def wanted(self, dtype: jnp.dtype) -> Wanted:
+        """Of activations of `dtype`, and the arrays of `Weights`."""
+        num_inputs, multiply = self.shapes[0][1], partial(matmul, dynamic=self.is_dynamic)
+        if self.tuning is not None:
+            multiply = partial(skinny_product, self.tuning, is_dynamic=self.is_dynamic)
+
+        def repeat(x: jax.Array, scales: Sequence[jax.Array | None], weights: Sequence[jax.Array]) -> jax.Array:
+            for index, weight in enumerate(weights):
+                x = multiply(x, weight, scales[index % len(scales)]).astype(dtype)
+                if x.shape[1] > num_inputs and (index + 1) % len(scales) == 0:
+                    x = jax.lax.optimization_barrier(x)[:, :num_inputs]  # all of it is computed, little is copied
+            return x
+
+        x = jax.ShapeDtypeStruct((self.num_tokens, num_inputs), dtype)
+        scales = [
+            jax.ShapeDtypeStruct((rows,), jnp.dtype(jnp.float32)) if self.has_scales else None
+            for rows, _ in self.shapes
+        ]
+        weights = [jax.ShapeDtypeStruct(shape, jnp.dtype(self.weights)) for shape in self.shapes * self.num_repeats]
+        return Wanted(repeat, (x, scales, weights))
+
+
+def skinny_product(
+    tuning: SkinnyTuning, x: jax.Array, weight: jax.Array, scales: jax.Array, *, is_dynamic: bool
+) -> jax.Array:
+    """As `matmul` where it takes our kernel."""
+    from jaxserve_kernels.matmul.gpu import skinny  # imports Pallas
+
+    return skinny.product(x, weight, scales, dynamic=is_dynamic, tuning=tuning)
+
+
+def cells(config: DecoderConfig) -> dict[str, Shapes]:
+    """The products of a layer that are chains, and the head. What has other sizes is left to XLA."""
+    model, inner = config.hidden_size, config.intermediate_size
+    return {
+        "attention output": ((model, model),),
+        "up and down": ((inner, model), (model, inner)),
+        "head": ((config.vocab_size, model),),
+    }
+
+
+def candidates(num_tokens: int, shapes: Shapes) -> list[SkinnyTuning]:
+    """Sizes that divide the weights, with as many stages as fit the shared memory."""
+    found = []
+    for rows, tile in ((64, 128), (128, 128), (64, 256), (128, 256)):
+        stages = min(MOST_STAGES, RING_BYTES // (tile * (2 * rows + 2 * max(8, num_tokens))))
+        fits = all(outputs % (2 * rows) == 0 and inputs % tile == 0 for outputs, inputs in shapes)
+        if fits and stages >= 2 and rows * num_tokens <= 128 * 128:  # sums of all are kept in registers
+            found.append(SkinnyTuning(rows=rows, tile=tile, stages=stages, programs=PROGRAMS))
+    return found
+
+
+class Weights:
+    """Random ones, made when they are first asked for and kept until others are."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+        self._key: tuple[Shapes, str] | None = None
+        self._arrays: tuple[list[jax.Array | None], list[jax.Array]] = ([], [])
+
+    def of(self, chain: Chain) -> tuple[list[jax.Array | None], list[jax.Array]]:
+        """Scales of each shape, and the weights of all repetitions; products keep the size of numbers as it is."""
+        key = (chain.shapes, chain.weights)
+        if self._key != key:
+            self._key, self._arrays = key, ([], [])  # the old ones go first: both may not fit
+            weights = [self._weight(shape, chain.weights) for shape in chain.shapes * chain.num_repeats]
+            scales = [_scales(weight) if chain.has_scales else None for weight in weights[: len(chain.shapes)]]
+            self._arrays = scales, weights
+        return self._arrays
+
+    def activations(self, chain: Chain, dtype: jnp.dtype) -> jax.Array:
+        return jnp.asarray(self._random.standard_normal((chain.num_tokens, chain.shapes[0][1]), np.float32), dtype)
+
+    def _weight(self, shape: tuple[int, int], dtype: str) -> jax.Array:
+        key = jax.random.key(self._random.integers(1 << 30))
+        if jnp.dtype(dtype).itemsize > 1:
+            return jax.random.normal(key, shape, jnp.dtype(dtype)) * jnp.asarray(shape[1] ** -0.5, dtype)
+        bits = jax.random.bits(key, shape, jnp.uint8)
+        if dtype != "int8":
+            bits = bits & 0xBF  # no exponent that NaN has
+        return jax.lax.bitcast_convert_type(bits, jnp.dtype(dtype))
+
+
+def _scales(weight: jax.Array) -> jax.Array:
+    mean_square = jnp.mean(jnp.square(weight[:64].astype(jnp.float32)))
+    return jnp.full(weight.shape[0], 1 / jnp.sqrt(mean_square * weight.shape[1]), jnp.float32)

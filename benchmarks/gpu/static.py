@@ -1,0 +1,152 @@
+"""What the compiler makes of a decode step of Llama-3.1-8B on an H200, without one: `python -m benchmarks.gpu.static`.
+
+Prints Markdown: the launches of one layer with the bytes that each reads and writes, all of them against the layer's
+weights, and whether the step is one CUDA graph. Facts of a compiler that had no device to tune products
+on: on one, products may be others. Needs a compiler of CUDA (`requirements/aot.lock`), and no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.gpu.shapes import LLAMA_8B, decoder
+from jaxserve.layers.numerics import plain
+from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
+from jaxserve.planning.devices import ACCELERATORS
+from jaxserve.planning.targets import described_devices
+from jaxserve.runner.inputs import Program
+from jaxserve.runner.steps import lower
+from jaxserve.sharding.mesh import make_sharding
+
+PAGE_SIZE, NUM_PAGES, MAX_PAGES = 16, 8192, 512
+THUNKS = "*thunk_sequence_after_thunk_passes.txt"
+"""The file that tells, of those that `xla_dump_to` leaves behind."""
+_BYTES = {"pred": 1, "s8": 1, "u8": 1, "f8e4m3fn": 1, "bf16": 2, "f16": 2, "s16": 2, "s32": 4, "u32": 4, "f32": 4}
+_SHAPE = re.compile(r"\b(" + "|".join(_BYTES) + r")\[([\d,]*)\]")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*?)\)(?:, |$)")
+_FREE = ("parameter", "constant", "bitcast", "get-tuple-element", "tuple", "after-all")
+"""Instructions that are no work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One instruction of the program's outermost level that the device has to do something for."""
+
+    name: str
+    scope: str
+    """Where the model's code made it, as in `layer_1/mlp/mul`; of its neighbour, where the compiler lost that."""
+    read_bytes: int
+    written_bytes: int
+
+
+def launches(text: str, pool_bytes: int) -> list[Launch]:
+    """Of a compiled program's text. Keys or values of all pages, `pool_bytes`, count as nothing: few are touched."""
+    sizes: dict[str, int] = {}
+    found: list[Launch] = []
+    for name, shape, opcode, operands, scope in _instructions(text):
+        size = sum(size for size in _sizes(shape) if size != pool_bytes)
+        sizes[name] = size
+        if opcode in _FREE:
+            continue
+        read = sum(sizes.get(operand, 0) for operand in dict.fromkeys(re.findall(r"%([\w.-]+)", operands)))
+        found.append(Launch(name, scope or (found[-1].scope if found else ""), read, size))
+    return found
+
+
+def _instructions(text: str) -> Iterator[tuple[str, str, str, str, str]]:
+    entry = text[text.index("\nENTRY ") :]
+    for line in entry[: entry.index("\n}")].splitlines()[1:]:
+        match = _INSTRUCTION.match(re.sub(r"/\*.*?\*/", "", line))
+        if match:
+            scope = re.search(r'op_name="(?:jit\(step\)/)?([^"]*)"', line)
+            yield (*match.groups(), scope.group(1) if scope else "")  # type: ignore[misc]
+
+
+def _sizes(shape: str) -> Iterator[int]:
+    for dtype, dimensions in _SHAPE.findall(shape):
+        yield _BYTES[dtype] * math.prod(int(size) for size in dimensions.split(",") if size)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A compiled step."""
+
+    launches: list[Launch]
+    outside_graphs: list[str]
+    """What the host does on the way: kinds of work that are in no CUDA graph."""
+    weight_bytes: int
+    """Of one layer."""
+
+
+def compile_step(batch: int, num_layers: int, *, kind: str = "decode", num_tokens: int | None = None) -> Step:
+    """A step of the model's first layers, for a batch of rows. Call in a process with JAX_PLATFORMS=cpu."""
+    config = decoder(LLAMA_8B)
+    config = replace(config, layers=config.layers[:num_layers])
+    skeleton = make_skeleton(config, replace(plain(jnp.dtype("bfloat16")), backend="mosaic_gpu", joined_for=1))
+    sharding = make_sharding(config, 1, described_devices(ACCELERATORS["h200"], 1))
+    program = Program(kind, num_tokens or batch, batch, MAX_PAGES, num_slots=batch)  # type: ignore[arg-type]
+    pool_shape = (num_layers, NUM_PAGES, config.num_kv_heads, PAGE_SIZE, config.head_dim)
+    with tempfile.TemporaryDirectory() as dumps:
+        options = {"xla_dump_to": dumps, "xla_dump_hlo_as_text": True}
+        compiled = lower(skeleton, sharding, program, pool_shape).compile(options)
+        (thunks,) = Path(dumps).glob(THUNKS)
+        sequence = thunks.read_text(encoding="utf-8")
+    text = compiled.as_text()
+    assert text is not None, "the compiler of CUDA prints its programs"
+    return Step(launches(text, 2 * math.prod(pool_shape)), outside_graphs(sequence), _layer_weights(skeleton))
+
+
+def outside_graphs(sequence: str) -> list[str]:
+    """Kinds of work at the outermost level of a thunk sequence, but for graphs (command buffers)."""
+    outermost = re.findall(r"^\d+: k(\w+)", sequence, re.MULTILINE)
+    return [kind for kind in outermost if kind != "CommandBuffer"]
+
+
+def _layer_weights(skeleton: ModelSkeleton) -> int:
+    leaves = (leaf for leaf in skeleton.leaves if ".layers.0." in leaf.name)
+    return sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in leaves)
+
+
+def main() -> int:
+    """Compile, and print what came out."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu.static", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 256])
+    parser.add_argument("--layers", type=int, default=3)
+    arguments = parser.parse_args()
+    if os.environ.get("JAX_PLATFORMS") != "cpu":
+        parser.error("set JAX_PLATFORMS=cpu: nothing runs, and no device may be asked")
+    print(f"jax {jax.__version__}, Llama-3.1-8B in bfloat16, the first {arguments.layers} layers, H200 (described)\n")
+    for batch in arguments.batches:
+        _print(batch, arguments.layers, compile_step(batch, arguments.layers))
+    return 0
+
+
+def _print(batch: int, num_layers: int, step: Step) -> None:
+    graph = "one CUDA graph" if not step.outside_graphs else f"outside of graphs: {', '.join(step.outside_graphs)}"
+    print(f"## Batch {batch}: {graph}\n\n| launch of a layer | in | MB read | MB written |\n|---|---|---|---|")
+    scope = f"layer_{num_layers // 2}/"
+    layer = [launch for launch in step.launches if scope in launch.scope]
+    for launch in layer:
+        block, name = launch.scope.partition(scope)[2].partition("/")[0], launch.name.partition(".")[0]
+        print(f"| {name} | {block} | {launch.read_bytes / 1e6:.2f} | {launch.written_bytes / 1e6:.2f} |")
+    around = sum("layer_" not in launch.scope for launch in step.launches)
+    print(f"\n{len(layer)} launches in this layer, {around} around the layers.")
+    least, moved = step.weight_bytes, sum(launch.read_bytes + launch.written_bytes for launch in layer)
+    print(f"{moved / 1e6:.1f} MB moved in it, {moved / least:.3f} of its weights. Keys and values come on top.\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

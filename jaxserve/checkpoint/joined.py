@@ -1,0 +1,61 @@
+"""Matrices that a checkpoint stores as one, as Phi-3 does, under the names of each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.checkpoint.view import CheckpointView
+
+
+@dataclass(frozen=True, slots=True)
+class PartedCheckpoint(CheckpointView):
+    """A checkpoint some of whose tensors are rows of others."""
+
+    rows: Mapping[str, tuple[str, slice]]
+    """Where they lie: in which tensor, and which rows."""
+
+    def read(self, name: str) -> np.ndarray:
+        if name not in self.rows:
+            return self.inner.read(name)
+        whole, rows = self.rows[name]
+        return self.inner.read(whole)[rows]
+
+
+def with_parts(checkpoint: Checkpoint) -> Checkpoint:
+    """The same with queries, keys and values, and gate and up, as tensors of their own.
+
+    Nothing is done where the sizes are not those of the config: the loader says then what it misses.
+    """
+    tensors, rows = dict(checkpoint.tensors), {}
+    for joined, parts in _parts(checkpoint.config).items():
+        for name in [name for name in tensors if f".{joined}." in name]:
+            info, ends = tensors[name], list(itertools.accumulate(parts.values(), initial=0))
+            if info.shape[:1] != (ends[-1],):
+                continue
+            del tensors[name]
+            for part, (start, end) in zip(parts, itertools.pairwise(ends), strict=True):
+                own = name.replace(f".{joined}.", f".{part}.")
+                size = info.num_stored_bytes * (end - start) // ends[-1]
+                tensors[own] = replace(info, name=own, shape=(end - start, *info.shape[1:]), num_stored_bytes=size)
+                rows[own] = (name, slice(start, end))
+    return PartedCheckpoint(checkpoint, tensors, rows) if rows else checkpoint
+
+
+def _parts(config: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """Rows of each part by name, by the name of the whole."""
+    sizes = ("hidden_size", "num_attention_heads", "intermediate_size")
+    hidden, heads, width = (value if isinstance(value := config.get(key), int) else 0 for key in sizes)
+    kv_heads, head_dim = config.get("num_key_value_heads"), config.get("head_dim")
+    kv_heads = kv_heads if isinstance(kv_heads, int) else heads
+    head_dim = head_dim if isinstance(head_dim, int) else hidden // max(heads, 1)
+    kv_rows = kv_heads * head_dim
+    return {
+        "qkv_proj": {"q_proj": heads * head_dim, "k_proj": kv_rows, "v_proj": kv_rows},
+        "gate_up_proj": {"gate_proj": width, "up_proj": width},
+    }

@@ -1,0 +1,12 @@
+"""`python -m jaxserve.cli.child`: the `jaxserve` command of a program of ours. When that is killed, it gets SIGTERM."""
+
+from __future__ import annotations
+
+import signal
+
+from jaxserve.cli.main import main
+from jaxserve.parent import die_with_parent
+
+if __name__ == "__main__":
+    die_with_parent(signal.SIGTERM)
+    raise SystemExit(main())

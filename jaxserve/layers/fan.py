@@ -1,0 +1,83 @@
+"""Products of one input that checkpoints keep apart: queries, keys and values; gate and up.
+
+GPUs compute them as one product with the rows of all: fewer launches, and more rows for the multiprocessors to share.
+CPUs compute them one by one, because parting a result again costs a copy there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jaxserve.layers.numerics import Numerics
+
+Product = Callable[[Array, Array], Array]
+"""Of rows with a matrix, as `Linear` or `ExpertLinear`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """How the rows of several matrices lie in one array.
+
+    counts  rows of each
+    groups  of rows, each with its share of every matrix in their order: so many devices can split the array, and each
+            then holds of every matrix what it would hold of it alone
+    """
+
+    counts: tuple[int, ...]
+    groups: int = 1
+
+    def join(self, parts: Iterable[np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """All of `shape` out of what belongs to each matrix; only one of the parts is held at a time."""
+        joined = np.empty(shape, dtype)
+        grouped = joined.reshape(self.groups, -1, *shape[1:])
+        for (start, end), part in zip(self._bounds(), parts, strict=True):
+            grouped[:, start:end] = part.reshape(self.groups, -1, *shape[1:])
+        return joined
+
+    def split(self, y: Float[Array, "T O"]) -> list[Float[Array, "T _"]]:
+        """What belongs to each matrix of the product with all of them."""
+        grouped = y.reshape(y.shape[0], -1, sum(self.counts) // self.groups)  # a device may hold only one group
+        return [grouped[..., start:end].reshape(y.shape[0], -1) for start, end in self._bounds()]
+
+    def _bounds(self) -> Iterator[tuple[int, int]]:
+        """Of each matrix within a group."""
+        return itertools.pairwise(itertools.accumulate((count // self.groups for count in self.counts), initial=0))
+
+
+class Fan(nnx.Module):
+    """A product under each name, or one `joined` of all.
+
+    It stands in no parameter's name: its matrices lie in checkpoints beside each other, where it lies in the model.
+    """
+
+    def __init__(
+        self,
+        counts: Mapping[str, int],
+        make: Callable[[int], Product],
+        numerics: Numerics,
+        *,
+        num_units: int,
+    ) -> None:
+        """counts: outputs by name. make: a module with so many outputs. num_units: what devices share, as heads, if there
+        are as many for each."""
+        self.names = tuple(counts)
+        self.rows = Rows(tuple(counts.values()), math.gcd(num_units, numerics.joined_for))
+        self.is_joined = numerics.joined_for > 0
+        if self.is_joined:
+            self.joined = make(sum(counts.values()))
+            return
+        for name, count in counts.items():
+            setattr(self, name, make(count))
+
+    def __call__(self, x: Float[Array, "T I"], num_rows: Int[Array, "*E"]) -> list[Float[Array, "T _"]]:
+        """The product with each matrix, in the order of their names. num_rows: as the modules take it."""
+        if self.is_joined:
+            return self.rows.split(self.joined(x, num_rows))
+        return [getattr(self, name)(x, num_rows) for name in self.names]

@@ -1,0 +1,44 @@
+"""What Gemma 2 and Gemma 3 share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jaxserve.models.config import DecoderConfig, LayerConfig
+from jaxserve.models.families._common import build, layer_types, num_layers, read_window
+from jaxserve.models.families._keys import Keys
+
+_COMPUTED = ("attn_logit_softcapping", "final_logit_softcapping")
+
+
+def gemma(keys: Keys, *, pattern: int) -> DecoderConfig:
+    """Norms around every block whose weights lack their 1, embeddings times sqrt(D), scores that may be capped.
+
+    pattern: of so many layers the last sees everything; the others slide.
+    """
+    keys.require("use_bidirectional_attention", False, None)
+    keys.require("mlp_bias", False, None)
+    window = read_window(keys)
+    default = tuple(window is not None and (index + 1) % pattern != 0 for index in range(num_layers(keys)))
+    has_bias = keys.flag("attention_bias")
+    config = build(
+        keys,
+        layers=tuple(LayerConfig(window if slides else None) for slides in layer_types(keys, window, default)),
+        qkv_bias=has_bias,
+        attention_out_bias=has_bias,
+        computed=_COMPUTED,
+        activation_key="hidden_activation",
+    )
+    return replace(
+        config,
+        norm_placement="around",
+        norm_weights="offset",
+        embedding_scale=config.hidden_size**0.5,
+        attention_scale=keys.number("query_pre_attn_scalar") ** -0.5,
+        attention_softcap=_cap(keys, "attn_logit_softcapping"),
+        logit_softcap=_cap(keys, "final_logit_softcapping"),
+    )
+
+
+def _cap(keys: Keys, key: str) -> float | None:
+    return None if keys.get(key) is None else keys.number(key)

@@ -1,0 +1,56 @@
+"""Gemma 3 (arXiv 2503.19786), of models that also see the text part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from jaxserve.models.config import DecoderConfig
+from jaxserve.models.families._common import MAX_LAYERS
+from jaxserve.models.families._gemma import gemma
+from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._rope import by_kind_of_layer
+
+ARCHITECTURES = ("Gemma3ForCausalLM",)
+
+DEFAULTS: Mapping[str, Any] = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+    "attention_bias": False,
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "tie_word_embeddings": True,
+}
+
+
+_SIZES: Mapping[str, Any] = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 131_072,
+    "sliding_window_pattern": 6,
+}
+"""Published configs of models that also see leave these out, too, where they are so."""
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """Gemma 2 with norms on query and key heads, and other angles in layers that slide: five of six."""
+    keys = Keys({**DEFAULTS, **_SIZES, **hf})
+    keys, sliding_theta = by_kind_of_layer(keys, keys.number("rope_local_base_freq", low=1.0))
+    config = gemma(keys, pattern=keys.integer("sliding_window_pattern", MAX_LAYERS))
+    return replace(
+        config,
+        qk_norm="heads",
+        sliding_rope_theta=sliding_theta,
+        # Its modelling code has the setting, and computes nothing with it.
+        attention_softcap=None,
+    )

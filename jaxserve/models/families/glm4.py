@@ -1,0 +1,18 @@
+"""GLM-4-0414: the 9B and 32B models of 2025."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jaxserve.models.config import DecoderConfig
+from jaxserve.models.families import glm
+
+ARCHITECTURES = ("Glm4ForCausalLM",)
+
+DEFAULTS = glm.DEFAULTS
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """GLM-4 with norms behind the blocks, too."""
+    return replace(glm.decoder_config(hf), norm_placement="around")

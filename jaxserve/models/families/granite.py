@@ -1,0 +1,49 @@
+"""Granite 3 and 4, the dense models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from jaxserve.models.config import DecoderConfig
+from jaxserve.models.families._common import build, full_layers
+from jaxserve.models.families._keys import Keys
+
+ARCHITECTURES = ("GraniteForCausalLM",)
+
+DEFAULTS: Mapping[str, Any] = {
+    "num_key_value_heads": None,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "tie_word_embeddings": False,
+}
+_COMPUTED = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """Llama with four factors: on embeddings, on what a block adds, on scores, and (divided by) on logits."""
+    keys = Keys({**DEFAULTS, **hf})
+    has_attention_bias = keys.flag("attention_bias")
+    config = build(
+        keys,
+        layers=full_layers(keys),
+        qkv_bias=has_attention_bias,
+        attention_out_bias=has_attention_bias,
+        mlp_bias=keys.flag("mlp_bias"),
+        computed=_COMPUTED,
+    )
+    return replace(
+        config,
+        embedding_scale=keys.number("embedding_multiplier"),
+        residual_scale=keys.number("residual_multiplier"),
+        attention_scale=keys.number("attention_multiplier"),
+        logit_scale=1 / keys.number("logits_scaling"),
+    )

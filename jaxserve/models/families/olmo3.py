@@ -1,0 +1,35 @@
+"""OLMo 3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from jaxserve.models.config import DecoderConfig, LayerConfig
+from jaxserve.models.families._common import layer_types, num_layers, read_window
+from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._rope import by_kind_of_layer
+from jaxserve.models.families.olmo2 import olmo
+
+ARCHITECTURES = ("Olmo3ForCausalLM",)
+
+DEFAULTS: Mapping[str, Any] = {
+    "num_key_value_heads": None,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+    "attention_bias": False,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+}
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """OLMo 2 whose layers slide, but for every fourth; only that one's angles are scaled."""
+    # As transformers has it: a base outside of tables is that of the layers that see everything.
+    keys, sliding_theta = by_kind_of_layer(Keys({**DEFAULTS, **hf}), DEFAULTS["rope_theta"])
+    window = read_window(keys)
+    default = tuple(window is not None and (index + 1) % 4 != 0 for index in range(num_layers(keys)))
+    layers = tuple(LayerConfig(window if slides else None) for slides in layer_types(keys, window, default))
+    return replace(olmo(keys, layers), sliding_rope_theta=sliding_theta)

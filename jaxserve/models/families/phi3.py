@@ -1,0 +1,46 @@
+"""Phi-3, Phi-3.5 and Phi-4, the dense models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxserve.models.config import DecoderConfig
+from jaxserve.models.families._common import build, like_layers
+from jaxserve.models.families._keys import Keys
+
+ARCHITECTURES = ("Phi3ForCausalLM",)
+
+DEFAULTS: Mapping[str, Any] = {
+    "num_key_value_heads": None,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10_000.0,
+    "original_max_position_embeddings": 4096,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+}
+_LONGROPE = ("su", "yarn")
+"""What the first configs call it."""
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """Llama without biases, whose window, if any, holds in every layer. A part of a head may rotate (Phi-4-mini), and
+    what is said to be longer than the original length is so by longrope."""
+    keys = Keys({**DEFAULTS, **hf})
+    for key in ("attention_bias", "mlp_bias"):
+        keys.require(key, False, None)
+    return build(_renamed(keys), layers=like_layers(keys), computed=("partial_rotary_factor",))
+
+
+def _renamed(keys: Keys) -> Keys:
+    """With longrope's one name."""
+    name = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
+    table = keys.get(name)
+    if not isinstance(table, dict):
+        return keys
+    if (table.get("rope_type") or table.get("type")) in _LONGROPE:
+        table = {**table, "rope_type": "longrope"}
+    Keys(table, f"{name}.").require("rope_type", "default", "longrope", None)
+    Keys(table, f"{name}.").require("type", "default", "longrope", *_LONGROPE, None)
+    return Keys({**keys.table, name: table}, keys.prefix)

@@ -1,0 +1,14 @@
+"""Ties a process to the one that started it, so that it goes with it, however that ends."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send us `number` when the parent dies, even while we are stuck in a device call."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)

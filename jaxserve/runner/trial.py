@@ -1,0 +1,163 @@
+"""Whether the kernels of a device compute what XLA computes there, for one model's shapes.
+
+A layer of each kind, with random weights in the model's own types, does a few steps without sampling: prompts, rows that
+decode beside a prompt, rows that decode alone. Once by the kernels, and once without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import jax
+import numpy as np
+
+from jaxserve.config import Config
+from jaxserve.layers.numerics import Numerics
+from jaxserve.models.config import DecoderConfig
+from jaxserve.models.skeleton import LeafSpec, ModelSkeleton, make_skeleton
+from jaxserve.runner.backend import Chip
+from jaxserve.runner.inputs import Program, pack
+from jaxserve.runner.limits import kv_cache_dtype, kv_spec, make_numerics
+from jaxserve.runner.steps import lower_forward
+from jaxserve.sampling.params import SamplingParams, device_row
+from jaxserve.scheduler.plan import MAX_STOP_TOKENS, StepPlan
+from jaxserve.sharding.mesh import Sharding, make_sharding
+from jaxserve.types import NO_LOGPROBS, ProgramKind, RequestId
+
+MAX_VOCAB: Final = 4096
+NUM_SLOTS: Final = 8
+MIXED_TOKENS: Final = 512
+CONTEXT: Final = 1024
+"""Tokens that a row has pages for."""
+TOLERANCE: Final = 0.1
+"""Of a token's vector: the length of the difference over that of the vector. Meant to be far above rounding, and far below
+what a token that saw wrong pages has; not measured on a device yet."""
+
+_STEPS: Final[tuple[tuple[ProgramKind, tuple[tuple[int, int, int], ...]], ...]] = (
+    ("mixed", ((0, 0, 330), (1, 0, 150))),
+    ("mixed", ((0, 330, 1), (1, 150, 1), (2, 0, 500))),
+    ("mixed", ((0, 331, 1), (2, 500, 510))),
+    ("decode", ((0, 332, 1), (1, 151, 1), (2, 1010, 1))),
+)
+"""For each row: of which request, how many tokens are computed, and how many the step computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Of what two ways compute."""
+
+    largest: float
+    """Of any token, or of most tokens of any step in a model with experts; see TOLERANCE."""
+
+    @property
+    def fault(self) -> str | None:
+        """What is wrong with it, in a few words."""
+        if self.largest <= TOLERANCE:  # which NaN is not
+            return None
+        return f"a token's vector differs from XLA's by {self.largest:.3g} of its length, {TOLERANCE:g} are allowed"
+
+
+def compare(config: Config, decoder: DecoderConfig, chip: Chip, on_reference: Callable[[], None]) -> Difference | None:
+    """The difference that the kernels make; None where the model would be served without any.
+
+    on_reference: called when everything but the kernels has worked.
+    """
+    decoder = decoder.with_context(config.model.max_model_len)
+    layers = tuple(dict.fromkeys(decoder.layers))
+    model = replace(decoder, layers=layers, vocab_size=min(decoder.vocab_size, MAX_VOCAB))
+    numerics = make_numerics(config, model, chip)
+    if numerics.backend in ("reference", "native"):
+        return None
+    return difference(config, model, chip, numerics, on_reference)
+
+
+def difference(
+    config: Config, model: DecoderConfig, chip: Chip, numerics: Numerics, on_reference: Callable[[], None]
+) -> Difference:
+    """Between the backend of `numerics` and the reference."""
+    sharding = make_sharding(model, config.parallel.tensor_parallel_size)
+    plain = make_skeleton(model, replace(numerics, backend="reference"))
+    params = random_params(plain, sharding)
+    wanted = _vectors(config, plain, sharding, params, chip)
+    on_reference()
+    found = _vectors(config, make_skeleton(model, numerics), sharding, params, chip)
+    # A rounding may send a token to another expert, which tells nothing of kernels: there most tokens of a step count.
+    of_step = np.max if all(layer.experts is None for layer in model.layers) else np.median
+    return Difference(float(np.max([of_step(_distances(*step)) for step in zip(found, wanted, strict=True)])))
+
+
+def _distances(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Of each token; see TOLERANCE."""
+    distances: np.ndarray = np.linalg.norm(found - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
+    return distances
+
+
+def random_params(skeleton: ModelSkeleton, sharding: Sharding) -> tuple[jax.Array, ...]:
+    """Leaves in the types that the skeleton declares, the same ones every time, such that attention matters."""
+    noise = np.random.default_rng(7).standard_normal(1_000_003, np.float32)  # a prime: no two rows are alike
+    return tuple(
+        jax.device_put(
+            _random_leaf(leaf, noise, skeleton.numerics, skeleton.config.hidden_size), sharding.place(leaf.axes)
+        )
+        for leaf in skeleton.leaves
+    )
+
+
+def _random_leaf(leaf: LeafSpec, noise: np.ndarray, numerics: Numerics, hidden_size: int) -> np.ndarray:
+    largest, steps = (7, 3) if numerics.quantization == "int4-weight-only" else (127, 40)  # steps: of a deviation of 1
+    if leaf.name.endswith("_scale"):
+        return np.full(leaf.shape, 1.3 / steps / hidden_size**0.5).astype(leaf.dtype)
+    if leaf.name.endswith("_offset"):
+        return np.zeros(leaf.shape, leaf.dtype)
+    values: np.ndarray = np.resize(noise, leaf.shape)
+    if leaf.dtype.itemsize == 1:
+        values = np.clip(np.rint(values * steps), -largest, largest)
+    elif len(leaf.shape) == 1:
+        values = 0.3 * values if leaf.name.endswith("bias") else 1 + 0.2 * values
+    else:
+        values = 1.3 * values / leaf.shape[-1] ** 0.5
+    return values.astype(leaf.dtype)
+
+
+def _vectors(
+    config: Config, skeleton: ModelSkeleton, sharding: Sharding, params: tuple[jax.Array, ...], chip: Chip
+) -> list[np.ndarray]:
+    """What the head would be given for every token, step by step: float64 [tokens, D]."""
+    spec, kv_dtype = kv_spec(config, skeleton.config, chip.platform), kv_cache_dtype(config, chip.platform)
+    pages = CONTEXT // spec.block_size
+    pool_shape = (spec.num_layers, 1 + 3 * pages, spec.num_kv_heads, spec.block_size, spec.head_dim)
+    programs = (
+        Program("mixed", MIXED_TOKENS, NUM_SLOTS, pages, NUM_SLOTS),
+        Program("decode", NUM_SLOTS, NUM_SLOTS, pages, NUM_SLOTS),
+    )
+    compiled = {each.kind: lower_forward(skeleton, sharding, each, pool_shape, kv_dtype).compile() for each in programs}
+    k, v = (jax.device_put(np.zeros(pool_shape, kv_dtype), sharding.kv_pool) for _ in range(2))
+    vectors = []
+    for kind, rows in _STEPS:
+        plan = _plan(kind, rows, pages, skeleton.config.vocab_size)
+        program = next(each for each in programs if each.kind == kind)
+        k, v, hidden = compiled[kind](params, k, v, pack(plan, program))
+        vectors.append(np.asarray(hidden)[: plan.num_tokens].astype(np.float64))
+    return vectors
+
+
+def _plan(kind: ProgramKind, rows: tuple[tuple[int, int, int], ...], pages: int, vocab_size: int) -> StepPlan:
+    owners, computed, counts = np.array(rows, np.int32).T
+    token_ids = np.random.default_rng(rows[0]).integers(0, vocab_size, counts.sum(), np.int32)
+    return StepPlan(
+        kind=kind,
+        bucket=MIXED_TOKENS if kind == "mixed" else NUM_SLOTS,
+        request_ids=tuple(RequestId(f"trial-{owner}") for owner in owners),
+        slots=owners,
+        num_scheduled_tokens=counts,
+        num_computed_tokens=computed,
+        token_ids=token_ids,
+        block_tables=1 + owners[:, None] * pages + np.arange(pages, dtype=np.int32),
+        is_sampling=np.ones(len(rows), np.bool_),
+        sampling=np.tile(device_row(SamplingParams(temperature=0.0)), (len(rows), 1)),
+        length_limits=np.full(len(rows), np.iinfo(np.int32).max, np.int32),
+        stop_token_ids=np.full((len(rows), MAX_STOP_TOKENS), -1, np.int32),
+        num_top_logprobs=NO_LOGPROBS,
+    )

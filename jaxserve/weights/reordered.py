@@ -1,0 +1,36 @@
+"""Queries and keys in the order in which kernels turn them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.checkpoint.view import CheckpointView
+from jaxserve.layers.rope import row_order
+from jaxserve.models.config import DecoderConfig, EncoderConfig
+
+_ROTATED: Final = ("q_proj", "k_proj", "q_norm", "k_norm")
+
+
+@dataclass(frozen=True, slots=True)
+class ReorderedCheckpoint(CheckpointView):
+    """A checkpoint whose heads of queries and keys have their rows in another order: weights, biases, scales and norms."""
+
+    order: np.ndarray
+    """Of the rows of a head."""
+
+    def read(self, name: str) -> np.ndarray:
+        rows = self.inner.read(name)
+        if not name.rpartition(".")[0].endswith(_ROTATED):
+            return rows
+        heads = rows.reshape(-1, len(self.order), *rows.shape[1:])
+        return heads[:, self.order].reshape(rows.shape)
+
+
+def with_rotary_order(checkpoint: Checkpoint, config: DecoderConfig | EncoderConfig) -> Checkpoint:
+    """The same for a decoder whose pairs of dimensions are not where kernels look for them (see `row_order`)."""
+    order = row_order(config) if isinstance(config, DecoderConfig) else None
+    return checkpoint if order is None else ReorderedCheckpoint(checkpoint, checkpoint.tensors, order)

@@ -1,0 +1,39 @@
+"""Public entry of grouped_matmul. Letters: R rows, E experts, I inputs, O outputs, G groups of inputs."""
+
+from __future__ import annotations
+
+from jaxtyping import Array, Float, Int, Num
+
+from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.grouped_matmul import cpu, gpu, reference, tpu
+
+__all__ = ["grouped_matmul"]
+
+
+def grouped_matmul(
+    x: Float[Array, "R I"],
+    weight: Num[Array, "E O I"],
+    group_sizes: Int[Array, "E"],
+    scales: Float[Array, "E O"] | Float[Array, "E G O"] | None = None,
+    *,
+    dynamic: bool = False,
+    backend: Backend = "reference",
+) -> Float[Array, "R O"]:
+    """x[r] @ weight[e].T, where e is the expert of row r, accumulated and returned in float32.
+
+    Rows come sorted by expert: the first group_sizes[0] belong to expert 0, and so on; what comes of the rows behind
+    their sum means nothing. Weights, scales and `dynamic` are those of `matmul`, for each expert. A row's result does
+    not depend on its neighbours, and no weights are read but those of experts that have rows.
+    """
+    if backend == "native" and cpu.supports(x, weight, scales, dynamic=dynamic):
+        return cpu.grouped_matmul(x, weight, group_sizes, scales, dynamic=dynamic)
+    if backend == "mosaic_gpu" and scales is None:
+        sizes = gpu.choice(x, weight)
+        if sizes is not None:
+            from jaxserve_kernels.grouped_matmul.gpu import kernel  # imports Pallas
+
+            made: Array = kernel.grouped_matmul(x, weight, group_sizes, tuning=sizes)
+            return made
+    if backend == "mosaic_tpu" and scales is None and tpu.supports(x, weight):
+        return tpu.grouped_matmul(x, weight, group_sizes)
+    return reference.grouped_matmul(x, weight, group_sizes, scales, dynamic=dynamic)

@@ -1,0 +1,107 @@
+"""What products with the weights of experts are held to: cases, their operands, and the answer in float64.
+
+Operands are made by numpy from a seed. Padding rows of the activations hold NaN, and so do the weights of experts
+without rows, where their type has it: what comes of either nobody reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+TOLERANCES = {"float32": 1e-6, "bfloat16": 1e-5, "float16": 1e-5}
+"""Of a result, relative to the sum of its products' sizes, by type of the activations: products are exact, and added in
+float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One product of the rows of `group_sizes`, and as many of padding as `padding` says.
+
+    weights: their type; int4 has a scale for each output and group of `group` inputs, 8 bits one for each output.
+    dtype: of the activations; that of float weights, too.
+    """
+
+    group_sizes: tuple[int, ...]
+    num_outputs: int
+    num_inputs: int
+    weights: str = "bfloat16"
+    dtype: str = "bfloat16"
+    padding: int = 0
+    group: int = 64
+
+    def __str__(self) -> str:
+        rows = "_".join(map(str, self.group_sizes))
+        padding = f"+{self.padding}" if self.padding else ""
+        return f"{rows}{padding}x{self.num_inputs}x{self.num_outputs}-{self.weights}-{self.dtype}"
+
+
+class Operands(NamedTuple):
+    """Arrays of one call; see `api`."""
+
+    x: np.ndarray  # (R, I)
+    weight: np.ndarray  # (E, O, I)
+    group_sizes: np.ndarray  # (E,)
+    scales: np.ndarray | None  # (E, O) or (E, G, O)
+
+
+def operands(case: Case, seed: int = 0) -> Operands:
+    """Random operands of a case; those of 8 and 4 bits are all numbers that their type has, but NaN."""
+    random = np.random.default_rng(seed)
+    sizes, num_rows = np.array(case.group_sizes, np.int32), sum(case.group_sizes)
+    x = random.standard_normal((num_rows + case.padding, case.num_inputs)).astype(_dtype(case.dtype))
+    x[num_rows:] = np.nan
+    shape = (len(sizes), case.num_outputs, case.num_inputs)
+    if case.weights in ("float32", "float16", "bfloat16"):
+        weight = random.standard_normal(shape).astype(_dtype(case.weights))
+        weight[sizes == 0] = np.nan
+        return Operands(x, weight, sizes, None)
+    is_grouped = case.weights == "int4"
+    by = (len(sizes), case.num_inputs // case.group, case.num_outputs) if is_grouped else shape[:2]
+    scales = random.uniform(0.001, 0.01, by).astype(_dtype(case.dtype) if is_grouped else np.float32)
+    scales[sizes == 0] = np.nan
+    return Operands(x, _codes(random, shape, case.weights), sizes, scales)
+
+
+def expected(case: Case, given: Operands) -> tuple[np.ndarray, np.ndarray]:
+    """The answer for the rows that are no padding, and the sums of its products' sizes: (R, O)."""
+    experts = np.repeat(np.arange(len(given.weight)), given.group_sizes)
+    weight = given.weight.astype(np.float64)
+    if given.scales is not None:
+        scales = given.scales.astype(np.float64)
+        by_input = scales[:, None] if scales.ndim == 2 else scales.repeat(case.group, axis=1)
+        weight = weight * by_input.swapaxes(1, 2)
+    x = given.x[: len(experts)].astype(np.float64)
+    parts = [
+        (row @ weight[expert].T, np.abs(row) @ np.abs(weight[expert]).T) for row, expert in zip(x, experts, strict=True)
+    ]
+    answers, sizes = (np.array(part).reshape(-1, case.num_outputs) for part in zip(*parts, strict=True))
+    return answers, sizes
+
+
+def _codes(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    if dtype == "int4":
+        return random.integers(-8, 8, shape).astype(ml_dtypes.int4)
+    numbers = random.integers(0, 256, shape).astype(np.uint8).view(_dtype(dtype))
+    return np.where(np.isfinite(numbers.astype(np.float32)), numbers, numbers.dtype.type(1))
+
+
+def _dtype(name: str) -> np.dtype:
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+CASES = (
+    Case((3, 0, 1, 4), 192, 128, padding=8),
+    Case((0, 0, 17, 0, 0, 130, 0), 64, 128, padding=1),
+    Case((1, 1, 0, 1, 1, 1, 0, 1), 192, 128, weights="float32", dtype="float32", padding=2),
+    Case((8, 16, 24), 128, 192, weights="float16", dtype="float16"),
+    Case((0, 9, 2, 0), 256, 384, weights="int8", padding=5),
+    Case((5, 0, 40, 3), 128, 256, weights="float8_e4m3fn", padding=16),
+    Case((2, 7, 0, 1), 256, 256, weights="int4", padding=6),
+    Case((0, 70), 256, 256, weights="int4", group=128),
+)
+"""Experts without rows at the begin, between and at the end, with one row, with whole tiles, with rows of many tiles;
+all types of weights."""

@@ -1,0 +1,30 @@
+"""grouped_matmul by the native kernels: those of matmul, on the matrix of each expert that has rows, where it lies."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Num
+
+from jaxserve_kernels.matmul import cpu
+
+
+def supports(x: jax.Array, weight: jax.Array, scales: jax.Array | None, *, dynamic: bool) -> bool:
+    """Whether the kernel computes this product."""
+    return (scales is None or scales.ndim == 2) and cpu.supports(x, weight, dynamic=dynamic)
+
+
+def grouped_matmul(
+    x: Float[Array, "R I"],
+    weight: Num[Array, "E O I"],
+    group_sizes: Int[Array, "E"],
+    scales: Float[Array, "E O"] | None,
+    *,
+    dynamic: bool,
+) -> Float[Array, "R O"]:
+    """See `api.grouped_matmul`; activations are taken in float32, and padding rows come out as zeros at no cost."""
+    out = jax.ShapeDtypeStruct((x.shape[0], weight.shape[1]), jnp.float32)
+    operands = (x.astype(jnp.float32), weight, group_sizes.astype(jnp.int32))
+    target = "jaxserve_grouped_matmul_int8" if dynamic else "jaxserve_grouped_matmul"
+    product: jax.Array = jax.ffi.ffi_call(target, out)(*operands, *(() if scales is None else (scales,)))
+    return product

@@ -1,0 +1,40 @@
+"""Sizes of the kernels, per kind of device: data in `tuning/<device>.json`."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedTuning:
+    """Sizes of the kernel for GPUs."""
+
+    rows: int
+    """Of a tile: 64 or 128."""
+    outputs: int
+    """Of one of a program's workers."""
+    inputs: int
+    """Of one step."""
+    stages: int
+    """Steps in flight."""
+    programs: int
+    """Thread blocks: as many as there are multiprocessors."""
+
+
+def grouped_tuning(device: str, rows_per_expert: int) -> GroupedTuning:
+    """Sizes for so many rows of an expert, if all have as many."""
+    known = load(device)
+    name = "many" if rows_per_expert >= known["many_rows_per_expert"] else "few"
+    return GroupedTuning(**known[name], programs=known["programs"])
+
+
+@functools.cache
+def load(device: str) -> dict[str, Any]:
+    """What is known of a device: the named file's content. Raises FileNotFoundError."""
+    text = (resources.files(__package__) / "tuning" / f"{device}.json").read_text(encoding="utf-8")
+    known: dict[str, Any] = json.loads(text)
+    return known

@@ -1,0 +1,79 @@
+"""Products of few tokens with 8- and 4-bit weights for Hopper GPUs in Pallas Mosaic GPU.
+
+Only `skinny` imports Pallas, and only programs for GPUs import that.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxserve_kernels.matmul.tuning import TOKENS, SkinnyTuning, product_types, skinny_tuning
+
+Operand = jax.Array | jax.ShapeDtypeStruct
+_DEVICE = "h200"
+"""Whose measurements are taken. Other Hoppers have the same multiprocessors."""
+_FIRST_JAX = (0, 11, 2)
+WORKERS = 2
+"""Warpgroups of a program that compute."""
+_GROUPS = (64, 128)
+"""Inputs that a scale of 4-bit weights may belong to: a tile's."""
+_MOST_GROUPED_TOKENS = 128
+"""More would need two sums of more registers than there are."""
+_MOST_STAGES = 8
+_RING_BYTES = 200_000
+"""Of the 227 KiB of shared memory."""
+_NUM_PROGRAMS = 132
+"""Multiprocessors of H100 and H200 (SXM)."""
+
+
+def choice(x: Operand, weight: Operand, *, dynamic: bool = False) -> SkinnyTuning | None:
+    """Sizes with which the kernel was measured to be faster than XLA at such a product; None: XLA computes it.
+
+    dynamic: see `api.matmul`.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty and mesh.size > 1:  # XLA splits its own products over devices, a kernel it cannot
+        return None
+    types = product_types(weight.dtype.name, dynamic=dynamic)
+    tuned = skinny_tuning(_DEVICE, types, x.shape[0], weight.size * weight.dtype.itemsize)
+    return tuned if tuned is not None and supports(x, weight, tuned) else None
+
+
+def grouped_choice(x: Operand, weight: Operand, scales: Operand) -> SkinnyTuning | None:
+    """Sizes for a product with 4-bit weights in groups; None: XLA computes it.
+
+    Nobody measured them. The kernel is taken because of what XLA writes to memory beside such weights, see README.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty and mesh.size > 1:
+        return None
+    (num_tokens, num_inputs), num_outputs = x.shape, weight.shape[0]
+    group, padded = num_inputs // scales.shape[0], -(-num_tokens // 8) * 8
+    is_wide = 16 < padded <= 64 and num_outputs % 256 == 0
+    rows = 128 if is_wide else 64
+    is_supported = (
+        jax.__version_info__ >= _FIRST_JAX
+        and x.dtype == scales.dtype == jnp.bfloat16
+        and weight.dtype == jnp.int4
+        and padded <= _MOST_GROUPED_TOKENS
+        and group in _GROUPS
+        and num_outputs % (WORKERS * rows) == 0
+    )
+    if not is_supported:
+        return None
+    stage_bytes = group * (2 * padded + WORKERS * rows // 2) + 2 * WORKERS * rows
+    return SkinnyTuning(rows, group, min(_MOST_STAGES, _RING_BYTES // stage_bytes), _NUM_PROGRAMS)
+
+
+def supports(x: Operand, weight: Operand, tuning: SkinnyTuning) -> bool:
+    """Whether the kernel computes this product with these sizes."""
+    num_outputs, num_inputs = weight.shape
+    return (
+        jax.__version_info__ >= _FIRST_JAX
+        and x.dtype in (jnp.bfloat16, jnp.float16, weight.dtype)
+        and weight.dtype in (jnp.int8, jnp.float8_e4m3fn)
+        and x.shape[0] <= TOKENS[-1]
+        and num_outputs % (WORKERS * tuning.rows) == 0
+        and num_inputs % tuning.tile == 0
+    )

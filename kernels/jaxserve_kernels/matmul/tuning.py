@@ -1,0 +1,55 @@
+"""For which products a device's own kernel is faster than XLA, and with which sizes: data in `tuning/<device>.json`.
+
+An entry is a measurement (`make gpu-check`, part `tune_products`): `{types: {tokens: {MiB of the weights: sizes}}}`.
+Where there is none, XLA computes the product.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+TOKENS = (8, 16, 32, 64, 128, 256)
+"""Upper ends of the classes of numbers of tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkinnyTuning:
+    """Sizes of the kernel for GPUs."""
+
+    rows: int
+    """Outputs of one of a program's workers: 64 or 128."""
+    tile: int
+    """Inputs of one step."""
+    stages: int
+    """Steps in flight."""
+    programs: int
+    """Thread blocks that the inputs are split for, where the outputs alone would occupy fewer."""
+
+
+def skinny_tuning(device: str, types: str, num_tokens: int, weight_bytes: int) -> SkinnyTuning | None:
+    """Sizes for a product of such types (`product_types`); None where XLA is faster or nothing was measured."""
+    tokens = next((str(most) for most in TOKENS if num_tokens <= most), "more")
+    sizes = load(device).get(types, {}).get(tokens, {}).get(size_class(weight_bytes))
+    return None if sizes is None else SkinnyTuning(**sizes)
+
+
+def product_types(weights: str, *, dynamic: bool) -> str:
+    """Name of a product: `int8` where weights are widened, `int8 x int8` where activations are quantised as well."""
+    return f"{weights} x {weights}" if dynamic else weights
+
+
+def size_class(weight_bytes: int) -> str:
+    """MiB, rounded down to a power of two."""
+    return str(1 << (max(weight_bytes >> 20, 1).bit_length() - 1))
+
+
+@functools.cache
+def load(device: str) -> dict[str, Any]:
+    """What is known of a device: the named file's content. Raises FileNotFoundError."""
+    text = (resources.files(__package__) / "tuning" / f"{device}.json").read_text(encoding="utf-8")
+    known: dict[str, Any] = json.loads(text)
+    return known

@@ -1,0 +1,45 @@
+"""Whom a library is compiled for: this very processor, or every one that has certain features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Processors that one library runs on."""
+
+    name: str
+    compiler_flags: tuple[str, ...]
+    features: frozenset[str]
+    """All that the compiler may make use of, as /proc/cpuinfo calls it."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this processor is one of them, and the kernel lets us use all of it."""
+        return self.features <= frozenset(processor_flags().split())
+
+
+_AVX2: Final = frozenset(
+    "abm avx avx2 bmi1 bmi2 cx16 f16c fma lahf_lm movbe pni popcnt sse4_1 sse4_2 ssse3 xsave".split()
+)
+_AVX512: Final = _AVX2 | frozenset("avx512bw avx512cd avx512dq avx512f avx512vl".split())
+
+GENERATIONS: Final = (
+    Generation("avx512-vnni", ("-march=x86-64-v4", "-mavx512vnni"), _AVX512 | {"avx512_vnni"}),
+    Generation("avx512", ("-march=x86-64-v4",), _AVX512),
+    Generation("avx2", ("-march=x86-64-v3",), _AVX2),
+)
+"""The best first."""
+
+
+@cache
+def processor_flags() -> str:
+    """What this processor can execute, as /proc/cpuinfo lists it; empty where there is no such file."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            return next((line for line in file if line.startswith("flags")), "")
+    except OSError:
+        return ""

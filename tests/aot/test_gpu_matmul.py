@@ -1,0 +1,169 @@
+"""Products with 8-bit weights for Hopper, compiled without a GPU, at the sizes of Llama-3.1-8B.
+
+By our kernel: registers, shared memory, instructions. By XLA, where the choice falls without a measurement: what it
+writes to memory. Says nothing about speed or numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jaxserve_kernels.matmul import matmul, tuning
+from jaxserve_kernels.matmul.tuning import SkinnyTuning
+
+from jaxserve.layers.numerics import Numerics
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.runner.steps import lower
+from jaxserve.sharding.mesh import make_sharding
+from tests.aot.devices import H100, H200, Target
+from tests.aot.machine_code import MachineCode, machine_code
+from tests.aot.test_step_programs import DECODE, PAGE_SIZE, SMALL
+
+pytestmark = [pytest.mark.aot, pytest.mark.slow]
+
+BF16, I8, F8, I4 = (jnp.dtype(name) for name in ("bfloat16", "int8", "float8_e4m3fn", "int4"))
+
+
+@dataclass(frozen=True)
+class Product:
+    """x [T, I] @ weight [O, I].T"""
+
+    num_tokens: int
+    num_outputs: int
+    num_inputs: int
+    weights: jnp.dtype = I8
+    dtype: jnp.dtype = BF16
+    target: Target = H200
+
+    def __str__(self) -> str:
+        types = f"{self.weights.name}-{self.dtype.name}"
+        return f"{self.target.name}-{self.num_tokens}x{self.num_inputs}x{self.num_outputs}-{types}"
+
+    @property
+    def instruction(self) -> str:
+        """The tensor cores' product of such activations."""
+        return {BF16: "HGMMA", I8: "IGMMA", F8: "QGMMA"}[self.dtype]
+
+    @property
+    def device(self) -> jax.Device:
+        return self.target.devices(1)[0]
+
+    def operands(self, group: int | None = None) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """x, weight and scales: of outputs, or of groups of so many inputs."""
+        sharding = jax.sharding.SingleDeviceSharding(self.device)
+        of_scales = (self.num_outputs,) if group is None else (self.num_inputs // group, self.num_outputs)
+        shapes = (self.num_tokens, self.num_inputs), (self.num_outputs, self.num_inputs), of_scales
+        dtypes = self.dtype, self.weights, jnp.dtype(jnp.float32) if group is None else self.dtype
+        x, weight, scales = (
+            jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in zip(shapes, dtypes, strict=True)
+        )
+        return x, weight, scales
+
+
+KERNELS: dict[Product, SkinnyTuning | None] = {
+    Product(1, 6144, 4096): SkinnyTuning(rows=64, tile=128, stages=8, programs=132),
+    Product(64, 4096, 14336): SkinnyTuning(rows=128, tile=128, stages=4, programs=132),
+    Product(256, 14336, 4096, I8, I8): SkinnyTuning(rows=64, tile=128, stages=2, programs=132),
+    Product(64, 6144, 4096, F8, F8): SkinnyTuning(rows=64, tile=256, stages=3, programs=132),
+    Product(32, 128256, 4096, F8, BF16, H100): SkinnyTuning(rows=128, tile=128, stages=4, programs=132),
+    Product(8, 6144, 4096, I4): None,
+    Product(64, 4096, 14336, I4): None,
+    Product(128, 28672, 4096, I4): None,
+}
+"""With their sizes; None: those that the server takes for weights in groups of 128."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A kernel, and what the tools say of it."""
+
+    product: Product
+    code: MachineCode
+
+
+@pytest.fixture(scope="module", params=KERNELS, ids=str)
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    product: Product = request.param
+    sizes = KERNELS[product]
+
+    def compiled() -> jax.stages.Compiled:
+        from jaxserve_kernels.matmul.gpu import skinny
+
+        def multiply(x: jax.Array, weight: jax.Array, scales: jax.Array) -> jax.Array:
+            if sizes is None:
+                return matmul(x, weight, scales, backend="mosaic_gpu")
+            return skinny.matmul(x, weight, tuning=sizes) * scales
+
+        with jax.default_device(product.device):
+            return jax.jit(multiply).lower(*product.operands(128 if sizes is None else None)).compile()
+
+    return Built(product, machine_code(product.target, compiled, tmp_path_factory.mktemp("mosaic")))
+
+
+def test_no_register_is_spilled(built: Built) -> None:
+    assert built.code.spilled_bytes == 0
+
+
+def test_products_are_those_of_the_tensor_cores_and_weights_come_by_bulk_copies(built: Built) -> None:
+    assert built.product.instruction in built.code.instructions
+    assert "UTMALDG" in built.code.instructions
+
+
+def test_the_parts_of_the_result_are_smaller_than_the_weights(built: Built) -> None:
+    bits = 4 if built.product.weights == I4 else 8
+    assert built.code.temp_bytes < built.product.num_inputs * built.product.num_outputs * bits // 8
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        Product(1, 4096, 4096),
+        Product(32, 14336, 4096),
+        Product(256, 4096, 14336),
+        Product(8, 6144, 4096, F8),
+        Product(64, 4096, 14336, I4),
+    ],
+    ids=str,
+)
+def test_xla_writes_no_widened_copy_of_the_weights(product: Product) -> None:
+    """It widens them inside of the product (a Triton fusion), unless its autotuner, on a device, finds cuBLAS faster."""
+    if not product.target.has_compiler:
+        pytest.skip(f"{product.target.compiler} is not installed: nothing compiled for GPUs (make kernels-check)")
+    compiled = jax.jit(matmul).lower(*product.operands()).compile()
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    assert memory is not None
+    assert text is not None
+    assert "__triton" in text
+    assert memory.temp_size_in_bytes < product.num_inputs * product.num_outputs
+
+
+@pytest.mark.parametrize("num_outputs", [14336, 4096])
+def test_xla_multiplies_eight_bits_by_eight_bits_as_they_are(num_outputs: int) -> None:
+    product = Product(512, num_outputs, 4096, F8)
+    if not product.target.has_compiler:
+        pytest.skip(f"{product.target.compiler} is not installed: nothing compiled for GPUs (make kernels-check)")
+    dynamic = functools.partial(matmul, dynamic=True)
+    text = jax.jit(dynamic).lower(*product.operands()).compile().as_text()
+    assert text is not None
+    types = dict(re.findall(r"%([\w.-]+) = (\w+)\[", text))
+    ((x, weight),) = re.findall(r" dot\(%([\w.-]+), %([\w.-]+)\)", text)
+    assert (types[x], types[weight]) == ("f8e4m3fn", "f8e4m3fn")
+
+
+def test_a_decode_step_takes_the_kernel_for_all_of_its_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not H200.has_compiler:
+        pytest.skip(f"{H200.compiler} is not installed: nothing compiled for GPUs (make kernels-check)")
+    sizes = {"rows": 64, "tile": 128, "stages": 4, "programs": 132}
+    monkeypatch.setattr(tuning, "load", lambda device: {"int8": {"8": {"1": sizes, "2": sizes}}})
+    model = replace(SMALL, layers=SMALL.layers[:1])
+    sharding = make_sharding(model, 1, H200.devices(1))
+    skeleton = make_skeleton(model, Numerics(BF16, BF16, "int8-weight-only", "mosaic_gpu"))
+    pool = (model.num_layers, 256, model.num_kv_heads, PAGE_SIZE, model.head_dim)
+    lowered = lower(skeleton, sharding, DECODE, pool).as_text()
+    assert "@mosaic_gpu" in lowered
+    assert "dot_general" not in lowered, "a product that is left to XLA"

@@ -1,0 +1,99 @@
+"""Products with the weights of experts: every implementation against float64, and rows that ignore their neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxserve_kernels.grouped_matmul import grouped_matmul, reference
+from jaxserve_kernels.grouped_matmul.cases import CASES, TOLERANCES, Case, Operands, expected, operands
+from jaxserve_kernels.matmul import matmul
+
+Implementation = Callable[..., jax.Array]
+WAYS: dict[str, Implementation] = {  # compiled whole: operation by operation takes ten times as long
+    "by tiles": jax.jit(partial(reference.by_tiles, dynamic=False)),
+    "by a fixed count of tiles": jax.jit(partial(reference.by_tiles, dynamic=False, has_fixed_count=True)),
+    "by rows": jax.jit(partial(reference.by_rows, dynamic=False)),
+}
+
+
+def _arrays(given: Operands) -> list[jax.Array | None]:
+    """Numbers of 4 bits as bytes, as they are on CPUs."""
+    weight = given.weight.astype(np.int8) if given.weight.dtype.name == "int4" else given.weight
+    return [None if each is None else jnp.asarray(each) for each in given._replace(weight=weight)]
+
+
+def _check(case: Case, given: Operands, out: jax.Array) -> None:
+    wanted, sizes = expected(case, given)
+    found = np.asarray(out, np.float64)[: sum(case.group_sizes)]
+    assert (np.abs(found - wanted) <= TOLERANCES[case.dtype] * sizes).all()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_reference_equals_the_product_in_float64(case: Case) -> None:
+    given = operands(case)
+    _check(case, given, WAYS["by tiles"](*_arrays(given)))
+
+
+@pytest.mark.parametrize("way", ["by a fixed count of tiles", "by rows"])
+@pytest.mark.parametrize("case", [CASES[1], CASES[4], CASES[6]], ids=str)
+def test_what_gpus_take_equals_the_product_in_float64(case: Case, way: str) -> None:
+    given = operands(case)
+    _check(case, given, WAYS[way](*_arrays(given)))
+
+
+def test_what_tpus_take_equals_the_product_in_float64() -> None:
+    (case,) = [case for case in CASES if case.dtype == "float16"]  # where every expert has rows: CPUs multiply with all
+    given = operands(case)
+    _check(case, given, jax.jit(reference.ragged)(*_arrays(given)[:3]))
+
+
+@pytest.mark.parametrize("weights", ["int8", "float8_e4m3fn"])
+def test_activations_are_quantised_as_in_a_product_with_one_expert(weights: str) -> None:
+    given = operands(Case((2, 0, 9), 64, 128, weights=weights, dtype="float32"))
+    out = grouped_matmul(*_arrays(given), dynamic=True)
+    for expert, rows in ((0, slice(0, 2)), (2, slice(2, 11))):
+        alone = matmul(
+            *(jnp.asarray(each) for each in (given.x[rows], given.weight[expert], given.scales[expert])), dynamic=True
+        )
+        np.testing.assert_allclose(out[rows], alone, rtol=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_row_does_not_depend_on_its_neighbours(way: str) -> None:
+    """The same rows of one expert among others, in another place of another tile."""
+    random = np.random.default_rng(0)
+    x, weight = random.standard_normal((64, 96), np.float32), random.standard_normal((4, 72, 96), np.float32)
+    own = x[:5]
+    found = []
+    for sizes in ((0, 5, 30, 29), (7, 28, 0, 0), (40, 9, 1, 1)):
+        first = sizes[0] + min(sizes[1] - 5, 3)
+        rows = np.concatenate((x[5 : 5 + first], own, x[5 + first :]))
+        found.append(WAYS[way](*map(jnp.asarray, (rows, weight, np.array(sizes, np.int32))), None)[first : first + 5])
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+def test_no_weights_are_widened_or_gathered_but_those_of_a_tile(dtype: str) -> None:
+    """Of 64 experts, one in float32 and the rows are all that a CPU keeps aside."""
+    shapes = [("bfloat16", (16, 256)), (dtype, (64, 512, 256)), ("int32", (64,)), ("float32", (64, 512))]
+    operands = [jax.ShapeDtypeStruct(shape, jnp.dtype(name)) for name, shape in shapes]
+    compiled = jax.jit(grouped_matmul).lower(*operands[: 3 if dtype == "bfloat16" else 4]).compile()
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < 2 * 512 * 256 * 4
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 64, 1000])
+def test_so_many_tiles_are_enough_whatever_the_groups(num_rows: int) -> None:
+    random = np.random.default_rng(num_rows)
+    for num_experts in (1, 8, 128):
+        size, most = reference.tile_rows(num_rows, num_experts), reference.most_tiles(num_rows, num_experts)
+        for spread in (0.1, 1, 100):
+            sizes = random.multinomial(num_rows, random.dirichlet(np.full(num_experts, spread)))
+            assert (-(-sizes // size)).sum() <= most

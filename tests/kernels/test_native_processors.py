@@ -1,0 +1,114 @@
+"""Which library a processor gets: the best that was built for it, and never one that it cannot run."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jaxserve_kernels.native import library, processors
+from jaxserve_kernels.native.build import COMPILERS
+from jaxserve_kernels.native.processors import GENERATIONS, Generation
+
+VNNI, AVX512, AVX2 = GENERATIONS
+COMPILER = next(filter(None, map(shutil.which, COMPILERS)), None)
+
+SPELLED = {
+    "__BMI__": "bmi1",
+    "__CRC32__": "sse4_2",
+    "__GCC_HAVE_SYNC_COMPARE_AND_SWAP_16": "cx16",
+    "__LAHF_SAHF__": "lahf_lm",
+    "__LZCNT__": "abm",
+    "__SSE3__": "pni",
+    "__EVEX256__": "avx512vl",
+    "__EVEX512__": "avx512f",
+}
+"""Macros of features that /proc/cpuinfo calls something else, or counts to another."""
+
+
+def plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def run_on(features: frozenset[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processors, "processor_flags", lambda: f"flags : fpu {' '.join(sorted(features))}")
+    monkeypatch.setattr(library, "processor_flags", processors.processor_flags)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(library, "BUILT", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [
+        (VNNI.features | {"amx_tile"}, VNNI),
+        (AVX512.features, AVX512),
+        (VNNI.features - {"avx512bw"}, AVX2),
+        (AVX2.features, AVX2),
+        (AVX2.features - {"fma"}, None),
+        (frozenset(), None),
+    ],
+)
+def test_a_processor_gets_the_best_generation_that_it_belongs_to(
+    features: frozenset[str], expected: Generation | None, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for generation in GENERATIONS:
+        library.library_file(generation).touch()
+    run_on(features, monkeypatch)
+    assert library.built_library() == (None if expected is None else library.library_file(expected))
+
+
+def test_a_library_for_one_processor_is_preferred_there_and_left_alone_elsewhere(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_on(VNNI.features, monkeypatch)
+    own = library.library_file()
+    own.touch()
+    library.library_file(AVX2).touch()
+    assert library.built_library() == own
+    run_on(VNNI.features | {"avx512_fp16"}, monkeypatch)
+    assert library.built_library() == library.library_file(AVX2)
+
+
+def macros(*flags: str) -> set[str]:
+    assert COMPILER is not None
+    command = [COMPILER, *flags, "-dM", "-E", "-x", "c++", "/dev/null"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return {line.split()[1] for line in done.stdout.splitlines()}
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+@pytest.mark.parametrize("generation", GENERATIONS, ids=lambda generation: generation.name)
+def test_the_compiler_uses_nothing_that_the_processor_was_not_asked_for(generation: Generation) -> None:
+    """Else a server would die of an illegal instruction."""
+    gained = macros(*generation.compiler_flags) - macros("-march=x86-64")
+    used = {plain(SPELLED.get(name, name)) for name in gained if not name.startswith("__FP_FAST_FMA")}
+    assert used >= {"avx2", "fma"}
+    assert used <= set(map(plain, generation.features))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+@pytest.mark.skipif(not AVX2.is_here, reason="no AVX2 here")
+def test_a_library_for_many_processors_multiplies(tmp_path: Path) -> None:
+    """In a process of its own: JAX takes a kernel's name once."""
+    program = f"""
+import pathlib, numpy as np
+from jaxserve_kernels.matmul import matmul
+from jaxserve_kernels.native import library, register
+from jaxserve_kernels.native.build import build
+from jaxserve_kernels.native.processors import GENERATIONS
+library.BUILT = pathlib.Path({str(tmp_path)!r})
+assert register() is None
+file = build(GENERATIONS[-1])
+assert register() == file
+x, weight = np.random.default_rng(1).normal(size=(2, 5, 64)).astype(np.float32)
+np.testing.assert_allclose(matmul(x, weight, backend="native"), x @ weight.T, atol=1e-4)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,174 @@
+"""Blocks of experts: who takes which, what a token's result depends on, and how their weights are stored and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from scipy.special import softmax
+
+from jaxserve.checkpoint.open import open_checkpoint
+from jaxserve.config import WeightFormat
+from jaxserve.layers.experts import Experts, route
+from jaxserve.layers.numerics import Numerics, plain
+from jaxserve.models.config import ExpertsConfig
+from jaxserve.models.registry import decoder_of
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.weights.rows import quantize_rows, row_scales
+from tests.models.goldens import golden_checkpoint
+from tests.models.test_joined_products import loaded
+from tests.unit.checkpoint.fp8_files import LAYOUTS, write_fp8
+
+CONFIG = ExpertsConfig(num_experts=5, num_per_token=2, intermediate_size=32, is_normalized=True)
+SCORES = np.random.default_rng(0).standard_normal((6, 5), np.float32)
+FLOAT32 = plain(jnp.dtype("float32"))
+
+
+def test_rows_come_by_expert_in_the_order_of_tokens_and_padding_behind_them() -> None:
+    routing = route(jnp.asarray(SCORES), jnp.int32(4), CONFIG)
+    chosen = np.argsort(-SCORES, axis=1)[:4, :2]
+    expected = [(expert, token) for expert in range(5) for token in range(4) if expert in chosen[token]]
+    assert routing.tokens.tolist()[:8] == [token for _, token in expected]
+    assert routing.group_sizes.tolist() == [(chosen == expert).sum() for expert in range(5)]
+    for token, experts in enumerate(chosen):
+        assert [expected[row] for row in routing.rows[token]] == [(expert, token) for expert in experts]
+    assert sorted(routing.rows[4:].ravel().tolist()) == [8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("is_normalized", [True, False])
+def test_weights_are_shares_of_what_a_token_takes_or_of_all(is_normalized: bool) -> None:
+    routing = route(jnp.asarray(SCORES), jnp.int32(6), replace(CONFIG, is_normalized=is_normalized))
+    best = np.sort(softmax(SCORES, axis=1), axis=1)[:, :-3:-1]
+    expected = best / best.sum(1, keepdims=True) if is_normalized else best
+    np.testing.assert_allclose(routing.weights, expected, rtol=1e-6)
+
+
+def test_a_token_depends_neither_on_its_neighbours_nor_on_padding() -> None:
+    numerics = replace(FLOAT32, joined_for=1)
+    run = jax.jit(_filled(numerics, _first_block(numerics)))
+    random = np.random.default_rng(2)
+    own, others = random.standard_normal((3, 64), np.float32), random.standard_normal((2, 9, 64), np.float32)
+    among = [np.concatenate((each[:4], own, each[4:])) for each in others]
+    first, second = (np.asarray(run(jnp.asarray(x), jnp.int32(12))) for x in among)
+    np.testing.assert_array_equal(first[4:7], second[4:7])
+    assert (first[0] != second[0]).any()
+    among[0][7:] = np.nan
+    padded = np.asarray(run(jnp.asarray(among[0]), jnp.int32(7)))
+    np.testing.assert_array_equal(padded[:7], first[:7])
+    assert not padded[7:].any()
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4-weight-only"])
+@pytest.mark.parametrize("joined_for", [0, 2])
+def test_the_tensors_of_all_experts_are_one_parameter(quantization: WeightFormat, joined_for: int) -> None:
+    folder = golden_checkpoint("qwen3_moe_tiny").path
+    params = loaded(folder, replace(FLOAT32, quantization=quantization, joined_for=joined_for))
+    stored, layer = open_checkpoint(folder), "model.layers.2.mlp"
+    down = params[f"{layer}.experts.down_proj.weight"]
+    assert down.shape == (6, 64, 32)
+    for expert in range(6):
+        gate, up, own_down = (
+            stored.read(f"{layer}.experts.{expert}.{name}.weight").astype(np.float32)
+            for name in ("gate_proj", "up_proj", "down_proj")
+        )
+        if quantization == "none":
+            np.testing.assert_array_equal(down[expert], own_down)
+            parts = np.split(gate, 2) + np.split(up, 2)  # of the first device, then of the second
+            if joined_for:
+                expected = np.concatenate((parts[0], parts[2], parts[1], parts[3]))
+                np.testing.assert_array_equal(params[f"{layer}.experts.gate_up_proj.weight"][expert], expected)
+        elif quantization == "int8":
+            np.testing.assert_array_equal(down[expert], quantize_rows(own_down, np.dtype(np.int8)))
+            scales = params[f"{layer}.experts.down_proj.weight_scale"][expert]
+            np.testing.assert_array_equal(scales, row_scales(own_down, np.dtype(np.int8)))
+        else:
+            scales = params[f"{layer}.experts.down_proj.weight_scale"][expert]
+            assert scales.shape == (1, 64), "one group of 32 inputs"
+            worth = down[expert].astype(np.float32) * scales.T
+            assert (np.abs(worth - own_down) <= np.abs(scales.T) * 1.001).all()
+    assert params[f"{layer}.gate.weight"].dtype == np.float32, "routers stay whole"
+
+
+@pytest.mark.parametrize("layout", ["channels", "fp8 blocks"])
+def test_experts_that_are_stored_in_fp8_are_kept_or_widened_as_other_matrices(tmp_path: Path, layout: str) -> None:
+    worth = write_fp8(tmp_path, golden_checkpoint("olmoe_tiny").path, LAYOUTS[layout])
+    decoder = decoder_of(open_checkpoint(tmp_path))
+    assert decoder.stored is not None
+    numerics = replace(
+        FLOAT32, quantization=decoder.stored.format, plain_matrices=decoder.stored.plain_matrices, joined_for=1
+    )
+    params = loaded(tmp_path, numerics)
+    found = params["model.layers.1.mlp.experts.down_proj.weight"].astype(np.float32)
+    if layout == "channels":
+        found *= params["model.layers.1.mlp.experts.down_proj.weight_scale"][:, :, None]
+    for expert in range(8):
+        np.testing.assert_array_equal(found[expert], worth[f"model.layers.1.mlp.experts.{expert}.down_proj.weight"])
+
+
+def test_one_expert_that_is_not_quantised_keeps_all_whole() -> None:
+    folder = golden_checkpoint("olmoe_tiny").path
+    numerics = replace(FLOAT32, quantization="int8", plain_matrices=("model.layers.0.mlp.experts.3.up_proj",))
+    leaves = {leaf.name: leaf for leaf in make_skeleton(decoder_of(open_checkpoint(folder)), numerics).leaves}
+    assert leaves["model.layers.0.mlp.experts.up_proj.weight"].dtype == np.float32
+    assert leaves["model.layers.0.mlp.experts.gate_proj.weight"].dtype == np.int8
+
+
+@pytest.mark.parametrize(
+    ("quantization", "tolerance"),
+    [
+        ("int4-weight-only", 1e-5),
+        ("int8", 0.02),
+        pytest.param("int8-weight-only", 1e-5, marks=pytest.mark.slow),
+        pytest.param("fp8", 0.05, marks=pytest.mark.slow),
+    ],
+)
+def test_a_block_computes_what_its_widened_weights_compute(quantization: WeightFormat, tolerance: float) -> None:
+    """Of activations as well where those are rounded: a whole model is no measure, as a choice may fall otherwise."""
+    folder, layer = golden_checkpoint("qwen3_moe_tiny").path, "model.layers.0.mlp."
+    numerics = replace(FLOAT32, quantization=quantization, joined_for=1)
+    small = {
+        name.removeprefix(layer): each for name, each in loaded(folder, numerics).items() if name.startswith(layer)
+    }
+    wide = {}
+    for name in [name for name in small if name.endswith(".weight")]:
+        scales = small.get(f"{name}_scale")
+        wide[name] = small[name].astype(np.float32)
+        if scales is not None and quantization.startswith("int4"):
+            wide[name] *= scales.repeat(small[name].shape[2] // scales.shape[1], axis=1).swapaxes(1, 2)
+        elif scales is not None:
+            wide[name] *= scales[:, :, None]
+    x = jnp.asarray(np.random.default_rng(2).standard_normal((9, 64), np.float32))
+    found, expected = (
+        np.asarray(jax.jit(_filled(each, of))(x, jnp.int32(9)))
+        for each, of in ((numerics, small), (replace(numerics, quantization="none"), wide))
+    )
+    assert np.abs(found - expected).mean() <= tolerance * np.abs(expected).mean()
+
+
+def _first_block(numerics: Numerics) -> dict[str, np.ndarray]:
+    """Parameters of the first layer's block, by their names in it."""
+    above = "model.layers.0.mlp."
+    params = loaded(golden_checkpoint("qwen3_moe_tiny").path, numerics)
+    return {name.removeprefix(above): each for name, each in params.items() if name.startswith(above)}
+
+
+def _filled(numerics: Numerics, params: dict[str, np.ndarray]) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """The block with these parameters, whose gate and up are joined."""
+    config = decoder_of(open_checkpoint(golden_checkpoint("qwen3_moe_tiny").path))
+    assert config.experts is not None
+    block = Experts(config, config.experts, numerics)
+    modules = {
+        "gate": block.gate,
+        "experts.gate_up_proj": block.experts.gate_up_proj.joined,
+        "experts.down_proj": block.experts.down_proj,
+    }
+    for name, array in params.items():
+        module, _, parameter = name.rpartition(".")
+        setattr(modules[module], parameter, nnx.Param(jnp.asarray(array)))
+    return lambda x, num_tokens: block(x, num_tokens)

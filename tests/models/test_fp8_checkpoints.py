@@ -1,0 +1,209 @@
+"""Checkpoints that are stored in fp8: what is kept as it stands, what is widened, and that both compute the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import log_softmax
+
+from jaxserve.checkpoint.open import open_checkpoint
+from jaxserve.config import Config, ModelConfig, Quantization
+from jaxserve.errors import CheckpointError
+from jaxserve.models.registry import decoder_config, decoder_of, read_decoder
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.planning.devices import ACCELERATORS
+from jaxserve.planning.fit import model_sizes
+from jaxserve.runner.backend import Chip
+from jaxserve.runner.limits import make_numerics, quantization_notes
+from jaxserve.sharding.mesh import make_sharding
+from jaxserve.weights.loader import check_tensors, load_params
+from tests.models.goldens import golden_checkpoint
+from tests.models.tiny_model import TinyModel
+from tests.unit.checkpoint.checkpoint_files import write_safetensors
+from tests.unit.checkpoint.fp8_files import E4M3, LAYOUTS, WHOLE, write_fp8
+
+SOURCE = golden_checkpoint("llama3_tiny").path
+ROWS = [name for name, layout in LAYOUTS.items() if layout.scale_shape != "block"]
+BLOCKS = [name for name, layout in LAYOUTS.items() if layout.scale_shape == "block"]
+
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
+
+
+def loaded(folder: Path, quantization: Quantization) -> tuple[str, dict[str, np.ndarray]]:
+    """The format chosen and every parameter, on a CPU in float32."""
+    checkpoint = open_checkpoint(folder)
+    decoder = decoder_of(checkpoint)
+    config = Config(model=ModelConfig(model=str(folder), quantization=quantization))
+    numerics = make_numerics(config, decoder, Chip("cpu"))
+    skeleton = make_skeleton(decoder, numerics)
+    check_tensors(checkpoint, skeleton)
+    params = load_params(checkpoint, skeleton, make_sharding(decoder, 1), lambda *_: None)
+    named = zip(skeleton.leaves, params, strict=True)
+    return numerics.quantization, {leaf.name: np.asarray(array) for leaf, array in named}
+
+
+def is_matrix(name: str, params: dict[str, np.ndarray]) -> bool:
+    return params[name].ndim == 2 and name not in WHOLE
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_scales_of_outputs_and_tensors_keep_the_stored_values(tmp_path: Path, name: str) -> None:
+    worth = write_fp8(tmp_path, SOURCE, LAYOUTS[name])
+    chosen, params = loaded(tmp_path, "auto")
+    assert chosen == ("fp8-weight-only" if name == "weights alone" else "fp8")
+    for tensor, expected in worth.items():
+        found = params[tensor]
+        if is_matrix(tensor, params):
+            assert found.dtype == E4M3
+            found = found.astype(np.float32) * params[f"{tensor}_scale"][:, None]
+        np.testing.assert_array_equal(found, expected, err_msg=tensor)
+    assert all(params[tensor].dtype == np.float32 for tensor in WHOLE if tensor in params), "what is whole stays whole"
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_scales_of_blocks_are_widened(tmp_path: Path, name: str) -> None:
+    worth = write_fp8(tmp_path, SOURCE, LAYOUTS[name])
+    chosen, params = loaded(tmp_path, "auto")
+    assert chosen == "none"
+    for tensor, expected in worth.items():
+        np.testing.assert_array_equal(params[tensor], expected, err_msg=tensor)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("quantization", ["none", "fp8", "int8-weight-only"])
+def test_a_format_that_is_asked_for_is_made_of_what_is_stored(
+    tmp_path: Path, name: str, quantization: Quantization
+) -> None:
+    worth = write_fp8(tmp_path, SOURCE, LAYOUTS[name])
+    chosen, params = loaded(tmp_path, quantization)
+    assert chosen == quantization
+    step = {"none": 0.0, "fp8": 1 / 16, "int8-weight-only": 1 / 2}[quantization]
+    for tensor, expected in worth.items():
+        found = params[tensor].astype(np.float32)
+        if expected.ndim == 2 and quantization != "none":
+            assert params[tensor].dtype.itemsize == 1, "embeddings and head as well"
+            scales = params[f"{tensor}_scale"][:, None]
+            size = np.abs(expected) if quantization == "fp8" else scales
+            assert (np.abs(found * scales - expected) <= step * size * (1 + 1e-4) + 2**-10 * scales).all()
+        else:
+            np.testing.assert_array_equal(found, expected, err_msg=tensor)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fp8 blocks", "channels", "weights alone"])
+def test_a_model_computes_what_its_widened_weights_compute(tmp_path: Path, name: str) -> None:
+    golden = golden_checkpoint("llama3_tiny")
+    fp8, plain = tmp_path / "fp8", tmp_path / "plain"
+    fp8.mkdir()
+    plain.mkdir()
+    write_safetensors(plain / "model.safetensors", write_fp8(fp8, SOURCE, LAYOUTS[name]))
+    (plain / "config.json").write_text((SOURCE / "config.json").read_text())
+    expected, stored = (log_softmax(TinyModel(folder).logits(golden.prompt_ids)) for folder in (plain, fp8))
+    common = np.intersect1d(*(np.argsort(each)[-20:] for each in (expected, stored)))
+    assert len(common) >= 15
+    difference = np.abs(expected - stored)[common].max()
+    assert difference < (0.75 if name == "channels" else 1e-4), "the activations of this one are rounded as well"
+
+
+def test_a_plan_from_the_config_alone_knows_the_sizes(tmp_path: Path) -> None:
+    write_fp8(tmp_path, SOURCE, LAYOUTS["channels"])
+    config = Config(model=ModelConfig(model=str(tmp_path)))
+    found = model_sizes(config, read_decoder(tmp_path)[0], ACCELERATORS["h200"])
+    (tmp_path / "model.safetensors").unlink()
+    alone = model_sizes(config, read_decoder(tmp_path)[0], ACCELERATORS["h200"])
+    assert (
+        (alone.stored_as, alone.weights_bytes) == (found.stored_as, found.weights_bytes) == ("fp8", found.weights_bytes)
+    )
+
+
+def test_blocks_and_old_devices_are_told_what_would_be_better(tmp_path: Path) -> None:
+    write_fp8(tmp_path, SOURCE, LAYOUTS["blocks"])
+    decoder = read_decoder(tmp_path)[0]
+    config = Config(model=ModelConfig(model=str(tmp_path)))
+    (note,) = quantization_notes(config, decoder, Chip("gpu", (9, 0)))
+    assert "--quantization fp8 keeps 8 bits" in note
+    asked = Config(model=ModelConfig(model=str(tmp_path), quantization="fp8"))
+    assert quantization_notes(asked, decoder, Chip("gpu", (9, 0))) == []
+    (note,) = quantization_notes(asked, decoder, Chip("gpu", (8, 0)))
+    assert "save memory here but no time" in note
+    assert quantization_notes(asked, decoder, Chip("tpu")) == []
+
+
+def _groups(**weights: Any) -> dict[str, Any]:
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+
+
+FP8_GROUP = {"num_bits": 8, "type": "float"}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        *(({"quant_method": name}, f".quant_method is '{name}'; supported: fp8, gptq, awq, mxfp4, compressed-tensors")
+          for name in ("bitsandbytes", "nvfp4", "fbgemm_fp8")),
+        ("fp8", "quantization_config is 'fp8'; supported: a checkpoint in f32"),
+        ({}, ".quant_method is None; supported: fp8"),
+        ({"quant_method": "fp8", "activation_scheme": "token"}, ".activation_scheme is 'token'; supported: dynamic and"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 0]}, ".weight_block_size is [128, 0]; supported: two positive"),
+        ({"quant_method": "fp8", "weight_block_size": 128}, ".weight_block_size is 128"),
+        ({"quant_method": "compressed-tensors"}, ".config_groups is None; supported: a table of groups"),
+        (_groups(num_bits=4, type="int"), ".config_groups.group_0.weights is {'num_bits': 4"),
+        (_groups(num_bits=8, type="int"), "supported: 8-bit floats, 4-bit integers with `format` pack-quantized, a checkpoint in f32"),
+        (_groups(num_bits=8), ".config_groups.group_0.weights is"),
+        (_groups(**FP8_GROUP, symmetric=False), ".config_groups.group_0.weights is"),
+        (_groups(**FP8_GROUP, strategy="group"), ".weights.strategy is 'group'; supported: tensor, channel and block"),
+        ({**_groups(**FP8_GROUP), "transform_config": {"R1": 1}}, ".transform_config is {'R1': 1}; supported: none"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"a": {"weights": FP8_GROUP, "input_activations": {"num_bits": 8, "type": "int"}}},
+            },
+            ".config_groups.a.input_activations is",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "a": {"weights": FP8_GROUP},
+                    "b": {"weights": FP8_GROUP, "input_activations": FP8_GROUP},
+                },
+            },
+            ".config_groups is ['a', 'b']; supported: groups that are quantised alike",
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_other_formats_are_refused_in_one_line_with_what_would_do(found: Any, expected: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        decoder_config({**LLAMA, "quantization_config": found})
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_scale_that_is_missing_or_misshaped_is_named(tmp_path: Path) -> None:
+    write_fp8(tmp_path, SOURCE, LAYOUTS["channels"])
+    whole = open_checkpoint(tmp_path)
+    tensors = {name: whole.read(name) for name in whole.tensors}
+    name = "model.layers.1.mlp.up_proj.weight"
+    for scale, expected in ((None, "expected its weight_scale, found none"), (np.ones(3, np.float32), "shape (3,)")):
+        changed = {**tensors, f"{name}_scale": scale}
+        write_safetensors(tmp_path / "model.safetensors", {key: at for key, at in changed.items() if at is not None})
+        with pytest.raises(CheckpointError) as caught:
+            open_checkpoint(tmp_path)
+        assert name in str(caught.value) and expected in str(caught.value)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    with pytest.raises(CheckpointError, match="no quantization_config that says what they are"):
+        open_checkpoint(tmp_path)

@@ -1,0 +1,85 @@
+"""Matrices of one input in one array: what of them is where, in every format, and who takes them so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxserve.checkpoint.open import open_checkpoint
+from jaxserve.config import Config, ModelConfig, ParallelConfig, WeightFormat
+from jaxserve.layers.numerics import Numerics, plain
+from jaxserve.models.registry import decoder_of
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.runner.backend import Chip
+from jaxserve.runner.limits import make_numerics
+from jaxserve.sharding.mesh import make_sharding
+from jaxserve.weights.loader import check_tensors, load_params
+from tests.models.goldens import golden_checkpoint
+from tests.unit.checkpoint.fp8_files import LAYOUTS, write_fp8
+
+APART = plain(jnp.dtype("float32"))
+QKV = ("q_proj", "k_proj", "v_proj")
+GATE_UP = ("gate_proj", "up_proj")
+
+
+def loaded(folder: Path, numerics: Numerics) -> dict[str, np.ndarray]:
+    checkpoint = open_checkpoint(folder)
+    decoder = decoder_of(checkpoint)
+    skeleton = make_skeleton(decoder, numerics)
+    check_tensors(checkpoint, skeleton)
+    params = load_params(checkpoint, skeleton, make_sharding(decoder, 1), lambda *_: None)
+    return {leaf.name: np.asarray(array) for leaf, array in zip(skeleton.leaves, params, strict=True)}
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "fp8-weight-only", "int4-weight-only"])
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_each_device_holds_of_every_matrix_what_it_would_hold_of_it_alone(
+    quantization: WeightFormat, num_devices: int
+) -> None:
+    folder, numerics = golden_checkpoint("qwen2_tiny").path, replace(APART, quantization=quantization)
+    apart, joined = loaded(folder, numerics), loaded(folder, replace(numerics, joined_for=num_devices))
+    kinds = ["weight"] if quantization == "none" else ["weight", "weight_scale"]
+    expected = {f"self_attn.qkv_proj.{kind}": [f"self_attn.{name}.{kind}" for name in QKV] for kind in (*kinds, "bias")}
+    expected |= {f"mlp.gate_up_proj.{kind}": [f"mlp.{name}.{kind}" for name in GATE_UP] for kind in kinds}
+    for name, parts in expected.items():
+        axis = 1 if quantization.startswith("int4") and name.endswith("weight_scale") else 0
+        found = np.split(joined.pop(f"model.layers.1.{name}"), num_devices, axis)
+        alone = [np.split(apart.pop(f"model.layers.1.{part}"), num_devices, axis) for part in parts]
+        for device in range(num_devices):
+            expected_here = np.concatenate([shares[device] for shares in alone], axis)
+            np.testing.assert_array_equal(found[device], expected_here)
+    assert {name for name in joined if ".1." in name} == {name for name in apart if ".1." in name}, "nothing else moved"
+
+
+def test_what_is_stored_in_fp8_is_joined_as_it_is(tmp_path: Path) -> None:
+    worth = write_fp8(tmp_path, golden_checkpoint("llama3_tiny").path, LAYOUTS["channels"])
+    params = loaded(tmp_path, replace(APART, quantization="fp8", plain_matrices=("model.embed_tokens",), joined_for=1))
+    found = params["model.layers.0.mlp.gate_up_proj.weight"].astype(np.float32)
+    found *= params["model.layers.0.mlp.gate_up_proj.weight_scale"][:, None]
+    np.testing.assert_array_equal(
+        found, np.concatenate([worth[f"model.layers.0.mlp.{name}.weight"] for name in GATE_UP])
+    )
+
+
+def test_one_matrix_that_is_not_quantised_keeps_those_beside_it_whole() -> None:
+    folder = golden_checkpoint("qwen2_tiny").path
+    whole = "model.layers.1.self_attn.k_proj"
+    numerics = replace(APART, quantization="int8", plain_matrices=(whole,), joined_for=1)
+    params, stored = loaded(folder, numerics), loaded(folder, APART)
+    found = params["model.layers.1.self_attn.qkv_proj.weight"]
+    parts = [stored[f"model.layers.1.self_attn.{name}.weight"] for name in QKV]
+    np.testing.assert_array_equal(found, np.concatenate(parts))
+    assert params["model.layers.0.self_attn.qkv_proj.weight"].dtype == np.int8
+
+
+@pytest.mark.parametrize(("chip", "expected"), [(Chip("gpu", (8, 0)), 2), (Chip("tpu"), 0)], ids=["gpu", "tpu"])
+def test_gpus_join_for_as_many_as_share_the_layers(chip: Chip, expected: int) -> None:
+    decoder = decoder_of(open_checkpoint(golden_checkpoint("llama3_tiny").path))
+    config = Config(model=ModelConfig(model="any"), parallel=ParallelConfig(tensor_parallel_size=2))
+    assert make_numerics(config, decoder, chip).joined_for == expected
+    alone = Config(model=ModelConfig(model="any"))
+    assert make_numerics(alone, decoder, Chip("cpu")).joined_for == 0

@@ -1,0 +1,63 @@
+"""Every architecture and every format of weights by each of the CPU's kernels, against transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from jaxserve_kernels.native.build import BuildError, build
+from scipy.special import log_softmax
+
+from jaxserve.config import CpuKernels
+from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_checkpoints
+from tests.models.tiny_model import TinyModel
+
+pytestmark = pytest.mark.slow
+CHUNK = 20
+"""Of the prompts' 40 tokens: no multiple of a page."""
+
+
+@pytest.fixture(params=["xla", "native"])
+def cpu_kernels(request: pytest.FixtureRequest) -> CpuKernels:
+    kernels: CpuKernels = request.param
+    if kernels == "native":
+        try:
+            build()
+        except BuildError as error:
+            pytest.skip(f"native kernels: {error}")
+    return kernels
+
+
+@pytest.mark.parametrize("golden", golden_checkpoints(), ids=lambda golden: golden.name)
+def test_greedy_tokens_equal_transformers(golden: GoldenCheckpoint, cpu_kernels: CpuKernels) -> None:
+    model = TinyModel(golden.path, cpu_kernels=cpu_kernels)
+    assert model.greedy(golden.prompt_ids, 64, chunk=CHUNK) == golden.output_ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "tolerance"),
+    [
+        ({"quantization": "int8"}, 0.5),
+        ({"quantization": "int8-weight-only"}, 0.25),
+        ({"quantization": "fp8"}, 0.75),
+        ({"quantization": "fp8-weight-only"}, 0.75),
+        ({"quantization": "int4-weight-only"}, 2.0),
+        ({"dtype": "float16"}, 0.01),
+        ({"dtype": "bfloat16"}, 0.05),
+    ],
+    ids=str,
+)
+def test_smaller_weights_stay_close_to_the_full_model(
+    options: dict[str, Any], tolerance: float, cpu_kernels: CpuKernels
+) -> None:
+    """Log-probabilities of the likeliest tokens after a prompt."""
+    golden = golden_checkpoint("llama3_tiny")
+    full = log_softmax(golden.logits[-1])
+    small = log_softmax(TinyModel(golden.path, cpu_kernels=cpu_kernels, **options).logits(golden.prompt_ids))
+    likeliest = np.intersect1d(*(np.argsort(each)[-20:] for each in (full, small)))
+    assert len(likeliest) >= 12
+    difference = np.abs(full - small)[likeliest].max()
+    assert difference < tolerance
+    if "quantization" in options:  # the checkpoint is small enough a type to be exact in the others
+        assert difference > 1e-3, "nothing was quantised"

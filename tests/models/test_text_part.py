@@ -1,0 +1,98 @@
+"""Checkpoints that also see, and such as store matrices joined, are read as the plain ones of the same numbers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxserve.checkpoint.open import open_checkpoint
+from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.errors import CheckpointError
+from jaxserve.models.registry import decoder_of, read_decoder
+from tests.models.goldens import golden_checkpoint
+from tests.unit.checkpoint.checkpoint_files import write_safetensors
+
+SEEING = {"vision_tower.patch.weight": (4, 4), "multi_modal_projector.norm.weight": (4,)}
+SPELLINGS = {
+    "old": ("language_model.", ""),
+    "new": ("model.language_model.", "model."),
+}
+
+
+def seeing_checkpoint(folder: Path, source: str, architecture: str, spelling: str) -> Checkpoint:
+    """The tiny checkpoint as the text part of another, whose config has it in a table; and that tiny one itself."""
+    plain = open_checkpoint(golden_checkpoint(source).path)
+    prefix, seeing = SPELLINGS[spelling]
+    tensors = {seeing + name: np.zeros(shape, np.float32) for name, shape in SEEING.items()}
+    for name in plain.tensors:
+        bare = name if spelling == "old" else name.removeprefix("model.")
+        tensors[name if spelling == "new" and name.startswith("lm_head") else prefix + bare] = plain.read(name)
+    write_safetensors(folder / "model.safetensors", tensors)
+    text = {key: value for key, value in plain.config.items() if key not in ("architectures", "eos_token_id")}
+    whole = {"architectures": [architecture], "eos_token_id": 2, "vision_config": {"hidden_size": 4}}
+    (folder / "config.json").write_text(json.dumps({**whole, "text_config": text}))
+    shutil.copy(golden_checkpoint(source).path / "generation_config.json", folder)
+    return plain
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize(
+    ("source", "architecture"),
+    [
+        ("gemma3_tiny", "Gemma3ForConditionalGeneration"),
+        ("mistral_sliding_tiny", "Mistral3ForConditionalGeneration"),
+    ],
+)
+def test_the_text_part_is_the_model_by_itself(tmp_path: Path, source: str, architecture: str, spelling: str) -> None:
+    plain = seeing_checkpoint(tmp_path, source, architecture, spelling)
+    found = open_checkpoint(tmp_path)
+    assert decoder_of(found) == decoder_of(plain)
+    assert found.tensors.keys() == plain.tensors.keys()
+    assert all(np.array_equal(found.read(name), plain.read(name)) for name in plain.tensors)
+    (tmp_path / "model.safetensors").unlink()
+    assert read_decoder(tmp_path) == (decoder_of(plain), None)
+
+
+def test_a_text_part_of_another_kind_is_refused(tmp_path: Path) -> None:
+    seeing_checkpoint(tmp_path, "gemma3_tiny", "LlavaForConditionalGeneration", "old")
+    with pytest.raises(CheckpointError, match="'LlavaForConditionalGeneration' is not supported"):
+        decoder_of(open_checkpoint(tmp_path))
+
+
+def test_published_gemma_3_configs_leave_their_common_sizes_out(tmp_path: Path) -> None:
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    text |= {"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    config, _ = read_decoder(tmp_path)
+    assert (config.vocab_size, config.num_heads, config.num_kv_heads, config.head_dim) == (262_208, 8, 4, 256)
+    assert (config.max_position, config.eos_token_ids) == (131_072, (1, 106))
+    assert sum(layer.sliding_window is None for layer in config.layers) == 5
+
+
+def test_joined_matrices_are_read_as_their_parts() -> None:
+    folder = golden_checkpoint("phi3_tiny").path
+    found, config = open_checkpoint(folder), decoder_of(open_checkpoint(folder))
+    sizes = {"q": config.num_heads, "k": config.num_kv_heads, "v": config.num_kv_heads}
+    for name, heads in sizes.items():
+        tensor = f"model.layers.0.self_attn.{name}_proj.weight"
+        assert found.tensors[tensor].shape == found.read(tensor).shape == (heads * config.head_dim, config.hidden_size)
+    gate, up = (found.read(f"model.layers.1.mlp.{name}_proj.weight") for name in ("gate", "up"))
+    assert gate.shape == up.shape == (config.intermediate_size, config.hidden_size)
+    assert not np.array_equal(gate, up)
+    assert not any("qkv_proj" in name or "gate_up_proj" in name for name in found.tensors)
+    total = sum(info.num_stored_bytes for info in found.tensors.values())
+    assert total == sum(found.read(name).nbytes for name in found.tensors)
+
+
+def test_joined_matrices_of_another_size_are_named(tmp_path: Path) -> None:
+    folder = golden_checkpoint("phi3_tiny").path
+    shutil.copytree(folder, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "num_attention_heads": 8}))
+    found = open_checkpoint(tmp_path / "model")
+    assert "model.layers.0.self_attn.qkv_proj.weight" in found.tensors

@@ -1,0 +1,77 @@
+"""A checkpoint's decoder under the server's own settings, with one row of pages and without an engine.
+
+An engine compiles its sampler with every model for ten seconds; what a test says of a model's numbers needs none.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxserve_kernels.paged_attention import Paging, ragged_layout
+from jaxtyping import Array
+
+from jaxserve.checkpoint.open import open_checkpoint
+from jaxserve.config import CompileConfig, Config, CpuKernels, ModelConfig
+from jaxserve.layers.attention import KVPool, StepContext
+from jaxserve.layers.rope import rotation, sliding_rotation
+from jaxserve.models.registry import decoder_of
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.runner.backend import chip_of
+from jaxserve.runner.limits import kv_cache_dtype, make_numerics
+from jaxserve.sharding.mesh import make_sharding
+from jaxserve.weights.loader import load_params
+
+PAGE_SIZE, NUM_PAGES = 16, 8
+
+
+class TinyModel:
+    """One row of tokens, as long as it grows."""
+
+    def __init__(self, path: Path, *, cpu_kernels: CpuKernels = "xla", **model: Any) -> None:
+        """model: other settings than the defaults of `ModelConfig`."""
+        config = Config(model=ModelConfig(model=str(path), **model), compile=CompileConfig(cpu_kernels=cpu_kernels))
+        checkpoint = open_checkpoint(path)
+        decoder = decoder_of(checkpoint).with_context(NUM_PAGES * PAGE_SIZE)
+        self.numerics = make_numerics(config, decoder, chip_of(jax.devices()[0]))
+        skeleton = make_skeleton(decoder, self.numerics)
+        self._params = load_params(checkpoint, skeleton, make_sharding(decoder, 1), lambda *_: None)
+        shape = (decoder.num_layers, NUM_PAGES + 1, decoder.num_kv_heads, PAGE_SIZE, decoder.head_dim)
+        self._pool = KVPool(*(jnp.zeros(shape, kv_cache_dtype(config, "cpu")) for _ in range(2)))
+        self._length = 0
+
+        def compute(params: tuple[Array, ...], pool: KVPool, tokens: Array, first: Array) -> tuple[Array, KVPool]:
+            num_tokens = len(tokens)
+            positions, starts = first + jnp.arange(num_tokens), jnp.array([0, num_tokens])
+            paging = Paging(
+                block_tables=jnp.arange(1, NUM_PAGES + 1)[None],
+                kv_lengths=first[None] + num_tokens,
+                query_starts=starts,
+                pages=positions // PAGE_SIZE + 1,
+                slots=positions % PAGE_SIZE,
+                ragged=None if num_tokens == 1 else ragged_layout(starts, jnp.int32(0), num_tokens=num_tokens),
+            )
+            step = StepContext(rotation(decoder, positions), sliding_rotation(decoder, positions), paging)
+            model = skeleton.build(params)
+            hidden, pool = model.hidden(tokens, pool, step)
+            return model.logits(hidden[-1:], jnp.int32(1))[0], pool
+
+        self._compute = jax.jit(compute)
+
+    def logits(self, tokens: np.ndarray) -> np.ndarray:
+        """(V,): after these tokens of the row, which come behind those of earlier calls."""
+        arguments = jnp.asarray(tokens, jnp.int32), jnp.int32(self._length)
+        logits, self._pool = self._compute(self._params, self._pool, *arguments)
+        self._length += len(tokens)
+        return np.asarray(logits)
+
+    def greedy(self, prompt: np.ndarray, count: int, *, chunk: int) -> list[int]:
+        """As many tokens, of a prompt that is computed `chunk` tokens at a time."""
+        logits = [self.logits(prompt[i : i + chunk]) for i in range(0, len(prompt), chunk)][-1]
+        tokens = [int(logits.argmax())]
+        while len(tokens) < count:
+            tokens.append(int(self.logits(np.array(tokens[-1:])).argmax()))
+        return tokens

@@ -1,0 +1,102 @@
+"""Products on the GPU: what is set side by side, and where our kernel is taken afterwards."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxserve_kernels.matmul import tuning
+from jaxserve_kernels.matmul.tuning import SkinnyTuning
+
+from benchmarks.gpu import product_programs, tune_products
+from benchmarks.gpu.context import Context
+from benchmarks.gpu.product_programs import RING_BYTES, Chain, Weights, candidates
+from benchmarks.gpu.records import Recorder, read_records
+from benchmarks.gpu.shapes import TINY, decoder
+from benchmarks.gpu.tune_products import choice, remember
+
+SMALL, LARGE = (SkinnyTuning(rows=rows, tile=128, stages=4, programs=132) for rows in (64, 128))
+LLAMA = ((14336, 4096), (4096, 14336))
+
+
+def context(folder: Path) -> Context:
+    return Context(
+        platform="cpu",
+        is_quick=True,
+        seed=0,
+        bounds=None,
+        attention_backend="auto",
+        folder=folder,
+        results=folder,
+        recorder=Recorder(folder / "records", time.monotonic() + 600),
+    )
+
+
+def test_sizes_that_are_tried_divide_the_weights_and_fit_the_shared_memory() -> None:
+    for count in tuning.TOKENS:
+        found = candidates(count, LLAMA)
+        assert found and len(found) == len(set(found))
+        assert all(each.stages * each.tile * (2 * each.rows + 2 * count) <= RING_BYTES for each in found)
+    assert {each.rows for each in candidates(8, ((384, 256),))} == {64}
+    assert candidates(8, ((384, 320),)) == []
+
+
+def test_the_kernel_is_chosen_only_where_it_is_well_ahead_of_xla() -> None:
+    assert choice({None: 1.0, SMALL: 0.8, LARGE: 0.7}) == LARGE
+    assert choice({None: 1.0, SMALL: 0.99}) is None
+    assert choice({None: 1.0, SMALL: 1.2}) is None
+
+
+def test_a_choice_is_read_back_for_its_class_and_goes_when_xla_is_faster() -> None:
+    known: dict[str, object] = {}
+    chain = Chain(LLAMA, "int8", 32)
+    remember(known, chain, LARGE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "load", lambda device: json.loads(json.dumps(known)))
+        assert tuning.skinny_tuning("h200", "int8", 20, 14336 * 4096) == LARGE
+        assert tuning.skinny_tuning("h200", "int8", 20, 4096 * 4096) is None
+        remember(known, chain, None)
+        assert tuning.skinny_tuning("h200", "int8", 20, 14336 * 4096) is None
+
+
+@pytest.mark.parametrize("weights", ["int8", "float8_e4m3fn"])
+def test_products_in_a_chain_keep_the_size_of_numbers(weights: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(product_programs, "CACHED_BYTES", 1 << 17)
+        chain = Chain(((384, 128), (128, 384)), weights, 3)
+        dtype, made = jnp.dtype(jnp.float32), Weights(seed=0)
+        x = made.activations(chain, dtype)
+        out = chain.wanted(dtype).compile()(x, *made.of(chain))
+    assert out.shape == x.shape
+    assert 0.5 < float(np.asarray(out).std()) < 2
+
+
+@pytest.mark.slow
+def test_a_file_is_written_for_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a product of XLA in the place of the kernel, and one that is wrong."""
+
+    def stand_in(
+        sizes: SkinnyTuning, x: jax.Array, weight: jax.Array, scales: jax.Array, *, is_dynamic: bool
+    ) -> jax.Array:
+        wide = weight.astype(x.dtype)
+        return (x @ wide.T) * scales * (1 if sizes.rows == 64 else 2)
+
+    monkeypatch.setattr(product_programs, "skinny_product", stand_in)
+    monkeypatch.setattr(tune_products, "why_no_kernels", lambda shape: None)
+    monkeypatch.setattr(tune_products, "decoder", lambda shape: decoder(TINY))
+    monkeypatch.setattr(tune_products, "TOKENS", (8,))
+    monkeypatch.setattr(tune_products, "WEIGHTS", ("int8",))
+    monkeypatch.setattr(tune_products, "WORTH", 1e9)
+    tune_products.run(context(tmp_path))
+    written = json.loads((tmp_path / "tuning" / "matmul-h200.json").read_text())
+    assert {sizes["rows"] for types in ("int8", "int8 x int8") for sizes in written[types]["8"].values()} == {64}
+    records = read_records(tmp_path / "records")
+    assert [record for record in records if record.kind == "problem"] == []
+    checks = {record.name: record.passed for record in records if record.kind == "check"}
+    assert set(checks.values()) == {True, False}
+    assert all(passed == ("kernel 64 x" in name) for name, passed in checks.items())

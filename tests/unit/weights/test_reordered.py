@@ -1,0 +1,47 @@
+"""Heads that rotate in part, or neighbour with neighbour: everything of a query or key head moves with its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from jaxserve.checkpoint.protocol import TensorInfo
+from jaxserve.checkpoint.view import CheckpointView
+from jaxserve.models.registry import decoder_config
+from jaxserve.weights.reordered import with_rotary_order
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(CheckpointView):
+    """Two heads of eight rows, which are called by their numbers; a norm is of one head."""
+
+    def read(self, name: str) -> np.ndarray:
+        rows = np.arange(8 if "norm" in name else 16)
+        return rows if name.endswith((".bias", "norm.weight")) else np.stack([rows, rows + 100], axis=1)
+
+
+def test_weights_biases_scales_and_norms_of_queries_and_keys_move_together() -> None:
+    config = decoder_config(
+        {
+            "architectures": ["GlmForCausalLM"],
+            "vocab_size": 8,
+            "hidden_size": 16,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "head_dim": 8,
+            "max_position_embeddings": 64,
+        }
+    )
+    names = [f"{part}.{of}" for part in ("q_proj", "k_proj", "v_proj") for of in ("weight", "bias", "weight_scale")]
+    tensors = {name: TensorInfo(name, (16,), "F32", 64, Path()) for name in [*names, "q_norm.weight"]}
+    checkpoint = Rows(None, tensors)  # type: ignore[arg-type]
+    seen = with_rotary_order(checkpoint, config)
+    head = [0, 2, 4, 5, 1, 3, 6, 7]
+    both = np.array(head + [8 + row for row in head])
+    for name in names:
+        expected = checkpoint.read(name) if name.startswith("v_proj") else checkpoint.read(name)[both]
+        np.testing.assert_array_equal(seen.read(name), expected)
+    assert seen.read("q_norm.weight").tolist() == head
