@@ -4,7 +4,8 @@ argument  the descriptor of its listening socket
 stdin     one line, an ApiWorkerSpec; then a line that says why, when the engine is gone; its end is the
           parent's death, and ours
 stdout    one line when it takes requests
-SIGTERM   drain and exit 0; a second one: at once
+SIGTERM   drain and exit 0
+SIGINT    after that: at once
 exit      0 stopped, 1 the engine or the parent is gone, 2 could not start
 """
 

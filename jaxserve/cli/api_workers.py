@@ -52,11 +52,12 @@ class ApiWorkers:
         return f"API process {waits[ended]} ended with exit code {ended.result()}"
 
     def terminate(self) -> None:
-        """Ask all to drain; the second time, to end at once."""
+        """Ask all to drain; the second time, to end at once: with another signal, for a busy process gets equal ones as one."""
+        number = signal.SIGINT if self._patience_s else signal.SIGTERM
         self._patience_s = self._drain_s + STOP_GRACE_S
         for process in self._processes:
             if process.returncode is None:
-                process.send_signal(signal.SIGTERM)
+                process.send_signal(number)
 
     async def fail(self, reason: str) -> None:
         """Have all end their requests with an error and exit."""

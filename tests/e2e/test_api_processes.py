@@ -50,6 +50,13 @@ def connections_of(pid: int, port: int) -> int:
     return sum(row[1].endswith(f":{port:04X}") and row[3] == "01" and f"socket:[{row[9]}]" in inodes for row in rows)
 
 
+def is_pending(pid: int, number: signal.Signals) -> bool:
+    """Whether this signal waits until process `pid` runs again."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    pending = next(line for line in status.splitlines() if line.startswith("ShdPnd:"))
+    return bool(int(pending.split()[1], 16) >> (number - 1) & 1)
+
+
 def test_processes_share_connections_and_seeds_never_meet() -> None:
     with running({"vocab_size": 384, "eos_token_ids": []}, server=TWO) as server:
         texts = []
@@ -112,6 +119,21 @@ def test_second_signal_ends_every_process_at_once() -> None:
             assert b'"error"' in rest_of(stream)
         assert server.process.wait(30) == 0
         assert not any(map(is_alive, pids))
+
+
+def test_a_busy_process_learns_of_the_second_signal() -> None:
+    with running(SLOW, server=TWO) as server:
+        busy = children(server)[1]
+        streams = open_streams(server, 12)
+        os.kill(busy, signal.SIGSTOP)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: is_pending(busy, signal.SIGTERM), "the first signal was not passed on")
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: connections_of(server.process.pid, server.port) == 0, "never ended its own streams")
+        os.kill(busy, signal.SIGCONT)
+        for stream in streams:
+            assert b'"error"' in rest_of(stream)
+        assert server.process.wait(30) == 0
 
 
 @pytest.mark.parametrize("victim", [0, 1])
