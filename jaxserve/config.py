@@ -52,6 +52,11 @@ class ModelConfig:
     served_model_name: str | None = option(
         None, help="name(s) that requests use, comma separated; the first is echoed (default: MODEL)"
     )
+    lora_modules: str | None = option(
+        None,
+        help="LoRA adapters to serve beside the model, NAME=PATH (a folder as PEFT saves it, or a hub id), comma "
+        "separated; requests choose one by its name as their model",
+    )
     dtype: Dtype = option(
         "auto",
         help="weights, and but for CPUs (float32) activations and KV cache; auto: float32 on CPU, else bfloat16",
@@ -75,6 +80,19 @@ class ModelConfig:
         help="how a text's vector comes from those of its tokens; auto: as the checkpoint's modules.json says, "
         "else last for decoders and mean for encoders",
     )
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Where each adapter of `lora_modules` is, by name. Raises ConfigError."""
+        adapters: dict[str, str] = {}
+        for entry in filter(None, (part.strip() for part in (self.lora_modules or "").split(","))):
+            name, separator, path = (part.strip() for part in entry.partition("="))
+            if not (name and separator and path):
+                raise ConfigError(f"--lora-modules {entry!r}: expected NAME=PATH")
+            if name in adapters:
+                raise ConfigError(f"--lora-modules: two adapters are called {name!r}")
+            adapters[name] = path
+        return adapters
 
     def check_generates(self) -> None:
         """Raise ConfigError for what only an engine that embeds can do."""

@@ -55,6 +55,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("prefix_cache_queries", "counter", "Prompt tokens looked up in the prefix cache."),
     MetricSpec("prefix_cache_hits", "counter", "Prompt tokens found in the prefix cache."),
     MetricSpec("num_preemptions", "counter", "Requests put back to waiting for lack of KV pages."),
+    MetricSpec("adapter_requests", "counter", "Requests of each adapter of --lora-modules.", ("adapter",)),
     MetricSpec("prompt_tokens", "counter", "Prompt tokens processed."),
     MetricSpec("prompt_tokens_cached", "counter", "Prompt tokens of requests whose KV came from the prefix cache."),
     MetricSpec("prompt_tokens_by_source", "counter", "Prompt tokens by where their KV came from.", ("source",)),

@@ -17,6 +17,7 @@ _DIRECTORY_PATTERNS = ["model*.safetensors", "*.json", "tokenizer*", "vocab.txt"
 """What a safetensors model needs: no pickle, no second copy of the weights."""
 _IGNORED_PATTERNS = ["[!0-9]*/*", "[0-9][!_]*/*"]
 """Subdirectories, but those of sentence-transformers' modules, such as `1_Pooling`: a `*` matches slashes, too."""
+_ADAPTER_PATTERNS = ["adapter_config.json", "adapter_model.safetensors"]
 _CONFIG_PATTERNS = ["config.json", "generation_config.json"]
 """What describes a safetensors model."""
 
@@ -53,6 +54,19 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True, pr
     if not (snapshot / file_name).is_file():
         raise CheckpointError(f"model {model}: expected {shown(file_name)} in the repository, found no such file")
     return snapshot / file_name
+
+
+def resolve_adapter(adapter: str, *, progress: bool = True) -> Path:
+    """The same for an adapter: an existing folder, or the snapshot of a hub id."""
+    path = _existing(adapter)
+    if path is not None:
+        return path
+    match = _HUB_ID.fullmatch(adapter)
+    if match is None or match["file"] is not None:
+        raise ConfigError(
+            f"adapter {shown(adapter, 200)}: expected an existing folder, or owner/name on the Hugging Face hub; found no such path"
+        )
+    return _download(match["repo"], None, _ADAPTER_PATTERNS, progress)
 
 
 def _existing(model: str) -> Path | None:

@@ -37,10 +37,11 @@ def with_text_alone(checkpoint: Checkpoint) -> Checkpoint:
     """The same under the names of a text model, without what sees."""
     if not any(name.startswith(tuple(_PREFIXES)) for name in checkpoint.tensors):
         return checkpoint
-    return renamed(checkpoint, _text_name)
+    return renamed(checkpoint, text_name)
 
 
-def _text_name(name: str) -> str | None:
+def text_name(name: str) -> str | None:
+    """What a tensor or module is called in the text model; None: it is no part of that."""
     for prefix, text_prefix in _PREFIXES.items():
         if name.startswith(prefix):
             return text_prefix + name.removeprefix(prefix)

@@ -128,7 +128,9 @@ def make_state(
     on_progress: Callable[[StartupProgress], None],
 ) -> ServerState:
     """What requests need, as the config has it. Whoever asks for it runs the client and closes the rest."""
-    server, names = config.server, model_names(config)
+    server, names, adapters = config.server, model_names(config), config.model.adapters
+    if both := adapters.keys() & set(names):
+        raise ConfigError(f"--lora-modules: {min(both)!r} is what the model itself is called")
     metrics, startup = Metrics(names[0]), StartupLog()
 
     def note(progress: StartupProgress) -> None:
@@ -137,6 +139,7 @@ def make_state(
 
     return ServerState(
         model_names=names,
+        adapters=adapters,
         client=EngineClient(
             connection,
             metrics,

@@ -13,6 +13,7 @@ from jaxserve.cli.options import ENGINE_SECTIONS, add_flags, child_environment, 
 from jaxserve.cli.progress import StartupDisplay
 from jaxserve.cli.settings import SETTINGS, parse_value
 from jaxserve.config import Config
+from jaxserve.errors import ConfigError
 from jaxserve.planning.devices import NAMES, Device, find_device
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the plan; the exit code says whether it fits."""
     config = config_from_flags(arguments)
     config.model.check_generates()
+    if config.model.adapters:
+        raise ConfigError("--lora-modules: plans are made of the model alone; leave adapters out")
     device = find_device(arguments.device, _device_memory(arguments.device_memory))
     with _only_errors():  # what the engine would warn of stands in the notes
         plan = _make_plan(config, device, arguments)

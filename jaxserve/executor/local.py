@@ -13,9 +13,11 @@ from typing import Any, Literal
 import jax
 
 from jaxserve import __version__
+from jaxserve.checkpoint.adapted import with_adapters
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.config import Config
+from jaxserve.executor.adapters import adapters_config, open_adapters
 from jaxserve.executor.preparation import Preparation, prepare
 from jaxserve.executor.protocol import Progress
 from jaxserve.executor.sampling_defaults import sampling_defaults
@@ -64,7 +66,10 @@ class LocalExecutor:
             checkpoint = open_checkpoint(model_path)
             decoder = decoder_of(checkpoint)
             config = with_tried_kernels(config, decoder, clock, progress)
-            prepared = prepare(config, decoder)
+            adapters = open_adapters(config, decoder)
+            prepared = prepare(config, decoder, room := adapters_config(adapters))
+            if room is not None:
+                checkpoint = with_adapters(checkpoint, adapters, room.rank)
             check_tensors(checkpoint, prepared.skeleton)
             defaults = sampling_defaults(config.model.generation_config, checkpoint)
             if prepared.device.platform == "cpu":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError, StartupError
+from jaxserve.executor.adapters import adapters_config, open_adapters
 from jaxserve.executor.preparation import prepare
 from jaxserve.executor.trial import with_tried_kernels
 from jaxserve.ipc.report import PhaseClock
@@ -45,7 +46,7 @@ def precompile(
     decoder, _ = read_decoder(model_path)
     there = replace(config, compile=replace(config.compile, compile_cache=str(directory)))
     config = with_tried_kernels(there, decoder, PhaseClock(), lambda *_: None)
-    prepared = prepare(config, decoder)
+    prepared = prepare(config, decoder, adapters_config(open_adapters(config, decoder)))
     steps, upkeep = prepared.make_programs(cache, progress), prepared.make_upkeep(cache)
     made: list[tuple[Program | Upkeep, MadeProgram]] = [*steps.items(), *upkeep.items()]
     entries = [_entry(program.name, result, cache, directory) for program, result in made]

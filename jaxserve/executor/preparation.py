@@ -14,7 +14,7 @@ import jax
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
-from jaxserve.models.config import DecoderConfig
+from jaxserve.models.config import AdaptersConfig, DecoderConfig
 from jaxserve.models.skeleton import ModelSkeleton, array_bytes, make_skeleton
 from jaxserve.runner.backend import chip_of
 from jaxserve.runner.buckets import resolve_limits
@@ -58,6 +58,7 @@ class Preparation:
         return host_facts() | {
             "model config": model,
             "numerics": str(numerics),
+            "adapters": str(self.skeleton.adapters),
             "devices": str(len(self.sharding.devices)),
             "KV dtype": str(limits.kv_dtype),
             "KV page tokens": str(limits.spec.block_size),
@@ -98,15 +99,15 @@ class Preparation:
         return make_upkeep(self.keeping, self.sharding, cache)
 
 
-def prepare(config: Config, decoder: DecoderConfig) -> Preparation:
-    """Size the engine. Raises StartupError in one line, also when memory will not do."""
+def prepare(config: Config, decoder: DecoderConfig, adapters: AdaptersConfig | None = None) -> Preparation:
+    """Size the engine, with room for `adapters`. Raises StartupError in one line, also when memory will not do."""
     for note in context_notes(config, decoder):
         _LOG.info(note)
     decoder = decoder.with_context(config.model.max_model_len)
     size = config.parallel.tensor_parallel_size
     device = first_device(size)
     numerics = make_numerics(config, decoder, chip_of(device))
-    skeleton = make_skeleton(decoder, numerics)
+    skeleton = make_skeleton(decoder, numerics, adapters)
     sharding = make_sharding(decoder, size)
     kv_shards = size if sharding.rules["kv_heads"] == MODEL_AXIS else 1
     num_slots = resolve_limits(device.platform, config.scheduler).max_num_seqs

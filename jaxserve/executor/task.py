@@ -14,6 +14,13 @@ from jaxserve.models.registry import model_of
 
 def resolve_task(config: ModelConfig, path: Path) -> Literal["generate", "embed"]:
     """What is asked for, or what the model at `path` can do. Raises StartupError when it cannot what is asked for."""
+    task = _task(config, path)
+    if task == "embed" and config.adapters:
+        raise ConfigError("--lora-modules: adapters of models that embed are not served")
+    return task
+
+
+def _task(config: ModelConfig, path: Path) -> Literal["generate", "embed"]:
     if config.task == "embed":
         return "embed"
     is_encoder = isinstance(model_of(open_checkpoint(path)), EncoderConfig)

@@ -94,6 +94,8 @@ class AddRequest(Message, frozen=True):
     grammar: Grammar | None = None
     second_start: int | None = None
     """Of a pair of texts for a cross-encoder that tells them apart: the place of the second one's first token."""
+    adapter: int = 0
+    """Its place in `--lora-modules`, from 1; 0: the model as it is."""
     prediction_token_ids: list[int] = []
     """What the reply may be, where somebody has an idea: drafts are taken from it."""
 

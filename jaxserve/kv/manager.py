@@ -58,9 +58,9 @@ class KVManager:
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def new_table(self, cache_salt: str | None) -> BlockTable:
-        """An empty table for a new request."""
-        return BlockTable(self._max_blocks, HashChain(self.block_size, cache_salt))
+    def new_table(self, cache_salt: str | None, adapter: int = 0) -> BlockTable:
+        """An empty table for a new request, of this adapter."""
+        return BlockTable(self._max_blocks, HashChain(self.block_size, cache_salt, adapter))
 
     def find_prefix(self, table: BlockTable, tokens: np.ndarray) -> list[BlockId]:
         """The cached pages that `tokens` start with. Changes nothing."""

@@ -1,7 +1,7 @@
 """Which pages hold the start of a prompt already.
 
 A full page is named by sha256 over its parent's name and its tokens; the first parent is the hash of the
-request's salt. So a name stands for the page's whole past, prompts with different salts share nothing,
+request's salt and adapter. So a name stands for the page's whole past, prompts with different ones share nothing,
 and nobody can craft a collision. Pages are named only after their tokens were computed.
 """
 
@@ -23,9 +23,11 @@ class HashChain:
 
     __slots__ = ("_block_size", "_names", "_root")
 
-    def __init__(self, block_size: int, salt: str | None) -> None:
+    def __init__(self, block_size: int, salt: str | None, adapter: int = 0) -> None:
         self._block_size = block_size
         self._root = sha256(b"unsalted" if salt is None else b"salt:" + salt.encode("utf-8", "surrogatepass")).digest()
+        if adapter:
+            self._root = sha256(b"adapter:%d:" % adapter + self._root).digest()
         self._names: list[BlockHash] = []
 
     def name(self, index: int, tokens: np.ndarray) -> BlockHash:

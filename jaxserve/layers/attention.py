@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxserve_kernels.paged_attention import Paging, Scoring, write_and_attend
 from jaxserve_kernels.rope import Rotation
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.layers.fan import Fan
-from jaxserve.layers.linear import Linear
+from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.norm import RMSNorm
 from jaxserve.layers.numerics import Numerics
 from jaxserve.layers.param import parameter
@@ -34,6 +34,8 @@ class StepContext(NamedTuple):
     sliding_rotation: Rotation | None
     """Of layers that slide; None: that of the others."""
     paging: Paging
+    adapters: Bool[Array, "T A"] | None = None
+    """Of `Tokens`."""
 
     def rotation_of(self, layer: LayerConfig) -> Rotation | None:
         """What the layer's queries and keys are rotated by."""
@@ -44,9 +46,9 @@ class StepContext(NamedTuple):
         return self.rotation
 
     @property
-    def num_tokens(self) -> Int[Array, ""]:
-        """Tokens that are not padding: they come first."""
-        return self.paging.query_starts[-1]
+    def tokens(self) -> Tokens:
+        """Those that are not padding come first."""
+        return Tokens(self.paging.query_starts[-1], self.adapters)
 
 
 class Attention(nnx.Module):
@@ -75,7 +77,7 @@ class Attention(nnx.Module):
         self, x: Float[Array, "T D"], pool: KVPool, index: Int[Array, ""], step: StepContext
     ) -> tuple[Float[Array, "T D"], KVPool]:
         n, k, h = self.shape
-        query, key, value = self.qkv_proj(x, step.num_tokens)
+        query, key, value = self.qkv_proj(x, step.tokens)
         if not self.has_whole_norm:
             query, key = query.reshape(-1, n, h), key.reshape(-1, k, h)
         if self.q_norm is not None and self.k_norm is not None:
@@ -94,7 +96,7 @@ class Attention(nnx.Module):
                 sinks=None if self.sinks is None else self.sinks[...],
                 backend=self.backend,
             )  # (T, N, H)
-        return self.o_proj(attended.reshape(-1, n * h), step.num_tokens), KVPool(*pages)
+        return self.o_proj(attended.reshape(-1, n * h), step.tokens), KVPool(*pages)
 
 
 def _head_norm(config: DecoderConfig, num_heads: int, numerics: Numerics) -> RMSNorm | None:

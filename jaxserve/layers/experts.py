@@ -18,7 +18,7 @@ from jaxserve_kernels.grouped_matmul import grouped_matmul
 from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.fan import Fan
-from jaxserve.layers.linear import Linear, Matrix
+from jaxserve.layers.linear import Linear, Matrix, Tokens
 from jaxserve.layers.mlp import ACTIVATIONS
 from jaxserve.layers.numerics import Numerics
 from jaxserve.layers.param import Axes
@@ -122,15 +122,15 @@ class Experts(nnx.Module):
         self.experts = ExpertMLPs(config, experts, numerics)
         self.config = experts
 
-    def __call__(self, x: Float[Array, "T D"], num_tokens: Int[Array, ""]) -> Float[Array, "T D"]:
+    def __call__(self, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T D"]:
         """Of padding tokens: zeros."""
         with jax.named_scope("route"):
-            scores = self.gate.multiply(x, num_tokens)
+            scores = self.gate.multiply(x, tokens.num_real)
             if self.gate.bias is not None:
                 scores = scores + self.gate.bias[...]
-            routing = route(scores, num_tokens, self.config)
+            routing = route(scores, tokens.num_real, self.config)
         made = self._on_every_device(x, routing).astype(x.dtype)
-        return jnp.where(jnp.arange(len(x))[:, None] < num_tokens, made, 0)
+        return jnp.where(jnp.arange(len(x))[:, None] < tokens.num_real, made, 0)
 
     def _on_every_device(self, x: Float[Array, "T D"], routing: Routing) -> Float[Array, "T D"]:
         """On each of the mesh in context its parts of all experts, and one sum behind them.

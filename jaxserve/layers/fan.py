@@ -10,14 +10,16 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from jaxserve.layers.linear import LowRank, Matrix, Tokens
 from jaxserve.layers.numerics import Numerics
 
-Product = Callable[[Array, Array], Array]
+Product = Callable[[Array, Any], Array]
 """Of rows with a matrix, as `Linear` or `ExpertLinear`."""
 
 
@@ -70,14 +72,31 @@ class Fan(nnx.Module):
         self.names = tuple(counts)
         self.rows = Rows(tuple(counts.values()), math.gcd(num_units, numerics.joined_for))
         self.is_joined = numerics.joined_for > 0
+        self.adapters: nnx.Dict[LowRank] = nnx.Dict()
+        """What adapters add to parts of a joined product, by name."""
         if self.is_joined:
             self.joined = make(sum(counts.values()))
             return
         for name, count in counts.items():
             setattr(self, name, make(count))
 
-    def __call__(self, x: Float[Array, "T I"], num_rows: Int[Array, "*E"]) -> list[Float[Array, "T _"]]:
-        """The product with each matrix, in the order of their names. num_rows: as the modules take it."""
-        if self.is_joined:
-            return self.rows.split(self.joined(x, num_rows))
-        return [getattr(self, name)(x, num_rows) for name in self.names]
+    def adapt(self, name: str, num_ranks: int) -> None:
+        """Declare what adapters add to a part of the joined product."""
+        assert isinstance(self.joined, Matrix), "experts have no adapters"
+        axes = self.joined.weight.get_metadata()["axes"]
+        out_dim, in_dim = self.rows.counts[self.names.index(name)], self.joined.weight.shape[1]
+        self.adapters[name] = LowRank(out_dim, in_dim, axes, self.joined.numerics, num_ranks)
+
+    def __call__(self, x: Float[Array, "T I"], rows: Tokens | Int[Array, "E"]) -> list[Float[Array, "T _"]]:
+        """The product with each matrix, in the order of their names. rows: what the modules are told of them."""
+        if not self.is_joined:
+            return [getattr(self, name)(x, rows) for name in self.names]
+        parts = self.rows.split(self.joined(x, rows))
+        if not self.adapters:
+            return parts
+        return [self._adapted(name, part, x, rows) for name, part in zip(self.names, parts, strict=True)]
+
+    def _adapted(
+        self, name: str, part: Float[Array, "T _"], x: Float[Array, "T I"], tokens: Any
+    ) -> Float[Array, "T _"]:
+        return part + self.adapters[name](x, tokens).astype(part.dtype) if name in self.adapters else part

@@ -5,13 +5,25 @@ Output-major is also the faster layout for XLA:CPU's skinny products, and the ti
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from flax import nnx
 from jaxserve_kernels.matmul import matmul, offset_product
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.layers.numerics import Numerics
 from jaxserve.layers.param import Axes, parameter
+
+
+class Tokens(NamedTuple):
+    """What products have to know of the tokens that they are given."""
+
+    num_real: Int[Array, ""]
+    """Those behind are padding."""
+    adapters: Bool[Array, "T A"] | None = None
+    """Which of all adapters' ranks are those of each token's own one; None: there are no adapters."""
 
 
 class Matrix(nnx.Module):
@@ -57,13 +69,41 @@ class Matrix(nnx.Module):
         return product if self.weight_offset is None else product + offset_product(x, self.weight_offset[...])
 
 
+class LowRank(nnx.Module):
+    """What adapters add to a product: up(down(x)), each token by its own adapter (LoRA, Hu et al., arXiv 2106.09685).
+
+    The ranks of all adapters lie beside each other in two matrices, and what is not a token's own is taken out between
+    the two: requests of any adapters, and of none, share a step, whose shape says nothing of who is in it.
+    """
+
+    def __init__(self, out_dim: int, in_dim: int, axes: Axes, numerics: Numerics, num_ranks: int) -> None:
+        plain = replace(numerics, quantization="none")
+        self.lora_A = Matrix(num_ranks, in_dim, (None, axes[1]), plain)
+        self.lora_B = Matrix(out_dim, num_ranks, (axes[0], None), plain)
+
+    def __call__(self, x: Float[Array, "T I"], tokens: Tokens) -> Float[Array, "T O"]:
+        """In float32."""
+        assert tokens.adapters is not None, "a model with room for adapters is told whose tokens these are"
+        ranks = self.lora_A.multiply(x, tokens.num_real)  # (T, A)
+        return self.lora_B.multiply(jnp.where(tokens.adapters, ranks, 0).astype(x.dtype), tokens.num_real)
+
+
 class Linear(Matrix):
     """`[out, in]` weight and an optional bias."""
 
     def __init__(self, out_dim: int, in_dim: int, axes: Axes, numerics: Numerics, *, bias: bool = False) -> None:
         super().__init__(out_dim, in_dim, axes, numerics)
         self.bias = parameter((out_dim,), axes[:1], numerics.vectors) if bias else None
+        self.adapters: LowRank | None = None
 
-    def __call__(self, x: Float[Array, "T I"], num_rows: Int[Array, ""]) -> Float[Array, "T O"]:
-        y = self.multiply(x, num_rows).astype(x.dtype)
+    def adapt(self, num_ranks: int) -> None:
+        """Declare what adapters add."""
+        out_dim, in_dim = self.weight.shape
+        self.adapters = nnx.data(LowRank(out_dim, in_dim, self.weight.get_metadata()["axes"], self.numerics, num_ranks))
+
+    def __call__(self, x: Float[Array, "T I"], tokens: Tokens) -> Float[Array, "T O"]:
+        y = self.multiply(x, tokens.num_real)
+        if self.adapters is not None:
+            y = y + self.adapters(x, tokens)
+        y = y.astype(x.dtype)
         return y if self.bias is None else y + self.bias[...]

@@ -7,10 +7,10 @@ from functools import partial
 
 import jax
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxserve.layers.fan import Fan
-from jaxserve.layers.linear import Linear
+from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.numerics import Numerics
 from jaxserve.models.config import Activation, DecoderConfig
 
@@ -41,6 +41,6 @@ class MLP(nnx.Module):
         self.down_proj = Linear(d, f, ("embed", "ffn"), numerics, bias=bias)
         self.activation = config.activation
 
-    def __call__(self, x: Float[Array, "T D"], num_tokens: Int[Array, ""]) -> Float[Array, "T D"]:
-        gate, up = self.gate_up_proj(x, num_tokens)  # (T, F) each
-        return self.down_proj(ACTIVATIONS[self.activation](gate) * up, num_tokens)
+    def __call__(self, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T D"]:
+        gate, up = self.gate_up_proj(x, tokens)  # (T, F) each
+        return self.down_proj(ACTIVATIONS[self.activation](gate) * up, tokens)

@@ -42,10 +42,13 @@ class Work:
     num_prompt_logprobs: int | None
 
 
-async def text_work(state: ServerState, prompt: str | list[int], params: SamplingParams) -> Work:
+async def text_work(
+    state: ServerState, prompt: str | list[int], params: SamplingParams, *, adapter: str | None = None
+) -> Work:
     """The work of a plain prompt. Raises RequestError for options, prompts and lengths that are out of range."""
     facts, tokens = state.client.require_generation(), state.tokenization
-    request = _request(CompletionRequest, params, prompt=prompt, logprobs=params.logprobs)
+    state.require_model(adapter)
+    request = _request(CompletionRequest, params, prompt=prompt, logprobs=params.logprobs, model=adapter)
     check_completion(request, state.limits)
     if isinstance(prompt, str):
         token_ids = await tokens.encode(prompt, add_special_tokens=True, max_tokens=facts.max_model_len, param="prompt")
@@ -69,12 +72,18 @@ async def text_work(state: ServerState, prompt: str | list[int], params: Samplin
 
 
 async def chat_work(
-    state: ServerState, messages: list[dict[str, Any]], params: SamplingParams, **template: Any
+    state: ServerState,
+    messages: list[dict[str, Any]],
+    params: SamplingParams,
+    *,
+    adapter: str | None = None,
+    **template: Any,
 ) -> Work:
     """The work of a conversation; `template`: what ChatRequest says of the prompt, such as `tools`."""
     facts = state.client.require_generation()
+    state.require_model(adapter)
     logprobs = {} if params.logprobs is None else {"logprobs": True, "top_logprobs": params.logprobs}
-    request = _request(ChatRequest, params, messages=messages, **logprobs, **template)
+    request = _request(ChatRequest, params, messages=messages, model=adapter, **logprobs, **template)
     check_chat(request, state.limits)
     job = await make_chat_job(state, facts, request)
     _check_room(facts, job.requests[0])

@@ -71,18 +71,19 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        adapter: str | None = None,
         progress_bar: bool = True,
     ) -> list[RequestOutput]:
         """Continue one prompt or many (texts or token ids), with one `sampling_params` for all or one for each.
 
-        Without them: `get_default_sampling_params()`.
+        Without them: `get_default_sampling_params()`. adapter: the name of one of the setting `lora_modules`.
 
         The results have the order of the prompts. Everything is checked before anything runs: a prompt or an option
         that is out of range raises InvalidRequestError, with a note saying which prompt it was, and costs no result.
         Raises UnavailableError or InternalError when the engine fails under way.
         """
         listed = _listed_prompts(prompts)
-        return self._run(text_work, listed, sampling_params, progress_bar)
+        return self._run(partial(text_work, adapter=adapter), listed, sampling_params, progress_bar)
 
     def chat(
         self,
@@ -93,6 +94,7 @@ class LLM:
         tool_choice: str | dict[str, Any] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         continue_final_message: bool = False,
+        adapter: str | None = None,
         progress_bar: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, in the model's chat format; otherwise as `generate`.
@@ -103,7 +105,7 @@ class LLM:
         listed = [messages] if messages and isinstance(messages[0], dict) else messages
         given = {"tools": tools, "tool_choice": tool_choice, "chat_template_kwargs": chat_template_kwargs}
         template: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        make = partial(chat_work, continue_final_message=continue_final_message, **template)
+        make = partial(chat_work, adapter=adapter, continue_final_message=continue_final_message, **template)
         return self._run(make, listed, sampling_params, progress_bar)
 
     def embed(

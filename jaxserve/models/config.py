@@ -85,6 +85,22 @@ class LayerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AdaptersConfig:
+    """Adapters that are served with a model: how much room they have."""
+
+    count: int
+    rank: int
+    """Of each; those of smaller ones are filled up with zeros."""
+    modules: tuple[str, ...]
+    """What any of them adds to, by names in checkpoints."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Of all together."""
+        return self.count * self.rank
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """One decoder-only transformer. Letters: L layers, D model, N query heads, K kv heads, H head dim, F ffn, V vocab,
     E experts."""

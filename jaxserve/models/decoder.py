@@ -54,7 +54,7 @@ class DecoderLayer(nnx.Module):
             attended, pool = self.self_attn(before_attention(x), pool, index, step)
         x = x + scaled(behind_attention(attended), self.residual_scale)
         with jax.named_scope("mlp"):
-            made = self.mlp(before_mlp(x), step.num_tokens)
+            made = self.mlp(before_mlp(x), step.tokens)
         return x + scaled(behind_mlp(made), self.residual_scale), pool
 
     def _norm(self, name: str | None) -> Callable[[Array], Array]:

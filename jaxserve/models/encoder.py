@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.embed import Embedding
 from jaxserve.layers.fan import Fan
-from jaxserve.layers.linear import Linear
+from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.mlp import ACTIVATIONS
 from jaxserve.layers.norm import LayerNorm
 from jaxserve.layers.numerics import Numerics
@@ -67,10 +67,8 @@ class Output(nnx.Module):
         self.dense = Linear(config.hidden_size, in_dim, ("embed", in_axis), numerics, bias=True)
         self.LayerNorm = LayerNorm(config.hidden_size, config.norm_eps, numerics)
 
-    def __call__(
-        self, x: Float[Array, "T I"], residual: Float[Array, "T D"], num_tokens: Int[Array, ""]
-    ) -> Float[Array, "T D"]:
-        return self.LayerNorm(residual + self.dense(x, num_tokens))
+    def __call__(self, x: Float[Array, "T I"], residual: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T D"]:
+        return self.LayerNorm(residual + self.dense(x, tokens))
 
 
 class EncoderAttention(nnx.Module):
@@ -82,8 +80,8 @@ class EncoderAttention(nnx.Module):
         self.shape = (-1, config.num_heads, config.head_dim)
 
     def __call__(self, x: Float[Array, "T D"], texts: Texts) -> Float[Array, "T D"]:
-        query, key, value = (part.reshape(self.shape) for part in self.self.qkv(x, texts.num_tokens))
-        return self.output(attend(query, key, value, texts).reshape(x.shape), x, texts.num_tokens)
+        query, key, value = (part.reshape(self.shape) for part in self.self.qkv(x, Tokens(texts.num_tokens)))
+        return self.output(attend(query, key, value, texts).reshape(x.shape), x, Tokens(texts.num_tokens))
 
 
 class Intermediate(nnx.Module):
@@ -93,8 +91,8 @@ class Intermediate(nnx.Module):
         self.dense = Linear(config.intermediate_size, config.hidden_size, ("ffn", "embed"), numerics, bias=True)
         self.activation = config.activation
 
-    def __call__(self, x: Float[Array, "T D"], num_tokens: Int[Array, ""]) -> Float[Array, "T F"]:
-        return ACTIVATIONS[self.activation](self.dense(x, num_tokens))
+    def __call__(self, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T F"]:
+        return ACTIVATIONS[self.activation](self.dense(x, tokens))
 
 
 class EncoderLayer(nnx.Module):
@@ -109,7 +107,7 @@ class EncoderLayer(nnx.Module):
         with jax.named_scope("attention"):
             x = self.attention(x, texts)
         with jax.named_scope("mlp"):
-            return self.output(self.intermediate(x, texts.num_tokens), x, texts.num_tokens)
+            return self.output(self.intermediate(x, Tokens(texts.num_tokens)), x, Tokens(texts.num_tokens))
 
 
 class EncoderStack(nnx.Module):

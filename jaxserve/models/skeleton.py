@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,9 @@ import numpy as np
 from flax import nnx
 
 from jaxserve.layers.fan import Fan, Rows
-from jaxserve.layers.linear import Matrix
+from jaxserve.layers.linear import Linear, Matrix
 from jaxserve.layers.numerics import Numerics
-from jaxserve.models.config import DecoderConfig, EncoderConfig
+from jaxserve.models.config import AdaptersConfig, DecoderConfig, EncoderConfig
 from jaxserve.models.decoder import Decoder
 from jaxserve.models.encoder import Encoder
 
@@ -95,6 +95,7 @@ class ModelSkeleton:
     leaves: tuple[LeafSpec, ...]
     graph: Any
     treedef: Any
+    adapters: AdaptersConfig | None = None
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -123,9 +124,10 @@ class EncoderSkeleton:
         return model
 
 
-def make_skeleton(config: DecoderConfig, numerics: Numerics) -> ModelSkeleton:
-    """Declare the decoder of `config` with its parameters as `numerics` says."""
-    return ModelSkeleton(config, numerics, *_declare(lambda: Decoder(config, numerics), numerics))
+def make_skeleton(config: DecoderConfig, numerics: Numerics, adapters: AdaptersConfig | None = None) -> ModelSkeleton:
+    """Declare the decoder of `config` with its parameters as `numerics` says, and room for `adapters`."""
+    declared = _declare(lambda: Decoder(config, numerics), numerics, adapters)
+    return ModelSkeleton(config, numerics, *declared, adapters=adapters)
 
 
 def make_encoder_skeleton(config: EncoderConfig, numerics: Numerics) -> EncoderSkeleton:
@@ -133,7 +135,9 @@ def make_encoder_skeleton(config: EncoderConfig, numerics: Numerics) -> EncoderS
     return EncoderSkeleton(config, numerics, *_declare(lambda: Encoder(config, numerics), numerics))
 
 
-def _declare(make: Callable[[], nnx.Module], numerics: Numerics) -> tuple[tuple[LeafSpec, ...], Any, Any]:
+def _declare(
+    make: Callable[[], nnx.Module], numerics: Numerics, adapters: AdaptersConfig | None = None
+) -> tuple[tuple[LeafSpec, ...], Any, Any]:
     """Leaves, graph and tree of a module, without allocating anything."""
     plain = frozenset(numerics.plain_matrices)
 
@@ -143,8 +147,10 @@ def _declare(make: Callable[[], nnx.Module], numerics: Numerics) -> tuple[tuple[
         for path, module in modules.items():
             if not isinstance(module, Matrix):
                 continue
-            if not plain.isdisjoint(_stored_modules(path, module, modules.get(path[:-1]))):
+            if not plain.isdisjoint(_stored_modules(path, modules)):
                 module.keep_plain()
+            if adapters is not None and isinstance(module, Linear):
+                _adapt(path, modules, adapters)
         return model
 
     model = nnx.eval_shape(declare)
@@ -157,40 +163,60 @@ def _declare(make: Callable[[], nnx.Module], numerics: Numerics) -> tuple[tuple[
     return leaves, graph, treedef
 
 
+_UNNAMED: Final = "adapters"
+"""Where a product has what adapters add to it: in an adapter's file that stands beside the product's weight."""
 _Path = tuple[Any, ...]
+_Modules = Mapping[_Path, nnx.Module]
 
 
-def _leaf(path: _Path, variable: Any, modules: Mapping[_Path, nnx.Module]) -> LeafSpec:
-    module, holder = modules[path[:-1]], modules.get(path[:-2])
-    rows = holder.rows if isinstance(holder, Fan) and holder.is_joined else None
-    (first, *_), parameter = _own_names(path[:-1], holder), path[-1]
+def _adapt(path: _Path, modules: _Modules, adapters: AdaptersConfig) -> None:
+    """Give the product at `path` room for what adapters add to it, if any do."""
+    module, fan = modules[path], _joined_fan(path, modules)
+    for name in set(_own_names(path, modules)).intersection(adapters.modules):
+        if fan is not None:
+            fan.adapt(name.rpartition(".")[2], adapters.num_ranks)
+        elif isinstance(module, Linear):
+            module.adapt(adapters.num_ranks)
+
+
+def _leaf(path: _Path, variable: Any, modules: _Modules) -> LeafSpec:
+    module, fan = modules[path[:-1]], _joined_fan(path[:-1], modules)
+    rows = None if fan is None else fan.rows
+    (first, *_), parameter = _own_names(path[:-1], modules), path[-1]
     return LeafSpec(
         name=f"{first}.{parameter}" if rows is None else _dotted((*path[:-2], parameter)),
         shape=variable.shape,
         dtype=jnp.dtype(variable.dtype),
         axes=variable.get_metadata()["axes"],
-        tensors=tuple(f"{name}.{parameter}" for name in _stored_modules(path[:-1], module, holder)),
+        tensors=tuple(f"{name}.{parameter}" for name in _stored_modules(path[:-1], modules)),
         rows=rows,
         num_experts=module.num_experts if isinstance(module, Matrix) else None,
     )
 
 
-def _stored_modules(path: _Path, module: nnx.Module, holder: nnx.Module | None) -> tuple[str, ...]:
-    """What a module is made of, as checkpoints call it. holder: what it is part of."""
-    names = _own_names(path, holder)
+def _stored_modules(path: _Path, modules: _Modules) -> tuple[str, ...]:
+    """What a module is made of, as checkpoints call it."""
+    module, names = modules[path], _own_names(path, modules)
     if not isinstance(module, Matrix) or module.num_experts is None:
         return names
     parts = [name.rpartition(".") for name in names]
     return tuple(f"{above}.{expert}.{name}" for expert in range(module.num_experts) for above, _, name in parts)
 
 
-def _own_names(path: _Path, holder: nnx.Module | None) -> tuple[str, ...]:
-    """A module's name, but for those in a fan."""
-    if not isinstance(holder, Fan):
-        return (_dotted(path),)
-    names = holder.names if holder.is_joined else path[-1:]
-    return tuple(_dotted((*path[:-2], name)) for name in names)
+def _own_names(path: _Path, modules: _Modules) -> tuple[str, ...]:
+    """A module's name, or those that a joined product has; what checkpoints do not know stands in none."""
+    fan = _joined_fan(path, modules)
+    stored = [
+        part for i, part in enumerate(path) if part != _UNNAMED and not isinstance(modules.get(path[: i + 1]), Fan)
+    ]
+    return (_dotted(stored),) if fan is None else tuple(_dotted((*stored[:-1], name)) for name in fan.names)
 
 
-def _dotted(path: _Path) -> str:
+def _joined_fan(path: _Path, modules: _Modules) -> Fan | None:
+    """Whose joined product the module at `path` is."""
+    holder = modules.get(path[:-1])
+    return holder if isinstance(holder, Fan) and holder.is_joined and path[-1] == "joined" else None
+
+
+def _dotted(path: Iterable[Any]) -> str:
     return ".".join(map(str, path))

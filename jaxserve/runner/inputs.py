@@ -59,6 +59,7 @@ INPUT_FIELDS: Final = {
     "targets": "T",
     "query_starts": "B+1",
     "kv_lengths": "B",
+    "adapters": "B",  # 0: none
     "slots": "B",  # padding rows, and those in no slot, point behind the last one
     "is_sampling": "B",
     "length_limits": "B",
@@ -129,6 +130,8 @@ def pack(plan: StepPlan, program: Program) -> np.ndarray:
     field["query_starts"][: num_rows + 1] = starts
     field["query_starts"][num_rows + 1 :] = num_tokens
     field["kv_lengths"][:num_rows] = computed + counts
+    if plan.adapters is not None:
+        field["adapters"][:num_rows] = plan.adapters
     field["slots"][:num_rows] = np.where(plan.slots == NO_SLOT, program.num_slots, plan.slots)
     field["slots"][num_rows:] = program.num_slots
     field["is_sampling"][:num_rows] = plan.is_sampling

@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.layers.attention import KVPool, StepContext
 from jaxserve.layers.rope import rotation, sliding_rotation
+from jaxserve.models.config import AdaptersConfig
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.runner.embedding import EMBED_FIELDS, embed
 from jaxserve.runner.inputs import (
@@ -317,4 +318,10 @@ def _context(skeleton: ModelSkeleton, field: dict[str, Any], pool: KVPool, progr
             slots=positions % page_size,
             ragged=ragged,
         ),
+        adapters=_own_ranks(skeleton.adapters, field["adapters"][field["rows"]]),
     )
+
+
+def _own_ranks(config: AdaptersConfig | None, adapters: Int[Array, "T"]) -> Bool[Array, "T A"] | None:
+    """Which of all ranks are those of each token's adapter."""
+    return None if config is None else adapters[:, None] == 1 + jnp.arange(config.num_ranks) // config.rank

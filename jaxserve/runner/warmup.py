@@ -57,7 +57,9 @@ def make_programs(
 ) -> dict[Program, MadeProgram]:
     """An executable for every wanted program of a decoder that generates."""
     params = abstract_params(skeleton, sharding)
-    key = program_key(host_facts(), skeleton.config, skeleton.numerics, params, sharding, pool_shape, kv_dtype)
+    key = program_key(
+        host_facts(), skeleton.config, skeleton.numerics, skeleton.adapters, params, sharding, pool_shape, kv_dtype
+    )
 
     def lower_one(program: Program) -> jax.stages.Lowered:
         return lower(skeleton, sharding, program, pool_shape, kv_dtype)

@@ -80,6 +80,7 @@ def with_drafts(
         length_limits=plan.length_limits[row],
         stop_token_ids=plan.stop_token_ids[row],
         targets=None if plan.targets is None else plan.targets[row],
+        adapters=None if plan.adapters is None else plan.adapters[row],
     )
     return plan, [requests[i] for i in row]
 

@@ -56,8 +56,7 @@ def pack(
             continue
         if request.grammar is not None and is_sampling[row] and request.slot is not None:
             masks.append(Mask(request.slot, request.grammar.mask))
-        wanted = request.sampling.num_top_logprobs
-        if wanted is not None and is_sampling[row]:
+        if is_sampling[row] and (wanted := request.sampling.num_top_logprobs) is not None:
             num_top_logprobs = max(num_top_logprobs, wanted)
         if request.num_unscored and request.is_scoring:
             num_prompt_logprobs = max(num_prompt_logprobs, request.sampling.num_prompt_logprobs or 0)
@@ -82,6 +81,7 @@ def pack(
         num_prompt_logprobs=num_prompt_logprobs,
         targets=targets,
         seats=tuple(request.seat() for request in newcomers if request.needs_seat),
+        adapters=_adapters(ordered),
         masks=tuple(masks),
     )
     return plan, ordered
@@ -90,6 +90,11 @@ def pack(
 def _matrix(rows: list[np.ndarray]) -> np.ndarray:
     """`np.stack` for rows of one length, without its checks: they would take a quarter of the time of all packing."""
     return np.concatenate(rows).reshape(len(rows), -1)
+
+
+def _adapters(ordered: list[Request]) -> np.ndarray | None:
+    adapters = [request.adapter for request in ordered]
+    return np.array(adapters, np.int32) if any(adapters) else None
 
 
 def _targets(ordered: list[Request], num_scheduled: np.ndarray) -> np.ndarray:

@@ -108,6 +108,8 @@ class StepPlan:
     targets: np.ndarray | None = None
     """int32 [sum(num_scheduled_tokens)], the token that follows each one in its prompt, NO_TARGET where nobody asks.
     None when nobody asks for any."""
+    adapters: np.ndarray | None = None
+    """int32 [B], the adapter of each row, 0 where it has none. None when nobody has one."""
     masks: tuple[Mask, ...] = ()
     """Of the rows that sample under a grammar; they take the place of what the slots say of allowed tokens."""
 

@@ -32,6 +32,7 @@ class Request:
     __slots__ = (
         "_buffer",
         "_foretold",
+        "adapter",
         "arrival_s",
         "finish_reason",
         "grammar",
@@ -74,6 +75,7 @@ class Request:
         grammar: GrammarState | None = None,
     ) -> None:
         self.request_id = message.request_id
+        self.adapter = message.adapter
         self.sampling = message.sampling
         self.stop_token_ids = frozenset(message.sampling.stop_token_ids)
         self.grammar = grammar

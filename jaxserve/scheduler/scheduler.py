@@ -133,7 +133,7 @@ class Scheduler:
             return fault_of(InvalidRequestError(f"request id {message.request_id!r} is in use", param="request_id"))
         refusal = self._admission.refusal(message, len(self._requests))
         if refusal is None:
-            table = self._kv.new_table(message.cache_salt)
+            table = self._kv.new_table(message.cache_salt, message.adapter)
             limit = self._admission.max_output_tokens(message)
             grammar = self._constrained.follow(message)
             request = Request(message, table, limit, self._num_arrivals, self._clock(), self._eos_token_ids, grammar)

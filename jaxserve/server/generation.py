@@ -126,7 +126,9 @@ def make_job(
     prediction: Sequence[int] = (),
 ) -> Job:
     """Engine requests for every prompt and choice. Raises InvalidRequestError or ContextLengthError."""
-    job_id = uuid.uuid4().hex
+    job_id, adapter = uuid.uuid4().hex, state.adapter_of(request.model)
+    if adapter:
+        state.metrics.inc("adapter_requests", adapter=state.shown_name(request.model))
     choices: list[ChoiceStream] = []
     for prompt in prompts:
         if not prompt:
@@ -151,6 +153,7 @@ def make_job(
                 request.priority or 0,
                 request.cache_salt,
                 grammar,
+                adapter=adapter,
                 prediction_token_ids=list(prediction),
             )
             choice = _choice(state, len(choices), add, request, reading or ReplyReading())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,8 @@ class ServerState:
 
     model_names: tuple[str, ...]
     """Names a request may use; the first is echoed."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Further such names, of adapters, and where each was found; in the order in which the engine counts them from 1."""
     client: EngineClient
     tokenization: Tokenization
     metrics: Metrics
@@ -56,18 +59,27 @@ class ServerState:
 
     def require_model(self, name: str | None) -> None:
         """Raise ModelNotFoundError for a model we do not serve; a request may leave its name out."""
-        if name is not None and name not in self.model_names:
+        names = (*self.model_names, *self.adapters)
+        if name is not None and name not in names:
             raise ModelNotFoundError(
-                f"The model `{shorten(name)[1:-1]}` does not exist. Served here: {', '.join(self.model_names)}.",
+                f"The model `{shorten(name)[1:-1]}` does not exist. Served here: {', '.join(names)}.",
                 param="model",
             )
 
-    def heading(self, prefix: str, facts: ModelFacts) -> dict[str, Any]:
-        """What all chunks and the reply of one request begin with; the id with `prefix`."""
+    def adapter_of(self, name: str | None) -> int:
+        """What the engine calls the adapter of this name; 0 for any other model."""
+        return 0 if name is None or name not in self.adapters else 1 + list(self.adapters).index(name)
+
+    def shown_name(self, name: str | None) -> str:
+        """What a reply calls the model that a request names."""
+        return name if name is not None and name in self.adapters else self.model_name
+
+    def heading(self, prefix: str, facts: ModelFacts, asked: str | None) -> dict[str, Any]:
+        """What all chunks and the reply of one request for the model `asked` begin with; the id with `prefix`."""
         return {
             "id": f"{prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": self.model_name,
+            "model": self.shown_name(asked),
             # Changes when weights, precision, mesh or versions do.
             "system_fingerprint": f"jaxserve-{__version__}-{facts.fingerprint}",
         }

@@ -14,6 +14,9 @@ from jaxserve.models.config import DecoderConfig, EncoderConfig
 
 _ROTATED: Final = ("q_proj", "k_proj", "q_norm", "k_norm")
 
+_ADDED: Final = ".lora_B"
+"""What adapters add to queries and keys has rows as these have."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReorderedCheckpoint(CheckpointView):
@@ -24,7 +27,7 @@ class ReorderedCheckpoint(CheckpointView):
 
     def read(self, name: str) -> np.ndarray:
         rows = self.inner.read(name)
-        if not name.rpartition(".")[0].endswith(_ROTATED):
+        if not name.rpartition(".")[0].removesuffix(_ADDED).endswith(_ROTATED):
             return rows
         heads = rows.reshape(-1, len(self.order), *rows.shape[1:])
         return heads[:, self.order].reshape(rows.shape)

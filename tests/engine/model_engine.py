@@ -53,10 +53,11 @@ class Generated:
         self.num_cached_tokens = output.num_cached_tokens
 
 
-def request(name: str, prompt: list[int] | np.ndarray, **sampling: object) -> AddRequest:
+def request(name: str, prompt: list[int] | np.ndarray, *, adapter: int = 0, **sampling: object) -> AddRequest:
     """A request whose options default to 24 greedy tokens, whatever they are."""
     options = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, **sampling}
-    return AddRequest(RequestId(name), [int(token) for token in prompt], SamplingParams(**options))  # type: ignore[arg-type]
+    params = SamplingParams(**options)  # type: ignore[arg-type]
+    return AddRequest(RequestId(name), [int(token) for token in prompt], params, adapter=adapter)
 
 
 class ModelEngine:
@@ -75,8 +76,15 @@ class ModelEngine:
         kv_cache_memory: int = 64 << 20,
         cpu_kernels: CpuKernels = "xla",
         quantization: Quantization = "none",
+        lora_modules: str | None = None,
     ) -> None:
-        model = ModelConfig(model=str(path), max_model_len=max_model_len, dtype=dtype, quantization=quantization)  # type: ignore[arg-type]
+        model = ModelConfig(
+            model=str(path),
+            max_model_len=max_model_len,
+            dtype=dtype,  # type: ignore[arg-type]
+            quantization=quantization,
+            lora_modules=lora_modules,
+        )
         self.config = Config(
             model=model,
             cache=CacheConfig(kv_cache_memory=kv_cache_memory),

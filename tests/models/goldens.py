@@ -62,6 +62,32 @@ def golden_checkpoint(name: str) -> GoldenCheckpoint:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterGolden:
+    """An adapter of a tiny checkpoint, and what PEFT makes of the two, in float32 and not merged."""
+
+    path: Path
+    prompt_ids: np.ndarray
+    """int32 (40)"""
+    logits: np.ndarray
+    """float32 (8, V): of the last 8 prompt positions."""
+    output_ids: np.ndarray
+    """int32 (32): greedy after the prompt, not stopping at end tokens."""
+
+
+def adapter_goldens(name: str) -> dict[str, AdapterGolden]:
+    """Those of a checkpoint by the adapter's name; "base" is the checkpoint itself."""
+    directory = DATA / "adapters" / name
+    with np.load(directory / "golden.npz", allow_pickle=False) as arrays:
+        adapters = dict.fromkeys(key.partition("/")[0] for key in arrays.files if "/" in key)
+        return {
+            adapter: AdapterGolden(
+                directory / adapter, arrays["prompt_ids"], arrays[f"{adapter}/logits"], arrays[f"{adapter}/output_ids"]
+            )
+            for adapter in adapters
+        }
+
+
 def smollm2_goldens() -> list[SmolLM2Golden]:
     """The twenty prompts, in file order."""
     entries = json.loads((DATA / "smollm2" / "golden.json").read_text(encoding="utf-8"))

@@ -16,6 +16,7 @@ from scipy.special import softmax
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.config import WeightFormat
 from jaxserve.layers.experts import Experts, route
+from jaxserve.layers.linear import Tokens
 from jaxserve.layers.numerics import Numerics, plain
 from jaxserve.models.config import ExpertsConfig
 from jaxserve.models.registry import decoder_of
@@ -171,4 +172,4 @@ def _filled(numerics: Numerics, params: dict[str, np.ndarray]) -> Callable[[jax.
     for name, array in params.items():
         module, _, parameter = name.rpartition(".")
         setattr(modules[module], parameter, nnx.Param(jnp.asarray(array)))
-    return lambda x, num_tokens: block(x, num_tokens)
+    return lambda x, num_tokens: block(x, Tokens(num_tokens))

@@ -140,19 +140,18 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> tr
 
 
 @torch.no_grad()
-def last_logits(model: transformers.PreTrainedModel, prompt_ids: list[int]) -> torch.Tensor:
+def last_logits(model: Any, prompt_ids: list[int]) -> torch.Tensor:
     """(8, V) of the last prompt positions."""
     return model(torch.tensor([prompt_ids])).logits[0, -NUM_LOGITS:]
 
 
-def golden(folder: Path, prompt_ids: list[int]) -> dict[str, np.ndarray]:
+def golden(model: Any, prompt_ids: list[int], num_tokens: int = NUM_TOKENS) -> dict[str, np.ndarray]:
     """The arrays of golden.npz."""
-    model = load(folder)
     out = model.generate(
         torch.tensor([prompt_ids]),
         attention_mask=torch.ones(1, len(prompt_ids), dtype=torch.long),
         do_sample=False,
-        max_new_tokens=NUM_TOKENS,
+        max_new_tokens=num_tokens,
         eos_token_id=None,
         pad_token_id=None,
         return_dict_in_generate=True,
@@ -188,7 +187,7 @@ def make(name: str, tiny: TinyCheckpoint) -> None:
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         random_weights(model, seed)
         save_weights(model, tiny, folder)
-        arrays = golden(folder, prompt_ids)
+        arrays = golden(load(folder), prompt_ids)
         distinct, gap = len(set(arrays["output_ids"].tolist())), float(arrays["gaps"].min())
         if distinct < MIN_DISTINCT or gap < MIN_GAP:
             continue

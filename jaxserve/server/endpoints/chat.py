@@ -66,7 +66,7 @@ class ChatFormat:
             )
             for _ in range(request.num_choices)
         ]
-        self._heading = state.heading("chatcmpl", facts)
+        self._heading = state.heading("chatcmpl", facts, request.model)
         self._no_usage = None if request.wants_usage else msgspec.UNSET
 
     framing = Framing()

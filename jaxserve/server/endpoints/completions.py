@@ -115,7 +115,7 @@ class CompletionFormat:
         self._request = request
         self._job = job
         self._tokenizer = state.tokenization.tokenizer
-        self._heading = state.heading("cmpl", facts)
+        self._heading = state.heading("cmpl", facts, request.model)
         self._echoes = echoes
         self._no_usage = None if request.wants_usage else msgspec.UNSET
         skip_special_tokens = request.skip_special_tokens is not False

@@ -106,7 +106,7 @@ class MessageFormat:
             shows_thinking=thinking is None or thinking.display != "omitted",
         )
         self._is_window_short = job.requests[0].sampling.max_tokens < request.max_tokens
-        self._model = state.model_name
+        self._model = state.shown_name(request.model)
         self._id = f"msg_{uuid.uuid4().hex}"
         self._job = job
         self._request = request

@@ -16,7 +16,7 @@ from jaxserve.server.state import STATE, ServerState
 async def list_models(request: web.Request) -> web.StreamResponse:
     """The names that requests may use."""
     state = request.app[STATE]
-    return json_reply(ModelList([_card(state, name) for name in state.model_names]))
+    return json_reply(ModelList([_card(state, name) for name in (*state.model_names, *state.adapters)]))
 
 
 @partial(Route, "GET", "/v1/models/{name:.+}", tag="OpenAI", reply=ModelCard)
@@ -31,4 +31,11 @@ async def show_model(request: web.Request) -> web.StreamResponse:
 def _card(state: ServerState, name: str) -> ModelCard:
     facts = state.client.facts
     max_model_len = facts.max_model_len if facts is not None else None
-    return ModelCard(id=name, created=state.created, root=state.model_name, max_model_len=max_model_len)
+    is_adapter = name in state.adapters
+    return ModelCard(
+        id=name,
+        created=state.created,
+        root=state.adapters[name] if is_adapter else state.model_name,
+        max_model_len=max_model_len,
+        parent=state.model_name if is_adapter else None,
+    )

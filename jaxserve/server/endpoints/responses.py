@@ -147,7 +147,7 @@ def _response(state: ServerState, request: ResponsesRequest, job: Job) -> Respon
         instructions=request.instructions,
         max_output_tokens=request.max_output_tokens,
         max_tool_calls=request.max_tool_calls,
-        model=state.model_name,
+        model=state.shown_name(request.model),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         previous_response_id=request.previous_response_id,
         prompt_cache_key=request.prompt_cache_key,

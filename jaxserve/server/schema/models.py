@@ -10,12 +10,13 @@ class ModelCard(msgspec.Struct):
     created: int
     """When the server started, in seconds since 1970."""
     root: str
-    """The name that replies carry."""
+    """Of the model, the name that replies carry; of an adapter, where it was found."""
     max_model_len: int | None
     """Longest prompt and output together, in tokens; null while loading."""
     object: str = "model"
     owned_by: str = "jaxserve"
-    parent: None = None
+    parent: str | None = None
+    """Of an adapter: the model that it adapts."""
 
 
 class ModelList(msgspec.Struct):

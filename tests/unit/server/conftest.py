@@ -166,6 +166,7 @@ async def running_api(
     is_strict: bool = False,
     max_queued_tokens: int | None = None,
     cors_allowed_origins: str | None = None,
+    adapters: dict[str, str] | None = None,
 ) -> AsyncIterator[Api]:
     engine = ScriptedEngine()
     startup = StartupLog()
@@ -187,6 +188,7 @@ async def running_api(
         tokens.install(tokenizer, dialect or Dialect())
         state = ServerState(
             model_names=("tiny", "alias"),
+            adapters=adapters or {},
             client=client,
             tokenization=tokens,
             metrics=metrics,

@@ -1,0 +1,165 @@
+"""A LoRA adapter as PEFT saves it: adapter_config.json and adapter_model.safetensors. Nothing in it is executed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from jaxserve.checkpoint.json_file import read_object
+from jaxserve.checkpoint.mapped_file import shown
+from jaxserve.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
+from jaxserve.checkpoint.text_part import text_name
+from jaxserve.errors import CheckpointError
+
+CONFIG_FILE: Final = "adapter_config.json"
+WEIGHTS_FILE: Final = "adapter_model.safetensors"
+MAX_RANK: Final = 512
+
+_PREFIX: Final = "base_model.model."
+_TENSOR: Final = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_NEEDED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "use_dora": (False, None),
+    "use_qalora": (False, None),
+    "lora_bias": (False, None),
+    "fan_in_fan_out": (False, None),
+    "modules_to_save": (None, []),
+    "layer_replication": (None, []),
+    "trainable_token_indices": (None, [], {}),
+    "alora_invocation_tokens": (None, []),
+}
+"""Values that say: a product gets `scale` * B @ A added, and nothing else is changed. A key may be missing, but the first."""
+_OTHER_BASES: Final = ("pissa", "olora", "corda", "loftq")
+"""Ways to begin that change the model's own weights as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What an adapter adds to one product: scale * up[rows] @ down."""
+
+    down: str
+    """Name of a tensor of the file, [rank, in]."""
+    up: str
+    """[out, rank]"""
+    rows: slice
+    rank: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An opened adapter; of its tensors only the header is read."""
+
+    name: str
+    file: SafetensorsFile
+    additions: Mapping[str, Addition]
+    """By the module's name in the model's checkpoint, such as `model.layers.0.self_attn.q_proj`."""
+
+    @property
+    def rank(self) -> int:
+        """The largest."""
+        return max(addition.rank for addition in self.additions.values())
+
+
+Parts = Mapping[str, Mapping[str, int]]
+"""Products that some implementations join, and the rows of each of their parts, by name."""
+
+
+def open_adapter(name: str, path: Path, parts: Parts) -> Adapter:
+    """The adapter in a folder. parts: what the model has several products for where the adapter may have one.
+
+    Raises CheckpointError naming the key or the tensor that is not understood.
+    """
+    if not (path / CONFIG_FILE).is_file() or not (path / WEIGHTS_FILE).is_file():
+        raise CheckpointError(f"adapter {shown(name)}: {path}: expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}")
+    config = read_object(path / CONFIG_FILE)
+    _check_config(path / CONFIG_FILE, config)
+    file = open_safetensors(path / WEIGHTS_FILE)
+    additions: dict[str, Addition] = {}
+    for module, sides in _pairs(file).items():
+        additions |= _additions(file, config, module, sides, parts)
+    if not additions:
+        raise CheckpointError(f"{file.path}: expected tensors `...lora_A.weight` and `...lora_B.weight`, found none")
+    return Adapter(name, file, additions)
+
+
+def _check_config(path: Path, config: Mapping[str, Any]) -> None:
+    for key, allowed in _NEEDED.items():
+        if config.get(key) not in allowed:
+            raise CheckpointError(
+                f"{path}: key {key!r}: supported: {allowed[0]!r}, found {shown(str(config.get(key)))}"
+            )
+    begin = config.get("init_lora_weights")
+    if isinstance(begin, str) and begin.startswith(_OTHER_BASES):
+        raise CheckpointError(
+            f"{path}: key 'init_lora_weights': {shown(begin)} changes the model's weights as well; "
+            "save the adapter converted to plain LoRA"
+        )
+
+
+def _pairs(file: SafetensorsFile) -> dict[str, dict[str, str]]:
+    """The two tensors of each module, by "A" and "B"."""
+    pairs: dict[str, dict[str, str]] = {}
+    for tensor in file.tensors:
+        match = _TENSOR.fullmatch(tensor.removeprefix(_PREFIX))
+        module = text_name(match["module"]) if match else None
+        if match is None or module is None:
+            _fail(file, tensor, "to be lora_A.weight or lora_B.weight of a module of the language model", "another")
+        pairs.setdefault(module, {})[match["side"]] = tensor
+    for module, sides in pairs.items():
+        if len(sides) != 2:
+            _fail(file, next(iter(sides.values())), "the other matrix of its module beside it", "none")
+        if module.startswith(("lm_head", "model.embed_tokens")):
+            _fail(file, sides["A"], "to belong to a layer", "the vocabulary's matrix")
+    return pairs
+
+
+def _additions(
+    file: SafetensorsFile, config: Mapping[str, Any], module: str, sides: Mapping[str, str], joined: Parts
+) -> dict[str, Addition]:
+    """To each product that the module is made of here."""
+    down, up = (file.tensors[sides[side]] for side in "AB")
+    rank = down.shape[0] if len(down.shape) == 2 else 0
+    if not 1 <= rank <= MAX_RANK:
+        _fail(file, down.name, f"two dimensions, the first from 1 to {MAX_RANK}", str(down.shape))
+    if len(up.shape) != 2 or up.shape[1] != rank:
+        _fail(file, up.name, f"two dimensions, the second {rank}", str(up.shape))
+    scale = _alpha(file, config, module) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    above, _, own = module.rpartition(".")
+    parts = joined.get(own, {own: up.shape[0]})
+    ends = list(itertools.accumulate(parts.values(), initial=0))
+    if ends[-1] != up.shape[0]:
+        _fail(file, up.name, f"{ends[-1]} rows", str(up.shape[0]))
+    return {
+        f"{above}.{part}": Addition(down.name, up.name, slice(start, end), rank, scale)
+        for part, (start, end) in zip(parts, itertools.pairwise(ends), strict=True)
+    }
+
+
+def _alpha(file: SafetensorsFile, config: Mapping[str, Any], module: str) -> float:
+    patterns = config.get("alpha_pattern") or {}
+    own = (value for key, value in patterns.items() if _matches(key, module))
+    alpha = next(own, config.get("lora_alpha", 8))
+    if type(alpha) not in (int, float) or not math.isfinite(alpha):
+        raise CheckpointError(
+            f"{file.path.with_name(CONFIG_FILE)}: key 'lora_alpha': expected a number, found {alpha!r}"
+        )
+    return float(alpha)
+
+
+def _matches(pattern: str, module: str) -> bool:
+    """As PEFT does: a regular expression of the name's end."""
+    try:
+        return re.fullmatch(rf"(.*\.)?({pattern})", module) is not None
+    except re.error:
+        return False
+
+
+def _fail(file: SafetensorsFile, tensor: str, expected: str, found: str) -> NoReturn:
+    raise CheckpointError(f"{file.path}: tensor {shown(tensor)}: expected {expected}, found {found}")

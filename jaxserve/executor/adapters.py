@@ -1,0 +1,36 @@
+"""Adapters that are served beside a model: found, opened, and the room that they need in its programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from jaxserve.checkpoint.peft import Adapter, open_adapter
+from jaxserve.checkpoint.source import resolve_adapter
+from jaxserve.config import Config
+from jaxserve.models.config import AdaptersConfig, DecoderConfig
+
+RANK_STEP: Final = 16
+"""Ranks are filled up to a multiple of this: what vectors hold, and tensor cores multiply."""
+
+
+def open_adapters(config: Config, decoder: DecoderConfig) -> tuple[Adapter, ...]:
+    """Those of `--lora-modules`, in their order: requests name them by their place, 1 is the first.
+
+    Raises StartupError in one line.
+    """
+    kv_rows = decoder.num_kv_heads * decoder.head_dim
+    parts = {
+        "qkv_proj": {"q_proj": decoder.num_heads * decoder.head_dim, "k_proj": kv_rows, "v_proj": kv_rows},
+        "gate_up_proj": {"gate_proj": decoder.intermediate_size, "up_proj": decoder.intermediate_size},
+    }
+    return tuple(open_adapter(name, resolve_adapter(source), parts) for name, source in config.model.adapters.items())
+
+
+def adapters_config(adapters: Sequence[Adapter]) -> AdaptersConfig | None:
+    """The room for them in the model; None without any."""
+    if not adapters:
+        return None
+    largest = max(adapter.rank for adapter in adapters)
+    modules = {module for adapter in adapters for module in adapter.additions}
+    return AdaptersConfig(len(adapters), -(-largest // RANK_STEP) * RANK_STEP, tuple(sorted(modules)))

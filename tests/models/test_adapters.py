@@ -1,0 +1,118 @@
+"""Adapters in a model's products: logits of PEFT, however the products are stored, joined or shared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxserve_kernels.paged_attention import Paging, ragged_layout
+
+from jaxserve.checkpoint.adapted import with_adapters
+from jaxserve.checkpoint.open import open_checkpoint
+from jaxserve.config import Config, ModelConfig
+from jaxserve.errors import CheckpointError
+from jaxserve.executor.adapters import adapters_config, open_adapters
+from jaxserve.layers.attention import KVPool, StepContext
+from jaxserve.layers.numerics import Numerics, plain
+from jaxserve.layers.rope import rotation, sliding_rotation
+from jaxserve.models.registry import decoder_of
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.sharding.mesh import make_sharding
+from jaxserve.weights.loader import load_params
+from tests.models.goldens import DATA, adapter_goldens
+from tests.unit.checkpoint.checkpoint_files import write_safetensors
+
+PLAIN = plain(jnp.dtype("float32"))
+CASES = [
+    ("llama3_tiny", "base"),
+    ("llama3_tiny", "first"),
+    ("llama3_tiny", "second"),
+    ("phi3_tiny", "base"),
+    ("phi3_tiny", "fused"),
+]
+
+
+def logits(model: str, adapter: str, numerics: Numerics, num_devices: int = 1) -> np.ndarray:
+    """(8, V): of the last 8 prompt positions."""
+    goldens = adapter_goldens(model)
+    names = [name for name in goldens if name != "base"]
+    modules = ",".join(f"{name}={goldens[name].path}" for name in names)
+    checkpoint = open_checkpoint(DATA / model)
+    decoder = decoder_of(checkpoint)
+    adapters = open_adapters(Config(model=ModelConfig(model=model, lora_modules=modules)), decoder)
+    room = adapters_config(adapters)
+    assert room is not None
+    assert (room.count, room.rank) == (len(names), 16)
+    skeleton, sharding = make_skeleton(decoder, numerics, room), make_sharding(decoder, num_devices)
+    params = load_params(with_adapters(checkpoint, adapters, room.rank), skeleton, sharding, lambda *_: None)
+    prompt = goldens[adapter].prompt_ids
+    number = (["base", *names]).index(adapter)
+    positions, starts = jnp.arange(len(prompt)), jnp.array([0, len(prompt)])
+    pool = jnp.zeros((decoder.num_layers, 4, decoder.num_kv_heads, 16, decoder.head_dim))
+    paging = Paging(
+        block_tables=jnp.arange(1, 4)[None],
+        kv_lengths=starts[1:],
+        query_starts=starts,
+        pages=positions // 16 + 1,
+        slots=positions % 16,
+        ragged=ragged_layout(starts, jnp.int32(0), num_tokens=len(prompt)),
+    )
+    own = jnp.broadcast_to(number == 1 + jnp.arange(room.num_ranks) // room.rank, (len(prompt), room.num_ranks))
+    step = StepContext(rotation(decoder, positions), sliding_rotation(decoder, positions), paging, own)
+
+    def compute(params: tuple[jax.Array, ...]) -> jax.Array:
+        built = skeleton.build(params)
+        hidden, _ = built.hidden(jnp.asarray(prompt), KVPool(pool, pool), step)
+        return built.logits(hidden[-8:], jnp.int32(8))
+
+    return np.asarray(jax.jit(compute)(params))
+
+
+@pytest.mark.parametrize(("model", "adapter"), CASES)
+@pytest.mark.parametrize("joined_for", [0, 1])
+def test_logits_are_those_of_peft(model: str, adapter: str, joined_for: int) -> None:
+    found = logits(model, adapter, replace(PLAIN, joined_for=joined_for))
+    np.testing.assert_allclose(found, adapter_goldens(model)[adapter].logits, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("joined_for", [0, 2])
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
+def test_devices_share_them(joined_for: int) -> None:
+    found = logits("llama3_tiny", "second", replace(PLAIN, joined_for=joined_for, num_devices=2), num_devices=2)
+    np.testing.assert_allclose(found, adapter_goldens("llama3_tiny")["second"].logits, atol=1e-4, rtol=0)
+
+
+def test_adapters_stay_whole_beside_quantised_weights() -> None:
+    """Of a model in int8 they are not rounded as well: the model's own distance is all there is."""
+    coarse = replace(PLAIN, quantization="int8-weight-only")
+    away = [
+        np.abs(logits("llama3_tiny", name, coarse) - adapter_goldens("llama3_tiny")[name].logits).max()
+        for name in ("base", "second")
+    ]
+    assert 0 < away[0] < 0.5
+    assert away[1] < 3 * away[0]
+
+
+def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
+    source = adapter_goldens("llama3_tiny")["first"].path
+    (tmp_path / "adapter_config.json").write_bytes((source / "adapter_config.json").read_bytes())
+    module = "base_model.model.model.layers.7.self_attn.q_proj"
+    tensors = {
+        f"{module}.lora_A.weight": np.ones((4, 64), np.float32),
+        f"{module}.lora_B.weight": np.ones((64, 4), np.float32),
+    }
+    write_safetensors(tmp_path / "adapter_model.safetensors", tensors)
+    checkpoint = open_checkpoint(DATA / "llama3_tiny")
+    decoder = decoder_of(checkpoint)
+    adapters = open_adapters(Config(model=ModelConfig(model="any", lora_modules=f"other={tmp_path}")), decoder)
+    room = adapters_config(adapters)
+    assert room is not None
+    skeleton = make_skeleton(decoder, PLAIN, room)
+    with pytest.raises(CheckpointError, match=r"layers\.7\.self_attn\.q_proj\.lora_A\.weight' is not expected"):
+        load_params(
+            with_adapters(checkpoint, adapters, room.rank), skeleton, make_sharding(decoder, 1), lambda *_: None
+        )

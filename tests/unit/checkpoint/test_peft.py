@@ -1,0 +1,131 @@
+"""Adapters as PEFT saves them: what is taken from the files, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxserve.checkpoint.adapted import with_adapters
+from jaxserve.checkpoint.open import open_checkpoint
+from jaxserve.checkpoint.peft import Adapter, open_adapter
+from jaxserve.errors import CheckpointError
+from tests.models.goldens import DATA
+from tests.unit.checkpoint.checkpoint_files import write_safetensors
+
+CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "bias": "none", "target_modules": ["q_proj"]}
+MODULE = "model.layers.0.self_attn.q_proj"
+Q_PROJ = f"base_model.model.{MODULE}"
+
+
+def matrices(module: str = Q_PROJ, *, rank: int = 2, rows: int = 64, columns: int = 64) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(rank)
+    down = rng.standard_normal((rank, columns), np.float32)
+    return {f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": rng.standard_normal((rows, rank), np.float32)}
+
+
+def saved(
+    folder: Path,
+    tensors: dict[str, np.ndarray] | None = None,
+    parts: dict[str, dict[str, int]] | None = None,
+    **changes: Any,
+) -> Adapter:
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps(CONFIG | changes))
+    write_safetensors(folder / "adapter_model.safetensors", matrices() if tensors is None else tensors)
+    return open_adapter("mine", folder, parts or {})
+
+
+def test_adapters_lie_beside_each_other_and_fill_up_with_zeros(tmp_path: Path) -> None:
+    first = saved(tmp_path / "first")
+    second = saved(tmp_path / "second", matrices(rank=3), r=3, lora_alpha=3)
+    model = with_adapters(open_checkpoint(DATA / "llama3_tiny"), (first, second), 4)
+    down, up = (model.read(f"{MODULE}.lora_{side}.weight") for side in "AB")
+    expected_down, expected_up = np.zeros((8, 64), np.float32), np.zeros((64, 8), np.float32)
+    for start, rank, scale in ((0, 2, 3.0), (4, 3, 1.0)):
+        own_down, own_up = matrices(rank=rank).values()
+        expected_down[start : start + rank], expected_up[:, start : start + rank] = own_down, own_up * scale
+    np.testing.assert_array_equal(down, expected_down)
+    np.testing.assert_allclose(up, expected_up, rtol=1e-6)
+    np.testing.assert_array_equal(
+        model.read(f"{MODULE}.weight"), open_checkpoint(DATA / "llama3_tiny").read(f"{MODULE}.weight")
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "scale"),
+    [
+        ({}, 3.0),
+        ({"use_rslora": True}, 6 / math.sqrt(2)),
+        ({"alpha_pattern": {"layers.0.self_attn.q_proj": 8}}, 4.0),
+        ({"alpha_pattern": {r"layers\.[0-3]\..*": 8}}, 4.0),
+        ({"alpha_pattern": {"layers.1.self_attn.q_proj": 8, "_proj": 9}}, 3.0),
+    ],
+)
+def test_scales_are_those_of_peft(tmp_path: Path, changes: dict[str, Any], scale: float) -> None:
+    assert saved(tmp_path, **changes).additions[MODULE].scale == pytest.approx(scale)
+
+
+def test_a_joined_module_is_several(tmp_path: Path) -> None:
+    tensors = matrices("base_model.model.model.layers.0.self_attn.qkv_proj", rows=10)
+    adapter = saved(tmp_path, tensors, {"qkv_proj": {"q_proj": 6, "k_proj": 2, "v_proj": 2}})
+    rows = {name.rpartition(".")[2]: addition.rows for name, addition in adapter.additions.items()}
+    assert rows == {"q_proj": slice(0, 6), "k_proj": slice(6, 8), "v_proj": slice(8, 10)}
+    with pytest.raises(CheckpointError, match=r"lora_B.*expected 12 rows, found 10"):
+        saved(tmp_path, tensors, {"qkv_proj": {"q_proj": 8, "k_proj": 2, "v_proj": 2}})
+
+
+def test_text_models_inside_others_have_their_own_names(tmp_path: Path) -> None:
+    adapter = saved(tmp_path, matrices("base_model.model.model.language_model.layers.0.self_attn.q_proj"))
+    assert list(adapter.additions) == [MODULE]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"peft_type": "IA3"}, r"key 'peft_type': supported: 'LORA', found 'IA3'"),
+        ({"use_dora": True}, "key 'use_dora'"),
+        ({"bias": "all"}, "key 'bias'"),
+        ({"modules_to_save": ["lm_head"]}, "key 'modules_to_save'"),
+        ({"fan_in_fan_out": True}, "key 'fan_in_fan_out'"),
+        ({"init_lora_weights": "pissa_niter_4"}, "changes the model's weights as well"),
+        ({"lora_alpha": "much"}, "key 'lora_alpha': expected a number"),
+    ],
+)
+def test_other_methods_are_refused(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(CheckpointError, match=complaint):
+        saved(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "complaint"),
+    [
+        ({}, "expected tensors .* found none"),
+        ({f"{Q_PROJ}.lora_A.weight": np.ones((2, 64), np.float32)}, "the other matrix of its module"),
+        (matrices() | {f"{Q_PROJ}.lora_magnitude_vector": np.ones(64, np.float32)}, "lora_magnitude_vector"),
+        (matrices("base_model.model.lm_head"), "to belong to a layer, found the vocabulary's matrix"),
+        (matrices("base_model.model.model.vision_tower.layers.0.q_proj"), "of the language model"),
+        (matrices(rank=513), "the first from 1 to 512"),
+        (matrices() | {f"{Q_PROJ}.lora_B.weight": np.ones((64, 3), np.float32)}, "the second 2, found"),
+    ],
+)
+def test_tensors_that_mean_something_else_are_refused(
+    tmp_path: Path, tensors: dict[str, np.ndarray], complaint: str
+) -> None:
+    with pytest.raises(CheckpointError, match=complaint):
+        saved(tmp_path, tensors)
+
+
+def test_a_folder_without_an_adapter_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"adapter 'mine': .*expected a folder with adapter_config.json"):
+        open_adapter("mine", tmp_path, {})
+
+
+def test_adapters_of_other_shapes_are_refused(tmp_path: Path) -> None:
+    adapters = (saved(tmp_path / "a"), saved(tmp_path / "b", matrices(columns=32)))
+    with pytest.raises(CheckpointError, match=r"adapter 'mine': .*where another has"):
+        with_adapters(open_checkpoint(DATA / "llama3_tiny"), adapters, 4)
