@@ -49,9 +49,12 @@ def test_the_index_has_every_page() -> None:
 
 def test_snippets_ask_for_models_that_exist() -> None:
     for page in PAGES:
-        for block in re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S):
+        text = page.read_text("utf-8")
+        modules = ",".join(re.findall(r"--lora-modules (\S+)", text))
+        served = {DEFAULT_MODEL_NAME, *(module.partition("=")[0] for module in modules.split(","))}
+        for block in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S):
             for name in re.findall(r'\bmodel="([^"]+)"', block):
-                assert name == DEFAULT_MODEL_NAME or "/" in name, f"{page}: {name}"
+                assert name in served or "/" in name, f"{page}: {name}"
 
 
 def test_snippets_call_what_there_is_by_the_names_that_it_has() -> None:
