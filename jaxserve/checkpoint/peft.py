@@ -143,13 +143,13 @@ def _additions(
 
 
 def _alpha(file: SafetensorsFile, config: Mapping[str, Any], module: str) -> float:
-    patterns = config.get("alpha_pattern") or {}
+    path, patterns = file.path.with_name(CONFIG_FILE), config.get("alpha_pattern") or {}
+    if not isinstance(patterns, dict):
+        raise CheckpointError(f"{path}: key 'alpha_pattern': expected an object, found {shown(str(patterns))}")
     own = (value for key, value in patterns.items() if _matches(key, module))
     alpha = next(own, config.get("lora_alpha", 8))
     if type(alpha) not in (int, float) or not math.isfinite(alpha):
-        raise CheckpointError(
-            f"{file.path.with_name(CONFIG_FILE)}: key 'lora_alpha': expected a number, found {alpha!r}"
-        )
+        raise CheckpointError(f"{path}: key 'lora_alpha': expected a number, found {shown(str(alpha))}")
     return float(alpha)
 
 

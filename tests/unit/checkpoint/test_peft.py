@@ -93,6 +93,7 @@ def test_text_models_inside_others_have_their_own_names(tmp_path: Path) -> None:
         ({"modules_to_save": ["lm_head"]}, "key 'modules_to_save'"),
         ({"fan_in_fan_out": True}, "key 'fan_in_fan_out'"),
         ({"init_lora_weights": "pissa_niter_4"}, "changes the model's weights as well"),
+        ({"alpha_pattern": ["q_proj"]}, "key 'alpha_pattern': expected an object"),
         ({"lora_alpha": "much"}, "key 'lora_alpha': expected a number"),
     ],
 )
