@@ -53,12 +53,12 @@ class Preparation:
 
     def facts(self) -> dict[str, str]:
         """What the keys of the programs depend on, by name."""
-        limits, numerics = self.limits, self.skeleton.numerics
+        limits, numerics, adapters = self.limits, self.skeleton.numerics, self.skeleton.adapters
         model = hashlib.sha256(repr((self.decoder, self.skeleton.leaves)).encode()).hexdigest()[:16]
         return host_facts() | {
             "model config": model,
             "numerics": str(numerics),
-            "adapters": str(self.skeleton.adapters),
+            "adapters": "none" if adapters is None else f"{adapters.count} of rank {adapters.rank}",
             "devices": str(len(self.sharding.devices)),
             "KV dtype": str(limits.kv_dtype),
             "KV page tokens": str(limits.spec.block_size),
