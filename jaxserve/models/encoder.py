@@ -161,10 +161,10 @@ class Encoder(nnx.Module):
 
     def scores(self, firsts: Float[Array, "B D"], head: ScoringHead) -> Float[Array, "B 1"]:
         """Of the first token's vector of each pair."""
-        num_rows = jnp.int32(len(firsts))
+        pairs = Tokens(jnp.int32(len(firsts)))
         if isinstance(self.classifier, Classifier):
             inner, outer = self.classifier.dense, self.classifier.out_proj
         else:
             inner, outer = self.pooler.dense, self.classifier
-        scores = outer(jnp.tanh(inner(firsts, num_rows)), num_rows).astype(jnp.float32)
+        scores = outer(jnp.tanh(inner(firsts, pairs)), pairs).astype(jnp.float32)
         return jax.nn.sigmoid(scores) if head.is_sigmoid else scores

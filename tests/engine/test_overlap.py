@@ -42,7 +42,7 @@ def shown(results: dict[str, Generated]) -> dict[str, tuple[list[int], str | Non
 
 @pytest.mark.parametrize("num_blocks", [None, 20])
 def test_tokens_are_the_same_however_steps_overlap(engine: ModelEngine, num_blocks: int | None) -> None:
-    items = mix(engine)
+    items, before = mix(engine), engine.executor.compilations()
     found = []
     for overlap, max_burst_ms in WAYS:
         engine.restart(num_blocks, overlap=overlap, max_burst_ms=max_burst_ms)
@@ -58,7 +58,7 @@ def test_tokens_are_the_same_however_steps_overlap(engine: ModelEngine, num_bloc
     assert 10 < len(found[0]["stops"][0]) < 45
     for (overlap, max_burst_ms), other in zip(WAYS[1:], found[1:], strict=True):
         assert other == found[0], (overlap, max_burst_ms)
-    assert engine.executor.compilations()["serving"] == 0
+    assert engine.executor.compilations() == before
 
 
 @pytest.mark.versions
