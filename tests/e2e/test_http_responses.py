@@ -74,7 +74,10 @@ def test_the_streaming_helper_builds_the_same_response(client: openai.OpenAI) ->
     assert [event.sequence_number for event in events] == list(range(len(events)))
     texts = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(texts) == final.output_text
-    assert len([event for event in events if event.type == "response.function_call_arguments.delta"]) > 5
+    # How many there are depends on who is faster: tokens that wait for a busy server are sent together.
+    arguments = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(arguments) == "".join(item.arguments for item in final.output if item.type == "function_call")
+    assert len(arguments) > 1
 
 
 async def test_an_asynchronous_stream_ends_without_done(server: Server) -> None:
