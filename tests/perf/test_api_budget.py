@@ -22,8 +22,8 @@ NUM_STREAMS = 32
 NUM_STEPS = 40
 """So few that the kernel keeps what nobody reads: no client shares the process's time."""
 NUM_ROUNDS = 5
-MAX_RATIO = 5.0
-"""Measured: 2.4 to 3.2. One task wake-up, timer and time-out per token made it 5.7 to 6."""
+MAX_RATIO = 5.5
+"""Measured: 2.4 to 3.2 on one processor, 4.4 to 4.9 on another. One task wake-up, timer and time-out per token made it 5.7 to 6 on the first."""
 
 TOKEN_OF_A = 35
 BODY = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
@@ -35,9 +35,10 @@ REQUEST = (
 
 async def test_token_costs_little_more_than_decoding_and_sending_it(tokenizer: Tokenizer) -> None:
     with contextlib.closing(any_listener()) as listener:
-        bare_us = min(cost_of_bare_sends(listener) for _ in range(NUM_ROUNDS))
-    stream_us = min([await cost_of_streams(tokenizer) for _ in range(NUM_ROUNDS)])
-    assert stream_us / bare_us < MAX_RATIO, f"{stream_us:.1f} us a token, {bare_us:.1f} us bare"
+        rounds = [(await cost_of_streams(tokenizer), cost_of_bare_sends(listener)) for _ in range(NUM_ROUNDS)]
+    # The best round: in another one, somebody else may have had the processor's caches for a while.
+    ratio, stream_us, bare_us = min((stream / bare, stream, bare) for stream, bare in rounds)
+    assert ratio < MAX_RATIO, f"{stream_us:.1f} us a token, {bare_us:.1f} us bare"
 
 
 async def cost_of_streams(tokenizer: Tokenizer) -> float:
