@@ -23,7 +23,8 @@ NUM_STEPS = 40
 """So few that the kernel keeps what nobody reads: no client shares the process's time."""
 NUM_ROUNDS = 5
 MAX_RATIO = 5.5
-"""Measured: 2.4 to 3.2 on one processor, 4.4 to 4.9 on another. One task wake-up, timer and time-out per token made it 5.7 to 6 on the first."""
+"""Measured: 2.4 to 3.2 on one processor, 4.4 to 4.9 on another. One task wake-up, timer and time-out per token made
+it 5.7 to 6 on the first."""
 
 TOKEN_OF_A = 35
 BODY = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
