@@ -20,6 +20,8 @@ CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 MAX_RANK: Final = 512
 
+_PRODUCTS: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
+"""What can be added to: neither the vocabulary's matrices nor the choice of experts."""
 _PREFIX: Final = "base_model.model."
 _TENSOR: Final = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _NEEDED: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -112,11 +114,9 @@ def _pairs(file: SafetensorsFile) -> dict[str, dict[str, str]]:
         if match is None or module is None:
             _fail(file, tensor, "to be lora_A.weight or lora_B.weight of a module of the language model", "another")
         pairs.setdefault(module, {})[match["side"]] = tensor
-    for module, sides in pairs.items():
+    for sides in pairs.values():
         if len(sides) != 2:
             _fail(file, next(iter(sides.values())), "the other matrix of its module beside it", "none")
-        if module.startswith(("lm_head", "model.embed_tokens")):
-            _fail(file, sides["A"], "to belong to a layer", "the vocabulary's matrix")
     return pairs
 
 
@@ -133,6 +133,8 @@ def _additions(
     scale = _alpha(file, config, module) / (math.sqrt(rank) if config.get("use_rslora") else rank)
     above, _, own = module.rpartition(".")
     parts = joined.get(own, {own: up.shape[0]})
+    if not _PRODUCTS.issuperset(parts):
+        _fail(file, down.name, f"to belong to one of {', '.join(sorted(_PRODUCTS.union(joined)))}", own)
     ends = list(itertools.accumulate(parts.values(), initial=0))
     if ends[-1] != up.shape[0]:
         _fail(file, up.name, f"{ends[-1]} rows", str(up.shape[0]))

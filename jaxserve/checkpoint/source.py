@@ -56,7 +56,7 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True, pr
     return snapshot / file_name
 
 
-def resolve_adapter(adapter: str, *, progress: bool = True) -> Path:
+def resolve_adapter(adapter: str) -> Path:
     """The same for an adapter: an existing folder, or the snapshot of a hub id."""
     path = _existing(adapter)
     if path is not None:
@@ -64,9 +64,10 @@ def resolve_adapter(adapter: str, *, progress: bool = True) -> Path:
     match = _HUB_ID.fullmatch(adapter)
     if match is None or match["file"] is not None:
         raise ConfigError(
-            f"adapter {shown(adapter, 200)}: expected an existing folder, or owner/name on the Hugging Face hub; found no such path"
+            f"adapter {shown(adapter, 200)}: expected an existing folder, or owner/name on the Hugging Face hub; "
+            "found no such path"
         )
-    return _download(match["repo"], None, _ADAPTER_PATTERNS, progress)
+    return _download(match["repo"], None, _ADAPTER_PATTERNS, progress=True)
 
 
 def _existing(model: str) -> Path | None:

@@ -52,7 +52,10 @@ class ApiWorkers:
         return f"API process {waits[ended]} ended with exit code {ended.result()}"
 
     def terminate(self) -> None:
-        """Ask all to drain; the second time, to end at once: with another signal, for a busy process gets equal ones as one."""
+        """Ask all to drain; the second time, to end at once.
+
+        That is another signal: a busy process gets two of one kind as one.
+        """
         number = signal.SIGINT if self._patience_s else signal.SIGTERM
         self._patience_s = self._drain_s + STOP_GRACE_S
         for process in self._processes:

@@ -22,7 +22,14 @@ import pytest
 import jaxserve
 from jaxserve import LLM, SamplingParams
 from jaxserve.config import Config, ModelConfig, ServerConfig
-from jaxserve.errors import ConfigError, ContextLengthError, InvalidRequestError, StartupError, UnavailableError
+from jaxserve.errors import (
+    ConfigError,
+    ContextLengthError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    StartupError,
+    UnavailableError,
+)
 from jaxserve.executor.fake import FakeOptions, Script, next_token
 from jaxserve.llm.background import Background
 from jaxserve.llm.settings import llm_config
@@ -43,7 +50,7 @@ def fake_llm(folder: Path, **options: Any) -> LLM:
     template = folder / "chat.jinja"
     template.write_text(TEMPLATE)
     config = Config(
-        model=ModelConfig(model=str(TOKENIZER), chat_template=str(template)),
+        model=ModelConfig(model=str(TOKENIZER), chat_template=str(template), lora_modules="sql=any/sql"),
         server=ServerConfig(tool_call_parser="hermes", reasoning_parser="qwen3", log_level="error"),
     )
     config = dataclasses.replace(config, scheduler=llm_config("any", {"max_num_seqs": 4}).scheduler)
@@ -57,6 +64,16 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     script = Script(cue=START, token_ids=(*reply, EOS))
     with fake_llm(tmp_path_factory.mktemp("template"), script=script, max_model_len=600) as running:
         yield running
+
+
+def test_an_adapter_is_chosen_by_its_name(llm: LLM) -> None:
+    """The fake engine adds nothing: that the real one is told is the server's test, which makes the same requests."""
+    [plain], [adapted] = (llm.generate("Hi", GREEDY, adapter=name, progress_bar=False) for name in (None, "sql"))
+    assert adapted.outputs[0].token_ids == plain.outputs[0].token_ids
+    assert llm.chat(USER, GREEDY, adapter="sql", progress_bar=False)[0].outputs[0].token_ids
+    for ask in (lambda: llm.generate("Hi", GREEDY, adapter="poems"), lambda: llm.chat(USER, GREEDY, adapter="poems")):
+        with pytest.raises(ModelNotFoundError, match=r"`poems` does not exist.*sql"):
+            ask()
 
 
 def continued(prompt: list[int], length: int) -> list[int]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from jaxserve_kernels.native.build import BuildError, build
 
 from tests.engine.model_engine import ModelEngine, request
-from tests.models.goldens import DATA, adapter_goldens
+from tests.models.goldens import DATA, AdapterGolden, adapter_goldens
 
 LLAMA, PHI = adapter_goldens("llama3_tiny"), adapter_goldens("phi3_tiny")
 NUMBERS = {"base": 0, "first": 1, "second": 2}
 
 
-def modules(goldens: dict[str, object], *names: str) -> str:
-    return ",".join(f"{name}={goldens[name].path}" for name in names)  # type: ignore[attr-defined]
+def modules(goldens: dict[str, AdapterGolden], *names: str) -> str:
+    return ",".join(f"{name}={goldens[name].path}" for name in names)
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +23,20 @@ def engine() -> Iterator[ModelEngine]:
     engine = ModelEngine(DATA / "llama3_tiny", max_num_seqs=6, lora_modules=modules(LLAMA, "first", "second"))
     yield engine
     engine.close()
+
+
+def test_native_kernels_give_the_same_tokens_in_any_company() -> None:
+    try:
+        build()
+    except BuildError as error:
+        pytest.skip(f"native kernels: {error}")
+    both = modules(LLAMA, "first", "second")
+    engine = ModelEngine(DATA / "llama3_tiny", cpu_kernels="native", lora_modules=both)
+    requests = [request(name, LLAMA[name].prompt_ids, adapter=NUMBERS[name], max_tokens=32) for name in NUMBERS]
+    results = engine.run(requests)
+    engine.close()
+    for name in NUMBERS:
+        assert results[name].token_ids == LLAMA[name].output_ids.tolist()
 
 
 @pytest.mark.parametrize("name", NUMBERS)

@@ -13,7 +13,7 @@ from huggingface_hub import errors as hub_errors
 from huggingface_hub.utils import filter_repo_objects
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 
-from jaxserve.checkpoint.source import resolve
+from jaxserve.checkpoint.source import resolve, resolve_adapter
 from jaxserve.errors import CheckpointError, ConfigError, StartupError
 
 URL = "https://huggingface.co/api/models/owner/name/revision/main"
@@ -90,6 +90,16 @@ def test_hub_id_fetches_safetensors_and_text_only(hub: FakeHub) -> None:
 def test_without_weights_only_the_config_of_a_hub_id_is_fetched(hub: FakeHub) -> None:
     assert resolve("owner/name", weights=False) == hub.snapshot
     assert hub.calls[0]["allow_patterns"] == ["config.json", "generation_config.json"]
+
+
+def test_of_an_adapter_two_files_are_fetched_and_a_folder_is_taken_as_it_is(hub: FakeHub) -> None:
+    assert resolve_adapter("owner/name") == hub.snapshot
+    assert hub.calls[0]["allow_patterns"] == ["adapter_config.json", "adapter_model.safetensors"]
+    assert resolve_adapter(str(hub.snapshot)) == hub.snapshot
+    assert len(hub.calls) == 1
+    for source in ("/no/such/folder", "owner/name:FILE.gguf"):
+        with pytest.raises(ConfigError, match="expected an existing folder, or owner/name on the Hugging Face hub"):
+            resolve_adapter(source)
 
 
 def test_of_a_repository_the_model_and_its_pooling_are_fetched_and_no_second_copy(hub: FakeHub) -> None:
