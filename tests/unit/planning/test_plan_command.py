@@ -62,6 +62,7 @@ def test_what_does_not_fit_exits_1_and_says_what_would(tmp_path: Path, capsys: p
     assert "Decode" not in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "words", "kinds"),
     [
