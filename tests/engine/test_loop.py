@@ -26,13 +26,29 @@ ENDLESS = 19_000
 Connect = Callable[[], Awaitable[EngineConnection]]
 
 
+class Gate(threading.Event):
+    """Open, unless a test holds a step: that one then lasts until a message has reached the engine's socket."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set()
+        self.socket: EngineSocket | None = None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if self.is_set():
+            return True
+        is_open = super().wait(timeout)
+        assert self.socket is not None
+        self.socket._poller.poll()  # in the thread that owns it
+        return is_open
+
+
 class Engine:
     """A loop in a thread. Its clock stands still, so heartbeats come only when a test moves it."""
 
     def __init__(self, directory: Path) -> None:
         self.now = 0.0
-        self.gate = threading.Event()
-        self.gate.set()
+        self.gate = Gate()
         self.rig = Rig(num_blocks=5001, max_model_len=20_000, gate=self.gate)
         self.address = new_address(str(directory))
         self.exit_code: int | None = None
@@ -54,6 +70,7 @@ class Engine:
     def _run(self) -> None:
         socket = EngineSocket(self.address)
         socket.wake_on(self._wake_reader)
+        self.gate.socket = socket
         self._is_listening.set()
         loop = EngineLoop(self.rig.core, socket, self.rig.executor.facts, lambda: self.now)
         self.exit_code = loop.run(self._stop.is_set)
