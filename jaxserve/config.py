@@ -17,7 +17,7 @@ from jaxserve.types import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 WeightFormat = Literal["none", "int8", "int8-weight-only", "fp8", "fp8-weight-only", "int4-weight-only"]
 Quantization = Literal["auto", WeightFormat]
-CpuKernels = Literal["auto", "native", "xla"]
+CpuKernels = Literal["auto", "native", "matrix", "vector", "xla"]
 KVCacheDtype = Literal["auto", "fp8"]
 AttentionBackend = Literal["auto", "reference", "pallas"]
 ToolCallParser = Literal[
@@ -160,7 +160,8 @@ class CompileConfig:
     )
     cpu_kernels: CpuKernels = option(
         "auto",
-        help="native: C++ kernels built by `python -m jaxserve_kernels.native.build`; xla: none; "
+        help="native: C++ kernels built by `python -m jaxserve_kernels.native.build`, matrix: with products on the "
+        "processor's matrix unit (AMX), vector: without, as with --max-num-seqs up to 4; xla: none; "
         "auto: native on a CPU where they were built",
     )
     try_kernels: bool = option(

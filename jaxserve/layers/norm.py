@@ -8,6 +8,7 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxserve_kernels.backend import NATIVE
 from jaxtyping import Array, Float
 
 from jaxserve.layers.numerics import Numerics
@@ -25,7 +26,7 @@ class RMSNorm(nnx.Module):
         self.weight = parameter((dim,), (None,), numerics.vectors)
         self.eps = eps
         self.weights = weights
-        self.is_alike = numerics.backend == "native"
+        self.is_alike = numerics.backend in NATIVE
         """Whether a row has the same bits whatever their number, as it has in the products."""
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:

@@ -14,11 +14,14 @@ from jaxserve_kernels.paged_attention import unsupported
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.models.config import DecoderConfig
+from jaxserve.runner.buckets import resolve_limits
 
 _LOG = logging.getLogger(__name__)
 _BUILD = "python -m jaxserve_kernels.native.build"
 _PALLAS: dict[str, Backend] = {"gpu": "mosaic_gpu", "tpu": "mosaic_tpu"}
 _HOPPER = (9, 0)
+_VECTOR_SEQS = 4
+"""Up to so many rows the vector unit multiplies floats faster than the matrix unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,7 @@ def choose_backend(
     """
     if chip.platform == "cpu":
         return _for_cpu(config)
-    if config.compile.cpu_kernels == "native":
-        raise ConfigError(f"--cpu-kernels native: only on CPUs, not on {chip.platform}")
+    _refuse_cpu_kernels(config, chip)
     wanted = config.compile.attention_backend
     if wanted == "reference":
         return "reference"
@@ -70,8 +72,7 @@ def choose_encoder_backend(config: Config, chip: Chip) -> Backend:
     """Of an encoder's products: its attention is the same everywhere. Raises ConfigError."""
     if chip.platform == "cpu":
         return _for_cpu(config)
-    if config.compile.cpu_kernels == "native":
-        raise ConfigError(f"--cpu-kernels native: only on CPUs, not on {chip.platform}")
+    _refuse_cpu_kernels(config, chip)
     if config.compile.attention_backend == "pallas":
         raise ConfigError("--attention-backend pallas: no kernel for encoders; use auto or reference")
     return "reference"
@@ -89,23 +90,41 @@ def _why_not_pallas(
     return unsupported(_PALLAS[chip.platform], decoder.num_heads, pool_shape, dtype, kv_dtype)
 
 
+def _refuse_cpu_kernels(config: Config, chip: Chip) -> None:
+    wanted = config.compile.cpu_kernels
+    if wanted not in ("auto", "xla"):
+        raise ConfigError(f"--cpu-kernels {wanted}: only on CPUs, not on {chip.platform}")
+
+
 def _for_cpu(config: Config) -> Backend:
     """The native kernels are for one device: XLA cannot partition them."""
     wanted, attention = config.compile.cpu_kernels, config.compile.attention_backend
-    num_devices = config.parallel.tensor_parallel_size
+    num_devices, is_demanded = config.parallel.tensor_parallel_size, wanted not in ("auto", "xla")
     if attention == "pallas":
         raise ConfigError("--attention-backend pallas: no kernel for CPUs; use auto or reference")
-    if wanted == "native" and num_devices > 1:
-        raise ConfigError(f"--cpu-kernels native: only on one CPU device, not on {num_devices}")
-    if wanted == "native" and attention == "reference":
-        raise ConfigError("--cpu-kernels native and --attention-backend reference exclude each other")
+    if is_demanded and num_devices > 1:
+        raise ConfigError(f"--cpu-kernels {wanted}: only on one CPU device, not on {num_devices}")
+    if is_demanded and attention == "reference":
+        raise ConfigError(f"--cpu-kernels {wanted} and --attention-backend reference exclude each other")
     if wanted == "xla" or num_devices > 1 or attention == "reference":
         return "reference"
     library = native.register()
     if library is not None:
-        _LOG.info("native CPU kernels: %s", library.name)
-        return "native"
-    if wanted == "native":
-        raise ConfigError(f"--cpu-kernels native: not built for this host: run `{_BUILD}`")
+        backend = _native(config)
+        unit = "the matrix unit" if backend == "native_matrix" else "the vector unit"
+        _LOG.info("native CPU kernels: %s, products of floats on %s", library.name, unit)
+        return backend
+    if is_demanded:
+        raise ConfigError(f"--cpu-kernels {wanted}: not built for this host: run `{_BUILD}`")
     _LOG.info("native CPU kernels are not built for this host, XLA's are used; to build them: %s", _BUILD)
     return "reference"
+
+
+def _native(config: Config) -> Backend:
+    """One unit for all steps: the two add up in different orders, and a row is not to depend on its neighbours."""
+    wanted, has_matrix_unit = config.compile.cpu_kernels, native.has_matrix_unit()
+    if wanted == "matrix" and not has_matrix_unit:
+        raise ConfigError("--cpu-kernels matrix: this processor has no matrix unit (AMX), or its kernels lack it")
+    num_seqs = resolve_limits("cpu", config.scheduler).max_num_seqs
+    is_matrix = wanted == "matrix" or (wanted != "vector" and num_seqs > _VECTOR_SEQS)
+    return "native_matrix" if has_matrix_unit and is_matrix else "native"

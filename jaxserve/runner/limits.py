@@ -9,6 +9,7 @@ import logging
 from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
+from jaxserve_kernels.backend import NATIVE
 from jaxserve_kernels.matmul import multiplies
 from jaxserve_kernels.paged_attention import pool_head_dim
 
@@ -185,7 +186,7 @@ def make_limits(config: Config, decoder: DecoderConfig, numerics: Numerics, plat
     # One row makes XLA:CPU convert a weight that is not float32 first, all of it; two do not. On GPUs a layer takes a
     # fifth more kernels with one row (docs/benchmarks/h200-static.md).
     is_float32 = numerics.weights == jnp.float32 and not numerics.is_quantized
-    is_native = numerics.backend == "native" and multiplies(numerics.matrices, dynamic=numerics.is_dynamic)
+    is_native = numerics.backend in NATIVE and multiplies(numerics.matrices, dynamic=numerics.is_dynamic)
     slow_single_row = platform == "gpu" or (platform == "cpu" and not is_native and not is_float32)
     return Limits(
         spec=spec,

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxserve_kernels import native
+from jaxserve_kernels.backend import NATIVE
 from jaxserve_kernels.paged_attention import Paging, ragged_layout
 from jaxtyping import Array, Bool, Float, Int
 
@@ -133,7 +134,7 @@ def lower_upkeep(sharding: Sharding, program: Upkeep) -> jax.stages.Lowered:
         case "pool":
             pools = sharding.kv_pool
             half = jax.ShapeDtypeStruct(keeping.pool_shape, keeping.kv_dtype)
-            zeros = native.untouched_zeros if keeping.backend == "native" else _zeros
+            zeros = native.untouched_zeros if keeping.backend in NATIVE else _zeros
             return jax.jit(lambda: tuple(zeros(half, half)), out_shardings=(pools, pools)).lower()
         case "slots":
             return jax.jit(lambda: jnp.zeros(shape, jnp.int32), out_shardings=place).lower()

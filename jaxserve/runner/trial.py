@@ -12,6 +12,7 @@ from typing import Final
 
 import jax
 import numpy as np
+from jaxserve_kernels.backend import NATIVE
 
 from jaxserve.config import Config
 from jaxserve.layers.numerics import Numerics
@@ -68,7 +69,7 @@ def compare(config: Config, decoder: DecoderConfig, chip: Chip, on_reference: Ca
     layers = tuple(dict.fromkeys(decoder.layers))
     model = replace(decoder, layers=layers, vocab_size=min(decoder.vocab_size, MAX_VOCAB))
     numerics = make_numerics(config, model, chip)
-    if numerics.backend in ("reference", "native"):
+    if numerics.backend == "reference" or numerics.backend in NATIVE:
         return None
     return difference(config, model, chip, numerics, on_reference)
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxserve_kernels import native
-from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.backend import NATIVE, Backend
 
 from jaxserve.layers.attention import KVPool
 from jaxserve.runner.slots import MASKS_AT_ONCE, mask_rows, seat_row
@@ -62,7 +62,7 @@ class Keeper:
 
     def provide(self, pool: KVPool) -> None:
         """Have the system provide all of the pool's memory in the background, where it has not yet."""
-        if self._keeping.backend == "native":
+        if self._keeping.backend in NATIVE:
             for half in pool:
                 native.provide(half)
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxserve_kernels import native
+from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.grouped_matmul import cases, grouped_matmul
 from jaxserve_kernels.matmul import matmul, multiplies, quantize_rows
 from jaxserve_kernels.native.build import BuildError, build
@@ -34,30 +35,39 @@ def _normal(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
+@pytest.fixture(params=["native", "native_matrix"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Each unit of the processor that multiplies floats."""
+    if request.param == "native_matrix" and not native.has_matrix_unit():
+        pytest.skip("this processor has no matrix unit")
+    chosen: Backend = request.param
+    return chosen
+
+
 # One row, a tile, its rest, more than a block; outputs that fill no tile, or end inside a task.
 @pytest.mark.parametrize(
     ("tokens", "inputs", "outputs"), [(1, 576, 192), (4, 64, 7), (7, 128, 61), (13, 48, 300), (131, 64, 65)]
 )
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_product_equals_the_reference(tokens: int, inputs: int, outputs: int, dtype: str) -> None:
+def test_product_equals_the_reference(tokens: int, inputs: int, outputs: int, dtype: str, backend: Backend) -> None:
     x, weight = jnp.asarray(_normal(1, tokens, inputs)), jnp.asarray(_normal(2, outputs, inputs)).astype(dtype)
     expected = matmul(x, weight.astype("float32"))
-    np.testing.assert_allclose(matmul(x, weight, backend="native"), expected, atol=1e-4 * inputs**0.5)
+    np.testing.assert_allclose(matmul(x, weight, backend=backend), expected, atol=1e-4 * inputs**0.5)
 
 
-def test_padding_rows_are_zeros_and_change_nothing() -> None:
+def test_padding_rows_are_zeros_and_change_nothing(backend: Backend) -> None:
     x, weight = jnp.asarray(_normal(1, 9, 64)), jnp.asarray(_normal(2, 70, 64))
-    padded = np.asarray(matmul(x, weight, None, jnp.int32(4), backend="native"))
-    np.testing.assert_array_equal(padded[:4], matmul(x[:4], weight, backend="native"))
+    padded = np.asarray(matmul(x, weight, None, jnp.int32(4), backend=backend))
+    np.testing.assert_array_equal(padded[:4], matmul(x[:4], weight, backend=backend))
     assert not padded[4:].any()
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 32])
-def test_product_with_int8_weights_equals_the_reference(tokens: int) -> None:
+def test_product_with_int8_weights_equals_the_reference(tokens: int, backend: Backend) -> None:
     x = jnp.asarray(_normal(1, tokens, 96))
     values, scales = quantize_rows(jnp.asarray(_normal(2, 70, 96)))
     expected = matmul(x, values, scales)
-    np.testing.assert_allclose(matmul(x, values, scales, backend="native"), expected, atol=1e-4)
+    np.testing.assert_allclose(matmul(x, values, scales, backend=backend), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(("tokens", "outputs"), [(1, 70), (3, 64), (32, 61), (131, 9)])
@@ -84,28 +94,44 @@ def test_inputs_that_fill_no_vector_go_through_the_reference() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_row_of_a_product_does_not_depend_on_the_others(dtype: str) -> None:
+def test_a_row_of_a_product_does_not_depend_on_the_others(dtype: str, backend: Backend) -> None:
     x, weight = jnp.asarray(_normal(1, 130, 192)), jnp.asarray(_normal(2, 123, 192)).astype(dtype)
-    together = matmul(x, weight, backend="native")
+    together = matmul(x, weight, backend=backend)
     for rows in ([0], [5, 6], list(range(40, 57)), list(range(100, 130))):
-        np.testing.assert_array_equal(matmul(x[np.array(rows)], weight, backend="native"), together[np.array(rows)])
+        np.testing.assert_array_equal(matmul(x[np.array(rows)], weight, backend=backend), together[np.array(rows)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize(("tokens", "inputs", "outputs"), [(1, 576, 96), (5, 48, 33), (33, 1536, 100), (200, 64, 31)])
+def test_sums_are_as_good_as_those_of_float32(
+    tokens: int, inputs: int, outputs: int, dtype: str, backend: Backend
+) -> None:
+    """Numbers of all bits and of many sizes: a plane that were left out would show (2e-6 and more)."""
+    x = _normal(1, tokens, inputs) * np.exp2(np.random.default_rng(3).integers(-20, 20, (tokens, inputs)))
+    weight = _normal(2, outputs, inputs) * np.exp2(np.random.default_rng(4).integers(-6, 6, (outputs, inputs)))
+    x, stored = x.astype(np.float32), jnp.asarray(weight if dtype != "int8" else weight.clip(-128, 127)).astype(dtype)
+    scales = None if dtype != "int8" else jnp.linspace(0.1, 3.0, outputs, dtype=jnp.float32)
+    found = np.asarray(matmul(jnp.asarray(x), stored, scales, backend=backend))
+    wide = np.asarray(stored).astype(np.float64) * (1.0 if scales is None else np.asarray(scales, np.float64)[:, None])
+    sizes = np.abs(x).astype(np.float64) @ np.abs(wide).T
+    assert (np.abs(found - x.astype(np.float64) @ wide.T) <= 7e-7 * sizes).all()
 
 
 FLOAT_CASES = [case for case in cases.CASES if case.weights in ("float32", "float16", "bfloat16", "int8")]
 
 
 @pytest.mark.parametrize("case", FLOAT_CASES, ids=str)
-def test_grouped_product_equals_the_one_in_float64(case: cases.Case) -> None:
+def test_grouped_product_equals_the_one_in_float64(case: cases.Case, backend: Backend) -> None:
     given = cases.operands(case)
     wanted, sizes = cases.expected(case, given)
     operands = [None if each is None else jnp.asarray(each) for each in given]
-    product = np.asarray(grouped_matmul(*operands, backend="native"))
+    product = np.asarray(grouped_matmul(*operands, backend=backend))
     assert (np.abs(product[: len(wanted)] - wanted) <= 1e-6 * sizes).all()
     assert not product[len(wanted) :].any(), "padding"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_a_row_of_a_grouped_product_is_that_of_its_expert_alone(dtype: str) -> None:
+def test_a_row_of_a_grouped_product_is_that_of_its_expert_alone(dtype: str, backend: Backend) -> None:
     """Bit for bit, whatever the groups, and with int8 by int8 as well."""
     dynamic, group_sizes = dtype == "int8", (3, 0, 17, 1, 0, 40)
     if dynamic and not multiplies(jnp.dtype(jnp.int8), dynamic=True):
@@ -113,7 +139,7 @@ def test_a_row_of_a_grouped_product_is_that_of_its_expert_alone(dtype: str) -> N
     x, weight, scales = jnp.asarray(_normal(1, 70, 192)), jnp.asarray(_normal(2, 6, 101, 192)), None
     if dynamic:
         weight, scales = jax.vmap(quantize_rows)(weight)
-    options = {"dynamic": dynamic, "backend": "native"}
+    options = {"dynamic": dynamic, "backend": backend}
     together = grouped_matmul(x, weight, jnp.asarray(group_sizes), scales, **options)
     starts = np.cumsum(group_sizes)
     for expert, (end, count) in enumerate(zip(starts, group_sizes, strict=True)):

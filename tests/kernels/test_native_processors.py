@@ -12,7 +12,7 @@ from jaxserve_kernels.native import library, processors
 from jaxserve_kernels.native.build import COMPILERS
 from jaxserve_kernels.native.processors import GENERATIONS, Generation
 
-VNNI, AVX512, AVX2 = GENERATIONS
+AMX, VNNI, AVX512, AVX2 = GENERATIONS
 COMPILER = next(filter(None, map(shutil.which, COMPILERS)), None)
 
 SPELLED = {
@@ -46,6 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("features", "expected"),
     [
+        (AMX.features, AMX),
         (VNNI.features | {"amx_tile"}, VNNI),
         (AVX512.features, AVX512),
         (VNNI.features - {"avx512bw"}, AVX2),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float, Int, Num
 
-from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.backend import NATIVE, Backend
 from jaxserve_kernels.grouped_matmul import cpu, gpu, reference, tpu
 
 __all__ = ["grouped_matmul"]
@@ -25,8 +25,8 @@ def grouped_matmul(
     their sum means nothing. Weights, scales and `dynamic` are those of `matmul`, for each expert. A row's result does
     not depend on its neighbours, and no weights are read but those of experts that have rows.
     """
-    if backend == "native" and cpu.supports(x, weight, scales, dynamic=dynamic):
-        return cpu.grouped_matmul(x, weight, group_sizes, scales, dynamic=dynamic)
+    if backend in NATIVE and cpu.supports(x, weight, scales, dynamic=dynamic):
+        return cpu.grouped_matmul(x, weight, group_sizes, scales, dynamic=dynamic, backend=backend)
     if backend == "mosaic_gpu" and scales is None:
         sizes = gpu.choice(x, weight)
         if sizes is not None:

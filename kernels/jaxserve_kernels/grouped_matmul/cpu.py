@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
+from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.matmul import cpu
 
 
@@ -21,10 +22,15 @@ def grouped_matmul(
     scales: Float[Array, "E O"] | None,
     *,
     dynamic: bool,
+    backend: Backend = "native",
 ) -> Float[Array, "R O"]:
     """See `api.grouped_matmul`; activations are taken in float32, and padding rows come out as zeros at no cost."""
     out = jax.ShapeDtypeStruct((x.shape[0], weight.shape[1]), jnp.float32)
-    operands = (x.astype(jnp.float32), weight, group_sizes.astype(jnp.int32))
-    target = "jaxserve_grouped_matmul_int8" if dynamic else "jaxserve_grouped_matmul"
-    product: jax.Array = jax.ffi.ffi_call(target, out)(*operands, *(() if scales is None else (scales,)))
+    rest = () if scales is None else (scales,)
+    operands = (x.astype(jnp.float32), weight, group_sizes.astype(jnp.int32), *rest)
+    if dynamic:
+        exact: jax.Array = jax.ffi.ffi_call("jaxserve_grouped_matmul_int8", out)(*operands)
+        return exact
+    call = jax.ffi.ffi_call("jaxserve_grouped_matmul", out)
+    product: jax.Array = call(*operands, matrix_unit=backend == "native_matrix")
     return product

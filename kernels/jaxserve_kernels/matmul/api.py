@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 from jaxtyping import Array, Float, Int, Num
 
-from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.backend import NATIVE, Backend
 from jaxserve_kernels.matmul import cpu, gpu, reference
 from jaxserve_kernels.matmul.cpu import multiplies
 from jaxserve_kernels.matmul.reference import offset_product, quantize_rows
@@ -31,8 +31,8 @@ def matmul(
     """
     if scales is not None and scales.ndim == 2:
         return _grouped(x, weight, scales, backend)
-    if backend == "native" and cpu.supports(x, weight, dynamic=dynamic):
-        return cpu.matmul(x, weight, scales, num_rows, dynamic=dynamic)
+    if backend in NATIVE and cpu.supports(x, weight, dynamic=dynamic):
+        return cpu.matmul(x, weight, scales, num_rows, dynamic=dynamic, backend=backend)
     if backend == "mosaic_gpu" and scales is not None:
         tuned = gpu.choice(x, weight, dynamic=dynamic)
         if tuned is not None:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
 from jaxserve_kernels import native
+from jaxserve_kernels.backend import Backend
 
 _LANES = 16
 """Inputs must be a multiple of the widest vector the kernels may be compiled for."""
@@ -37,10 +38,14 @@ def matmul(
     num_rows: Int[Array, ""] | None,
     *,
     dynamic: bool,
+    backend: Backend = "native",
 ) -> Float[Array, "T O"]:
     """See `api.matmul`; activations are taken in float32, and padding rows come out as zeros at no cost."""
     out = jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), jnp.float32)
     count = jnp.int32(x.shape[0]) if num_rows is None else num_rows.astype(jnp.int32)
     operands = (x.astype(jnp.float32), weight, count) + (() if scales is None else (scales,))
-    product: jax.Array = jax.ffi.ffi_call("jaxserve_matmul_int8" if dynamic else "jaxserve_matmul", out)(*operands)
+    if dynamic:
+        exact: jax.Array = jax.ffi.ffi_call("jaxserve_matmul_int8", out)(*operands)
+        return exact
+    product: jax.Array = jax.ffi.ffi_call("jaxserve_matmul", out)(*operands, matrix_unit=backend == "native_matrix")
     return product

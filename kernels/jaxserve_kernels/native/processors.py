@@ -27,8 +27,12 @@ _AVX2: Final = frozenset(
 )
 _AVX512: Final = _AVX2 | frozenset("avx512bw avx512cd avx512dq avx512f avx512vl".split())
 
+_VNNI: Final = ("-march=x86-64-v4", "-mavx512vnni")
+_AMX: Final = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
+
 GENERATIONS: Final = (
-    Generation("avx512-vnni", ("-march=x86-64-v4", "-mavx512vnni"), _AVX512 | {"avx512_vnni"}),
+    Generation("amx", _VNNI + _AMX, _AVX512 | {"avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"}),
+    Generation("avx512-vnni", _VNNI, _AVX512 | {"avx512_vnni"}),
     Generation("avx512", ("-march=x86-64-v4",), _AVX512),
     Generation("avx2", ("-march=x86-64-v3",), _AVX2),
 )

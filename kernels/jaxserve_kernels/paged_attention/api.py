@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
-from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.backend import NATIVE, Backend
 from jaxserve_kernels.kv_write import KVScales, stored
 from jaxserve_kernels.kv_write.reference import kv_write as scatter
 from jaxserve_kernels.paged_attention import cpu, gpu, layout, reference, tpu
@@ -81,7 +81,7 @@ def write_and_attend(
     keys are taken as they are. `scales` go with a pool of 8-bit numbers. A pool's heads may be wider than the
     operands' (see `pool_head_dim`).
     """
-    if backend == "native" and cpu.supports(q.shape[1], k_pages.shape, k_pages.dtype, scoring):
+    if backend in NATIVE and cpu.supports(q.shape[1], k_pages.shape, k_pages.dtype, scoring):
         where = (paging.block_tables, paging.kv_lengths, paging.query_starts, paging.pages, paging.slots)
         options: dict[str, Any] = {"rotation": rotation, "scoring": scoring, "sinks": sinks}
         return cpu.write_and_attend(q, k, v, k_pages, v_pages, layer, *where, **options)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jaxserve_kernels import native
 
 from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, ParallelConfig, SchedulerConfig
 from jaxserve.errors import ConfigError
@@ -106,6 +107,7 @@ REFUSED = [
     (CPU, {"cpu_kernels": "native", "attention_backend": "reference"}, "exclude each other"),
     (CPU, {"cpu_kernels": "native", "devices": 2}, "only on one CPU device, not on 2"),
     (HOPPER, {"cpu_kernels": "native"}, "--cpu-kernels native: only on CPUs, not on gpu"),
+    (HOPPER, {"cpu_kernels": "vector"}, "--cpu-kernels vector: only on CPUs, not on gpu"),
     (TPU, {"num_speculative_tokens": 4}, "--num-speculative-tokens: not with the attention kernel of TPUs"),
 ]
 
@@ -114,6 +116,34 @@ REFUSED = [
 def test_kernels_that_cannot_run_are_refused(chip: Chip, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         _choose(_config(**settings), chip)
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_seqs", "has_unit", "expected"),
+    [
+        ({}, None, True, "native_matrix"),
+        ({}, None, False, "native"),
+        ({}, 4, True, "native"),
+        ({}, 5, True, "native_matrix"),
+        ({"cpu_kernels": "native"}, None, True, "native_matrix"),
+        ({"cpu_kernels": "vector"}, None, True, "native"),
+        ({"cpu_kernels": "matrix"}, 1, True, "native_matrix"),
+    ],
+)
+def test_many_requests_take_the_matrix_unit_where_there_is_one(
+    settings: dict[str, Any], num_seqs: int | None, has_unit: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "register", lambda: Path("kernels.so"))
+    monkeypatch.setattr(native, "has_matrix_unit", lambda: has_unit)
+    config = replace(_config(**settings), scheduler=SchedulerConfig(max_num_seqs=num_seqs))
+    assert _choose(config, CPU) == expected
+
+
+def test_a_matrix_unit_that_is_not_there_is_refused_when_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "register", lambda: Path("kernels.so"))
+    monkeypatch.setattr(native, "has_matrix_unit", lambda: False)
+    with pytest.raises(ConfigError, match="--cpu-kernels matrix: this processor has no matrix unit"):
+        _choose(_config(cpu_kernels="matrix"), CPU)
 
 
 def test_several_cpu_devices_take_the_reference() -> None:
@@ -130,14 +160,19 @@ def test_an_8_bit_cache_takes_half_the_memory_and_is_refused_on_a_cpu() -> None:
 @pytest.mark.parametrize(
     ("library", "backend", "line"),
     [
-        (Path("kernels-avx2-0123.so"), "native", "native CPU kernels: kernels-avx2-0123.so"),
+        (
+            Path("kernels-avx2-0123.so"),
+            "native",
+            "native CPU kernels: kernels-avx2-0123.so, products of floats on the vector unit",
+        ),
         (None, "reference", "native CPU kernels are not built for this host"),
     ],
 )
 def test_the_log_says_which_native_kernels_are_taken(
     library: Path | None, backend: str, line: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("jaxserve_kernels.native.register", lambda: library)
+    monkeypatch.setattr(native, "register", lambda: library)
+    monkeypatch.setattr(native, "has_matrix_unit", lambda: False)
     with caplog.at_level(logging.INFO):
         assert choose_backend(_config(), DECODER, CPU, BFLOAT16, BFLOAT16) == backend
     assert line in caplog.text

@@ -6,13 +6,17 @@
 // pass by. Those of the tiles to come are fetched meanwhile, line after line, into the second cache: the first holds
 // no more, and has fewer misses under way than the memory can serve.
 //
+// Where the processor has a matrix unit and it is asked for, it does all of this (tiled.h).
+//
 // Grouped, w is [E, N, K]: of rows sorted by expert, group by group, each is multiplied with its expert's matrix.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <vector>
 
 #include "parallel.h"
 #include "products.h"
+#include "tiled.h"
 
 namespace jaxserve {
 namespace {
@@ -22,25 +26,8 @@ namespace ffi = xla::ffi;
 constexpr int kTileRows = kLanes == 16 ? 6 : 3;
 constexpr int kTileOutputs = 4;
 constexpr int64_t kBlockRows = 96;         // rows that share a tile's weights: they fit the second cache
-constexpr int64_t kTaskOutputs = 24;       // outputs of a task: a multiple of this
+constexpr int64_t kTaskOutputs = 32;       // outputs of a task: a multiple of this
 constexpr int64_t kFetchBytes = 24 << 10;  // further ahead than the memory's latency, well within the second cache
-
-// Of a row of inputs in int8: what it was divided by, and its sum.
-struct Quantized {
-  float scale;
-  int32_t sum;
-};
-
-template <typename P>
-struct Product {
-  const typename P::Input* x;
-  const typename P::Stored* w;
-  float* y;
-  int64_t m, k, n;
-  const float* scales;         // of the outputs, or null
-  const Quantized* quantized;  // rows, or null
-  int64_t ahead = 1 + kFetchBytes / (kTileOutputs * k * sizeof(typename P::Stored));  // tiles; weights are fetched so
-};
 
 template <typename P>
 FourFloats finish(const Product<P>&, int64_t, const Floats (&sums)[kTileOutputs]) {
@@ -84,7 +71,8 @@ inline __attribute__((always_inline)) void tile(const Product<P>& product, int64
   const int64_t k = product.k;
   const auto* x = product.x + row * k;
   const auto* w = product.w + out * k;
-  const auto* next = w + (product.ahead * Outputs + fetch) * k;
+  const int64_t ahead = 1 + kFetchBytes / (kTileOutputs * k * sizeof(*w));  // tiles; weights are fetched so
+  const auto* next = w + (ahead * Outputs + fetch) * k;
   constexpr int kLine = 64 / sizeof(typename P::Stored);
   constexpr int kLines = (Fetch * P::kStep + kLine - 1) / kLine;
   typename P::Sum sums[Rows][Outputs] = {};
@@ -162,33 +150,64 @@ struct Split {
   int64_t count() const { return threads + (n - threads * run + rest - 1) / rest; }
 };
 
+// Rows that are multiplied with one matrix.
+struct Group {
+  int64_t expert, start, rows;
+
+  template <typename P>
+  Product<P> of(Product<P> all) const {
+    all.m = rows;
+    all.x += start * all.k;
+    all.w += expert * all.n * all.k;
+    all.y += start * all.n;
+    if (all.scales) all.scales += expert * all.n;
+    if (all.quantized) all.quantized += start;
+    return all;
+  }
+};
+
+#if defined(JAXSERVE_TILES)
+template <typename P>
+void multiply_tiled(ffi::ThreadPool& pool, const Product<P>& product, const std::vector<Group>& groups) {
+  static std::atomic<int64_t> pieces_before{0};
+  std::vector<Group> pieces;
+  for (const Group& group : groups) {
+    for (int64_t row = 0; row < group.rows; row += kPieceRows) {
+      pieces.push_back({group.expert, group.start + row, std::min(kPieceRows, group.rows - row)});
+    }
+  }
+  if (pieces.empty()) return;
+  const int64_t count = pieces.size(), threads = std::max<int64_t>(1, pool.num_threads());
+  const Split split(product.n, std::max<int64_t>(1, threads / count));
+  const int64_t tasks = split.count(), first = pieces_before.fetch_add(count);
+  parallel_for(pool, count * tasks, [=, pieces = pieces.data()](int64_t task) {
+    const int64_t piece = task / tasks, range = task % tasks;
+    tiled_outputs(pieces[piece].of(product), first + piece, split.begin(range), split.begin(range + 1));
+  });
+}
+#endif
+
 template <typename P>
 void multiply(ffi::ThreadPool& pool, const Product<P>& product) {
+#if defined(JAXSERVE_TILES)
+  if (product.is_tiled) return multiply_tiled(pool, product, {{0, 0, product.m}});
+#endif
   const Split split(product.n, std::max<int64_t>(1, pool.num_threads()));
   parallel_for(pool, split.count(), [=](int64_t task) { outputs(product, split.begin(task), split.begin(task + 1)); });
 }
 
-// The rows of one expert.
-struct Group {
-  int64_t expert, start, rows;
-};
-
 // Outputs of a task such that there are several for each thread; those of one group follow each other.
 template <typename P>
 void multiply(ffi::ThreadPool& pool, const Product<P>& product, const std::vector<Group>& groups) {
+#if defined(JAXSERVE_TILES)
+  if (product.is_tiled) return multiply_tiled(pool, product, groups);
+#endif
   const int64_t count = groups.size(), threads = std::max<int64_t>(1, pool.num_threads());
   const int64_t per_group = std::max<int64_t>(1, 4 * threads / std::max<int64_t>(1, count));
   const int64_t size = (product.n / per_group / kTaskOutputs + 1) * kTaskOutputs;
   const int64_t tasks = (product.n + size - 1) / size;
   parallel_for(pool, count * tasks, [=, groups = groups.data()](int64_t task) {
-    const Group group = groups[task / tasks];
-    Product<P> own = product;
-    own.m = group.rows;
-    own.x += group.start * own.k;
-    own.w += group.expert * own.n * own.k;
-    own.y += group.start * own.n;
-    if (own.scales) own.scales += group.expert * own.n;
-    if (own.quantized) own.quantized += group.start;
+    const Product<P> own = groups[task / tasks].of(product);
     const int64_t begin = task % tasks * size;
     outputs(own, begin, std::min(begin + size, own.n));
   });
@@ -236,38 +255,43 @@ ffi::ErrorOr<Operands> operands(ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w, ffi
 }
 
 template <typename P, typename... Groups>
-void multiply_floats(ffi::ThreadPool& pool, const Operands& o, const Groups&... groups) {
+void multiply_floats(ffi::ThreadPool& pool, const Operands& o, bool is_tiled, const Groups&... groups) {
   const auto* w = static_cast<const typename P::Stored*>(o.w);
-  multiply(pool, Product<P>{o.x, w, o.y, o.m, o.k, o.n, o.scales, nullptr}, groups...);
+  multiply(pool, Product<P>{o.x, w, o.y, o.m, o.k, o.n, o.scales, nullptr, is_tiled && tiles::allowed()}, groups...);
 }
 
 template <typename... Groups>
-ffi::Error multiply_stored(ffi::ThreadPool& pool, ffi::DataType type, const Operands& o, const Groups&... groups) {
+ffi::Error multiply_stored(ffi::ThreadPool& pool, ffi::DataType type, const Operands& o, bool is_tiled,
+                           const Groups&... groups) {
   switch (type) {
-    case ffi::F32: multiply_floats<Float32>(pool, o, groups...); break;
-    case ffi::F16: multiply_floats<Float16>(pool, o, groups...); break;
-    case ffi::BF16: multiply_floats<BFloat16>(pool, o, groups...); break;
-    case ffi::S8: multiply_floats<Int8>(pool, o, groups...); break;
+    case ffi::F32: multiply_floats<Float32>(pool, o, is_tiled, groups...); break;
+    case ffi::F16: multiply_floats<Float16>(pool, o, is_tiled, groups...); break;
+    case ffi::BF16: multiply_floats<BFloat16>(pool, o, is_tiled, groups...); break;
+    case ffi::S8: multiply_floats<Int8>(pool, o, is_tiled, groups...); break;
     default: return ffi::Error::InvalidArgument("matmul: weights of this type are not supported");
   }
   return ffi::Error::Success();
 }
 
+// `is_tiled`: the matrix unit is asked for. One program has one answer, as the two add up in different orders.
 ffi::Error matmul_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w,
-                          ffi::BufferR0<ffi::S32> count, ffi::RemainingArgs rest, ffi::ResultBufferR2<ffi::F32> y) {
+                          ffi::BufferR0<ffi::S32> count, ffi::RemainingArgs rest, ffi::ResultBufferR2<ffi::F32> y,
+                          bool is_tiled) {
   const auto all = operands(x, w, count, rest, y, FloatInputs::kStep);
-  return all.has_error() ? all.error() : multiply_stored(pool, w.element_type(), *all);
+  return all.has_error() ? all.error() : multiply_stored(pool, w.element_type(), *all, is_tiled);
 }
 
 ffi::Error grouped_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w,
-                           ffi::BufferR1<ffi::S32> sizes, ffi::RemainingArgs rest, ffi::ResultBufferR2<ffi::F32> y) {
+                           ffi::BufferR1<ffi::S32> sizes, ffi::RemainingArgs rest, ffi::ResultBufferR2<ffi::F32> y,
+                           bool is_tiled) {
   std::vector<Group> groups;
   const auto all = operands(x, w, sizes, rest, y, FloatInputs::kStep, groups);
-  return all.has_error() ? all.error() : multiply_stored(pool, w.element_type(), *all, groups);
+  return all.has_error() ? all.error() : multiply_stored(pool, w.element_type(), *all, is_tiled, groups);
 }
 
 #if defined(__AVX512VNNI__)
 constexpr int64_t kQuantizeRows = 16;  // rows one task quantises
+constexpr int64_t kFewRows = 4;        // of int8, which the vector unit serves as well: sums are exact on both
 
 // Symmetric int8 by the row's largest value, rounded to even.
 Quantized quantize(const float* x, int64_t k, int8_t* to) {
@@ -296,7 +320,9 @@ ffi::Error multiply_int8(ffi::ThreadPool& pool, ffi::DataType type, const Operan
     for (int64_t r = i * kQuantizeRows; r < end; ++r) info[r] = quantize(o.x + r * o.k, o.k, to + r * o.k);
   });
   const auto* stored = static_cast<const int8_t*>(o.w);
-  multiply(pool, Product<Int8Inputs>{values.data(), stored, o.y, o.m, o.k, o.n, o.scales, rows.data()}, groups...);
+  const bool is_tiled = o.m > kFewRows && tiles::allowed();
+  const Product<Int8Inputs> product{values.data(), stored, o.y, o.m, o.k, o.n, o.scales, rows.data(), is_tiled};
+  multiply(pool, product, groups...);
   return ffi::Error::Success();
 }
 
@@ -319,20 +345,22 @@ ffi::Error grouped_int8_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x,
 }  // namespace
 }  // namespace jaxserve
 
-// Rows: how many there are, or of each group.
-#define JAXSERVE_MATMUL(name, handler, Rows)                                    \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(name, jaxserve::handler,                        \
-                                xla::ffi::Ffi::Bind()                           \
-                                    .Ctx<xla::ffi::ThreadPool>()                \
-                                    .Arg<xla::ffi::BufferR2<xla::ffi::F32>>()   \
-                                    .Arg<xla::ffi::AnyBuffer>()                 \
-                                    .Arg<xla::ffi::Rows<xla::ffi::S32>>()       \
-                                    .RemainingArgs()                            \
-                                    .Ret<xla::ffi::BufferR2<xla::ffi::F32>>())
+extern "C" bool jaxserve_has_matrix_unit() { return jaxserve::tiles::allowed(); }
 
-JAXSERVE_MATMUL(jaxserve_matmul, matmul_handler, BufferR0);
-JAXSERVE_MATMUL(jaxserve_grouped_matmul, grouped_handler, BufferR1);
+// Rows: how many there are, or of each group. The rest: attributes.
+#define JAXSERVE_MATMUL(name, handler, Rows, ...)                                             \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(name, jaxserve::handler,                                      \
+                                xla::ffi::Ffi::Bind()                                         \
+                                    .Ctx<xla::ffi::ThreadPool>()                              \
+                                    .Arg<xla::ffi::BufferR2<xla::ffi::F32>>()                 \
+                                    .Arg<xla::ffi::AnyBuffer>()                               \
+                                    .Arg<xla::ffi::Rows<xla::ffi::S32>>()                     \
+                                    .RemainingArgs()                                          \
+                                    .Ret<xla::ffi::BufferR2<xla::ffi::F32>>() __VA_ARGS__)
+
+JAXSERVE_MATMUL(jaxserve_matmul, matmul_handler, BufferR0, .Attr<bool>("matrix_unit"));
+JAXSERVE_MATMUL(jaxserve_grouped_matmul, grouped_handler, BufferR1, .Attr<bool>("matrix_unit"));
 #if defined(__AVX512VNNI__)
-JAXSERVE_MATMUL(jaxserve_matmul_int8, matmul_int8_handler, BufferR0);
-JAXSERVE_MATMUL(jaxserve_grouped_matmul_int8, grouped_int8_handler, BufferR1);
+JAXSERVE_MATMUL(jaxserve_matmul_int8, matmul_int8_handler, BufferR0, );
+JAXSERVE_MATMUL(jaxserve_grouped_matmul_int8, grouped_int8_handler, BufferR1, );
 #endif

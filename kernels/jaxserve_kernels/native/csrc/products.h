@@ -87,4 +87,21 @@ inline FourInts sums_of_four(Ints a, Ints b, Ints c, Ints d) {
 }
 #endif
 
+// Of a row of inputs in int8: what it was divided by, and its sum.
+struct Quantized {
+  float scale;
+  int32_t sum;
+};
+
+template <typename P>
+struct Product {
+  const typename P::Input* x;
+  const typename P::Stored* w;
+  float* y;
+  int64_t m, k, n;
+  const float* scales;         // of the outputs, or null
+  const Quantized* quantized;  // rows, or null
+  bool is_tiled;               // on the matrix unit
+};
+
 }  // namespace jaxserve
