@@ -181,8 +181,8 @@ void multiply_tiled(ffi::ThreadPool& pool, const Product<P>& product, const std:
   const Split split(product.n, std::max<int64_t>(1, threads / count));
   const int64_t tasks = split.count(), first = pieces_before.fetch_add(count);
   parallel_for(pool, count * tasks, [=, pieces = pieces.data()](int64_t task) {
-    const int64_t piece = task / tasks, range = task % tasks;
-    tiled_outputs(pieces[piece].of(product), first + piece, split.begin(range), split.begin(range + 1));
+    const int64_t piece = task / tasks, begin = split.begin(task % tasks), end = split.begin(task % tasks + 1);
+    if (begin < end) tiled_outputs(pieces[piece].of(product), first + piece, begin, end);
   });
 }
 #endif
