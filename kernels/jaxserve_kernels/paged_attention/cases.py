@@ -186,5 +186,6 @@ CASES = (
     Case((5, 65), (70, 65), num_heads=2, dim=256, page_size=64, sliding_window=30, has_sinks=True),
     Case((1, 40), (30, 90), kv_dtype="float8_e4m3fn"),
     Case((70,), (100,), num_heads=2, dim=128, kv_dtype="int8", dtype="float16"),
+    Case((2, 1, 5), (40, 0, 5)),
 )
-"""Ragged, empty and one-token rows; borders of pages, tiles and windows; page numbers far apart; every option."""
+"""Ragged, empty and one-token rows, and one of a token and no keys; borders of pages, tiles and windows; page numbers far apart; every option."""

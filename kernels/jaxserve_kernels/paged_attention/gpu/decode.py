@@ -378,5 +378,5 @@ def _join(
     if sinks is not None:
         total = total + jnp.exp2(sinks.reshape(kernel.num_kv_heads, kernel.group, 1) * tiles.LOG2E - highest)
     joined = sum(jnp.where(exists[split], values[split] * factors[split], 0.0) for split in splits)
-    joined = joined / jnp.maximum(total, 1e-30)
+    joined = joined / jnp.maximum(total, tiles.LEAST)
     return joined.reshape(-1, kernel.num_kv_heads * kernel.group, kernel.dim)

@@ -304,6 +304,7 @@ def _work(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any, un
     pl.when(worker == 0)(lambda: _pass_turn(scratch))
     if kernel.has_sinks:
         total = total + jnp.exp2(refs.sinks[unit.head] * tiles.LOG2E - maximum)
+    total = jnp.maximum(total, tiles.LEAST)
     _store(kernel, refs, scratch, worker, unit.head, (token, begin, end), values / tiles.across(total, kernel.dim))
 
 

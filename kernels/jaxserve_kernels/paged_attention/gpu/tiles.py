@@ -19,6 +19,8 @@ from jaxserve_kernels.paged_attention.options import Scoring
 LOG2E = math.log2(math.e)
 MASKED = -1e30
 """Score of a key that must not be seen: finite, so that differences of maxima stay numbers."""
+LEAST = 1e-30
+"""What a sum of weights is taken for where no key was seen: the result is zero, not a division by zero."""
 
 
 def scores(scoring: Scoring, products: jax.Array) -> jax.Array:
