@@ -69,6 +69,7 @@ KERNELS: dict[Product, SkinnyTuning | None] = {
     Product(1, 6144, 4096): SkinnyTuning(rows=64, tile=128, stages=8, programs=132),
     Product(64, 4096, 14336): SkinnyTuning(rows=128, tile=128, stages=4, programs=132),
     Product(256, 14336, 4096, I8, I8): SkinnyTuning(rows=64, tile=128, stages=2, programs=132),
+    Product(40, 6144, 4096, I8, I8): SkinnyTuning(rows=64, tile=128, stages=4, programs=132),
     Product(64, 6144, 4096, F8, F8): SkinnyTuning(rows=64, tile=256, stages=3, programs=132),
     Product(32, 128256, 4096, F8, BF16, H100): SkinnyTuning(rows=128, tile=128, stages=4, programs=132),
     Product(8, 6144, 4096, I4): None,

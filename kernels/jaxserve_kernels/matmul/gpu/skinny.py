@@ -35,7 +35,7 @@ _WORK_REGISTERS, _FETCH_REGISTERS = 232, 40
 """Per thread: 2 x 128 x 232 + 128 x 40 are just below the 65,536 of a multiprocessor."""
 _HARDLY_LARGER = 1.1
 _TOKENS = 8
-"""Columns of a product come in eights."""
+"""Columns of a product come in eights, those of int8 by int8 in sixteens where they are more than 32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,8 @@ def matmul(
     scales: of groups of as many inputs as a tile has, if the weights belong to such; they are then multiplied with.
     """
     num_tokens = x.shape[0]
-    padded = jnp.pad(x, ((0, -num_tokens % _TOKENS), (0, 0)))
+    multiple = 2 * _TOKENS if x.dtype == jnp.int8 and num_tokens > 4 * _TOKENS else _TOKENS
+    padded = jnp.pad(x, ((0, -num_tokens % multiple), (0, 0)))
     kernel = _Kernel(padded.shape[0], weight.shape[1], weight.shape[0], tuning, is_emulated)
     parts = _launch(kernel, padded, weight, *scales)
     is_written = np.arange(len(parts))[:, None] < kernel.num_parts  # (X, blocks)
