@@ -13,7 +13,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import PartitionSpec
 from jaxserve_kernels.grouped_matmul import grouped_matmul
 from jaxtyping import Array, Float, Int
 
@@ -22,6 +21,7 @@ from jaxserve.layers.linear import Linear, Matrix, Tokens
 from jaxserve.layers.mlp import ACTIVATIONS
 from jaxserve.layers.numerics import Numerics
 from jaxserve.layers.param import Axes
+from jaxserve.layers.shares import add_shares, num_shares, on_each_device
 from jaxserve.models.config import DecoderConfig, ExpertsConfig
 
 SPLIT_AXIS = "expert_ffn"
@@ -120,7 +120,7 @@ class Experts(nnx.Module):
         whole = replace(numerics, quantization="none")
         self.gate = Linear(experts.num_experts, config.hidden_size, (None, "embed"), whole, bias=experts.has_biases)
         self.experts = ExpertMLPs(config, experts, numerics)
-        self.config = experts
+        self.config, self.split_axes = experts, numerics.split_axes
 
     def __call__(self, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T D"]:
         """Of padding tokens: zeros."""
@@ -133,26 +133,19 @@ class Experts(nnx.Module):
         return jnp.where(jnp.arange(len(x))[:, None] < tokens.num_real, made, 0)
 
     def _on_every_device(self, x: Float[Array, "T D"], routing: Routing) -> Float[Array, "T D"]:
-        """On each of the mesh in context its parts of all experts, and one sum behind them.
+        """By each its part of all experts, and one sum behind them.
 
         XLA, left to itself, would exchange the sums of every tile of a loop.
         """
-        mesh = jax.sharding.get_abstract_mesh()
-        if mesh.empty or mesh.size == 1:
-            return self.experts(x, routing)
-        (axis,) = mesh.axis_names
-        is_split = self.config.intermediate_size % mesh.size == 0
+        shares = num_shares(SPLIT_AXIS, self.split_axes)
         graph, state = nnx.split(self.experts)
         leaves, treedef = jax.tree.flatten(state)
         axes = [variable.get_metadata()["axes"] for _, variable in nnx.to_flat_state(state)]
-        specs = [PartitionSpec(*(axis if is_split and name == SPLIT_AXIS else None for name in each)) for each in axes]
 
-        def compute(x: Float[Array, "T D"], routing: Routing, leaves: list[Array]) -> Float[Array, "T D"]:
+        def compute(x: Float[Array, "T D"], routing: Routing, *leaves: Array) -> Float[Array, "T D"]:
             own = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
-            made = own(x, routing, num_shares=mesh.size if is_split else 1)
-            return jax.lax.psum(made, axis) if is_split else made
+            made = own(x, routing, num_shares=shares)
+            return add_shares(made, x.dtype) if shares > 1 else made
 
-        whole = PartitionSpec()
-        shared = jax.shard_map(compute, in_specs=(whole, whole, specs), out_specs=whole, check_vma=False)
-        summed: Array = shared(x, routing, leaves)
-        return summed
+        operands = [(x, ()), (routing, ()), *zip(leaves, axes, strict=True)]
+        return on_each_device(compute, operands, (), self.split_axes)

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.layers.numerics import Numerics
 from jaxserve.layers.param import Axes, parameter
+from jaxserve.layers.shares import add_shares, num_shares, on_each_device
 
 
 class Tokens(NamedTuple):
@@ -36,7 +37,7 @@ class Matrix(nnx.Module):
     def __init__(
         self, out_dim: int, in_dim: int, axes: Axes, numerics: Numerics, *, num_experts: int | None = None
     ) -> None:
-        group = numerics.group_of(in_dim, is_split=axes[1] not in (None, "embed"))
+        group = numerics.group_of(in_dim, is_split=axes[1] in numerics.split_axes)
         if group is None:
             numerics = numerics.by_outputs
         self.num_experts = num_experts
@@ -62,11 +63,33 @@ class Matrix(nnx.Module):
         self.weight_scale = self.weight_offset = None
 
     def multiply(self, x: Float[Array, "T I"], num_rows: Int[Array, ""]) -> Float[Array, "T O"]:
-        """x @ weight.T in float32; rows behind `num_rows` are padding."""
-        scales = None if self.weight_scale is None else self.weight_scale[...]
-        dynamic, backend = self.numerics.is_dynamic, self.numerics.backend
-        product = matmul(x, self.weight[...], scales, num_rows, dynamic=dynamic, backend=backend)
-        return product if self.weight_offset is None else product + offset_product(x, self.weight_offset[...])
+        """x @ weight.T in float32; rows behind `num_rows` are padding.
+
+        Where devices share the inputs, each rounds by the largest value of its own, and their sums are added up in the
+        type of x.
+        """
+        split_axes = self.numerics.split_axes
+        out_axis, in_axis = self.weight.get_metadata()["axes"]
+        is_sum = num_shares(in_axis, split_axes) > 1
+
+        def product(x: Float[Array, "T I"], num_rows: Int[Array, ""], *params: Array) -> Float[Array, "T O"]:
+            made = self._multiply_share(x, num_rows, *params)
+            return add_shares(made, x.dtype) if is_sum else made
+
+        params = [each for each in (self.weight, self.weight_scale, self.weight_offset) if each is not None]
+        operands = [(each[...], each.get_metadata()["axes"]) for each in params]
+        return on_each_device(product, [(x, (None, in_axis)), (num_rows, ()), *operands], (None, out_axis), split_axes)
+
+    def _multiply_share(
+        self,
+        x: Float[Array, "T I"],
+        num_rows: Int[Array, ""],
+        weight: Array,
+        scale: Array | None = None,
+        offset: Array | None = None,
+    ) -> Float[Array, "T O"]:
+        product = matmul(x, weight, scale, num_rows, dynamic=self.numerics.is_dynamic, backend=self.numerics.backend)
+        return product if offset is None else product + offset_product(x, offset)
 
 
 class LowRank(nnx.Module):

@@ -28,6 +28,7 @@ class Numerics:
     group_size   inputs of a group, or a multiple of them
     has_offsets  whether groups of 4-bit weights have an offset as well
     num_devices  that share a layer: where they split inputs, no group is on two of them
+    split_axes   what they share, by the names of parameters' axes; `make_skeleton` finds it
     four_bits    what a number of 4 bits is stored in
     """
 
@@ -40,6 +41,7 @@ class Numerics:
     group_size: int = GROUP_SIZES[0]
     has_offsets: bool = False
     num_devices: int = 1
+    split_axes: tuple[str, ...] = ()
     four_bits: jnp.dtype = jnp.dtype("int4")
 
     @property
@@ -77,8 +79,7 @@ class Numerics:
         """
         if self.quantization != "int4-weight-only":
             return None
-        held, rest = divmod(num_inputs, self.num_devices if is_split else 1)
-        share = num_inputs if rest else held  # what does not divide is not split
+        share = num_inputs // self.num_devices if is_split else num_inputs
         return next((size for size in GROUP_SIZES if self.group_size % size == 0 and share % size == 0), None)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import jax
@@ -24,6 +24,7 @@ from jaxserve.layers.numerics import Numerics
 from jaxserve.models.config import AdaptersConfig, DecoderConfig, EncoderConfig
 from jaxserve.models.decoder import Decoder
 from jaxserve.models.encoder import Encoder
+from jaxserve.sharding.mesh import split_axes
 
 
 def array_bytes(shape: tuple[int, ...], dtype: jnp.dtype) -> int:
@@ -126,12 +127,14 @@ class EncoderSkeleton:
 
 def make_skeleton(config: DecoderConfig, numerics: Numerics, adapters: AdaptersConfig | None = None) -> ModelSkeleton:
     """Declare the decoder of `config` with its parameters as `numerics` says, and room for `adapters`."""
+    numerics = replace(numerics, split_axes=split_axes(config, numerics.num_devices))
     declared = _declare(lambda: Decoder(config, numerics), numerics, adapters)
     return ModelSkeleton(config, numerics, *declared, adapters=adapters)
 
 
 def make_encoder_skeleton(config: EncoderConfig, numerics: Numerics) -> EncoderSkeleton:
     """Declare the encoder of `config` with its parameters as `numerics` says."""
+    numerics = replace(numerics, split_axes=split_axes(config, numerics.num_devices))
     return EncoderSkeleton(config, numerics, *_declare(lambda: Encoder(config, numerics), numerics))
 
 

@@ -64,21 +64,30 @@ def make_sharding(
             f"--tensor-parallel-size {tensor_parallel_size} needs as many devices, "
             f"found {len(devices)} ({devices[0].platform})"
         )
+    for axis, count in _split_counts(config).items():
+        if count % tensor_parallel_size:
+            _LOG.warning(
+                "%s (%d) does not divide over %d devices: each holds all of it", axis, count, tensor_parallel_size
+            )
     mesh = Mesh(np.array(devices[:tensor_parallel_size]), (MODEL_AXIS,), axis_types=(AxisType.Auto,))
     return Sharding(mesh, axis_rules(config, tensor_parallel_size))
 
 
 def axis_rules(config: DecoderConfig | EncoderConfig, size: int) -> dict[str, str | None]:
     """Which logical axis is split over which mesh axis when `size` devices share every layer."""
+    split = split_axes(config, size)
+    return {axis: MODEL_AXIS if axis in split else None for axis in ("embed", "heads", *_split_counts(config))}
+
+
+def split_axes(config: DecoderConfig | EncoderConfig, size: int) -> tuple[str, ...]:
+    """Logical axes that divide evenly over `size` devices; those that do not stay whole."""
+    split = [axis for axis, count in _split_counts(config).items() if size > 1 and count % size == 0]
+    return (*split, "heads") if "kv_heads" in split else tuple(split)
+
+
+def _split_counts(config: DecoderConfig | EncoderConfig) -> dict[str, int]:
+    """How many there are of what devices share. Query heads follow their kv heads, so that attention needs no exchange."""
     counts = {"vocab": config.vocab_size, "ffn": config.intermediate_size, "kv_heads": config.num_kv_heads}
     if isinstance(config, DecoderConfig) and config.experts is not None:
         counts["expert_ffn"] = config.experts.intermediate_size
-    rules: dict[str, str | None] = {"embed": None}
-    for axis, count in counts.items():
-        divides = count % size == 0
-        rules[axis] = MODEL_AXIS if divides and size > 1 else None
-        if not divides:
-            _LOG.warning("%s (%d) does not divide over %d devices: each holds all of it", axis, count, size)
-    # Query heads follow their kv heads, so that attention needs no exchange.
-    rules["heads"] = rules["kv_heads"]
-    return rules
+    return counts

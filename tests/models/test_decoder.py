@@ -31,7 +31,8 @@ def prompt_logits(
     """Logits of the last 8 prompt positions, the prompt computed in one mixed pass."""
     checkpoint = open_checkpoint(golden.path)
     config = decoder_config(checkpoint.config, checkpoint.generation_config).with_context(MAX_MODEL_LEN)
-    skeleton = make_skeleton(config, replace(plain(jnp.dtype(dtype)), joined_for=joined_for))
+    numerics = replace(plain(jnp.dtype(dtype)), joined_for=joined_for, num_devices=num_devices)
+    skeleton = make_skeleton(config, numerics)
     sharding = make_sharding(config, num_devices)
     params = load_params(checkpoint, skeleton, sharding, lambda *_: None)
     tokens = jnp.asarray(golden.prompt_ids)

@@ -171,5 +171,6 @@ def _filled(numerics: Numerics, params: dict[str, np.ndarray]) -> Callable[[jax.
     }
     for name, array in params.items():
         module, _, parameter = name.rpartition(".")
-        setattr(modules[module], parameter, nnx.Param(jnp.asarray(array)))
+        declared = getattr(modules[module], parameter)
+        setattr(modules[module], parameter, nnx.Param(jnp.asarray(array), **declared.get_metadata()))
     return lambda x, num_tokens: block(x, Tokens(num_tokens))

@@ -32,8 +32,7 @@ def choice(x: Operand, weight: Operand, *, dynamic: bool = False) -> SkinnyTunin
 
     dynamic: see `api.matmul`.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if not mesh.empty and mesh.size > 1:  # XLA splits its own products over devices, a kernel it cannot
+    if _is_split():
         return None
     types = product_types(weight.dtype.name, dynamic=dynamic)
     tuned = skinny_tuning(_DEVICE, types, x.shape[0], weight.size * weight.dtype.itemsize)
@@ -45,8 +44,7 @@ def grouped_choice(x: Operand, weight: Operand, scales: Operand) -> SkinnyTuning
 
     Nobody measured them. The kernel is taken because of what XLA writes to memory beside such weights, see README.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if not mesh.empty and mesh.size > 1:
+    if _is_split():
         return None
     (num_tokens, num_inputs), num_outputs = x.shape, weight.shape[0]
     group, padded = num_inputs // scales.shape[0], -(-num_tokens // 8) * 8
@@ -64,6 +62,15 @@ def grouped_choice(x: Operand, weight: Operand, scales: Operand) -> SkinnyTuning
         return None
     stage_bytes = group * (2 * padded + WORKERS * rows // 2) + 2 * WORKERS * rows
     return SkinnyTuning(rows, group, min(_MOST_STAGES, _RING_BYTES // stage_bytes), _NUM_PROGRAMS)
+
+
+def _is_split() -> bool:
+    """Whether XLA is to split this product over devices, which it can do with its own, and not with a kernel.
+
+    Within `jax.shard_map` each device has a product of its own.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    return not mesh.empty and mesh.size > 1 and not mesh.are_all_axes_manual
 
 
 def supports(x: Operand, weight: Operand, tuning: SkinnyTuning) -> bool:

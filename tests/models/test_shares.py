@@ -1,0 +1,102 @@
+"""Products that two devices share, against one device and numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, Mesh
+from jaxserve_kernels.matmul import gpu
+
+from jaxserve.layers.linear import Linear, Tokens
+from jaxserve.layers.numerics import Numerics, plain
+
+NUM_TOKENS, NUM_INPUTS, NUM_OUTPUTS = 5, 64, 24
+BY_INPUTS, BY_OUTPUTS = ("embed", "ffn"), ("ffn", "embed")
+TOKENS = Tokens(jnp.int32(NUM_TOKENS))
+
+
+def _numerics(dtype: str) -> Numerics:
+    return replace(plain(jnp.dtype(dtype)), num_devices=2, split_axes=("ffn",))
+
+
+def _mesh() -> Mesh:
+    return Mesh(np.array(jax.devices()[:2]), ("model",), axis_types=(AxisType.Auto,))
+
+
+def _on_two(call: Callable[[jax.Array], jax.Array], x: jax.Array) -> tuple[np.ndarray, str]:
+    """The result, and the program."""
+    with jax.set_mesh(_mesh()):
+        lowered = jax.jit(call).lower(x)
+        return np.asarray(lowered.compile()(x), np.float64), lowered.as_text()
+
+
+def _inputs(dtype: str) -> jax.Array:
+    random = np.random.default_rng(0)
+    return jnp.asarray(random.standard_normal((NUM_TOKENS, NUM_INPUTS)), dtype)
+
+
+def _linear(numerics: Numerics, axes: tuple[str, str]) -> Linear:
+    """With random numbers for its parameters."""
+    linear = Linear(NUM_OUTPUTS, NUM_INPUTS, axes, numerics, bias=True)
+    random = np.random.default_rng(1)
+    for name, param in nnx.to_flat_state(nnx.state(linear, nnx.Param)):
+        is_small = param.dtype == jnp.int8
+        drawn = random.integers(-127, 128, param.shape) if is_small else random.standard_normal(param.shape)
+        setattr(linear, str(name[-1]), nnx.Param(jnp.asarray(drawn, param.dtype), **param.get_metadata()))
+    return linear
+
+
+@pytest.mark.parametrize("axes", [BY_INPUTS, BY_OUTPUTS])
+def test_two_devices_compute_what_one_computes(axes: tuple[str, str]) -> None:
+    linear, x = _linear(_numerics("float32"), axes), _inputs("float32")
+    found, program = _on_two(lambda x: linear(x, TOKENS), x)
+    np.testing.assert_allclose(found, linear(x, TOKENS), rtol=1e-5, atol=1e-5)
+    assert program.count("all_reduce") == (axes == BY_INPUTS)
+
+
+def test_sums_are_exchanged_in_the_type_of_the_activations() -> None:
+    linear, x = _linear(_numerics("bfloat16"), BY_INPUTS), _inputs("bfloat16")
+    found, program = _on_two(lambda x: linear(x, TOKENS), x)
+    np.testing.assert_allclose(found, np.asarray(linear(x, TOKENS), np.float64), rtol=2e-2, atol=0.1)
+    (exchange,) = (line for line in program.partition("all_reduce")[2].splitlines() if line.lstrip().startswith("})"))
+    assert f"(tensor<{NUM_TOKENS}x{NUM_OUTPUTS}xbf16>)" in exchange
+
+
+def test_activations_are_rounded_by_the_largest_value_of_a_device_s_own_share() -> None:
+    linear, x = _linear(replace(_numerics("float32"), quantization="int8"), BY_INPUTS), _inputs("float32")
+    x = x.at[:, 0].set(100.0)  # leaves few steps for its own share, and none fewer for the other
+    assert linear.weight_scale is not None
+    assert linear.bias is not None
+    wide = np.asarray(linear.weight[...], np.float64) * np.asarray(linear.weight_scale[...], np.float64)[:, None]
+    expected = np.asarray(linear.bias[...], np.float64)
+    for share in (slice(0, NUM_INPUTS // 2), slice(NUM_INPUTS // 2, NUM_INPUTS)):
+        own = np.asarray(x[:, share])
+        scales = np.abs(own).max(1, keepdims=True) / np.float32(127)
+        expected = expected + np.round(own / scales).astype(np.float64) * scales @ wide[:, share].T
+    found, program = _on_two(lambda x: linear(x, TOKENS), x)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-2)
+    assert np.abs(np.asarray(linear(x, TOKENS)) - expected).max() > 1, "one device rounds all by the largest of all"
+    assert program.count("all_reduce") == 1
+
+
+def test_within_a_share_a_product_may_be_a_kernel_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_FIRST_JAX", (0, 0, 0))
+    x, scales = jnp.zeros((8, 512), jnp.bfloat16), jnp.zeros((4, 256), jnp.bfloat16)
+    weight = jnp.zeros((256, 512), jnp.int4)
+    choices = []
+
+    def choose(x: jax.Array) -> jax.Array:
+        choices.append(gpu.grouped_choice(x, weight, scales))
+        return x
+
+    with jax.set_mesh(_mesh()):
+        jax.eval_shape(choose, x)
+        spec = jax.sharding.PartitionSpec()
+        jax.eval_shape(jax.shard_map(choose, in_specs=spec, out_specs=spec), x)
+    assert [choice is not None for choice in choices] == [False, True]
