@@ -22,6 +22,7 @@ MIDDLE_VENV := .venv-jax011
 AOT_VENV := .venv-aot
 CLIENTS_VENV := .venv-clients
 MIDDLE_TESTS := tests/kernels tests/unit/runner tests/unit/sampling tests/engine/test_model_engine.py
+MIDDLE_AOT_TESTS := tests/aot/test_gpu_kernels.py tests/aot/test_gpu_matmul.py tests/aot/test_gpu_experts.py
 JAX_LOCK ?=
 SECOND_TESTS := tests/unit/runner tests/unit/sampling tests/models tests/engine tests/e2e
 # Bytecode of every installed module takes half a minute of a processor; Python makes it for those it imports.
@@ -145,6 +146,9 @@ middle-jax: install
 		echo "== device tests on $$($$second --version) with jax 0.11"; \
 		$(call make_in,$(MIDDLE_VENV)) PYTHON="$$second" JAX_LOCK=requirements/jax-0.11.lock \
 			TESTS="$(MIDDLE_TESTS)" fast-tests; \
+		echo "== kernels for GPUs, compiled by jax 0.11"; \
+		$(call make_in,$(MIDDLE_VENV)) PYTHON="$$second" JAX_LOCK=requirements/jax-0.11.lock \
+			AOT_TESTS="$(MIDDLE_AOT_TESTS)" aot-tests; \
 	fi
 
 # What the lanes of `.ci/run` install, without jaxserve itself: beside tests that leave a processor idle. A lane that
@@ -173,7 +177,7 @@ AOT_TESTS := tests/aot tests/kernels/test_conformance.py tests/kernels/test_matm
 	tests/kernels/test_grouped_matmul_gpu.py tests/kernels/tpu \
 	--deselect tests/kernels/test_conformance.py::test_the_reference_equals_dense_softmax
 
-aot-tests: $(STAMPS)/dev $(STAMPS)/aot
+aot-tests: $(STAMPS)/dev $(if $(JAX_LOCK),,$(STAMPS)/aot)
 	$(PYTEST) -n $(JOBS) --maxprocesses 8 -p tests.aot.workers $(AOT_TESTS)
 
 $(STAMPS)/aot: requirements/aot.lock | $(STAMPS)/dev
