@@ -16,6 +16,8 @@ from benchmarks.gpu.backends import op_backends, why_no_kernels
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.crew import Check, run_all
 from benchmarks.gpu.device import first_device
+from benchmarks.gpu.expert_checks import CASES as EXPERTS
+from benchmarks.gpu.expert_checks import check_experts
 from benchmarks.gpu.op_checks import check_grouped, check_matmul, check_rotate, check_skinny, check_write
 from benchmarks.gpu.shapes import LLAMA_8B, decoder
 
@@ -62,6 +64,10 @@ def checks(context: Context) -> Mapping[str, Check]:
         found[f"matmul {kind} {count} {dtype}"] = partial(check_matmul, kind, dtype, count)
     for backend, count, dtype in itertools.product(backends, (1, 7, 64), dtypes[:2]):
         found[f"{backend}: matmul int4 weights {count} {dtype}"] = partial(check_grouped, backend, dtype, count)
+    for backend, experts in itertools.product(backends, EXPERTS[2:5:2] if is_quick else EXPERTS):
+        found[f"{backend}: {experts}"] = partial(check_experts, experts, backend)
+        if experts.weights in ("int8", "float8_e4m3fn"):
+            found[f"{backend}: {experts}, rounded"] = partial(check_experts, experts, backend, dynamic=True)
     if "mosaic_gpu" in backends:
         for product in PRODUCTS:
             found[f"mosaic_gpu: matmul {product}"] = partial(check_skinny, product)

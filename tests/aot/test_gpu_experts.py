@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jaxserve_kernels.grouped_matmul import grouped_matmul
+from jaxserve_kernels.grouped_matmul.tuning import grouped_tuning
 
+from jaxserve.config import WeightFormat
 from jaxserve.layers.numerics import plain
 from jaxserve.models.config import ExpertsConfig
 from jaxserve.models.skeleton import make_skeleton
@@ -33,51 +35,101 @@ class Product:
     num_experts: int
     num_outputs: int
     num_inputs: int
+    weights: str = "bfloat16"
+    """int4: with scales of groups of 128 inputs."""
+    dynamic: bool = False
+
+    @property
+    def operands(self) -> list[tuple[tuple[int, ...], str]]:
+        """Shapes and types."""
+        weight = (self.num_experts, self.num_outputs, self.num_inputs)
+        arrays = [((self.num_rows, self.num_inputs), "bfloat16"), (weight, self.weights), (weight[:1], "int32")]
+        if self.weights == "int4":
+            arrays.append(((self.num_experts, self.num_inputs // 128, self.num_outputs), "bfloat16"))
+        elif self.weights != "bfloat16":
+            arrays.append((weight[:2], "float32"))
+        return arrays
+
+    @property
+    def instruction(self) -> str:
+        if not self.dynamic:
+            return "HGMMA"
+        return "IGMMA" if self.weights == "int8" else "QGMMA"
+
+    @property
+    def written_bytes(self) -> int:
+        """By the kernel for small weights: whole tiles."""
+        if self.weights == "bfloat16":
+            return 0
+        from jaxserve_kernels.grouped_matmul.gpu.plan import most_tiles  # imports Pallas
+
+        sizes = grouped_tuning("h200", 4 if self.weights == "int4" else 8, self.num_rows // self.num_experts)
+        return most_tiles(self.num_rows, self.num_experts, sizes.rows) * sizes.rows * self.num_outputs * 4
 
     def __str__(self) -> str:
-        return f"{self.num_rows}x{self.num_inputs}x{self.num_experts}x{self.num_outputs}"
+        name = f"{self.num_rows}x{self.num_inputs}x{self.num_experts}x{self.num_outputs}-{self.weights}"
+        return f"{name}-dynamic" if self.dynamic else name
 
 
 PRODUCTS = [
     Product(256, 128, 1536, 2048),  # gate and up of Qwen3-30B-A3B: 32 tokens
     Product(4096, 8, 28672, 4096),  # of Mixtral 8x7B: a prompt
     Product(2, 8, 4096, 14336),  # down: one token, and inputs in parts
+    Product(256, 128, 1536, 2048, "float8_e4m3fn"),
+    Product(256, 128, 1536, 2048, "float8_e4m3fn", dynamic=True),
+    Product(4096, 128, 1536, 2048, "int8"),
+    Product(4096, 8, 28672, 4096, "float8_e4m3fn"),
+    Product(4096, 8, 28672, 4096, "int8", dynamic=True),
+    Product(256, 128, 1536, 2048, "int4"),
+    Product(4096, 128, 2048, 768, "int4"),
+    Product(4096, 8, 4096, 14336, "int4"),
 ]
 
 
+@dataclass(frozen=True)
+class Built:
+    """A product's kernel, and what the tools say of it."""
+
+    product: Product
+    code: MachineCode
+
+
 @pytest.fixture(scope="module", params=PRODUCTS, ids=str)
-def code(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MachineCode:
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
     product: Product = request.param
 
     def compiled() -> jax.stages.Compiled:
         (device,) = H200.devices(1)
         sharding = jax.sharding.SingleDeviceSharding(device)
-        weight = (product.num_experts, product.num_outputs, product.num_inputs)
-        shapes = ((product.num_rows, product.num_inputs), "bfloat16"), (weight, "bfloat16"), (weight[:1], "int32")
-        operands = [jax.ShapeDtypeStruct(shape, jnp.dtype(name), sharding=sharding) for shape, name in shapes]
-        multiply = jax.jit(lambda *arrays: grouped_matmul(*arrays, backend="mosaic_gpu"))
+        operands = [jax.ShapeDtypeStruct(shape, jnp.dtype(name), sharding=sharding) for shape, name in product.operands]
+        multiply = jax.jit(lambda *arrays: grouped_matmul(*arrays, dynamic=product.dynamic, backend="mosaic_gpu"))
         with jax.default_device(device):
             return multiply.lower(*operands).compile()
 
-    return machine_code(H200, compiled, tmp_path_factory.mktemp("mosaic"))
+    return Built(product, machine_code(H200, compiled, tmp_path_factory.mktemp("mosaic")))
 
 
-def test_no_register_is_spilled(code: MachineCode) -> None:
-    assert code.spilled_bytes == 0
+def test_no_register_is_spilled(built: Built) -> None:
+    assert built.code.spilled_bytes == 0
 
 
-def test_products_are_those_of_the_tensor_cores_and_weights_come_by_bulk_copies(code: MachineCode) -> None:
-    assert "HGMMA" in code.instructions
-    assert "UTMALDG" in code.instructions
+def test_products_are_those_of_the_tensor_cores_and_weights_come_by_bulk_copies(built: Built) -> None:
+    assert built.product.instruction in built.code.instructions
+    assert "UTMALDG" in built.code.instructions
 
 
-def test_what_is_kept_aside_is_small(code: MachineCode) -> None:
+def test_what_is_kept_aside_is_small(built: Built) -> None:
     """The rows, padded for whole tiles, and the parts of the result."""
-    assert code.temp_bytes < 64 << 20
+    product = built.product
+    x_bytes = 2 * product.num_rows * product.num_inputs
+    assert built.code.temp_bytes < product.written_bytes + x_bytes + (16 << 20)
 
 
-@pytest.mark.parametrize("num_devices", [1, 4])
-def test_a_step_takes_the_kernel_for_its_experts(num_devices: int) -> None:
+@pytest.mark.parametrize(
+    ("quantization", "num_devices"),
+    [("none", 1), ("none", 4), ("fp8", 1), ("int8-weight-only", 4), ("int4-weight-only", 4)],
+)
+def test_a_step_takes_the_kernels_for_its_experts(quantization: WeightFormat, num_devices: int) -> None:
     if not H200.has_compiler:
         pytest.skip(f"{H200.compiler} is not installed: nothing compiled for GPUs (make kernels-check)")
     experts = ExpertsConfig(num_experts=8, num_per_token=2, intermediate_size=512, is_normalized=True)
@@ -85,8 +137,13 @@ def test_a_step_takes_the_kernel_for_its_experts(num_devices: int) -> None:
     model = replace(SMALL, layers=(replace(layer, experts=experts),))
     sharding = make_sharding(model, num_devices, H200.devices(num_devices))
     numerics = replace(
-        plain(jnp.dtype("bfloat16")), backend="mosaic_gpu", joined_for=num_devices, num_devices=num_devices
+        plain(jnp.dtype("bfloat16")),
+        backend="mosaic_gpu",
+        quantization=quantization,
+        joined_for=num_devices,
+        num_devices=num_devices,
     )
     pool = (1, 256, model.num_kv_heads, PAGE_SIZE, model.head_dim)
     lowered = lower(make_skeleton(model, numerics), sharding, DECODE, pool).as_text()
-    assert lowered.count("@mosaic_gpu") == 3, "attention, gate and up, down"
+    others = 2 if quantization == "int4-weight-only" else 0  # attention's products
+    assert lowered.count("@mosaic_gpu") == 3 + others, "attention, gate and up, down"

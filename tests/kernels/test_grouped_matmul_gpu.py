@@ -9,6 +9,7 @@ import pytest
 from jaxserve_kernels.grouped_matmul import gpu
 from jaxserve_kernels.grouped_matmul.cases import CASES, TOLERANCES, Case, expected, operands
 from jaxserve_kernels.grouped_matmul.tuning import GroupedTuning
+from jaxserve_kernels.matmul import quantize_rows
 
 from tests.kernels.gpu_interpreter import gpu_interpreter
 
@@ -23,14 +24,24 @@ KERNEL_CASES = [
 ]
 
 
+SMALL_CASES = [
+    (Case((0, 9, 2, 0), 256, 384, weights="int8", padding=5), 16),
+    (Case((3, 0, 40), 128, 192, weights="int8", dtype="float16"), 64),
+    (Case((5, 0, 40, 3), 128, 256, weights="float8_e4m3fn", padding=16), 16),
+    (Case((2, 0, 1), 256, 256, weights="int4", padding=6), 16),
+    (Case((0, 140), 128, 256, weights="int4", group=128), 128),
+]
+"""Three programs, so that inputs are in parts where one expert has rows."""
+
+
 def _multiply(x: np.ndarray, weight: np.ndarray, group_sizes: np.ndarray, rows: int) -> np.ndarray:
     outputs = 128 if weight.shape[1] % 256 == 0 else 64
     sizes = GroupedTuning(rows=rows, outputs=outputs, inputs=64, stages=2, programs=NUM_PROGRAMS)
     with gpu_interpreter() as has_raced:
-        from jaxserve_kernels.grouped_matmul.gpu import kernel
+        from jaxserve_kernels.grouped_matmul.gpu import whole
 
         arrays = map(jnp.asarray, (x, weight, group_sizes))
-        out = jax.block_until_ready(kernel.grouped_matmul(*arrays, tuning=sizes))
+        out = jax.block_until_ready(whole.grouped_matmul(*arrays, tuning=sizes))
         assert not has_raced()
     return np.asarray(out)
 
@@ -58,6 +69,41 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
     np.testing.assert_array_equal(*found)
 
 
+def _multiply_small(case: Case, rows: int, *, dynamic: bool = False) -> np.ndarray:
+    step = case.group if case.weights == "int4" else 64
+    outputs = 128 if case.num_outputs % 256 == 0 else 64
+    sizes = GroupedTuning(rows=rows, outputs=outputs, inputs=step, stages=2, programs=NUM_PROGRAMS)
+    with gpu_interpreter() as has_raced:
+        from jaxserve_kernels.grouped_matmul.gpu import small
+
+        arrays = [jnp.asarray(each) for each in operands(case)]
+        out = jax.block_until_ready(small.grouped_matmul(*arrays, dynamic=dynamic, tuning=sizes, is_emulated=True))
+        assert not has_raced()
+    return np.asarray(out, np.float64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "rows"), SMALL_CASES, ids=str)
+def test_the_kernel_for_small_weights_equals_the_product_in_float64_without_a_race(case: Case, rows: int) -> None:
+    wanted, sizes = expected(case, operands(case))
+    found = _multiply_small(case, rows)[: len(wanted)]
+    assert (np.abs(found - wanted) <= TOLERANCES[case.dtype] * sizes).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["int8", "float8_e4m3fn"])
+def test_rounded_activations_meet_small_weights_as_they_are(weights: str) -> None:
+    case = Case((0, 9, 2, 0), 128, 128, weights=weights)
+    x, weight, group_sizes, scales = operands(case)
+    assert scales is not None
+    found = _multiply_small(case, 16, dynamic=True)
+    rounded, row_scales = (np.asarray(each, np.float64) for each in quantize_rows(jnp.asarray(x), weight.dtype))
+    experts = np.repeat(np.arange(len(weight)), group_sizes)
+    wide = weight.astype(np.float64)[experts] * scales.astype(np.float64)[experts][:, :, None]
+    wanted = np.einsum("ri,roi->ro", rounded * row_scales[:, None], wide)
+    assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
 def _choice(num_rows: int, weight: tuple[int, int, int], dtype: str = "bfloat16") -> GroupedTuning | None:
     x = jax.ShapeDtypeStruct((num_rows, weight[2]), jnp.dtype("bfloat16"))
     return gpu.choice(x, jax.ShapeDtypeStruct(weight, jnp.dtype(dtype)))
@@ -77,3 +123,26 @@ def test_the_kernel_is_taken_for_shapes_that_it_computes(monkeypatch: pytest.Mon
     assert _choice(256, (128, 1536, 2048 - 32)) is None
     monkeypatch.setattr(gpu, "_FIRST_JAX", (99,))
     assert _choice(256, (128, 1536, 2048)) is None
+    assert _small_choice("int8", 256) is None
+
+
+def _small_choice(
+    weights: str, num_rows: int, group: int = 0, dtype: str = "bfloat16", num_inputs: int = 2048
+) -> GroupedTuning | None:
+    scales = ((128, num_inputs // group, 1536), dtype) if group else ((128, 1536), "float32")
+    arrays = ((num_rows, num_inputs), dtype), ((128, 1536, num_inputs), weights), scales
+    return gpu.small_choice(*(jax.ShapeDtypeStruct(shape, jnp.dtype(name)) for shape, name in arrays))
+
+
+def test_sizes_follow_the_bits_of_the_weights_and_the_rows_of_an_expert(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_FIRST_JAX", (0, 0, 0))
+    for weights, group in (("int8", 0), ("float8_e4m3fn", 0), ("int4", 128)):
+        found = [_small_choice(weights, num_rows, group) for num_rows in (8, 1024, 128 * 64)]
+        assert [sizes.rows for sizes in found if sizes is not None] == [16, 64, 128]
+    fine = _small_choice("int4", 8, 64)
+    assert fine is not None
+    assert fine.inputs == 64, "a step is a group"
+    assert _small_choice("int4", 8, 32) is None
+    assert _small_choice("int4", 8, 128, "float16") is None
+    assert _small_choice("int8", 8, dtype="float32") is None
+    assert _small_choice("int8", 8, num_inputs=2048 + 32) is None

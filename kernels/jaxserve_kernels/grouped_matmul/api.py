@@ -27,13 +27,32 @@ def grouped_matmul(
     """
     if backend in NATIVE and cpu.supports(x, weight, scales, dynamic=dynamic):
         return cpu.grouped_matmul(x, weight, group_sizes, scales, dynamic=dynamic, backend=backend)
-    if backend == "mosaic_gpu" and scales is None:
-        sizes = gpu.choice(x, weight)
-        if sizes is not None:
-            from jaxserve_kernels.grouped_matmul.gpu import kernel  # imports Pallas
-
-            made: Array = kernel.grouped_matmul(x, weight, group_sizes, tuning=sizes)
+    if backend == "mosaic_gpu":
+        made = _on_gpu(x, weight, group_sizes, scales, dynamic=dynamic)
+        if made is not None:
             return made
     if backend == "mosaic_tpu" and scales is None and tpu.supports(x, weight):
         return tpu.grouped_matmul(x, weight, group_sizes)
     return reference.grouped_matmul(x, weight, group_sizes, scales, dynamic=dynamic)
+
+
+def _on_gpu(
+    x: Float[Array, "R I"],
+    weight: Num[Array, "E O I"],
+    group_sizes: Int[Array, "E"],
+    scales: Float[Array, "E O"] | Float[Array, "E G O"] | None,
+    *,
+    dynamic: bool,
+) -> Float[Array, "R O"] | None:
+    """By a kernel, where one computes such a product."""
+    sizes = gpu.choice(x, weight) if scales is None else gpu.small_choice(x, weight, scales)
+    if sizes is None:
+        return None
+    from jaxserve_kernels.grouped_matmul.gpu import small, whole  # they import Pallas
+
+    product: Array = (
+        whole.grouped_matmul(x, weight, group_sizes, tuning=sizes)
+        if scales is None
+        else small.grouped_matmul(x, weight, group_sizes, scales, dynamic=dynamic, tuning=sizes)
+    )
+    return product

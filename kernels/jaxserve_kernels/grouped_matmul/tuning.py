@@ -25,11 +25,13 @@ class GroupedTuning:
     """Thread blocks: as many as there are multiprocessors."""
 
 
-def grouped_tuning(device: str, rows_per_expert: int) -> GroupedTuning:
-    """Sizes for so many rows of an expert, if all have as many."""
+def grouped_tuning(device: str, bits: int, rows_per_expert: int) -> GroupedTuning:
+    """Sizes for weights of so many bits and so many rows of an expert, if all have as many."""
     known = load(device)
-    name = "many" if rows_per_expert >= known["many_rows_per_expert"] else "few"
-    return GroupedTuning(**known[name], programs=known["programs"])
+    for below, sizes in known[f"{bits} bits"].items():
+        if below == "all" or rows_per_expert < int(below):
+            return GroupedTuning(**sizes, programs=known["programs"])
+    raise AssertionError("sizes of all numbers of rows are missing")
 
 
 @functools.cache

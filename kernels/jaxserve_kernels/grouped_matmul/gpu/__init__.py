@@ -1,6 +1,6 @@
 """Products with the weights of experts for Hopper GPUs in Pallas Mosaic GPU.
 
-Only `kernel` imports Pallas, and only programs for GPUs import that.
+Only `whole` and `small` import Pallas, and only programs for GPUs import those.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ _DEVICE = "h200"
 _FIRST_JAX = (0, 11, 2)
 WORKERS = 2
 """Warpgroups of a program that compute."""
+_GROUPS = (64, 128)
+"""Inputs that a scale of 4-bit weights may belong to."""
 _LEAST_OUTPUTS = 64
 """Of a worker, where more would not divide them all."""
 
@@ -28,14 +30,29 @@ def choice(x: Operand, weight: Operand) -> GroupedTuning | None:
     Nobody measured them. The kernel is taken because of how often the reference reads weights, see README.
     """
     (num_rows, num_inputs), (num_experts, num_outputs, _) = x.shape, weight.shape
-    sizes = grouped_tuning(_DEVICE, num_rows // num_experts)
+    if x.dtype != weight.dtype or x.dtype not in (jnp.bfloat16, jnp.float16):
+        return None
+    return _fitting(grouped_tuning(_DEVICE, 16, num_rows // num_experts), num_inputs, num_outputs)
+
+
+def small_choice(x: Operand, weight: Operand, scales: Operand) -> GroupedTuning | None:
+    """The same for 8-bit weights with a scale for each output, and 4-bit ones with one for each group of inputs as well."""
+    (num_rows, num_inputs), (num_experts, num_outputs, _) = x.shape, weight.shape
+    rows_per_expert = num_rows // num_experts
+    if len(scales.shape) == 2:
+        if x.dtype not in (jnp.bfloat16, jnp.float16) or weight.dtype not in (jnp.int8, jnp.float8_e4m3fn):
+            return None
+        return _fitting(grouped_tuning(_DEVICE, 8, rows_per_expert), num_inputs, num_outputs)
+    group = num_inputs // scales.shape[1]
+    if not x.dtype == scales.dtype == jnp.bfloat16 or weight.dtype != jnp.int4 or group not in _GROUPS:
+        return None
+    sizes = grouped_tuning(_DEVICE, 4, rows_per_expert)
+    return _fitting(replace(sizes, inputs=group), num_inputs, num_outputs)
+
+
+def _fitting(sizes: GroupedTuning, num_inputs: int, num_outputs: int) -> GroupedTuning | None:
+    """Sizes that divide the weights, if there are such."""
     if num_outputs % (WORKERS * sizes.outputs):
         sizes = replace(sizes, outputs=_LEAST_OUTPUTS)
-    is_supported = (
-        jax.__version_info__ >= _FIRST_JAX
-        and x.dtype == weight.dtype
-        and x.dtype in (jnp.bfloat16, jnp.float16)
-        and num_outputs % (WORKERS * sizes.outputs) == 0
-        and num_inputs % sizes.inputs == 0
-    )
-    return sizes if is_supported else None
+    is_divided = num_outputs % (WORKERS * sizes.outputs) == num_inputs % sizes.inputs == 0
+    return sizes if is_divided and jax.__version_info__ >= _FIRST_JAX else None

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Num
 
+from jaxserve_kernels.hopper import stored, tiled, widened
 from jaxserve_kernels.matmul.gpu import WORKERS
 from jaxserve_kernels.matmul.reference import quantize_rows
 from jaxserve_kernels.matmul.tuning import SkinnyTuning
@@ -126,15 +127,15 @@ def _launch(
     """Parts that a block does not have stay unwritten. scales: of groups, which are tiles."""
     tuned = kernel.tuning
     scratch = {
-        "x_ring": _tiled((tuned.stages, kernel.num_tokens, tuned.tile), x.dtype),
-        "w_ring": _tiled((tuned.stages, kernel.block, tuned.tile), weight.dtype),
+        "x_ring": tiled((tuned.stages, kernel.num_tokens, tuned.tile), x.dtype),
+        "w_ring": tiled((tuned.stages, kernel.block, tuned.tile), weight.dtype),
         "ready": plgpu.Barrier(num_arrivals=2 + len(scales), num_barriers=tuned.stages),
         "free": plgpu.Barrier(num_arrivals=WORKERS, num_barriers=tuned.stages),
     }
     if scales:
         scratch["s_ring"] = plgpu.SMEM((tuned.stages, kernel.block), scales[0].dtype)
     if kernel.is_emulated and x.dtype != weight.dtype:
-        scratch["wide"] = _tiled((WORKERS, tuned.rows, tuned.tile), x.dtype)
+        scratch["wide"] = tiled((WORKERS, tuned.rows, tuned.tile), x.dtype)
     parts = (int(kernel.num_parts.max()), kernel.num_outputs, kernel.num_tokens)
     launch = plgpu.kernel(
         lambda *refs, **scratch_refs: _body(kernel, refs[:-1], refs[-1], scratch_refs),
@@ -146,14 +147,6 @@ def _launch(
         scratch_types=scratch,
     )
     return launch(x, weight, *scales)
-
-
-def _tiled(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Shared memory in the tiles that tensor cores and bulk copies take."""
-    bits = 4 if dtype == jnp.int4 else jnp.dtype(dtype).itemsize * 8
-    swizzle = plgpu.find_swizzle(shape[-1] * bits)
-    transforms = (plgpu.TilingTransform((8, swizzle * 8 // bits)), plgpu.SwizzleTransform(swizzle))
-    return plgpu.SMEM(shape, dtype, transforms=transforms)
 
 
 def _body(kernel: _Kernel, operands: tuple[Any, ...], out: Any, scratch: dict[str, Any]) -> None:
@@ -184,8 +177,8 @@ def _work(kernel: _Kernel, worker: Any, first: Any, end: Any, out: Any, scratch:
         slot = slot_of(tile)
         x_tile, w_tile = scratch["x_ring"].at[slot], scratch["w_ring"].at[slot, rows]
         if w_tile.dtype != x_tile.dtype:
-            wide = _widened(w_tile, x_tile.dtype)
-            w_tile = wide if not kernel.is_emulated else _stored(wide, scratch["wide"].at[worker])
+            wide = widened(w_tile, x_tile.dtype)
+            w_tile = wide if not kernel.is_emulated else stored(wide, scratch["wide"].at[worker])
         plgpu.wgmma(accumulator, w_tile, x_tile.transpose((1, 0)))
         plgpu.wgmma_wait(0)
 
@@ -226,23 +219,6 @@ def _work(kernel: _Kernel, worker: Any, first: Any, end: Any, out: Any, scratch:
         out.at[part, outputs][...] = total
 
     jax.lax.fori_loop(jax.lax.div(first, per_block), jax.lax.div(end - 1, per_block) + 1, multiply_block, None)
-
-
-def _widened(tile: Any, dtype: Any) -> Array:
-    """8- and 4-bit weights in the type of the activations, which holds them exactly, as the tensor cores take them."""
-    values = plgpu.layout_cast(tile[...], plgpu.Layout.WGMMA)
-    if tile.dtype == jnp.float8_e4m3fn:
-        values = values.astype(jnp.float16)  # the one conversion that Hopper has
-        if dtype != jnp.float16:
-            values = values.astype(jnp.float32)
-    return values.astype(dtype)
-
-
-def _stored(values: Array, tile: Any) -> Any:
-    """In shared memory: the interpreter's products take no operand from registers."""
-    tile[...] = values
-    plgpu.commit_smem()
-    return tile
 
 
 def _fetch(kernel: _Kernel, first: Any, end: Any, operands: tuple[Any, ...], scratch: dict[str, Any]) -> None:

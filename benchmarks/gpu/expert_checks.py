@@ -1,0 +1,50 @@
+"""Checks of the products with the weights of experts."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax.numpy as jnp
+import numpy as np
+from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.grouped_matmul import grouped_matmul
+from jaxserve_kernels.grouped_matmul.cases import Case, expected, operands
+
+from benchmarks.gpu import oracle
+from benchmarks.gpu.crew import Bench
+from benchmarks.gpu.op_checks import DYNAMIC_TOLERANCES, PRODUCT_TOLERANCES, compare
+
+_FEW = (0, 1, 2, 0, 0, 3, 1, 9, 0, 1, 17, 0, 4, 1, 0, 0)
+_MANY = (0, 70, 300, 1, 0, 131, 5, 64)
+_WIDENED = 1e-2
+"""Of weights of 4 bits, which the reference may scale and round before it multiplies."""
+CASES = tuple(
+    Case(sizes, 512, 768, weights, dtype, padding=3, group=group)
+    for sizes in (_FEW, _MANY)
+    for weights, dtype, group in (
+        ("bfloat16", "bfloat16", 0),
+        ("float16", "float16", 0),
+        ("int8", "bfloat16", 0),
+        ("int8", "float16", 0),
+        ("float8_e4m3fn", "bfloat16", 0),
+        ("int4", "bfloat16", 128),
+        ("int4", "bfloat16", 64),
+    )
+)
+"""Decode steps and prompts, in every type that a kernel takes."""
+
+
+def check_experts(case: Case, backend: Backend, bench: Bench, *, dynamic: bool = False) -> None:
+    """By the kernel where `backend` has one. dynamic: activations of 8-bit weights are rounded to their type."""
+    given = operands(case, bench.seed)
+    if dynamic:
+        rounded = oracle.quantise(np.nan_to_num(given.x.astype(np.float64)), given.weight.dtype)
+        wanted, _ = expected(case, given._replace(x=rounded))
+        tolerance = DYNAMIC_TOLERANCES["int8" if case.weights == "int8" else "fp8"]
+    else:
+        wanted, _ = expected(case, given)
+        tolerance = _WIDENED if case.weights == "int4" and backend == "reference" else PRODUCT_TOLERANCES[case.dtype]
+    arguments = [jnp.asarray(each) for each in given if each is not None]
+    compiled = bench.compile(partial(grouped_matmul, dynamic=dynamic, backend=backend), *arguments)
+    found = np.asarray(compiled(*arguments), np.float64)[: len(wanted)]
+    compare(bench, f"{backend}: experts, {case}{', rounded activations' if dynamic else ''}", found, wanted, tolerance)

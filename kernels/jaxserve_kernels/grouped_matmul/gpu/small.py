@@ -1,0 +1,202 @@
+"""Products of rows with the 8- and 4-bit weights of experts, for Hopper: weights are read as they are stored, once for
+each tile of rows, and widened in registers. Activations of the weights' own type are multiplied with them as they are.
+
+The result is computed transposed, as in `matmul.gpu.skinny`: outputs fill the 64 rows that a product of the tensor cores
+has, and rows are its columns, so a tile can have as few as 16. Every tile writes all of its rows, tile after tile; XLA
+takes each row from where it lies, adds the parts of the inputs, and applies the scales.
+
+4-bit weights have a scale for each output and group of inputs; a group is a step, whose product is scaled before it is
+added. Letters: see `plan`; G groups of inputs.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Num
+
+from jaxserve_kernels.grouped_matmul.gpu import WORKERS
+from jaxserve_kernels.grouped_matmul.gpu.plan import (
+    ALIGNMENT,
+    Plan,
+    Tiles,
+    Unit,
+    make_plan,
+    most_tiles,
+    places_of,
+    tiles_of,
+)
+from jaxserve_kernels.grouped_matmul.tuning import GroupedTuning
+from jaxserve_kernels.hopper import stored, tiled, widened
+from jaxserve_kernels.matmul import quantize_rows
+
+
+class _Refs(NamedTuple):
+    """Operands and the result in device memory."""
+
+    x: Any
+    weight: Any
+    scales: Any
+    """Of groups, or None."""
+    tiles: Tiles
+    out: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """One launch."""
+
+    plan: Plan
+    is_emulated: bool
+    """Whether the interpreter runs it."""
+
+
+@functools.partial(jax.jit, static_argnames=("dynamic", "tuning", "is_emulated"))
+def grouped_matmul(
+    x: Float[Array, "R I"],
+    weight: Num[Array, "E O I"],
+    group_sizes: Int[Array, "E"],
+    scales: Float[Array, "E O"] | Float[Array, "E G O"],
+    *,
+    dynamic: bool = False,
+    tuning: GroupedTuning,
+    is_emulated: bool = False,
+) -> Float[Array, "R O"]:
+    """See `api.grouped_matmul`; shapes: see `gpu.small_choice`."""
+    kernel = _Kernel(make_plan(x.shape, weight.shape, tuning), is_emulated)
+    places = places_of(group_sizes, len(x), tuning.rows)
+    if scales.ndim == 3:
+        return _launch(kernel, x, weight, group_sizes, scales)[:, places.rows].sum(0)
+    values, row_scales = quantize_rows(x, weight.dtype) if dynamic else (x, None)
+    made = _launch(kernel, values, weight, group_sizes, None)[:, places.rows].sum(0).astype(jnp.float32)
+    product = made if row_scales is None else made * row_scales[:, None]
+    return product * scales[places.experts]
+
+
+def _launch(
+    kernel: _Kernel,
+    x: Num[Array, "R I"],
+    weight: Num[Array, "E O I"],
+    group_sizes: Int[Array, "E"],
+    scales: Float[Array, "E G O"] | None,
+) -> Num[Array, "X W O"]:
+    """By parts of the inputs, the rows of all tiles, one tile behind the other: W = Q * rows."""
+    plan, tuned, num_experts, num_rows = kernel.plan, kernel.plan.tuning, len(weight), len(x)
+    tiles = tiles_of(group_sizes, num_rows, tuned.rows)
+    padded = jnp.pad(x, ((0, tuned.rows + -num_rows % ALIGNMENT), (0, 0)))  # the last tile may end there
+    by_group = () if scales is None else (scales.reshape(-1, plan.num_outputs),)
+    num_written = most_tiles(num_rows, num_experts, tuned.rows) * tuned.rows
+    dtype = jnp.int32 if x.dtype == jnp.int8 else jnp.float32
+
+    def body(*refs: Any, **scratch: Any) -> None:
+        x, weight, *rest = refs
+        own_scales = rest.pop(0) if by_group else None
+        _body(kernel, _Refs(x, weight, own_scales, Tiles(*rest[:-1]), rest[-1]), scratch)
+
+    launch = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((plan.splits, num_written, plan.num_outputs), dtype),
+        grid=(tuned.programs,),
+        grid_names=("program",),
+        num_threads=WORKERS + 1,
+        thread_name="warpgroup",
+        scratch_types=_scratch(kernel, x.dtype, weight.dtype, None if scales is None else scales.dtype),
+    )
+    parts: Array = launch(padded, weight.reshape(-1, plan.num_inputs), *by_group, *tiles)
+    return parts
+
+
+def _scratch(kernel: _Kernel, dtype: Any, weight_dtype: Any, scale_dtype: Any) -> dict[str, Any]:
+    plan, tuned = kernel.plan, kernel.plan.tuning
+    scratch = {
+        "x_ring": tiled((tuned.stages, tuned.rows, tuned.inputs), dtype),
+        "w_ring": tiled((tuned.stages, plan.block, tuned.inputs), weight_dtype),
+        "ready": plgpu.Barrier(num_arrivals=2 if scale_dtype is None else 3, num_barriers=tuned.stages),
+        "free": plgpu.Barrier(num_arrivals=WORKERS, num_barriers=tuned.stages),
+    }
+    if scale_dtype is not None:
+        scratch["s_ring"] = plgpu.SMEM((tuned.stages, plan.block), scale_dtype)
+    if kernel.is_emulated and dtype != weight_dtype:
+        scratch["wide"] = tiled((WORKERS, tuned.outputs, tuned.inputs), dtype)
+    return scratch
+
+
+def _body(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any]) -> None:
+    kernel.plan.run(
+        refs.tiles,
+        lambda worker, unit, done: _work(kernel, refs, scratch, worker, unit, done),
+        lambda unit, done: _fetch(kernel.plan, refs, scratch, unit, done),
+        scratch["free"],
+    )
+
+
+def _work(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any, unit: Unit, done: Any) -> None:
+    """One worker's half of a block."""
+    tuned = kernel.plan.tuning
+    outputs, shape = pl.ds(worker * tuned.outputs, tuned.outputs), (tuned.outputs, tuned.rows)
+
+    def slot_of(step: Any) -> Any:
+        return jax.lax.rem(done + step - unit.first, jnp.int32(tuned.stages))
+
+    def multiply_step(step: Any, accumulator: Any) -> None:
+        x_tile, w_tile = scratch["x_ring"].at[slot_of(step)], scratch["w_ring"].at[slot_of(step), outputs]
+        if w_tile.dtype != x_tile.dtype:
+            wide = widened(w_tile, x_tile.dtype)
+            w_tile = wide if not kernel.is_emulated else stored(wide, scratch["wide"].at[worker])
+        plgpu.wgmma(accumulator, w_tile, x_tile.transpose((1, 0)))
+        plgpu.wgmma_wait(0)
+
+    def add_step(step: Any, accumulator: Any) -> None:
+        plgpu.barrier_wait(scratch["ready"].at[slot_of(step)])
+        multiply_step(step, accumulator)
+        plgpu.barrier_arrive(scratch["free"].at[slot_of(step)])
+
+    def add_group(step: Any, total: Array) -> Array:
+        """The product of one group, scaled, on top of the others."""
+
+        def multiply(accumulator: Any) -> Array:
+            multiply_step(step, accumulator)
+            return accumulator[...]
+
+        plgpu.barrier_wait(scratch["ready"].at[slot_of(step)])
+        by_output = plgpu.Layout.WGMMA.reduce(1)
+        scales = plgpu.load(scratch["s_ring"].at[slot_of(step), outputs], layout=by_output).astype(jnp.float32)
+        product = pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
+        plgpu.barrier_arrive(scratch["free"].at[slot_of(step)])
+        return total + product * jax.lax.broadcast_in_dim(scales, shape, (0,))
+
+    def multiply(accumulator: Any) -> Array:
+        jax.lax.fori_loop(unit.first, unit.last, lambda step, _: add_step(step, accumulator), None)
+        return accumulator[...]
+
+    if refs.scales is not None:
+        zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
+        total = jax.lax.fori_loop(unit.first, unit.last, add_group, zeros)
+    else:
+        total = pl.run_scoped(multiply, plgpu.ACC(shape, refs.out.dtype))
+    rows = pl.ds(unit.tile * tuned.rows, tuned.rows)
+    columns = pl.ds(unit.block * kernel.plan.block + worker * tuned.outputs, tuned.outputs)
+    target = refs.out.at[unit.split, rows, columns].transpose((1, 0))
+    target[...] = plgpu.layout_cast(total, plgpu.Layout.WGMMA_TRANSPOSED)
+
+
+def _fetch(plan: Plan, refs: _Refs, scratch: dict[str, Any], unit: Unit, done: Any) -> None:
+    """Fill the ring with the unit's rows, weights, and scales of groups."""
+    tuned, columns = plan.tuning, pl.ds(unit.block * plan.block, plan.block)
+    outputs = pl.ds(unit.expert * plan.num_outputs + unit.block * plan.block, plan.block)
+    groups = unit.expert * (plan.num_inputs // tuned.inputs)
+
+    def copy(step: Any, slot: Any) -> None:
+        ready, inputs = scratch["ready"].at[slot], pl.ds(step * tuned.inputs, tuned.inputs)
+        plgpu.copy_gmem_to_smem(refs.weight.at[outputs, inputs], scratch["w_ring"].at[slot], ready)
+        if refs.scales is not None:
+            plgpu.copy_gmem_to_smem(refs.scales.at[groups + step, columns], scratch["s_ring"].at[slot], ready)
+        plan.copy_rows(unit, refs.x.at[:, inputs], scratch["x_ring"].at[slot], ready)
+
+    plan.fill(unit, done, scratch["free"], copy)
