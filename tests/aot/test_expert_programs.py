@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.gpu.static import THUNKS, outside_graphs
+from jaxserve.config import WeightFormat
 from jaxserve.layers.numerics import plain
 from jaxserve.models.config import DecoderConfig, ExpertsConfig, LayerConfig
 from jaxserve.models.skeleton import make_skeleton
@@ -38,9 +39,13 @@ POOL = (1, 4096, 8, 16, 128)
 DECODE = Program("decode", 8, 8, 64, num_slots=8)
 
 
-@pytest.mark.parametrize(("target", "num_devices"), [(H200, 1), (V5E, 4)], ids=["h200", "v5e-x4"])
+@pytest.mark.parametrize(
+    ("target", "num_devices", "quantization"),
+    [(H200, 1, "none"), (H200, 1, "fp8"), (V5E, 4, "none")],
+    ids=["h200", "h200-fp8", "v5e-x4"],
+)
 def test_a_decode_step_of_experts_is_one_graph_and_exchanges_two_sums(
-    target: Target, num_devices: int, tmp_path: Path
+    target: Target, num_devices: int, quantization: WeightFormat, tmp_path: Path
 ) -> None:
     if not target.has_compiler:
         pytest.skip(f"{target.compiler} is not installed: nothing compiled for {target.platform} (make kernels-check)")
@@ -48,6 +53,7 @@ def test_a_decode_step_of_experts_is_one_graph_and_exchanges_two_sums(
     numerics = replace(
         plain(jnp.dtype("bfloat16")),
         backend="mosaic_gpu" if is_gpu else "mosaic_tpu",
+        quantization=quantization,
         joined_for=num_devices if is_gpu else 0,
         num_devices=num_devices,
     )
