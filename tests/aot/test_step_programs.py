@@ -20,7 +20,7 @@ from jaxserve_kernels.backend import Backend
 from benchmarks.gpu.static import THUNKS, launches, outside_graphs
 from jaxserve.config import WeightFormat
 from jaxserve.layers.numerics import Numerics, plain
-from jaxserve.models.config import DecoderConfig, LayerConfig, RopeScaling
+from jaxserve.models.config import AdaptersConfig, DecoderConfig, LayerConfig, RopeScaling
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.slots import slots_bytes
@@ -83,6 +83,7 @@ class Case:
     program: Program
     backend: Backend = "reference"
     quantization: WeightFormat = "none"
+    adapters: AdaptersConfig | None = None
 
     @property
     def pool_shape(self) -> tuple[int, ...]:
@@ -119,7 +120,10 @@ class Case:
         name = {SMALL: "small", LLAMA_8B: "llama-8b", ONE_LAYER: "llama-8b-one-layer"}[self.model]
         burst = "" if self.program.max_steps == 1 else f"x{self.program.max_steps}"
         weights = "" if self.quantization == "none" else f"-{self.quantization}"
-        return f"{self.target.name}x{self.num_devices}-{name}-{self.program.name}{burst}-{self.backend}{weights}"
+        adapters = "" if self.adapters is None else "-adapters"
+        return (
+            f"{self.target.name}x{self.num_devices}-{name}-{self.program.name}{burst}-{self.backend}{weights}{adapters}"
+        )
 
 
 DECODE = Program("decode", 8, 8, 64, num_slots=8)
@@ -127,19 +131,29 @@ MIXED = Program("mixed", 128, 64, 64, num_slots=64)  # prompts are scored in two
 BURST = Program("decode", 8, 8, 64, num_slots=8, max_steps=8)
 LLAMA_DECODE = Program("decode", 32, 32, 512, num_slots=32)
 LLAMA_MIXED = Program("mixed", 512, 128, 512, num_slots=128)
+ADAPTERS = AdaptersConfig(
+    count=4,
+    rank=16,
+    modules=tuple(
+        f"model.layers.{layer}.{name}"
+        for layer in range(SMALL.num_layers)
+        for name in ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
+    ),
+)
 CASES = [  # pairs of a device, a kind of step and a format of weights, each of them once and not all combinations:
     # the sampler alone takes a compiler ten seconds
     *[Case(H200, 1, LLAMA_8B, 8192, program, "mosaic_gpu") for program in (LLAMA_DECODE, LLAMA_MIXED)],
     Case(H200, 1, ONE_LAYER, 8192, LLAMA_DECODE, "mosaic_gpu", "int4-weight-only"),
     Case(H200, 4, SMALL, 4096, MIXED, "mosaic_gpu"),
     Case(H200, 1, SMALL, 4096, DECODE, "mosaic_gpu", "fp8"),
+    Case(H200, 1, SMALL, 4096, DECODE, "mosaic_gpu", adapters=ADAPTERS),
     Case(H100, 4, SMALL, 4096, DECODE, "mosaic_gpu", "int4-weight-only"),
     Case(B200, 1, SMALL, 4096, DECODE, quantization="fp8-weight-only"),
     Case(A100, 1, SMALL, 4096, DECODE, quantization="fp8"),
     Case(V5E, 4, ONE_LAYER, 8192, LLAMA_DECODE, "mosaic_tpu", "int4-weight-only"),
     Case(V5E, 1, SMALL, 4096, BURST, quantization="fp8"),
     Case(V5P, 4, SMALL, 4096, DECODE, "mosaic_tpu"),
-    Case(V6E, 4, SMALL, 4096, MIXED, "mosaic_tpu"),
+    Case(V6E, 4, SMALL, 4096, MIXED, "mosaic_tpu", adapters=ADAPTERS),
     Case(V6E, 1, SMALL, 4096, BURST, "mosaic_tpu"),
     Case(V7X, 4, ONE_LAYER, 8192, LLAMA_DECODE, "mosaic_tpu", "fp8"),
     Case(V7X, 1, SMALL, 4096, MIXED, "mosaic_tpu"),
@@ -166,7 +180,7 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             f"{case.target.compiler} is not installed: nothing compiled for {case.target.platform} (make kernels-check)"
         )
     sharding = make_sharding(case.model, case.num_devices, case.target.devices(case.num_devices))
-    skeleton = make_skeleton(case.model, case.numerics)
+    skeleton = make_skeleton(case.model, case.numerics, case.adapters)
     dumps = tmp_path_factory.mktemp("dumps")
     options: dict[str, Any] | None = None
     if case.target.platform == "gpu":  # there is no device to find the fastest products on
@@ -217,11 +231,15 @@ def test_a_step_by_the_kernels_is_one_cuda_graph_and_a_decode_step_one_of_few_la
             return
         in_layers = [launch for launch in launches(compiled.text, case.array_bytes) if "layer_" in launch.scope]
         most = 20 if case.rounds_activations else 19 if case.quantization == "int4-weight-only" else 16
+        most += 3 * len(ADAPTERS.modules) // case.model.num_layers if case.adapters is not None else 0
         assert len(in_layers) <= most * case.model.num_layers
 
 
 def test_a_layer_exchanges_two_sums_and_nothing_else(compiled: Compiled) -> None:
-    """Tensor parallelism: one after attention, one after the MLP, in bfloat16. One device has nobody to talk to."""
+    """Tensor parallelism: one after attention, one after the MLP, in bfloat16, with what adapters add in the same exchange.
+
+    One device has nobody to talk to.
+    """
     found = re.findall(
         r"= \(?(\w+)\[.*? (all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+)(?:-start)?\(.*"
         r'op_name="jit\(step\)/(?:while/body/)?(?:closed_call/)?(\w+)',
