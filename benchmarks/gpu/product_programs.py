@@ -14,11 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxserve_kernels.matmul import matmul
+from jaxserve_kernels.matmul.gpu import grouped_choice
 from jaxserve_kernels.matmul.tuning import SkinnyTuning, product_types
 
 from benchmarks.gpu.ahead import Wanted
 from jaxserve.models.config import DecoderConfig
 
+GROUP = 128
+"""Inputs that share a scale, of 4-bit weights."""
 CACHED_BYTES = 256 << 20
 """More than any cache holds."""
 MOST_REPEATS = 8
@@ -47,6 +50,11 @@ class Chain:
         return jnp.dtype(self.weights).itemsize == 1
 
     @property
+    def stored(self) -> jnp.dtype:
+        """Type of the arrays; 4 bits on CPUs: see `Numerics.four_bits`."""
+        return jnp.dtype("int8" if self.weights == "int4" and jax.default_backend() == "cpu" else self.weights)
+
+    @property
     def types(self) -> str:
         """As the table of tunings names them."""
         return product_types(self.weights, dynamic=self.is_dynamic)
@@ -54,7 +62,8 @@ class Chain:
     @property
     def num_bytes(self) -> int:
         """Of all weights, once each."""
-        return sum(rows * columns for rows, columns in self.shapes) * jnp.dtype(self.weights).itemsize
+        numbers = sum(rows * columns for rows, columns in self.shapes)
+        return numbers // 2 if self.weights == "int4" else numbers * jnp.dtype(self.weights).itemsize
 
     @property
     def flops(self) -> int:
@@ -78,12 +87,15 @@ class Chain:
             return x
 
         x = jax.ShapeDtypeStruct((self.num_tokens, num_inputs), dtype)
-        scales = [
-            jax.ShapeDtypeStruct((rows,), jnp.dtype(jnp.float32)) if self.has_scales else None
-            for rows, _ in self.shapes
-        ]
-        weights = [jax.ShapeDtypeStruct(shape, jnp.dtype(self.weights)) for shape in self.shapes * self.num_repeats]
+        scales = [self._scales(shape, dtype) if self.has_scales else None for shape in self.shapes]
+        weights = [jax.ShapeDtypeStruct(shape, self.stored) for shape in self.shapes * self.num_repeats]
         return Wanted(repeat, (x, scales, weights))
+
+    def _scales(self, shape: tuple[int, int], dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
+        outputs, inputs = shape
+        if self.weights == "int4":
+            return jax.ShapeDtypeStruct((inputs // GROUP, outputs), dtype)
+        return jax.ShapeDtypeStruct((outputs,), jnp.dtype(jnp.float32))
 
 
 def skinny_product(
@@ -92,6 +104,9 @@ def skinny_product(
     """As `matmul` where it takes our kernel."""
     from jaxserve_kernels.matmul.gpu import skinny  # imports Pallas
 
+    if scales.ndim == 2:
+        by_group: jax.Array = skinny.matmul(x, weight, scales, tuning=tuning)
+        return by_group
     return skinny.product(x, weight, scales, dynamic=is_dynamic, tuning=tuning)
 
 
@@ -103,6 +118,19 @@ def cells(config: DecoderConfig) -> dict[str, Shapes]:
         "up and down": ((inner, model), (model, inner)),
         "head": ((config.vocab_size, model),),
     }
+
+
+def of_four_bits(num_tokens: int, shapes: Shapes) -> list[SkinnyTuning]:
+    """The sizes with which the server takes our kernel for all of these."""
+    found = set()
+    for outputs, inputs in shapes:
+        operands = (
+            ((num_tokens, inputs), "bfloat16"),
+            ((outputs, inputs), "int4"),
+            ((inputs // GROUP, outputs), "bfloat16"),
+        )
+        found.add(grouped_choice(*(jax.ShapeDtypeStruct(shape, jnp.dtype(name)) for shape, name in operands)))
+    return [sizes for sizes in found if sizes is not None and len(found) == 1]
 
 
 def candidates(num_tokens: int, shapes: Shapes) -> list[SkinnyTuning]:
@@ -117,9 +145,10 @@ def candidates(num_tokens: int, shapes: Shapes) -> list[SkinnyTuning]:
 
 
 class Weights:
-    """Random ones, made when they are first asked for and kept until others are."""
+    """Random ones, made when they are first asked for and kept until others are. dtype: of activations."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, dtype: jnp.dtype) -> None:
+        self._dtype = dtype
         self._random = np.random.default_rng(seed)
         self._key: tuple[Shapes, str] | None = None
         self._arrays: tuple[list[jax.Array | None], list[jax.Array]] = ([], [])
@@ -129,24 +158,31 @@ class Weights:
         key = (chain.shapes, chain.weights)
         if self._key != key:
             self._key, self._arrays = key, ([], [])  # the old ones go first: both may not fit
-            weights = [self._weight(shape, chain.weights) for shape in chain.shapes * chain.num_repeats]
-            scales = [_scales(weight) if chain.has_scales else None for weight in weights[: len(chain.shapes)]]
+            weights = [self._weight(shape, chain) for shape in chain.shapes * chain.num_repeats]
+            own = weights[: len(chain.shapes)]
+            scales = [_scales(weight, chain, self._dtype) if chain.has_scales else None for weight in own]
             self._arrays = scales, weights
         return self._arrays
 
-    def activations(self, chain: Chain, dtype: jnp.dtype) -> jax.Array:
-        return jnp.asarray(self._random.standard_normal((chain.num_tokens, chain.shapes[0][1]), np.float32), dtype)
+    def activations(self, chain: Chain) -> jax.Array:
+        drawn = self._random.standard_normal((chain.num_tokens, chain.shapes[0][1]), np.float32)
+        return jnp.asarray(drawn, self._dtype)
 
-    def _weight(self, shape: tuple[int, int], dtype: str) -> jax.Array:
-        key = jax.random.key(self._random.integers(1 << 30))
+    def _weight(self, shape: tuple[int, int], chain: Chain) -> jax.Array:
+        key, dtype = jax.random.key(self._random.integers(1 << 30)), chain.weights
         if jnp.dtype(dtype).itemsize > 1:
             return jax.random.normal(key, shape, jnp.dtype(dtype)) * jnp.asarray(shape[1] ** -0.5, dtype)
         bits = jax.random.bits(key, shape, jnp.uint8)
+        if dtype == "int4":
+            return ((bits & 15).astype(jnp.int8) - 8).astype(chain.stored)
         if dtype != "int8":
             bits = bits & 0xBF  # no exponent that NaN has
         return jax.lax.bitcast_convert_type(bits, jnp.dtype(dtype))
 
 
-def _scales(weight: jax.Array) -> jax.Array:
-    mean_square = jnp.mean(jnp.square(weight[:64].astype(jnp.float32)))
-    return jnp.full(weight.shape[0], 1 / jnp.sqrt(mean_square * weight.shape[1]), jnp.float32)
+def _scales(weight: jax.Array, chain: Chain, dtype: jnp.dtype) -> jax.Array:
+    (outputs, inputs), mean_square = weight.shape, jnp.mean(jnp.square(weight[:64].astype(jnp.float32)))
+    scale = 1 / jnp.sqrt(mean_square * inputs)
+    if chain.weights == "int4":
+        return jnp.full((inputs // GROUP, outputs), scale, dtype)
+    return jnp.full(outputs, scale, jnp.float32)

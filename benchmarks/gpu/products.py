@@ -1,4 +1,4 @@
-"""Part 3, products of few tokens with the weights of Llama-3.1-8B: bfloat16 and 8 bits, by XLA and by our kernel."""
+"""Part 3, products of few tokens with the weights of Llama-3.1-8B: bfloat16, 8 and 4 bits, by XLA and by our kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.gpu.ahead import Programs
 from benchmarks.gpu.backends import why_no_kernels
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
-from benchmarks.gpu.product_programs import Chain, Shapes, Weights, candidates, cells
+from benchmarks.gpu.product_programs import Chain, Shapes, Weights, candidates, cells, of_four_bits
 from benchmarks.gpu.records import one_line
 from benchmarks.gpu.shapes import LLAMA_8B, TINY, decoder
 from benchmarks.gpu.timing import Timing, time_calls
@@ -51,8 +51,9 @@ def measured(shapes: Shapes, count: int, dtype: jnp.dtype, *, has_kernel: bool) 
     """What is set side by side; of our kernel the sizes that are tried first where nothing was tuned."""
     plain, narrow = Chain(shapes, dtype.name, count), Chain(shapes, "int8", count)
     sizes = candidates(count, shapes)[:1] if has_kernel else []
-    eights = (narrow, replace(narrow, is_dynamic=True))
-    return [plain, *(chain for each in eights for chain in (each, *(replace(each, tuning=size) for size in sizes)))]
+    small = {narrow: sizes, replace(narrow, is_dynamic=True): sizes}
+    small[Chain(shapes, "int4", count)] = of_four_bits(count, shapes) if has_kernel else []
+    return [plain, *(replace(each, tuning=size) for each, tried in small.items() for size in (None, *tried))]
 
 
 class ProductBench:
@@ -61,7 +62,7 @@ class ProductBench:
     def __init__(self, context: Context) -> None:
         self.dtype = jnp.dtype(jnp.bfloat16 if context.platform == "cuda" else jnp.float32)
         self._context = context
-        self._weights = Weights(context.seed)
+        self._weights = Weights(context.seed, self.dtype)
         self._programs: Programs[Chain] | None = None
 
     def compile(self, chains: list[Chain], share: float) -> None:
@@ -72,7 +73,7 @@ class ProductBench:
     def compare(self, name: str, chains: list[Chain]) -> dict[Chain, float]:
         """Seconds of chains of the same types: XLA's product first, then those that give what it gave."""
         seconds: dict[Chain, float] = {}
-        x, expected = self._weights.activations(chains[0], self.dtype), None
+        x, expected = self._weights.activations(chains[0]), None
         for chain in chains:
             try:
                 assert self._programs is not None, "compiled before"

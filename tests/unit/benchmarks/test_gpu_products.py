@@ -16,6 +16,7 @@ from jaxserve_kernels.matmul.tuning import SkinnyTuning
 from benchmarks.gpu import product_programs, tune_products
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.product_programs import RING_BYTES, Chain, Weights, candidates
+from benchmarks.gpu.products import measured
 from benchmarks.gpu.records import Recorder, read_records
 from benchmarks.gpu.shapes import TINY, decoder
 from benchmarks.gpu.tune_products import choice, remember
@@ -64,16 +65,26 @@ def test_a_choice_is_read_back_for_its_class_and_goes_when_xla_is_faster() -> No
         assert tuning.skinny_tuning("h200", "int8", 20, 14336 * 4096) is None
 
 
-@pytest.mark.parametrize("weights", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("weights", ["int8", "float8_e4m3fn", "int4"])
 def test_products_in_a_chain_keep_the_size_of_numbers(weights: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(product_programs, "CACHED_BYTES", 1 << 17)
         chain = Chain(((384, 128), (128, 384)), weights, 3)
-        dtype, made = jnp.dtype(jnp.float32), Weights(seed=0)
-        x = made.activations(chain, dtype)
+        dtype = jnp.dtype(jnp.float32)
+        made = Weights(0, dtype)
+        x = made.activations(chain)
         out = chain.wanted(dtype).compile()(x, *made.of(chain))
     assert out.shape == x.shape
     assert 0.5 < float(np.asarray(out).std()) < 2
+
+
+def test_4_bits_are_measured_by_the_sizes_that_the_server_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxserve_kernels.matmul.gpu._FIRST_JAX", (0, 0, 0))
+    xla, kernel = measured(LLAMA, 32, jnp.dtype(jnp.bfloat16), has_kernel=True)[-2:]
+    assert (xla.types, xla.tuning) == ("int4", None)
+    assert kernel.tuning is not None
+    assert kernel.tuning.tile == 128
+    assert kernel.num_bytes == 14336 * 4096, "two matrices, half a byte a number"
 
 
 @pytest.mark.slow
