@@ -21,8 +21,6 @@ pytestmark = [pytest.mark.aot, pytest.mark.slow]
 BATCH, NUM_TOKENS, NUM_PAGES, MAX_PAGES, NUM_LAYERS, PAGE_SIZE = 32, 509, 4096, 8192, 8, 16
 """Rows of up to 131072 tokens; tokens that fill no tile of eight rows, in which memory is copied."""
 BF16, F16, F8, I8 = (jnp.dtype(name) for name in ("bfloat16", "float16", "float8_e4m3fn", "int8"))
-_MOST_SPILLED = 640
-"""Bytes, by prefill over an 8-bit pool with head dimension 256: both workers have 64 x 256 sums, and tiles to widen."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +50,15 @@ class Launch:
         return (NUM_LAYERS, NUM_PAGES, self.num_kv_heads, self.page_size, self.dim)
 
 
-LAUNCHES = [  # a mixed step has both kernels in it
+LAUNCHES = [
     *(Launch("mixed", dim=dim) for dim in (64, 80, 96, 128, 256)),
     *(Launch("mixed", kv_dtype=F8, dim=dim) for dim in (128, 256)),
     Launch("mixed", dim=64, dtype=F16, kv_dtype=I8, num_heads=9, num_kv_heads=3),
     Launch("mixed", sliding_window=1024, softcap=50.0, has_sinks=True, page_size=128),
-    Launch("decode"),
+    # Fewest registers are left where sums are of 256 numbers, and keys and values are widened and masked.
+    Launch("mixed", dim=256, kv_dtype=I8, sliding_window=1024, softcap=50.0, has_sinks=True),
+    Launch("mixed", dim=256, dtype=F16, kv_dtype=I8, sliding_window=1024, softcap=50.0, has_sinks=True),
+    Launch("mixed", dim=256, dtype=F16, kv_dtype=F8, page_size=128),
     Launch("decode", dim=80, kv_dtype=I8, num_heads=64, num_kv_heads=1),
 ]
 
@@ -92,21 +93,23 @@ def _compile(launch: Launch) -> jax.stages.Compiled:
         return decode_attention(q, k, v, *where, **options, sinks=sinks if launch.has_sinks else None)
 
     def mixed(q: jax.Array, k: jax.Array, v: jax.Array, *rows: jax.Array) -> jax.Array:
-        *where, sinks, starts = rows
-        ragged = ragged_layout(starts, jnp.int32(0), num_tokens=NUM_TOKENS, backend="mosaic_gpu")
+        *where, sinks, starts, num_decode = rows
+        ragged = ragged_layout(starts, num_decode, num_tokens=NUM_TOKENS, backend="mosaic_gpu")
         return mixed_attention(q, k, v, *where, ragged, **options, sinks=sinks if launch.has_sinks else None)
 
     is_decode = launch.step == "decode"
     q = array(BATCH if is_decode else NUM_TOKENS, launch.num_heads, launch.dim, dtype=launch.dtype)
-    arguments = (q, *pool, *rows) if is_decode else (q, *pool, *rows, array(BATCH + 1))
+    arguments = (q, *pool, *rows) if is_decode else (q, *pool, *rows, array(BATCH + 1), array())
     with jax.default_device(device):
         return jax.jit(decode if is_decode else mixed).lower(*arguments).compile()
 
 
+def test_a_mixed_step_has_both_kernels(built: Built) -> None:
+    assert built.code.num_kernels == (1 if built.launch.step == "decode" else 2)
+
+
 def test_no_register_is_spilled(built: Built) -> None:
-    launch = built.launch
-    is_large = launch.step == "mixed" and launch.dim == 256 and launch.kv_dtype.itemsize == 1
-    assert built.code.spilled_bytes <= (_MOST_SPILLED if is_large else 0)
+    assert built.code.spilled_bytes == 0
 
 
 def test_products_are_those_of_the_tensor_cores_and_pages_come_by_bulk_copies(built: Built) -> None:

@@ -187,5 +187,6 @@ CASES = (
     Case((1, 40), (30, 90), kv_dtype="float8_e4m3fn"),
     Case((70,), (100,), num_heads=2, dim=128, kv_dtype="int8", dtype="float16"),
     Case((2, 1, 5), (40, 0, 5)),
+    Case((1, 70), (70, 170), num_heads=2, num_kv_heads=1, dim=256, kv_dtype="int8", dtype="float16", sliding_window=90),
 )
 """Ragged, empty and one-token rows, and one of a token and no keys; borders of pages, tiles and windows; page numbers far apart; every option."""

@@ -245,7 +245,8 @@ def _work(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any, un
         k_tile = tiles.operand(scratch, "k", slot, worker)
 
         def multiply(accumulator: Any) -> Array:
-            plgpu.wgmma(accumulator, q_tile, k_tile.transpose((1, 0)))
+            queries = scratch["q_tile"].at[tiles.anew(worker, slot, kernel.dim)]
+            plgpu.wgmma(accumulator, queries, k_tile.transpose((1, 0)))
             _pass_turn(scratch)
             return accumulator[...]
 
@@ -309,12 +310,13 @@ def _work(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any, un
 
 
 def _visible(kernel: _Kernel, position: Any, first_key: Any) -> Array:
-    shape = (_ROWS, kernel.tuning.tile)
-    queries = position + tiles.iota(shape, 0)
-    keys = first_key + tiles.iota(shape, 1)
-    visible = keys <= queries
+    """Multiples of 8, which the compiler knows, against the rest: as keys against queries, each key has a register."""
+    columns = tiles.iota((_ROWS, kernel.tuning.tile), 1)
+    below = columns & 7
+    newest = tiles.across(tiles.row_numbers(_ROWS) + (position - first_key), kernel.tuning.tile) - below
+    visible = columns - below <= newest
     if kernel.scoring.sliding_window is not None:
-        visible &= keys > queries - kernel.scoring.sliding_window
+        visible &= columns - below > newest - kernel.scoring.sliding_window
     return visible
 
 

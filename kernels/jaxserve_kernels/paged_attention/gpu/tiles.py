@@ -69,6 +69,11 @@ def iota(shape: tuple[int, int], dimension: int) -> jax.Array:
     return plgpu.broadcasted_iota(jnp.int32, shape, dimension, layout=plgpu.Layout.WGMMA)
 
 
+def row_numbers(rows: int) -> jax.Array:
+    """One number per row of a product: which row it is."""
+    return plgpu.broadcasted_iota(jnp.int32, (rows,), 0, layout=plgpu.Layout.WGMMA.reduce(1))
+
+
 def across(vector: jax.Array, columns: int) -> jax.Array:
     """A number per row, as wide as the product."""
     return jax.lax.broadcast_in_dim(vector, (vector.shape[0], columns), [0])
@@ -146,12 +151,22 @@ class PageReader:
             plgpu.copy_gmem_to_smem(source, target.at[pl.ds(i * self.run, self.run)], barrier)
 
 
+def anew(index: Any, slot: Any, dim: int) -> Any:
+    """`index` of a tile whose place is the same in every step; `slot` is that of the step, and not negative.
+
+    The compiler does not know that it is not, and computes the tile's addresses and descriptors in a step. Known, they
+    are dozens of registers, which are not there beside the sums of a large head dimension.
+    """
+    return index + jnp.minimum(slot, 0) if dim > 128 else index
+
+
 def operand(scratch: dict[str, Any], ring: str, slot: Any, worker: Any) -> Any:
     """The tile that arrived in a slot of the keys' or values' ring, as it is multiplied."""
     arrived = scratch[f"{ring}_ring"].at[slot]
     if "wide" not in scratch:
         return arrived
-    wide = scratch["wide"].at[worker]  # one for both: the product with the keys is done when the values come
+    # One for both: the product with the keys is done when the values come.
+    wide = scratch["wide"].at[anew(worker, slot, arrived.shape[-1])]
     _widen(arrived, wide)
     return wide
 
