@@ -189,4 +189,5 @@ CASES = (
     Case((2, 1, 5), (40, 0, 5)),
     Case((1, 70), (70, 170), num_heads=2, num_kv_heads=1, dim=256, kv_dtype="int8", dtype="float16", sliding_window=90),
 )
-"""Ragged, empty and one-token rows, and one of a token and no keys; borders of pages, tiles and windows; page numbers far apart; every option."""
+"""Ragged, empty and one-token rows, and one of a token and no keys; borders of pages, tiles and windows; page numbers far
+apart; every option."""
