@@ -20,9 +20,8 @@ from jaxserve.layers.fan import Fan
 from jaxserve.layers.linear import Linear, Matrix, Tokens
 from jaxserve.layers.mlp import ACTIVATIONS
 from jaxserve.layers.numerics import Numerics
-from jaxserve.layers.param import Axes
-from jaxserve.layers.shares import add_shares, num_shares, on_each_device
 from jaxserve.models.config import DecoderConfig, ExpertsConfig
+from jaxserve.sharding.shares import Axes, add_shares, num_shares, on_each_device
 
 SPLIT_AXIS = "expert_ffn"
 """What devices share: each has its part of every expert."""

@@ -14,8 +14,8 @@ from jaxserve_kernels.matmul import matmul, offset_product
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.layers.numerics import Numerics
-from jaxserve.layers.param import Axes, parameter
-from jaxserve.layers.shares import add_shares, num_shares, on_each_device
+from jaxserve.layers.param import parameter
+from jaxserve.sharding.shares import Axes, add_shares, num_shares, on_each_device
 
 
 class Tokens(NamedTuple):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-Axes = tuple[str | None, ...]
+from jaxserve.sharding.shares import Axes
 
 
 def parameter(shape: tuple[int, ...], axes: Axes, dtype: jnp.dtype) -> nnx.Param[jax.Array]:

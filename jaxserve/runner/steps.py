@@ -9,7 +9,7 @@ only, since tokens come from the slots; so a loop around it carries nothing but 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from typing import Any
 
@@ -42,6 +42,7 @@ from jaxserve.sampling.bits import num_words
 from jaxserve.sampling.sampler import Sampled, Scored, sample, score, unpack_options
 from jaxserve.scheduler.plan import UNREAD_TOKEN
 from jaxserve.sharding.mesh import Sharding
+from jaxserve.sharding.shares import on_own_rows
 from jaxserve.types import MAX_TOP_LOGPROBS, NO_LOGPROBS, Pooling
 
 MAX_SCORE_BLOCKS = 8
@@ -236,10 +237,16 @@ def _one_step(
     newest = hidden if program.kind == "decode" else hidden[last]
     num_rows = (field["query_starts"][1:] > field["query_starts"][:-1]).sum(dtype=jnp.int32)
     with jax.named_scope("sample"):
-        options = unpack_options(field["sampling"])
-        seats = Seats(slots, field["slots"], vocab_size)
-        logits = model.logits(newest, num_rows)
-        sampled = sample(logits, options, seats, rows.kv_lengths, field["num_top_logprobs"])
+        options, tops = unpack_options(field["sampling"]), field["num_top_logprobs"]
+
+        def choose(
+            logits: Array, options: Mapping[str, Array], which: Array, positions: Array, *rest: Array
+        ) -> Sampled:
+            slots, num_top_logprobs = rest
+            return sample(logits, options, Seats(slots, which, vocab_size), positions, num_top_logprobs)
+
+        logits, by_row = model.logits(newest, num_rows), (options, field["slots"], rows.kv_lengths)
+        sampled = on_own_rows(choose, logits, by_row, (slots, tops), skeleton.numerics.split_axes)
     slots, has_end = store_tokens(slots, field, rows, sampled.token_ids, is_penalized(options), vocab_size)
     shown = jnp.where(rows.is_over, UNREAD_TOKEN, sampled.token_ids)
     return pool, slots, sampled._replace(token_ids=shown), has_end, hidden
@@ -267,7 +274,8 @@ def score_prompts(
         start, scored = jax.lax.optimization_barrier((start, scored))
         targets = jnp.maximum(jax.lax.dynamic_slice_in_dim(field["targets"], start, size), 0)
         logits = model.logits(jax.lax.dynamic_slice_in_dim(hidden, start, size), jnp.int32(size))
-        parts = score(logits, targets, field["num_prompt_logprobs"])
+        wanted = (field["num_prompt_logprobs"],)
+        parts = on_own_rows(score, logits, (targets,), wanted, skeleton.numerics.split_axes)
         updated = (
             jax.lax.dynamic_update_slice_in_dim(whole, part, start, 0)
             for whole, part in zip(scored, parts, strict=True)

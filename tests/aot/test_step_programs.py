@@ -250,6 +250,15 @@ def test_a_layer_exchanges_two_sums_and_nothing_else(compiled: Compiled) -> None
     assert exchanges == {("bf16", "all-reduce", f"layer_{layer}"): 2 for layer in layers}
 
 
+def test_devices_sample_rows_of_their_own(compiled: Compiled) -> None:
+    """The logits are exchanged once, columns for rows; then no device waits for another until all have their tokens."""
+    found = re.findall(
+        r" (all-\w+|reduce-scatter|collective-\w+)(?:-start)?\(.*op_name=\"([^\"]*/sample/[^\"]*)", compiled.text
+    )
+    assert Counter(kind for kind, _ in found)["all-to-all"] == (compiled.case.num_devices > 1)
+    assert [where for _, where in found if "cond" in where or "branch" in where] == []
+
+
 def test_small_weights_are_widened_in_memory_only_where_there_is_no_arithmetic_for_them(compiled: Compiled) -> None:
     case = compiled.case
     if case.quantization == "none":

@@ -1,4 +1,4 @@
-"""Products that two devices share, against one device and numpy."""
+"""What two devices share of products and batches, against one device and numpy."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from jaxserve_kernels.matmul import gpu
 
 from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.numerics import Numerics, plain
+from jaxserve.sharding.shares import on_own_rows
 
 NUM_TOKENS, NUM_INPUTS, NUM_OUTPUTS = 5, 64, 24
 BY_INPUTS, BY_OUTPUTS = ("embed", "ffn"), ("ffn", "embed")
@@ -83,6 +84,30 @@ def test_activations_are_rounded_by_the_largest_value_of_a_device_s_own_share() 
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-2)
     assert np.abs(np.asarray(linear(x, TOKENS)) - expected).max() > 1, "one device rounds all by the largest of all"
     assert program.count("all_reduce") == 1
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_columns"), [(6, 10), (6, 9), (5, 10)], ids=["rows", "whole columns", "all rows"]
+)
+def test_devices_have_rows_of_their_own_between_two_exchanges(num_rows: int, num_columns: int) -> None:
+    random = np.random.default_rng(0)
+    logits, scale = jnp.asarray(random.standard_normal((num_rows, num_columns))), jnp.arange(1.0, num_rows + 1)
+    seen: list[int] = []
+
+    def compute(logits: jax.Array, by_name: dict[str, jax.Array], offset: jax.Array) -> tuple[jax.Array, jax.Array]:
+        seen.append(len(logits))
+        total = logits.sum(1) * by_name["scale"] + offset
+        return total, (logits * by_name["scale"][:, None])[:, :3]
+
+    def run(logits: jax.Array) -> jax.Array:
+        split_axes = ("vocab",) if num_columns % 2 == 0 else ()
+        totals, first = on_own_rows(compute, logits, ({"scale": scale},), (jnp.float32(2),), split_axes)
+        return jnp.concatenate((totals[:, None], first), 1)
+
+    found, program = _on_two(run, logits)
+    np.testing.assert_allclose(found, run(logits), rtol=1e-6)
+    assert seen[0] == (num_rows if num_rows == 5 else 3)
+    assert program.count("all_to_all") == ((num_rows, num_columns) == (6, 10))
 
 
 def test_within_a_share_a_product_may_be_a_kernel_s(monkeypatch: pytest.MonkeyPatch) -> None:
