@@ -252,9 +252,8 @@ def test_a_layer_exchanges_two_sums_and_nothing_else(compiled: Compiled) -> None
 
 def test_devices_sample_rows_of_their_own(compiled: Compiled) -> None:
     """The logits are exchanged once, columns for rows; then no device waits for another until all have their tokens."""
-    found = re.findall(
-        r" (all-\w+|reduce-scatter|collective-\w+)(?:-start)?\(.*op_name=\"([^\"]*/sample/[^\"]*)", compiled.text
-    )
+    kinds = "all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute"
+    found = re.findall(rf' ({kinds})(?:-start)?\(.*op_name="([^"]*/sample/[^"]*)', compiled.text)
     assert Counter(kind for kind, _ in found)["all-to-all"] == (compiled.case.num_devices > 1)
     assert [where for _, where in found if "cond" in where or "branch" in where] == []
 
