@@ -13,7 +13,7 @@ import pytest
 from jaxserve_kernels.kv_write import kv_write
 from jaxserve_kernels.paged_attention import Scoring, decode_attention, mixed_attention, ragged_layout
 
-from tests.aot.devices import H200, Target
+from tests.aot.devices import H100, H200, Target
 from tests.aot.machine_code import MachineCode, machine_code
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
@@ -54,12 +54,12 @@ LAUNCHES = [
     *(Launch("mixed", dim=dim) for dim in (64, 80, 96, 128, 256)),
     *(Launch("mixed", kv_dtype=F8, dim=dim) for dim in (128, 256)),
     Launch("mixed", dim=64, dtype=F16, kv_dtype=I8, num_heads=9, num_kv_heads=3),
-    Launch("mixed", sliding_window=1024, softcap=50.0, has_sinks=True, page_size=128),
+    Launch("mixed", sliding_window=1024, softcap=50.0, has_sinks=True, page_size=128, target=H100),
     # Fewest registers are left where sums are of 256 numbers, and keys and values are widened and masked.
     Launch("mixed", dim=256, kv_dtype=I8, sliding_window=1024, softcap=50.0, has_sinks=True),
     Launch("mixed", dim=256, dtype=F16, kv_dtype=I8, sliding_window=1024, softcap=50.0, has_sinks=True),
     Launch("mixed", dim=256, dtype=F16, kv_dtype=F8, page_size=128),
-    Launch("decode", dim=80, kv_dtype=I8, num_heads=64, num_kv_heads=1),
+    Launch("decode", dim=80, kv_dtype=I8, num_heads=64, num_kv_heads=1, target=H100),
 ]
 
 
