@@ -27,6 +27,7 @@ ReasoningParser = Literal["auto", "none", "deepseek_r1", "gemma4", "harmony", "m
 Task = Literal["auto", "generate", "embed"]
 PoolingChoice = Literal["auto", "last", "mean", "cls"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 
 
 def option(
@@ -202,6 +203,7 @@ class ServerConfig:
         1, ge=1, le=512, help="processes that answer HTTP on the port; limits on requests and connections are divided"
     )
     log_level: LogLevel = option("info", help="least severe records to log")
+    log_format: LogFormat = option("text", help="of what a server prints; json: an object in each line")
     uds_dir: str | None = option(None, help="directory for the IPC sockets (default: a private one under /tmp)")
 
 

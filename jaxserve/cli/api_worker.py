@@ -52,7 +52,7 @@ async def serve(listener: socket.socket) -> int:
     """Run one API process; returns the exit code."""
     async with _stdin() as orders:
         spec = msgspec.json.decode(await orders.readline(), type=ApiWorkerSpec)
-        configure_logging(spec.config.server.log_level)
+        configure_logging(spec.config.server.log_level, spec.config.server.log_format)
         stop = StopSignals()
         with stop.caught():
             tokenizer = await in_thread(lambda: tokenizer_of(spec.config, Path(spec.model_path)))

@@ -140,7 +140,7 @@ def _run_offline(arguments: argparse.Namespace) -> list[Figures]:
     config = config_from_flags(arguments)
     grammar = _grammar(arguments.structured_outputs, config.structured.max_grammar_depth)
     restart_with(ENVIRONMENT)  # what a server gives its engine: malloc's part of it is read at a start
-    configure_logging(config.server.log_level)
+    configure_logging(config.server.log_level, config.server.log_format)
     path = resolve(config.model.model, config.model.revision)
     tokenizer = tokenizer_of(config, path)
     load = OfflineLoad(

@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.output:
         raise ConfigError("--output DIR is missing: the directory for the compiled programs")
     config = config_from_flags(arguments)
-    configure_logging(config.server.log_level)
+    configure_logging(config.server.log_level, config.server.log_format)
     directory = Path(arguments.output).expanduser()
     path = resolve(config.model.model, config.model.revision, weights=False)
 

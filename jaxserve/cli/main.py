@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import logging
 import sys
 from argparse import _SubParsersAction
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from typing import NoReturn
 
 from jaxserve import __version__
 from jaxserve.errors import ConfigError, StartupError
+from jaxserve.log import tell
 
 HELP = """\
 usage: jaxserve COMMAND [OPTIONS]
@@ -118,7 +120,7 @@ def _help() -> str:
 
 
 def _complain(message: str, exit_code: int = 2) -> int:
-    print(f"jaxserve: error: {message}", file=sys.stderr)
+    tell(logging.ERROR, message, plain=f"jaxserve: error: {message}")
     return exit_code
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from jaxserve.ipc.messages import StartupProgress
+from jaxserve.log import tell, writes_json
 from jaxserve.server.startup import StartupLog, label_of
 
 _LINES_PER_PHASE = 4
@@ -30,7 +31,8 @@ class StartupDisplay:
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
         )
-        self._bars = Progress(*columns, console=Console(stderr=True)) if sys.stderr.isatty() else None
+        has_bars = sys.stderr.isatty() and not writes_json()
+        self._bars = Progress(*columns, console=Console(stderr=True)) if has_bars else None
         self._clock = clock
         self._log = StartupLog(clock)
         self._tasks: dict[str, TaskID] = {}
@@ -66,8 +68,7 @@ class StartupDisplay:
             amount = (
                 f"{done // _MIB}/{total // _MIB} MiB" if name == _BYTES_PHASE and total > _MIB else f"{done}/{total}"
             )
-            with contextlib.suppress(OSError):  # nobody reads it
-                print(f"{label}: {amount}{', ' + left if left else ''}", file=sys.stderr, flush=True)
+            tell(logging.INFO, f"{label}: {amount}{', ' + left if left else ''}")
 
 
 def _time_left(seconds: float | None) -> str:

@@ -44,7 +44,7 @@ from jaxserve.executor.fake import FakeOptions
 from jaxserve.ipc.address import own_address
 from jaxserve.ipc.messages import ModelFacts, StartupProgress
 from jaxserve.ipc.report import process_start_s
-from jaxserve.log import configure_logging
+from jaxserve.log import configure_logging, line_of
 from jaxserve.server.client import EngineClient
 from jaxserve.server.listener import bind_sockets
 from jaxserve.server.startup import startup_table, total_seconds
@@ -67,7 +67,7 @@ def run_serve(
     `executor="fake"` runs an engine without a model, for tests of everything around it. `engine`: a process to use
     instead of a new one.
     """
-    configure_logging(config.server.log_level)
+    configure_logging(config.server.log_level, config.server.log_format)
     allow_connections(config.server.max_connections)
     with contextlib.ExitStack() as sockets:
         listeners = [
@@ -143,8 +143,9 @@ class _Server:
                     await workers.wait_ready()
                     display.close()
                     _report_start(api, facts)
+                    line = line_of(self._announcement(tokenizer, facts))
                     with contextlib.suppress(OSError):  # nobody reads it: no reason to stop, now or in a last flush
-                        os.write(sys.stdout.fileno(), f"{self._announcement(tokenizer, facts)}\n".encode())
+                        os.write(sys.stdout.fileno(), f"{line}\n".encode())
                     reason = await _wait_ended(api.client, engine, workers)
                     await asyncio.sleep(LAST_WORDS_S)
                     api.client.fail(reason)  # now: the end of the other processes takes a while

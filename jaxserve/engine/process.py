@@ -61,7 +61,7 @@ def main() -> int:
         if not line:
             return 1  # whoever spawned us changed its mind
         spec = parse_spec(line)
-        configure_logging(spec.config.server.log_level)
+        configure_logging(spec.config.server.log_level, spec.config.server.log_format)
         socket = EngineSocket(spec.address)
     except StartupError as error:
         print(f"engine: {error}", file=sys.stderr, flush=True)

@@ -58,6 +58,16 @@ def test_ready_line_has_url_and_a_command_that_works() -> None:
         assert not is_alive(pid)
 
 
+def test_every_line_is_an_object_where_logs_are_json() -> None:
+    with running(server={"log_format": "json"}) as server:
+        assert server.request("POST", "/v1/completions", {"model": "tiny", "prompt": "x"})[0] == 200
+        assert server.stop() == 0
+        server.reader.join(10)
+    records = [json.loads(line) for line in server.lines]
+    assert {"time", "level", "logger", "process", "message"} == set().union(*records)
+    assert any(record["message"].startswith("jaxserve is ready at http") for record in records)
+
+
 def test_output_that_nobody_reads_is_no_reason_to_stop(tmp_path: Path) -> None:
     port = free_port()
     config = {"model": {"model": str(TOKENIZER)}, "server": {"port": port, "uds_dir": str(tmp_path)}}

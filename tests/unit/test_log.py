@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 from collections.abc import Iterator
+from datetime import datetime
 
 import pytest
 
-from jaxserve.log import configure_logging
+from jaxserve.log import configure_logging, tell
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +38,30 @@ def test_control_characters_cannot_forge_a_line(monkeypatch: pytest.MonkeyPatch)
     assert text.count("\n") == 1
     assert "\x1b" not in text
     assert r"a\x0ab\x1b[31m\x2028c" in text
+
+
+def test_json_is_one_object_a_line_with_what_was_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    configure_logging("info", "json")
+    try:
+        raise ValueError("why\u2028not")
+    except ValueError:
+        logging.getLogger("jaxserve.test").exception("from %s", "a\nb\u2028")
+    tell(logging.WARNING, "said", plain="jaxserve: said")
+    failed, said = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert (failed["level"], failed["logger"], failed["message"]) == ("error", "jaxserve.test", "from a\nb\u2028")
+    assert failed["exception"].endswith("ValueError: why\u2028not")
+    assert datetime.fromisoformat(failed["time"]).tzinfo is not None
+    assert (said["level"], said["message"]) == ("warning", "said")
+
+
+def test_what_is_told_is_plain_where_logs_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    configure_logging("info")
+    tell(logging.ERROR, "said", plain="jaxserve: said")
+    assert stream.getvalue() == "jaxserve: said\n"
 
 
 def test_level_hides_lesser_records(monkeypatch: pytest.MonkeyPatch) -> None:
