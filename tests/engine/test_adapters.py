@@ -25,6 +25,7 @@ def engine() -> Iterator[ModelEngine]:
     engine.close()
 
 
+@pytest.mark.slow
 def test_native_kernels_give_the_same_tokens_in_any_company() -> None:
     try:
         build()
@@ -73,6 +74,7 @@ def test_cached_pages_are_those_of_one_adapter(engine: ModelEngine) -> None:
     assert all(found[3:])
 
 
+@pytest.mark.slow
 def test_adapters_of_joined_products() -> None:
     """Phi-3 has one matrix for queries, keys and values, and so have its adapters."""
     engine = ModelEngine(DATA / "phi3_tiny", lora_modules=modules(PHI, "fused"))

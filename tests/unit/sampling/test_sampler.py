@@ -95,11 +95,11 @@ def test_searches_of_thresholds_are_exact_at_any_number_of_bits_a_pass(bits: int
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(),
+        pytest.param(SamplingParams(), marks=pytest.mark.slow),
         pytest.param(SamplingParams(temperature=0.7), marks=pytest.mark.slow),
         pytest.param(SamplingParams(top_k=8), marks=pytest.mark.slow),
         pytest.param(SamplingParams(top_p=0.6), marks=pytest.mark.slow),
-        SamplingParams(min_p=0.2),
+        pytest.param(SamplingParams(min_p=0.2), marks=pytest.mark.slow),
         SamplingParams(temperature=1.5, top_k=100, top_p=0.9),
     ],
     ids=repr,
