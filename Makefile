@@ -22,7 +22,7 @@ MIDDLE_VENV := .venv-jax011
 AOT_VENV := .venv-aot
 CLIENTS_VENV := .venv-clients
 MIDDLE_TESTS := tests/kernels tests/unit/runner tests/unit/sampling tests/engine/test_model_engine.py
-MIDDLE_AOT_TESTS := tests/aot/test_gpu_kernels.py tests/aot/test_gpu_matmul.py tests/aot/test_gpu_experts.py
+MIDDLE_AOT_TESTS := tests/aot/test_gpu_kernels.py tests/aot/test_gpu_matmul.py tests/aot/test_gpu_experts.py tests/ptx
 JAX_LOCK ?=
 SECOND_TESTS := tests/unit/runner tests/unit/sampling tests/models tests/engine tests/e2e
 # Bytecode of every installed module takes half a minute of a processor; Python makes it for those it imports.
@@ -173,7 +173,7 @@ kernels-check: ## kernels under interpreters, and by the compilers of GPUs and T
 	fi
 
 # The reference itself is held to its cases by `make test`.
-AOT_TESTS := tests/aot tests/kernels/test_conformance.py tests/kernels/test_matmul.py \
+AOT_TESTS := tests/aot tests/ptx tests/kernels/test_conformance.py tests/kernels/test_matmul.py \
 	tests/kernels/test_grouped_matmul_gpu.py tests/kernels/tpu \
 	--deselect tests/kernels/test_conformance.py::test_the_reference_equals_dense_softmax
 

@@ -1,0 +1,75 @@
+"""Barriers of a block, in which warps wait for each other and for bulk copies.
+
+Modelled, from the PTX ISA ("Parallel Synchronization: mbarrier", "bar, barrier"): phases with a count of arrivals and of
+bytes that are still expected, waiting by parity, and named barriers of a number of threads. A phase with more arrivals
+than it counts is a hazard.
+
+Not modelled: barriers of clusters, `mbarrier.inval`, a wait that lags two phases behind (parity cannot tell).
+"""
+
+from __future__ import annotations
+
+from tests.ptx.memory import Hazard
+
+
+class TransactionBarrier:
+    """An mbarrier."""
+
+    def __init__(self, num_arrivals: int) -> None:
+        self._num_arrivals = num_arrivals
+        self._missing = num_arrivals
+        self._bytes = 0
+        self._parity = 0
+
+    def __str__(self) -> str:
+        return f"{self._missing} of {self._num_arrivals} arrivals and {self._bytes} bytes are missing"
+
+    @property
+    def is_between_phases(self) -> bool:
+        """Nobody has arrived yet, and nothing is expected."""
+        return self._missing == self._num_arrivals and self._bytes == 0
+
+    def arrive(self, count: int, expected_bytes: int = 0) -> None:
+        """`count` threads arrive, with bytes that the phase has to wait for as well."""
+        if count > self._missing:
+            raise Hazard(f"a barrier has more arrivals than it counts: {count} more where {self}")
+        self._bytes += expected_bytes
+        self._missing -= count
+        self._complete()
+
+    def receive(self, num_bytes: int) -> None:
+        """Bytes that a copy has written."""
+        self._bytes -= num_bytes
+        self._complete()
+
+    def has_completed(self, parity: int) -> bool:
+        """Whether the phase of that parity, the last or the present one, is complete."""
+        return self._parity != parity
+
+    def _complete(self) -> None:
+        if self._missing == 0 and self._bytes == 0:
+            self._parity ^= 1
+            self._missing = self._num_arrivals
+
+
+class ThreadBarrier:
+    """A named barrier (`bar.sync`)."""
+
+    def __init__(self) -> None:
+        self._warps: set[int] = set()
+        self._num_passed = 0
+
+    def arrive(self, warp: int, num_warps: int) -> int:
+        """The warp's turn, for `has_passed`."""
+        if warp in self._warps:
+            raise Hazard(f"warp {warp} is at a barrier where it waits already")
+        self._warps.add(warp)
+        turn = self._num_passed
+        if len(self._warps) == num_warps:
+            self._num_passed += 1
+            self._warps = set()
+        return turn
+
+    def has_passed(self, turn: int) -> bool:
+        """Whether all warps of that turn have come."""
+        return self._num_passed > turn

@@ -1,0 +1,134 @@
+"""Pallas kernels, compiled for an H200 that is only described, and run by the emulator on numpy's arrays.
+
+`emulated` stands for `plgpu.kernel`: whoever makes a kernel within it gets one that is compiled as usual, and whose PTX
+and whose host's function the compiler leaves in a folder (Mosaic GPU's own `MOSAIC_GPU_DUMP_TO`). Only these files are
+read. Results of one launch under several schedules have to be the same to the last bit.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.aot.devices import H200
+from tests.ptx.decode import decode
+from tests.ptx.host import Host
+from tests.ptx.machine import Program, Schedule, run_grid
+from tests.ptx.memory import Array, Bytes, GlobalMemory, Hazard
+from tests.ptx.parser import Source, parse
+
+SCHEDULES = (Schedule(seed=0, copies=0.3, products=0.3), Schedule(seed=1, copies=0.03, products=0.0))
+"""The second one does copies and products as late as it can."""
+_PALLAS = "jax.experimental.pallas.mosaic_gpu"
+
+
+@dataclass(frozen=True)
+class Result:
+    """An array that a kernel made."""
+
+    data: np.ndarray
+    is_written: np.ndarray
+    """Of each number."""
+
+    @classmethod
+    def of(cls, array: Array, kind: jax.ShapeDtypeStruct) -> Result:
+        is_written = array.is_written.reshape(*kind.shape, kind.dtype.itemsize)
+        return cls(array.data.view(kind.dtype).reshape(kind.shape), np.all(is_written, axis=-1))
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel, and the compiler's log of what it does on the host."""
+
+    source: Source
+    program: Program
+    log: str
+
+    @classmethod
+    def of(cls, ptx: str, log: str) -> Compiled:
+        """Raises NotModelled."""
+        source = parse(ptx)
+        return cls(source, decode(source), log)
+
+    def run(
+        self, operands: Sequence[np.ndarray], results: Sequence[jax.ShapeDtypeStruct], schedule: Schedule
+    ) -> list[Result]:
+        """One launch. Raises Hazard and NotModelled."""
+        sizes = [int(np.prod(each.shape)) * each.dtype.itemsize for each in results]
+        memory = GlobalMemory([_stored(each) for each in operands], sizes)
+        host = Host(memory.arrays)
+        host.run(self.log)
+        run_grid(self.program, host.launch(self.source.parameters), memory, schedule)
+        made = zip(memory.arrays[len(operands) :], results, strict=True)
+        return [Result.of(array, each) for array, each in made]
+
+
+def skip_without_compiler() -> None:
+    """Where kernels for GPUs cannot be compiled."""
+    if not H200.has_compiler:
+        pytest.skip(f"{H200.compiler} is not installed: nothing compiled for GPUs (make kernels-check)")
+
+
+@contextmanager
+def emulated(schedules: Sequence[Schedule] = SCHEDULES) -> Iterator[list[Result]]:
+    """Within it, kernels run in the emulator, and what is around them eagerly; gives the results of the last launch."""
+    skip_without_compiler()
+    plgpu = importlib.import_module(_PALLAS)
+    make_kernel = plgpu.kernel
+    last: list[Result] = []
+
+    def emulated_kernel(body: Callable[..., None], **options: Any) -> Callable[..., Any]:
+        def launch(*operands: jax.Array) -> Any:
+            results = jax.tree.leaves(options["out_type"])
+            compiled = compile_kernel(make_kernel(body, **options), operands)
+            arrays = [np.asarray(each) for each in operands]
+            last[:] = _same_results([compiled.run(arrays, results, schedule) for schedule in schedules])
+            out = [jnp.asarray(each.data) for each in last]
+            return jax.tree.unflatten(jax.tree.structure(options["out_type"]), out)
+
+        return launch
+
+    with pytest.MonkeyPatch.context() as patch, jax.disable_jit():
+        patch.setattr(plgpu, "kernel", emulated_kernel)
+        yield last
+
+
+def compile_kernel(kernel: Callable[..., Any], operands: Sequence[jax.Array]) -> Compiled:
+    """The kernel for operands of these shapes and types. The compiler does not write the same one twice in a process."""
+    (device,) = H200.devices(1)
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=sharding) for each in operands]
+    with tempfile.TemporaryDirectory(prefix="jaxserve-ptx-") as folder:
+        with pytest.MonkeyPatch.context() as patch, jax.disable_jit(False), jax.default_device(device):
+            patch.setenv("MOSAIC_GPU_DUMP_TO", folder)
+            jax.jit(lambda *arrays: kernel(*arrays)).lower(*shapes).compile()
+        (ptx,), (log,) = Path(folder).glob("*.ptx"), Path(folder).glob("*mlir-passes.log")
+        return Compiled.of(ptx.read_text(encoding="utf-8"), log.read_text(encoding="utf-8"))
+
+
+def _same_results(runs: Sequence[list[Result]]) -> list[Result]:
+    for run in runs[1:]:
+        for first, other in zip(runs[0], run, strict=True):
+            if first.data.tobytes() != other.data.tobytes():
+                raise Hazard("a result depends on the order in which warps, copies and products take their turns")
+    return runs[0]
+
+
+def _stored(array: np.ndarray) -> Bytes:
+    """As a device has it: 4-bit numbers two in a byte, the first one in its lower half."""
+    if array.dtype == ml_dtypes.int4:
+        halves: Bytes = array.astype(np.int8).view(np.uint8).reshape(-1, 2) & np.uint8(15)
+        packed: Bytes = halves[:, 0] | halves[:, 1] << np.uint8(4)
+        return packed
+    return np.frombuffer(array.tobytes(), np.uint8).copy()

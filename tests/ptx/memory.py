@@ -1,0 +1,149 @@
+"""Memory of the emulated device: bounds, alignment, numbers that nobody wrote, and the proxies that see shared memory.
+
+Modelled, from the PTX ISA ("State Spaces", "Memory Consistency Model: Proxies", "Tensor Swizzling Modes"):
+
+- every access lies within one array, or within the shared memory of the block, and is aligned to its size;
+- what nobody has written reads as ones in every bit, which is NaN in all types of floats;
+- results are written once, operands never;
+- bytes of shared memory that threads wrote may be touched by bulk copies and products only after a fence of the
+  writing thread (here: warp) between the generic and the async proxy.
+
+Not modelled: caches, the order in which threads see each other's plain writes, banks of shared memory, and reads by
+threads of what a bulk copy overwrites (no fence is asked for there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Addresses = npt.NDArray[np.int64]
+
+_FIRST_ADDRESS = 1 << 32
+_GUARD = 1 << 16
+"""Addresses between two arrays that belong to neither."""
+SHARED_BASE = 1024
+"""Address of a block's shared memory: a multiple of what the widest swizzle repeats after, and not zero."""
+_UNWRITTEN = 0xFF
+_WIDEST_ACCESS = 16
+
+
+class Hazard(Exception):
+    """Something that a kernel must not do."""
+
+
+class NotModelled(Exception):
+    """Something that the emulator does not know: never passed over."""
+
+
+def swizzled(addresses: Addresses, width: int) -> Addresses:
+    """Where 16-byte pieces lie in rows of 128, 64 or 32 bytes that are swizzled; any other width: as they are."""
+    rows = {128: 7, 64: 3, 32: 1}.get(width, 0)
+    return addresses ^ (((addresses >> 7) & rows) << 4)
+
+
+def _check_alignment(addresses: Addresses, size: int) -> None:
+    if (addresses % min(size, _WIDEST_ACCESS)).any():
+        raise Hazard(f"an access of {size} bytes is not aligned: {addresses.tolist()}")
+
+
+@dataclass
+class Array:
+    """An operand or a result in device memory."""
+
+    data: Bytes
+    base: int
+    is_result: bool
+    is_written: npt.NDArray[np.bool_] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_written = np.zeros(len(self.data), np.bool_)
+
+    def write(self, places: Addresses, data: Bytes) -> None:
+        """Bytes at places within the array, each of them once in its life."""
+        if not self.is_result:
+            raise Hazard("an operand is written")
+        if self.is_written[places].any():
+            raise Hazard("a result is written twice")
+        self.data[places] = data
+        self.is_written[places] = True
+
+
+class GlobalMemory:
+    """The arrays of one launch."""
+
+    def __init__(self, operands: Sequence[Bytes], result_sizes: Sequence[int]) -> None:
+        results = [np.full(size, _UNWRITTEN, np.uint8) for size in result_sizes]
+        self.arrays: list[Array] = []
+        base = _FIRST_ADDRESS
+        for i, data in enumerate([*operands, *results]):
+            self.arrays.append(Array(data, base, is_result=i >= len(operands)))
+            base += -(-len(data) // _GUARD) * _GUARD + _GUARD
+
+    def load(self, addresses: Addresses, size: int) -> Bytes:
+        """`size` bytes at each address."""
+        array, places = self._find(addresses, size)
+        return array.data[places]
+
+    def store(self, addresses: Addresses, data: Bytes) -> None:
+        """A row of `data` at each address."""
+        array, places = self._find(addresses, data.shape[1])
+        array.write(places, data)
+
+    def _find(self, addresses: Addresses, size: int) -> tuple[Array, Addresses]:
+        _check_alignment(addresses, size)
+        low, high = int(addresses.min()), int(addresses.max())
+        for array in self.arrays:
+            if array.base <= low and high + size <= array.base + len(array.data):
+                return array, (addresses - array.base)[:, None] + np.arange(size)
+        raise Hazard(f"device memory is accessed out of bounds: {size} bytes at {low:#x} to {high:#x}")
+
+
+class SharedMemory:
+    """Of one block."""
+
+    def __init__(self, size: int) -> None:
+        self._data = np.full(size, _UNWRITTEN, np.uint8)
+        self._unfenced_by = np.zeros(size, np.uint8)
+        """Of a byte: the warp that wrote it since its last fence, counted from 1, or 0."""
+
+    def load(self, addresses: Addresses, size: int) -> Bytes:
+        """By threads: `size` bytes at each address."""
+        _check_alignment(addresses, size)
+        return self._data[self._places(addresses[:, None] + np.arange(size))]
+
+    def store(self, warp: int, addresses: Addresses, data: Bytes) -> None:
+        """By the threads of a warp: a row of `data` at each address."""
+        size = data.shape[1]
+        _check_alignment(addresses, size)
+        places = self._places(addresses[:, None] + np.arange(size))
+        self._data[places] = data
+        self._unfenced_by[places] = warp + 1
+
+    def fence(self, warp: int) -> None:
+        """What the warp has written may be seen by bulk copies and products."""
+        self._unfenced_by[self._unfenced_by == warp + 1] = 0
+
+    def load_async(self, addresses: Addresses, reader: str) -> Bytes:
+        """By a bulk copy or a product: the bytes at the addresses."""
+        return self._data[self._fenced(addresses, reader)]
+
+    def store_async(self, addresses: Addresses, data: Bytes) -> None:
+        """By a bulk copy."""
+        self._data[self._fenced(addresses, "a bulk copy overwrites")] = data
+
+    def _fenced(self, addresses: Addresses, what: str) -> Addresses:
+        places = self._places(addresses)
+        if self._unfenced_by[places].any():
+            raise Hazard(f"{what} shared memory that threads wrote and did not fence")
+        return places
+
+    def _places(self, addresses: Addresses) -> Addresses:
+        places = addresses - SHARED_BASE
+        if places.min() < 0 or places.max() >= len(self._data):
+            raise Hazard(f"shared memory is accessed out of bounds: {places.min()} to {places.max()}")
+        return places

@@ -1,0 +1,202 @@
+"""Products of the tensor cores: started by a warpgroup, added to its registers at any later time.
+
+Modelled, from the PTX ISA ("Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions", "Register Fragments
+and Shared Memory Matrix Layouts", "Matrix Descriptor Format"): operands of the 16-bit floats, e4m3 and s8 in swizzled
+shared memory, both majors of B for 16 bits, A in registers for 16 bits; descriptors are read when a product is started,
+operands and sums when it is done, so that what changes before it is waited for changes its result.
+
+Not modelled: `wgmma.fence` (nothing asks for it), a zero for `scale-d`, unswizzled operands, a transposed A, how the
+hardware rounds its sums (here: float32), and the few bits that it keeps of sums of e4m3.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from tests.ptx.machine import WARP, Lanes, Step, Task, Warp
+from tests.ptx.memory import Addresses, NotModelled, swizzled
+from tests.ptx.operands import TYPES, Decoder, reader, same, writer
+from tests.ptx.parser import Instruction, Source, elements
+
+_OPCODE = re.compile(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.(f32|s32)\.(\w+)\.(\w+)")
+_NUMBERS = {"bf16": TYPES["bf16"], "f16": TYPES["f16"], "e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "s8": TYPES["s8"]}
+_SUMS = {"bf16": "f32", "f16": "f32", "e4m3": "f32", "s8": "s32"}
+_DEPTH_BYTES = 32
+"""Of the inputs of one product."""
+_ROWS = 16
+"""Of A and of the sums, in each of the four warps."""
+_SWIZZLES = {1: 128, 2: 64, 3: 32}
+_ATOM = 8
+"""Rows after which a swizzled layout goes on elsewhere."""
+
+_LANE = np.arange(WARP)
+_FRAGMENT_ROW, _FRAGMENT_COLUMN = _LANE // 4, _LANE % 4 * 2
+Matrix = Callable[[], Lanes]
+"""An operand, read when the product is done; where it lies in shared memory was read when it was started."""
+Operand = Callable[[Warp], Matrix]
+
+
+@dataclass(frozen=True)
+class _Descriptor:
+    """Of an operand in shared memory; sizes in bytes."""
+
+    start: int
+    leading: int
+    """From one swizzled row of numbers to the next one beside it, where numbers lie along outputs."""
+    stride: int
+    """From eight rows to the next eight."""
+    swizzle: int
+
+    @classmethod
+    def of(cls, bits: int) -> _Descriptor:
+        if bits >> 49 & 7 or bits >> 62 not in _SWIZZLES:
+            raise NotModelled(f"matrix descriptor {bits:#x}")
+        start, leading, stride = ((bits >> first & 0x3FFF) << 4 for first in (0, 16, 32))
+        return cls(start, leading, stride, _SWIZZLES[bits >> 62])
+
+    def rows(self, first_row: int, num_rows: int) -> Addresses:
+        """Of the bytes of rows that lie along the inputs: (rows, bytes)."""
+        row = first_row + np.arange(num_rows)[:, None]
+        first = self.start + row // _ATOM * self.stride + row % _ATOM * self.swizzle
+        return swizzled(first + np.arange(_DEPTH_BYTES), self.swizzle)
+
+    def columns(self, num_columns: int, depth: int, itemsize: int) -> Addresses:
+        """Of the bytes of numbers that lie along the outputs: (outputs, inputs, bytes)."""
+        per_row = self.swizzle // itemsize
+        column, inputs = np.arange(num_columns)[:, None], np.arange(depth)
+        first = self.start + column // per_row * self.leading + column % per_row * itemsize
+        first = first + inputs // _ATOM * self.stride + inputs % _ATOM * self.swizzle
+        return swizzled(first[..., None] + np.arange(itemsize), self.swizzle)
+
+
+@functools.lru_cache(1 << 12)
+def _rows(bits: int, first_row: int, num_rows: int) -> Addresses:
+    return _Descriptor.of(bits).rows(first_row, num_rows)
+
+
+@functools.lru_cache(1 << 12)
+def _columns(bits: int, num_columns: int, depth: int, itemsize: int) -> Addresses:
+    return _Descriptor.of(bits).columns(num_columns, depth, itemsize)
+
+
+def _in_shared(source: Source, operand: str, addresses: Callable[[Warp, int], Addresses], dtype: np.dtype) -> Operand:
+    read = reader(source, operand, "b64")
+
+    def start(warp: Warp) -> Matrix:
+        where = addresses(warp, same(read(warp)))
+
+        def matrix() -> Lanes:
+            data = warp.block.shared.load_async(where.reshape(-1), "a product reads")
+            return data.view(dtype).reshape(len(where), -1)
+
+        return matrix
+
+    return start
+
+
+def _in_registers(source: Source, operand: str, depth: int, dtype: np.dtype) -> Operand:
+    """A of 16 bits: four registers of two numbers, of rows r and r + 8, inputs i and i + 8."""
+    readers = [reader(source, each, "b32") for each in elements(operand)]
+    places = ((0, 0), (_ATOM, 0), (0, _ATOM), (_ATOM, _ATOM))
+
+    def matrix(warp: Warp) -> Lanes:
+        out = np.empty((_ROWS, depth), dtype)
+        for read, (row, column) in zip(readers, places, strict=True):
+            pair = read(warp).view(dtype).reshape(WARP, 2)
+            for i in range(2):
+                out[_FRAGMENT_ROW + row, _FRAGMENT_COLUMN + column + i] = pair[:, i]
+        return out
+
+    return lambda warp: lambda: matrix(warp)
+
+
+def _operands(instruction: Instruction, source: Source) -> tuple[Operand, Operand]:
+    """A and B of a product: this warp's rows of A, all columns of B, both with their inputs last."""
+    shape = _OPCODE.fullmatch(instruction.opcode)
+    assert shape is not None, instruction
+    columns, dtype = int(shape[1]), _NUMBERS[shape[4]]
+    depth = _DEPTH_BYTES // dtype.itemsize
+    _, a, b, _, *flags = instruction.operands
+    is_loaded = a.startswith("{")
+    if _SUMS[shape[4]] != shape[3] or shape[4] != shape[5] or int(shape[2]) != depth:
+        raise NotModelled(str(instruction))
+    signs, majors = flags[: 0 if shape[4] == "s8" else 2], flags[0 if shape[4] == "s8" else 2 :]
+    num_majors = (1 if is_loaded else 2) if dtype.itemsize == 2 else 0
+    if set(signs) - {"1"} or len(majors) != num_majors or "1" in majors[:-1] or (is_loaded and dtype.itemsize != 2):
+        raise NotModelled(str(instruction))
+
+    def addresses_of_a(warp: Warp, bits: int) -> Addresses:
+        return _rows(bits, warp.index % 4 * _ROWS, _ROWS)
+
+    def addresses_of_b(warp: Warp, bits: int) -> Addresses:
+        if majors[-1:] == ["1"]:
+            return _columns(bits, columns, depth, dtype.itemsize)
+        return _rows(bits, 0, columns)
+
+    of_a = _in_registers(source, a, depth, dtype) if is_loaded else _in_shared(source, a, addresses_of_a, dtype)
+    return of_a, _in_shared(source, b, addresses_of_b, dtype)
+
+
+def _multiply(instruction: Instruction, source: Source) -> Step:
+    shape = _OPCODE.fullmatch(instruction.opcode)
+    assert shape is not None, instruction
+    of_a, of_b = _operands(instruction, source)
+    type_name, sums = shape[3], elements(instruction.operands[0])
+    read = [reader(source, each, type_name) for each in sums]
+    write = [writer(source, each) for each in sums]
+    is_added = reader(source, instruction.operands[3], "pred")
+
+    def step(warp: Warp) -> None:
+        if not is_added(warp).all():
+            raise NotModelled(f"{instruction}: sums that begin with zero")
+
+        a, b = of_a(warp), of_b(warp)
+
+        def multiply() -> None:
+            product = a().astype(TYPES[type_name]) @ b().astype(TYPES[type_name]).T
+            for i, (read_sum, write_sum) in enumerate(zip(read, write, strict=True)):
+                rows = _FRAGMENT_ROW + i // 2 % 2 * _ATOM
+                columns = i // 4 * _ATOM + _FRAGMENT_COLUMN + i % 2
+                write_sum(warp, read_sum(warp) + product[rows, columns])
+
+        warp.products.started.append(Task(multiply))
+        if warp.block.chance.random() < warp.block.schedule.products:
+            warp.products.finish()
+
+    return step
+
+
+def _commit(instruction: Instruction, source: Source) -> Step:
+    return lambda warp: warp.products.commit()
+
+
+def _wait(instruction: Instruction, source: Source) -> Step:
+    (num_left,) = instruction.operands
+
+    def step(warp: Warp) -> None:
+        warp.products.wait(int(num_left))
+        warp.pause()
+
+    return step
+
+
+def _nothing(instruction: Instruction, source: Source) -> Step:
+    return lambda warp: None
+
+
+TABLE: dict[str, Decoder] = {
+    "wgmma.fence.sync.aligned": _nothing,
+    "wgmma.commit_group.sync.aligned": _commit,
+    "wgmma.wait_group.sync.aligned": _wait,
+    **{
+        f"wgmma.mma_async.sync.aligned.m64n{n}k{_DEPTH_BYTES // _NUMBERS[each].itemsize}.{_SUMS[each]}.{each}.{each}": _multiply
+        for each in _NUMBERS
+        for n in range(8, 257, 8)
+    },
+}

@@ -1,0 +1,60 @@
+"""Attention by the PTX that the compiler makes of its kernels: against dense softmax, in several orders of events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxserve_kernels.paged_attention import layout
+from jaxserve_kernels.paged_attention.cases import CASES, LAYER, TOLERANCES, Case, expected, operands
+from jaxserve_kernels.paged_attention.tuning import decode_tuning, prefill_tuning
+
+from tests.ptx.launch import emulated
+
+pytestmark = [pytest.mark.aot, pytest.mark.slow]
+
+NUM_PROGRAMS = 3
+"""Few, so that each does several units."""
+_DEVICE = "h200"
+_LEAST_SPLIT, _SPLITS_PER_ROW = 64, 3
+DECODE = [CASES[i] for i in (1, 3, 5, 6, 8, 9)]
+"""Both types, both narrow pools, a window, a softcap, sinks; page sizes and head dimensions of all kinds."""
+PREFILL = [CASES[i] for i in (13, 15, 17, 18, 19)]
+"""The same."""
+
+
+@pytest.mark.parametrize("case", DECODE, ids=str)
+def test_decode_equals_dense_softmax_in_any_order(case: Case) -> None:
+    given = operands(case)
+    q, k, v, tables, lengths, _ = (jnp.asarray(each) for each in given[:6])
+    sizes = decode_tuning(_DEVICE, case.dim, k.dtype.itemsize)
+    splits = _SPLITS_PER_ROW * len(case.lengths)
+    sizes = replace(sizes, programs=NUM_PROGRAMS, min_split=_LEAST_SPLIT, splits=splits)
+    sinks = None if given.sinks is None else jnp.asarray(given.sinks)
+    with emulated():
+        from jaxserve_kernels.paged_attention.gpu import decode
+
+        pool = (k, v, jnp.int32(LAYER), tables, lengths)
+        found = np.asarray(decode.decode(q, *pool, scoring=case.scoring, sinks=sinks, tuning=sizes), np.float64)
+    wanted = expected(case, given)
+    assert (np.abs(found[: len(wanted)] - wanted) < TOLERANCES[case.dtype]).all()
+
+
+@pytest.mark.parametrize("case", PREFILL, ids=str)
+def test_prefill_equals_dense_softmax_in_any_order(case: Case) -> None:
+    given = operands(case)
+    q, k, v, tables, lengths, starts = (jnp.asarray(each) for each in given[:6])
+    sizes = replace(prefill_tuning(_DEVICE, case.dim, k.dtype.itemsize), programs=NUM_PROGRAMS, stages=2)
+    sinks = None if given.sinks is None else jnp.asarray(given.sinks)
+    num_singles = case.num_decode_rows
+    with emulated():
+        from jaxserve_kernels.paged_attention.gpu import attention, prefill
+
+        ragged = layout.ragged_layout(starts, jnp.int32(num_singles), num_tokens=len(q), tiling=attention.TILING)
+        pool = (k, v, jnp.int32(LAYER), tables, lengths)
+        found = prefill.prefill(q, *pool, ragged, scoring=case.scoring, sinks=sinks, tuning=sizes)
+    own = slice(int(starts[num_singles]), int(starts[-1]))
+    difference = np.asarray(found, np.float64)[own] - expected(case, given)[own]
+    assert (np.abs(difference) < TOLERANCES[case.dtype]).all()

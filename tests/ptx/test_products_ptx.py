@@ -1,0 +1,128 @@
+"""Products with small weights and with those of experts, by the PTX that the compiler makes of their kernels.
+
+Against float64, in several orders of events.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxserve_kernels.grouped_matmul import cases as experts
+from jaxserve_kernels.grouped_matmul.cases import Case as ExpertsCase
+from jaxserve_kernels.grouped_matmul.tuning import GroupedTuning
+from jaxserve_kernels.matmul import cases as skinny_cases
+from jaxserve_kernels.matmul import quantize_rows
+from jaxserve_kernels.matmul.cases import Case
+from jaxserve_kernels.matmul.tuning import SkinnyTuning
+
+from tests.ptx.launch import emulated
+
+pytestmark = [pytest.mark.aot, pytest.mark.slow]
+
+SKINNY = [
+    (Case(3, 256, 384, padding=5), SkinnyTuning(rows=64, tile=128, stages=3, programs=3)),
+    (Case(7, 512, 256, weights="float8_e4m3fn"), SkinnyTuning(rows=128, tile=128, stages=2, programs=3)),
+    (Case(7, 128, 512, weights="float8_e4m3fn", dtype="float16"), SkinnyTuning(rows=64, tile=64, stages=3, programs=3)),
+    (Case(33, 256, 384, dtype="int8"), SkinnyTuning(rows=64, tile=128, stages=2, programs=2)),
+    (
+        Case(20, 256, 512, weights="float8_e4m3fn", dtype="float8_e4m3fn"),
+        SkinnyTuning(rows=64, tile=256, stages=2, programs=3),
+    ),
+]
+SKINNY_GROUPED = [
+    (ExpertsCase((5,), 256, 512, weights="int4", group=128), SkinnyTuning(rows=64, tile=128, stages=3, programs=3)),
+    (ExpertsCase((17,), 512, 192, weights="int4", group=64), SkinnyTuning(rows=128, tile=64, stages=3, programs=3)),
+]
+WHOLE = [
+    (ExpertsCase((3, 0, 9, 20, 5), 128, 128, padding=3), GroupedTuning(64, 64, 64, stages=2, programs=3)),
+    (ExpertsCase((1, 70, 0, 50), 256, 256), GroupedTuning(64, 128, 64, stages=4, programs=3)),
+    (
+        ExpertsCase((128, 8, 0, 7), 256, 128, weights="float16", dtype="float16"),
+        GroupedTuning(128, 128, 64, stages=4, programs=5),
+    ),
+    (ExpertsCase((1, 0, 1, 0, 1), 256, 512), GroupedTuning(64, 128, 64, stages=4, programs=12)),  # inputs in parts
+]
+SMALL = [
+    (ExpertsCase((0, 9, 2, 0), 256, 384, weights="int8", padding=5), GroupedTuning(16, 128, 128, stages=3, programs=3)),
+    (ExpertsCase((2, 70), 128, 128, weights="int8", dtype="float16"), GroupedTuning(64, 64, 64, stages=2, programs=3)),
+    (ExpertsCase((5, 0, 40), 128, 256, weights="float8_e4m3fn"), GroupedTuning(64, 64, 128, stages=2, programs=3)),
+    (ExpertsCase((2, 0, 1), 256, 256, weights="int4", padding=6), GroupedTuning(16, 128, 64, stages=2, programs=3)),
+    (ExpertsCase((0, 140), 128, 256, weights="int4", group=128), GroupedTuning(128, 64, 128, stages=2, programs=3)),
+]
+DYNAMIC = [
+    (ExpertsCase((0, 9, 2), 128, 256, weights="int8"), GroupedTuning(16, 64, 128, stages=2, programs=3)),
+    (ExpertsCase((9, 20, 0), 128, 256, weights="float8_e4m3fn"), GroupedTuning(16, 64, 128, stages=2, programs=3)),
+]
+
+
+@pytest.mark.parametrize(("case", "sizes"), SKINNY, ids=str)
+def test_a_product_of_few_tokens_equals_the_one_in_float64(case: Case, sizes: SkinnyTuning) -> None:
+    given = skinny_cases.operands(case)
+    wanted, magnitudes = skinny_cases.expected(case, given)
+    with emulated():
+        from jaxserve_kernels.matmul.gpu import skinny
+
+        x, weight, scales = map(jnp.asarray, given)
+        found = np.asarray(skinny.matmul(x, weight, tuning=sizes) * scales, np.float64)
+    _check(found, wanted, magnitudes, skinny_cases.TOLERANCES[case.dtype])
+
+
+@pytest.mark.parametrize(("case", "sizes"), SKINNY_GROUPED, ids=str)
+def test_a_product_with_4_bit_weights_equals_the_one_in_float64(case: ExpertsCase, sizes: SkinnyTuning) -> None:
+    """Of the only expert."""
+    given = experts.operands(case)
+    wanted, magnitudes = experts.expected(case, given)
+    assert given.scales is not None
+    with emulated():
+        from jaxserve_kernels.matmul.gpu import skinny
+
+        x, weight, scales = map(jnp.asarray, (given.x, given.weight[0], given.scales[0]))
+        found = np.asarray(skinny.matmul(x, weight, scales, tuning=sizes), np.float64)
+    _check(found, wanted, magnitudes, experts.TOLERANCES[case.dtype])
+
+
+@pytest.mark.parametrize(("case", "sizes"), WHOLE, ids=str)
+def test_a_product_with_experts_equals_the_one_in_float64(case: ExpertsCase, sizes: GroupedTuning) -> None:
+    given = experts.operands(case)
+    wanted, magnitudes = experts.expected(case, given)
+    with emulated() as results:
+        from jaxserve_kernels.grouped_matmul.gpu import whole
+
+        x, weight, group_sizes, _ = given
+        found = whole.grouped_matmul(*map(jnp.asarray, (x, weight, group_sizes)), tuning=sizes)
+    _check(np.asarray(found, np.float64), wanted, magnitudes, experts.TOLERANCES[case.dtype])
+    (parts,) = results
+    assert not parts.is_written[:, len(wanted) :].any(), "rows of padding are nobody's"
+
+
+@pytest.mark.parametrize(("case", "sizes"), SMALL, ids=str)
+def test_a_product_with_small_experts_equals_the_one_in_float64(case: ExpertsCase, sizes: GroupedTuning) -> None:
+    given = experts.operands(case)
+    wanted, magnitudes = experts.expected(case, given)
+    found = _multiply_small(given, sizes, dynamic=False)
+    _check(found, wanted, magnitudes, experts.TOLERANCES[case.dtype])
+
+
+@pytest.mark.parametrize(("case", "sizes"), DYNAMIC, ids=str)
+def test_a_product_of_quantized_rows_with_experts_equals_the_one_in_float64(
+    case: ExpertsCase, sizes: GroupedTuning
+) -> None:
+    given = experts.operands(case)
+    codes, row_scales = quantize_rows(jnp.asarray(given.x), given.weight.dtype)
+    rounded = given._replace(x=np.asarray(codes, np.float64) * np.asarray(row_scales)[:, None])
+    wanted, magnitudes = experts.expected(case, rounded)
+    _check(_multiply_small(given, sizes, dynamic=True), wanted, magnitudes, experts.TOLERANCES[case.dtype])
+
+
+def _multiply_small(given: experts.Operands, sizes: GroupedTuning, *, dynamic: bool) -> np.ndarray:
+    with emulated():
+        from jaxserve_kernels.grouped_matmul.gpu import small
+
+        found = small.grouped_matmul(*map(jnp.asarray, given), dynamic=dynamic, tuning=sizes)
+    return np.asarray(found, np.float64)
+
+
+def _check(found: np.ndarray, wanted: np.ndarray, magnitudes: np.ndarray, tolerance: float) -> None:
+    """Of the rows that are no padding; what nobody wrote is NaN and fails."""
+    assert (np.abs(found[: len(wanted)] - wanted) <= tolerance * magnitudes).all()
