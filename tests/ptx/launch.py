@@ -74,6 +74,16 @@ class Compiled:
         return [Result.of(array, each) for array, each in made]
 
 
+@dataclass(frozen=True)
+class Launched:
+    """A kernel, what it was given, the shapes and types of its results, and these."""
+
+    compiled: Compiled
+    operands: list[np.ndarray]
+    kinds: list[jax.ShapeDtypeStruct]
+    results: list[Result]
+
+
 def skip_without_compiler() -> None:
     """Where kernels for GPUs cannot be compiled."""
     if not H200.has_compiler:
@@ -81,27 +91,28 @@ def skip_without_compiler() -> None:
 
 
 @contextmanager
-def emulated(schedules: Sequence[Schedule] = SCHEDULES) -> Iterator[list[Result]]:
-    """Within it, kernels run in the emulator, and what is around them eagerly; gives the results of the last launch."""
+def emulated(schedules: Sequence[Schedule] = SCHEDULES) -> Iterator[list[Launched]]:
+    """Within it, kernels run in the emulator, and what is around them eagerly; gives the launches so far."""
     skip_without_compiler()
     plgpu = importlib.import_module(_PALLAS)
     make_kernel = plgpu.kernel
-    last: list[Result] = []
+    launches: list[Launched] = []
 
     def emulated_kernel(body: Callable[..., None], **options: Any) -> Callable[..., Any]:
+        kinds, structure = jax.tree.flatten(options["out_type"])
+
         def launch(*operands: jax.Array) -> Any:
-            results = jax.tree.leaves(options["out_type"])
             compiled = compile_kernel(make_kernel(body, **options), operands)
             arrays = [np.asarray(each) for each in operands]
-            last[:] = _same_results([compiled.run(arrays, results, schedule) for schedule in schedules])
-            out = [jnp.asarray(each.data) for each in last]
-            return jax.tree.unflatten(jax.tree.structure(options["out_type"]), out)
+            results = _same_results([compiled.run(arrays, kinds, schedule) for schedule in schedules])
+            launches.append(Launched(compiled, arrays, kinds, results))
+            return jax.tree.unflatten(structure, [jnp.asarray(each.data) for each in results])
 
         return launch
 
     with pytest.MonkeyPatch.context() as patch, jax.disable_jit():
         patch.setattr(plgpu, "kernel", emulated_kernel)
-        yield last
+        yield launches
 
 
 def compile_kernel(kernel: Callable[..., Any], operands: Sequence[jax.Array]) -> Compiled:

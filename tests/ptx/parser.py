@@ -48,7 +48,7 @@ class Source:
     """Their declared types: `b32`, `pred`."""
 
 
-_WITHOUT_MEANING = (".loc", ".pragma", ".shared")
+_WITHOUT_MEANING = re.compile(r"\.(loc|pragma|shared)\s")
 """Directives: of the source, of the assembler's work, and the one block of shared memory, whose size the launch says."""
 _LABEL = re.compile(r"([\w$@]+):(?!:)")
 _GUARD = re.compile(r"@(!?)(%?[\w@]+)\s+")
@@ -112,7 +112,7 @@ class _Reader:
             self.source.registers.update(dict.fromkeys(_names(registers[2]), registers[1]))
             return registers.end()
         line = self.text[place : self.text.index("\n", place)]
-        if not line.startswith(_WITHOUT_MEANING):
+        if _WITHOUT_MEANING.match(line) is None:
             raise NotModelled(f"directive {line}")
         return place + len(line)
 

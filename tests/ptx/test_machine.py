@@ -1,0 +1,242 @@
+"""The emulator itself, by small programs: what it computes, what it finds wrong, and what it refuses to know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.ptx.decode import decode
+from tests.ptx.machine import WARP, Launch, Schedule, run_grid
+from tests.ptx.memory import SHARED_BASE, Array, Bytes, GlobalMemory, Hazard, NotModelled, SharedMemory
+from tests.ptx.operands import PARAMETER_BASE
+from tests.ptx.parser import parse
+from tests.ptx.tensor_map import TensorMap
+
+SHARED_BYTES = 16384
+HEADER = """
+.version 9.0
+.target sm_90a
+.visible .entry kernel(
+	.param .u64 .ptr .align 256 operand,
+	.param .u64 .ptr .align 256 result,
+	.param .align 64 .b8 maps[256]
+)
+{
+	.reg .pred 	%p<8>;
+	.reg .b16 	%rs<8>;
+	.reg .b32 	%r<16>;
+	.reg .b64 	%rd<8>;
+	.shared .align 16 .b8 __dynamic_shmem__0;
+	ld.param::entry.b64 	%rd1, [operand];
+	ld.param::entry.b64 	%rd2, [result];
+	mov.b64 	%rd3, maps;
+	mov.u32 	%r1, %tid.x;
+	mul.wide.u32 	%rd4, %r1, 4;
+	add.s64 	%rd1, %rd1, %rd4;
+	add.s64 	%rd2, %rd2, %rd4;
+	setp.eq.b32 	%p1, %r1, 0;
+"""
+"""Each thread has the address of its own number of the operand and of the result; %p1 is set in the first one."""
+BARRIER = "@%p1 mbarrier.init.shared::cta.b64 [__dynamic_shmem__0], {};"
+ARRIVE = "mbarrier.arrive.release.cta.shared::cta.b64 _, [__dynamic_shmem__0], 1;"
+WAIT = """
+	{
+	.reg .pred P1;
+	AGAIN: mbarrier.try_wait.parity.shared.b64 P1, [__dynamic_shmem__0], 0, 1000;
+	@P1 bra.uni DONE;
+	bra.uni AGAIN;
+	DONE:
+	}"""
+STORE = "cp.async.bulk.global.shared::cta.bulk_group [%rd5], [__dynamic_shmem__0+1024], 128;"
+
+
+def _run(
+    body: str,
+    operand: np.ndarray,
+    result_size: int,
+    num_threads: int = WARP,
+    maps: Mapping[int, TensorMap] | None = None,
+    memory: GlobalMemory | None = None,
+) -> Bytes:
+    """The bytes of the result of one block that is given an operand."""
+    memory = memory or GlobalMemory([operand.view(np.uint8).copy()], [result_size])
+    parameters = {"operand": memory.arrays[0].base, "result": memory.arrays[-1].base}
+    launch = Launch(1, num_threads, SHARED_BYTES, parameters, maps or {})
+    source = parse(f"{HEADER}{body}\n\tret;\n}}\n")
+    run_grid(decode(source), launch, memory, Schedule(seed=0, copies=0.3, products=0.0))
+    return memory.arrays[-1].data
+
+
+def _run_any(body: str) -> Bytes:
+    return _run(body, np.arange(WARP, dtype=np.int32), 4 * WARP)
+
+
+def test_numbers_are_read_computed_with_and_written() -> None:
+    body = "ld.global.b32 %r2, [%rd1]; mad.lo.s32 %r3, %r2, -3, %r1; st.global.b32 [%rd2], %r3;"
+    made = _run(body, np.arange(100, 100 + WARP, dtype=np.int32), 4 * WARP)
+    np.testing.assert_array_equal(made.view(np.int32), [-3 * (100 + i) + i for i in range(WARP)])
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ("ld.global.s8 %r2, [%rd1];", -128),
+        ("ld.global.u8 %r2, [%rd1];", 128),
+        ("ld.global.b32 %r2, [%rd1]; bfe.s32 %r2, %r2, 4, 4;", -8),
+        ("ld.global.b32 %r2, [%rd1]; prmt.b32 %r2, %r2, 0, 0x9854;", 0xFF0000),
+        ("mov.b32 %r3, 0x00F0; mov.b32 %r4, 0x3C; lop3.b32 %r2, %r3, %r4, 5, (0xf0 & 0xcc) ^ 0xaa;", 0x30 ^ 5),
+        ("mov.b32 %r3, -7; shr.s32 %r2, %r3, 99;", -1),
+        ("mov.b32 %r3, -7; shr.u32 %r2, %r3, 32;", 0),
+        ("mov.b32 %r3, -7; mul.hi.s32 %r2, %r3, 1431655766;", -3),
+        ("mov.b32 %r3, 0f3FC00000; cvt.rn.bf16x2.f32 %r2, %r3, 0f00000000;", 0x3FC00000),
+        ("cvt.s8.s32 %rs1, 200; mov.b32 %r2, {%rs1, %rs1};", -56 * 65537 + 65536),
+        ("shfl.sync.bfly.b32 %r3, %r1, 3, 31, -1; shfl.sync.idx.b32 %r2, %r3, 4, 31, -1;", 7),
+    ],
+)
+def test_instructions_give_what_the_language_says(body: str, wanted: int) -> None:
+    operand = np.full(WARP, 0x80, np.int32)
+    made = _run(f"{body} st.global.b32 [%rd2], %r2;", operand, 4 * WARP)
+    np.testing.assert_array_equal(made.view(np.int32), wanted)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "add.f64 %rd1, %rd1, %rd1;",
+        "add.sat.s32 %r2, %r1, %r1;",
+        "ld.volatile.global.b32 %r2, [%rd1];",
+        "mbarrier.arrive.noComplete.b64 _, [%rd1], 1;",
+        "cp.async.bulk.wait_group.read 0;",
+        "wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32 {%r1}, %rd1, %rd2, %p1, 1, 1;",
+        "lop3.b32 %r2, %r1, %r1, %r1, 0xe8;",
+        "shfl.sync.idx.b32 %r2, %r1, 0, 15, -1;",
+        "@%p1 add.s32 %r2, %r1, %r1;",
+        "@%p1 bra ELSEWHERE; ELSEWHERE: ret;",
+        "mov.b32 %r2, %laneid;",
+        "mov.b32 %r99, %r1;",
+        ".pragmatic;",
+    ],
+)
+def test_what_is_not_known_is_refused(body: str) -> None:
+    with pytest.raises(NotModelled):
+        _run_any(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("add.s32 %r2, %r3, %r1;", "before anything was written"),
+        ("ld.global.b32 %r2, [%rd1+4];", "device memory is accessed out of bounds"),
+        ("ld.global.b32 %r2, [%rd1+-4];", "device memory is accessed out of bounds"),
+        ("ld.shared.b32 %r2, [__dynamic_shmem__0+16384];", "shared memory is accessed out of bounds"),
+        ("ld.shared.v2.b32 {%r2, %r3}, [__dynamic_shmem__0+4];", "not aligned"),
+        ("st.global.b32 [%rd1], %r1;", "an operand is written"),
+        ("st.global.b32 [%rd2], %r1; st.global.b32 [%rd2], %r1;", "written twice"),
+        (f"{ARRIVE}", "no barrier was made"),
+        (f"{BARRIER.format(33)} {ARRIVE} {WAIT}", "deadlock"),
+        (f"{BARRIER.format(33)} {ARRIVE}", "ended in a phase"),
+        (f"{BARRIER.format(16)} {ARRIVE}", "more arrivals than it counts"),
+        ("bar.sync 1, 64;", "deadlock"),
+        ("@%p1 cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd3, {0, 0}], [%rd2];", "no tensor map"),
+        (f"add.s64 %rd5, %rd2, 0; @%p1 {STORE}", "did not wait for its copies"),
+        (f"add.s64 %rd5, %rd2, 4; @%p1 {STORE}", "is not aligned"),
+    ],
+)
+def test_hazards_are_found(body: str, problem: str) -> None:
+    with pytest.raises(Hazard, match=problem):
+        _run_any(body)
+
+
+@pytest.mark.parametrize("is_fenced", [True, False])
+def test_a_copy_of_what_threads_wrote_asks_for_a_fence(is_fenced: bool) -> None:
+    fence = "fence.proxy.async.shared::cta;" if is_fenced else ""
+    body = f"""
+        shl.b32 %r2, %r1, 2; add.s32 %r2, %r2, __dynamic_shmem__0; st.shared.b32 [%r2+1024], %r1; {fence}
+        add.s64 %rd5, %rd2, 0; @%p1 {STORE}
+        cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;"""
+    if is_fenced:
+        np.testing.assert_array_equal(_run_any(body).view(np.int32), np.arange(WARP))
+        return
+    with pytest.raises(Hazard, match="did not fence"):
+        _run_any(body)
+
+
+def _array(data: np.ndarray) -> Array:
+    return GlobalMemory([data.reshape(-1).view(np.uint8)], []).arrays[0]
+
+
+@pytest.mark.parametrize("swizzle", [32, 64, 128, 16])
+def test_boxes_are_swizzled_and_zero_behind_the_border(swizzle: int) -> None:
+    """Of 16-byte pieces: piece c of row r lies at c xor r, in rows of 128 bytes."""
+    rows, columns = 20, min(swizzle, 128) // 2
+    data = np.arange(rows * 64, dtype=np.int16).reshape(rows, 64)
+    shared = SharedMemory(SHARED_BYTES)
+    box = TensorMap(_array(data), 0, 2, (rows, 64), (64, 1), (8, columns), swizzle)
+    box.load((16, 0), shared, SHARED_BASE)
+    wanted = np.zeros((8, columns), np.int16)
+    wanted[:4] = data[16:, :columns]
+    found = shared.load(SHARED_BASE + 2 * np.arange(8 * columns), 2).view(np.int16).reshape(-1, 8)
+    pieces = np.arange(len(found))
+    mask = {128: 7, 64: 3, 32: 1, 16: 0}[swizzle]
+    np.testing.assert_array_equal(found[pieces ^ (pieces // 8 & mask)], wanted.reshape(-1, 8))
+
+
+@pytest.mark.parametrize(
+    ("strides", "box", "swizzle"), [((60, 1), (8, 64), 128), ((64, 1), (8, 64), 64), ((64, 1), (8, 4), 128)]
+)
+def test_maps_that_the_driver_would_refuse_are_hazards(
+    strides: tuple[int, int], box: tuple[int, int], swizzle: int
+) -> None:
+    with pytest.raises(Hazard, match="the driver would refuse"):
+        TensorMap(_array(np.zeros((20, 64), np.int16)), 0, 2, (20, 64), strides, box, swizzle)
+
+
+PRODUCT = """
+	@%p1 mbarrier.init.shared::cta.b64 [__dynamic_shmem__0], 1;
+	bar.sync 0;
+	@%p1 mbarrier.arrive.expect_tx.shared.b64 %rd5, [__dynamic_shmem__0], 9216;
+	mov.b32 %r2, __dynamic_shmem__0;
+	add.s32 %r3, %r2, 1024;
+	add.s32 %r4, %r2, 9216;
+	add.s64 %rd6, %rd3, 128;
+	@%p1 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r3], [%rd3, {0, 0}], [%r2];
+	@%p1 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r4], [%rd6, {0, 0}], [%r2];
+	WAIT
+	mov.b32 %r8, 0; mov.b32 %r9, 0; mov.b32 %r10, 0; mov.b32 %r11, 0;
+	mov.b64 %rd6, DESCRIPTOR_A;
+	mov.b64 %rd7, DESCRIPTOR_B;
+	mov.pred %p2, -1;
+	wgmma.fence.sync.aligned;
+	wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r8,%r9,%r10,%r11}, %rd6, %rd7, %p2, 1, 1, 0, 0;
+	wgmma.commit_group.sync.aligned;
+	wgmma.wait_group.sync.aligned 0;
+	mul.wide.u32 %rd4, %r1, 12;
+	add.s64 %rd2, %rd2, %rd4;
+	st.global.v4.b32 [%rd2], {%r8, %r9, %r10, %r11};
+"""
+
+
+def _descriptor(start: int) -> int:
+    """Rows of 128 swizzled bytes, eight of them in 1024."""
+    return start >> 4 | 1 << 16 | 1024 >> 4 << 32 | 1 << 62
+
+
+def test_a_product_of_copied_tiles_is_the_one_of_its_operands() -> None:
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal((rows, 64)).astype(ml_dtypes.bfloat16) for rows in (64, 8))
+    memory = GlobalMemory([a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8)], [64 * 8 * 4])
+    maps = {
+        PARAMETER_BASE + 128 * i: TensorMap(memory.arrays[i], 0, 2, (rows, 64), (64, 1), (rows, 64), 128)
+        for i, rows in enumerate((64, 8))
+    }
+    body = PRODUCT.replace("WAIT", WAIT)
+    for name, start in (("A", SHARED_BASE + 1024), ("B", SHARED_BASE + 9216)):
+        body = body.replace(f"DESCRIPTOR_{name}", str(_descriptor(start)))
+    made = _run(body, a, 0, num_threads=128, maps=maps, memory=memory).view(np.float32).reshape(4, 8, 4, 2, 2)
+    # Of a warp: row of eight, pair of columns, upper or lower eight rows, column of the pair.
+    found = made.transpose(0, 3, 1, 2, 4).reshape(64, 8)
+    wanted = a[:, :16].astype(np.float32) @ b[:, :16].astype(np.float32).T
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
