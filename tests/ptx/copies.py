@@ -44,11 +44,12 @@ def _load(instruction: Instruction, source: Source) -> Step:
 
     def action(warp: Warp, lane: int) -> Callable[[], None]:
         tensor_map, begin = place(warp, lane)
-        where = int(target_of(warp)[lane])
+        where = tensor_map.shared_addresses(int(target_of(warp)[lane]))
+        store = warp.block.shared.reserve(where, "a bulk copy")
         barrier = warp.block.barrier(int(barrier_of(warp)[lane]))
 
         def copy() -> None:
-            tensor_map.load(begin, warp.block.shared, where)
+            store(tensor_map.read(begin))
             barrier.receive(tensor_map.num_bytes)
 
         return copy
@@ -62,8 +63,9 @@ def _store(instruction: Instruction, source: Source) -> Step:
 
     def action(warp: Warp, lane: int) -> Callable[[], None]:
         tensor_map, begin = place(warp, lane)
-        where = int(origin_of(warp)[lane])
-        return lambda: tensor_map.store(begin, warp.block.shared, where)
+        where = tensor_map.shared_addresses(int(origin_of(warp)[lane]))
+        load = warp.block.shared.lend(where, "a bulk copy")
+        return lambda: tensor_map.write(begin, load())
 
     return _started(active(instruction, source), action, is_outward=True)
 
@@ -77,12 +79,8 @@ def _store_plain(instruction: Instruction, source: Source) -> Step:
         num_bytes = int(size_of(warp)[lane])
         if any(each % _PLAIN_ALIGNMENT for each in (int(to[0]), where, num_bytes)):
             raise Hazard(f"a bulk copy is not aligned: {num_bytes} bytes from {where} to {int(to[0]):#x}")
-
-        def copy() -> None:
-            data = warp.block.shared.load_async(where + np.arange(num_bytes), "a bulk copy reads")
-            warp.block.memory.store(to, data[None])
-
-        return copy
+        load = warp.block.shared.lend(where + np.arange(num_bytes), "a bulk copy")
+        return lambda: warp.block.memory.store(to, load()[None])
 
     return _started(active(instruction, source), action, is_outward=True)
 

@@ -1,7 +1,7 @@
 """A grid of thread blocks, one after the other, whose warps take turns in random order.
 
 A warp runs until it comes to where it meets others (a barrier, the start or the wait of something asynchronous), then
-another one is chosen. Copies and products that are started are done at some later time: at random ones, at the latest
+another one is chosen, some more often than others: they get far ahead. Copies and products that are started are done at some later time: at random ones, at the latest
 where somebody waits for them. So a kernel sees orders that a device shows rarely, and each of them again by its seed.
 
 Modelled, from the PTX ISA ("Asynchronous Operations", "Control Flow Instructions"): the above; a deadlock; a block that
@@ -27,6 +27,8 @@ from tests.ptx.parser import Instruction
 from tests.ptx.tensor_map import TensorMap
 
 WARP = 32
+_SLOWEST = 0.003
+"""Turns of a warp for each of another: some are far ahead of others."""
 Lanes = npt.NDArray[Any]
 """One number for each thread of a warp."""
 Step = Callable[["Warp"], None]
@@ -67,8 +69,10 @@ class Launch:
 class Task:
     """Something asynchronous: done once, whoever asks first."""
 
-    def __init__(self, action: Callable[[], None]) -> None:
+    def __init__(self, action: Callable[[], None], registers: Sequence[str] = ()) -> None:
         self._action: Callable[[], None] | None = action
+        self.registers = registers
+        """Those that it changes."""
 
     @property
     def is_done(self) -> bool:
@@ -97,15 +101,10 @@ class Groups:
             for task in self.committed.pop(0):
                 task.finish()
 
-    def finish(self) -> None:
-        """All of them, in order."""
-        for group in [*self.committed, self.started]:
-            for task in group:
-                task.finish()
-
     @property
-    def are_waited_for(self) -> bool:
-        return not self.started and not any(self.committed)
+    def not_waited_for(self) -> list[Task]:
+        """In order; they may be done."""
+        return [task for group in [*self.committed, self.started] for task in group]
 
 
 class Warp:
@@ -115,7 +114,12 @@ class Warp:
         self.block = block
         self.index = index
         self.registers: dict[str, Lanes] = {}
+        self.fenced: dict[str, Lanes] = {}
+        """Registers as they were at the last `wgmma.fence`, or as products have left them."""
+        self.sums: dict[str, Lanes] = {}
+        """Registers that belong to products until these are waited for."""
         self.threads = np.arange(WARP, dtype=np.uint32) + np.uint32(WARP * index)
+        self.pace = _SLOWEST ** block.chance.random()
         self.copies = Groups()
         self.products = Groups()
         self._place = 0
@@ -142,7 +146,7 @@ class Warp:
         while not self._is_paused and self._place < len(steps):
             self._place += 1
             steps[self._place - 1](self)
-        if self.is_done and not (self.copies.are_waited_for and self.products.are_waited_for):
+        if self.is_done and (self.copies.not_waited_for or self.products.not_waited_for):
             raise Hazard(f"warp {self.index} ended and did not wait for its copies and products")
 
     def jump(self, place: int) -> None:
@@ -193,7 +197,7 @@ class Block:
                 continue
             if not ready:
                 raise Hazard("deadlock: " + "; ".join(f"warp {warp.index} at {warp.instruction}" for warp in alive))
-            warp = self.chance.choice(ready)
+            (warp,) = self.chance.choices(ready, [warp.pace for warp in ready])
             try:
                 warp.run()
             except Hazard as hazard:

@@ -6,7 +6,8 @@ Modelled, from the PTX ISA ("State Spaces", "Memory Consistency Model: Proxies",
 - what nobody has written reads as ones in every bit, which is NaN in all types of floats;
 - results are written once, operands never;
 - bytes of shared memory that threads wrote may be touched by bulk copies and products only after a fence of the
-  writing thread (here: warp) between the generic and the async proxy.
+  writing thread (here: warp) between the generic and the async proxy;
+- what a copy or a product is to read later nobody writes before it has, and what a copy is to write nobody uses.
 
 Not modelled: caches, the order in which threads see each other's plain writes, banks of shared memory, and reads by
 threads of what a bulk copy overwrites (no fence is asked for there).
@@ -14,7 +15,7 @@ threads of what a bulk copy overwrites (no fence is asked for there).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -110,17 +111,24 @@ class SharedMemory:
         self._data = np.full(size, _UNWRITTEN, np.uint8)
         self._unfenced_by = np.zeros(size, np.uint8)
         """Of a byte: the warp that wrote it since its last fence, counted from 1, or 0."""
+        self._num_readers = np.zeros(size, np.uint16)
+        self._is_awaited = np.zeros(size, np.bool_)
+        """Copies and products that are to read a byte, and whether a copy is to write it."""
 
     def load(self, addresses: Addresses, size: int) -> Bytes:
         """By threads: `size` bytes at each address."""
         _check_alignment(addresses, size)
-        return self._data[self._places(addresses[:, None] + np.arange(size))]
+        places = self._places(addresses[:, None] + np.arange(size))
+        if self._is_awaited[places].any():
+            raise Hazard("threads read shared memory that a copy is to write")
+        return self._data[places]
 
     def store(self, warp: int, addresses: Addresses, data: Bytes) -> None:
         """By the threads of a warp: a row of `data` at each address."""
         size = data.shape[1]
         _check_alignment(addresses, size)
         places = self._places(addresses[:, None] + np.arange(size))
+        self._check_unused(places, "threads write")
         self._data[places] = data
         self._unfenced_by[places] = warp + 1
 
@@ -128,18 +136,39 @@ class SharedMemory:
         """What the warp has written may be seen by bulk copies and products."""
         self._unfenced_by[self._unfenced_by == warp + 1] = 0
 
-    def load_async(self, addresses: Addresses, reader: str) -> Bytes:
-        """By a bulk copy or a product: the bytes at the addresses."""
-        return self._data[self._fenced(addresses, reader)]
+    def lend(self, addresses: Addresses, who: str) -> Callable[[], Bytes]:
+        """To a copy or a product, which gets the bytes later, once: until then nobody may write them."""
+        places = self._fenced(addresses, who)
+        if self._is_awaited[places].any():
+            raise Hazard(f"{who} reads shared memory that a copy is to write")
+        self._num_readers[places] += 1
 
-    def store_async(self, addresses: Addresses, data: Bytes) -> None:
-        """By a bulk copy."""
-        self._data[self._fenced(addresses, "a bulk copy overwrites")] = data
+        def load() -> Bytes:
+            self._num_readers[places] -= 1
+            return self._data[places]
 
-    def _fenced(self, addresses: Addresses, what: str) -> Addresses:
+        return load
+
+    def reserve(self, addresses: Addresses, who: str) -> Callable[[Bytes], None]:
+        """For a copy that writes the bytes later, once: until then nobody may use them."""
+        places = self._fenced(addresses, who)
+        self._check_unused(places, f"{who} writes")
+        self._is_awaited[places] = True
+
+        def store(data: Bytes) -> None:
+            self._is_awaited[places] = False
+            self._data[places] = data
+
+        return store
+
+    def _check_unused(self, places: Addresses, who: str) -> None:
+        if self._num_readers[places].any() or self._is_awaited[places].any():
+            raise Hazard(f"{who} shared memory that a copy or a product still uses")
+
+    def _fenced(self, addresses: Addresses, who: str) -> Addresses:
         places = self._places(addresses)
         if self._unfenced_by[places].any():
-            raise Hazard(f"{what} shared memory that threads wrote and did not fence")
+            raise Hazard(f"{who} uses shared memory that threads wrote and did not fence")
         return places
 
     def _places(self, addresses: Addresses) -> Addresses:

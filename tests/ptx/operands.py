@@ -60,16 +60,16 @@ def reader(source: Source, operand: str, type_name: str) -> Reader:
     unsigned = _unsigned(dtype)
 
     def read(warp: Warp) -> Lanes:
-        numbers = _register(warp, operand)
+        numbers = register(warp, operand)
         return (numbers if numbers.dtype == unsigned else numbers.astype(unsigned)).view(dtype)
 
     return read
 
 
-def _register(warp: Warp, name: str) -> Lanes:
+def register(warp: Warp, name: str) -> Lanes:
     numbers = warp.registers.get(name)
     if numbers is None:
-        raise Hazard(f"register {name} is read before anything was written to it")
+        raise Hazard(f"register {name} is read before anything was written to it, or while a product adds to it")
     return numbers
 
 
@@ -95,7 +95,7 @@ def _predicate(source: Source, operand: str) -> Reader:
     name, is_negated = operand.removeprefix("!"), operand.startswith("!")
     if source.registers.get(name) != PREDICATE:
         raise NotModelled(f"predicate {operand}")
-    return lambda warp: _register(warp, name) ^ is_negated
+    return lambda warp: register(warp, name) ^ is_negated
 
 
 def writer(source: Source, operand: str) -> Writer:

@@ -2,26 +2,26 @@
 
 Modelled, from the PTX ISA ("Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions", "Register Fragments
 and Shared Memory Matrix Layouts", "Matrix Descriptor Format"): operands of the 16-bit floats, e4m3 and s8 in swizzled
-shared memory, both majors of B for 16 bits, A in registers for 16 bits; descriptors are read when a product is started,
-operands and sums when it is done, so that what changes before it is waited for changes its result.
+shared memory, both majors of B for 16 bits, A in registers for 16 bits. Until a product is waited for, nobody may read
+or write its sums, nor write its operands. Registers that threads wrote want a `wgmma.fence` before a product takes them.
 
-Not modelled: `wgmma.fence` (nothing asks for it), a zero for `scale-d`, unswizzled operands, a transposed A, how the
-hardware rounds its sums (here: float32), and the few bits that it keeps of sums of e4m3.
+Not modelled: a zero for `scale-d`, unswizzled operands and a transposed A (refused), threads that only read registers
+between products, how the hardware rounds its sums (here: float32), and the few bits that it keeps of sums of e4m3.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
 
 from tests.ptx.machine import WARP, Lanes, Step, Task, Warp
-from tests.ptx.memory import Addresses, NotModelled, swizzled
-from tests.ptx.operands import TYPES, Decoder, reader, same, writer
+from tests.ptx.memory import Addresses, Hazard, NotModelled, swizzled
+from tests.ptx.operands import TYPES, Decoder, reader, register, same
 from tests.ptx.parser import Instruction, Source, elements
 
 _OPCODE = re.compile(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.(f32|s32)\.(\w+)\.(\w+)")
@@ -38,7 +38,7 @@ _ATOM = 8
 _LANE = np.arange(WARP)
 _FRAGMENT_ROW, _FRAGMENT_COLUMN = _LANE // 4, _LANE % 4 * 2
 Matrix = Callable[[], Lanes]
-"""An operand, read when the product is done; where it lies in shared memory was read when it was started."""
+"""An operand, read when the product is done."""
 Operand = Callable[[Warp], Matrix]
 
 
@@ -90,30 +90,41 @@ def _in_shared(source: Source, operand: str, addresses: Callable[[Warp, int], Ad
 
     def start(warp: Warp) -> Matrix:
         where = addresses(warp, same(read(warp)))
+        load = warp.block.shared.lend(where.reshape(-1), "a product")
+        return lambda: load().view(dtype).reshape(len(where), -1)
+
+    return start
+
+
+def _in_registers(operand: str, depth: int, dtype: np.dtype) -> Operand:
+    """A of 16 bits: four registers of two numbers, of rows r and r + 8, inputs i and i + 8."""
+    names = elements(operand)
+    places = ((0, 0), (_ATOM, 0), (0, _ATOM), (_ATOM, _ATOM))
+
+    def start(warp: Warp) -> Matrix:
+        taken = [_fenced(warp, name) for name in names]
 
         def matrix() -> Lanes:
-            data = warp.block.shared.load_async(where.reshape(-1), "a product reads")
-            return data.view(dtype).reshape(len(where), -1)
+            out = np.empty((_ROWS, depth), dtype)
+            for name, numbers, (row, column) in zip(names, taken, places, strict=True):
+                if warp.registers.get(name) is not numbers:
+                    raise Hazard(f"register {name} is written while a product reads it")
+                pair = numbers.view(dtype).reshape(WARP, 2)
+                for i in range(2):
+                    out[_FRAGMENT_ROW + row, _FRAGMENT_COLUMN + column + i] = pair[:, i]
+            return out
 
         return matrix
 
     return start
 
 
-def _in_registers(source: Source, operand: str, depth: int, dtype: np.dtype) -> Operand:
-    """A of 16 bits: four registers of two numbers, of rows r and r + 8, inputs i and i + 8."""
-    readers = [reader(source, each, "b32") for each in elements(operand)]
-    places = ((0, 0), (_ATOM, 0), (0, _ATOM), (_ATOM, _ATOM))
-
-    def matrix(warp: Warp) -> Lanes:
-        out = np.empty((_ROWS, depth), dtype)
-        for read, (row, column) in zip(readers, places, strict=True):
-            pair = read(warp).view(dtype).reshape(WARP, 2)
-            for i in range(2):
-                out[_FRAGMENT_ROW + row, _FRAGMENT_COLUMN + column + i] = pair[:, i]
-        return out
-
-    return lambda warp: lambda: matrix(warp)
+def _fenced(warp: Warp, name: str) -> Lanes:
+    """A register that nobody has written since the last fence."""
+    numbers = register(warp, name)
+    if warp.fenced.get(name) is not numbers:
+        raise Hazard(f"a product takes register {name}, written after the last wgmma.fence")
+    return numbers
 
 
 def _operands(instruction: Instruction, source: Source) -> tuple[Operand, Operand]:
@@ -139,7 +150,7 @@ def _operands(instruction: Instruction, source: Source) -> tuple[Operand, Operan
             return _columns(bits, columns, depth, dtype.itemsize)
         return _rows(bits, 0, columns)
 
-    of_a = _in_registers(source, a, depth, dtype) if is_loaded else _in_shared(source, a, addresses_of_a, dtype)
+    of_a = _in_registers(a, depth, dtype) if is_loaded else _in_shared(source, a, addresses_of_a, dtype)
     return of_a, _in_shared(source, b, addresses_of_b, dtype)
 
 
@@ -147,29 +158,46 @@ def _multiply(instruction: Instruction, source: Source) -> Step:
     shape = _OPCODE.fullmatch(instruction.opcode)
     assert shape is not None, instruction
     of_a, of_b = _operands(instruction, source)
-    type_name, sums = shape[3], elements(instruction.operands[0])
-    read = [reader(source, each, type_name) for each in sums]
-    write = [writer(source, each) for each in sums]
+    dtype, names = TYPES[shape[3]], elements(instruction.operands[0])
     is_added = reader(source, instruction.operands[3], "pred")
 
     def step(warp: Warp) -> None:
         if not is_added(warp).all():
             raise NotModelled(f"{instruction}: sums that begin with zero")
-
+        _take(warp, names)
         a, b = of_a(warp), of_b(warp)
 
         def multiply() -> None:
-            product = a().astype(TYPES[type_name]) @ b().astype(TYPES[type_name]).T
-            for i, (read_sum, write_sum) in enumerate(zip(read, write, strict=True)):
+            product = a().astype(dtype) @ b().astype(dtype).T
+            for i, name in enumerate(names):
                 rows = _FRAGMENT_ROW + i // 2 % 2 * _ATOM
                 columns = i // 4 * _ATOM + _FRAGMENT_COLUMN + i % 2
-                write_sum(warp, read_sum(warp) + product[rows, columns])
+                total = warp.sums[name].view(dtype) + product[rows, columns]
+                warp.sums[name] = total.view(np.uint32)
 
-        warp.products.started.append(Task(multiply))
+        warp.products.started.append(Task(multiply, names))
         if warp.block.chance.random() < warp.block.schedule.products:
-            warp.products.finish()
+            for task in warp.products.not_waited_for:
+                task.finish()
 
     return step
+
+
+def _take(warp: Warp, names: Sequence[str]) -> None:
+    """Sums leave the registers, unless they belong to products already."""
+    for name in names:
+        if name not in warp.sums:
+            warp.sums[name] = _fenced(warp, name)
+            del warp.registers[name]
+
+
+def _give_back(warp: Warp) -> None:
+    """The sums of products that were waited for; other products may follow without a fence."""
+    pending = {name for task in warp.products.not_waited_for for name in task.registers}
+    for name in warp.sums.keys() - pending:
+        if name in warp.registers:
+            raise Hazard(f"register {name} is written while a product adds to it")
+        warp.registers[name] = warp.fenced[name] = warp.sums.pop(name)
 
 
 def _commit(instruction: Instruction, source: Source) -> Step:
@@ -181,17 +209,21 @@ def _wait(instruction: Instruction, source: Source) -> Step:
 
     def step(warp: Warp) -> None:
         warp.products.wait(int(num_left))
+        _give_back(warp)
         warp.pause()
 
     return step
 
 
-def _nothing(instruction: Instruction, source: Source) -> Step:
-    return lambda warp: None
+def _fence(instruction: Instruction, source: Source) -> Step:
+    def step(warp: Warp) -> None:
+        warp.fenced = dict(warp.registers)
+
+    return step
 
 
 TABLE: dict[str, Decoder] = {
-    "wgmma.fence.sync.aligned": _nothing,
+    "wgmma.fence.sync.aligned": _fence,
     "wgmma.commit_group.sync.aligned": _commit,
     "wgmma.wait_group.sync.aligned": _wait,
     **{

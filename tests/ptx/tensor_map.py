@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tests.ptx.memory import Addresses, Array, Bytes, Hazard, NotModelled, SharedMemory, swizzled
+from tests.ptx.memory import Addresses, Array, Bytes, Hazard, NotModelled, swizzled
 
 _MOST_DIMENSIONS, _LARGEST_BOX, _ALIGNMENT, _SHARED_ALIGNMENT, _LARGEST_STRIDE = 5, 256, 16, 128, 1 << 40
 _SWIZZLES = (32, 64, 128)
@@ -60,20 +60,25 @@ class TensorMap:
         """Of a box."""
         return int(np.prod(self.box)) * self.itemsize
 
-    def load(self, place: Sequence[int], shared: SharedMemory, address: int) -> None:
-        """Copy the box that begins at `place` into shared memory."""
+    def read(self, place: Sequence[int]) -> Bytes:
+        """The box that begins at `place`."""
         bytes_of, is_inside = self._bytes_of_box(place)
         data: Bytes = np.zeros(bytes_of.shape, np.uint8)
         data[is_inside] = self.array.data[bytes_of[is_inside]]
-        shared.store_async(self._shared_addresses(address), data.reshape(-1))
+        return data.reshape(-1)
 
-    def store(self, place: Sequence[int], shared: SharedMemory, address: int) -> None:
-        """Copy a box out of shared memory."""
+    def write(self, place: Sequence[int], data: Bytes) -> None:
+        """The whole box."""
         bytes_of, is_inside = self._bytes_of_box(place)
         if not is_inside.all():
             raise Hazard(f"a bulk copy writes over the border: {list(place)} of {self}")
-        data = shared.load_async(self._shared_addresses(address), "a bulk copy reads")
         self.array.write(bytes_of.reshape(-1), data)
+
+    def shared_addresses(self, address: int) -> Addresses:
+        """Of the bytes of a box that lies in shared memory."""
+        if address % _SHARED_ALIGNMENT:
+            raise Hazard(f"a bulk copy's shared memory is not aligned to {_SHARED_ALIGNMENT} bytes: {address}")
+        return swizzled(address + np.arange(self.num_bytes), self.swizzle)
 
     def _bytes_of_box(self, place: Sequence[int]) -> tuple[Addresses, npt.NDArray[np.bool_]]:
         """Of each number of the box: its bytes in the array, and whether it lies in the tensor."""
@@ -89,11 +94,6 @@ class TensorMap:
             is_inside &= (along >= 0) & (along < size)
         first_bytes = self.start + numbers.reshape(-1, 1) * self.itemsize
         return first_bytes + np.arange(self.itemsize), is_inside.reshape(-1)
-
-    def _shared_addresses(self, address: int) -> Addresses:
-        if address % _SHARED_ALIGNMENT:
-            raise Hazard(f"a bulk copy's shared memory is not aligned to {_SHARED_ALIGNMENT} bytes: {address}")
-        return swizzled(address + np.arange(self.num_bytes), self.swizzle)
 
 
 def packed(sizes: Sequence[int]) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ NUM_PROGRAMS = 3
 _DEVICE = "h200"
 _LEAST_SPLIT, _SPLITS_PER_ROW = 64, 3
 DECODE = [CASES[i] for i in (1, 3, 5, 6, 8, 9)]
-"""Both types, both narrow pools, a window, a softcap, sinks; page sizes and head dimensions of all kinds."""
+"""Both types, both narrow pools, a window, a softcap, sinks; head dimensions from 64 to 256, pages of 16 to 128 tokens."""
 PREFILL = [CASES[i] for i in (13, 15, 17, 18, 19)]
 """The same."""
 

@@ -61,12 +61,12 @@ def _run(
     maps: Mapping[int, TensorMap] | None = None,
     memory: GlobalMemory | None = None,
 ) -> Bytes:
-    """The bytes of the result of one block that is given an operand."""
+    """The bytes of the result of one block that is given an operand; copies and products are done late."""
     memory = memory or GlobalMemory([operand.view(np.uint8).copy()], [result_size])
     parameters = {"operand": memory.arrays[0].base, "result": memory.arrays[-1].base}
     launch = Launch(1, num_threads, SHARED_BYTES, parameters, maps or {})
     source = parse(f"{HEADER}{body}\n\tret;\n}}\n")
-    run_grid(decode(source), launch, memory, Schedule(seed=0, copies=0.3, products=0.0))
+    run_grid(decode(source), launch, memory, Schedule(seed=0, copies=0.0, products=0.0))
     return memory.arrays[-1].data
 
 
@@ -175,7 +175,7 @@ def test_boxes_are_swizzled_and_zero_behind_the_border(swizzle: int) -> None:
     data = np.arange(rows * 64, dtype=np.int16).reshape(rows, 64)
     shared = SharedMemory(SHARED_BYTES)
     box = TensorMap(_array(data), 0, 2, (rows, 64), (64, 1), (8, columns), swizzle)
-    box.load((16, 0), shared, SHARED_BASE)
+    shared.reserve(box.shared_addresses(SHARED_BASE), "a copy")(box.read((16, 0)))
     wanted = np.zeros((8, columns), np.int16)
     wanted[:4] = data[16:, :columns]
     found = shared.load(SHARED_BASE + 2 * np.arange(8 * columns), 2).view(np.int16).reshape(-1, 8)
@@ -194,6 +194,7 @@ def test_maps_that_the_driver_would_refuse_are_hazards(
         TensorMap(_array(np.zeros((20, 64), np.int16)), 0, 2, (20, 64), strides, box, swizzle)
 
 
+FENCE, FINISH = "wgmma.fence.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"
 PRODUCT = """
 	@%p1 mbarrier.init.shared::cta.b64 [__dynamic_shmem__0], 1;
 	bar.sync 0;
@@ -224,7 +225,8 @@ def _descriptor(start: int) -> int:
     return start >> 4 | 1 << 16 | 1024 >> 4 << 32 | 1 << 62
 
 
-def test_a_product_of_copied_tiles_is_the_one_of_its_operands() -> None:
+def _multiply(body: str) -> tuple[np.ndarray, np.ndarray]:
+    """What a program makes of two tiles, and the product of their first inputs."""
     random = np.random.default_rng(0)
     a, b = (random.standard_normal((rows, 64)).astype(ml_dtypes.bfloat16) for rows in (64, 8))
     memory = GlobalMemory([a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8)], [64 * 8 * 4])
@@ -232,11 +234,41 @@ def test_a_product_of_copied_tiles_is_the_one_of_its_operands() -> None:
         PARAMETER_BASE + 128 * i: TensorMap(memory.arrays[i], 0, 2, (rows, 64), (64, 1), (rows, 64), 128)
         for i, rows in enumerate((64, 8))
     }
-    body = PRODUCT.replace("WAIT", WAIT)
+    body = body.replace("WAIT", WAIT)
     for name, start in (("A", SHARED_BASE + 1024), ("B", SHARED_BASE + 9216)):
         body = body.replace(f"DESCRIPTOR_{name}", str(_descriptor(start)))
     made = _run(body, a, 0, num_threads=128, maps=maps, memory=memory).view(np.float32).reshape(4, 8, 4, 2, 2)
     # Of a warp: row of eight, pair of columns, upper or lower eight rows, column of the pair.
     found = made.transpose(0, 3, 1, 2, 4).reshape(64, 8)
-    wanted = a[:, :16].astype(np.float32) @ b[:, :16].astype(np.float32).T
+    return found, a[:, :16].astype(np.float32) @ b[:, :16].astype(np.float32).T
+
+
+def test_a_product_of_copied_tiles_is_the_one_of_its_operands() -> None:
+    found, wanted = _multiply(PRODUCT)
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("WAIT", "", "a product reads shared memory that a copy is to write"),
+        ("WAIT", "ld.shared.b32 %r8, [%r3]; WAIT", "threads read shared memory that a copy is to write"),
+        (
+            "WAIT",
+            "bar.sync 0; st.shared.b32 [%r3], %r2; WAIT",
+            "threads write shared memory that a copy or a product still uses",
+        ),
+        (FENCE, "", "written after the last wgmma.fence"),
+        (FENCE, f"{FENCE} mov.b32 %r9, 0;", "written after the last wgmma.fence"),
+        (FINISH, "", "while a product adds to it"),
+        (FINISH, f"mov.b32 %r9, 0; {FINISH}", "is written while a product adds to it"),
+        (FINISH, f"bar.sync 0; st.shared.b32 [%r3], %r2; {FINISH}", "threads write shared memory that"),
+        ("9216;\n", "9217;\n", "deadlock"),
+        ("9216;\n", "1024;\n", "a product reads shared memory that a copy is to write"),
+    ],
+)
+def test_hazards_of_copies_and_products_are_found(old: str, new: str, problem: str) -> None:
+    body = PRODUCT.replace(old, new, 1)
+    assert body != PRODUCT
+    with pytest.raises(Hazard, match=problem):
+        _multiply(body)

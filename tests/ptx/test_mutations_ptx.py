@@ -100,7 +100,13 @@ def test_the_kernel_as_it_is_makes_the_same_in_any_order(mutants: Mutants) -> No
 
 @pytest.mark.parametrize(
     "opcode",
-    ["fence.proxy.async", "mbarrier.arrive.release", "mbarrier.arrive.expect_tx", "cp.async.bulk.tensor.4d.shared"],
+    [
+        "fence.proxy.async",
+        "wgmma.fence",
+        "mbarrier.arrive.release",
+        "mbarrier.arrive.expect_tx",
+        "cp.async.bulk.tensor.4d.shared",
+    ],
 )
 def test_any_single_one_that_is_missing_is_caught(mutants: Mutants, opcode: str) -> None:
     for missing in mutants.of(opcode):
