@@ -163,7 +163,7 @@ environments:
 dependencies: $(STAMPS)/$(DEVICE) $(STAMPS)/dev $(STAMPS)/model
 
 # Compiling for an accelerator takes its compiler and a description of the device, not the device.
-kernels-check: ## kernels under interpreters, and by the compilers of GPUs and TPUs; needs no accelerator
+kernels-check: ## kernels under interpreters and an emulator, and by the compilers of GPUs and TPUs; needs no accelerator
 	@newest="$$(.ci/second-python new)"; \
 	if [ -z "$$newest" ]; then \
 		echo "== no Python >= 3.12 found: NO KERNEL WAS CHECKED"; \

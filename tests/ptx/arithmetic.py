@@ -2,7 +2,7 @@
 
 Modelled, from the PTX ISA ("Integer Arithmetic Instructions" to "Data Movement and Conversion Instructions"): results as
 they are defined there, rounded to nearest. Not modelled: the errors of approximations (`ex2.approx`, `tanh.approx`,
-`div.full` are as exact as numpy's), the second rounding that `fma` does not have (it is computed in float64), subnormal
+`div.full` are as exact as numpy's), the last bit of `fma` (it is computed in float64, which is then rounded), subnormal
 numbers that `.ftz` makes zero.
 """
 
@@ -184,9 +184,8 @@ _COMPARISONS: dict[str, Function] = {
     "gt": np.greater,
     "ge": np.greater_equal,
 }
-_CONVERSIONS = (
-    "f32.bf16 f32.f16 rn.f16.s16 s16.s8 s64.s32 s8.s32 u16.u32 u32.u16 u32.u64 u64.u32 rn.f32.s32 s32.s8 u32.u8"
-).split()
+_CONVERSIONS = ("f32.bf16", "f32.f16", "rn.f16.s16", "rn.f16.s32", "rn.f32.s32")
+"""Beside those of integers to integers."""
 
 
 def _comparisons() -> dict[str, Decoder]:
@@ -205,7 +204,8 @@ def _comparisons() -> dict[str, Decoder]:
 
 def _conversions() -> dict[str, Decoder]:
     table = {}
-    for name in _CONVERSIONS:
+    integers = [f"{kind}{bits}" for kind in "su" for bits in (8, 16, 32, 64)]
+    for name in (*_CONVERSIONS, *(f"{to}.{origin}" for to in integers for origin in integers)):
         to, origin = name.split(".")[-2:]
         table[f"cvt.{name}"] = _each(_identity, to, origin)
     for wide, dtype in (("bf16x2", TYPES["bf16"]), ("f16x2", TYPES["f16"])):

@@ -2,7 +2,7 @@
 
 Mosaic GPU makes a function for the host beside the kernel. It is executed here as the compiler's log shows it before its
 last pass, when it consists of a few of LLVM's operations: constants, structures, pointers, and calls of two functions of
-the runtime. So nothing about the launch is taken from anywhere else, and nothing in jax is replaced.
+the runtime. So the launch is the compiled one, and no private function of jax is looked into.
 
 Pointers are pairs of an object and a place in it, in whatever the object consists of.
 """
@@ -70,7 +70,7 @@ class Host:
         grid, block = self.launched[1:4], self.launched[7:10]
         if grid[1:] != [1, 1] or block[1:] != [1, 1]:
             raise NotModelled(f"a grid of {grid} blocks of {block} threads")
-        values, first_map = {}, min(self.tensor_maps, key=lambda pointer: pointer.place)
+        values, first_map = {}, min(self.tensor_maps, key=lambda pointer: pointer.place, default=None)
         for i, name in enumerate(parameters):
             argument = self._load(self._load(Pointer(self.launched[_PARAMETERS].of, i)), otherwise=first_map)
             is_array = argument.of.startswith("array ")

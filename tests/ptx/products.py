@@ -5,8 +5,9 @@ and Shared Memory Matrix Layouts", "Matrix Descriptor Format"): operands of the 
 shared memory, both majors of B for 16 bits, A in registers for 16 bits. Until a product is waited for, nobody may read
 or write its sums, nor write its operands. Registers that threads wrote want a `wgmma.fence` before a product takes them.
 
-Not modelled: a zero for `scale-d`, unswizzled operands and a transposed A (refused), threads that only read registers
-between products, how the hardware rounds its sums (here: float32), and the few bits that it keeps of sums of e4m3.
+Not modelled: a zero for `scale-d`, unswizzled operands and a transposed A (refused), that a warpgroup's four warps start
+the same product, threads that only read registers between products, how the hardware rounds its sums (here: float32),
+and the few bits that it keeps of sums of e4m3.
 """
 
 from __future__ import annotations
