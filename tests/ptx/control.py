@@ -63,7 +63,9 @@ def _make_barrier(instruction: Instruction, source: Source) -> Step:
 
     def step(warp: Warp) -> None:
         if is_active(warp).any():
-            warp.block.barriers[same(address_of(warp))] = TransactionBarrier(same(read_count(warp)))
+            where = same(address_of(warp))
+            warp.block.shared.give_to_barrier(where)
+            warp.block.barriers[where] = TransactionBarrier(same(read_count(warp)))
 
     return step
 

@@ -7,7 +7,8 @@ Modelled, from the PTX ISA ("State Spaces", "Memory Consistency Model: Proxies",
 - results are written once, operands never;
 - bytes of shared memory that threads wrote may be touched by bulk copies and products only after a fence of the
   writing thread (here: warp) between the generic and the async proxy;
-- what a copy or a product is to read later nobody writes before it has, and what a copy is to write nobody uses.
+- what a copy or a product is to read later nobody writes before it has, and what a copy is to write nobody uses;
+- nobody touches the memory of a barrier.
 
 Not modelled: caches, the order in which threads see each other's plain writes, banks of shared memory, and reads by
 threads of what a bulk copy overwrites (no fence is asked for there).
@@ -30,7 +31,7 @@ _GUARD = 1 << 16
 SHARED_BASE = 1024
 """Address of a block's shared memory: a multiple of what the widest swizzle repeats after, and not zero."""
 _UNWRITTEN = 0xFF
-_WIDEST_ACCESS = 16
+_WIDEST_ACCESS, _BARRIER_BYTES = 16, 8
 
 
 class Hazard(Exception):
@@ -114,6 +115,7 @@ class SharedMemory:
         self._num_readers = np.zeros(size, np.uint16)
         self._is_awaited = np.zeros(size, np.bool_)
         """Copies and products that are to read a byte, and whether a copy is to write it."""
+        self._is_barrier = np.zeros(size, np.bool_)
 
     def load(self, addresses: Addresses, size: int) -> Bytes:
         """By threads: `size` bytes at each address."""
@@ -131,6 +133,12 @@ class SharedMemory:
         self._check_unused(places, "threads write")
         self._data[places] = data
         self._unfenced_by[places] = warp + 1
+
+    def give_to_barrier(self, address: int) -> None:
+        """From now on nobody else may use it."""
+        places = self._places(address + np.arange(_BARRIER_BYTES))
+        self._check_unused(places, "a barrier takes")
+        self._is_barrier[places] = True
 
     def fence(self, warp: int) -> None:
         """What the warp has written may be seen by bulk copies and products."""
@@ -175,4 +183,6 @@ class SharedMemory:
         places = addresses - SHARED_BASE
         if places.min() < 0 or places.max() >= len(self._data):
             raise Hazard(f"shared memory is accessed out of bounds: {places.min()} to {places.max()}")
+        if self._is_barrier[places].any():
+            raise Hazard("the memory of a barrier is accessed")
         return places

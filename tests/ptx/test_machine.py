@@ -139,6 +139,8 @@ def test_what_is_not_known_is_refused(body: str) -> None:
         (f"{BARRIER.format(33)} {ARRIVE} {WAIT}", "deadlock"),
         (f"{BARRIER.format(33)} {ARRIVE}", "ended in a phase"),
         (f"{BARRIER.format(16)} {ARRIVE}", "more arrivals than it counts"),
+        (f"{BARRIER.format(32)} ld.shared.b32 %r2, [__dynamic_shmem__0+4];", "the memory of a barrier"),
+        (f"{BARRIER.format(32)} {BARRIER.format(32)}", "the memory of a barrier"),
         ("bar.sync 1, 64;", "deadlock"),
         ("@%p1 cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd3, {0, 0}], [%rd2];", "no tensor map"),
         (f"add.s64 %rd5, %rd2, 0; @%p1 {STORE}", "did not wait for its copies"),
