@@ -62,7 +62,7 @@ def on_own_rows(
     them, and so the result, of which rows come first. Where rows do not divide, every device computes all of them.
     """
     mesh, num_rows = jax.sharding.get_abstract_mesh(), len(logits)
-    if mesh.empty or num_rows % mesh.size:
+    if mesh.empty or mesh.size == 1 or num_rows % mesh.size:
         return on_each_device(compute, [(each, ()) for each in (logits, *by_row, *whole)], (), ())
 
     # All but the logits is whole before and behind: XLA would otherwise split what is far from here by rows, too.
@@ -81,8 +81,6 @@ def on_own_rows(
         together: R = jax.tree.map(lambda part: jax.lax.all_gather(part, MODEL_AXIS, tiled=True), made)
         return together
 
-    if mesh.size == 1:
-        return compute(logits, *by_row, *whole)
     operands = [(logits, (None, "vocab")), (tuple(by_row), ()), (tuple(whole), ())]
     return on_each_device(of_own, operands, (), split_axes)
 
