@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import pytest
 from tests.e2e.http_server import Server, running, until
 from tests.e2e.test_http_lifecycle import LONG, SLOW, is_alive, read_all, start_error
 from tests.e2e.test_http_raw import open_post, read_until
+from tests.processes import freeze, is_pending
 
 pytestmark = pytest.mark.slow
 
@@ -45,16 +47,12 @@ def rest_of(stream: socket.socket) -> bytes:
 
 def connections_of(pid: int, port: int) -> int:
     """Established connections of the server's `port` that process `pid` holds."""
-    inodes = {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.exists() or fd.is_symlink()}
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since
+            inodes.add(os.readlink(descriptor))
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sum(row[1].endswith(f":{port:04X}") and row[3] == "01" and f"socket:[{row[9]}]" in inodes for row in rows)
-
-
-def is_pending(pid: int, number: signal.Signals) -> bool:
-    """Whether this signal waits until process `pid` runs again."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    pending = next(line for line in status.splitlines() if line.startswith("ShdPnd:"))
-    return bool(int(pending.split()[1], 16) >> (number - 1) & 1)
 
 
 def test_processes_share_connections_and_seeds_never_meet() -> None:
@@ -125,7 +123,7 @@ def test_a_busy_process_learns_of_the_second_signal() -> None:
     with running(SLOW, server=TWO) as server:
         busy = children(server)[1]
         streams = open_streams(server, 12)
-        os.kill(busy, signal.SIGSTOP)
+        freeze(busy)
         server.process.send_signal(signal.SIGTERM)
         until(lambda: is_pending(busy, signal.SIGTERM), "the first signal was not passed on")
         server.process.send_signal(signal.SIGTERM)

@@ -34,6 +34,7 @@ from jaxserve.ipc.messages import (
 from jaxserve.ipc.transport import EngineConnection
 from jaxserve.types import RequestId
 from tests.engine.rig import add, prompt
+from tests.processes import freeze
 
 ENDLESS = 60_000
 FAKE = FakeOptions(vocab_size=997, num_blocks=4097, max_model_len=ENDLESS + 100)
@@ -210,7 +211,7 @@ async def test_two_failed_steps_in_a_row_end_the_process_with_1(tmp_path: Path) 
 
 async def test_frozen_engine_is_killed(client: Client) -> None:
     await client.start()
-    os.kill(client.process.pid, signal.SIGSTOP)
+    freeze(client.process.pid)
     assert await client.process.terminate(timeout_s=0.2) == -signal.SIGKILL
 
 

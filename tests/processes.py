@@ -1,0 +1,30 @@
+"""What Linux tells about a process, and stopping one for a test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+STOP_TIMEOUT_S = 20.0
+
+
+def freeze(pid: int) -> None:
+    """Stop process `pid`; returns once it has stopped. Until then it would still take a signal sent after this one."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while status_of(pid, "State") != "T":
+        assert time.monotonic() < deadline, "never stopped"
+        time.sleep(0.001)
+
+
+def is_pending(pid: int, number: signal.Signals) -> bool:
+    """Whether this signal waits until process `pid` runs again."""
+    return bool(int(status_of(pid, "ShdPnd"), 16) >> (number - 1) & 1)
+
+
+def status_of(pid: int, field: str) -> str:
+    """The first word of a field of /proc/PID/status."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(line.split()[1] for line in lines if line.startswith(f"{field}:"))
