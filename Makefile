@@ -22,8 +22,8 @@ MIDDLE_VENV := .venv-jax011
 AOT_VENV := .venv-aot
 CLIENTS_VENV := .venv-clients
 MIDDLE_TESTS := tests/kernels tests/unit/runner tests/unit/sampling tests/engine/test_model_engine.py
-MIDDLE_AOT_TESTS := tests/aot/test_gpu_kernels.py tests/aot/test_gpu_matmul.py tests/aot/test_gpu_experts.py tests/ptx
 JAX_LOCK ?=
+MIDDLE_LOCK := requirements/jax-0.11.lock
 SECOND_TESTS := tests/unit/runner tests/unit/sampling tests/models tests/engine tests/e2e
 # Bytecode of every installed module takes half a minute of a processor; Python makes it for those it imports.
 PIP_INSTALL = -m pip install --require-hashes --no-deps --no-compile
@@ -39,8 +39,8 @@ make_in = flock $(1).lock $(MAKE) --no-print-directory VENV=$(1)
 QUICKLY = JAX_DISABLE_MOST_OPTIMIZATIONS=1
 
 .PHONY: help install serve check test lint format types fast-tests all-tests versions-tests second-python middle-jax \
-	environments dependencies kernels-check aot-tests clients-check clients-tests docs lock docker-check bench-peers \
-	gpu-wheels gpu-check clean
+	environments dependencies kernels-check newest-kernels aot-tests clients-check clients-tests docs lock docker-check \
+	bench-peers gpu-wheels gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,7 +66,7 @@ $(STAMPS)/$(DEVICE): requirements/$(DEVICE).lock requirements/build.lock | $(STA
 	$(BIN)/python $(PIP_INSTALL) -r requirements/build.lock -r requirements/$(DEVICE).lock
 	@touch $@
 
-$(STAMPS)/dev: requirements/dev.lock | $(STAMPS)/venv
+$(STAMPS)/dev: requirements/dev.lock $(JAX_LOCK) | $(STAMPS)/venv
 	@echo "== $(VENV): test and lint tools"
 	$(BIN)/python $(PIP_INSTALL) -r requirements/dev.lock
 	@$(if $(JAX_LOCK),$(BIN)/python $(PIP_INSTALL) -r $(JAX_LOCK))
@@ -144,32 +144,38 @@ middle-jax: install
 		echo "== no Python >= 3.12 found: nothing ran on jax 0.11"; \
 	else \
 		echo "== device tests on $$($$second --version) with jax 0.11"; \
-		$(call make_in,$(MIDDLE_VENV)) PYTHON="$$second" JAX_LOCK=requirements/jax-0.11.lock \
-			TESTS="$(MIDDLE_TESTS)" fast-tests; \
-		echo "== kernels for GPUs, compiled by jax 0.11"; \
-		$(call make_in,$(MIDDLE_VENV)) PYTHON="$$second" JAX_LOCK=requirements/jax-0.11.lock \
-			AOT_TESTS="$(MIDDLE_AOT_TESTS)" aot-tests; \
+		$(call make_in,$(MIDDLE_VENV)) PYTHON="$$second" JAX_LOCK=$(MIDDLE_LOCK) TESTS="$(MIDDLE_TESTS)" fast-tests; \
 	fi
 
 # What the lanes of `.ci/run` install, without jaxserve itself: beside tests that leave a processor idle. A lane that
 # comes to an environment in the making waits for it.
 environments:
 	@second="$$(.ci/second-python $(PYTHON))"; newest="$$(.ci/second-python new)"; set -e; \
-	[ -z "$$newest" ] || $(call make_in,$(MIDDLE_VENV)) PYTHON="$$newest" JAX_LOCK=requirements/jax-0.11.lock dependencies; \
+	[ -z "$$newest" ] || $(call make_in,$(MIDDLE_VENV)) PYTHON="$$newest" JAX_LOCK=$(MIDDLE_LOCK) dependencies; \
 	[ -z "$$second" ] || $(call make_in,$(SECOND_VENV)) PYTHON="$$second" dependencies; \
 	[ -z "$$newest" ] || $(call make_in,$(AOT_VENV)) PYTHON="$$newest" $(AOT_VENV)/.stamps/dev $(AOT_VENV)/.stamps/aot; \
 	$(call make_in,$(CLIENTS_VENV)) $(CLIENTS_VENV)/.stamps/clients $(CLIENTS_VENV)/.stamps/node
 
 dependencies: $(STAMPS)/$(DEVICE) $(STAMPS)/dev $(STAMPS)/model
 
-# Compiling for an accelerator takes its compiler and a description of the device, not the device.
+# Compiling for an accelerator takes its compiler and a description of the device, not the device. On jax 0.11, where all
+# kernels work; the locks have the newest, whose compilers are asked for the same.
 kernels-check: ## kernels under interpreters and an emulator, and by the compilers of GPUs and TPUs; needs no accelerator
 	@newest="$$(.ci/second-python new)"; \
 	if [ -z "$$newest" ]; then \
 		echo "== no Python >= 3.12 found: NO KERNEL WAS CHECKED"; \
 	else \
+		echo "== kernels and step programs for accelerators, on $$($$newest --version) and jax 0.11"; \
+		$(call make_in,$(MIDDLE_VENV)) PYTHON="$$newest" JAX_LOCK=$(MIDDLE_LOCK) aot-tests; \
+	fi
+
+newest-kernels: ## the same compilers with the newest jax, and its detector of races in kernels for TPUs
+	@newest="$$(.ci/second-python new)"; \
+	if [ -z "$$newest" ]; then \
+		echo "== no Python >= 3.12 found: NO KERNEL WAS COMPILED BY THE NEWEST JAX"; \
+	else \
 		echo "== kernels and step programs for accelerators, on $$($$newest --version) and its jax"; \
-		$(call make_in,$(AOT_VENV)) PYTHON="$$newest" aot-tests; \
+		$(call make_in,$(AOT_VENV)) PYTHON="$$newest" AOT_TESTS="tests/aot tests/kernels/tpu" aot-tests; \
 	fi
 
 # The reference itself is held to its cases by `make test`.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 STOP_TIMEOUT_S = 20.0
@@ -17,6 +19,16 @@ def freeze(pid: int) -> None:
     while status_of(pid, "State") != "T":
         assert time.monotonic() < deadline, "never stopped"
         time.sleep(0.001)
+
+
+@contextlib.contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """Process `pid` does nothing inside the block."""
+    freeze(pid)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def is_pending(pid: int, number: signal.Signals) -> bool:

@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.http_server import Server, running, until
 from tests.e2e.test_http_lifecycle import LONG, SLOW, is_alive, read_all, start_error
 from tests.e2e.test_http_raw import open_post, read_until
-from tests.processes import freeze, is_pending
+from tests.processes import frozen, is_pending
 
 pytestmark = pytest.mark.slow
 
@@ -123,12 +123,11 @@ def test_a_busy_process_learns_of_the_second_signal() -> None:
     with running(SLOW, server=TWO) as server:
         busy = children(server)[1]
         streams = open_streams(server, 12)
-        freeze(busy)
-        server.process.send_signal(signal.SIGTERM)
-        until(lambda: is_pending(busy, signal.SIGTERM), "the first signal was not passed on")
-        server.process.send_signal(signal.SIGTERM)
-        until(lambda: connections_of(server.process.pid, server.port) == 0, "never ended its own streams")
-        os.kill(busy, signal.SIGCONT)
+        with frozen(busy):
+            server.process.send_signal(signal.SIGTERM)
+            until(lambda: is_pending(busy, signal.SIGTERM), "the first signal was not passed on")
+            server.process.send_signal(signal.SIGTERM)
+            until(lambda: connections_of(server.process.pid, server.port) == 0, "never ended its own streams")
         for stream in streams:
             assert b'"error"' in rest_of(stream)
         assert server.process.wait(30) == 0
