@@ -176,6 +176,7 @@ def test_a_background_response_is_cancelled(client: openai.OpenAI, server: Serve
         assert client.responses.cancel(response.id).status == "cancelled"
 
 
+@pytest.mark.slow
 def test_any_api_process_answers_for_the_responses_of_all() -> None:
     with running({"vocab_size": 389, "num_blocks": 256}, server={"api_processes": 3}) as server:
 

@@ -128,6 +128,7 @@ async def test_engine_becomes_ready_serves_aborts_and_stops_on_sigterm(client: C
     assert not private_path(client.spec.address).exists()
 
 
+@pytest.mark.slow
 async def test_idle_engine_beats_and_rests(client: Client) -> None:
     await client.start()
     assert isinstance(await client.connection.receive(), Heartbeat)

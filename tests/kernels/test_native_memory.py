@@ -48,6 +48,7 @@ print(made, resident_bytes() - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_comes_when_it_is_provided_and_not_before() -> None:
     command = [sys.executable, "-c", MEASURED]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout

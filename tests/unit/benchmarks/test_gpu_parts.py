@@ -88,6 +88,7 @@ def test_part_that_raises_leaves_its_records_and_one_line(tmp_path: Path) -> Non
     assert "Traceback" in (tmp_path / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_part_that_hangs_is_killed_and_leaves_its_records(tmp_path: Path) -> None:
     """It would hang for ever; the limit leaves a loaded machine time to start it."""
     outcome = run_stub(tmp_path, HANGS, limit_s=3.0)

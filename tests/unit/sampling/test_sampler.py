@@ -92,14 +92,15 @@ def test_searches_of_thresholds_are_exact_at_any_number_of_bits_a_pass(bits: int
     np.testing.assert_array_equal(found, [np.sort(row)[-n] for row, n in zip(keys, count, strict=True)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "params",
     [
-        pytest.param(SamplingParams(), marks=pytest.mark.slow),
-        pytest.param(SamplingParams(temperature=0.7), marks=pytest.mark.slow),
-        pytest.param(SamplingParams(top_k=8), marks=pytest.mark.slow),
-        pytest.param(SamplingParams(top_p=0.6), marks=pytest.mark.slow),
-        pytest.param(SamplingParams(min_p=0.2), marks=pytest.mark.slow),
+        SamplingParams(),
+        SamplingParams(temperature=0.7),
+        SamplingParams(top_k=8),
+        SamplingParams(top_p=0.6),
+        SamplingParams(min_p=0.2),
         SamplingParams(temperature=1.5, top_k=100, top_p=0.9),
     ],
     ids=repr,
