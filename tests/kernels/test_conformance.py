@@ -9,7 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxserve_kernels.paged_attention import decode_attention, gpu, mixed_attention, ragged_layout
-from jaxserve_kernels.paged_attention.cases import CASES, LAYER, TOLERANCES, Case, Operands, expected, operands
+from jaxserve_kernels.paged_attention.cases import (
+    CASES,
+    LAYER,
+    TOLERANCES,
+    Case,
+    Operands,
+    expected,
+    long_row,
+    operands,
+)
 
 from tests.kernels.gpu_interpreter import gpu_interpreter
 
@@ -50,6 +59,12 @@ def test_the_reference_equals_dense_softmax(case: Case) -> None:
 @CASES_BY_SPEED
 def test_the_kernels_for_hopper_equal_dense_softmax_without_a_race(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     _check(case, operands(case), _by_kernels(case, operands(case), monkeypatch))
+
+
+@pytest.mark.slow
+def test_a_row_of_131072_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, given = long_row(1, 131072)
+    _check(case, given, _by_kernels(case, given, monkeypatch))
 
 
 @pytest.mark.slow

@@ -19,7 +19,16 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 from jaxserve_kernels.kv_write import KVScales
 from jaxserve_kernels.paged_attention import Paging, pool_head_dim, ragged_layout, write_and_attend
-from jaxserve_kernels.paged_attention.cases import CASES, LAYER, TOLERANCES, Case, Operands, expected, operands
+from jaxserve_kernels.paged_attention.cases import (
+    CASES,
+    LAYER,
+    TOLERANCES,
+    Case,
+    Operands,
+    expected,
+    long_row,
+    operands,
+)
 from jaxserve_kernels.paged_attention.tpu import fused
 from jaxserve_kernels.paged_attention.tpu.plan import BlockSizes, Chip, Plan, Shape, chunk_plan, decode_plan
 from jaxserve_kernels.paged_attention.tpu.stream import IDS_PER_LINE
@@ -94,9 +103,16 @@ def tiny_chip(case: Case, num_cores: int, pages_per_block: int) -> Chip:
     return Chip(BlockSizes(pages_per_block * page, pages_per_block * case.page_size, 32), num_cores, 16 << 20)
 
 
-def check(case: Case, monkeypatch: pytest.MonkeyPatch, *, num_cores: int = 1, pages_per_block: int = 4) -> None:
+def check(
+    case: Case,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    given: Operands | None = None,
+    num_cores: int = 1,
+    pages_per_block: int = 4,
+) -> None:
     monkeypatch.setattr(fused, "this_chip", lambda: tiny_chip(case, num_cores, pages_per_block))
-    given = operands(case)
+    given = given or operands(case)
     step = make_step(case, given)
     is_scaled = case.kv_dtype is not None
     new = [x.astype(np.float32) * (SCALE if is_scaled else 1) for x in (step.k, step.v)]
@@ -135,6 +151,18 @@ def test_two_cores_share_the_heads(case: Case, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 def test_a_page_table_of_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     check(Case((1, 1, 1), (2300, 30, 2049), num_heads=1, num_kv_heads=1), monkeypatch, pages_per_block=32)
+
+
+@pytest.mark.slow
+def test_a_row_of_131072_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, given = long_row(1, 131072)
+    check(case, monkeypatch, given=given, pages_per_block=64)
+
+
+@pytest.mark.slow
+def test_a_chunk_of_a_row_of_131072_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, given = long_row(9, 131072)
+    check(case, monkeypatch, given=given, pages_per_block=64)
 
 
 def test_blocks_shrink_until_they_fit_into_vmem() -> None:
