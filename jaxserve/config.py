@@ -204,6 +204,9 @@ class ServerConfig:
     )
     log_level: LogLevel = option("info", help="least severe records to log")
     log_format: LogFormat = option("text", help="of what a server prints; json: an object in each line")
+    profile_dir: str | None = option(
+        None, help="where /start_profile and /stop_profile write profiles (default: nowhere)"
+    )
     uds_dir: str | None = option(None, help="directory for the IPC sockets (default: a private one under /tmp)")
 
 

@@ -23,16 +23,18 @@ from typing import Final
 
 from jaxserve.engine.meter import StepMeter
 from jaxserve.engine.protocol import Plan, Result, StepExecutor, StepScheduler, StepUnderWay
-from jaxserve.errors import InternalError, UnavailableError
+from jaxserve.errors import InternalError, RequestError, UnavailableError
+from jaxserve.executor.profiler import Profiler
 from jaxserve.ipc.messages import (
     Abort,
     AddRequest,
+    Command,
     EngineStats,
     Heartbeat,
     Hello,
+    Order,
     RequestFault,
     RequestOutput,
-    ResetPrefixCache,
     StepOutputs,
     ToEngine,
 )
@@ -90,11 +92,13 @@ class EngineCore:
         executor: StepExecutor,
         *,
         depth: int = 1,
+        profiler: Profiler | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._depth = depth
+        self._profiler = profiler or Profiler(None)
         self._clock = clock
         self._meter = StepMeter()
         self._num_failures = 0
@@ -121,11 +125,26 @@ class EngineCore:
                 return self._add(message)
             case Abort():
                 return self._scheduler.abort(message.request_ids)
-            case ResetPrefixCache():
-                self._scheduler.reset_prefix_cache()
-            case Hello():
-                pass  # the loop introduces us
+            case Hello() | Command():
+                pass  # the loop introduces us, and tells what came of `obey`
         return []
+
+    def obey(self, order: Order) -> RequestFault | None:
+        """Do what whoever runs the server asks; returns why it was not done."""
+        try:
+            match order:
+                case "reset_prefix_cache":
+                    self._scheduler.reset_prefix_cache()
+                case "start_profile":
+                    self._profiler.start()
+                case "stop_profile":
+                    self._profiler.stop()
+        except RequestError as error:
+            return fault_of(error)
+        except Exception:
+            _log.exception("%s failed", order)
+            return STEP_FAULT
+        return None
 
     def patience_s(self) -> float:
         """How long to listen for messages before `step` is due: its plan may still take in who comes until then."""

@@ -15,7 +15,18 @@ from typing import Final
 from jaxserve.engine.core import STEP_FAULT, STOP_FAULT, EngineCore, refused
 from jaxserve.errors import InvalidRequestError
 from jaxserve.ipc.codec import ProtocolError
-from jaxserve.ipc.messages import Abort, AddRequest, Hello, ModelFacts, Ready, RequestOutput, StepOutputs, ToEngine
+from jaxserve.ipc.messages import (
+    Abort,
+    AddRequest,
+    Command,
+    CommandDone,
+    Hello,
+    ModelFacts,
+    Ready,
+    RequestOutput,
+    StepOutputs,
+    ToEngine,
+)
 from jaxserve.ipc.transport import ClientId, EngineSocket
 from jaxserve.scheduler.admission import fault_of
 from jaxserve.types import RequestId
@@ -83,10 +94,11 @@ class EngineLoop:
             case Abort():
                 own = [request_id for request_id in message.request_ids if self._socket.owner(request_id) == client]
                 self._answer(self._core.handle(Abort(own)))
+            case Command():
+                done = CommandDone(message.command_id, self._core.obey(message.order))
+                self._abandon(self._socket.send(client, done))
             case ProtocolError():
                 self._reject(client, message)
-            case _:
-                self._answer(self._core.handle(message))
 
     def _reject(self, client: ClientId, error: ProtocolError) -> None:
         _log.error("ignored a frame: %s", error)

@@ -30,6 +30,7 @@ from jaxserve.engine.startup import start_executor
 from jaxserve.errors import StartupError
 from jaxserve.executor.fake import FakeExecutor
 from jaxserve.executor.fake_embedding import FakeEmbeddingExecutor
+from jaxserve.executor.profiler import Profiler
 from jaxserve.executor.protocol import EmbeddingExecutor, Executor, Progress
 from jaxserve.executor.task import resolve_task
 from jaxserve.ipc.address import discard_address
@@ -119,10 +120,10 @@ def build_executor(
 def build_core(spec: EngineSpec, executor: Executor | EmbeddingExecutor) -> EngineCore:
     """The scheduler that goes with the executor, with pages and grammars if it generates."""
     facts, config = executor.facts, spec.config
-    depth = int(config.scheduler.overlap)
+    depth, profiler = int(config.scheduler.overlap), Profiler(config.server.profile_dir)
     if executor.task == "embed":
         texts = EmbedScheduler(config.scheduler, executor.buckets, facts.max_model_len, facts.vocab_size)
-        return EngineCore(texts, executor, depth=depth)
+        return EngineCore(texts, executor, depth=depth, profiler=profiler)
     kv = KVManager(
         facts.num_kv_blocks,
         facts.block_size,
@@ -138,7 +139,7 @@ def build_core(spec: EngineSpec, executor: Executor | EmbeddingExecutor) -> Engi
         facts.vocab_size,
         grammars=GrammarMasks(partial(load_ll_tokenizer, Path(spec.model_path)), facts.vocab_size, config.structured),
     )
-    return EngineCore(scheduler, executor, depth=depth)
+    return EngineCore(scheduler, executor, depth=depth, profiler=profiler)
 
 
 def watch_stdin(address: str) -> None:

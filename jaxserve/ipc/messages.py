@@ -1,7 +1,7 @@
 """Every type that crosses the process boundary. Plain data, MessagePack, never pickle.
 
-API -> engine: `Hello`, `AddRequest`, `Abort`, `ResetPrefixCache`.
-Engine -> API: `StartupProgress`, `Ready`, `StartupFailed`, `StepOutputs`, `Heartbeat`.
+API -> engine: `Hello`, `AddRequest`, `Abort`, `Command`.
+Engine -> API: `StartupProgress`, `Ready`, `StartupFailed`, `StepOutputs`, `Heartbeat`, `CommandDone`.
 
 Every `AddRequest` is answered by exactly one `RequestOutput` with a `finish_reason` (its terminal
 message): finished ("stop", "length"), aborted ("abort"), or failed/rejected ("error" with `error` set).
@@ -106,8 +106,15 @@ class Abort(Message, frozen=True):
     request_ids: list[RequestId]
 
 
-class ResetPrefixCache(Message, frozen=True):
-    """Forget every cached block that no request holds."""
+Order = Literal["reset_prefix_cache", "start_profile", "stop_profile"]
+
+
+class Command(Message, frozen=True):
+    """What whoever runs the server asks of the engine; answered by one `CommandDone`."""
+
+    command_id: int
+    """The client's own."""
+    order: Order
 
 
 class StartupProgress(Message, frozen=True):
@@ -253,5 +260,13 @@ class Heartbeat(Message, frozen=True):
     """Only for the one client that gets the statistics."""
 
 
-ToEngine = Hello | AddRequest | Abort | ResetPrefixCache
-FromEngine = StartupProgress | Ready | StartupFailed | StepOutputs | Heartbeat
+class CommandDone(Message, frozen=True):
+    """The end of a `Command`."""
+
+    command_id: int
+    error: RequestFault | None = None
+    """Why nothing was done."""
+
+
+ToEngine = Hello | AddRequest | Abort | Command
+FromEngine = StartupProgress | Ready | StartupFailed | StepOutputs | Heartbeat | CommandDone

@@ -18,10 +18,12 @@ from jaxserve.errors import InvalidRequestError, RateLimitError, StartupError, U
 from jaxserve.ipc.messages import (
     Abort,
     AddRequest,
+    CommandDone,
     EmbeddingFacts,
     FromEngine,
     Hello,
     ModelFacts,
+    Order,
     Ready,
     RequestFault,
     RequestOutput,
@@ -31,6 +33,7 @@ from jaxserve.ipc.messages import (
     ToEngine,
 )
 from jaxserve.metrics import Metrics
+from jaxserve.server.commands import Commands
 from jaxserve.server.feeding import Consumer, Feeding
 from jaxserve.server.siblings import Siblings
 from jaxserve.server.waiting import WaitingPrompts
@@ -129,6 +132,7 @@ class EngineClient:
         """Told of every phase of the start; the phases of our own process are given to it as well."""
         self._outbox: asyncio.Queue[ToEngine] = asyncio.Queue()
         self._generations: dict[RequestId, Generation] = {}
+        self._commands = Commands()
         self._num_admitted = 0
         self._nothing_admitted = asyncio.Event()
         self._nothing_admitted.set()
@@ -275,6 +279,13 @@ class EngineClient:
         if request_ids and self._failure is None:
             self._outbox.put_nowait(Abort(request_ids))
 
+    async def command(self, order: Order) -> None:
+        """Have the engine do something for whoever runs the server. Raises RequestError when it does not."""
+        self.require_ready()
+        command, end = self._commands.new(order)
+        self._outbox.put_nowait(command)
+        await end
+
     def require_alive(self) -> None:
         """Raises UnavailableError when the engine is given up."""
         if self._failure is not None:
@@ -301,6 +312,7 @@ class EngineClient:
             return
         self._failure = reason
         self._end_all("The engine stopped while the request was running.")
+        self._commands.fail(UnavailableError("The engine is not running."))
         self._started.set()
         self._failed.set()
 
@@ -335,6 +347,8 @@ class EngineClient:
             self._started.set()
         elif isinstance(message, StartupFailed):
             self.fail(message.message)
+        elif isinstance(message, CommandDone):
+            self._commands.end(message)
         elif message.stats is not None:
             self._metrics.record_stats(message.stats)
 

@@ -8,7 +8,7 @@ import pytest
 
 from jaxserve.engine.core import MEMORY_FAULT, STEP_FAULT, STOP_FAULT, EngineCore
 from jaxserve.executor.fake import FakePending
-from jaxserve.ipc.messages import Abort, Hello, RequestOutput, ResetPrefixCache
+from jaxserve.ipc.messages import Abort, Hello, RequestOutput
 from jaxserve.scheduler.plan import StepPlan, StepResult
 from jaxserve.types import RequestId
 from tests.engine.rig import Rig, add, expected, prompt
@@ -223,11 +223,14 @@ def test_stop_ends_everything_that_is_left(depth: int) -> None:
     assert rig.kv.usage == 0.0
 
 
-def test_hello_and_reset_need_no_answer() -> None:
+def test_hello_needs_no_answer() -> None:
+    assert Rig().core.handle(Hello()) == []
+
+
+def test_prefixes_are_forgotten_on_command() -> None:
     rig = Rig()
-    assert rig.core.handle(Hello()) == []
     rig.run(add("a", prompt(12)))
-    assert rig.core.handle(ResetPrefixCache()) == []
+    assert rig.core.obey("reset_prefix_cache") is None
     rig.run(add("b", prompt(12)))
     assert rig.ends["b"].num_cached_tokens == 0
 

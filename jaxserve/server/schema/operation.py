@@ -60,3 +60,7 @@ class Started(msgspec.Struct, tag_field="status", tag="started"):
 
 class VersionReply(msgspec.Struct):
     version: str
+
+
+class Obeyed(msgspec.Struct, tag_field="status", tag="done"):
+    """The engine has done it."""

@@ -14,6 +14,8 @@ from jaxserve.ipc.codec import ProtocolError, decode_from_engine, decode_to_engi
 from jaxserve.ipc.messages import (
     Abort,
     AddRequest,
+    Command,
+    CommandDone,
     EngineStats,
     FromEngine,
     Heartbeat,
@@ -22,7 +24,6 @@ from jaxserve.ipc.messages import (
     Ready,
     RequestFault,
     RequestOutput,
-    ResetPrefixCache,
     StartupFailed,
     StartupProgress,
     StepOutputs,
@@ -44,7 +45,7 @@ STATS = EngineStats(1, 2, 0.5, bucket_steps={"decode/8": 3}, compilations={"warm
         Hello(),
         AddRequest(ID, [1, 2, 3], SamplingParams(seed=7, stop_token_ids=(5, 6)), priority=-1, cache_salt="a"),
         Abort([ID]),
-        ResetPrefixCache(),
+        Command(3, "start_profile"),
     ],
 )
 def test_message_to_engine_survives_the_trip(message: ToEngine) -> None:
@@ -58,6 +59,7 @@ def test_message_to_engine_survives_the_trip(message: ToEngine) -> None:
         Ready(ModelFacts(100, 64, 9, 16, 4, "float32", "cpu", 1, "0badf00d", STARTUP)),
         StartupFailed("no such file: model.gguf"),
         Heartbeat(STATS),
+        CommandDone(3, RequestFault("InvalidRequestError", "no")),
         StepOutputs(
             [
                 RequestOutput(ID, [4], [TokenLogprobs(-0.5, [4, 9], [-0.5, float("-inf")])], "stop", 4, 16),

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from jaxserve.config import ConnectionConfig
-from jaxserve.errors import RateLimitError, StartupError, UnavailableError
+from jaxserve.errors import InvalidRequestError, RateLimitError, StartupError, UnavailableError
 from jaxserve.ipc.messages import (
     AddRequest,
+    CommandDone,
     EngineStats,
     FromEngine,
     Heartbeat,
     Ready,
+    RequestFault,
     RequestOutput,
     StartupFailed,
     StartupProgress,
@@ -89,6 +91,28 @@ async def test_dead_engine_ends_every_request_once_and_takes_no_more(api: Api) -
         async with api.http.get(path) as response:
             assert response.status == status
     assert api.engine.aborted == []
+
+
+async def test_dead_engine_ends_a_command(api: Api) -> None:
+    waiting = asyncio.create_task(api.client.command("reset_prefix_cache"))
+    left = asyncio.create_task(api.client.command("start_profile"))
+    await api.engine.is_heard()
+    left.cancel()
+    api.client.fail("the engine process ended with exit code 1")
+    with pytest.raises(UnavailableError):
+        await waiting
+    with pytest.raises(UnavailableError):
+        await api.client.command("reset_prefix_cache")
+
+
+async def test_a_command_ends_with_its_own_answer(api: Api) -> None:
+    commands = [asyncio.create_task(api.client.command(order)) for order in ("start_profile", "stop_profile")]
+    await api.engine.is_heard()
+    commands[1].cancel()
+    for command_id in (1, 0, 7):  # one that nobody waits for any more, and one that nobody ever asked for
+        api.engine.say(CommandDone(command_id, RequestFault("InvalidRequestError", f"no, {command_id}")))
+    with pytest.raises(InvalidRequestError, match="no, 0"):
+        await commands[0]
 
 
 async def test_broken_connection_counts_as_a_dead_engine() -> None:

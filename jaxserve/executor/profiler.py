@@ -1,0 +1,42 @@
+"""Profiles: what devices and the threads around them did, step by step, in JAX's own format."""
+
+from __future__ import annotations
+
+import logging
+
+from jaxserve.errors import InvalidRequestError
+
+_LOG = logging.getLogger(__name__)
+
+
+class Profiler:
+    """One profile at a time, of this whole process."""
+
+    def __init__(self, folder: str | None) -> None:
+        """`folder`: where profiles are written; None: none may be taken."""
+        self._folder = folder
+        self._is_on = False
+
+    def start(self) -> None:
+        """Begin one. Raises InvalidRequestError where none may be taken, or one is."""
+        if self._folder is None:
+            raise InvalidRequestError("No profile can be taken: this server was started without --profile-dir.")
+        if self._is_on:
+            raise InvalidRequestError("A profile is being taken already: /stop_profile ends it.")
+        from jax import profiler  # here, so that a fake engine needs no jax
+
+        options = profiler.ProfileOptions()
+        options.python_tracer_level = 0  # an event for every Python call would be most of what it shows
+        profiler.start_trace(self._folder, profiler_options=options)
+        self._is_on = True
+        _LOG.info("taking a profile")
+
+    def stop(self) -> None:
+        """End it, and write it. Raises InvalidRequestError when none is being taken."""
+        if not self._is_on:
+            raise InvalidRequestError("No profile is being taken: /start_profile begins one.")
+        from jax import profiler
+
+        self._is_on = False
+        profiler.stop_trace()
+        _LOG.info("wrote a profile to %s", self._folder)

@@ -1,0 +1,52 @@
+"""What whoever runs a server may ask of its engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.http_server import Server, running
+
+FAKE = {"vocab_size": 384, "eos_token_ids": []}
+PROMPT = {"prompt": list(range(5, 45)), "max_tokens": 4}
+
+
+def post(server: Server, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+    status, _, reply = server.request("POST", path, body)
+    return status, json.loads(reply)
+
+
+def test_prefixes_are_forgotten() -> None:
+    with running(FAKE) as server:
+        cached = []
+        for _ in range(2):
+            for _ in range(2):
+                _, reply = post(server, "/v1/completions", PROMPT)
+                cached.append(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
+            assert post(server, "/reset_prefix_cache") == (200, {"status": "done"})
+        assert cached[0] == cached[2] == 0
+        assert cached[1] == cached[3] > 0
+
+
+def test_a_profile_is_written_while_requests_are_served(tmp_path: Path) -> None:
+    with running(FAKE, server={"profile_dir": str(tmp_path)}) as server:
+        status, reply = post(server, "/stop_profile")
+        assert (status, reply["error"]["message"]) == (400, "No profile is being taken: /start_profile begins one.")
+        assert post(server, "/start_profile") == (200, {"status": "done"})
+        status, reply = post(server, "/start_profile")
+        assert (status, reply["error"]["message"]) == (400, "A profile is being taken already: /stop_profile ends it.")
+        assert post(server, "/v1/completions", PROMPT)[0] == 200
+        assert not list(tmp_path.rglob("*.xplane.pb"))
+        assert post(server, "/stop_profile") == (200, {"status": "done"})
+        assert len(list(tmp_path.rglob("*.xplane.pb"))) == 1
+        assert post(server, "/v1/completions", PROMPT)[0] == 200
+
+
+def test_without_a_folder_no_profile_can_be_taken() -> None:
+    with running(FAKE, server={"api_key": "secret"}) as server:
+        assert post(server, "/start_profile")[0] == 401
+        server.api_key = "secret"
+        status, reply = post(server, "/start_profile")
+        assert status == 400
+        assert "without --profile-dir" in reply["error"]["message"]
