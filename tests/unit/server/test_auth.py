@@ -14,7 +14,7 @@ KEYS = "first-key,zwölf"
 PUBLIC = {"/health", "/ready", "/version"}
 
 
-def test_the_routes_are_those_of_the_issue() -> None:
+def test_the_routes_are_those_that_are_promised() -> None:
     assert {(route.method, route.path) for route in collect_routes()} == {
         ("POST", "/v1/chat/completions"),
         ("POST", "/v1/completions"),
@@ -41,6 +41,9 @@ def test_the_routes_are_those_of_the_issue() -> None:
         ("GET", "/startup"),
         ("GET", "/version"),
         ("GET", "/metrics"),
+        ("POST", "/reset_prefix_cache"),
+        ("POST", "/start_profile"),
+        ("POST", "/stop_profile"),
         ("GET", "/openapi.json"),
         ("GET", "/docs"),
     }
