@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jaxserve_kernels.grouped_matmul import grouped_matmul
+from jaxserve_kernels.grouped_matmul.tiles import most_tiles
 from jaxserve_kernels.grouped_matmul.tuning import grouped_tuning
 
 from jaxserve.config import WeightFormat
@@ -61,10 +62,9 @@ class Product:
         """By the kernel for small weights: whole tiles."""
         if self.weights == "bfloat16":
             return 0
-        from jaxserve_kernels.grouped_matmul.gpu.plan import most_tiles  # imports Pallas
-
         sizes = grouped_tuning("h200", 4 if self.weights == "int4" else 8, self.num_rows // self.num_experts)
-        return most_tiles(self.num_rows, self.num_experts, sizes.rows) * sizes.rows * self.num_outputs * 4
+        tiles = most_tiles(self.num_rows, self.num_experts, sizes.rows, alignment=8)
+        return tiles * sizes.rows * self.num_outputs * 4
 
     def __str__(self) -> str:
         name = f"{self.num_rows}x{self.num_inputs}x{self.num_experts}x{self.num_outputs}-{self.weights}"

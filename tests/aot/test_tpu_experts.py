@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxserve_kernels.grouped_matmul import grouped_matmul, tpu
 from jaxserve_kernels.grouped_matmul.cases import TOLERANCES, Case, expected, operands
 
-from tests.aot.devices import V5E, V6E, Target
+from tests.aot.devices import V5E, V5P, V6E, V7X, Target
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
@@ -24,17 +28,69 @@ def test_the_kernel_for_tpus_equals_the_product_in_float64(case: Case) -> None:
     assert (np.abs(found - wanted) <= TOLERANCES[case.dtype] * sizes).all()
 
 
-@pytest.mark.parametrize("target", [V5E, V6E], ids=lambda target: target.name)
-def test_weights_are_read_where_they_are(target: Target) -> None:
-    if not target.has_compiler:
-        pytest.skip(f"{target.compiler} is not installed: nothing compiled for {target.name} (make kernels-check)")
-    mesh = Mesh(np.array(target.devices(1)), ("model",))
-    sharding = NamedSharding(mesh, PartitionSpec())
-    shapes = ((256, 2048), "bfloat16"), ((128, 1536, 2048), "bfloat16"), ((128,), "int32")
-    arrays = [jax.ShapeDtypeStruct(shape, jnp.dtype(name), sharding=sharding) for shape, name in shapes]
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        compiled = jax.jit(lambda *each: grouped_matmul(*each, backend="mosaic_tpu")).lower(*arrays).compile()
+@dataclass(frozen=True)
+class Product:
+    """Of one device's share."""
+
+    num_rows: int
+    num_experts: int
+    num_outputs: int
+    num_inputs: int
+    weights: str
+    group: int = 0
+    dynamic: bool = False
+
+    def __str__(self) -> str:
+        shape = f"{self.num_rows}x{self.num_inputs}x{self.num_experts}x{self.num_outputs}"
+        return f"{shape}-{self.weights}{self.group or ''}{'-dynamic' if self.dynamic else ''}"
+
+    @property
+    def weight_shape(self) -> tuple[int, int, int]:
+        return self.num_experts, self.num_outputs, self.num_inputs
+
+    def compile(self, target: Target) -> jax.stages.Compiled:
+        if not target.has_compiler:
+            pytest.skip(f"{target.compiler} is not installed: nothing compiled for {target.name} (make kernels-check)")
+        mesh = Mesh(np.array(target.devices(1)), ("model",))
+        sharding, scales = NamedSharding(mesh, PartitionSpec()), []
+        if self.group:
+            scales = [((self.num_experts, self.num_inputs // self.group, self.num_outputs), "bfloat16")]
+        elif self.weights != "bfloat16":
+            scales = [((self.num_experts, self.num_outputs), "float32")]
+        x, sizes = ((self.num_rows, self.num_inputs), "bfloat16"), ((self.num_experts,), "int32")
+        shapes = [x, (self.weight_shape, self.weights), sizes, *scales]
+        arrays = [jax.ShapeDtypeStruct(shape, jnp.dtype(name), sharding=sharding) for shape, name in shapes]
+        product = partial(grouped_matmul, dynamic=self.dynamic, backend="mosaic_tpu")
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return jax.jit(lambda *each: product(*each)).lower(*arrays).compile()
+
+
+LARGE = Product(256, 128, 1536, 2048, "bfloat16")
+QWEN = Product(64, 128, 1536, 2048, "int8", dynamic=True)
+QUARTER = Product(4096, 128, 2048, 192, "int4", group=64)
+GPT_OSS = Product(8, 32, 2880, 2880, "float8_e4m3fn")
+MIXTRAL = Product(2048, 8, 4096, 14336, "int4", group=128)
+DYNAMIC = Product(512, 8, 7168, 4096, "float8_e4m3fn", dynamic=True)
+PRODUCTS = [
+    *[(target, LARGE) for target in (V5E, V6E)],
+    *[(target, product) for target in (V5E, V7X) for product in (QWEN, QUARTER, GPT_OSS, MIXTRAL)],
+    *[(V5P, product) for product in (QWEN, QUARTER)],
+    *[(V6E, product) for product in (GPT_OSS, MIXTRAL)],
+    *[(target, DYNAMIC) for target in (V5P, V7X)],
+]
+
+
+@pytest.mark.parametrize(
+    ("target", "product"), [pytest.param(*case, id=f"{case[0].name}-{case[1]}") for case in PRODUCTS]
+)
+def test_weights_are_read_where_they_are(target: Target, product: Product) -> None:
+    """Whatever XLA would do with all of them, if the kernel took them in another order."""
+    compiled = product.compile(target)
     memory, text = compiled.memory_analysis(), compiled.as_text()
     assert memory is not None
-    assert "tpu_custom_call" in (text or "")
+    assert text is not None
+    assert text.count('custom_call_target="tpu_custom_call"') == 1
+    experts, *matrix = product.weight_shape
+    shape = "|".join(f"{experts},{a},{b}" for a, b in (matrix, matrix[::-1]))
+    assert re.findall(rf"= \(?\w+\[(?:{shape})\]\S* (?:copy|copy-start|transpose|convert|pad|fusion)\(", text) == []
     assert memory.temp_size_in_bytes < 16 << 20

@@ -201,7 +201,8 @@ def test_flax_is_imported_only_by_models_layers_and_weights() -> None:
 def test_jit_stands_only_in_runner_steps() -> None:
     """And around the kernels of accelerators, which programs call once per layer and should lower once."""
     attention = ("gpu.attention", "tpu.fused")
-    products = ("matmul.gpu.skinny", "grouped_matmul.gpu.whole", "grouped_matmul.gpu.small")
+    experts = ("grouped_matmul.gpu.whole", "grouped_matmul.gpu.small", "grouped_matmul.tpu.small")
+    products = ("matmul.gpu.skinny", *experts)
     kernels = {
         f"jaxserve_kernels.{module}" for module in (*(f"paged_attention.{each}" for each in attention), *products)
     }

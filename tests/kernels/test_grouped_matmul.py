@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jaxserve_kernels.grouped_matmul import grouped_matmul, reference
 from jaxserve_kernels.grouped_matmul.cases import CASES, TOLERANCES, Case, Operands, expected, operands
+from jaxserve_kernels.grouped_matmul.tiles import most_tiles, tiles_of
 from jaxserve_kernels.matmul import matmul
 
 Implementation = Callable[..., jax.Array]
@@ -97,3 +98,17 @@ def test_so_many_tiles_are_enough_whatever_the_groups(num_rows: int) -> None:
         for spread in (0.1, 1, 100):
             sizes = random.multinomial(num_rows, random.dirichlet(np.full(num_experts, spread)))
             assert (-(-sizes // size)).sum() <= most
+
+
+def test_every_row_is_in_one_tile_of_its_expert() -> None:
+    rows, alignment = 16, 8
+    sizes = np.array((0, 3, 16, 0, 1, 70, 0, 5), np.int32)
+    tiles = jax.tree.map(np.asarray, tiles_of(jnp.asarray(sizes), 100, rows, alignment))
+    count = int(tiles.num_tiles[0])
+    assert count <= most_tiles(100, len(sizes), rows, alignment) == len(tiles.starts)
+    seen = []
+    for expert, start, begin, end in list(zip(*tiles[1:], strict=True))[:count]:
+        assert start % alignment == 0
+        assert start <= begin < end <= start + rows
+        seen += [(row, expert) for row in range(begin, end)]
+    assert seen == list(enumerate(np.repeat(np.arange(len(sizes)), sizes)))

@@ -31,8 +31,10 @@ def grouped_matmul(
         made = _on_gpu(x, weight, group_sizes, scales, dynamic=dynamic)
         if made is not None:
             return made
-    if backend == "mosaic_tpu" and scales is None and tpu.supports(x, weight):
-        return tpu.grouped_matmul(x, weight, group_sizes)
+    if backend == "mosaic_tpu":
+        made = _on_tpu(x, weight, group_sizes, scales, dynamic=dynamic)
+        if made is not None:
+            return made
     return reference.grouped_matmul(x, weight, group_sizes, scales, dynamic=dynamic)
 
 
@@ -55,4 +57,24 @@ def _on_gpu(
         if scales is None
         else small.grouped_matmul(x, weight, group_sizes, scales, dynamic=dynamic, tuning=sizes)
     )
+    return product
+
+
+def _on_tpu(
+    x: Float[Array, "R I"],
+    weight: Num[Array, "E O I"],
+    group_sizes: Int[Array, "E"],
+    scales: Float[Array, "E O"] | Float[Array, "E G O"] | None,
+    *,
+    dynamic: bool,
+) -> Float[Array, "R O"] | None:
+    """By a kernel, where one computes such a product."""
+    if scales is None:
+        return tpu.grouped_matmul(x, weight, group_sizes) if tpu.supports(x, weight) else None
+    sizes = tpu.small_choice(x, weight, scales)
+    if sizes is None:
+        return None
+    from jaxserve_kernels.grouped_matmul.tpu import small  # imports Pallas
+
+    product: Array = small.grouped_matmul(x, weight, group_sizes, scales, dynamic=dynamic, tuning=sizes)
     return product

@@ -28,10 +28,12 @@ class GroupedTuning:
 def grouped_tuning(device: str, bits: int, rows_per_expert: int) -> GroupedTuning:
     """Sizes for weights of so many bits and so many rows of an expert, if all have as many."""
     known = load(device)
-    for below, sizes in known[f"{bits} bits"].items():
-        if below == "all" or rows_per_expert < int(below):
-            return GroupedTuning(**sizes, programs=known["programs"])
-    raise AssertionError("sizes of all numbers of rows are missing")
+    return GroupedTuning(**of_rows(known[f"{bits} bits"], rows_per_expert), programs=known["programs"])
+
+
+def of_rows(table: dict[str, dict[str, int]], rows_per_expert: int) -> dict[str, int]:
+    """The sizes for so many rows of an expert; the table says below how many each are."""
+    return next(sizes for below, sizes in table.items() if below == "all" or rows_per_expert < int(below))
 
 
 @functools.cache

@@ -5,10 +5,7 @@ The pool holds NaN or huge numbers wherever nobody may look, and the kernels' ow
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import io
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 from jaxserve_kernels.kv_write import KVScales
 from jaxserve_kernels.paged_attention import Paging, pool_head_dim, ragged_layout, write_and_attend
 from jaxserve_kernels.paged_attention.cases import (
@@ -33,10 +29,10 @@ from jaxserve_kernels.paged_attention.tpu import fused
 from jaxserve_kernels.paged_attention.tpu.plan import BlockSizes, Chip, Plan, Shape, chunk_plan, decode_plan
 from jaxserve_kernels.paged_attention.tpu.stream import IDS_PER_LINE
 
+from tests.kernels.tpu_interpreter import QUICKLY, tpu_interpreter
+
 SCALE = 0.25
 """What 8-bit numbers stand for a multiple of: a power of two, so that storing them again changes nothing."""
-_QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""An interpreted kernel runs for milliseconds and compiles for seconds."""
 MORE_CASES = (
     Case((1, 20), (40, 37), kv_dtype="int8"),
     Case((1, 1, 1, 1), (16, 17, 0, 100), sliding_window=16),  # a window that ends on a border of pages
@@ -82,20 +78,6 @@ def make_step(case: Case, given: Operands) -> Step:
     return Step(*taken, *pools, Paging(tables, lengths, queries, pages, slots, ragged))
 
 
-@contextlib.contextmanager
-def interpreted(num_cores: int) -> Iterator[None]:
-    """Kernels run in the interpreter, and no two accesses to memory race; jax before 0.12 only prints those."""
-    printed = io.StringIO()
-    params = pltpu.InterpretParams(detect_races=True, num_cores_or_threads=num_cores)
-    try:
-        with pltpu.force_tpu_interpret_mode(params), contextlib.redirect_stdout(printed):
-            yield
-    except BaseException:
-        pltpu.reset_tpu_interpret_mode_state()
-        raise
-    assert "RACE" not in printed.getvalue()
-
-
 def tiny_chip(case: Case, num_cores: int, pages_per_block: int) -> Chip:
     """Few pages a block and 32 tokens a tile, so that a few keys make many."""
     itemsize = jnp.dtype(case.kv_dtype or case.dtype).itemsize
@@ -125,8 +107,8 @@ def check(
         backend="mosaic_tpu",
     )
     arrays = map(jnp.asarray, (given.q, *new, step.k_pages, step.v_pages, np.int32(LAYER)))
-    with interpreted(num_cores):
-        out, *pools = jax.block_until_ready(jax.jit(attend, compiler_options=_QUICKLY)(*arrays, step.paging))
+    with tpu_interpreter(num_cores):
+        out, *pools = jax.block_until_ready(jax.jit(attend, compiler_options=QUICKLY)(*arrays, step.paging))
     found = np.asarray(out, np.float64)
     assert np.isfinite(found).all()
     wanted = expected(case, given) * (SCALE if is_scaled else 1)

@@ -20,9 +20,9 @@ import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-from jaxtyping import Array, Int
 
 from jaxserve_kernels.grouped_matmul.gpu import WORKERS
+from jaxserve_kernels.grouped_matmul.tiles import Tiles
 from jaxserve_kernels.grouped_matmul.tuning import GroupedTuning
 
 ALIGNMENT = 8
@@ -31,25 +31,6 @@ _FEW = 16
 _FETCHER = WORKERS
 _WORK_REGISTERS, _FETCH_REGISTERS = 232, 40
 """Per thread: 2 x 128 x 232 + 128 x 40 are just below the 65,536 of a multiprocessor."""
-
-
-class Tiles(NamedTuple):
-    """Of them `num_tiles` are real."""
-
-    num_tiles: Int[Array, "1"]
-    experts: Int[Array, "Q"]
-    starts: Int[Array, "Q"]
-    """Of a tile: a multiple of 8."""
-    begins: Int[Array, "Q"]
-    """The first row in it that is its expert's."""
-    ends: Int[Array, "Q"]
-
-
-class Places(NamedTuple):
-    """Where a row is found in what the tiles make: tile after tile, each of as many rows as all have."""
-
-    experts: Int[Array, "R"]
-    rows: Int[Array, "R"]
 
 
 class Unit(NamedTuple):
@@ -175,39 +156,3 @@ def make_plan(x: tuple[int, ...], weight: tuple[int, ...], tuning: GroupedTuning
     units = min(num_rows, num_experts) * (num_outputs // (WORKERS * tuning.outputs))
     steps = pl.cdiv(num_inputs // tuning.inputs, max(1, tuning.programs // units))
     return Plan(num_inputs, num_outputs, steps, tuning)
-
-
-def most_tiles(num_rows: int, num_experts: int, rows: int) -> int:
-    """An expert with n rows has at most (n + 7) / rows tiles, rounded up."""
-    return (num_rows + min(num_rows, num_experts) * (rows + ALIGNMENT - 2)) // rows
-
-
-def tiles_of(group_sizes: Int[Array, "E"], num_rows: int, rows: int) -> Tiles:
-    """Cut each expert's rows into tiles, without a loop: one would keep the step out of a CUDA graph."""
-    num_experts = len(group_sizes)
-    starts, ends, firsts, totals = _ranges(group_sizes, rows)
-    index = jnp.arange(most_tiles(num_rows, num_experts, rows), dtype=jnp.int32)
-    experts = jnp.minimum((totals <= index[:, None]).sum(1), num_experts - 1)
-    before = jnp.concatenate((jnp.zeros_like(totals[:1]), totals[:-1]))
-    tile_starts = firsts[experts] + (index - before[experts]) * rows
-    begins = jnp.maximum(tile_starts, starts[experts])
-    tile_ends = jnp.minimum(tile_starts + rows, ends[experts])
-    return Tiles(*(each.astype(jnp.int32) for each in (totals[-1:], experts, tile_starts, begins, tile_ends)))
-
-
-def places_of(group_sizes: Int[Array, "E"], num_rows: int, rows: int) -> Places:
-    """Of rows behind all groups: some place or other."""
-    _, ends, firsts, totals = _ranges(group_sizes, rows)
-    index = jnp.arange(num_rows, dtype=jnp.int32)
-    experts = jnp.minimum((ends <= index[:, None]).sum(1), len(group_sizes) - 1)
-    before = jnp.concatenate((jnp.zeros_like(totals[:1]), totals[:-1]))
-    return Places(experts, before[experts] * rows + index - firsts[experts])
-
-
-def _ranges(group_sizes: Int[Array, "E"], rows: int) -> tuple[Array, Array, Array, Array]:
-    """Of each expert: its rows [start, end), where its first tile begins, and the tiles of all up to it."""
-    ends = jnp.cumsum(group_sizes)
-    starts = ends - group_sizes
-    firsts = starts // ALIGNMENT * ALIGNMENT
-    counts = jnp.where(group_sizes > 0, -(-(ends - firsts) // rows), 0)
-    return starts, ends, firsts, jnp.cumsum(counts)

@@ -22,16 +22,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
 from jaxserve_kernels.grouped_matmul.gpu import WORKERS
-from jaxserve_kernels.grouped_matmul.gpu.plan import (
-    ALIGNMENT,
-    Plan,
-    Tiles,
-    Unit,
-    make_plan,
-    most_tiles,
-    places_of,
-    tiles_of,
-)
+from jaxserve_kernels.grouped_matmul.gpu.plan import ALIGNMENT, Plan, Unit, make_plan
+from jaxserve_kernels.grouped_matmul.tiles import Tiles, most_tiles, places_of, tiles_of
 from jaxserve_kernels.grouped_matmul.tuning import GroupedTuning
 from jaxserve_kernels.hopper import stored, tiled, widened
 from jaxserve_kernels.matmul import quantize_rows
@@ -70,7 +62,7 @@ def grouped_matmul(
 ) -> Float[Array, "R O"]:
     """See `api.grouped_matmul`; shapes: see `gpu.small_choice`."""
     kernel = _Kernel(make_plan(x.shape, weight.shape, tuning), is_emulated)
-    places = places_of(group_sizes, len(x), tuning.rows)
+    places = places_of(group_sizes, len(x), tuning.rows, ALIGNMENT)
     if scales.ndim == 3:
         return _launch(kernel, x, weight, group_sizes, scales)[:, places.rows].sum(0)
     values, row_scales = quantize_rows(x, weight.dtype) if dynamic else (x, None)
@@ -88,10 +80,10 @@ def _launch(
 ) -> Num[Array, "X W O"]:
     """By parts of the inputs, the rows of all tiles, one tile behind the other: W = Q * rows."""
     plan, tuned, num_experts, num_rows = kernel.plan, kernel.plan.tuning, len(weight), len(x)
-    tiles = tiles_of(group_sizes, num_rows, tuned.rows)
+    tiles = tiles_of(group_sizes, num_rows, tuned.rows, ALIGNMENT)
     padded = jnp.pad(x, ((0, tuned.rows + -num_rows % ALIGNMENT), (0, 0)))  # the last tile may end there
     by_group = () if scales is None else (scales.reshape(-1, plan.num_outputs),)
-    num_written = most_tiles(num_rows, num_experts, tuned.rows) * tuned.rows
+    num_written = most_tiles(num_rows, num_experts, tuned.rows, ALIGNMENT) * tuned.rows
     dtype = jnp.int32 if x.dtype == jnp.int8 else jnp.float32
 
     def body(*refs: Any, **scratch: Any) -> None:

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxserve_kernels.grouped_matmul.gpu import WORKERS
-from jaxserve_kernels.grouped_matmul.gpu.plan import ALIGNMENT, Plan, Tiles, Unit, make_plan, tiles_of
+from jaxserve_kernels.grouped_matmul.gpu.plan import ALIGNMENT, Plan, Unit, make_plan
+from jaxserve_kernels.grouped_matmul.tiles import Tiles, tiles_of
 from jaxserve_kernels.grouped_matmul.tuning import GroupedTuning
 from jaxserve_kernels.hopper import tiled
 
@@ -45,7 +46,7 @@ def grouped_matmul(
     """See `api.grouped_matmul`; shapes: see `gpu.choice`."""
     (num_rows, num_inputs), num_outputs = x.shape, weight.shape[1]
     plan = make_plan(x.shape, weight.shape, tuning)
-    tiles = tiles_of(group_sizes, num_rows, tuning.rows)
+    tiles = tiles_of(group_sizes, num_rows, tuning.rows, ALIGNMENT)
     padded = jnp.pad(x, ((0, tuning.rows + -num_rows % ALIGNMENT), (0, 0)))  # the last tile may end there
     launch = plgpu.kernel(
         lambda x, weight, *refs, **scratch: _body(plan, _Refs(x, weight, Tiles(*refs[:-1]), refs[-1]), scratch),

@@ -1,0 +1,67 @@
+"""Rows that are sorted by expert, cut into tiles: each is so many rows, of which some are those of one expert.
+
+An expert's first tile begins at a multiple of `alignment`, before its first row or at it. Letters: R rows, E experts, Q
+tiles.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+
+class Tiles(NamedTuple):
+    """Of them `num_tiles` are real."""
+
+    num_tiles: Int[Array, "1"]
+    experts: Int[Array, "Q"]
+    starts: Int[Array, "Q"]
+    """Of a tile: a multiple of the alignment."""
+    begins: Int[Array, "Q"]
+    """The first row in it that is its expert's."""
+    ends: Int[Array, "Q"]
+
+
+class Places(NamedTuple):
+    """Where a row is found in what the tiles make: tile after tile, each of as many rows as all have."""
+
+    experts: Int[Array, "R"]
+    rows: Int[Array, "R"]
+
+
+def most_tiles(num_rows: int, num_experts: int, rows: int, alignment: int) -> int:
+    """An expert with n rows has at most (n + alignment - 1) / rows tiles, rounded up."""
+    return (num_rows + min(num_rows, num_experts) * (rows + alignment - 2)) // rows
+
+
+def tiles_of(group_sizes: Int[Array, "E"], num_rows: int, rows: int, alignment: int) -> Tiles:
+    """Cut each expert's rows into tiles, without a loop: one would keep the step out of a CUDA graph."""
+    num_experts = len(group_sizes)
+    starts, ends, firsts, totals = _ranges(group_sizes, rows, alignment)
+    index = jnp.arange(most_tiles(num_rows, num_experts, rows, alignment), dtype=jnp.int32)
+    experts = jnp.minimum((totals <= index[:, None]).sum(1), num_experts - 1)
+    before = jnp.concatenate((jnp.zeros_like(totals[:1]), totals[:-1]))
+    tile_starts = firsts[experts] + (index - before[experts]) * rows
+    begins = jnp.maximum(tile_starts, starts[experts])
+    tile_ends = jnp.minimum(tile_starts + rows, ends[experts])
+    return Tiles(*(each.astype(jnp.int32) for each in (totals[-1:], experts, tile_starts, begins, tile_ends)))
+
+
+def places_of(group_sizes: Int[Array, "E"], num_rows: int, rows: int, alignment: int) -> Places:
+    """Of rows behind all groups: some place or other."""
+    _, ends, firsts, totals = _ranges(group_sizes, rows, alignment)
+    index = jnp.arange(num_rows, dtype=jnp.int32)
+    experts = jnp.minimum((ends <= index[:, None]).sum(1), len(group_sizes) - 1)
+    before = jnp.concatenate((jnp.zeros_like(totals[:1]), totals[:-1]))
+    return Places(experts, before[experts] * rows + index - firsts[experts])
+
+
+def _ranges(group_sizes: Int[Array, "E"], rows: int, alignment: int) -> tuple[Array, Array, Array, Array]:
+    """Of each expert: its rows [start, end), where its first tile begins, and the tiles of all up to it."""
+    ends = jnp.cumsum(group_sizes)
+    starts = ends - group_sizes
+    firsts = starts // alignment * alignment
+    counts = jnp.where(group_sizes > 0, -(-(ends - firsts) // rows), 0)
+    return starts, ends, firsts, jnp.cumsum(counts)

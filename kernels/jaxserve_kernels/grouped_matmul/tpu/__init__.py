@@ -1,0 +1,88 @@
+"""Products with the weights of experts on TPUs: of bfloat16 by JAX's own kernel, of 8 and 4 bits by ours (`small`). Both read
+`[E, O, I]` as it lies.
+
+XLA's `ragged_dot` wants the inputs ahead of the outputs, and copies all weights into that order at each call. Only `small`
+imports Pallas, and only programs for TPUs import that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxserve_kernels.grouped_matmul.tuning import load, of_rows
+
+Operand = jax.Array | jax.ShapeDtypeStruct
+LANES = 128
+_SUBLANES = 16
+_GROUPS = (32, 64, 128)
+"""Inputs that a scale of 4-bit weights may belong to."""
+_GROUPS_OF_STEP = 8
+"""Scales of a step fill the rows of a tile of memory, or they are all there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmallTuning:
+    """Sizes of the kernel for weights of 8 and 4 bits."""
+
+    rows: int
+    """Of a tile: a multiple of 32."""
+    outputs: int
+    """Of a block."""
+    inputs: int
+    """Of a step: at most so many, in the table."""
+
+
+def supports(x: jax.Array, weight: jax.Array) -> bool:
+    """Whether the kernel for float weights computes this product."""
+    num_outputs, num_inputs = weight.shape[1:]
+    return x.dtype == weight.dtype == jnp.bfloat16 and num_outputs % LANES == num_inputs % LANES == 0
+
+
+def small_choice(x: Operand, weight: Operand, scales: Operand) -> SmallTuning | None:
+    """Sizes for a product with 8-bit weights and a scale for each output, or 4-bit ones with one for each group of inputs as
+    well; None: the reference computes it. Nobody measured them; see README."""
+    (num_rows, num_inputs), num_experts = x.shape, weight.shape[0]
+    unit, bits = LANES, 8
+    if len(scales.shape) == 3:
+        group, bits = num_inputs // scales.shape[1], 4
+        unit = group * _GROUPS_OF_STEP
+        is_known = weight.dtype == jnp.int4 and scales.dtype in (jnp.bfloat16, jnp.float32) and group in _GROUPS
+    else:
+        is_known = weight.dtype in (jnp.int8, jnp.float8_e4m3fn) and scales.dtype == jnp.float32
+    if x.dtype != jnp.bfloat16 or not is_known:
+        return None
+    sizes = SmallTuning(**of_rows(load("tpu")[f"{bits} bits"], num_rows // num_experts))
+    inputs = _step(num_inputs, sizes.inputs, unit)
+    return None if inputs is None else replace(sizes, inputs=inputs)
+
+
+def _step(num_inputs: int, most: int, unit: int) -> int | None:
+    """Inputs of a step: all, or as many of these units as divide them."""
+    if num_inputs <= most:
+        return num_inputs
+    return next((size for size in range(most // unit * unit, 0, -unit) if num_inputs % size == 0), None)
+
+
+def grouped_matmul(
+    x: Float[Array, "R I"], weight: Float[Array, "E O I"], group_sizes: Int[Array, "E"], *, is_emulated: bool = False
+) -> Float[Array, "R O"]:
+    """See `api.grouped_matmul`; of float weights."""
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm  # imports Pallas
+
+    sizes, (num_rows, num_inputs), num_outputs = load("tpu")["16 bits"], x.shape, weight.shape[1]
+    rows = min(sizes["rows"], -(-num_rows // _SUBLANES) * _SUBLANES)
+    inputs = next(each for each in sizes["inputs"] if num_inputs % each == 0)
+    padded = jnp.pad(x, ((0, -num_rows % rows), (0, 0)))
+    product: Array = gmm(
+        padded,
+        weight,
+        group_sizes,
+        tiling=(rows, inputs, min(sizes["outputs"], num_outputs)),
+        transpose_rhs=True,
+        interpret=is_emulated,
+    )
+    return product[:num_rows]
