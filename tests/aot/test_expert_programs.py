@@ -41,8 +41,8 @@ DECODE = Program("decode", 8, 8, 64, num_slots=8)
 
 @pytest.mark.parametrize(
     ("target", "num_devices", "quantization"),
-    [(H200, 1, "none"), (H200, 1, "fp8"), (V5E, 4, "none")],
-    ids=["h200", "h200-fp8", "v5e-x4"],
+    [(H200, 1, "none"), (H200, 1, "fp8"), (V5E, 4, "none"), (V5E, 4, "int4-weight-only")],
+    ids=["h200", "h200-fp8", "v5e-x4", "v5e-x4-int4"],
 )
 def test_a_decode_step_of_experts_is_one_graph_and_exchanges_two_sums(
     target: Target, num_devices: int, quantization: WeightFormat, tmp_path: Path
@@ -69,6 +69,8 @@ def test_a_decode_step_of_experts_is_one_graph_and_exchanges_two_sums(
     assert memory.temp_size_in_bytes < array_bytes // 2
     exchanges = re.findall(r'= .*? (all-\w+|reduce-scatter|collective-\w+)\(.*op_name="jit\(step\)/[^"]*layer_0', text)
     assert [kind.removesuffix("-start") for kind in exchanges] == ["all-reduce"] * (2 if num_devices > 1 else 0)
+    own_calls = re.findall(r"%grouped_matmul\S* = .*tpu_custom_call", text)
+    assert len(own_calls) == (3 if not is_gpu and quantization != "none" else 0)
     outside = [kind for file in tmp_path.glob(THUNKS) for kind in outside_graphs(file.read_text(encoding="utf-8"))]
     assert outside == []
     assert any(tmp_path.glob(THUNKS)) == is_gpu

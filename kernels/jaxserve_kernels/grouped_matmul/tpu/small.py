@@ -1,5 +1,6 @@
 """Products of rows with the 8- and 4-bit weights of experts, for TPUs: weights are read as they are stored, and widened
-in VMEM. Activations of the weights' own type are given to the product as they are; a chip without such a one widens both.
+in VMEM. Activations of the weights' own type are given to the product as they are; what a chip without such a product
+makes of it is its compiler's.
 
 Rows are cut at multiples of a tile's rows, whomever they belong to. A tile is worked on once for each expert that has
 rows in it, one after the other: all of its rows are multiplied, and the expert's own are written. So every copy is
@@ -99,7 +100,7 @@ def _launch(
         out_shape=jax.ShapeDtypeStruct((len(padded), num_outputs), jnp.float32),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
-            grid=(pl.cdiv(num_outputs, outputs), tiles.num_tiles[0], plan.steps),
+            grid=(pl.cdiv(num_outputs, outputs), jnp.maximum(tiles.num_tiles[0], 1), plan.steps),  # one without rows
             in_specs=(
                 pl.BlockSpec((rows, tuning.inputs), lambda o, q, i, tiles: (tiles.starts[q] // rows, i)),
                 of_weight,
@@ -109,9 +110,17 @@ def _launch(
             scratch_shapes=scratch,
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
+        cost_estimate=_cost(num_rows, weight, num_outputs, bits=4 if group else 8),
         name="grouped_matmul",
     )(tiles, padded, weight, scales)
     return product[:num_rows]
+
+
+def _cost(num_rows: int, weight: Num[Array, "E ..."], num_outputs: int, *, bits: int) -> pl.CostEstimate:
+    """Where each row has an expert of its own, if there are so many."""
+    matrix, num_taken = weight[0].size, min(num_rows, len(weight))
+    moved = num_taken * matrix * bits // 8 + num_rows * (matrix // num_outputs * 2 + num_outputs * 4)
+    return pl.CostEstimate(flops=2 * num_rows * matrix, bytes_accessed=moved, transcendentals=0)
 
 
 def _is_turned(num_outputs: int, num_inputs: int) -> bool:
