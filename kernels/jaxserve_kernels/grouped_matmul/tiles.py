@@ -39,29 +39,36 @@ def most_tiles(num_rows: int, num_experts: int, rows: int, alignment: int) -> in
 def tiles_of(group_sizes: Int[Array, "E"], num_rows: int, rows: int, alignment: int) -> Tiles:
     """Cut each expert's rows into tiles, without a loop: one would keep the step out of a CUDA graph."""
     num_experts = len(group_sizes)
-    starts, ends, firsts, totals = _ranges(group_sizes, rows, alignment)
+    of = _ranges(group_sizes, rows, alignment)
     index = jnp.arange(most_tiles(num_rows, num_experts, rows, alignment), dtype=jnp.int32)
-    experts = jnp.minimum((totals <= index[:, None]).sum(1), num_experts - 1)
-    before = jnp.concatenate((jnp.zeros_like(totals[:1]), totals[:-1]))
-    tile_starts = firsts[experts] + (index - before[experts]) * rows
-    begins = jnp.maximum(tile_starts, starts[experts])
-    tile_ends = jnp.minimum(tile_starts + rows, ends[experts])
-    return Tiles(*(each.astype(jnp.int32) for each in (totals[-1:], experts, tile_starts, begins, tile_ends)))
+    experts = jnp.minimum((of.tile_ends <= index[:, None]).sum(1), num_experts - 1)
+    starts = of.firsts[experts] + (index - of.tile_starts[experts]) * rows
+    begins, ends = jnp.maximum(starts, of.starts[experts]), jnp.minimum(starts + rows, of.ends[experts])
+    return Tiles(*(each.astype(jnp.int32) for each in (of.tile_ends[-1:], experts, starts, begins, ends)))
 
 
 def places_of(group_sizes: Int[Array, "E"], num_rows: int, rows: int, alignment: int) -> Places:
     """Of rows behind all groups: some place or other."""
-    _, ends, firsts, totals = _ranges(group_sizes, rows, alignment)
+    of = _ranges(group_sizes, rows, alignment)
     index = jnp.arange(num_rows, dtype=jnp.int32)
-    experts = jnp.minimum((ends <= index[:, None]).sum(1), len(group_sizes) - 1)
-    before = jnp.concatenate((jnp.zeros_like(totals[:1]), totals[:-1]))
-    return Places(experts, before[experts] * rows + index - firsts[experts])
+    experts = jnp.minimum((of.ends <= index[:, None]).sum(1), len(group_sizes) - 1)
+    return Places(experts, of.tile_starts[experts] * rows + index - of.firsts[experts])
 
 
-def _ranges(group_sizes: Int[Array, "E"], rows: int, alignment: int) -> tuple[Array, Array, Array, Array]:
-    """Of each expert: its rows [start, end), where its first tile begins, and the tiles of all up to it."""
+class _Ranges(NamedTuple):
+    """Of each expert: its rows [start, end), the row that its first tile begins with, its tiles [start, end)."""
+
+    starts: Int[Array, "E"]
+    ends: Int[Array, "E"]
+    firsts: Int[Array, "E"]
+    tile_starts: Int[Array, "E"]
+    tile_ends: Int[Array, "E"]
+
+
+def _ranges(group_sizes: Int[Array, "E"], rows: int, alignment: int) -> _Ranges:
     ends = jnp.cumsum(group_sizes)
     starts = ends - group_sizes
     firsts = starts // alignment * alignment
     counts = jnp.where(group_sizes > 0, -(-(ends - firsts) // rows), 0)
-    return starts, ends, firsts, jnp.cumsum(counts)
+    tile_ends = jnp.cumsum(counts)
+    return _Ranges(starts, ends, firsts, tile_ends - counts, tile_ends)
