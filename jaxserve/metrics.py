@@ -91,12 +91,22 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("host_gap_seconds", "histogram", "Time the device waited for the host between calls, at most.", (), STEP_S),
     MetricSpec("startup_phase_seconds", "gauge", "Wall-clock seconds of each start-up phase; phases overlap, `total` spans all.", ("phase",)),
     MetricSpec("startup_programs", "gauge", "Programs made at start-up by source: cache or compiled.", ("source",)),
+    MetricSpec("engine_restarts", "counter", "Times the engine process was started again after its end."),
     MetricSpec("client_disconnects", "counter", "Requests whose client left before the end."),
     MetricSpec("surplus_connections", "counter", "Connections beyond --max-connections: answered 503, or closed."),
     MetricSpec("http_requests", "counter", "HTTP requests by route and status.", ("route", "status")),
 )
 # fmt: on
 
+_ENGINE_LEVELS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("num_requests_running", {}),
+    ("num_requests_waiting", {}),
+    ("num_requests_waiting_by_reason", {"reason": "capacity"}),
+    ("kv_cache_usage_perc", {}),
+)
+"""Gauges that are 0 of an engine that is gone."""
+_ENGINE_FACTS = ("cache_config_info", "startup_phase_seconds", "startup_programs")
+"""Gauges that say nothing before the next one is ready."""
 _LARGEST = (
     PREFIX + "startup_phase_seconds",
     PREFIX + "startup_programs",
@@ -237,6 +247,15 @@ class Metrics:
         for phase, total in stats.compilations.items():
             self.inc("compilations", total - self._compilations.get(phase, 0), phase=phase)
             self._compilations[phase] = total
+
+    def forget_engine(self) -> None:
+        """Its gauges went with it; counters go on from where they are, also those that an engine tells as totals."""
+        for name, labels in _ENGINE_LEVELS:
+            self.set(name, 0, **labels)
+        for name in _ENGINE_FACTS:
+            self._families[name].clear()
+        self._children = {key: child for key, child in self._children.items() if key[0] not in _ENGINE_FACTS}
+        self._compilations = {}
 
     def snapshot(self) -> list[FamilySnapshot]:
         """All samples as they are now."""

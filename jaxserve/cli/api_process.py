@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from jaxserve.cli.api_keys import api_keys
-from jaxserve.cli.tasks import first_of, running
+from jaxserve.cli.tasks import first_of
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.ipc.address import folder_of
-from jaxserve.ipc.messages import StartupProgress
+from jaxserve.ipc.messages import ModelFacts, StartupProgress
+from jaxserve.ipc.report import PhaseSpan
 from jaxserve.ipc.transport import EngineConnection
 from jaxserve.metrics import Metrics
 from jaxserve.server.app import make_app
@@ -25,12 +27,13 @@ from jaxserve.server.auth import KeyRing
 from jaxserve.server.client import EngineClient
 from jaxserve.server.cors import CorsPolicy
 from jaxserve.server.grammars import GrammarChecker
+from jaxserve.server.link import EngineLink
 from jaxserve.server.listener import listening
 from jaxserve.server.parsers.dialect import choose_dialect
 from jaxserve.server.responses.desk import ResponseDesk
 from jaxserve.server.seeds import SeedStream
 from jaxserve.server.siblings import Siblings
-from jaxserve.server.startup import StartupLog
+from jaxserve.server.startup import StartupLog, total_seconds
 from jaxserve.server.state import ServerState
 from jaxserve.server.tokenization import Tokenization, tokenization
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -70,6 +73,24 @@ class ApiProcess:
         self.state.tokenization.install(tokenizer, dialect)
         self.state.grammars.install(str(path))
 
+    @contextlib.asynccontextmanager
+    async def engine_life(self, address: str) -> AsyncIterator[EngineLink]:
+        """Talk to the engine that listens at `address`; behind the block there is none, and one to come starts anew."""
+        with contextlib.closing(EngineConnection(address)) as connection:
+            async with self.client.life(connection) as link:
+                yield link
+        self.startup.begin_again()
+
+    def record_start(self, facts: ModelFacts) -> list[PhaseSpan]:
+        """Make metrics of what the start of the engine took; returns all of its phases."""
+        spans = self.startup.spans(facts.startup)
+        for span in spans:
+            self.metrics.set("startup_phase_seconds", span.seconds, phase=span.phase)
+        self.metrics.set("startup_phase_seconds", total_seconds(spans), phase="total")
+        for source, number in Counter(program.source for program in facts.startup.programs).items():
+            self.metrics.set("startup_programs", number, source=source)
+        return spans
+
     async def drain(self, stop_now: asyncio.Event, engine_gone: Coroutine[Any, Any, Any]) -> None:
         """Refuse new requests, let those under way finish for a while, and end the rest with an error."""
         client, timeout_s = self.client, self.config.server.shutdown_timeout
@@ -98,11 +119,12 @@ async def serving_api(
 ) -> AsyncIterator[ApiProcess]:
     """API process `index` of `--api-processes`, answering on `listener` inside the block.
 
-    Until a tokenizer is installed and the engine ready, requests are refused as "loading".
+    Until a tokenizer is installed and an engine ready, requests are refused as "loading".
+    address: of the first engine; other sockets of ours lie beside it.
     """
     siblings = Siblings(index, config.server.api_processes, folder_of(address))
-    with contextlib.closing(EngineConnection(address)) as connection, tokenization() as tokens:
-        state = make_state(config, siblings, connection, tokens, on_progress)
+    with tokenization() as tokens:
+        state = make_state(config, siblings, tokens, on_progress)
         http = listening(
             make_app(state),
             listener,
@@ -115,7 +137,6 @@ async def serving_api(
             contextlib.aclosing(state.responses),
             siblings.answering(state.metrics, state.responses.answers),
             http,
-            running(state.client.run()),
         ):
             yield ApiProcess(config, state)
 
@@ -123,11 +144,10 @@ async def serving_api(
 def make_state(
     config: Config,
     siblings: Siblings,
-    connection: EngineConnection,
     tokens: Tokenization,
     on_progress: Callable[[StartupProgress], None],
 ) -> ServerState:
-    """What requests need, as the config has it. Whoever asks for it runs the client and closes the rest."""
+    """What requests need, as the config has it. Whoever asks for it gives the client an engine and closes the rest."""
     server, names, adapters = config.server, model_names(config), config.model.adapters
     if both := adapters.keys() & set(names):
         raise ConfigError(f"--lora-modules: {min(both)!r} is what the model itself is called")
@@ -141,7 +161,6 @@ def make_state(
         model_names=names,
         adapters=adapters,
         client=EngineClient(
-            connection,
             metrics,
             max_queued_requests=config.scheduler.max_queued_requests,
             max_queued_tokens=config.scheduler.max_queued_tokens,

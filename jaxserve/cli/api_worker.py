@@ -1,12 +1,12 @@
 """A further API process: `python -m jaxserve.cli.api_worker LISTENER`, started by `cli.api_workers`.
 
 argument  the descriptor of its listening socket
-stdin     one line, an ApiWorkerSpec; then a line that says why, when the engine is gone; its end is the
-          parent's death, and ours
+stdin     one line, an ApiWorkerSpec; then orders, each a line: NextEngine where the engine is gone and another is
+          started, Stop where there will be none; its end is the parent's death, and ours
 stdout    one line when it takes requests
 SIGTERM   drain and exit 0
 SIGINT    after that: at once
-exit      0 stopped, 1 the engine or the parent is gone, 2 could not start
+exit      0 stopped, 1 told to stop or the parent is gone, 2 could not start
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -40,12 +40,28 @@ class ApiWorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     config: Config
     model_path: str
     address: str
-    """Where the engine listens."""
+    """Where the first engine listens."""
     index: int
     """Its number; the parent is 0."""
 
     def to_line(self) -> bytes:
         return msgspec.json.encode(self) + b"\n"
+
+
+class NextEngine(msgspec.Struct, frozen=True, tag_field="order", tag="next_engine"):
+    """The engine is gone: end its requests, and turn to the next one."""
+
+    address: str
+
+
+class Stop(msgspec.Struct, frozen=True, tag_field="order", tag="stop"):
+    """The server ends: end all requests with an error, and exit."""
+
+    reason: str
+
+
+Order: TypeAlias = NextEngine | Stop
+_ORDER: Final[msgspec.json.Decoder[Order]] = msgspec.json.Decoder(Order)
 
 
 async def serve(listener: socket.socket) -> int:
@@ -58,17 +74,28 @@ async def serve(listener: socket.socket) -> int:
             tokenizer = await in_thread(lambda: tokenizer_of(spec.config, Path(spec.model_path)))
             async with serving_api(spec.config, spec.address, listener, spec.index) as api:
                 api.install(tokenizer, Path(spec.model_path))
-                return await _live(api, orders, stop)
+                return await _live(api, spec.address, orders, stop)
 
 
-async def _live(api: ApiProcess, orders: asyncio.StreamReader, stop: StopSignals) -> int:
-    async with running(_last_word(orders)) as last_word, running(_announce(api)):
-        await first_of(stop.first.wait(), asyncio.wait({last_word}))
-        if not last_word.done():
-            await api.drain(stop.second, asyncio.wait({last_word}))
+async def _live(api: ApiProcess, address: str, orders: asyncio.StreamReader, stop: StopSignals) -> int:
+    async with running(_engine_lives(api, address, orders)) as engine_lives, running(_announce(api)):
+        await first_of(stop.first.wait(), asyncio.wait({engine_lives}))
+        if not engine_lives.done():
+            await api.drain(stop.second, asyncio.wait({engine_lives}))
             return 0
-        await api.fail(last_word.result(), stop.first)
+        await api.fail(engine_lives.result(), stop.first)
         return 1
+
+
+async def _engine_lives(api: ApiProcess, address: str, orders: asyncio.StreamReader) -> str:
+    """Turn from one engine to the next as we are told; returns why there is none any more."""
+    while True:
+        async with api.engine_life(address):
+            order = await _next_order(orders)
+            if isinstance(order, Stop):
+                api.client.fail(order.reason)  # here: behind the block requests would be told to wait for the next
+                return order.reason
+        address = order.address
 
 
 async def _announce(api: ApiProcess) -> None:
@@ -77,12 +104,12 @@ async def _announce(api: ApiProcess) -> None:
     sys.stdout.flush()
 
 
-async def _last_word(orders: asyncio.StreamReader) -> str:
-    """Why the engine is gone, once it is. Without a parent there is nobody to serve for: exits at once."""
+async def _next_order(orders: asyncio.StreamReader) -> Order:
+    """What the parent wants. Without one there is nobody to serve for: exits at once."""
     line = await orders.readline()
     if not line:
         os._exit(1)
-    return line.decode().rstrip("\n")
+    return _ORDER.decode(line)
 
 
 @contextlib.asynccontextmanager

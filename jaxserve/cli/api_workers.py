@@ -11,8 +11,10 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from jaxserve.cli.api_process import ABORT_FLUSH_S, DEATH_GRACE_S
-from jaxserve.cli.api_worker import READY_LINE, ApiWorkerSpec
+from jaxserve.cli.api_worker import READY_LINE, ApiWorkerSpec, NextEngine, Order, Stop
 from jaxserve.config import Config
 from jaxserve.errors import StartupError
 
@@ -62,14 +64,14 @@ class ApiWorkers:
             if process.returncode is None:
                 process.send_signal(number)
 
+    async def turn_to(self, address: str) -> None:
+        """Have all end the requests of an engine that is gone, and turn to the one that will listen at `address`."""
+        await self._tell(NextEngine(address))
+
     async def fail(self, reason: str) -> None:
         """Have all end their requests with an error and exit."""
         self._patience_s = DEATH_GRACE_S + STOP_GRACE_S
-        for process in self._processes:
-            assert process.stdin is not None, "stdin is a pipe"
-            with contextlib.suppress(ConnectionError):
-                process.stdin.write(reason.encode() + b"\n")
-                await process.stdin.drain()
+        await self._tell(Stop(reason))
 
     async def wait_ended(self) -> None:
         """Wait for all that were told to end, as long as that may take; kill those that are left."""
@@ -81,6 +83,14 @@ class ApiWorkers:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+    async def _tell(self, order: Order) -> None:
+        line = msgspec.json.encode(order) + b"\n"
+        for process in self._processes:
+            assert process.stdin is not None, "stdin is a pipe"
+            with contextlib.suppress(ConnectionError):  # it is dead: `wait_one_ended` tells
+                process.stdin.write(line)
+                await process.stdin.drain()
 
 
 @contextlib.asynccontextmanager

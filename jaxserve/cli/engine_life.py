@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
+from jaxserve.cli.options import child_environment
 from jaxserve.cli.tasks import first_of
 from jaxserve.engine.launcher import EngineProcess
+from jaxserve.engine.spawn import Spawned
+from jaxserve.engine.spec import EngineSpec
 from jaxserve.errors import CheckpointError
+from jaxserve.ipc.address import remove_socket
 from jaxserve.ipc.messages import ModelFacts
-from jaxserve.server.client import EngineClient
+from jaxserve.server.link import EngineLink
 from jaxserve.tokenizer.tokenizer import Tokenizer
 
 LAST_WORDS_S: Final = 0.2
@@ -18,13 +24,33 @@ LAST_WORDS_S: Final = 0.2
 ENGINE_STOP_TIMEOUT_S: Final = 5.0
 
 
-async def wait_started(client: EngineClient, engine: EngineProcess) -> ModelFacts:
+@contextlib.asynccontextmanager
+async def engine_process(spec: EngineSpec, process: Spawned | None = None) -> AsyncIterator[EngineProcess]:
+    """An engine inside the block; it has ended behind it. `process`: to be used instead of a new one."""
+    engine = await EngineProcess.start(spec, child_environment(), process)
+    try:
+        yield engine
+    finally:
+        try:
+            await engine.terminate(ENGINE_STOP_TIMEOUT_S)
+        finally:
+            remove_socket(spec.address)
+
+
+async def wait_started(link: EngineLink, engine: EngineProcess) -> ModelFacts:
     """The facts of the loaded model. Raises StartupError when the engine refuses, or ends before it is ready."""
-    await first_of(client.wait_started(), engine.wait())
-    if client.facts is None:
+    await first_of(link.wait_started(), engine.wait())
+    if link.facts is None:
         await asyncio.sleep(LAST_WORDS_S)
-        client.fail(f"{obituary(engine.returncode)} before it was ready")  # unless it said why
-    return await client.wait_started()
+        link.end(f"{obituary(engine.returncode)} before it was ready")  # unless it said why
+    return await link.wait_started()
+
+
+async def wait_dead(link: EngineLink, engine: EngineProcess) -> str:
+    """Wait for the end of an engine, and for its last words; returns how it ended."""
+    await first_of(link.wait_over(), engine.wait())
+    await asyncio.sleep(LAST_WORDS_S)
+    return link.reason or obituary(engine.returncode)
 
 
 def check_tokenizer(tokenizer: Tokenizer, facts: ModelFacts, path: Path) -> None:

@@ -2,8 +2,10 @@
 
 SIGTERM, SIGINT   `/ready` turns 503, requests under way may finish (`--shutdown-timeout`), the rest ends
                   with an error; a second signal ends everything at once. Exit 0.
-a process dies    the engine or a further API process: requests under way end with an error, `/health` turns
-                  503 for a moment. Exit 1.
+the engine dies   requests under way end with an error, and another one is started (`cli.engine_keeper`), up to
+                  `--engine-restarts` times in a while; then as with other processes.
+a process dies    a further API process: requests under way end with an error, `/health` turns 503 for a
+                  moment. Exit 1.
 cannot start      one line on stderr. Exit 2.
 """
 
@@ -17,8 +19,8 @@ import os
 import socket
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from jaxserve.checkpoint.source import resolve
@@ -26,18 +28,12 @@ from jaxserve.cli.api_keys import api_keys
 from jaxserve.cli.api_process import ApiProcess, model_names, serving_api, tokenizer_of
 from jaxserve.cli.api_workers import ApiWorkers, api_workers
 from jaxserve.cli.descriptors import allow_connections
-from jaxserve.cli.engine_life import (
-    ENGINE_STOP_TIMEOUT_S,
-    LAST_WORDS_S,
-    check_tokenizer,
-    obituary,
-    wait_started,
-)
-from jaxserve.cli.options import child_environment, describe
+from jaxserve.cli.engine_keeper import EngineKeeper
+from jaxserve.cli.engine_life import check_tokenizer
+from jaxserve.cli.options import describe
 from jaxserve.cli.progress import StartupDisplay
-from jaxserve.cli.tasks import StopSignals, first_of, in_thread, running
+from jaxserve.cli.tasks import StopSignals, in_thread, running
 from jaxserve.config import Config
-from jaxserve.engine.launcher import EngineProcess
 from jaxserve.engine.spawn import Spawned
 from jaxserve.engine.spec import EngineSpec
 from jaxserve.executor.fake import FakeOptions
@@ -45,9 +41,8 @@ from jaxserve.ipc.address import own_address
 from jaxserve.ipc.messages import ModelFacts, StartupProgress
 from jaxserve.ipc.report import process_start_s
 from jaxserve.log import configure_logging, line_of
-from jaxserve.server.client import EngineClient
 from jaxserve.server.listener import bind_sockets
-from jaxserve.server.startup import startup_table, total_seconds
+from jaxserve.server.startup import startup_table
 from jaxserve.tokenizer.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -121,45 +116,46 @@ class _Server:
             display.enter_context(self._display)
             model = self._config.model
             path = await _phase(api, "model", lambda: resolve(model.model, model.revision))
-            engine = await EngineProcess.start(
-                EngineSpec(
-                    config=self._config,
-                    model_path=str(path),
-                    address=address,
-                    executor=self._executor,
-                    fake=self._fake,
-                    phases=api.startup.own.take(),
-                ),
-                child_environment(),
-                self._spawned,
-            )
-            try:
+            keeper = self._engine_keeper(api, path, address)
+            async with running(keeper.run()) as engine_end:
                 tokenizer = await _phase(api, "tokenizer", lambda: tokenizer_of(self._config, path))
                 api.install(tokenizer, path)
                 async with api_workers(self._config, path, address, self._listeners[1:]) as workers:
                     self._workers = workers
-                    facts = await wait_started(api.client, engine)
-                    check_tokenizer(tokenizer, facts, path)
-                    await workers.wait_ready()
-                    display.close()
-                    _report_start(api, facts)
-                    line = line_of(self._announcement(tokenizer, facts))
-                    with contextlib.suppress(OSError):  # nobody reads it: no reason to stop, now or in a last flush
-                        os.write(sys.stdout.fileno(), f"{line}\n".encode())
-                    reason = await _wait_ended(api.client, engine, workers)
-                    await asyncio.sleep(LAST_WORDS_S)
+                    async with running(_all_ready(api, tokenizer, path, workers)) as ready:
+                        await asyncio.wait({ready, engine_end}, return_when=asyncio.FIRST_COMPLETED)
+                        if not engine_end.done():
+                            facts = ready.result()
+                            keeper.allow_restarts()
+                            display.close()
+                            _report_start(api, facts)
+                            self._announce(tokenizer, facts)
+                    reason = await _first_end(engine_end, workers)
                     api.client.fail(reason)  # now: the end of the other processes takes a while
                     await workers.fail(reason)
                     return reason
-            finally:
-                await engine.terminate(ENGINE_STOP_TIMEOUT_S)
+
+    def _engine_keeper(self, api: ApiProcess, path: Path, address: str) -> EngineKeeper:
+        spec = EngineSpec(
+            config=self._config,
+            model_path=str(path),
+            address=address,
+            executor=self._executor,
+            fake=self._fake,
+            phases=api.startup.own.take(),
+        )
+        return EngineKeeper(api, spec, self._spawned, self._turn_workers)
+
+    async def _turn_workers(self, address: str) -> None:
+        if self._workers is not None:
+            await self._workers.turn_to(address)
 
     def _pass_on_signal(self) -> None:
         if self._workers is not None:
             self._workers.terminate()
 
-    def _announcement(self, tokenizer: Tokenizer, facts: ModelFacts) -> str:
-        """The URL and a command to paste, in one line."""
+    def _announce(self, tokenizer: Tokenizer, facts: ModelFacts) -> None:
+        """Print the URL and a command to paste, in one line."""
         host, port = self._listeners[0].getsockname()[:2]
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -173,7 +169,9 @@ class _Server:
             path, name, prompt = "completions", "prompt", "Once upon a time"
         data = json.dumps({"model": model_names(self._config)[0], name: prompt}).replace("'", "'\\''")
         curl = f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{data}'"
-        return f"jaxserve is ready at {url} - try: {curl}"
+        line = line_of(f"jaxserve is ready at {url} - try: {curl}")
+        with contextlib.suppress(OSError):  # nobody reads it: no reason to stop, now or in a last flush
+            os.write(sys.stdout.fileno(), f"{line}\n".encode())
 
 
 async def _phase(api: ApiProcess, name: str, work: Callable[[], T]) -> T:
@@ -186,22 +184,22 @@ async def _phase(api: ApiProcess, name: str, work: Callable[[], T]) -> T:
     return result
 
 
+async def _all_ready(api: ApiProcess, tokenizer: Tokenizer, path: Path, workers: ApiWorkers) -> ModelFacts:
+    """Wait until engine and API processes take requests. Raises StartupError."""
+    facts = await api.client.wait_started()
+    check_tokenizer(tokenizer, facts, path)
+    await workers.wait_ready()
+    return facts
+
+
 def _report_start(api: ApiProcess, facts: ModelFacts) -> None:
     """Every phase, in the log and as metrics."""
-    spans = api.startup.spans(facts.startup)
-    for line in startup_table(spans, facts.startup):
+    for line in startup_table(api.record_start(facts), facts.startup):
         _log.info("%s", line)
-    for span in spans:
-        api.metrics.set("startup_phase_seconds", span.seconds, phase=span.phase)
-    api.metrics.set("startup_phase_seconds", total_seconds(spans), phase="total")
-    for source, number in Counter(program.source for program in facts.startup.programs).items():
-        api.metrics.set("startup_programs", number, source=source)
 
 
-async def _wait_ended(client: EngineClient, engine: EngineProcess, workers: ApiWorkers) -> str:
-    """Wait until one of them is gone; returns what happened."""
+async def _first_end(engine_end: asyncio.Task[str], workers: ApiWorkers) -> str:
+    """Wait until there is no engine any more, or one of the workers is gone; returns what happened."""
     async with running(workers.wait_one_ended()) as worker_end:
-        await first_of(engine.wait(), client.wait_failed(), asyncio.wait({worker_end}))
-        if worker_end.done():
-            return worker_end.result()
-    return client.ailment() or obituary(engine.returncode)
+        await asyncio.wait({engine_end, worker_end}, return_when=asyncio.FIRST_COMPLETED)
+        return (engine_end if engine_end.done() else worker_end).result()

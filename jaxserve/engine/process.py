@@ -33,7 +33,7 @@ from jaxserve.executor.fake_embedding import FakeEmbeddingExecutor
 from jaxserve.executor.profiler import Profiler
 from jaxserve.executor.protocol import EmbeddingExecutor, Executor, Progress
 from jaxserve.executor.task import resolve_task
-from jaxserve.ipc.address import discard_address
+from jaxserve.ipc.address import discard_address, remove_socket
 from jaxserve.ipc.report import PhaseClock, StartupReport, process_start_s
 from jaxserve.ipc.transport import EngineSocket
 from jaxserve.kv.manager import KVManager
@@ -77,7 +77,7 @@ def main() -> int:
         return error.exit_code
     finally:
         socket.close(_LINGER_S)
-        discard_address(spec.address)
+        remove_socket(spec.address)
 
 
 def serve(spec: EngineSpec, socket: EngineSocket, should_stop: Callable[[], bool]) -> int:

@@ -19,6 +19,8 @@ from jaxserve.errors import ConfigError
 
 _SCHEME: Final = "ipc://"
 _PREFIX: Final = "jaxserve-ipc-"
+_MAX_LIFE: Final = 999
+"""The largest number in a socket's name: the length of the longest name is known from the start."""
 _MAX_PATH_BYTES: Final = 107
 """`sun_path` of a Linux socket address, without the closing zero."""
 
@@ -45,16 +47,27 @@ def new_address(directory: str | None = None) -> str:
         raise ConfigError(f"cannot make a directory for the IPC socket{where}: {error.strerror} (--uds-dir)") from error
     path = Path(private, "engine.sock")
     try:
-        _check_length(path)
+        _check_length(Path(_numbered(path, _MAX_LIFE)))
     except ConfigError:
         path.parent.rmdir()
         raise
     return f"{_SCHEME}{path}"
 
 
+def address_of_life(address: str, number: int) -> str:
+    """Where the engine listens that was started `number` times again: whoever still knows an earlier one cannot reach it."""
+    return _numbered(address, number % (_MAX_LIFE + 1)) if number else address  # the numbers begin again some day
+
+
 def folder_of(address: str) -> Path:
     """The private directory of an address: other sockets of the same server may live there."""
     return Path(address.removeprefix(_SCHEME)).parent
+
+
+def remove_socket(address: str) -> None:
+    """Remove the socket of an engine that is gone. The directory is its owner's."""
+    with contextlib.suppress(OSError):  # the directory is gone already
+        Path(address.removeprefix(_SCHEME)).unlink(missing_ok=True)
 
 
 def discard_address(address: str) -> None:
@@ -121,6 +134,10 @@ def _remove_abandoned(parent: Path) -> None:
                     path.unlink()
             folder.rmdir()
         os.close(lock)
+
+
+def _numbered(address: str | Path, number: int) -> str:
+    return f"{str(address).removesuffix('.sock')}-{number}.sock"
 
 
 def _check_length(path: Path) -> None:

@@ -15,8 +15,8 @@ from aiohttp import web
 
 from jaxserve.errors import RequestError, invalid, unsupported
 from jaxserve.ipc.messages import AddRequest, Grammar, ModelFacts, RequestOutput
-from jaxserve.server.client import Generation
 from jaxserve.server.errors import hide_internal_error
+from jaxserve.server.link import Generation
 from jaxserve.server.reading import ReplyReading
 from jaxserve.server.request_id import request_id_of
 from jaxserve.server.schema.common import CommonFields, GenerationFields, resolve_max_tokens

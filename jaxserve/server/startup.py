@@ -36,7 +36,7 @@ class PhaseProgress:
 
 
 class StartupLog:
-    """The start of one server, seen from one API process."""
+    """The start of one server, or of an engine after another, seen from one API process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -44,6 +44,12 @@ class StartupLog:
         self._latest: str | None = None
         self.own = PhaseClock()
         """Phases of this process."""
+
+    def begin_again(self) -> None:
+        """An engine is started anew: what is told from now on is its start alone."""
+        self._phases.clear()
+        self._latest = None
+        self.own = PhaseClock()
 
     def note(self, progress: StartupProgress) -> PhaseProgress:
         """Take over one message; returns its phase as it is now."""

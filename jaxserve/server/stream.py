@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from jaxserve.ipc.messages import AddRequest, RequestOutput, TokenLogprobs
 from jaxserve.metrics import Metrics
-from jaxserve.server.client import Generation
 from jaxserve.server.content_tokens import ContentToken, ContentTokens
 from jaxserve.server.errors import error_from_fault
+from jaxserve.server.link import Generation
 from jaxserve.server.logprobs import ScoredToken, prompt_tokens
 from jaxserve.server.parsers.events import Event, merged
 from jaxserve.server.parsers.parser import OutputParser

@@ -72,13 +72,27 @@ class Server:
         until(lambda: self.metric(sample) == value, f"{sample} never became {value}")
 
     def engine_pid(self) -> int:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return int(children[0])
+        """The process of the engine that was started last."""
+        (pid,) = (pid for pid in children_of(self.process.pid) if b"jaxserve.engine.process" in command_of(pid))
+        return pid
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and wait for the end."""
         self.process.send_signal(number)
         return self.process.wait(30)
+
+
+def children_of(pid: int) -> list[int]:
+    """The child processes of `pid`."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def command_of(pid: int) -> bytes:
+    """The command line of process `pid`; nothing of one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 def until(condition: Any, complaint: str, timeout_s: float = 20.0) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.http_server import Server, running, until
+from tests.e2e.http_server import Server, children_of, running, until
 from tests.e2e.test_http_lifecycle import LONG, SLOW, is_alive, read_all, start_error
 from tests.e2e.test_http_raw import open_post, read_until
 from tests.processes import frozen, is_pending
@@ -23,9 +23,8 @@ TWO: dict[str, Any] = {"api_processes": 2}
 
 
 def children(server: Server) -> list[int]:
-    """The engine first, then the further API processes."""
-    text = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
-    return [int(pid) for pid in text.split()]
+    """The first engine first, then the further API processes."""
+    return children_of(server.process.pid)
 
 
 def open_streams(server: Server, count: int) -> list[socket.socket]:
@@ -136,7 +135,7 @@ def test_a_busy_process_learns_of_the_second_signal() -> None:
 @pytest.mark.parametrize("victim", [0, 1])
 def test_death_of_one_process_ends_all_requests_and_the_server(victim: int) -> None:
     """Of a dead API process' own clients nothing can be told: their connections break."""
-    with running(SLOW, server=TWO) as server:
+    with running(SLOW, server=TWO | {"engine_restarts": 0}) as server:
         pids = children(server)
         streams = open_streams(server, 12)
         num_lost = connections_of(pids[1], server.port) if victim == 1 else 0

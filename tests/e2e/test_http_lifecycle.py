@@ -127,8 +127,8 @@ def test_second_signal_ends_at_once() -> None:
         assert server.process.wait(10) == 0
 
 
-def test_killed_engine_ends_streams_cleanly_and_turns_health_red() -> None:
-    with running(SLOW) as server:
+def test_killed_engine_that_may_not_be_started_again_ends_streams_cleanly_and_turns_health_red() -> None:
+    with running(SLOW, server={"engine_restarts": 0}) as server:
         streamed = open_post(server, LONG)
         plain = open_post(server, LONG | {"stream": False})
         read_until(streamed, b'"text"')

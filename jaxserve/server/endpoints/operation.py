@@ -18,7 +18,7 @@ from jaxserve.server.state import STATE, ServerState
 
 @partial(Route, "GET", "/health", is_public=True, tag="Operation", reply=Healthy, other_replies=((503, Unhealthy),))
 async def health(request: web.Request) -> web.StreamResponse:
-    """Whether this server is worth keeping: 503 once the engine is dead or sick."""
+    """Whether this server is worth keeping: 503 once the engine is sick, or dead for good."""
     ailment = request.app[STATE].client.ailment()
     return json_reply(Healthy()) if ailment is None else json_reply(Unhealthy(ailment), status=503)
 

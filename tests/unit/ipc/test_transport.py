@@ -16,7 +16,7 @@ import zmq
 
 from jaxserve.errors import ConfigError
 from jaxserve.ipc import address as address_module
-from jaxserve.ipc.address import discard_address, folder_of, new_address, own_address, private_path
+from jaxserve.ipc.address import address_of_life, discard_address, folder_of, new_address, own_address, private_path
 from jaxserve.ipc.codec import ProtocolError
 from jaxserve.ipc.messages import (
     Abort,
@@ -76,6 +76,32 @@ async def test_message_sent_before_the_engine_listens_arrives(address: str) -> N
     assert expect(engine)[0][1] == Hello()
     engine.close()
     connection.close()
+
+
+async def test_what_is_said_to_a_dead_engine_reaches_no_next_one(address: str) -> None:
+    late = EngineConnection(address)
+    await late.send(Hello())
+    first = EngineSocket(address)
+    expect(first)
+    first.close()
+    await late.send(AddRequest(RequestId("stale"), [1], SamplingParams()))
+    next_address = address_of_life(address, 1)
+    second, connection = EngineSocket(next_address), EngineConnection(next_address)
+    await connection.send(Hello())
+    assert [message for _, message in expect(second)] == [Hello()]
+    again = EngineSocket(address)  # as it would be at the address of the first: by now it has been delivered
+    stale = expect(again)[0][1]
+    assert isinstance(stale, AddRequest) and stale.request_id == "stale"
+    assert second.receive(0) == []
+    for end in (late, connection, second, again):
+        end.close()
+
+
+def test_every_life_of_an_engine_has_an_address_of_its_own_beside_the_first(address: str) -> None:
+    addresses = [address_of_life(address, number) for number in range(1000)]
+    assert addresses[0] == address and len(set(addresses)) == 1000
+    assert {folder_of(other) for other in addresses} == {folder_of(address)}
+    assert address_of_life(address, 1001) == addresses[1]
 
 
 async def test_each_client_gets_the_news_of_its_own_requests(engine: EngineSocket, address: str) -> None:

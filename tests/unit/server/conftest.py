@@ -35,6 +35,7 @@ from jaxserve.server.auth import KeyRing
 from jaxserve.server.client import EngineClient
 from jaxserve.server.cors import CorsPolicy
 from jaxserve.server.grammars import GrammarChecker
+from jaxserve.server.link import EngineLink
 from jaxserve.server.listener import bind_sockets, listening
 from jaxserve.server.parsers.dialect import Dialect
 from jaxserve.server.responses.desk import ResponseDesk
@@ -133,6 +134,9 @@ class Api:
     http: ClientSession
     engine: ScriptedEngine
     client: EngineClient
+    link: EngineLink
+    life: contextlib.AsyncExitStack
+    """Of `engine`: closed, it is over."""
     metrics: Metrics
     tokenizer: Tokenizer
     responses: ResponseDesk
@@ -177,7 +181,6 @@ async def running_api(
 
     metrics = Metrics("tiny")
     client = EngineClient(
-        engine,
         metrics,
         max_queued_requests=MAX_QUEUED_REQUESTS,
         max_queued_tokens=max_queued_tokens,
@@ -205,13 +208,13 @@ async def running_api(
             grammars=GrammarChecker(StructuredConfig()),
             responses=ResponseDesk(responses or ResponsesConfig(), ALONE),
         )
-        run = asyncio.create_task(client.run())
-        if is_ready:
-            engine.say(Ready(msgspec.structs.replace(FACTS, max_model_len=max_model_len)))
-            await client.wait_started()
-        with bind_sockets("127.0.0.1", 0, 1)[0] as listener:
-            port = listener.getsockname()[1]
-            try:
+        async with contextlib.AsyncExitStack() as life:
+            link = await life.enter_async_context(client.life(engine))
+            if is_ready:
+                engine.say(Ready(msgspec.structs.replace(FACTS, max_model_len=max_model_len)))
+                await client.wait_started()
+            with bind_sockets("127.0.0.1", 0, 1)[0] as listener:
+                port = listener.getsockname()[1]
                 async with (
                     listening(
                         make_app(state),
@@ -222,10 +225,7 @@ async def running_api(
                     ),
                     ClientSession(f"http://127.0.0.1:{port}/") as http,
                 ):
-                    yield Api(http, engine, client, metrics, tokenizer, state.responses, port)
-            finally:
-                run.cancel()
-                await asyncio.wait({run})
+                    yield Api(http, engine, client, link, life, metrics, tokenizer, state.responses, port)
 
 
 @pytest.fixture

@@ -26,12 +26,13 @@ from jaxserve.ipc.messages import (
 )
 from jaxserve.metrics import Metrics
 from jaxserve.sampling.params import SamplingParams
-from jaxserve.server import client as client_module
-from jaxserve.server.client import EngineClient, Generation
+from jaxserve.server import link as link_module
+from jaxserve.server.client import EngineClient
+from jaxserve.server.link import Generation
 from jaxserve.server.listener import NUM_SURPLUS
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from jaxserve.types import RequestId
-from tests.unit.server.conftest import ALONE, FACTS, Api, running_api
+from tests.unit.server.conftest import ALONE, FACTS, Api, ScriptedEngine, running_api
 
 
 def add(name: str) -> AddRequest:
@@ -123,11 +124,48 @@ async def test_broken_connection_counts_as_a_dead_engine() -> None:
         async def receive(self) -> FromEngine:
             raise OSError("gone")
 
-    client = EngineClient(Broken(), Metrics("tiny"), max_queued_requests=1, siblings=ALONE)
-    await client.run()
-    assert client.ailment() == "the connection to the engine broke"
-    with pytest.raises(StartupError):
-        await client.wait_started()
+    client = EngineClient(Metrics("tiny"), max_queued_requests=1, siblings=ALONE)
+    async with client.life(Broken()) as link:
+        await link.wait_over()
+        assert client.ailment() == link.reason == "the connection to the engine broke"
+        with pytest.raises(StartupError):
+            await link.wait_started()
+    assert client.ailment() is None, "there may be a next one"
+
+
+async def test_next_engine_hears_nothing_that_was_meant_for_the_last(api: Api) -> None:
+    with api.client.generate([add("a")]) as generation:
+        await api.engine.added()
+        api.engine.say(Heartbeat(EngineStats(1, 2, 0.5, compilations={"warmup": 7})))
+        await api.engine.is_heard()
+        await api.life.aclose()
+        for path, status in (("/health", 200), ("/ready", 503)):
+            async with api.http.get(path) as response:
+                assert response.status == status
+        with pytest.raises(UnavailableError, match="loading"), api.client.generate([add("b")]):
+            pass
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+            assert api.metrics.value(name) == 0
+        engine = ScriptedEngine()
+        async with api.client.life(engine) as link:
+            with pytest.raises(UnavailableError, match="loading"), api.client.generate([add("b")]):
+                pass
+            engine.say(Ready(FACTS))
+            await link.wait_started()
+            engine.say(Heartbeat(EngineStats(0, 0, 0.0, compilations={"warmup": 5})))
+            with api.client.generate([add("c")]) as other:
+                request = await engine.added()
+                assert request.request_id == "c"
+                engine.output(request, [3], finish_reason="stop")
+                assert [o.token_ids for o in await drained(other)] == [[3]]
+            outputs = await drained(generation)
+            assert [(o.request_id, o.finish_reason) for o in outputs] == [("a", "error")]
+            generation.stop(RequestId("a"))
+            with api.client.generate([add("d")]):
+                await engine.added()
+            assert await engine.was_aborted() == "d"
+    assert (engine.said_hello, engine.aborted, api.engine.aborted) == (True, ["d"], [])
+    assert api.metrics.value("compilations", phase="warmup") == 12
 
 
 async def test_failed_start_is_told_in_the_engines_words(tokenizer: Tokenizer) -> None:
@@ -135,14 +173,14 @@ async def test_failed_start_is_told_in_the_engines_words(tokenizer: Tokenizer) -
         api.engine.say(StartupProgress("load", 3, 9))
         api.engine.say(StartupFailed("model.safetensors: truncated"))
         with pytest.raises(StartupError, match=r"^model.safetensors: truncated$"):
-            await api.client.wait_started()
+            await api.link.wait_started()
         assert api.engine.said_hello
         assert api.engine.marks.get_nowait() == StartupProgress("load", 3, 9)
 
 
 async def test_silence_with_work_is_sick_and_without_work_is_not(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(client_module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(link_module.time, "monotonic", lambda: now)
     now += 500
     assert api.client.ailment() is None
     with api.client.generate([add("a")]) as generation:
