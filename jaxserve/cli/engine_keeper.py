@@ -17,7 +17,6 @@ import msgspec
 
 from jaxserve.cli.api_process import ApiProcess
 from jaxserve.cli.engine_life import engine_process, wait_dead, wait_started
-from jaxserve.engine.launcher import EngineProcess
 from jaxserve.engine.spawn import Spawned
 from jaxserve.engine.spec import EngineSpec
 from jaxserve.errors import StartupError
@@ -76,8 +75,8 @@ class EngineKeeper:
         """Keep an engine running; returns why there is none any more. Raises StartupError where the first cannot start."""
         spec, process = self._spec, self._process
         for number in itertools.count(1):
-            async with self._api.engine_life(spec.address) as link, engine_process(spec, process) as engine:
-                reason = await self._end_of(link, engine)
+            async with self._api.engine_life(spec.address) as link:
+                reason = await self._end_of(link, spec, process)
                 if not self._takes_restart():
                     self._api.client.fail(reason)  # here: behind the block requests would be told to wait for the next
                     return reason
@@ -88,20 +87,21 @@ class EngineKeeper:
             spec, process = msgspec.structs.replace(self._spec, address=address, phases=[]), None
         raise AssertionError("numbers do not end")
 
-    async def _end_of(self, link: EngineLink, engine: EngineProcess) -> str:
-        """Wait for the end of an engine; returns how it ended. Raises StartupError where it is the first and never began."""
+    async def _end_of(self, link: EngineLink, spec: EngineSpec, process: Spawned | None) -> str:
+        """One engine from its start to its end; returns how it ended. Raises StartupError where the first cannot start."""
         try:
-            facts = await wait_started(link, engine)
+            async with engine_process(spec, process) as engine:
+                facts = await wait_started(link, engine)
+                if self._lost_s is not None:
+                    self._api.record_start(facts)
+                    _log.info("the engine is back after %.1f s", time.monotonic() - self._lost_s)
+                reason = await wait_dead(link, engine)
+                self._lost_s = time.monotonic()
+                return reason
         except StartupError as error:
             if self._lost_s is None:
                 raise
             return str(error)
-        if self._lost_s is not None:
-            self._api.record_start(facts)
-            _log.info("the engine is back after %.1f s", time.monotonic() - self._lost_s)
-        reason = await wait_dead(link, engine)
-        self._lost_s = time.monotonic()
-        return reason
 
     def _takes_restart(self) -> bool:
         if self._api.client.is_draining or not self._may_restart:

@@ -13,7 +13,7 @@ from jaxserve.cli.tasks import first_of
 from jaxserve.engine.launcher import EngineProcess
 from jaxserve.engine.spawn import Spawned
 from jaxserve.engine.spec import EngineSpec
-from jaxserve.errors import CheckpointError
+from jaxserve.errors import CheckpointError, StartupError
 from jaxserve.ipc.address import remove_socket
 from jaxserve.ipc.messages import ModelFacts
 from jaxserve.server.link import EngineLink
@@ -26,8 +26,14 @@ ENGINE_STOP_TIMEOUT_S: Final = 5.0
 
 @contextlib.asynccontextmanager
 async def engine_process(spec: EngineSpec, process: Spawned | None = None) -> AsyncIterator[EngineProcess]:
-    """An engine inside the block; it has ended behind it. `process`: to be used instead of a new one."""
-    engine = await EngineProcess.start(spec, child_environment(), process)
+    """An engine inside the block; it has ended behind it. Raises StartupError where there can be no process.
+
+    process: to be used instead of a new one.
+    """
+    try:
+        engine = await EngineProcess.start(spec, child_environment(), process)
+    except OSError as error:
+        raise StartupError(f"cannot start the engine process: {error.strerror}") from error
     try:
         yield engine
     finally:

@@ -21,7 +21,7 @@ _MIB = 1 << 20
 
 
 class StartupDisplay:
-    """Shows phases of the start on stderr. A context manager; closing leaves the bars as they are."""
+    """Shows phases of the start on stderr. A context manager; closing leaves the bars as they are, and shows no more."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         columns = (
@@ -37,6 +37,7 @@ class StartupDisplay:
         self._log = StartupLog(clock)
         self._tasks: dict[str, TaskID] = {}
         self._printed: dict[str, int] = {}
+        self._is_closed = False
 
     def __enter__(self) -> StartupDisplay:
         if self._bars is not None:
@@ -46,6 +47,7 @@ class StartupDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_closed = True
         if self._bars is not None:
             self._bars.stop()
 
@@ -54,7 +56,9 @@ class StartupDisplay:
         self.show(StartupProgress("compile", done, total, name))
 
     def show(self, progress: StartupProgress) -> None:
-        """Show one message."""
+        """Show one message. Those of an engine that is started again come when it is closed."""
+        if self._is_closed:
+            return
         name, done, total = progress.phase, progress.done, progress.total
         label, left = label_of(name), _time_left(self._log.note(progress).seconds_left(self._clock()))
         if self._bars is not None:

@@ -34,6 +34,10 @@ def await_back(server: Server, times: int = 1) -> None:
     until(lambda: server.output.count("the engine is back after") == times, "the engine never came back", 60)
 
 
+def further_process(server: Server) -> int:
+    return next(pid for pid in children_of(server.process.pid) if b"api_worker" in command_of(pid))
+
+
 def text_of(server: Server, body: dict[str, Any] = BODY) -> str:
     status, _, reply = server.request("POST", "/v1/completions", body)
     assert status == 200, reply
@@ -60,7 +64,7 @@ def test_streams_end_with_one_error_and_the_server_goes_on_with_the_next_engine(
         assert b" 503 " in read_until(plain, b"\r\n\r\n").splitlines()[0]
         streamed.close()
         plain.close()
-        until(lambda: server.metric("engine_restarts_total") >= 3, "a start that failed was not tried again")
+        until(lambda: server.metric("engine_restarts_total") >= 3, "a start that failed was not tried again", 60)
         assert server.request("GET", "/health")[0] == 200
         status, headers, data = server.request("GET", "/ready")
         assert (status, json.loads(data)["status"]) == (503, "loading")
@@ -146,6 +150,18 @@ def test_sigterm_while_there_is_no_engine_ends_cleanly(tmp_path: Path, api_proce
         assert "Traceback" not in server.output
 
 
+def test_further_process_that_dies_while_there_is_no_engine_ends_the_server(tmp_path: Path) -> None:
+    sections = {"uds_dir": str(tmp_path), "engine_restarts": 10**6, "api_processes": 2}
+    with running(SLOW, server=sections) as server:
+        further = further_process(server)
+        spoil(tmp_path)
+        kill_engine(server)
+        os.kill(further, signal.SIGKILL)
+        assert server.process.wait(30) == 1
+        server.reader.join(10)
+        assert "API process 1 ended with exit code -9; exiting" in server.output
+
+
 def test_engine_that_dies_while_the_server_drains_is_not_started_again() -> None:
     with running(SLOW) as server:
         stream = open_post(server, LONG)
@@ -176,7 +192,7 @@ def test_response_in_the_background_fails_and_is_kept() -> None:
 def test_every_process_turns_to_the_next_engine_and_brings_no_work_along() -> None:
     """One of them hears of it late: what its clients asked for meanwhile is meant for an engine that is gone."""
     with running(SLOW, server={"api_processes": 2}) as server:
-        further = next(pid for pid in children_of(server.process.pid) if b"api_worker" in command_of(pid))
+        further = further_process(server)
         streams = open_streams(server, 12)
         server.await_metric("num_requests_running", 12)
         held = [connections_of(pid, server.port) for pid in (server.process.pid, further)]
@@ -188,6 +204,8 @@ def test_every_process_turns_to_the_next_engine_and_brings_no_work_along() -> No
         os.kill(further, signal.SIGCONT)
         for stream in streams:
             assert read_until(stream, b"data: [DONE]\n\n").count(b'"error"') == 1
+        for stream in late:
+            read_until(stream, b"{")  # refused, or begun: by now nobody waits to be heard
         for stream in streams + late:
             stream.close()
         server.await_metric("num_requests_running", 0)

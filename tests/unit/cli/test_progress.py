@@ -16,6 +16,7 @@ def test_a_line_for_each_quarter_says_how_long_it_may_still_take(
         for done in range(9):
             display.show(StartupProgress("compile", done, 8))
             now_s += 2
+    display.show(StartupProgress("load", 0, 8))  # of a later start
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         "compile programs: 0/8",
