@@ -98,11 +98,10 @@ class EngineClient:
     def require_ready(self) -> ModelFacts:
         """The model's facts; raises UnavailableError while loading, draining or dead."""
         self.require_alive()
-        facts = self.facts
-        if facts is None:
-            raise UnavailableError(LOADING)
         if self._is_draining:
             raise UnavailableError("The server is shutting down.")
+        if (facts := self.facts) is None:
+            raise UnavailableError(LOADING)
         return facts
 
     def require_generation(self) -> ModelFacts:

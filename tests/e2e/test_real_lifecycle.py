@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.http_server import Server, until
+from tests.e2e.http_server import START_TIMEOUT_S, Server, until
 from tests.e2e.real_server import BATCH_PROGRAMS, FEW_PROGRAMS, model, serving_tiny
 from tests.e2e.test_http_lifecycle import is_alive
 from tests.e2e.test_http_raw import open_post, read_until
@@ -46,6 +47,18 @@ def test_second_start_compiles_no_program(tmp_path: Path) -> None:
         assert greedy(warm)["text"] == cold_text
         assert warmup_compilations(warm) == cold_compilations - NUM_PROGRAMS
     assert {file: file.stat().st_ino for file in cache.iterdir()} == files, "an entry was written again"
+
+
+def test_killed_engine_is_back_with_the_same_text_and_compiles_no_program(programs: Path) -> None:
+    with serving_tiny(*FEW_PROGRAMS, programs=programs) as server:
+        text = greedy(server)["text"]
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        until(lambda: "the engine is back after" in server.output, "never came back", START_TIMEOUT_S)
+        assert greedy(server)["text"] == text
+        report = json.loads(server.request("GET", "/startup")[2])
+        assert (report["status"], report["start"]) == ("started", "warm")
+        assert {"engine", "load", "compile"} < {phase["phase"] for phase in report["phases"]}
+        assert server.stop() == 0
 
 
 def test_sigterm_lets_a_real_request_finish(programs: Path) -> None:
