@@ -164,16 +164,17 @@ class EngineClient:
     def generate(self, requests: Sequence[AddRequest]) -> Generation:
         """News of `requests` once entered; each gets exactly one output with a `finish_reason`."""
         self.require_alive()
-        if self._link is None:
-            raise UnavailableError(LOADING)
-        return Generation(self._link, requests)
+        return Generation(self._require_link(), requests)
 
     async def command(self, order: Order) -> None:
         """Have the engine do something for whoever runs the server. Raises RequestError when it does not."""
         self.require_ready()
+        await self._require_link().command(order)
+
+    def _require_link(self) -> EngineLink:
         if self._link is None:
             raise UnavailableError(LOADING)
-        await self._link.command(order)
+        return self._link
 
     def require_alive(self) -> None:
         """Raises UnavailableError when the engine is given up."""
