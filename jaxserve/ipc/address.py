@@ -19,8 +19,8 @@ from jaxserve.errors import ConfigError
 
 _SCHEME: Final = "ipc://"
 _PREFIX: Final = "jaxserve-ipc-"
-_MAX_LIFE: Final = 999
-"""The largest number in a socket's name: the length of the longest name is known from the start."""
+_DIGITS: Final = 3
+"""Of the number in a socket's name: all names are of one length, which is known to fit from the start."""
 _MAX_PATH_BYTES: Final = 107
 """`sun_path` of a Linux socket address, without the closing zero."""
 
@@ -45,9 +45,9 @@ def new_address(directory: str | None = None) -> str:
     except OSError as error:
         where = "" if directory is None else f" in {directory!r}"
         raise ConfigError(f"cannot make a directory for the IPC socket{where}: {error.strerror} (--uds-dir)") from error
-    path = Path(private, "engine.sock")
+    path = Path(private, f"engine.{0:0{_DIGITS}}")
     try:
-        _check_length(Path(_numbered(path, _MAX_LIFE)))
+        _check_length(path)
     except ConfigError:
         path.parent.rmdir()
         raise
@@ -56,7 +56,7 @@ def new_address(directory: str | None = None) -> str:
 
 def address_of_life(address: str, number: int) -> str:
     """Where the engine listens that was started `number` times again: whoever still knows an earlier one cannot reach it."""
-    return _numbered(address, number % (_MAX_LIFE + 1)) if number else address  # the numbers begin again some day
+    return f"{address[:-_DIGITS]}{number % 10**_DIGITS:0{_DIGITS}}"  # the numbers begin again some day
 
 
 def folder_of(address: str) -> Path:
@@ -134,10 +134,6 @@ def _remove_abandoned(parent: Path) -> None:
                     path.unlink()
             folder.rmdir()
         os.close(lock)
-
-
-def _numbered(address: str | Path, number: int) -> str:
-    return f"{str(address).removesuffix('.sock')}-{number}.sock"
 
 
 def _check_length(path: Path) -> None:
