@@ -33,6 +33,7 @@ PARTS = (
     Part("int8", 40, "the same with smaller weights: fp8, int4 and int8"),
     Part("server", 80, "start-up and HTTP, random Llama-3.2-1B shape"),
     Part("peers", 50, "torch and transformers on the same device"),
+    Part("profile", 240, "where the time of a step goes", is_default=False),
     Part("tune", 240, "block sizes of our attention kernels", is_default=False),
     Part("tune_products", 240, "where our kernel for products is faster", is_default=False),
 )

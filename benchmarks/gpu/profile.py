@@ -1,0 +1,97 @@
+"""Only when asked for: where the time of a step goes, operation by operation, and the traces themselves."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+
+import jax
+
+from benchmarks.gpu.backends import server_numerics
+from benchmarks.gpu.context import Context
+from benchmarks.gpu.device import first_device
+from benchmarks.gpu.plans import prompt_chunks
+from benchmarks.gpu.shapes import LLAMA_8B, TINY, decoder
+from benchmarks.gpu.steps import StepBench
+from benchmarks.gpu.trace import read_trace
+
+NUM_STEPS = 8
+NUM_SHOWN = 12
+COMPILE_SHARE = 0.7
+"""Of the part's time."""
+
+
+def run(context: Context) -> None:
+    first_device(context)
+    shape = decoder(TINY if context.is_quick else LLAMA_8B)
+    batches, tokens, chunk = ((1, 4), 64, 64) if context.is_quick else ((1, 32, 256), 1024, 2048)
+    numerics = server_numerics(context, shape)
+    bench = StepBench(
+        context,
+        shape,
+        numerics,
+        label=numerics.activations.name,
+        batches=batches,
+        chunk=chunk,
+        cells=[(batch, tokens) for batch in batches],
+        compile_s=COMPILE_SHARE * context.recorder.left_s,
+    )
+    for batch in batches:
+        context.recorder.attempt(f"decode {batch}", partial(_decode, context, bench, batch, tokens))
+    context.recorder.attempt("prefill", partial(_prefill, context, bench, chunk))
+
+
+def _decode(context: Context, bench: StepBench, batch: int, tokens: int) -> None:
+    rows = bench.rows(bench.made, batch, tokens)
+    if rows is None:
+        return
+    positions = itertools.count(tokens - 1)
+    bench.runner.submit(rows.step(next(positions), has_slots=False)).result()
+
+    def steps() -> None:
+        pending = [bench.runner.submit(rows.step(next(positions))) for _ in range(NUM_STEPS)]
+        pending[-1].result()
+
+    _trace(context, f"decode-{batch}", steps)
+
+
+def _prefill(context: Context, bench: StepBench, chunk: int) -> None:
+    program = next(each for each in bench.made if each.kind == "mixed")
+    (plan,) = prompt_chunks(program, chunk, bench.rig.skeleton.config.vocab_size, context.seed)
+    bench.runner.submit(plan).result()
+
+    def steps() -> None:
+        pending = [bench.runner.submit(plan) for _ in range(NUM_STEPS)]
+        pending[-1].result()
+
+    _trace(context, f"prefill-{chunk}", steps)
+
+
+def _trace(context: Context, name: str, steps: Callable[[], None]) -> None:
+    """Profile `steps`, which are NUM_STEPS of them; a figure for each of the longest operations."""
+    steps()
+    folder = context.results / "profiles" / name
+    with jax.profiler.trace(str(folder)):
+        steps()
+    found = read_trace(folder)
+    if found is None:
+        raise RuntimeError("the trace has no operation of a device")
+    context.recorder.figure(
+        "profiled steps",
+        step=name,
+        ms=found.span_s / NUM_STEPS * 1e3,
+        busy_ms=found.busy_s / NUM_STEPS * 1e3,
+        idle=1 - found.busy_s / found.span_s,
+        operations=sum(each.num_calls for each in found.operations) / NUM_STEPS,
+    )
+    whole_s = sum(each.seconds for each in found.operations)
+    for each in found.operations[:NUM_SHOWN]:
+        context.recorder.figure(
+            "operations",
+            step=name,
+            operation=each.name[:80],
+            calls=each.num_calls / NUM_STEPS,
+            us=each.seconds / NUM_STEPS * 1e6,
+            share=each.seconds / whole_s,
+        )
