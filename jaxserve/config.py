@@ -199,6 +199,11 @@ class ServerConfig:
     engine_restarts: int = option(
         3, ge=0, help="times within 10 minutes that an engine that died is started again; beyond that the server exits"
     )
+    stall_timeout: float = option(
+        60.0,
+        ge=0,
+        help="seconds without a word from a busy engine that make /health 503; after twice as long it is dead; 0: never",
+    )
     max_body_size: int = option(8 << 20, ge=1024, unit="bytes", help="largest request body")
     sse_keep_alive: float = option(15.0, ge=0, help="seconds between keep-alive comments on an idle stream; 0: none")
     max_connections: int = option(4096, ge=1, help="open HTTP connections; on further ones requests get 503")

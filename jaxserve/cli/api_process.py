@@ -164,6 +164,7 @@ def make_state(
             metrics,
             max_queued_requests=config.scheduler.max_queued_requests,
             max_queued_tokens=config.scheduler.max_queued_tokens,
+            stall_timeout_s=server.stall_timeout,
             siblings=siblings,
             on_progress=note,
         ),

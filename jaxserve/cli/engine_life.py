@@ -53,8 +53,8 @@ async def wait_started(link: EngineLink, engine: EngineProcess) -> ModelFacts:
 
 
 async def wait_dead(link: EngineLink, engine: EngineProcess) -> str:
-    """Wait for the end of an engine, and for its last words; returns how it ended."""
-    await first_of(link.wait_over(), engine.wait())
+    """Wait for the end of an engine, or its silence, and for its last words; returns how it ended."""
+    await first_of(link.wait_over(), engine.wait(), link.wait_stalled())
     await asyncio.sleep(LAST_WORDS_S)
     return link.reason or obituary(engine.returncode)
 

@@ -26,12 +26,14 @@ class EngineClient:
         *,
         max_queued_requests: int,
         max_queued_tokens: int | None = None,
+        stall_timeout_s: float = 60.0,
         siblings: Siblings,
         on_progress: Callable[[StartupProgress], None] = lambda progress: None,
     ) -> None:
         self._metrics = metrics
         self._max_queued_requests = max_queued_requests
         self._max_waiting_tokens = None if max_queued_tokens is None else siblings.share_of(max_queued_tokens)
+        self._stall_timeout_s = stall_timeout_s
         self._siblings = siblings
         self.note_progress = on_progress
         """Told of every phase of the start; the phases of our own process are given to it as well."""
@@ -50,6 +52,7 @@ class EngineClient:
             connection,
             self._metrics,
             max_waiting_tokens=self._max_waiting_tokens,
+            stall_timeout_s=self._stall_timeout_s,
             on_progress=self.note_progress,
             on_ready=self._started.set,
         )

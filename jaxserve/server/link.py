@@ -38,8 +38,8 @@ from jaxserve.types import RequestId
 
 _log = logging.getLogger(__name__)
 
-STALL_TIMEOUT_S = 60.0
-"""Work under way and no word from the engine for this long: it is sick."""
+STALL_LOOKS = 8
+"""How often an engine is found silent before it counts as dead: time in which we did nothing ourselves is no proof."""
 LOADING = "The model is loading."
 
 
@@ -117,6 +117,7 @@ class EngineLink:
         metrics: Metrics,
         *,
         max_waiting_tokens: int | None,
+        stall_timeout_s: float,
         on_progress: Callable[[StartupProgress], None],
         on_ready: Callable[[], None],
     ) -> None:
@@ -132,7 +133,8 @@ class EngineLink:
         self._started = asyncio.Event()
         self._over = asyncio.Event()
         self._is_broken = False
-        self._last_word = time.monotonic()
+        self._stall_timeout_s = stall_timeout_s
+        self._last_word = self._busy_since = time.monotonic()
         self.facts: ModelFacts | None = None
         """Of the loaded model; None before that."""
         self.reason: str | None = None
@@ -147,8 +149,9 @@ class EngineLink:
         """Why the engine is not healthy; None when it is, or still loads."""
         if self._is_broken:
             return self.reason
-        if self._generations and time.monotonic() - self._last_word > STALL_TIMEOUT_S:
-            return f"the engine has work and has been silent for more than {STALL_TIMEOUT_S:.0f} s"
+        silent_s = time.monotonic() - max(self._last_word, self._busy_since)
+        if self._generations and 0 < self._stall_timeout_s < silent_s:
+            return f"the engine has work and has been silent for more than {self._stall_timeout_s:g} s"
         return None
 
     async def run(self) -> None:
@@ -173,6 +176,18 @@ class EngineLink:
         """Wait until this end has nothing more to hope for."""
         await self._over.wait()
 
+    async def wait_stalled(self) -> None:
+        """Wait until a ready engine counts as dead: twice as long silent as is sick. It has something to say every second."""
+        patience_s = 2 * self._stall_timeout_s
+        if not patience_s:
+            await asyncio.Event().wait()
+        num_silent = 0
+        while num_silent < STALL_LOOKS:
+            last_word = self._last_word
+            await asyncio.sleep(patience_s / STALL_LOOKS)
+            num_silent = num_silent + 1 if self._last_word == last_word else 0
+        self.end(f"the engine has been silent for more than {patience_s:g} s")
+
     def attach(self, generation: Generation, requests: Sequence[AddRequest]) -> None:
         """Submit; called by `Generation`. Raises RateLimitError where too many tokens wait."""
         if not self.is_ready:
@@ -183,7 +198,7 @@ class EngineLink:
             self._metrics.inc("admission_rejections", reason="queued_tokens")
             raise
         if not self._generations:
-            self._last_word = time.monotonic()
+            self._busy_since = time.monotonic()
         for request in requests:
             self._generations[request.request_id] = generation
             self._outbox.put_nowait(request)

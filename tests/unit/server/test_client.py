@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -179,7 +180,7 @@ async def test_failed_start_is_told_in_the_engines_words(tokenizer: Tokenizer) -
 
 
 async def test_silence_with_work_is_sick_and_without_work_is_not(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
+    now = time.monotonic()
     monkeypatch.setattr(link_module.time, "monotonic", lambda: now)
     now += 500
     assert api.client.ailment() is None
@@ -194,6 +195,32 @@ async def test_silence_with_work_is_sick_and_without_work_is_not(api: Api, monke
         api.engine.output(request, [1], finish_reason="stop")
         await drained(generation)
     assert api.client.ailment() is None
+
+
+async def test_an_engine_that_says_nothing_counts_as_dead_in_the_end() -> None:
+    engine = ScriptedEngine()
+    client = EngineClient(Metrics("tiny"), max_queued_requests=1, siblings=ALONE, stall_timeout_s=0.04)
+    async with client.life(engine) as link:
+        stalled = asyncio.create_task(link.wait_stalled())
+        for _ in range(20):
+            engine.say(Heartbeat())
+            await asyncio.sleep(0.005)
+        assert not stalled.done()
+        await stalled
+        assert link.reason == "the engine has been silent for more than 0.08 s"
+
+
+async def test_time_in_which_we_did_nothing_proves_nothing() -> None:
+    engine = ScriptedEngine()
+    client = EngineClient(Metrics("tiny"), max_queued_requests=1, siblings=ALONE, stall_timeout_s=0.04)
+    async with client.life(engine) as link:
+        stalled = asyncio.create_task(link.wait_stalled())
+        await asyncio.sleep(0)
+        engine.say(Heartbeat())
+        time.sleep(0.2)  # noqa: ASYNC251  the whole process is stopped, and the engine with it
+        await asyncio.sleep(0.001)
+        assert not stalled.done()
+        stalled.cancel()
 
 
 async def test_admission_holds_room_until_the_request_is_over(api: Api) -> None:
