@@ -53,10 +53,12 @@ async def wait_started(link: EngineLink, engine: EngineProcess) -> ModelFacts:
 
 
 async def wait_dead(link: EngineLink, engine: EngineProcess) -> str:
-    """Wait for the end of an engine, or its silence, and for its last words; returns how it ended."""
+    """Wait for the end of an engine and for its last words; returns how it ended. One that only hangs is killed."""
     await first_of(link.wait_over(), engine.wait(), link.wait_stalled())
     await asyncio.sleep(LAST_WORDS_S)
-    return link.reason or obituary(engine.returncode)
+    reason = link.reason or obituary(engine.returncode)
+    engine.kill()
+    return reason
 
 
 def check_tokenizer(tokenizer: Tokenizer, facts: ModelFacts, path: Path) -> None:
