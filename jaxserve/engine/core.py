@@ -29,10 +29,10 @@ from jaxserve.ipc.messages import (
     Abort,
     AddRequest,
     Command,
+    CommandName,
     EngineStats,
     Heartbeat,
     Hello,
-    Order,
     RequestFault,
     RequestOutput,
     StepOutputs,
@@ -129,10 +129,10 @@ class EngineCore:
                 pass  # the loop introduces us, and tells what came of `obey`
         return []
 
-    def obey(self, order: Order) -> RequestFault | None:
+    def obey(self, name: CommandName) -> RequestFault | None:
         """Do what whoever runs the server asks; returns why it was not done."""
         try:
-            match order:
+            match name:
                 case "reset_prefix_cache":
                     self._scheduler.reset_prefix_cache()
                 case "start_profile":
@@ -142,7 +142,7 @@ class EngineCore:
         except RequestError as error:
             return fault_of(error)
         except Exception:
-            _log.exception("%s failed", order)
+            _log.exception("%s failed", name)
             return STEP_FAULT
         return None
 

@@ -95,7 +95,7 @@ class EngineLoop:
                 own = [request_id for request_id in message.request_ids if self._socket.owner(request_id) == client]
                 self._answer(self._core.handle(Abort(own)))
             case Command():
-                done = CommandDone(message.command_id, self._core.obey(message.order))
+                done = CommandDone(message.command_id, self._core.obey(message.name))
                 self._abandon(self._socket.send(client, done))
             case ProtocolError():
                 self._reject(client, message)

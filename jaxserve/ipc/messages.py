@@ -106,7 +106,7 @@ class Abort(Message, frozen=True):
     request_ids: list[RequestId]
 
 
-Order = Literal["reset_prefix_cache", "start_profile", "stop_profile"]
+CommandName = Literal["reset_prefix_cache", "start_profile", "stop_profile"]
 
 
 class Command(Message, frozen=True):
@@ -114,7 +114,7 @@ class Command(Message, frozen=True):
 
     command_id: int
     """The client's own."""
-    order: Order
+    name: CommandName
 
 
 class StartupProgress(Message, frozen=True):

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from jaxserve.errors import InvalidRequestError, RateLimitError, StartupError, UnavailableError
-from jaxserve.ipc.messages import AddRequest, EmbeddingFacts, ModelFacts, Order, StartupProgress
+from jaxserve.ipc.messages import AddRequest, CommandName, EmbeddingFacts, ModelFacts, StartupProgress
 from jaxserve.metrics import Metrics
 from jaxserve.server.link import LOADING, Connection, EngineLink, Generation
 from jaxserve.server.siblings import Siblings
@@ -169,10 +169,10 @@ class EngineClient:
         self.require_alive()
         return Generation(self._require_link(), requests)
 
-    async def command(self, order: Order) -> None:
+    async def command(self, name: CommandName) -> None:
         """Have the engine do something for whoever runs the server. Raises RequestError when it does not."""
         self.require_ready()
-        await self._require_link().command(order)
+        await self._require_link().command(name)
 
     def _require_link(self) -> EngineLink:
         if self._link is None:

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 
 from jaxserve.errors import RequestError
-from jaxserve.ipc.messages import Command, CommandDone, Order
+from jaxserve.ipc.messages import Command, CommandDone, CommandName
 from jaxserve.server.errors import error_from_fault
 
 
@@ -17,9 +17,9 @@ class Commands:
         self._ids = itertools.count()
         self._ends: dict[int, asyncio.Future[None]] = {}
 
-    def new(self, order: Order) -> tuple[Command, asyncio.Future[None]]:
+    def new(self, name: CommandName) -> tuple[Command, asyncio.Future[None]]:
         """A command to send, and its end, which raises RequestError where the engine refuses."""
-        command = Command(next(self._ids), order)
+        command = Command(next(self._ids), name)
         self._ends[command.command_id] = asyncio.get_running_loop().create_future()
         return command, self._ends[command.command_id]
 

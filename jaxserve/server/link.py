@@ -18,10 +18,10 @@ from jaxserve.ipc.messages import (
     Abort,
     AddRequest,
     CommandDone,
+    CommandName,
     FromEngine,
     Hello,
     ModelFacts,
-    Order,
     Ready,
     RequestFault,
     RequestOutput,
@@ -211,9 +211,9 @@ class EngineLink:
         if request_ids:
             self._outbox.put_nowait(Abort(request_ids))
 
-    async def command(self, order: Order) -> None:
+    async def command(self, name: CommandName) -> None:
         """Send a command and wait for its end. Raises RequestError when the engine refuses, or ends before that."""
-        command, end = self._commands.new(order)
+        command, end = self._commands.new(name)
         self._outbox.put_nowait(command)
         await end
 

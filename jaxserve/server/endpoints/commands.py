@@ -6,7 +6,7 @@ from functools import partial
 
 from aiohttp import web
 
-from jaxserve.ipc.messages import Order
+from jaxserve.ipc.messages import CommandName
 from jaxserve.server.reply import json_reply
 from jaxserve.server.routes import Route
 from jaxserve.server.schema.operation import Obeyed
@@ -33,6 +33,6 @@ async def stop_profile(request: web.Request) -> web.StreamResponse:
     return await _obey(request, "stop_profile")
 
 
-async def _obey(request: web.Request, order: Order) -> web.StreamResponse:
-    await request.app[STATE].client.command(order)
+async def _obey(request: web.Request, name: CommandName) -> web.StreamResponse:
+    await request.app[STATE].client.command(name)
     return json_reply(Obeyed())

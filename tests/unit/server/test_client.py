@@ -108,7 +108,7 @@ async def test_dead_engine_ends_a_command(api: Api) -> None:
 
 
 async def test_a_command_ends_with_its_own_answer(api: Api) -> None:
-    commands = [asyncio.create_task(api.client.command(order)) for order in ("start_profile", "stop_profile")]
+    commands = [asyncio.create_task(api.client.command(name)) for name in ("start_profile", "stop_profile")]
     await api.engine.is_heard()
     commands[1].cancel()
     for command_id in (1, 0, 7):  # one that nobody waits for any more, and one that nobody ever asked for
