@@ -118,7 +118,7 @@ def _structs_of(types: Iterable[msgspec.inspect.Type]) -> Iterator[type[msgspec.
 def _operation(
     route: Route, by_type: dict[str, Any], parameters: list[dict[str, Any]], *, is_guarded: bool
 ) -> dict[str, Any]:
-    statuses = {500, *((401,) if is_guarded else ())}
+    statuses = {500, *route.errors, *((401,) if is_guarded else ())}
     operation: dict[str, Any] = {
         "operationId": route.name or route.handler.__name__,
         "summary": route.headline,

@@ -55,6 +55,8 @@ class Route:
     """The data of one server-sent event, where the reply can be streamed: a struct or a union of structs."""
     last_event: str | None = None
     """The data of the event behind all those, which is not JSON."""
+    errors: tuple[int, ...] = ()
+    """Statuses of error objects, beside those that any route has, and one with parameters or a body."""
     other_replies: tuple[tuple[int, Any], ...] = ()
     """By status, those that are not error objects."""
     media_type: str = "application/json"

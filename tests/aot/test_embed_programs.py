@@ -18,7 +18,7 @@ from jaxserve.sharding.mesh import make_sharding
 from tests.aot.devices import H200, V6E, Target
 from tests.aot.test_step_programs import PAGE_SIZE, SMALL
 
-pytestmark = [pytest.mark.aot, pytest.mark.slow]
+pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.newest]
 
 MINILM = EncoderConfig(30522, 384, 1536, 12, 2, 512, 2, 1e-12)  # two of its layers
 ONE_LAYER = replace(SMALL, layers=SMALL.layers[:1])

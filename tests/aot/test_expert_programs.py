@@ -20,7 +20,7 @@ from jaxserve.runner.steps import lower
 from jaxserve.sharding.mesh import make_sharding
 from tests.aot.devices import H200, V5E, Target
 
-pytestmark = [pytest.mark.aot, pytest.mark.slow]
+pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.newest]
 
 EXPERTS = ExpertsConfig(num_experts=16, num_per_token=4, intermediate_size=256, is_normalized=True)
 MODEL = DecoderConfig(

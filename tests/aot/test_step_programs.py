@@ -143,10 +143,7 @@ ADAPTERS = AdaptersConfig(
 CASES = [  # pairs of a device, a kind of step and a format of weights, each of them once and not all combinations:
     # the sampler alone takes a compiler ten seconds
     *[Case(H200, 1, LLAMA_8B, 8192, program, "mosaic_gpu") for program in (LLAMA_DECODE, LLAMA_MIXED)],
-    Case(H200, 1, ONE_LAYER, 8192, LLAMA_DECODE, "mosaic_gpu", "int4-weight-only"),
     Case(H200, 4, SMALL, 4096, MIXED, "mosaic_gpu"),
-    Case(H200, 1, SMALL, 4096, DECODE, "mosaic_gpu", "fp8"),
-    Case(H200, 1, SMALL, 4096, DECODE, "mosaic_gpu", adapters=ADAPTERS),
     Case(H100, 4, SMALL, 4096, DECODE, "mosaic_gpu", "int4-weight-only"),
     Case(B200, 1, SMALL, 4096, DECODE, quantization="fp8-weight-only"),
     Case(A100, 1, SMALL, 4096, DECODE, quantization="fp8"),
@@ -157,6 +154,11 @@ CASES = [  # pairs of a device, a kind of step and a format of weights, each of 
     Case(V6E, 1, SMALL, 4096, BURST, "mosaic_tpu"),
     Case(V7X, 4, ONE_LAYER, 8192, LLAMA_DECODE, "mosaic_tpu", "fp8"),
     Case(V7X, 1, SMALL, 4096, MIXED, "mosaic_tpu"),
+]
+NEWEST_CASES = [
+    Case(H200, 1, ONE_LAYER, 8192, LLAMA_DECODE, "mosaic_gpu", "int4-weight-only"),
+    Case(H200, 1, SMALL, 4096, DECODE, "mosaic_gpu", "fp8"),
+    Case(H200, 1, SMALL, 4096, DECODE, "mosaic_gpu", adapters=ADAPTERS),
 ]
 
 
@@ -172,7 +174,11 @@ class Compiled:
     """Of GPUs: work that is in no CUDA graph."""
 
 
-@pytest.fixture(scope="module", params=CASES, ids=str)
+@pytest.fixture(
+    scope="module",
+    params=[*CASES, *(pytest.param(case, marks=pytest.mark.newest) for case in NEWEST_CASES)],
+    ids=str,
+)
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     case: Case = request.param
     if not case.target.has_compiler:

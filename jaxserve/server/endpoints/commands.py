@@ -12,7 +12,7 @@ from jaxserve.server.routes import Route
 from jaxserve.server.schema.operation import Obeyed
 from jaxserve.server.state import STATE
 
-_Command = partial(Route, "POST", tag="Operation", reply=Obeyed)
+_Command = partial(Route, "POST", tag="Operation", reply=Obeyed, errors=(400, 503))
 
 
 @partial(_Command, "/reset_prefix_cache")

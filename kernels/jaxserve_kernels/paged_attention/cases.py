@@ -106,20 +106,20 @@ def operands(case: Case, seed: int = 0) -> Operands:
     return Operands(q, k_pages, v_pages, tables, lengths, case.query_starts, sinks)
 
 
-def long_row(count: int, length: int) -> tuple[Case, Operands]:
-    """`count` queries of a row of many pages, and a short one. `length` is a multiple of 64.
+def long_row(count: int, length: int, page_size: int = 64) -> tuple[Case, Operands]:
+    """`count` queries of a row of `length` tokens, which are many whole pages, and a short row.
 
     Most pages are one page of zero keys, again and again. Seven others lie far apart, from the first to the last place,
     and get about all the attention, each as much as the next: the answer shows if one is not seen.
     """
-    case = Case((count, 1), (8 * 64, 3), num_heads=2, num_kv_heads=1, page_size=64)
+    case = Case((count, 1), (8 * page_size, 3), num_heads=2, num_kv_heads=1, page_size=page_size)
     given, random = operands(case), np.random.default_rng(1)
     common, *marked = given.tables[0, :8]
     given.k_pages[:, common], given.k_pages[:, marked], given.q[:count] = 0, 0.5, 2.5  # scores of 0 and of 10
     for page in marked:
         given.v_pages[:, page] = random.standard_normal(case.dim) * 4
-    tables = np.full((2, length // 64), common, np.int32)
-    tables[0, np.linspace(0, length // 64 - 1, len(marked)).astype(int)] = marked
+    tables = np.full((2, length // page_size), common, np.int32)
+    tables[0, np.linspace(0, length // page_size - 1, len(marked)).astype(int)] = marked
     tables[1, 0] = given.tables[1, 0]
     lengths = (length, 3)
     return replace(case, lengths=lengths), given._replace(tables=tables, lengths=np.array(lengths, np.int32))

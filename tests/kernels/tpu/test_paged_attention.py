@@ -137,14 +137,14 @@ def test_a_page_table_of_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_row_of_131072_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    case, given = long_row(1, 131072)
-    check(case, monkeypatch, given=given, pages_per_block=64)
+    case, given = long_row(1, 131072, page_size=512)
+    check(case, monkeypatch, given=given, pages_per_block=8)
 
 
 @pytest.mark.slow
 def test_a_chunk_of_a_row_of_131072_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    case, given = long_row(9, 131072)
-    check(case, monkeypatch, given=given, pages_per_block=64)
+    case, given = long_row(9, 131072, page_size=512)
+    check(case, monkeypatch, given=given, pages_per_block=8)
 
 
 def test_blocks_shrink_until_they_fit_into_vmem() -> None:
