@@ -202,7 +202,7 @@ class ServerConfig:
     stall_timeout: float = option(
         60.0,
         ge=0,
-        help="seconds without a word from a busy engine that make /health 503; after twice as long it is dead; 0: never",
+        help="seconds of silence that make a busy engine sick (/health 503); after twice as long any is killed; 0: never",
     )
     max_body_size: int = option(8 << 20, ge=1024, unit="bytes", help="largest request body")
     sse_keep_alive: float = option(15.0, ge=0, help="seconds between keep-alive comments on an idle stream; 0: none")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from functools import partial
-
-import jax
 
 from benchmarks.gpu.backends import server_numerics
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
 from benchmarks.gpu.plans import prompt_chunks
 from benchmarks.gpu.shapes import LLAMA_8B, TINY, decoder
-from benchmarks.gpu.steps import StepBench
+from benchmarks.gpu.steps import DecodeSteps, StepBench
 from benchmarks.gpu.trace import read_trace
+from jaxserve.executor.profiler import Profiler
 
 NUM_STEPS = 8
 NUM_SHOWN = 12
@@ -46,14 +44,9 @@ def _decode(context: Context, bench: StepBench, batch: int, tokens: int) -> None
     rows = bench.rows(bench.made, batch, tokens)
     if rows is None:
         return
-    positions = itertools.count(tokens - 1)
-    bench.runner.submit(rows.step(next(positions), has_slots=False)).result()
-
-    def steps() -> None:
-        pending = [bench.runner.submit(rows.step(next(positions))) for _ in range(NUM_STEPS)]
-        pending[-1].result()
-
-    _trace(context, f"decode-{batch}", steps)
+    steps = DecodeSteps(bench.runner, rows, tokens - 1)
+    steps.warm_up()
+    _trace(context, f"decode-{batch}", lambda: steps.stream(NUM_STEPS))
 
 
 def _prefill(context: Context, bench: StepBench, chunk: int) -> None:
@@ -68,12 +61,13 @@ def _prefill(context: Context, bench: StepBench, chunk: int) -> None:
     _trace(context, f"prefill-{chunk}", steps)
 
 
-def _trace(context: Context, name: str, steps: Callable[[], None]) -> None:
-    """Profile `steps`, which are NUM_STEPS of them; a figure for each of the longest operations."""
-    steps()
+def _trace(context: Context, name: str, steps: Callable[[], object]) -> None:
+    """Profile `steps`, which are NUM_STEPS of them, as a server does; a figure for each of the longest operations."""
     folder = context.results / "profiles" / name
-    with jax.profiler.trace(str(folder)):
-        steps()
+    profiler = Profiler(str(folder))
+    profiler.start()
+    steps()
+    profiler.stop()
     found = read_trace(folder)
     if found is None:
         raise RuntimeError("the trace has no operation of a device")

@@ -160,7 +160,7 @@ class StepBench:
         rows = self.rows(self.made, count, tokens)
         if rows is None:
             return
-        clock = _Steps(self.runner, rows, tokens - 1)
+        clock = DecodeSteps(self.runner, rows, tokens - 1)
         first_s = clock.warm_up()
         num_steps = max(MIN_STEPS, min(MAX_STEPS, int(CELL_S / 3 / first_s)))
         stream_s, submit_s = clock.stream(num_steps)
@@ -209,7 +209,7 @@ class StepBench:
         )
 
 
-class _Steps:
+class DecodeSteps:
     """Decode steps of the same rows, one token further each."""
 
     def __init__(self, runner: Runner, rows: Rows, num_computed: int) -> None:

@@ -10,7 +10,7 @@ from jaxserve.cli.settings import SETTINGS
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 
-_OF_THE_SERVER: Final = {"tool_call_parser", "reasoning_parser", "log_level", "log_format", "uds_dir"}
+_OF_THE_SERVER: Final = {"tool_call_parser", "reasoning_parser", "log_level", "log_format", "stall_timeout", "uds_dir"}
 _NOT_OURS: Final = {"served_model_name", "max_queued_requests", "max_queued_tokens"}
 _UNLIMITED: Final = 2**31 - 1
 """Whoever calls us waits for all prompts: none is sent away."""

@@ -26,7 +26,7 @@ class EngineClient:
         *,
         max_queued_requests: int,
         max_queued_tokens: int | None = None,
-        stall_timeout_s: float = 60.0,
+        stall_timeout_s: float,
         siblings: Siblings,
         on_progress: Callable[[StartupProgress], None] = lambda progress: None,
     ) -> None:

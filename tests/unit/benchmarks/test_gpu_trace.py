@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.trace import Event, Operation, device_time, read_trace
 
 
@@ -63,3 +65,13 @@ def test_the_trace_of_a_real_program_is_read(tmp_path: Path) -> None:
     assert all(isinstance(each, Operation) and each.seconds >= 0 for each in found.operations)
     assert any(each.num_calls == 3 for each in found.operations)
     assert 0 < found.busy_s <= found.span_s
+
+
+@pytest.mark.slow
+def test_the_part_shows_each_kind_of_step(tmp_path: Path) -> None:
+    main(["--platform", "cpu", "--quick", "--only", "profile", "--out", str(tmp_path)])
+    _, part = json.loads((tmp_path / "results.json").read_text())["parts"]
+    assert part["status"] == "done"
+    figures = [each["values"] for each in part["records"] if each["name"] == "profiled steps"]
+    assert [each["step"] for each in figures] == ["decode-1", "decode-4", "prefill-64"]
+    assert all(0 < each["busy_ms"] <= each["ms"] for each in figures)

@@ -184,6 +184,7 @@ async def running_api(
         metrics,
         max_queued_requests=MAX_QUEUED_REQUESTS,
         max_queued_tokens=max_queued_tokens,
+        stall_timeout_s=60.0,
         siblings=ALONE,
         on_progress=note,
     )

@@ -125,7 +125,7 @@ async def test_broken_connection_counts_as_a_dead_engine() -> None:
         async def receive(self) -> FromEngine:
             raise OSError("gone")
 
-    client = EngineClient(Metrics("tiny"), max_queued_requests=1, siblings=ALONE)
+    client = EngineClient(Metrics("tiny"), max_queued_requests=1, siblings=ALONE, stall_timeout_s=60.0)
     async with client.life(Broken()) as link:
         await link.wait_over()
         assert client.ailment() == link.reason == "the connection to the engine broke"
