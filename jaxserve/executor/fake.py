@@ -5,7 +5,7 @@ row's WHOLE past back through them; the next token is `next_token(past, seed)`. 
 a page published too early, a page lost or shared by mistake, or a wrong prefix hit gives a wrong token,
 and a read of a slot that nobody has written (or that `poison` wiped) raises `PoisonError`.
 
-A request that is penalized for what it generated has to have taken a seat with its tokens: the fake keeps them as a
+A request that is penalized for what it generated must have initialised its slot with its tokens: the fake keeps them as a
 device keeps their counts, and reads of anything else than the request's whole past are a `PoisonError` as well.
 
 Like a device it keeps the last token of every slot and whether it ended its request, it runs steps in
@@ -158,7 +158,7 @@ class FakeExecutor:
         self._last_tokens = np.zeros(buckets.max_num_seqs, np.int64)
         self._is_ended = np.zeros(buckets.max_num_seqs, np.bool_)
         self._counted: dict[int, list[int]] = {}
-        """Tokens of those who took a seat, by slot."""
+        """Tokens of the requests whose slot was initialised, by slot."""
 
     @classmethod
     def start(cls, config: Config, options: FakeOptions) -> FakeExecutor:
@@ -249,7 +249,7 @@ class FakeExecutor:
 
     def _compute(self, pending: FakePending) -> StepResult:
         plan = pending.plan
-        self._counted |= {seat.slot: seat.token_ids.tolist() for seat in plan.seats}
+        self._counted |= {init.slot: init.token_ids.tolist() for init in plan.slot_inits}
         tokens = []
         for step in range(plan.num_steps):
             newest, has_end = self._one_step(plan, step)

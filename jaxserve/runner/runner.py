@@ -90,14 +90,14 @@ class Runner:
         """Steps that were dispatched behind the one that failed last, before its failure showed."""
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        """Dispatch one step, after those who take their seats for it; the buffers of pool and slots pass from this step to the next."""
+        """Dispatch one step, after the slots of `plan.slot_inits` are initialised; the buffers of pool and slots pass from this step to the next."""
         program, executable = self._executables[plan.kind, plan.bucket]
         packed = pack(plan, program)
         started = time.monotonic()
         index, self._num_submitted = self._num_submitted, self._num_submitted + 1
         try:
-            for seat in plan.seats:
-                self._slots = self._keeper.seat(self._slots, seat)
+            for init in plan.slot_inits:
+                self._slots = self._keeper.init_slot(self._slots, init)
             if plan.masks:
                 self._slots = self._keeper.mask(self._slots, plan.masks)
             k, v, self._slots, result, *scores = executable(

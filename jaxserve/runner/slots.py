@@ -2,10 +2,10 @@
 
 A slot is a row of int32 words. The first ones belong to every request: its last sampled token, whether that
 token ended it, and its newest tokens. The rest is for requests whose options need it: the host writes the whole
-row when such a request takes its slot (`seat_row`), and the steps keep its token counts up to date. Everybody
+row when such a request takes its slot (`slot_row`), and the steps keep its token counts up to date. Everybody
 else leaves these words alone and never reads them, so nothing has to be cleaned.
 
-The row behind the last slot belongs to nobody: padding rows, and rows that sample nothing yet, write there.
+The row behind the last slot belongs to no request: padding rows, and rows that sample nothing yet, write there.
 
 Letters: X slots, B rows, T tokens of the step, V vocabulary, W words of one bit per token, N biases, G bad words of
 E tokens, R tokens that may precede the last of a bad word, L tokens whose log-probabilities are listed, M masks.
@@ -25,8 +25,8 @@ from jaxtyping import Array, Bool, Int
 
 from jaxserve.sampling.adjust import GENERATED
 from jaxserve.sampling.bits import num_words, pack_bits
-from jaxserve.sampling.transforms import ANY_TOKEN, NOBODY
-from jaxserve.scheduler.plan import Mask, Seat
+from jaxserve.sampling.transforms import ANY_TOKEN, UNUSED_ID
+from jaxserve.scheduler.plan import Mask, SlotInit
 from jaxserve.types import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS
 
 FIELDS: Final = {
@@ -37,9 +37,9 @@ FIELDS: Final = {
     "logprob_ids": "L",  # 0 where unused
     "stops": "W",  # bits of the tokens that end the request
     "allowed": "W",  # bits
-    "bias_ids": "N",  # NOBODY where unused
+    "bias_ids": "N",  # UNUSED_ID where unused
     "biases": "N",  # float32 by their bits
-    "bad_words": "G E",  # last token last; ANY_TOKEN before the first, NOBODY in the last place of unused ones
+    "bad_words": "G E",  # last token last; ANY_TOKEN before the first, UNUSED_ID in the last place of unused ones
     "counts": "V",  # GENERATED times how often a token was, plus one for a token of the prompt
 }
 NO_TOKEN: Final = -2
@@ -94,43 +94,43 @@ def slots_bytes(num_slots: int, vocab_size: int) -> int:
     return 4 * math.prod(slots_shape(num_slots, vocab_size))
 
 
-def seat_row(seat: Seat, vocab_size: int) -> np.ndarray:
+def slot_row(init: SlotInit, vocab_size: int) -> np.ndarray:
     """A request's row as it takes its slot: int32 `[S]`."""
     places = fields(vocab_size)
     row = np.zeros(slots_shape(0, vocab_size)[1], np.int32)
     view = {name: row[field.start : field.start + field.size].reshape(field.shape) for name, field in places.items()}
-    sampling, generated = seat.sampling, seat.token_ids[seat.num_prompt_tokens :]
+    sampling, generated = init.sampling, init.token_ids[init.num_prompt_tokens :]
     recent = generated[-len(view["recent"]) :]
     view["recent"][:] = NO_TOKEN
     view["recent"][len(view["recent"]) - len(recent) :] = recent
-    view["earliest_stop"][...] = seat.num_prompt_tokens + sampling.min_tokens
-    view["stops"][:] = pack_bits(seat.stop_token_ids, vocab_size)
+    view["earliest_stop"][...] = init.num_prompt_tokens + sampling.min_tokens
+    view["stops"][:] = pack_bits(init.stop_token_ids, vocab_size)
     view["allowed"][:] = pack_bits(sampling.allowed_token_ids, vocab_size)
-    view["bias_ids"][:] = NOBODY
+    view["bias_ids"][:] = UNUSED_ID
     view["bias_ids"][: len(sampling.logit_bias)] = list(sampling.logit_bias)
     biases = np.array(list(sampling.logit_bias.values()), np.float32)
     view["biases"][: len(biases)] = biases.view(np.int32)
     view["bad_words"][:] = ANY_TOKEN
-    view["bad_words"][len(sampling.bad_words) :, -1] = NOBODY
+    view["bad_words"][len(sampling.bad_words) :, -1] = UNUSED_ID
     for i, word in enumerate(sampling.bad_words):
         view["bad_words"][i, -len(word) :] = word
     view["logprob_ids"][: len(sampling.logprob_token_ids)] = sampling.logprob_token_ids
     counts = view["counts"]
     counts[:] = GENERATED * np.bincount(generated, minlength=vocab_size)
-    counts[seat.token_ids[: seat.num_prompt_tokens]] += 1  # once, however often it stands there
+    counts[init.token_ids[: init.num_prompt_tokens]] += 1  # once, however often it stands there
     return row
 
 
-def mask_rows(masks: Sequence[Mask], nobody: int, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Up to MASKS_AT_ONCE masks and their slots, filled up with masks for `nobody`: int32 `[M]`, `[M, W]`."""
-    which = np.full(MASKS_AT_ONCE, nobody, np.int32)
+def mask_rows(masks: Sequence[Mask], padding_slot: int, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Up to MASKS_AT_ONCE masks and their slots, filled up with masks for `padding_slot`: int32 `[M]`, `[M, W]`."""
+    which = np.full(MASKS_AT_ONCE, padding_slot, np.int32)
     words = np.zeros((MASKS_AT_ONCE, num_words(vocab_size)), np.int32)
     for i, mask in enumerate(masks):
         which[i], words[i] = mask.slot, mask.words
     return which, words
 
 
-def take_seat(slots: Int[Array, "X1 S"], slot: Int[Array, ""], row: Int[Array, "S"]) -> Int[Array, "X1 S"]:
+def init_slot(slots: Int[Array, "X1 S"], slot: Int[Array, ""], row: Int[Array, "S"]) -> Int[Array, "X1 S"]:
     """The slots with one row written anew. DONATES slots."""
     return slots.at[slot].set(row)
 
@@ -143,8 +143,8 @@ def put_masks(
     return slots.at[which, field.start : field.start + field.size].set(words)
 
 
-class Seats:
-    """The fields of a step's rows, read when asked for: nobody else pays for those that few requests need."""
+class SamplerState:
+    """The fields of a step's rows, read when asked for: rows that do not need a field do not pay for it."""
 
     def __init__(self, slots: Int[Array, "X1 S"], which: Int[Array, "B"], vocab_size: int) -> None:
         self._slots, self._which = slots, which
@@ -172,15 +172,15 @@ class Rows(NamedTuple):
 
 
 def take_up(slots: Int[Array, "X1 S"], field: Mapping[str, Array], vocab_size: int) -> tuple[Int[Array, "T"], Rows]:
-    """The step's tokens, those that nobody has read filled in, and what is known of its rows."""
+    """The step's tokens, unread ones filled in, and what is known of its rows."""
     with jax.named_scope("take_up"):
         tokens = field["tokens"]
-        seats = Seats(slots, field["slots"], vocab_size)
-        last_tokens = seats["last_token"]
+        state = SamplerState(slots, field["slots"], vocab_size)
+        last_tokens = state["last_token"]
         goes_on = tokens[jnp.minimum(field["query_starts"][:-1], tokens.shape[0] - 1)] < 0
-        is_over = goes_on & (seats["is_over"] > 0)
+        is_over = goes_on & (state["is_over"] > 0)
         filled = jnp.where(tokens < 0, last_tokens[field["rows"]], tokens)
-        return filled, Rows(last_tokens, is_over, jnp.where(is_over, 0, field["kv_lengths"]), seats["recent"])
+        return filled, Rows(last_tokens, is_over, jnp.where(is_over, 0, field["kv_lengths"]), state["recent"])
 
 
 def store_tokens(
@@ -203,9 +203,9 @@ def store_tokens(
         is_over = (rows.is_over | is_end).astype(jnp.int32)
         state = jnp.concatenate([jnp.stack([tokens, is_over], 1), rows.recent[:, 1:], token_ids[:, None]], 1)
         is_sampling = field["is_sampling"] > 0
-        nobody = slots.shape[0] - 1
-        target = jnp.where(is_sampling, field["slots"], nobody)
+        padding_slot = slots.shape[0] - 1
+        target = jnp.where(is_sampling, field["slots"], padding_slot)
         slots = slots.at[target, : state.shape[1]].set(state)
         count = fields(vocab_size)["counts"].start + token_ids
-        slots = slots.at[jnp.where(is_counted, target, nobody), count].add(GENERATED)
+        slots = slots.at[jnp.where(is_counted, target, padding_slot), count].add(GENERATED)
         return slots, (is_sampling & is_end & ~rows.is_over).any()

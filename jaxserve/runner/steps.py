@@ -35,7 +35,7 @@ from jaxserve.runner.inputs import (
     packed_size,
     split,
 )
-from jaxserve.runner.slots import MASKS_AT_ONCE, Seats, put_masks, slots_shape, store_tokens, take_seat, take_up
+from jaxserve.runner.slots import MASKS_AT_ONCE, SamplerState, init_slot, put_masks, slots_shape, store_tokens, take_up
 from jaxserve.runner.upkeep import Upkeep
 from jaxserve.sampling.adjust import is_penalized
 from jaxserve.sampling.bits import num_words
@@ -139,8 +139,8 @@ def lower_upkeep(sharding: Sharding, program: Upkeep) -> jax.stages.Lowered:
             return jax.jit(lambda: tuple(zeros(half, half)), out_shardings=(pools, pools)).lower()
         case "slots":
             return jax.jit(lambda: jnp.zeros(shape, jnp.int32), out_shardings=place).lower()
-        case "seat":
-            return jax.jit(take_seat, donate_argnames="slots", out_shardings=place).lower(slots, slot, row)
+        case "init_slot":
+            return jax.jit(init_slot, donate_argnames="slots", out_shardings=place).lower(slots, slot, row)
         case "masks":
             put = partial(put_masks, vocab_size=keeping.vocab_size)
             return jax.jit(put, donate_argnames="slots", out_shardings=place).lower(slots, which, words)
@@ -243,7 +243,7 @@ def _one_step(
             logits: Array, options: Mapping[str, Array], which: Array, positions: Array, *rest: Array
         ) -> Sampled:
             slots, num_top_logprobs = rest
-            return sample(logits, options, Seats(slots, which, vocab_size), positions, num_top_logprobs)
+            return sample(logits, options, SamplerState(slots, which, vocab_size), positions, num_top_logprobs)
 
         logits, by_row = model.logits(newest, num_rows), (options, field["slots"], rows.kv_lengths)
         sampled = on_own_rows(choose, logits, by_row, (slots, tops), skeleton.numerics.split_axes)

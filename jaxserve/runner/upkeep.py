@@ -16,8 +16,8 @@ from jaxserve_kernels import native
 from jaxserve_kernels.backend import NATIVE, Backend
 
 from jaxserve.layers.attention import KVPool
-from jaxserve.runner.slots import MASKS_AT_ONCE, mask_rows, seat_row
-from jaxserve.scheduler.plan import Mask, Seat
+from jaxserve.runner.slots import MASKS_AT_ONCE, mask_rows, slot_row
+from jaxserve.scheduler.plan import Mask, SlotInit
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Keeping:
 class Upkeep:
     """A program on what is kept: a zeroed pool or empty slots, a request's row, the masks of some rows."""
 
-    kind: Literal["pool", "slots", "seat", "masks"]
+    kind: Literal["pool", "slots", "init_slot", "masks"]
     keeping: Keeping
 
     @property
@@ -46,7 +46,7 @@ class Upkeep:
 
 def upkeep_programs(keeping: Keeping) -> tuple[Upkeep, ...]:
     """All of them."""
-    return tuple(Upkeep(kind, keeping) for kind in ("pool", "slots", "seat", "masks"))
+    return tuple(Upkeep(kind, keeping) for kind in ("pool", "slots", "init_slot", "masks"))
 
 
 class Keeper:
@@ -70,10 +70,10 @@ class Keeper:
         """Empty slots."""
         return self._call["slots"]()  # type: ignore[no-any-return]
 
-    def seat(self, slots: jax.Array, seat: Seat) -> jax.Array:
+    def init_slot(self, slots: jax.Array, init: SlotInit) -> jax.Array:
         """The slots with this request in its own; its row crosses to the device. DONATES slots."""
-        row = seat_row(seat, self._keeping.vocab_size)
-        return self._call["seat"](slots, np.int32(seat.slot), row)  # type: ignore[no-any-return]
+        row = slot_row(init, self._keeping.vocab_size)
+        return self._call["init_slot"](slots, np.int32(init.slot), row)  # type: ignore[no-any-return]
 
     def mask(self, slots: jax.Array, masks: Sequence[Mask]) -> jax.Array:
         """The slots with these masks, whose bits cross to the device. DONATES slots."""

@@ -24,7 +24,7 @@ GENERATED: Final = 2
 
 
 @runtime_checkable
-class SeatFields(Protocol):
+class StateFields(Protocol):
     """What was kept of each row's request, by the names of `runner.slots.FIELDS`; read only where it is used."""
 
     def __getitem__(self, name: str, /) -> Array: ...
@@ -37,14 +37,14 @@ def is_penalized(options: Mapping[str, Array]) -> Bool[Array, "B"]:
     return additive | ((repetition != 1) & (repetition > 0))
 
 
-def is_adjusted(options: Mapping[str, Array], seats: SeatFields, num_known: Int[Array, "B"]) -> Bool[Array, "B"]:
+def is_adjusted(options: Mapping[str, Array], state: StateFields, num_known: Int[Array, "B"]) -> Bool[Array, "B"]:
     """Rows for which `adjust` does anything."""
     num_listed = options["logit_bias"] + options["allowed_token_ids"] + options["bad_words"]
-    return is_penalized(options) | (num_listed > 0) | _keeps_stops_back(options, seats, num_known)
+    return is_penalized(options) | (num_listed > 0) | _keeps_stops_back(options, state, num_known)
 
 
 def adjust(
-    logits: Float[Array, "B V"], options: Mapping[str, Array], seats: SeatFields, num_known: Int[Array, "B"]
+    logits: Float[Array, "B V"], options: Mapping[str, Array], state: StateFields, num_known: Int[Array, "B"]
 ) -> Float[Array, "B V"]:
     """The logits to choose from. Work that no row asks for is skipped.
 
@@ -52,25 +52,25 @@ def adjust(
     """
 
     penalized = is_penalized(options)
-    held = _keeps_stops_back(options, seats, num_known)
+    held = _keeps_stops_back(options, state, num_known)
 
     def add(x: Array) -> Array:
-        biases = jax.lax.bitcast_convert_type(seats["biases"], jnp.float32)
-        biased = transforms.logit_bias(options["logit_bias"], seats["bias_ids"], biases)
-        worded = transforms.bad_words(options["bad_words"], seats["bad_words"], seats["recent"])
+        biases = jax.lax.bitcast_convert_type(state["biases"], jnp.float32)
+        biased = transforms.logit_bias(options["logit_bias"], state["bias_ids"], biases)
+        worded = transforms.bad_words(options["bad_words"], state["bad_words"], state["recent"])
         ids, values = (jnp.concatenate(pair, 1) for pair in zip(biased, worded, strict=True))
         return x.at[jnp.arange(x.shape[0])[:, None], ids].add(values, mode="drop")
 
     def penalize(x: Array) -> Array:
-        counts = seats["counts"]
+        counts = state["counts"]
         times = counts // GENERATED
         x = transforms.repetition_penalty(x, jnp.where(penalized, options["repetition_penalty"], 1.0), counts > 0)
         x = transforms.frequency_penalty(x, options["frequency_penalty"], times)
         return transforms.presence_penalty(x, options["presence_penalty"], times)
 
     def mask(x: Array) -> Array:
-        x = transforms.min_tokens(x, held, seats["stops"])
-        return transforms.allowed_token_ids(x, options["allowed_token_ids"], seats["allowed"])
+        x = transforms.min_tokens(x, held, state["stops"])
+        return transforms.allowed_token_ids(x, options["allowed_token_ids"], state["allowed"])
 
     for wanted, change in (
         ((options["logit_bias"] > 0) | (options["bad_words"] > 0), add),
@@ -81,5 +81,5 @@ def adjust(
     return logits
 
 
-def _keeps_stops_back(options: Mapping[str, Array], seats: SeatFields, num_known: Array) -> Bool[Array, "B"]:
-    return (options["min_tokens"] > 0) & (num_known < seats["earliest_stop"])
+def _keeps_stops_back(options: Mapping[str, Array], state: StateFields, num_known: Array) -> Bool[Array, "B"]:
+    return (options["min_tokens"] > 0) & (num_known < state["earliest_stop"])

@@ -3,7 +3,7 @@
 A new option is one annotated field here and one function of the same name in `transforms.py`; a test
 fails when either half is missing. Fields with a `Column` travel to the device with every step, one int32
 each (floats bit-cast), in field order; of a collection it is the size that travels, and what is in it
-lies in the request's slot (`seat.py`). Fields without a column are decided on the host.
+lies in the request's slot. Fields without a column are decided on the host.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Column:
     """A field that the device program reads: one int32 word per row."""
 
     dtype: Literal["float32", "int32"]
-    seated_at: float | None = None
-    """Another value than this one, the neutral one, needs more of the request than the column: see `needs_seat`."""
+    neutral: float | None = None
+    """Another value than this one, the neutral one, needs more of the request than the column: see `needs_state`."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
@@ -42,30 +42,30 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     seed: Annotated[int, Meta(ge=0, lt=2**31), Column("int32")] = 0
     """Seed of the counter-based key: (seed, position) decides the draw, never the batch."""
 
-    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0), Column("float32", seated_at=0)] = 0.0
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0), Column("float32", neutral=0)] = 0.0
     """Taken from the logit of every token that was generated before."""
-    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0), Column("float32", seated_at=0)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0), Column("float32", neutral=0)] = 0.0
     """Taken from the logit of a token once for each time it was generated before."""
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100.0), Column("float32", seated_at=1)] = 1.0
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100.0), Column("float32", neutral=1)] = 1.0
     """Divides positive and multiplies negative logits of the prompt's tokens and of those generated before."""
-    min_tokens: Annotated[int, Meta(ge=0, lt=2**31), Column("int32", seated_at=0)] = 0
+    min_tokens: Annotated[int, Meta(ge=0, lt=2**31), Column("int32", neutral=0)] = 0
     """No EOS and no stop token among the first so many tokens."""
     logit_bias: Annotated[
         dict[int, Annotated[float, Meta(ge=-100.0, le=100.0)]],
         Meta(max_length=MAX_LOGIT_BIAS),
-        Column("int32", seated_at=0),
+        Column("int32", neutral=0),
     ] = {}
     """Added to the logits of these tokens."""
-    allowed_token_ids: Annotated[tuple[int, ...], Column("int32", seated_at=0)] = ()
+    allowed_token_ids: Annotated[tuple[int, ...], Column("int32", neutral=0)] = ()
     """Nothing else is ever chosen; empty allows all."""
     bad_words: Annotated[
         tuple[Annotated[tuple[int, ...], Meta(min_length=1, max_length=MAX_BAD_WORD_TOKENS)], ...],
         Meta(max_length=MAX_BAD_WORDS),
-        Column("int32", seated_at=0),
+        Column("int32", neutral=0),
     ] = ()
     """Sequences of tokens of which none is ever completed."""
 
-    logprob_token_ids: Annotated[tuple[int, ...], Meta(max_length=MAX_TOP_LOGPROBS), Column("int32", seated_at=0)] = ()
+    logprob_token_ids: Annotated[tuple[int, ...], Meta(max_length=MAX_TOP_LOGPROBS), Column("int32", neutral=0)] = ()
     """Tokens whose log-probabilities are told in the place of those of the most likely ones, which are as many."""
 
     max_tokens: Annotated[int, Meta(ge=1)] = 16
@@ -111,10 +111,10 @@ def device_row(params: SamplingParams, *, is_masked: bool = False) -> np.ndarray
     return row
 
 
-def needs_seat(params: SamplingParams) -> bool:
+def needs_state(params: SamplingParams) -> bool:
     """Whether the device has to know more of the request than its columns, such as the tokens it has so far."""
     return any(
-        column.seated_at is not None and _value(params, name) != column.seated_at for name, column in COLUMNS.items()
+        column.neutral is not None and _value(params, name) != column.neutral for name, column in COLUMNS.items()
     )
 
 

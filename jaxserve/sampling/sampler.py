@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxserve.sampling import transforms
-from jaxserve.sampling.adjust import SeatFields, adjust, is_adjusted
+from jaxserve.sampling.adjust import StateFields, adjust, is_adjusted
 from jaxserve.sampling.params import COLUMNS
 from jaxserve.sampling.topk import CHUNK, chunked, top_k
 from jaxserve.types import MAX_TOP_LOGPROBS, NO_LOGPROBS
@@ -50,7 +50,7 @@ def unpack_options(columns: Int[Array, "B C"]) -> dict[str, Array]:
 def sample(
     logits: Float[Array, "B V"],
     options: Mapping[str, Array],
-    seats: SeatFields,
+    state: StateFields,
     positions: Int[Array, "B"],
     num_top_logprobs: Int[Array, ""],
 ) -> Sampled:
@@ -59,13 +59,13 @@ def sample(
     num_top_logprobs: NO_LOGPROBS leaves out the chosen tokens' as well, a pass over all logits on a CPU.
     """
     is_greedy = options["temperature"] == 0
-    adjusts = is_adjusted(options, seats, positions).any()
+    adjusts = is_adjusted(options, state, positions).any()
 
     def choose() -> Array:
         # Scaling comes inside, since it makes an array of its own anyway: the logits are still needed as they are.
         scaled = jax.lax.cond(
             adjusts,
-            lambda: transforms.temperature(adjust(logits, options, seats, positions), options["temperature"]),
+            lambda: transforms.temperature(adjust(logits, options, state, positions), options["temperature"]),
             lambda: transforms.temperature(logits, options["temperature"]),
         )
         return jnp.where(is_greedy, _most_likely(scaled), _draw(scaled, options, positions))
@@ -80,7 +80,7 @@ def sample(
     chosen = jnp.take_along_axis(logits, token_ids[:, None], 1)[:, 0] - normalizer
 
     def shown(most_likely: Array) -> Array:
-        return transforms.logprob_token_ids(options["logprob_token_ids"], seats["logprob_ids"], most_likely)
+        return transforms.logprob_token_ids(options["logprob_token_ids"], state["logprob_ids"], most_likely)
 
     return Sampled(token_ids, chosen, *_top(logits, normalizer, num_top_logprobs, shown))
 

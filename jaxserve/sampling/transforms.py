@@ -26,7 +26,7 @@ from jaxserve.sampling.topk import top_k as largest
 NUM_CANDIDATES: Final = 64
 ANY_TOKEN: Final = -1
 """In front of a bad word that is shorter than others may be."""
-NOBODY: Final = 2**31 - 1
+UNUSED_ID: Final = 2**31 - 1
 """No token's id: nothing is added to it."""
 LOWEST_TEMPERATURE: Final = 1e-6
 FORBIDDEN: Final = -1e20
@@ -50,7 +50,7 @@ def logit_bias(
     num_biases: Int[Array, "B"], token_ids: Int[Array, "B N"], biases: Float[Array, "B N"]
 ) -> tuple[Int[Array, "B N"], Float[Array, "B N"]]:
     """Tokens and what is added to their logits."""
-    return jnp.where(num_biases[:, None] > 0, token_ids, NOBODY), biases
+    return jnp.where(num_biases[:, None] > 0, token_ids, UNUSED_ID), biases
 
 
 def bad_words(
@@ -59,7 +59,7 @@ def bad_words(
     """The last token of every word whose other tokens were generated just now, and what is added to its logit."""
     before, last = words[..., :-1], words[..., -1]
     is_begun = ((before == recent[:, None]) | (before == ANY_TOKEN)).all(-1) & (num_words > 0)[:, None]  # (B, G)
-    return jnp.where(is_begun, last, NOBODY), jnp.full(last.shape, FORBIDDEN)
+    return jnp.where(is_begun, last, UNUSED_ID), jnp.full(last.shape, FORBIDDEN)
 
 
 def repetition_penalty(

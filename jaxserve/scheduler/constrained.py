@@ -9,7 +9,7 @@ from typing import Final
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.ipc.messages import AddRequest, RequestFault
-from jaxserve.sampling.params import needs_seat
+from jaxserve.sampling.params import needs_state
 from jaxserve.scheduler.admission import fault_of
 from jaxserve.scheduler.grammars import Grammars, GrammarState
 from jaxserve.scheduler.request import Request
@@ -51,7 +51,7 @@ class ConstrainedRequests:
         if message.grammar is None or self._grammars is None:
             return None
         # What the device keeps of a request's tokens, and log-probabilities, come of sampled tokens alone.
-        may_jump = not needs_seat(message.sampling) and message.sampling.num_top_logprobs is None
+        may_jump = not needs_state(message.sampling) and message.sampling.num_top_logprobs is None
         return self._grammars.follow(message.grammar, message.sampling.allowed_token_ids, may_jump=may_jump)
 
     def add(self, request: Request) -> None:

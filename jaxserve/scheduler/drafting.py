@@ -115,7 +115,7 @@ class Drafter:
 
         Not with a grammar, which has its own; nor where the device keeps account of what is sampled.
         """
-        if request.grammar is None and not request.needs_seat:
+        if request.grammar is None and not request.needs_state:
             request.max_draft_tokens, request.shortest_match = self._max_tokens, MIN_MATCH
 
     def waits_for(self, running: Sequence[Request]) -> bool:

@@ -80,7 +80,7 @@ def pack(
         num_steps=num_steps,
         num_prompt_logprobs=num_prompt_logprobs,
         targets=targets,
-        seats=tuple(request.seat() for request in newcomers if request.needs_seat),
+        slot_inits=tuple(request.slot_init() for request in newcomers if request.needs_state),
         adapters=_adapters(ordered),
         masks=tuple(masks),
     )

@@ -50,15 +50,15 @@ class Buckets:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """A request that takes a slot, or takes one again, and whose options need more than a step's columns say."""
+class SlotInit:
+    """The initial sampler state of a request that gets a slot and whose options need more than the step's option columns."""
 
     slot: int
     sampling: SamplingParams
     token_ids: np.ndarray  # int32, all known ones: the prompt, then what was generated
     num_prompt_tokens: int
     stop_token_ids: frozenset[int]
-    """All that min_tokens keeps back, EOS among them."""
+    """Every token that `min_tokens` holds back, EOS among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ class StepPlan:
     num_steps: int = 1
     """K: decode steps to do in one call, each from the tokens of the one before. They end early, all rows
     together, as soon as any row's request ends. Block tables hold pages for all of them."""
-    seats: tuple[Seat, ...] = ()
-    """To be taken before the step. Most steps have none."""
+    slot_inits: tuple[SlotInit, ...] = ()
+    """Slots to initialise before the step. Most steps have none."""
     num_prompt_logprobs: int = NO_LOGPROBS
     """As `num_top_logprobs`, for prompt tokens; more than NO_LOGPROBS in mixed steps only."""
     targets: np.ndarray | None = None

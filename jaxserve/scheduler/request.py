@@ -6,9 +6,9 @@ import numpy as np
 
 from jaxserve.ipc.messages import AddRequest
 from jaxserve.kv.block_table import BlockTable
-from jaxserve.sampling.params import device_row, needs_seat
+from jaxserve.sampling.params import device_row, needs_state
 from jaxserve.scheduler.grammars import GrammarState
-from jaxserve.scheduler.plan import MAX_STOP_TOKENS, NO_TARGET, Seat
+from jaxserve.scheduler.plan import MAX_STOP_TOKENS, NO_TARGET, SlotInit
 from jaxserve.types import FinishReason
 
 _PROMPT_END = 16
@@ -33,6 +33,7 @@ class Request:
         "_buffer",
         "_foretold",
         "adapter",
+        "all_stop_ids",
         "arrival_s",
         "finish_reason",
         "grammar",
@@ -40,7 +41,7 @@ class Request:
         "length_limit",
         "max_draft_tokens",
         "max_output_tokens",
-        "needs_seat",
+        "needs_state",
         "num_accepted_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -56,7 +57,6 @@ class Request:
         "request_id",
         "sampling",
         "sampling_row",
-        "seat_stop_ids",
         "shortest_match",
         "slot",
         "stop_row",
@@ -81,8 +81,8 @@ class Request:
         self.grammar = grammar
         """Where its reply stands in the grammar that it is held to."""
         self.sampling_row = device_row(message.sampling, is_masked=grammar is not None)
-        self.needs_seat = needs_seat(message.sampling)
-        self.seat_stop_ids = self.stop_token_ids | eos_token_ids
+        self.needs_state = needs_state(message.sampling)
+        self.all_stop_ids = self.stop_token_ids | eos_token_ids
         """What min_tokens keeps back; also with ignore_eos, as in vLLM."""
         self.stop_row = _stop_row(message, eos_token_ids)
         wanted = (grammar, message.sampling.num_top_logprobs, message.sampling.num_prompt_logprobs)
@@ -155,11 +155,11 @@ class Request:
         """Whether no grammar keeps it from its next token."""
         return self.grammar is None or self.grammar.is_ready
 
-    def seat(self) -> Seat:
-        """What the device has to know of a request that takes its slot; all its tokens are read then."""
+    def slot_init(self) -> SlotInit:
+        """Return the initial sampler state of a request that got its slot. All its tokens must have been read."""
         if self.slot is None or self.num_unread_tokens:
-            raise RuntimeError(f"{self.request_id} takes no seat now")
-        return Seat(self.slot, self.sampling, self.tokens.copy(), self.num_prompt_tokens, self.seat_stop_ids)
+            raise RuntimeError(f"{self.request_id} cannot initialise its slot now")
+        return SlotInit(self.slot, self.sampling, self.tokens.copy(), self.num_prompt_tokens, self.all_stop_ids)
 
     @property
     def is_scoring(self) -> bool:

@@ -13,7 +13,7 @@ from jaxserve.layers.attention import KVPool
 from jaxserve.runner.inputs import OUTPUT_FIELDS, Program, packed_size
 from jaxserve.runner.runner import Runner, StepLostError
 from jaxserve.sampling.params import COLUMNS
-from jaxserve.scheduler.plan import MAX_STOP_TOKENS, Seat, StepPlan
+from jaxserve.scheduler.plan import MAX_STOP_TOKENS, SlotInit, StepPlan
 from jaxserve.types import RequestId
 
 PROGRAM = Program("decode", num_tokens=1, num_rows=1, max_pages=1, num_slots=1)
@@ -69,7 +69,7 @@ class CountingStep:
 
 
 class CountingKeeper:
-    """Slots whose words all say how many requests took a seat since they were made."""
+    """Slots whose words all say how many requests were given a slot since they were made."""
 
     def new_pool(self) -> KVPool:
         return KVPool(jnp.zeros(1), jnp.zeros(1))  # type: ignore[arg-type, unused-ignore]
@@ -77,7 +77,7 @@ class CountingKeeper:
     def new_slots(self) -> jax.Array:
         return jnp.zeros(1)
 
-    def seat(self, slots: jax.Array, seat: Seat) -> jax.Array:
+    def init_slot(self, slots: jax.Array, init: SlotInit) -> jax.Array:
         return slots + 1
 
 

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.runner.slots import Seats, fields, seat_row
+from jaxserve.runner.slots import SamplerState, fields, slot_row
 from jaxserve.sampling import adjust, sampler
-from jaxserve.sampling.params import SamplingParams, device_row, needs_seat
-from jaxserve.scheduler.plan import Seat
+from jaxserve.sampling.params import SamplingParams, device_row, needs_state
+from jaxserve.scheduler.plan import SlotInit
 
 LEFT_BEHIND = SamplingParams(
     presence_penalty=2.0, min_tokens=10**6, logit_bias={0: 100.0}, allowed_token_ids=(0,), bad_words=((0,),)
@@ -33,9 +33,9 @@ class Row:
     stops: frozenset[int] = frozenset()
 
     @property
-    def seat(self) -> Seat:
+    def init(self) -> SlotInit:
         tokens = np.array([*self.prompt, *self.output], np.int32)
-        return Seat(0, self.params, tokens, len(self.prompt), self.stops)
+        return SlotInit(0, self.params, tokens, len(self.prompt), self.stops)
 
     @property
     def num_known(self) -> int:
@@ -44,24 +44,24 @@ class Row:
 
 @jax.jit
 def _choose(logits, columns, slots, which, positions, top):  # type: ignore[no-untyped-def]
-    seats = Seats(slots, which, logits.shape[1])
-    return sampler.sample(logits, sampler.unpack_options(columns), seats, positions, top)
+    state = SamplerState(slots, which, logits.shape[1])
+    return sampler.sample(logits, sampler.unpack_options(columns), state, positions, top)
 
 
 @jax.jit
 def _adjust(logits, columns, slots, which, num_known):  # type: ignore[no-untyped-def]
-    seats = Seats(slots, which, logits.shape[1])
-    return adjust.adjust(logits, sampler.unpack_options(columns), seats, num_known)
+    state = SamplerState(slots, which, logits.shape[1])
+    return adjust.adjust(logits, sampler.unpack_options(columns), state, num_known)
 
 
 def _arguments(rows: Sequence[Row]) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Logits, columns, slots in an order that is not the rows', and the slot of each row.
 
-    A request that takes no seat finds in its slot what an earlier one left there.
+    A request that needs no sampler state finds in its slot what an earlier one left there.
     """
     vocab = len(rows[0].logits)
-    left = seat_row(Seat(0, LEFT_BEHIND, np.arange(min(vocab, 9), dtype=np.int32), 4, frozenset({0})), vocab)
-    slots = np.stack([seat_row(row.seat, vocab) if needs_seat(row.params) else left for row in reversed(rows)])
+    left = slot_row(SlotInit(0, LEFT_BEHIND, np.arange(min(vocab, 9), dtype=np.int32), 4, frozenset({0})), vocab)
+    slots = np.stack([slot_row(row.init, vocab) if needs_state(row.params) else left for row in reversed(rows)])
     columns = np.stack([device_row(row.params) for row in rows])
     logits = np.stack([row.logits for row in rows])
     return jnp.asarray(logits), jnp.asarray(columns), jnp.asarray(slots), jnp.arange(len(rows) - 1, -1, -1)

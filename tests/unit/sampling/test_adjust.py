@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve.sampling.params import COLUMNS, SamplingParams, needs_seat
+from jaxserve.sampling.params import COLUMNS, SamplingParams, needs_state
 from jaxserve.sampling.transforms import FORBIDDEN
 from jaxserve.types import MAX_BAD_WORDS, MAX_LOGIT_BIAS
 from tests.unit.sampling.rows import Row, adjusted, choose
@@ -84,7 +84,7 @@ def test_adjusted_logits_are_the_specified_ones_in_a_batch() -> None:
     batch = rows()
     for row, found in zip(batch, adjusted(batch), strict=True):
         np.testing.assert_allclose(found, specification(row), rtol=2e-6, atol=1e-6)
-        if not needs_seat(row.params):
+        if not needs_state(row.params):
             np.testing.assert_array_equal(found, row.logits, "a neighbour's options reached this row")
 
 
@@ -178,8 +178,8 @@ def test_listed_tokens_stand_in_for_the_most_likely_ones_of_their_row_only() -> 
     np.testing.assert_array_equal(found.top_token_ids[1], choose([plain], top=3).top_token_ids[0])
 
 
-def test_every_option_with_a_neutral_value_needs_no_seat() -> None:
-    assert not needs_seat(SamplingParams(temperature=0.3, top_k=4, top_p=0.5, min_p=0.1, seed=9, max_tokens=3))
+def test_every_option_with_a_neutral_value_needs_no_state() -> None:
+    assert not needs_state(SamplingParams(temperature=0.3, top_k=4, top_p=0.5, min_p=0.1, seed=9, max_tokens=3))
     wanted = {name for options in OPTIONS for name in options}
-    assert wanted == {name for name, column in COLUMNS.items() if column.seated_at is not None}
-    assert all(needs_seat(SamplingParams(**options)) for options in OPTIONS[1:])
+    assert wanted == {name for name, column in COLUMNS.items() if column.neutral is not None}
+    assert all(needs_state(SamplingParams(**options)) for options in OPTIONS[1:])

@@ -68,11 +68,11 @@ def test_penalized_row_whose_tokens_nobody_counted_raises() -> None:
     rig.send(add("r", prompt(6), presence_penalty=1.0))
     plan = rig.scheduler.schedule()
     assert plan is not None
-    assert [(seat.slot, seat.token_ids.tolist(), seat.num_prompt_tokens) for seat in plan.seats] == [
+    assert [(init.slot, init.token_ids.tolist(), init.num_prompt_tokens) for init in plan.slot_inits] == [
         (plan.slots[0], prompt(6), 6)
     ]
     with pytest.raises(PoisonError, match="counted None"):
-        rig.executor.submit(dataclasses.replace(plan, seats=())).result()
+        rig.executor.submit(dataclasses.replace(plan, slot_inits=())).result()
 
 
 @pytest.mark.parametrize(

@@ -28,25 +28,25 @@ def test_decode_steps_use_the_smallest_decode_bucket() -> None:
     assert second.num_padding_tokens == 3
 
 
-def test_seat_is_taken_once_and_only_by_who_needs_one() -> None:
+def test_slot_is_initialised_once_and_only_for_a_request_that_needs_it() -> None:
     rig = Rig(max_num_batched_tokens=8)
     messages = [add("plain", prompt(3), max_tokens=6), add("biased", prompt(9), max_tokens=3, logit_bias={5: 1.0})]
     rig.send(*messages)
     while rig.scheduler.has_work:
         rig.step()
-    seats = [(step, seat) for step, plan in enumerate(rig.plans) for seat in plan.seats]
-    assert [(step, seat.sampling) for step, seat in seats] == [(0, messages[1].sampling)]
+    inits = [(step, init) for step, plan in enumerate(rig.plans) for init in plan.slot_inits]
+    assert [(step, init.sampling) for step, init in inits] == [(0, messages[1].sampling)]
     assert rig.rows(rig.plans[0]) == {"plain": 3, "biased": 5}
 
 
-def test_preempted_request_takes_its_seat_again_with_all_it_has() -> None:
+def test_slot_of_a_preempted_request_is_initialised_again_with_all_its_tokens() -> None:
     rig = Rig(num_blocks=11)
     messages = [add(f"r{i}", prompt(8, i + 3), max_tokens=16, frequency_penalty=1.0) for i in range(3)]
     assert rig.run(*messages) == {message.request_id: expected(message) for message in messages}
-    seats = [seat for plan in rig.plans for seat in plan.seats]
-    assert len(seats) > 3, "a preemption was meant"
-    assert all(seat.num_prompt_tokens == 8 for seat in seats)
-    again = seats[-1].token_ids.tolist()
+    inits = [init for plan in rig.plans for init in plan.slot_inits]
+    assert len(inits) > 3, "a preemption was meant"
+    assert all(init.num_prompt_tokens == 8 for init in inits)
+    again = inits[-1].token_ids.tolist()
     assert any(again == (message.prompt_token_ids + expected(message))[: len(again)] for message in messages)
 
 
