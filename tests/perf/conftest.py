@@ -1,4 +1,4 @@
-"""What the perf tests share with the tests of the server."""
+"""Fixtures that the cost tests share with the tests of the server."""
 
 from __future__ import annotations
 
