@@ -166,7 +166,7 @@ def server(options: argparse.Namespace) -> Iterator[tuple[int, list[int]]]:
             vocab_size=options.vocab,
             num_blocks=num_pages + 1,
             device_seconds=options.step_ms / 1e3,
-            max_burst=1,  # a step, a message: a token is a chunk
+            max_decode_steps=1,  # a step, a message: a token is a chunk
         )
         arguments = [msgspec.json.encode(part).decode() for part in (config, fake)]
         profile = ["--profile", options.profile] * bool(options.profile)

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from jaxserve.ipc.messages import EngineStats, ModelFacts
+from jaxserve.ipc.messages import EngineStats, ModelInfo
 
 PREFIX = "jaxserve:"
 BASE_LABELS = ("model_name", "engine")
@@ -203,14 +203,14 @@ class Metrics:
         assert isinstance(child, Histogram), f"{name} is not a histogram"
         child.observe(value)
 
-    def record_ready(self, facts: ModelFacts) -> None:
+    def record_ready(self, model_info: ModelInfo) -> None:
         """Take over what the engine says once it is ready."""
         self.set(
             "cache_config_info",
             1,
-            block_size=str(facts.block_size),
-            num_gpu_blocks=str(facts.num_kv_blocks),
-            cache_dtype=facts.kv_dtype,
+            block_size=str(model_info.block_size),
+            num_gpu_blocks=str(model_info.num_kv_blocks),
+            cache_dtype=model_info.kv_dtype,
         )
 
     def record_stats(self, stats: EngineStats) -> None:
@@ -225,7 +225,7 @@ class Metrics:
             ("num_preemptions", stats.num_preemptions),
             ("prompt_tokens", stats.num_prompt_tokens),
             ("generation_tokens", stats.num_generation_tokens),
-            ("forced_tokens", stats.num_forced_tokens),
+            ("forced_tokens", stats.num_jump_forward_tokens),
             ("spec_decode_num_drafts", stats.num_drafts),
             ("spec_decode_num_draft_tokens", stats.num_draft_tokens),
             ("spec_decode_num_accepted_tokens", stats.num_accepted_tokens),

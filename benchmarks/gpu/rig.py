@@ -18,7 +18,7 @@ from benchmarks.gpu.random_weights import random_pool
 from jaxserve.bench.offline import EngineTotals
 from jaxserve.config import SchedulerConfig
 from jaxserve.engine.core import EngineCore
-from jaxserve.ipc.messages import AddRequest, ModelFacts, TokenLogprobs
+from jaxserve.ipc.messages import AddRequest, ModelInfo, TokenLogprobs
 from jaxserve.kv.manager import KVManager
 from jaxserve.layers.numerics import Numerics
 from jaxserve.models.config import DecoderConfig
@@ -61,7 +61,7 @@ class RunnerExecutor:
     """What an engine asks of an executor, over a runner that is there already."""
 
     runner: Runner
-    facts: ModelFacts
+    model_info: ModelInfo
     buckets: Buckets
     eos_token_ids: frozenset[int] = frozenset()
 
@@ -140,7 +140,7 @@ class Rig:
         """A fresh scheduler, which knows only `programs`, and a loop with `depth` steps in flight."""
         buckets = buckets_of(programs)
         vocab_size = self.skeleton.config.vocab_size
-        facts = ModelFacts(
+        model_info = ModelInfo(
             vocab_size=vocab_size,
             max_model_len=self.max_model_len,
             num_kv_blocks=self.num_blocks,
@@ -151,7 +151,7 @@ class Rig:
             num_devices=1,
             fingerprint="",
         )
-        executor = RunnerExecutor(runner, facts, buckets)
+        executor = RunnerExecutor(runner, model_info, buckets)
         kv = KVManager(self.num_blocks, BLOCK_SIZE, self.max_model_len, enable_prefix_caching=False)
         config = SchedulerConfig(overlap=depth > 0, max_burst_ms=max_burst_ms)
         scheduler = Scheduler(config, kv, buckets, self.max_model_len, frozenset(), vocab_size)
@@ -168,7 +168,7 @@ def buckets_of(programs: Iterable[Program]) -> Buckets:
         decode=sizes["decode"],
         mixed=sizes["mixed"],
         max_num_seqs=max(each.num_slots for each in programs),
-        max_burst=max(each.max_steps for each in programs),
+        max_decode_steps=max(each.max_steps for each in programs),
     )
 
 

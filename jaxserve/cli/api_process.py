@@ -18,7 +18,7 @@ from jaxserve.cli.tasks import first_of
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.ipc.address import folder_of
-from jaxserve.ipc.messages import ModelFacts, StartupProgress
+from jaxserve.ipc.messages import ModelInfo, StartupProgress
 from jaxserve.ipc.report import PhaseSpan
 from jaxserve.ipc.transport import EngineConnection
 from jaxserve.metrics import Metrics
@@ -81,13 +81,13 @@ class ApiProcess:
                 yield link
         self.startup.begin_again()
 
-    def record_start(self, facts: ModelFacts) -> list[PhaseSpan]:
+    def record_start(self, model_info: ModelInfo) -> list[PhaseSpan]:
         """Make metrics of what the start of the engine took; returns all of its phases."""
-        spans = self.startup.spans(facts.startup)
+        spans = self.startup.spans(model_info.startup)
         for span in spans:
             self.metrics.set("startup_phase_seconds", span.seconds, phase=span.phase)
         self.metrics.set("startup_phase_seconds", total_seconds(spans), phase="total")
-        for source, number in Counter(program.source for program in facts.startup.programs).items():
+        for source, number in Counter(program.source for program in model_info.startup.programs).items():
             self.metrics.set("startup_programs", number, source=source)
         return spans
 

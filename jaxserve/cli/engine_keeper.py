@@ -20,7 +20,7 @@ from jaxserve.cli.engine_life import engine_process, wait_dead, wait_started
 from jaxserve.engine.spawn import Spawned
 from jaxserve.engine.spec import EngineSpec
 from jaxserve.errors import StartupError
-from jaxserve.ipc.address import address_of_life
+from jaxserve.ipc.address import incarnation_address
 from jaxserve.server.link import EngineLink
 
 _log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class EngineKeeper:
                     return reason
                 _log.error("%s; starting it again (%s)", reason, self._budget)
                 self._api.metrics.inc("engine_restarts")
-                address = address_of_life(self._spec.address, number)
+                address = incarnation_address(self._spec.address, number)
                 await self._on_restart(address)
             spec, process = msgspec.structs.replace(self._spec, address=address, phases=[]), None
         raise AssertionError("numbers do not end")
@@ -91,9 +91,9 @@ class EngineKeeper:
         """One engine from its start to its end; returns how it ended. Raises StartupError where the first cannot start."""
         try:
             async with engine_process(spec, process) as engine:
-                facts = await wait_started(link, engine)
+                model_info = await wait_started(link, engine)
                 if self._lost_s is not None:
-                    self._api.record_start(facts)
+                    self._api.record_start(model_info)
                     _log.info("the engine is back after %.1f s", time.monotonic() - self._lost_s)
                 reason = await wait_dead(link, engine)
                 self._lost_s = time.monotonic()

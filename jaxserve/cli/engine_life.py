@@ -15,7 +15,7 @@ from jaxserve.engine.spawn import Spawned
 from jaxserve.engine.spec import EngineSpec
 from jaxserve.errors import CheckpointError, StartupError
 from jaxserve.ipc.address import remove_socket
-from jaxserve.ipc.messages import ModelFacts
+from jaxserve.ipc.messages import ModelInfo
 from jaxserve.server.link import EngineLink
 from jaxserve.tokenizer.tokenizer import Tokenizer
 
@@ -43,10 +43,10 @@ async def engine_process(spec: EngineSpec, process: Spawned | None = None) -> As
             remove_socket(spec.address)
 
 
-async def wait_started(link: EngineLink, engine: EngineProcess) -> ModelFacts:
-    """The facts of the loaded model. Raises StartupError when the engine refuses, or ends before it is ready."""
+async def wait_started(link: EngineLink, engine: EngineProcess) -> ModelInfo:
+    """Return the info of the loaded model. Raises StartupError when the engine refuses, or ends before it is ready."""
     await first_of(link.wait_started(), engine.wait())
-    if link.facts is None:
+    if link.model_info is None:
         await asyncio.sleep(LAST_WORDS_S)
         link.end(f"{obituary(engine.returncode)} before it was ready")  # unless it said why
     return await link.wait_started()
@@ -61,12 +61,12 @@ async def wait_dead(link: EngineLink, engine: EngineProcess) -> str:
     return reason
 
 
-def check_tokenizer(tokenizer: Tokenizer, facts: ModelFacts, path: Path) -> None:
+def check_tokenizer(tokenizer: Tokenizer, model_info: ModelInfo, path: Path) -> None:
     """Raise CheckpointError for a tokenizer with ids that the model does not have."""
-    if tokenizer.max_token_id >= facts.vocab_size:
+    if tokenizer.max_token_id >= model_info.vocab_size:
         raise CheckpointError(
             f"{path}: the tokenizer has ids up to {tokenizer.max_token_id}, the model's embedding has only "
-            f"{facts.vocab_size} rows: they do not belong together"
+            f"{model_info.vocab_size} rows: they do not belong together"
         )
 
 

@@ -38,7 +38,7 @@ from jaxserve.engine.spawn import Spawned
 from jaxserve.engine.spec import EngineSpec
 from jaxserve.executor.fake import FakeOptions
 from jaxserve.ipc.address import own_address
-from jaxserve.ipc.messages import ModelFacts, StartupProgress
+from jaxserve.ipc.messages import ModelInfo, StartupProgress
 from jaxserve.ipc.report import process_start_s
 from jaxserve.log import configure_logging, line_of
 from jaxserve.server.listener import bind_sockets
@@ -125,11 +125,11 @@ class _Server:
                     async with running(_all_ready(api, tokenizer, path, workers)) as ready:
                         await asyncio.wait({ready, engine_end}, return_when=asyncio.FIRST_COMPLETED)
                         if not engine_end.done():
-                            facts = ready.result()
+                            model_info = ready.result()
                             keeper.allow_restarts()
                             display.close()
-                            _report_start(api, facts)
-                            self._announce(tokenizer, facts)
+                            _report_start(api, model_info)
+                            self._announce(tokenizer, model_info)
                     reason = await _first_end(engine_end, workers)
                     api.client.fail(reason)  # now: the end of the other processes takes a while
                     await workers.fail(reason)
@@ -154,14 +154,14 @@ class _Server:
         if self._workers is not None:
             self._workers.terminate()
 
-    def _announce(self, tokenizer: Tokenizer, facts: ModelFacts) -> None:
+    def _announce(self, tokenizer: Tokenizer, model_info: ModelInfo) -> None:
         """Print the URL and a command to paste, in one line."""
         host, port = self._listeners[0].getsockname()[:2]
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         key = ' -H "Authorization: Bearer $JAXSERVE_API_KEY"' if api_keys(self._config.server) else ""
         prompt: Any
-        if facts.embedding is not None:
+        if model_info.embedding is not None:
             path, name, prompt = "embeddings", "input", "Once upon a time"
         elif tokenizer.has_chat_template:
             path, name, prompt = "chat/completions", "messages", [{"role": "user", "content": "Hello!"}]
@@ -184,17 +184,17 @@ async def _phase(api: ApiProcess, name: str, work: Callable[[], T]) -> T:
     return result
 
 
-async def _all_ready(api: ApiProcess, tokenizer: Tokenizer, path: Path, workers: ApiWorkers) -> ModelFacts:
+async def _all_ready(api: ApiProcess, tokenizer: Tokenizer, path: Path, workers: ApiWorkers) -> ModelInfo:
     """Wait until engine and API processes take requests. Raises StartupError."""
-    facts = await api.client.wait_started()
-    check_tokenizer(tokenizer, facts, path)
+    model_info = await api.client.wait_started()
+    check_tokenizer(tokenizer, model_info, path)
     await workers.wait_ready()
-    return facts
+    return model_info
 
 
-def _report_start(api: ApiProcess, facts: ModelFacts) -> None:
+def _report_start(api: ApiProcess, model_info: ModelInfo) -> None:
     """Every phase, in the log and as metrics."""
-    for line in startup_table(api.record_start(facts), facts.startup):
+    for line in startup_table(api.record_start(model_info), model_info.startup):
         _log.info("%s", line)
 
 

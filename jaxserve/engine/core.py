@@ -31,21 +31,21 @@ from jaxserve.ipc.messages import (
     Command,
     CommandName,
     EngineStats,
+    ErrorInfo,
     Heartbeat,
     Hello,
-    RequestFault,
     RequestOutput,
     StepOutputs,
     ToEngine,
 )
-from jaxserve.scheduler.admission import fault_of
+from jaxserve.scheduler.admission import error_info
 from jaxserve.types import ProgramKind, RequestId
 
 _log = logging.getLogger(__name__)
 
-STEP_FAULT: Final = fault_of(InternalError("The server had an internal error while processing this request."))
-MEMORY_FAULT: Final = fault_of(UnavailableError("The device ran out of memory. Please retry later."))
-STOP_FAULT: Final = fault_of(UnavailableError("The engine is stopping. Please retry later."))
+STEP_ERROR: Final = error_info(InternalError("The server had an internal error while processing this request."))
+MEMORY_ERROR: Final = error_info(UnavailableError("The device ran out of memory. Please retry later."))
+STOP_ERROR: Final = error_info(UnavailableError("The engine is stopping. Please retry later."))
 
 _LONG_STEP_S: Final = 0.005
 """Steps shorter than this are not worth waiting for anybody."""
@@ -126,10 +126,10 @@ class EngineCore:
             case Abort():
                 return self._scheduler.abort(message.request_ids)
             case Hello() | Command():
-                pass  # the loop introduces us, and tells what came of `obey`
+                pass  # the loop introduces us, and tells what came of `run_command`
         return []
 
-    def obey(self, name: CommandName) -> RequestFault | None:
+    def run_command(self, name: CommandName) -> ErrorInfo | None:
         """Do what whoever runs the server asks; returns why it was not done."""
         try:
             match name:
@@ -140,10 +140,10 @@ class EngineCore:
                 case "stop_profile":
                     self._profiler.stop()
         except RequestError as error:
-            return fault_of(error)
+            return error_info(error)
         except Exception:
             _log.exception("%s failed", name)
-            return STEP_FAULT
+            return STEP_ERROR
         return None
 
     def patience_s(self) -> float:
@@ -161,7 +161,7 @@ class EngineCore:
         """Dispatch the next step, and take in what is due; its news, or None when nothing was due."""
         self._look_at_device()
         plan = self._scheduler.schedule()
-        outputs = self._scheduler.take_news()
+        outputs = self._scheduler.take_outputs()
         num_kept = 0
         if plan is None:  # nothing to do, or nothing before the oldest step is over
             num_kept = max(0, len(self._in_flight) - 1)
@@ -177,17 +177,19 @@ class EngineCore:
         """A sign of life with the numbers since the last one."""
         return Heartbeat(self._stats())
 
-    def stop(self, fault: RequestFault) -> StepOutputs:
-        """End every request that is left with `fault`."""
-        return StepOutputs(self._scheduler.abort_all(fault), self._stats())
+    def stop(self, error: ErrorInfo) -> StepOutputs:
+        """End every request that is left with `error`."""
+        return StepOutputs(self._scheduler.abort_all(error), self._stats())
 
     def _add(self, message: AddRequest) -> list[RequestOutput]:
         try:
-            fault = self._scheduler.add(message)
-        except Exception:  # a request that passed every check and still breaks us is our fault, not the engine's end
+            error = self._scheduler.add(message)
+        except (
+            Exception
+        ):  # a request that passed every check and still breaks us is a bug of ours, and must not end the engine
             _log.exception("request %s could not be added", message.request_id)
-            fault = STEP_FAULT
-        return [] if fault is None else [refused(message.request_id, fault)]
+            error = STEP_ERROR
+        return [] if error is None else [rejected(message.request_id, error)]
 
     def _look_at_device(self) -> float:
         """Now. When the device still works, it is noted: whenever it stops, it was not before now."""
@@ -246,13 +248,13 @@ class EngineCore:
             exc_info=error,
         )
         is_out_of_memory = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
-        return self._scheduler.fail(plan, MEMORY_FAULT if is_out_of_memory else STEP_FAULT)
+        return self._scheduler.fail(plan, MEMORY_ERROR if is_out_of_memory else STEP_ERROR)
 
     def _stats(self) -> EngineStats:
         meter, self._meter = self._meter, StepMeter()
         return meter.add_to(self._scheduler.stats(), self._executor.compilations())
 
 
-def refused(request_id: RequestId, fault: RequestFault) -> RequestOutput:
+def rejected(request_id: RequestId, error: ErrorInfo) -> RequestOutput:
     """The terminal message of a request that never ran."""
-    return RequestOutput(request_id, [], finish_reason="error", error=fault)
+    return RequestOutput(request_id, [], finish_reason="error", error=error)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from jaxserve.engine.core import STEP_FAULT, STOP_FAULT, EngineCore, refused
+from jaxserve.engine.core import STEP_ERROR, STOP_ERROR, EngineCore, rejected
 from jaxserve.errors import InvalidRequestError
 from jaxserve.ipc.codec import ProtocolError
 from jaxserve.ipc.messages import (
@@ -21,14 +21,14 @@ from jaxserve.ipc.messages import (
     Command,
     CommandDone,
     Hello,
-    ModelFacts,
+    ModelInfo,
     Ready,
     RequestOutput,
     StepOutputs,
     ToEngine,
 )
 from jaxserve.ipc.transport import ClientId, EngineSocket
-from jaxserve.scheduler.admission import fault_of
+from jaxserve.scheduler.admission import error_info
 from jaxserve.types import RequestId
 
 _log = logging.getLogger(__name__)
@@ -42,11 +42,11 @@ class EngineLoop:
     """Connects an EngineCore with its clients."""
 
     def __init__(
-        self, core: EngineCore, socket: EngineSocket, facts: ModelFacts, clock: Callable[[], float] = time.monotonic
+        self, core: EngineCore, socket: EngineSocket, model_info: ModelInfo, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._core = core
         self._socket = socket
-        self._ready = Ready(facts)
+        self._ready = Ready(model_info)
         self._clock = clock
         self._last_sent = clock()
 
@@ -58,10 +58,10 @@ class EngineLoop:
             try:
                 self.turn()
                 is_broken = self._core.is_broken
-            except Exception:  # a fault of ours: nothing is certain any more but that clients must not wait
+            except Exception:  # a bug of ours: nothing is certain any more but that clients must not wait
                 _log.exception("the engine loop failed")
                 is_broken = True
-        self._publish(self._core.stop(STEP_FAULT if is_broken else STOP_FAULT))
+        self._publish(self._core.stop(STEP_ERROR if is_broken else STOP_ERROR))
         return 1 if is_broken else 0
 
     def turn(self) -> None:
@@ -86,16 +86,16 @@ class EngineLoop:
             case Hello():
                 self._socket.send(client, self._ready)
             case AddRequest():
-                refusal = self._core.handle(message)
-                if refusal:  # to the sender: the id may be another client's
-                    self._socket.send(client, StepOutputs(refusal))
+                rejections = self._core.handle(message)
+                if rejections:  # to the sender: the id may be another client's
+                    self._socket.send(client, StepOutputs(rejections))
                 else:
                     self._socket.claim(message.request_id, client)
             case Abort():
                 own = [request_id for request_id in message.request_ids if self._socket.owner(request_id) == client]
                 self._answer(self._core.handle(Abort(own)))
             case Command():
-                done = CommandDone(message.command_id, self._core.obey(message.name))
+                done = CommandDone(message.command_id, self._core.run_command(message.name))
                 self._abandon(self._socket.send(client, done))
             case ProtocolError():
                 self._reject(client, message)
@@ -103,8 +103,8 @@ class EngineLoop:
     def _reject(self, client: ClientId, error: ProtocolError) -> None:
         _log.error("ignored a frame: %s", error)
         if error.request_id is not None:
-            fault = fault_of(InvalidRequestError("The request reached the engine damaged."))
-            self._socket.send(client, StepOutputs([refused(error.request_id, fault)]))
+            damaged = error_info(InvalidRequestError("The request reached the engine damaged."))
+            self._socket.send(client, StepOutputs([rejected(error.request_id, damaged)]))
 
     def _answer(self, outputs: list[RequestOutput]) -> None:
         if outputs:

@@ -86,10 +86,10 @@ def serve(spec: EngineSpec, socket: EngineSocket, should_stop: Callable[[], bool
     executor = start_executor(lambda progress: build_executor(spec, progress, clock), socket, should_stop)
     if executor is None:
         return 0
-    made = executor.facts.startup
+    made = executor.model_info.startup
     report = StartupReport([*spec.phases, *clock.spans, *made.phases], made.programs)
-    facts = msgspec.structs.replace(executor.facts, startup=report)
-    code = EngineLoop(build_core(spec, executor), socket, facts).run(should_stop)
+    model_info = msgspec.structs.replace(executor.model_info, startup=report)
+    code = EngineLoop(build_core(spec, executor), socket, model_info).run(should_stop)
     executor.close()
     return code
 
@@ -119,25 +119,27 @@ def build_executor(
 
 def build_core(spec: EngineSpec, executor: Executor | EmbeddingExecutor) -> EngineCore:
     """The scheduler that goes with the executor, with pages and grammars if it generates."""
-    facts, config = executor.facts, spec.config
+    model_info, config = executor.model_info, spec.config
     depth, profiler = int(config.scheduler.overlap), Profiler(config.server.profile_dir)
     if executor.task == "embed":
-        texts = EmbedScheduler(config.scheduler, executor.buckets, facts.max_model_len, facts.vocab_size)
+        texts = EmbedScheduler(config.scheduler, executor.buckets, model_info.max_model_len, model_info.vocab_size)
         return EngineCore(texts, executor, depth=depth, profiler=profiler)
     kv = KVManager(
-        facts.num_kv_blocks,
-        facts.block_size,
-        facts.max_model_len,
+        model_info.num_kv_blocks,
+        model_info.block_size,
+        model_info.max_model_len,
         enable_prefix_caching=config.cache.enable_prefix_caching,
     )
     scheduler = Scheduler(
         config.scheduler,
         kv,
         executor.buckets,
-        facts.max_model_len,
+        model_info.max_model_len,
         executor.eos_token_ids,
-        facts.vocab_size,
-        grammars=GrammarMasks(partial(load_ll_tokenizer, Path(spec.model_path)), facts.vocab_size, config.structured),
+        model_info.vocab_size,
+        grammars=GrammarMasks(
+            partial(load_ll_tokenizer, Path(spec.model_path)), model_info.vocab_size, config.structured
+        ),
     )
     return EngineCore(scheduler, executor, depth=depth, profiler=profiler)
 

@@ -13,13 +13,13 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Final, TypeVar
 
-from jaxserve.engine.core import refused
+from jaxserve.engine.core import rejected
 from jaxserve.errors import StartupError, UnavailableError
 from jaxserve.executor.protocol import Progress
 from jaxserve.ipc.codec import ProtocolError
 from jaxserve.ipc.messages import AddRequest, Hello, StartupFailed, StartupProgress, StepOutputs
 from jaxserve.ipc.transport import EngineSocket
-from jaxserve.scheduler.admission import fault_of
+from jaxserve.scheduler.admission import error_info
 
 E = TypeVar("E")
 
@@ -29,7 +29,7 @@ _POLL_S: Final = 0.05
 _GREETING_S: Final = 2.0
 """How long news of a failure waits for the first client."""
 
-_LOADING: Final = fault_of(UnavailableError("The model is still loading. Please retry later."))
+_LOADING: Final = error_info(UnavailableError("The model is still loading. Please retry later."))
 
 
 def start_executor(build: Callable[[Progress], E], socket: EngineSocket, should_stop: Callable[[], bool]) -> E | None:
@@ -79,7 +79,7 @@ def _answer(socket: EngineSocket, latest: StartupProgress | None, timeout_s: flo
         if isinstance(message, ProtocolError):
             _log.error("ignored a frame: %s", message)
         elif isinstance(message, AddRequest):
-            socket.send(client, StepOutputs([refused(message.request_id, _LOADING)]))
+            socket.send(client, StepOutputs([rejected(message.request_id, _LOADING)]))
         elif isinstance(message, Hello) and latest is not None:
             socket.send(client, latest)
 

@@ -21,7 +21,7 @@ from jaxserve.executor.local import fingerprint
 from jaxserve.executor.preparation import MAX_COMPILE_THREADS
 from jaxserve.executor.protocol import Progress
 from jaxserve.executor.trial import with_tried_kernels
-from jaxserve.ipc.messages import EmbeddingFacts, ModelFacts
+from jaxserve.ipc.messages import EmbeddingInfo, ModelInfo
 from jaxserve.ipc.report import PhaseClock, ProgramReport, StartupReport
 from jaxserve.layers.attention import KVPool
 from jaxserve.models.config import DecoderConfig
@@ -45,11 +45,11 @@ class LocalEmbeddingExecutor:
     task: Literal["embed"] = "embed"
 
     def __init__(
-        self, runner: EmbedRunner, facts: ModelFacts, buckets: EmbedBuckets, counter: CompilationCounter
+        self, runner: EmbedRunner, model_info: ModelInfo, buckets: EmbedBuckets, counter: CompilationCounter
     ) -> None:
         self._runner = runner
         self._counter = counter
-        self.facts = facts
+        self.model_info = model_info
         self.buckets = buckets
         counter.phase = "serving"
 
@@ -75,7 +75,7 @@ class LocalEmbeddingExecutor:
                 runner.submit(_rehearsal(program, prepared.max_model_len)).result()
                 progress("first_run", done, len(prepared.programs), program.name)
         report = StartupReport(sorted(clock.spans, key=lambda span: span.start_s), programs)
-        return cls(runner, _facts(prepared, checkpoint, config, report), prepared.buckets, counter)
+        return cls(runner, _model_info(prepared, checkpoint, config, report), prepared.buckets, counter)
 
     def submit(self, plan: EmbedPlan) -> PendingVectors:
         return self._runner.submit(plan)
@@ -121,9 +121,9 @@ def _rehearsal(program: Program, max_model_len: int) -> EmbedPlan:
     return EmbedPlan(program.num_tokens, names, counts, np.zeros(counts.sum(), np.int32), counts)
 
 
-def _facts(prepared: EmbedPreparation, checkpoint: Checkpoint, config: Config, report: StartupReport) -> ModelFacts:
+def _model_info(prepared: EmbedPreparation, checkpoint: Checkpoint, config: Config, report: StartupReport) -> ModelInfo:
     model = prepared.skeleton.config
-    return ModelFacts(
+    return ModelInfo(
         vocab_size=model.vocab_size,
         max_model_len=prepared.max_model_len,
         num_kv_blocks=0,
@@ -134,7 +134,7 @@ def _facts(prepared: EmbedPreparation, checkpoint: Checkpoint, config: Config, r
         num_devices=len(prepared.sharding.devices),
         fingerprint=fingerprint(checkpoint, prepared.skeleton, config),
         startup=report,
-        embedding=EmbeddingFacts(
+        embedding=EmbeddingInfo(
             size=1 if prepared.scores_pairs else model.hidden_size,
             pooling=prepared.pooling,
             normalizes=prepared.normalizes,

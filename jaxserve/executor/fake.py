@@ -27,7 +27,7 @@ import numpy as np
 
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError
-from jaxserve.ipc.messages import ModelFacts
+from jaxserve.ipc.messages import ModelInfo
 from jaxserve.runner.buckets import resolve_limits
 from jaxserve.sampling.params import COLUMNS
 from jaxserve.scheduler.plan import NO_SLOT, UNREAD_TOKEN, Buckets, PromptScores, StepPlan, StepResult
@@ -74,7 +74,7 @@ class FakeOptions(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = (2,)
     device_seconds: float = 0.0
     """How long a step takes. A burst takes as long for each of its steps."""
-    max_burst: int = 1
+    max_decode_steps: int = 1
     """Decode steps in one call, while nobody waits."""
     fail_at_steps: tuple[int, ...] = ()
     """Steps that raise, counted from 0."""
@@ -168,7 +168,7 @@ class FakeExecutor:
         limits = resolve_limits("cpu", config.scheduler)
         rows, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
         return cls(
-            Buckets(powers_of_two(rows), powers_of_two(tokens), rows, options.max_burst),
+            Buckets(powers_of_two(rows), powers_of_two(tokens), rows, options.max_decode_steps),
             options.num_blocks,
             config.cache.block_size,
             options.vocab_size,
@@ -180,9 +180,9 @@ class FakeExecutor:
         )
 
     @property
-    def facts(self) -> ModelFacts:
+    def model_info(self) -> ModelInfo:
         num_blocks, block_size = self._pool.shape
-        return ModelFacts(
+        return ModelInfo(
             vocab_size=self._vocab_size,
             max_model_len=self._max_model_len,
             num_kv_blocks=num_blocks,
@@ -324,7 +324,7 @@ class FakeExecutor:
         slots = plan.slots[plan.slots != NO_SLOT].tolist()
         if len(set(slots)) < len(slots):
             raise ValueError(f"two rows share a slot: {plan.slots.tolist()}")
-        if plan.num_steps > (self._buckets.max_burst if plan.kind == "decode" else 1):
+        if plan.num_steps > (self._buckets.max_decode_steps if plan.kind == "decode" else 1):
             raise ValueError(f"no program does {plan.num_steps} {plan.kind} steps in one call")
         if counts.min() < 1 or (counts[:num_single] != 1).any() or (plan.kind == "decode" and num_single < num_rows):
             raise ValueError(f"rows of {counts.tolist()} tokens are no {plan.kind} step")

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxserve.config import Config
 from jaxserve.executor.fake import FakeOptions, powers_of_two
-from jaxserve.ipc.messages import EmbeddingFacts, ModelFacts
+from jaxserve.ipc.messages import EmbeddingInfo, ModelInfo
 from jaxserve.runner.buckets import embed_limits
 from jaxserve.scheduler.embed_plan import EmbedBuckets, EmbedPlan, EmbedResult
 
@@ -49,7 +49,7 @@ class FakeEmbeddingExecutor:
         self._num_steps = 0
         self.buckets = EmbedBuckets(powers_of_two(limits.max_num_batched_tokens), limits.max_num_seqs)
         longest = min(options.max_model_len, limits.max_num_batched_tokens)
-        self.facts = ModelFacts(
+        self.model_info = ModelInfo(
             vocab_size=options.vocab_size,
             max_model_len=min(config.model.max_model_len or longest, longest),
             num_kv_blocks=0,
@@ -59,7 +59,7 @@ class FakeEmbeddingExecutor:
             platform="fake",
             num_devices=1,
             fingerprint="0000fa4e",
-            embedding=EmbeddingFacts(options.embedding_size, "mean", normalizes=True),
+            embedding=EmbeddingInfo(options.embedding_size, "mean", normalizes=True),
         )
 
     def submit(self, plan: EmbedPlan) -> FakeVectors:

@@ -22,7 +22,7 @@ from jaxserve.executor.preparation import Preparation, prepare
 from jaxserve.executor.protocol import Progress
 from jaxserve.executor.sampling_defaults import sampling_defaults
 from jaxserve.executor.trial import with_tried_kernels
-from jaxserve.ipc.messages import ModelFacts
+from jaxserve.ipc.messages import ModelInfo
 from jaxserve.ipc.report import PhaseClock, PhaseSpan, ProgramReport, StartupReport
 from jaxserve.layers.attention import KVPool
 from jaxserve.models.registry import decoder_of
@@ -48,11 +48,11 @@ class LocalExecutor:
     task: Literal["generate"] = "generate"
 
     def __init__(
-        self, runner: Runner, facts: ModelFacts, buckets: Buckets, eos: frozenset[int], counter: CompilationCounter
+        self, runner: Runner, model_info: ModelInfo, buckets: Buckets, eos: frozenset[int], counter: CompilationCounter
     ) -> None:
         self._runner = runner
         self._counter = counter
-        self.facts = facts
+        self.model_info = model_info
         self.buckets = buckets
         self.eos_token_ids = eos
         counter.phase = "serving"
@@ -81,8 +81,10 @@ class LocalExecutor:
         with clock.phase("first_run"):
             run_once(runner, prepared.programs, partial(progress, "first_run"))
         runner.provide_memory()
-        facts = _facts(prepared, fingerprint(checkpoint, prepared.skeleton, config), clock.spans, programs, defaults)
-        return cls(runner, facts, prepared.limits.buckets, frozenset(prepared.decoder.eos_token_ids), counter)
+        model_info = _model_info(
+            prepared, fingerprint(checkpoint, prepared.skeleton, config), clock.spans, programs, defaults
+        )
+        return cls(runner, model_info, prepared.limits.buckets, frozenset(prepared.decoder.eos_token_ids), counter)
 
     def submit(self, plan: StepPlan) -> PendingStep:
         return self._runner.submit(plan)
@@ -135,16 +137,16 @@ def _load(
     return Runner(params.result(), first_pool, keeper, executables(steps.result())), reports
 
 
-def _facts(
+def _model_info(
     prepared: Preparation,
     identity: str,
     spans: Iterable[PhaseSpan],
     programs: list[ProgramReport],
     defaults: dict[str, int | float],
-) -> ModelFacts:
+) -> ModelInfo:
     limits = prepared.limits
     report = StartupReport(sorted(spans, key=lambda span: span.start_s), programs)
-    return ModelFacts(
+    return ModelInfo(
         vocab_size=prepared.decoder.vocab_size,
         max_model_len=limits.max_model_len,
         num_kv_blocks=limits.num_blocks,

@@ -67,7 +67,7 @@ class Preparation:
             "decode buckets": " ".join(map(str, limits.buckets.decode)),
             "mixed buckets": " ".join(map(str, limits.buckets.mixed)),
             "requests at a time": str(limits.buckets.max_num_seqs),
-            "burst": str(limits.buckets.max_burst),
+            "burst": str(limits.buckets.max_decode_steps),
         }
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from jaxserve.ipc.messages import ModelFacts
+from jaxserve.ipc.messages import ModelInfo
 from jaxserve.scheduler.embed_plan import EmbedBuckets, EmbedPlan, EmbedResult
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
 
@@ -40,7 +40,7 @@ class Executor(Protocol):
     def task(self) -> Literal["generate"]: ...
 
     @property
-    def facts(self) -> ModelFacts: ...
+    def model_info(self) -> ModelInfo: ...
 
     @property
     def eos_token_ids(self) -> frozenset[int]: ...
@@ -80,7 +80,7 @@ class EmbeddingExecutor(Protocol):
     def task(self) -> Literal["embed"]: ...
 
     @property
-    def facts(self) -> ModelFacts: ...
+    def model_info(self) -> ModelInfo: ...
 
     @property
     def buckets(self) -> EmbedBuckets: ...

@@ -54,7 +54,7 @@ def new_address(directory: str | None = None) -> str:
     return f"{_SCHEME}{path}"
 
 
-def address_of_life(address: str, number: int) -> str:
+def incarnation_address(address: str, number: int) -> str:
     """Where the engine listens that was started `number` times again: whoever still knows an earlier one cannot reach it."""
     return f"{address[:-_DIGITS]}{number % 10**_DIGITS:0{_DIGITS}}"  # the numbers begin again some day
 

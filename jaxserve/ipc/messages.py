@@ -26,33 +26,33 @@ class Hello(Message, frozen=True):
     """First message of an API process: the engine answers with progress, then `Ready`."""
 
 
-Spelled = tuple[str | int, ...]
-"""Text, and control tokens by their ids: no text spells those."""
+Terminals = tuple[str | int, ...]
+"""Text, and control tokens by their ids."""
 
 
-class GrammarCall(msgspec.Struct, frozen=True, array_like=True):
-    """One way to write a call: arguments between two texts."""
+class CallTemplate(msgspec.Struct, frozen=True, array_like=True):
+    """The format of a call of one function: its arguments as JSON between two texts."""
 
-    before: Spelled
+    begin: Terminals
     schema: dict[str, Any]
-    behind: Spelled
+    end: Terminals
 
 
-class GrammarCalls(msgspec.Struct, frozen=True, array_like=True):
-    """A reply that is nothing but calls, one at least; or free text with calls in it."""
+class CallGrammar(msgspec.Struct, frozen=True, array_like=True):
+    """A reply that consists of at least one call, or of text with calls in it."""
 
-    begin: Spelled
-    """In front of the calls."""
-    ways: list[GrammarCall]
-    separator: Spelled | None
-    """Between two calls; None: there is exactly one."""
-    end: Spelled
-    """Behind the calls."""
-    is_free: bool = False
-    """Whether the reply may be any text, in which calls follow wherever `begin` stands. Where nothing begins them, the
-    reply is either text or calls."""
+    begin: Terminals
+    """Precedes the calls."""
+    templates: list[CallTemplate]
+    separator: Terminals | None
+    """Stands between two calls; None: there is exactly one call."""
+    end: Terminals
+    """Follows the calls."""
+    allows_text: bool = False
+    """True if the reply may be any text, with calls after each `begin`. If `begin` is empty, the reply is either text or
+    calls."""
     reasoning: str = ""
-    """What opens the model's reasoning: no free text begins with it, since that is for `Thinking`."""
+    """The start of the model's reasoning. Text must not begin with it, since `Thinking` covers it."""
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
@@ -66,8 +66,8 @@ class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
 class Thinking(msgspec.Struct, frozen=True, array_like=True):
     """Reasoning in front of a reply."""
 
-    opener: Spelled
-    closer: Spelled
+    opener: Terminals
+    closer: Terminals
     is_open: bool
     """Whether it has begun in the prompt; else the reply may begin with it."""
     budget: ThinkingBudget | None = None
@@ -80,7 +80,7 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     kind: Literal["json_schema", "regex", "lark", "calls"]
     text: str
     """A JSON schema as JSON, a regular expression (Rust's syntax, of the whole reply), a grammar in Lark's form, or
-    GrammarCalls as JSON."""
+    CallGrammar as JSON."""
     thinking: Thinking | None = None
     """What the model may write before the grammar begins; None: nothing."""
 
@@ -92,7 +92,7 @@ class AddRequest(Message, frozen=True):
     priority: int = 0
     cache_salt: str | None = None
     grammar: Grammar | None = None
-    second_start: int | None = None
+    text_pair_start: int | None = None
     """Of a pair of texts for a cross-encoder that tells them apart: the place of the second one's first token."""
     adapter: int = 0
     """Its place in `--lora-modules`, from 1; 0: the model as it is."""
@@ -126,7 +126,7 @@ class StartupProgress(Message, frozen=True):
     detail: str = ""
 
 
-class EmbeddingFacts(msgspec.Struct, frozen=True, array_like=True):
+class EmbeddingInfo(msgspec.Struct, frozen=True, array_like=True):
     """Of a model that makes vectors."""
 
     size: int
@@ -138,7 +138,7 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, array_like=True):
     """Whether it is a cross-encoder: each text is a pair, and its vector is the pair's score."""
 
 
-class ModelFacts(msgspec.Struct, frozen=True, array_like=True):
+class ModelInfo(msgspec.Struct, frozen=True, array_like=True):
     """What the API process has to know of the loaded model."""
 
     vocab_size: int
@@ -153,14 +153,14 @@ class ModelFacts(msgspec.Struct, frozen=True, array_like=True):
     fingerprint: str
     """8 hex digits over weights' identity, dtype, mesh and versions: part of `system_fingerprint`."""
     startup: StartupReport = StartupReport()
-    embedding: EmbeddingFacts | None = None
+    embedding: EmbeddingInfo | None = None
     """Of an engine that embeds; None: it generates."""
     sampling_defaults: dict[str, int | float] = {}
     """Fields of SamplingParams that requests leave out, where the model has a better value."""
 
 
 class Ready(Message, frozen=True):
-    facts: ModelFacts
+    model_info: ModelInfo
 
 
 class StartupFailed(Message, frozen=True):
@@ -179,7 +179,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """1 + the number of tokens that are more likely; of prompt tokens only."""
 
 
-class RequestFault(msgspec.Struct, frozen=True, array_like=True):
+class ErrorInfo(msgspec.Struct, frozen=True, array_like=True):
     """An error of `errors.REQUEST_ERRORS`, by class name."""
 
     error_class: str
@@ -200,7 +200,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     """The stop_token_ids entry that ended the request; None for EOS and everything else."""
     num_cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache. Set on every output."""
-    error: RequestFault | None = None
+    error: ErrorInfo | None = None
     queue_seconds: float | None = None
     """From arrival in the engine to the first step that computed the request. Set on every output with tokens."""
     num_preemptions: int = 0
@@ -225,7 +225,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
-    num_forced_tokens: int = 0
+    num_jump_forward_tokens: int = 0
     """Generation tokens that a grammar left no choice about: nobody sampled them."""
     num_drafts: int = 0
     num_draft_tokens: int = 0
@@ -264,7 +264,7 @@ class CommandDone(Message, frozen=True):
     """The end of a `Command`."""
 
     command_id: int
-    error: RequestFault | None = None
+    error: ErrorInfo | None = None
     """Why nothing was done."""
 
 

@@ -12,7 +12,7 @@ from jaxserve.types import NULL_BLOCK, BlockHash, BlockId
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class AllocationFailure:
     """Why a table got no pages when it was last asked for."""
 
     num_tokens: int
@@ -29,7 +29,7 @@ class Refusal:
 class BlockTable:
     """Page i holds tokens `i * block_size ... (i + 1) * block_size - 1`. Grows, until it is cleared."""
 
-    __slots__ = ("chain", "coming", "num_blocks", "num_published", "refusal", "row")
+    __slots__ = ("chain", "coming", "failure", "num_blocks", "num_published", "row")
 
     def __init__(self, max_blocks: int, chain: HashChain) -> None:
         self.row = np.full(max_blocks, NULL_BLOCK, np.int32)  # as the device reads it
@@ -39,7 +39,7 @@ class BlockTable:
         self.chain = chain
         self.coming: BlockHash | None = None
         """The last page of a start that others may share, as long as this request is the one that computes it."""
-        self.refusal: Refusal | None = None
+        self.failure: AllocationFailure | None = None
 
     @property
     def blocks(self) -> list[BlockId]:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxserve.kv.block_pool import BlockPool
-from jaxserve.kv.block_table import BlockTable, Refusal
+from jaxserve.kv.block_table import AllocationFailure, BlockTable
 from jaxserve.kv.prefix_cache import HashChain
 from jaxserve.types import BlockHash, BlockId
 
@@ -86,7 +86,7 @@ class KVManager:
         """
         num_shareable = (len(tokens) - 1) // self.block_size if self._enable_prefix_caching else 0
         last = table.chain.name(num_shareable - 1, tokens) if num_shareable else None
-        if may_share and (last in self._coming or self._is_still_refused(table, len(tokens), num_spare_blocks)):
+        if may_share and (last in self._coming or self._must_still_fail(table, len(tokens), num_spare_blocks)):
             return None
         cached = self.find_prefix(table, tokens) if may_share else []
         if len(cached) == num_shareable or last in self._coming:
@@ -97,9 +97,9 @@ class KVManager:
             if may_share:
                 next_name = table.chain.name(len(cached), tokens) if len(cached) < num_shareable else None
                 num_held = len(cached) - num_free_cached
-                table.refusal = Refusal(len(tokens), len(cached), num_held, next_name, self._pool.num_gains)
+                table.failure = AllocationFailure(len(tokens), len(cached), num_held, next_name, self._pool.num_gains)
             return None
-        table.refusal = None
+        table.failure = None
         self._pool.share(cached)  # first, or allocate might evict them
         table.append(cached)
         table.append(self._pool.allocate(num_missing))
@@ -151,18 +151,18 @@ class KVManager:
         """Forget every published page that no request holds."""
         self._pool.forget_reusable()
 
-    def _is_still_refused(self, table: BlockTable, num_tokens: int, num_spare_blocks: int) -> bool:
-        """Whether the pool is too full for `table` even if every gain since its refusal was one of its pages.
+    def _must_still_fail(self, table: BlockTable, num_tokens: int, num_spare_blocks: int) -> bool:
+        """Whether the pool is too full for `table` even if every gain since its failure was one of its pages.
 
         Pages of its start count only where somebody holds them: free ones are taken from the free ones. And no more
         pages than then can be found as long as the first one that was missing is missing.
         """
-        refusal = table.refusal
-        if refusal is None or refusal.num_tokens != num_tokens:
+        failure = table.failure
+        if failure is None or failure.num_tokens != num_tokens:
             return False
-        if refusal.next_name is not None and self._pool.find(refusal.next_name) is not None:
+        if failure.next_name is not None and self._pool.find(failure.next_name) is not None:
             return False
-        num_held = min(refusal.num_held + self._pool.num_gains - refusal.num_gains, refusal.num_cached)
+        num_held = min(failure.num_held + self._pool.num_gains - failure.num_gains, failure.num_cached)
         return self.num_blocks_for(num_tokens) - num_held + num_spare_blocks > self._pool.num_free
 
     def _has_come(self, table: BlockTable) -> None:

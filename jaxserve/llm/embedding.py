@@ -25,12 +25,12 @@ async def embed_all(
     state: ServerState, prompts: Sequence[str | list[int]], options: EmbeddingOptions, on_done: Callable[[], None]
 ) -> list[EmbeddingRequestOutput]:
     """In the order of `prompts`, all of which are checked before anything runs. Raises RequestError."""
-    facts, model = state.client.require_vectors()
+    model_info, model = state.client.require_vectors()
     check_dimensions(options.dimensions, model)
-    texts = await encode_inputs(state, facts, prompts, truncate=options.truncate_prompt_tokens, param="prompts")
+    texts = await encode_inputs(state, model_info, prompts, truncate=options.truncate_prompt_tokens, param="prompts")
     if not texts:
         return []
-    vectors = await vectors_of(state, facts, texts, on_done=on_done)
+    vectors = await vectors_of(state, model_info, texts, on_done=on_done)
     normalizes = model.normalizes if options.normalize is None else options.normalize
     matrix = finished(vectors, normalizes=normalizes, dimensions=options.dimensions)
     return [
@@ -54,13 +54,13 @@ async def score_all(
     check_partners(first, second)
     if not second:
         return []
-    facts, model = state.client.require_embedding()
+    model_info, model = state.client.require_embedding()
     pairs = await encode_pairs(
-        state, facts, model, first, second, truncate=truncate_prompt_tokens, params=("text_1", "text_2")
+        state, model_info, model, first, second, truncate=truncate_prompt_tokens, params=("text_1", "text_2")
     )
     for _ in first if pairs.num_first == 0 else ():  # the caller counts the texts of both sides
         on_done()
-    scores = await scores_of(state, facts, pairs, on_done=on_done)
+    scores = await scores_of(state, model_info, pairs, on_done=on_done)
     return [
         ScoringRequestOutput(prompt_token_ids=ids, outputs=ScoringOutput(score))
         for ids, score in zip(pairs.token_ids, scores, strict=True)

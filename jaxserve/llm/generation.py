@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from jaxserve.errors import RequestError
-from jaxserve.ipc.messages import AddRequest, ModelFacts
+from jaxserve.ipc.messages import AddRequest, ModelInfo
 from jaxserve.ipc.messages import RequestOutput as News
 from jaxserve.llm.results import CompletionOutput, Logprob, RequestOutput, ToolCall
 from jaxserve.llm.sampling_params import SamplingParams
 from jaxserve.scheduler.admission import Admission
 from jaxserve.server.chat_job import make_chat_job
 from jaxserve.server.deltas import MessageDeltas, message_of
-from jaxserve.server.errors import error_from_fault, first_leaf
+from jaxserve.server.errors import first_leaf, request_error
 from jaxserve.server.generation import Job, generating, grammar_of, make_job
 from jaxserve.server.logprobs import ScoredToken
 from jaxserve.server.schema.chat import ChatRequest, check_chat
@@ -46,17 +46,19 @@ async def text_work(
     state: ServerState, prompt: str | list[int], params: SamplingParams, *, adapter: str | None = None
 ) -> Work:
     """The work of a plain prompt. Raises RequestError for options, prompts and lengths that are out of range."""
-    facts, tokens = state.client.require_generation(), state.tokenization
+    model_info, tokens = state.client.require_generation(), state.tokenization
     state.require_model(adapter)
     request = _request(CompletionRequest, params, prompt=prompt, logprobs=params.logprobs, model=adapter)
     check_completion(request, state.limits)
     if isinstance(prompt, str):
-        token_ids = await tokens.encode(prompt, add_special_tokens=True, max_tokens=facts.max_model_len, param="prompt")
+        token_ids = await tokens.encode(
+            prompt, add_special_tokens=True, max_tokens=model_info.max_model_len, param="prompt"
+        )
     else:
-        token_ids = tokens.check_ids(prompt, facts.vocab_size, facts.max_model_len, "prompt")
+        token_ids = tokens.check_ids(prompt, model_info.vocab_size, model_info.max_model_len, "prompt")
     job = make_job(
         state,
-        facts,
+        model_info,
         request,
         [token_ids],
         asked_max_tokens=request.max_tokens,
@@ -66,7 +68,7 @@ async def text_work(
         param="prompt",
         grammar=await grammar_of(state, request),
     )
-    _check_room(facts, job.requests[0])
+    _check_room(model_info, job.requests[0])
     shown = prompt if isinstance(prompt, str) else None
     return Work(shown, job, request.num_top_logprobs, request.num_prompt_logprobs)
 
@@ -80,13 +82,13 @@ async def chat_work(
     **template: Any,
 ) -> Work:
     """The work of a conversation; `template`: what ChatRequest says of the prompt, such as `tools`."""
-    facts = state.client.require_generation()
+    model_info = state.client.require_generation()
     state.require_model(adapter)
     logprobs = {} if params.logprobs is None else {"logprobs": True, "top_logprobs": params.logprobs}
     request = _request(ChatRequest, params, messages=messages, model=adapter, **logprobs, **template)
     check_chat(request, state.limits)
-    job = await make_chat_job(state, facts, request)
-    _check_room(facts, job.requests[0])
+    job = await make_chat_job(state, model_info, request)
+    _check_room(model_info, job.requests[0])
     token_ids = job.requests[0].prompt_token_ids
     prompt = await state.tokenization.decode(token_ids, skip_special_tokens=False)
     return Work(prompt, job, request.num_top_logprobs, request.num_prompt_logprobs)
@@ -179,15 +181,15 @@ def _request(kind: type[T], params: SamplingParams, **fields: Any) -> T:
         raise invalid_field(str(error), struct=kind) from None
 
 
-def _check_room(facts: ModelFacts, request: AddRequest) -> None:
+def _check_room(model_info: ModelInfo, request: AddRequest) -> None:
     """Ask before anything runs what the engine would ask: is the KV cache large enough for this request alone?"""
     admission = Admission(
-        max_model_len=facts.max_model_len,
-        vocab_size=facts.vocab_size,
-        num_usable_tokens=(facts.num_kv_blocks - 1) * facts.block_size,  # block 0 is the null block
+        max_model_len=model_info.max_model_len,
+        vocab_size=model_info.vocab_size,
+        num_usable_tokens=(model_info.num_kv_blocks - 1) * model_info.block_size,  # block 0 is the null block
         max_requests=1,
         has_grammars=True,
     )
-    fault = admission.refusal(request, 0)
-    if fault is not None:
-        raise error_from_fault(fault)
+    error = admission.rejection(request, 0)
+    if error is not None:
+        raise request_error(error)

@@ -14,7 +14,7 @@ from jaxserve.scheduler.embed_plan import EmbedBuckets
 from jaxserve.scheduler.plan import Buckets
 
 MIN_MIXED_TOKENS = 16
-MAX_BURST = 8
+MAX_DECODE_STEPS = 8
 """Decode steps in one call. On GPUs it is one: there the host runs a loop, and waits after every round of it."""
 
 
@@ -54,7 +54,7 @@ def make_buckets(
         decode=_ladder(min(min_decode, max_num_seqs), max_num_seqs, growth),
         mixed=_ladder(min(mixed_floor, max_num_batched_tokens), max_num_batched_tokens, growth),
         max_num_seqs=max_num_seqs,
-        max_burst=1 if platform in ("gpu", "cuda", "rocm") else MAX_BURST,
+        max_decode_steps=1 if platform in ("gpu", "cuda", "rocm") else MAX_DECODE_STEPS,
     )
 
 

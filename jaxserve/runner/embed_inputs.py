@@ -30,7 +30,7 @@ def pack_texts(plan: EmbedPlan, program: Program, page_size: int) -> np.ndarray:
     field["num_single_rows"][...] = leading_ones(counts)
     field["tokens"][:num_tokens] = plan.token_ids
     field["positions"][:num_tokens] = np.arange(num_tokens) - starts[rows]
-    field["token_types"][:num_tokens] = field["positions"][:num_tokens] >= plan.second_starts[rows]
+    field["token_types"][:num_tokens] = field["positions"][:num_tokens] >= plan.text_pair_starts[rows]
     field["rows"][:num_tokens] = rows
     field["rows"][num_tokens:] = program.num_rows
     field["starts"][: num_texts + 1] = starts

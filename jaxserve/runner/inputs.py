@@ -42,7 +42,7 @@ class Program:
 def programs(buckets: Buckets, max_pages: int) -> tuple[Program, ...]:
     """Every program that exists, largest first: the slowest to compile starts first."""
     num_slots = buckets.max_num_seqs
-    decode = [Program("decode", size, size, max_pages, num_slots, buckets.max_burst) for size in buckets.decode]
+    decode = [Program("decode", size, size, max_pages, num_slots, buckets.max_decode_steps) for size in buckets.decode]
     mixed = [Program("mixed", size, buckets.mixed_rows(size), max_pages, num_slots) for size in buckets.mixed]
     return tuple(sorted(decode + mixed, key=lambda program: -program.num_tokens))
 

@@ -16,13 +16,13 @@ from jaxserve.errors import (
     RequestError,
     UnsupportedParameterError,
 )
-from jaxserve.ipc.messages import AddRequest, RequestFault
+from jaxserve.ipc.messages import AddRequest, ErrorInfo
 from jaxserve.sampling.params import SamplingParams
 
 
-def fault_of(error: RequestError) -> RequestFault:
+def error_info(error: RequestError) -> ErrorInfo:
     """The error as it crosses the process boundary."""
-    return RequestFault(type(error).__name__, error.message, error.param, error.code)
+    return ErrorInfo(type(error).__name__, error.message, error.param, error.code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ class Admission:
         """`max_tokens`, cut to what the context leaves."""
         return min(message.sampling.max_tokens, self.max_model_len - len(message.prompt_token_ids))
 
-    def refusal(self, message: AddRequest, num_requests: int) -> RequestFault | None:
+    def rejection(self, message: AddRequest, num_requests: int) -> ErrorInfo | None:
         """Why `message` is refused while `num_requests` are in the house, or None."""
         error = self._never(message) or self._not_now(num_requests)
-        return None if error is None else fault_of(error)
+        return None if error is None else error_info(error)
 
     def _never(self, message: AddRequest) -> RequestError | None:
         tokens = message.prompt_token_ids

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from jaxserve.errors import InvalidRequestError
-from jaxserve.ipc.messages import AddRequest, RequestFault
+from jaxserve.ipc.messages import AddRequest, ErrorInfo
 from jaxserve.sampling.params import needs_state
-from jaxserve.scheduler.admission import fault_of
+from jaxserve.scheduler.admission import error_info
 from jaxserve.scheduler.grammars import Grammars, GrammarState
 from jaxserve.scheduler.request import Request
 from jaxserve.types import RequestId
@@ -31,7 +31,7 @@ class Settled:
     """Tokens that come next, whatever the model thinks."""
     over: list[Request] = field(default_factory=list)
     """Nothing may come behind their newest token."""
-    failed: list[tuple[Request, RequestFault]] = field(default_factory=list)
+    failed: list[tuple[Request, ErrorInfo]] = field(default_factory=list)
 
 
 class ConstrainedRequests:
@@ -51,8 +51,8 @@ class ConstrainedRequests:
         if message.grammar is None or self._grammars is None:
             return None
         # What the device keeps of a request's tokens, and log-probabilities, come of sampled tokens alone.
-        may_jump = not needs_state(message.sampling) and message.sampling.num_top_logprobs is None
-        return self._grammars.follow(message.grammar, message.sampling.allowed_token_ids, may_jump=may_jump)
+        jump_forward = not needs_state(message.sampling) and message.sampling.num_top_logprobs is None
+        return self._grammars.follow(message.grammar, message.sampling.allowed_token_ids, jump_forward=jump_forward)
 
     def add(self, request: Request) -> None:
         """A new one; it is to wait until `settle` calls it prepared."""
@@ -87,9 +87,9 @@ class ConstrainedRequests:
                 continue
             if grammar.error is not None:
                 text = f"The grammar of this request cannot be followed: {grammar.error}"
-                found.failed.append((request, fault_of(InvalidRequestError(text))))
+                found.failed.append((request, error_info(InvalidRequestError(text))))
                 continue
-            if forced := grammar.take_forced():
+            if forced := grammar.take_jump_forward():
                 found.forced.append((request, forced))
             if grammar.is_over:
                 found.over.append(request)

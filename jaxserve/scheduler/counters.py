@@ -16,7 +16,7 @@ class Counters:
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
-    num_forced_tokens: int = 0
+    num_jump_forward_tokens: int = 0
     """Those among them that a grammar left no choice about."""
     num_drafts: int = 0
     num_draft_tokens: int = 0

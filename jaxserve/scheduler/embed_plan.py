@@ -37,7 +37,9 @@ class EmbedPlan:
     request_ids: tuple[RequestId, ...]
     num_text_tokens: np.ndarray  # int32 [B]
     token_ids: np.ndarray  # int32 [sum(num_text_tokens)]
-    second_starts: np.ndarray  # int32 [B], where the second text of a pair begins; behind the last token if it is none
+    text_pair_starts: (
+        np.ndarray
+    )  # int32 [B], where the second text of a pair begins; behind the last token if it is none
 
     @property
     def kind(self) -> ProgramKind:

@@ -18,8 +18,8 @@ import numpy as np
 
 from jaxserve.config import SchedulerConfig
 from jaxserve.errors import ContextLengthError, InvalidRequestError, RateLimitError, RequestError
-from jaxserve.ipc.messages import AddRequest, EngineStats, RequestFault, RequestOutput
-from jaxserve.scheduler.admission import fault_of
+from jaxserve.ipc.messages import AddRequest, EngineStats, ErrorInfo, RequestOutput
+from jaxserve.scheduler.admission import error_info
 from jaxserve.scheduler.embed_plan import EmbedBuckets, EmbedPlan, EmbedResult
 from jaxserve.types import FinishReason, RequestId
 
@@ -30,7 +30,7 @@ class _Text:
 
     request_id: RequestId
     token_ids: np.ndarray  # int32
-    second_start: int
+    text_pair_start: int
     """Where the second text of a pair begins; the number of tokens if it is none."""
     rank: tuple[int, int]
     arrival_s: float
@@ -68,15 +68,15 @@ class EmbedScheduler:
         """Texts without their vectors, or steps whose results nobody has taken in."""
         return bool(self._texts or self._in_flight)
 
-    def add(self, message: AddRequest) -> RequestFault | None:
+    def add(self, message: AddRequest) -> ErrorInfo | None:
         """Queue a text, or say why not. A refused one leaves no trace."""
-        refusal = self._refusal(message)
-        if refusal is not None:
-            return fault_of(refusal)
+        rejection = self._rejection(message)
+        if rejection is not None:
+            return error_info(rejection)
         text = _Text(
             message.request_id,
             np.asarray(message.prompt_token_ids, np.int32),
-            len(message.prompt_token_ids) if message.second_start is None else message.second_start,
+            len(message.prompt_token_ids) if message.text_pair_start is None else message.text_pair_start,
             (message.priority, self._num_arrivals),
             self._clock(),
         )
@@ -93,10 +93,10 @@ class EmbedScheduler:
         self._waiting = [text for text in self._waiting if text.request_id in self._texts]
         return ended
 
-    def abort_all(self, fault: RequestFault) -> list[RequestOutput]:
-        """End everything with `fault`: the engine stops."""
+    def abort_all(self, error: ErrorInfo) -> list[RequestOutput]:
+        """End everything with `error`: the engine stops."""
         self._waiting.clear()
-        return [self._end(request_id, "error", fault) for request_id in list(self._texts)]
+        return [self._end(request_id, "error", error) for request_id in list(self._texts)]
 
     def reset_prefix_cache(self) -> None:
         """Nothing is cached."""
@@ -119,12 +119,12 @@ class EmbedScheduler:
             request_ids=tuple(text.request_id for text in texts),
             num_text_tokens=np.array([len(text.token_ids) for text in texts], np.int32),
             token_ids=np.concatenate([text.token_ids for text in texts]),
-            second_starts=np.array([text.second_start for text in texts], np.int32),
+            text_pair_starts=np.array([text.text_pair_start for text in texts], np.int32),
         )
         self._in_flight.append(plan)
         return plan
 
-    def take_news(self) -> list[RequestOutput]:
+    def take_outputs(self) -> list[RequestOutput]:
         """There are none but what `update`, `fail` and aborts bring."""
         return []
 
@@ -147,13 +147,13 @@ class EmbedScheduler:
                 )
         return outputs
 
-    def fail(self, plan: EmbedPlan, fault: RequestFault) -> list[RequestOutput]:
+    def fail(self, plan: EmbedPlan, error: ErrorInfo) -> list[RequestOutput]:
         """End the texts of a step that failed and of the later ones in flight. Those that wait go on."""
         lost = [plan, *list(self._in_flight)[1:]]
         self._land(plan)
         self._in_flight.clear()
         return [
-            self._end(request_id, "error", fault)
+            self._end(request_id, "error", error)
             for step in lost
             for request_id in step.request_ids
             if request_id in self._texts
@@ -169,7 +169,7 @@ class EmbedScheduler:
             num_prompt_tokens=num_tokens,
         )
 
-    def _refusal(self, message: AddRequest) -> RequestError | None:
+    def _rejection(self, message: AddRequest) -> RequestError | None:
         token_ids = message.prompt_token_ids
         if message.request_id in self._texts:
             return InvalidRequestError(f"request id {message.request_id!r} is in use", param="request_id")
@@ -193,6 +193,6 @@ class EmbedScheduler:
             raise RuntimeError("steps are answered in the order of their plans")
         self._in_flight.popleft()
 
-    def _end(self, request_id: RequestId, reason: FinishReason, fault: RequestFault | None = None) -> RequestOutput:
+    def _end(self, request_id: RequestId, reason: FinishReason, error: ErrorInfo | None = None) -> RequestOutput:
         del self._texts[request_id]
-        return RequestOutput(request_id, [], finish_reason=reason, error=fault)
+        return RequestOutput(request_id, [], finish_reason=reason, error=error)

@@ -16,7 +16,7 @@ class GrammarState(Protocol):
     @property
     def is_ready(self) -> bool: ...
 
-    def take_forced(self) -> list[int]:
+    def take_jump_forward(self) -> list[int]:
         """Tokens that have to come next, before the one that the mask is for; told once."""
         ...
 
@@ -48,5 +48,5 @@ class Grammars(Protocol):
     """Starts to follow a grammar."""
 
     def follow(
-        self, grammar: Grammar, allowed_token_ids: Collection[int], *, may_jump: bool = False
+        self, grammar: Grammar, allowed_token_ids: Collection[int], *, jump_forward: bool = False
     ) -> GrammarState: ...

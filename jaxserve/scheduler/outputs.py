@@ -6,7 +6,7 @@ from itertools import cycle
 
 import numpy as np
 
-from jaxserve.ipc.messages import RequestFault, RequestOutput, TokenLogprobs
+from jaxserve.ipc.messages import ErrorInfo, RequestOutput, TokenLogprobs
 from jaxserve.scheduler.plan import NO_TARGET, UNREAD_TOKEN, StepPlan, StepResult
 from jaxserve.scheduler.request import Request
 from jaxserve.types import FinishReason
@@ -64,14 +64,14 @@ def news(
     )
 
 
-def ending(request: Request, reason: FinishReason, fault: RequestFault | None) -> RequestOutput:
+def ending(request: Request, reason: FinishReason, error: ErrorInfo | None) -> RequestOutput:
     """The end without a token."""
     return RequestOutput(
         request.request_id,
         [],
         finish_reason=reason,
         num_cached_tokens=request.num_cached_tokens,
-        error=fault,
+        error=error,
         num_preemptions=request.num_preemptions,
         num_accepted_tokens=request.num_accepted_tokens,
         num_rejected_tokens=request.num_rejected_tokens,

@@ -34,7 +34,7 @@ class Buckets:
     decode: tuple[int, ...]
     mixed: tuple[int, ...]
     max_num_seqs: int
-    max_burst: int = 1
+    max_decode_steps: int = 1
     """Decode steps that a decode program can do in one call."""
 
     def mixed_rows(self, num_tokens: int) -> int:

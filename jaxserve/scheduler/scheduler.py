@@ -46,14 +46,14 @@ from operator import attrgetter
 
 from jaxserve.config import SchedulerConfig
 from jaxserve.errors import InvalidRequestError
-from jaxserve.ipc.messages import AddRequest, EngineStats, RequestFault, RequestOutput, TokenLogprobs
+from jaxserve.ipc.messages import AddRequest, EngineStats, ErrorInfo, RequestOutput, TokenLogprobs
 from jaxserve.kv.manager import KVManager
-from jaxserve.scheduler.admission import Admission, fault_of
-from jaxserve.scheduler.burst import BurstPolicy
+from jaxserve.scheduler.admission import Admission, error_info
 from jaxserve.scheduler.constrained import ConstrainedRequests
 from jaxserve.scheduler.counters import Counters
 from jaxserve.scheduler.drafting import Drafter, by_request, confirmed, with_drafts
 from jaxserve.scheduler.grammars import Grammars
+from jaxserve.scheduler.multi_step import MultiStepPolicy
 from jaxserve.scheduler.outputs import append, ending, logprobs_of, news, prompt_logprobs_of
 from jaxserve.scheduler.packing import pack, share_budget
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
@@ -102,7 +102,7 @@ class Scheduler:
         self._news: list[RequestOutput] = []
         self._in_flight: deque[tuple[StepPlan, list[Request]]] = deque()
         self._free_slots = list(range(buckets.max_num_seqs - 1, -1, -1))
-        self._burst = BurstPolicy(buckets.max_burst, config.max_burst_ms / 1000)
+        self._burst = MultiStepPolicy(buckets.max_decode_steps, config.max_burst_ms / 1000)
         self._drafter = Drafter(config.num_speculative_tokens, self._max_rows)
         self._num_arrivals = 0
         self._counters = Counters()
@@ -127,12 +127,12 @@ class Scheduler:
         """Requests of the steps under way, among them such that ended meanwhile."""
         return tuple(dict.fromkeys(request for _, requests in self._in_flight for request in requests))
 
-    def add(self, message: AddRequest) -> RequestFault | None:
+    def add(self, message: AddRequest) -> ErrorInfo | None:
         """Queue a request, or say why not. A refused request leaves no trace."""
         if message.request_id in self._requests:
-            return fault_of(InvalidRequestError(f"request id {message.request_id!r} is in use", param="request_id"))
-        refusal = self._admission.refusal(message, len(self._requests))
-        if refusal is None:
+            return error_info(InvalidRequestError(f"request id {message.request_id!r} is in use", param="request_id"))
+        rejection = self._admission.rejection(message, len(self._requests))
+        if rejection is None:
             table = self._kv.new_table(message.cache_salt, message.adapter)
             limit = self._admission.max_output_tokens(message)
             grammar = self._constrained.follow(message)
@@ -144,7 +144,7 @@ class Scheduler:
                 insort(self._waiting, request, key=_rank)
             else:
                 self._constrained.add(request)
-        return refusal
+        return rejection
 
     def abort(self, request_ids: Iterable[RequestId]) -> list[RequestOutput]:
         """End these requests now. Unknown ids are skipped: they ended while the abort was on its way."""
@@ -153,9 +153,9 @@ class Scheduler:
         ]
         return [self._end(request, "abort") for request in found]
 
-    def abort_all(self, fault: RequestFault) -> list[RequestOutput]:
-        """End everything with `fault`: the engine stops."""
-        return [self._end(request, "error", fault) for request in list(self._requests.values())]
+    def abort_all(self, error: ErrorInfo) -> list[RequestOutput]:
+        """End everything with `error`: the engine stops."""
+        return [self._end(request, "error", error) for request in list(self._requests.values())]
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached page that no request holds."""
@@ -194,7 +194,7 @@ class Scheduler:
         self._in_flight.append((plan, requests))
         return plan
 
-    def take_news(self) -> list[RequestOutput]:
+    def take_outputs(self) -> list[RequestOutput]:
         """What grammars made of requests in `schedule`, since this was asked last: tokens without choice, ends."""
         found, self._news = self._news, []
         return found
@@ -229,7 +229,7 @@ class Scheduler:
                 outputs.append(news(request, [], None, None, None, scores))
         return outputs
 
-    def fail(self, plan: StepPlan, fault: RequestFault) -> list[RequestOutput]:
+    def fail(self, plan: StepPlan, error: ErrorInfo) -> list[RequestOutput]:
         """End the requests of a step that failed and of the later ones in flight: all that run. Those that wait go on.
 
         Nothing the steps may have left in the pages is used again: cached ones are forgotten.
@@ -237,7 +237,7 @@ class Scheduler:
         self._land(plan)
         while self._in_flight:
             self._land(self._in_flight[0][0])
-        outputs = [self._end(request, "error", fault) for request in tuple(self._running)]
+        outputs = [self._end(request, "error", error) for request in tuple(self._running)]
         self._kv.reset_prefix_cache()
         return outputs
 
@@ -257,14 +257,14 @@ class Scheduler:
             insort(self._waiting, request, key=_rank)
         self._news += [self._jump(request, tokens) for request, tokens in settled.forced]
         self._news += [self._end(request, "stop") for request in settled.over if request.finish_reason is None]
-        self._news += [self._end(request, "error", fault) for request, fault in settled.failed]
+        self._news += [self._end(request, "error", error) for request, error in settled.failed]
         return True
 
     def _jump(self, request: Request, tokens: list[int]) -> RequestOutput:
         """Tokens that nobody sampled. The request is behind by them, and catches up as anybody does."""
         taken, reason, stop_token_id = append(request, tokens, self._eos_token_ids)
         self._counters.num_generation_tokens += len(taken)
-        self._counters.num_forced_tokens += len(taken)
+        self._counters.num_jump_forward_tokens += len(taken)
         if reason is not None:
             self._remove(request, reason)
         return news(request, taken, None, reason, stop_token_id, None)
@@ -377,10 +377,10 @@ class Scheduler:
         logprobs = logprobs_of(request, result, rows, len(taken))
         return news(request, taken, logprobs, reason, stop_token_id, prompt_logprobs)
 
-    def _end(self, request: Request, reason: FinishReason, fault: RequestFault | None = None) -> RequestOutput:
+    def _end(self, request: Request, reason: FinishReason, error: ErrorInfo | None = None) -> RequestOutput:
         """End `request` without a token."""
         self._remove(request, reason)
-        return ending(request, reason, fault)
+        return ending(request, reason, error)
 
     def _remove(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from jaxserve.errors import unsupported
-from jaxserve.ipc.messages import Grammar, GrammarCall, GrammarCalls
+from jaxserve.ipc.messages import CallGrammar, CallTemplate, Grammar
 from jaxserve.server.parsers.formats import CallSpelling
 from jaxserve.server.schema.structured import NamedGrammar, schema_grammar
 from jaxserve.server.schema.tools import FunctionDefinition, ToolChoice, ToolDefinition, named_function, offered_tools
@@ -44,21 +44,21 @@ def call_grammar(
             "(--tool-call-parser)",
         )
     spelled = tokens.tokenizer.with_control_tokens
-    ways = []
+    templates = []
     for i, function in enumerate(functions):
         if named in (None, function.name):
             is_held = is_forced or function.strict
             schema = _arguments(function, f"tools[{i}].function.parameters", max_depth) if is_held else _ANY_ARGUMENTS
             name = msgspec.json.encode(function.name).decode() if spelling.is_name_quoted else function.name
             before = spelled(spelling.before + name + spelling.between)
-            ways.append(GrammarCall(before, schema, spelled(spelling.behind)))
+            templates.append(CallTemplate(before, schema, spelled(spelling.behind)))
     separator = spelling.separator if is_parallel and named is None else None
-    calls = GrammarCalls(
+    calls = CallGrammar(
         spelled(spelling.begin),
-        ways,
+        templates,
         None if separator is None else spelled(separator),
         spelled(spelling.end),
-        is_free=not is_forced,
+        allows_text=not is_forced,
         reasoning=tokens.dialect.reasoning.opener if tokens.dialect.reasoning is not None else "",
     )
     return NamedGrammar(Grammar("calls", msgspec.json.encode(calls).decode()), "tools")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxserve.ipc.messages import ModelFacts
+from jaxserve.ipc.messages import ModelInfo
 from jaxserve.server.call_grammar import call_grammar
 from jaxserve.server.conversation import encode_conversation, reply_reading
 from jaxserve.server.generation import Job, grammar_of, make_job
@@ -11,14 +11,14 @@ from jaxserve.server.state import ServerState
 
 
 async def make_chat_job(
-    state: ServerState, facts: ModelFacts, request: ChatRequest, *, default_max_tokens: int | None = None
+    state: ServerState, model_info: ModelInfo, request: ChatRequest, *, default_max_tokens: int | None = None
 ) -> Job:
     """Engine requests for every choice of a request that `check_chat` has passed. Raises RequestError.
 
     default_max_tokens: of a request without a limit; less where the context ends before. None: as many as fit.
     """
     tokens = state.tokenization
-    prompt = await encode_conversation(tokens, request.messages, request, facts.max_model_len)
+    prompt = await encode_conversation(tokens, request.messages, request, model_info.max_model_len)
     is_parallel = request.parallel_tool_calls is not False
     reading = reply_reading(tokens, prompt, request.messages, request, max_calls=None if is_parallel else 1)
     calls = call_grammar(
@@ -30,7 +30,7 @@ async def make_chat_job(
     )
     return make_job(
         state,
-        facts,
+        model_info,
         request,
         [prompt],
         asked_max_tokens=request.output_limit,
@@ -40,7 +40,7 @@ async def make_chat_job(
         param="messages",
         reading=reading,
         grammar=await grammar_of(state, request, reading, calls, request.thinking_token_budget),
-        prediction=await tokens.encode_start(request.prediction.text, facts.max_model_len)
+        prediction=await tokens.encode_start(request.prediction.text, model_info.max_model_len)
         if request.prediction
         else (),
     )

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from jaxserve.errors import InvalidRequestError, RateLimitError, StartupError, UnavailableError
-from jaxserve.ipc.messages import AddRequest, CommandName, EmbeddingFacts, ModelFacts, StartupProgress
+from jaxserve.ipc.messages import AddRequest, CommandName, EmbeddingInfo, ModelInfo, StartupProgress
 from jaxserve.metrics import Metrics
 from jaxserve.server.link import LOADING, Connection, EngineLink, Generation
 from jaxserve.server.siblings import Siblings
@@ -67,14 +67,14 @@ class EngineClient:
             await asyncio.wait({run})
 
     @property
-    def facts(self) -> ModelFacts | None:
+    def model_info(self) -> ModelInfo | None:
         """Of the engine that takes requests; None while there is none."""
-        return self._link.facts if self._link is not None and self._link.is_ready else None
+        return self._link.model_info if self._link is not None and self._link.is_ready else None
 
     @property
     def is_ready(self) -> bool:
         """Whether new requests are taken."""
-        return self.facts is not None and self._failure is None and not self._is_draining
+        return self.model_info is not None and self._failure is None and not self._is_draining
 
     @property
     def is_draining(self) -> bool:
@@ -91,51 +91,51 @@ class EngineClient:
             return self._failure
         return None if self._link is None else self._link.ailment()
 
-    async def wait_started(self) -> ModelFacts:
+    async def wait_started(self) -> ModelInfo:
         """Wait until the first engine is ready. Raises StartupError when it is given up before."""
         await self._started.wait()
-        if self.facts is None:
+        if self.model_info is None:
             raise StartupError(self._failure or "the engine did not start")
-        return self.facts
+        return self.model_info
 
-    def require_ready(self) -> ModelFacts:
-        """The model's facts; raises UnavailableError while loading, draining or dead."""
+    def require_ready(self) -> ModelInfo:
+        """Return the model's info. Raises UnavailableError while loading, draining or dead."""
         self.require_alive()
         if self._is_draining:
             raise UnavailableError("The server is shutting down.")
-        if (facts := self.facts) is None:
+        if (model_info := self.model_info) is None:
             raise UnavailableError(LOADING)
-        return facts
+        return model_info
 
-    def require_generation(self) -> ModelFacts:
+    def require_generation(self) -> ModelInfo:
         """The same, of an engine that generates; raises InvalidRequestError where it embeds."""
-        facts = self.require_ready()
-        if facts.embedding is not None:
+        model_info = self.require_ready()
+        if model_info.embedding is not None:
             raise InvalidRequestError(
                 "This server embeds texts (/v1/embeddings, /v1/score, /v1/rerank); its model does not generate.",
                 code="unsupported_task",
             )
-        return facts
+        return model_info
 
-    def require_embedding(self) -> tuple[ModelFacts, EmbeddingFacts]:
+    def require_embedding(self) -> tuple[ModelInfo, EmbeddingInfo]:
         """The same, of an engine that embeds; raises InvalidRequestError where it generates."""
-        facts = self.require_ready()
-        if facts.embedding is None:
+        model_info = self.require_ready()
+        if model_info.embedding is None:
             raise InvalidRequestError(
                 "This server generates text; embeddings and scores need one that was started with `--task embed`.",
                 code="unsupported_task",
             )
-        return facts, facts.embedding
+        return model_info, model_info.embedding
 
-    def require_vectors(self) -> tuple[ModelFacts, EmbeddingFacts]:
+    def require_vectors(self) -> tuple[ModelInfo, EmbeddingInfo]:
         """The same, of a model that makes vectors of texts; raises InvalidRequestError where it only scores pairs."""
-        facts, model = self.require_embedding()
+        model_info, model = self.require_embedding()
         if model.scores_pairs:
             raise InvalidRequestError(
                 "This server's model is a cross-encoder: it scores pairs (/v1/score, /v1/rerank) and makes no vectors.",
                 code="unsupported_task",
             )
-        return facts, model
+        return model_info, model
 
     @property
     def max_admitted(self) -> int:

@@ -7,7 +7,7 @@ import itertools
 
 from jaxserve.errors import RequestError
 from jaxserve.ipc.messages import Command, CommandDone, CommandName
-from jaxserve.server.errors import error_from_fault
+from jaxserve.server.errors import request_error
 
 
 class Commands:
@@ -31,7 +31,7 @@ class Commands:
         if message.error is None:
             future.set_result(None)
         else:
-            future.set_exception(error_from_fault(message.error))
+            future.set_exception(request_error(message.error))
 
     def fail(self, error: RequestError) -> None:
         """There is nobody to answer: all under way end with `error`."""

@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 
 from jaxserve.errors import ContextLengthError, invalid
-from jaxserve.ipc.messages import AddRequest, EmbeddingFacts, ModelFacts, RequestOutput
+from jaxserve.ipc.messages import AddRequest, EmbeddingInfo, ModelInfo, RequestOutput
 from jaxserve.sampling.params import SamplingParams
-from jaxserve.server.errors import error_from_fault, first_leaf
+from jaxserve.server.errors import first_leaf, request_error
 from jaxserve.server.schema.checks import check_token_ids
 from jaxserve.server.state import ServerState
 from jaxserve.types import RequestId
@@ -25,7 +25,7 @@ _LANES: Final = 4
 
 async def encode_inputs(
     state: ServerState,
-    facts: ModelFacts,
+    model_info: ModelInfo,
     inputs: Sequence[str | list[Any]],
     *,
     truncate: int | None,
@@ -36,7 +36,7 @@ async def encode_inputs(
 
     truncate: `truncate_prompt_tokens`.
     """
-    limit = facts.max_model_len
+    limit = model_info.max_model_len
     most = check_truncation(truncate, limit)
     texts = [one for one in inputs if isinstance(one, str)]
     encoded = iter(
@@ -50,7 +50,7 @@ async def encode_inputs(
             ids = next(encoded)
         else:
             ids = one[:most]
-            check_token_ids(param, ids, facts.vocab_size)
+            check_token_ids(param, ids, model_info.vocab_size)
         check_length(len(ids), limit, param, place)
         found.append(ids)
     return found
@@ -82,7 +82,7 @@ def check_length(num_tokens: int, limit: int, param: str, place: int) -> None:
         )
 
 
-def check_dimensions(dimensions: int | None, model: EmbeddingFacts) -> None:
+def check_dimensions(dimensions: int | None, model: EmbeddingInfo) -> None:
     """Refuse to cut vectors to more numbers than they have, or to none. Raises InvalidRequestError."""
     if dimensions is not None and not 1 <= dimensions <= model.size:
         raise invalid("dimensions", f"this model's vectors have {model.size}, got {dimensions}")
@@ -100,25 +100,25 @@ def noting_departure(state: ServerState) -> Iterator[None]:
 
 async def vectors_of(
     state: ServerState,
-    facts: ModelFacts,
+    model_info: ModelInfo,
     texts: Sequence[list[int]],
     priority: int = 0,
     *,
-    second_starts: Sequence[int | None] | None = None,
+    text_pair_starts: Sequence[int | None] | None = None,
     on_done: Callable[[], None] = lambda: None,
 ) -> list[np.ndarray]:
     """Of each text, float32, as the model makes it. Raises what ends the first text that fails.
 
-    However long the list, no more of it is in the engine than would fill its next steps. second_starts: of pairs.
+    However long the list, no more of it is in the engine than would fill its next steps. text_pair_starts: of pairs.
     on_done: called for each text.
     """
     job_id = uuid.uuid4().hex
-    starts = second_starts or [None] * len(texts)
+    starts = text_pair_starts or [None] * len(texts)
     requests = [
-        AddRequest(RequestId(f"{job_id}-{i}"), ids, SamplingParams(), priority, second_start=start)
+        AddRequest(RequestId(f"{job_id}-{i}"), ids, SamplingParams(), priority, text_pair_start=start)
         for i, (ids, start) in enumerate(zip(texts, starts, strict=True))
     ]
-    window = min(len(requests), state.client.max_admitted, 2 * facts.max_num_seqs)
+    window = min(len(requests), state.client.max_admitted, 2 * model_info.max_num_seqs)
     size = max(1, window // _LANES)
     parts = iter([requests[start : start + size] for start in range(0, len(requests), size)])
     found: dict[RequestId, np.ndarray] = {}
@@ -149,7 +149,7 @@ async def _run(
             for output in news:
                 _count(state, output, left.pop(output.request_id), at)
                 if output.vector is None:
-                    raise error_from_fault(output.error)
+                    raise request_error(output.error)
                 found[output.request_id] = np.frombuffer(output.vector, "<f4")
                 on_done()
             return True

@@ -18,7 +18,7 @@ from jaxserve.errors import (
     RequestError,
     UnavailableError,
 )
-from jaxserve.ipc.messages import RequestFault
+from jaxserve.ipc.messages import ErrorInfo
 from jaxserve.server.schema.error import error_body
 
 _log = logging.getLogger(__name__)
@@ -43,12 +43,12 @@ def error_response(error: RequestError, status: int | None = None, body: ErrorBo
     return response
 
 
-def error_from_fault(fault: RequestFault | None) -> RequestError:
-    """The exception that the engine meant; an unknown class becomes an InternalError."""
-    if fault is None:
+def request_error(info: ErrorInfo | None) -> RequestError:
+    """Return the exception that `info` describes; an InternalError for an unknown class."""
+    if info is None:
         return InternalError("The request failed in the engine.")
-    kind = REQUEST_ERRORS.get(fault.error_class, InternalError)
-    return kind(fault.message, param=fault.param, code=fault.code)
+    kind = REQUEST_ERRORS.get(info.error_class, InternalError)
+    return kind(info.message, param=info.param, code=info.code)
 
 
 def response_from_http_error(

@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from jaxserve.errors import RequestError, invalid, unsupported
-from jaxserve.ipc.messages import AddRequest, Grammar, ModelFacts, RequestOutput
+from jaxserve.ipc.messages import AddRequest, Grammar, ModelInfo, RequestOutput
 from jaxserve.server.errors import hide_internal_error
 from jaxserve.server.link import Generation
 from jaxserve.server.reading import ReplyReading
@@ -112,7 +112,7 @@ class ReplyFormat(Protocol):
 
 def make_job(
     state: ServerState,
-    facts: ModelFacts,
+    model_info: ModelInfo,
     request: CommonFields,
     prompts: Sequence[list[int]],
     *,
@@ -133,17 +133,19 @@ def make_job(
     for prompt in prompts:
         if not prompt:
             raise invalid(param, "it has no tokens")
-        max_tokens = resolve_max_tokens(asked_max_tokens, default_max_tokens, len(prompt), facts.max_model_len, param)
+        max_tokens = resolve_max_tokens(
+            asked_max_tokens, default_max_tokens, len(prompt), model_info.max_model_len, param
+        )
         seed = state.seeds.draw() if request.seed is None else request.seed
         for child in range(request.num_choices):
             sampling = sampling_params(
                 request,
-                facts.sampling_defaults,
+                model_info.sampling_defaults,
                 max_tokens=max(1, max_tokens),  # a program has to run for the prompt alone, too
                 seed=child_seed(seed, child),
                 num_top_logprobs=num_top_logprobs,
                 num_prompt_logprobs=request.num_prompt_logprobs,
-                vocab_size=facts.vocab_size,
+                vocab_size=model_info.vocab_size,
                 bad_words=bad_words,
             )
             add = AddRequest(

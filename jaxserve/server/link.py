@@ -19,11 +19,11 @@ from jaxserve.ipc.messages import (
     AddRequest,
     CommandDone,
     CommandName,
+    ErrorInfo,
     FromEngine,
     Hello,
-    ModelFacts,
+    ModelInfo,
     Ready,
-    RequestFault,
     RequestOutput,
     StartupFailed,
     StartupProgress,
@@ -135,7 +135,7 @@ class EngineLink:
         self._is_broken = False
         self._stall_timeout_s = stall_timeout_s
         self._last_word = self._busy_since = time.monotonic()
-        self.facts: ModelFacts | None = None
+        self.model_info: ModelInfo | None = None
         """Of the loaded model; None before that."""
         self.reason: str | None = None
         """Why it is over, as far as this end knows."""
@@ -143,7 +143,7 @@ class EngineLink:
     @property
     def is_ready(self) -> bool:
         """Whether the engine takes requests."""
-        return self.facts is not None and not self._over.is_set()
+        return self.model_info is not None and not self._over.is_set()
 
     def ailment(self) -> str | None:
         """Why the engine is not healthy; None when it is, or still loads."""
@@ -165,12 +165,12 @@ class EngineLink:
             self._is_broken = True
             self.end("the connection to the engine broke")
 
-    async def wait_started(self) -> ModelFacts:
+    async def wait_started(self) -> ModelInfo:
         """Wait for `Ready`. Raises StartupError with the engine's own line when it cannot start."""
         await self._started.wait()
-        if self.facts is None:
+        if self.model_info is None:
             raise StartupError(self.reason or "the engine did not start")
-        return self.facts
+        return self.model_info
 
     async def wait_over(self) -> None:
         """Wait until this end has nothing more to hope for."""
@@ -235,11 +235,11 @@ class EngineLink:
         self._commands.fail(UnavailableError("The engine stopped."))
 
     def _end_all(self, message: str) -> None:
-        fault = RequestFault("UnavailableError", message)
+        error = ErrorInfo("UnavailableError", message)
         generations, self._generations = self._generations, {}
         for request_id, generation in generations.items():
             self._waiting.remove(request_id)
-            generation.put(RequestOutput(request_id, [], finish_reason="error", error=fault))
+            generation.put(RequestOutput(request_id, [], finish_reason="error", error=error))
         for generation in dict.fromkeys(generations.values()):
             generation.hand_over()
 
@@ -260,8 +260,8 @@ class EngineLink:
         elif isinstance(message, StartupProgress):
             self._on_progress(message)
         elif isinstance(message, Ready):
-            self.facts = message.facts
-            self._metrics.record_ready(message.facts)
+            self.model_info = message.model_info
+            self._metrics.record_ready(message.model_info)
             self._started.set()
             self._on_ready()
         elif isinstance(message, StartupFailed):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from aiohttp import web
 
-from jaxserve.ipc.messages import EmbeddingFacts, ModelFacts
+from jaxserve.ipc.messages import EmbeddingInfo, ModelInfo
 from jaxserve.server.embedding import (
     check_length,
     check_total,
@@ -32,7 +32,7 @@ class Pairs:
 
     texts: list[list[int]]
     """Of a cross-encoder the pairs; else the first texts of all pairs, or the only one, and then the second ones."""
-    second_starts: list[int | None] | None
+    text_pair_starts: list[int | None] | None
     """Of a cross-encoder, where the second text of each pair begins."""
     num_first: int
     """How many of the texts are first ones; 0 of a cross-encoder."""
@@ -60,21 +60,21 @@ async def answer_scores(
 ) -> Scores:
     """Of each of `second` with its partner in `first`, or with the only one there. params: the fields they stand in."""
     state = http.app[STATE]
-    facts, model = state.client.require_embedding()
+    model_info, model = state.client.require_embedding()
     pairs = await encode_pairs(
-        state, facts, model, first, second, truncate=request.truncate_prompt_tokens, params=params
+        state, model_info, model, first, second, truncate=request.truncate_prompt_tokens, params=params
     )
     check_total(state, pairs.texts, params[1])
     with noting_departure(state):
-        values = await scores_of(state, facts, pairs, request.priority or 0)
+        values = await scores_of(state, model_info, pairs, request.priority or 0)
     num_tokens = sum(map(len, pairs.texts))
     return Scores(values, EmbeddingUsage(num_tokens, num_tokens))
 
 
 async def encode_pairs(
     state: ServerState,
-    facts: ModelFacts,
-    model: EmbeddingFacts,
+    model_info: ModelInfo,
+    model: EmbeddingInfo,
     first: Sequence[str],
     second: Sequence[str],
     *,
@@ -84,11 +84,11 @@ async def encode_pairs(
     """Token ids of each text, or of each pair. Raises InvalidRequestError, or ContextLengthError for what is too long."""
     if not model.scores_pairs:
         sides = [
-            await encode_inputs(state, facts, side, truncate=truncate, param=param)
+            await encode_inputs(state, model_info, side, truncate=truncate, param=param)
             for side, param in zip((first, second), params, strict=True)
         ]
         return Pairs([ids for side in sides for ids in side], None, len(first))
-    limit = facts.max_model_len
+    limit = model_info.max_model_len
     most = check_truncation(truncate, limit)
     partners = first if len(first) == len(second) else [*first] * len(second)
     encoded = await state.tokenization.encode_pairs(list(zip(partners, second, strict=True)), most)
@@ -99,13 +99,15 @@ async def encode_pairs(
 
 async def scores_of(
     state: ServerState,
-    facts: ModelFacts,
+    model_info: ModelInfo,
     pairs: Pairs,
     priority: int = 0,
     on_done: Callable[[], None] = lambda: None,
 ) -> list[float]:
     """Of each pair."""
-    vectors = await vectors_of(state, facts, pairs.texts, priority, second_starts=pairs.second_starts, on_done=on_done)
+    vectors = await vectors_of(
+        state, model_info, pairs.texts, priority, text_pair_starts=pairs.text_pair_starts, on_done=on_done
+    )
     if pairs.num_first == 0:
         return [float(vector[0]) for vector in vectors]
     return cosines(vectors[: pairs.num_first], vectors[pairs.num_first :])

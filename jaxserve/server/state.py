@@ -13,7 +13,7 @@ from aiohttp import web
 from jaxserve import __version__
 from jaxserve.config import ConnectionConfig, LimitsConfig
 from jaxserve.errors import ModelNotFoundError
-from jaxserve.ipc.messages import ModelFacts
+from jaxserve.ipc.messages import ModelInfo
 from jaxserve.metrics import Metrics
 from jaxserve.server.auth import KeyRing
 from jaxserve.server.client import EngineClient
@@ -74,14 +74,14 @@ class ServerState:
         """What a reply calls the model that a request names."""
         return name if name is not None and name in self.adapters else self.model_name
 
-    def heading(self, prefix: str, facts: ModelFacts, asked: str | None) -> dict[str, Any]:
+    def heading(self, prefix: str, model_info: ModelInfo, asked: str | None) -> dict[str, Any]:
         """What all chunks and the reply of one request for the model `asked` begin with; the id with `prefix`."""
         return {
             "id": f"{prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": self.shown_name(asked),
             # Changes when weights, precision, mesh or versions do.
-            "system_fingerprint": f"jaxserve-{__version__}-{facts.fingerprint}",
+            "system_fingerprint": f"jaxserve-{__version__}-{model_info.fingerprint}",
         }
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from jaxserve.ipc.messages import AddRequest, RequestOutput, TokenLogprobs
 from jaxserve.metrics import Metrics
 from jaxserve.server.content_tokens import ContentToken, ContentTokens
-from jaxserve.server.errors import error_from_fault
+from jaxserve.server.errors import request_error
 from jaxserve.server.link import Generation
 from jaxserve.server.logprobs import ScoredToken, prompt_tokens
 from jaxserve.server.parsers.events import Event, merged
@@ -105,7 +105,7 @@ class ChoiceStream:
             self.num_rejected_tokens = output.num_rejected_tokens
             if output.finish_reason in ("error", "abort"):
                 self._record_end(output, "error")
-                raise error_from_fault(output.error)
+                raise request_error(output.error)
             self._prompt_scores += output.prompt_logprobs or ()
             self._record_tokens(output)
             if self.is_prompt_only and output.token_ids:

@@ -11,7 +11,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from jaxserve.config import StructuredConfig
-from jaxserve.ipc.messages import Grammar, GrammarCalls, Thinking
+from jaxserve.ipc.messages import CallGrammar, Grammar, Thinking
 
 _JSON_OPTIONS: Final[dict[str, Any]] = {"whitespace_flexible": False, "lenient": False, "coerce_one_of": False}
 """Compact JSON, since weak models put spaces until they reach the limit; and nothing passes that is not enforced."""
@@ -64,24 +64,24 @@ def _parts(grammar: Grammar) -> list[dict[str, Any]]:
             return list(json.loads(LLMatcher.grammar_from_regex(grammar.text))["grammars"])
         case "lark":
             return [{"lark_grammar": grammar.text}]
-    return _calls(msgspec.json.decode(grammar.text, type=GrammarCalls))
+    return _calls(msgspec.json.decode(grammar.text, type=CallGrammar))
 
 
-def _calls(calls: GrammarCalls) -> list[dict[str, Any]]:
+def _calls(calls: CallGrammar) -> list[dict[str, Any]]:
     """Each function's arguments are a grammar of their own, so that references in a schema find its root."""
-    ways = [f"{_terms(way.before)} @arguments{i} {_terms(way.behind)}" for i, way in enumerate(calls.ways)]
+    templates = [f"{_terms(call.begin)} @arguments{i} {_terms(call.end)}" for i, call in enumerate(calls.templates)]
     more = "" if calls.separator is None else f"({_terms(calls.separator)} call)*"
-    rules = [f"calls: call {more} {_terms(calls.end)}", f"call: {' | '.join(ways)}", *_around(calls)]
+    rules = [f"calls: call {more} {_terms(calls.end)}", f"call: {' | '.join(templates)}", *_around(calls)]
     found: list[dict[str, Any]] = [{"lark_grammar": "\n".join(rules) + "\n"}]
-    for i, way in enumerate(calls.ways):
-        (part,) = _parts(Grammar("json_schema", json.dumps(way.schema)))
+    for i, template in enumerate(calls.templates):
+        (part,) = _parts(Grammar("json_schema", json.dumps(template.schema)))
         found.append(part | {"name": f"arguments{i}"})
     return found
 
 
-def _around(calls: GrammarCalls) -> list[str]:
+def _around(calls: CallGrammar) -> list[str]:
     """Rules for the reply as a whole."""
-    if not calls.is_free:
+    if not calls.allows_text:
         return [f"start: {_terms(calls.begin)} calls"]
     but_reasoning = rf" & ~/\s*{_pattern(calls.reasoning)}(?s:.*)/" if calls.reasoning else ""
     if not calls.begin:

@@ -62,13 +62,15 @@ class GrammarMasks:
         self._starts: OrderedDict[Grammar, _Start] = OrderedDict()
         self._lock = Lock()
 
-    def follow(self, grammar: Grammar, allowed_token_ids: Collection[int], *, may_jump: bool = False) -> GrammarState:
+    def follow(
+        self, grammar: Grammar, allowed_token_ids: Collection[int], *, jump_forward: bool = False
+    ) -> GrammarState:
         """A request that starts; its first mask is under way. Where ids are given, no mask allows any other.
 
-        may_jump: text that the grammar leaves no choice about is `forced`, instead of being masked for.
+        jump_forward: text that the grammar leaves no choice about is `forced`, instead of being masked for.
         """
         allowed = pack_bits(allowed_token_ids, self._vocab_size) if allowed_token_ids else None
-        return GrammarState(self, grammar, allowed, may_jump=may_jump)
+        return GrammarState(self, grammar, allowed, jump_forward=jump_forward)
 
     def close(self) -> None:
         """Let go of the threads."""
@@ -138,12 +140,14 @@ def _watched(matcher: LLMatcher) -> Iterator[None]:
 class GrammarState:
     """Where one request stands in its grammar. All but `is_ready` mean something once it is ready."""
 
-    def __init__(self, masks: GrammarMasks, grammar: Grammar, allowed: np.ndarray | None, *, may_jump: bool) -> None:
+    def __init__(
+        self, masks: GrammarMasks, grammar: Grammar, allowed: np.ndarray | None, *, jump_forward: bool
+    ) -> None:
         self._masks = masks
         self._grammar = grammar
         self._matcher: LLMatcher | None = None
         self._allowed = allowed
-        self._may_jump = may_jump
+        self._may_jump = jump_forward
         self.forced: list[int] = []
         """Tokens that have to come next, before the one that `mask` is for."""
         self.mask = masks.everything
@@ -162,7 +166,7 @@ class GrammarState:
     def is_ready(self) -> bool:
         return self.work.done()
 
-    def take_forced(self) -> list[int]:
+    def take_jump_forward(self) -> list[int]:
         """`forced`, which is empty from now on."""
         forced, self.forced = self.forced, []
         return forced

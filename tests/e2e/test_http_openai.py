@@ -193,7 +193,7 @@ def test_bursts_change_neither_text_nor_usage_nor_log_probabilities(client: open
     options: Any = {"model": "tiny", "messages": CHAT, "max_tokens": 60, "seed": 3, "logprobs": True, "stop": ["Zz"]}
     single = client.chat.completions.create(**options)
     with (
-        running(ALL_TEXT | {"max_burst": 8}) as bursting,
+        running(ALL_TEXT | {"max_decode_steps": 8}) as bursting,
         openai.OpenAI(base_url=f"{bursting.url}/v1", api_key="none", max_retries=0) as other,
     ):
         plain = other.chat.completions.create(**options)

@@ -28,7 +28,7 @@ SLOW = {"type": "integer", "multipleOf": 999_983}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    fake = {"vocab_size": 389, "num_blocks": 2048, "max_burst": 4}
+    fake = {"vocab_size": 389, "num_blocks": 2048, "max_decode_steps": 4}
     with running(fake, structured={"grammar_timeout": 0.5}) as started:
         yield started
 

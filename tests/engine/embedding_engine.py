@@ -17,10 +17,10 @@ from jaxserve.types import RequestId
 from tests.programs import shared_programs
 
 
-def text(name: str, token_ids: Any, second_start: int | None = None) -> AddRequest:
+def text(name: str, token_ids: Any, text_pair_start: int | None = None) -> AddRequest:
     """A request of an engine that embeds."""
     ids = [int(token) for token in token_ids]
-    return AddRequest(RequestId(name), ids, SamplingParams(), second_start=second_start)
+    return AddRequest(RequestId(name), ids, SamplingParams(), text_pair_start=text_pair_start)
 
 
 class EmbeddingEngine:
@@ -43,9 +43,9 @@ class EmbeddingEngine:
             compile=CompileConfig(compile_cache=str(shared_programs()), cpu_kernels=cpu_kernels),
         )
         self.executor = LocalEmbeddingExecutor.start(self.config, path, lambda *_: None)
-        self.facts = self.executor.facts
+        self.model_info = self.executor.model_info
         self.scheduler = EmbedScheduler(
-            self.config.scheduler, self.executor.buckets, self.facts.max_model_len, self.facts.vocab_size
+            self.config.scheduler, self.executor.buckets, self.model_info.max_model_len, self.model_info.vocab_size
         )
         self.core = EngineCore(self.scheduler, self.executor)
         self.programs: dict[str, int] = {}
@@ -60,9 +60,9 @@ class EmbeddingEngine:
                 self.programs |= news.stats.bucket_steps
         return found
 
-    def vectors(self, texts: list[Any], second_starts: list[int | None] | None = None) -> list[np.ndarray]:
+    def vectors(self, texts: list[Any], text_pair_starts: list[int | None] | None = None) -> list[np.ndarray]:
         """Of each text, in order."""
-        starts = second_starts or [None] * len(texts)
+        starts = text_pair_starts or [None] * len(texts)
         found = self.outputs([text(str(i), ids, starts[i]) for i, ids in enumerate(texts)])
         vectors = []
         for i in range(len(texts)):

@@ -108,11 +108,11 @@ class ModelEngine:
         grammars: Grammars | None = None,
     ) -> None:
         """A fresh scheduler. `num_blocks`: pretend the pool is smaller than it is."""
-        facts = self.executor.facts
+        model_info = self.executor.model_info
         self.kv = KVManager(
-            num_blocks or facts.num_kv_blocks,
-            facts.block_size,
-            facts.max_model_len,
+            num_blocks or model_info.num_kv_blocks,
+            model_info.block_size,
+            model_info.max_model_len,
             enable_prefix_caching=enable_prefix_caching,
         )
         scheduler = dataclasses.replace(
@@ -124,16 +124,16 @@ class ModelEngine:
         if max_num_batched_tokens is not None:
             scheduler = dataclasses.replace(
                 scheduler,
-                max_num_seqs=min(facts.max_num_seqs, max_num_batched_tokens),
+                max_num_seqs=min(model_info.max_num_seqs, max_num_batched_tokens),
                 max_num_batched_tokens=max_num_batched_tokens,
             )
         self.scheduler = Scheduler(
             scheduler,
             self.kv,
             self.executor.buckets,
-            facts.max_model_len,
+            model_info.max_model_len,
             self.executor.eos_token_ids,
-            facts.vocab_size,
+            model_info.vocab_size,
             grammars=grammars,
         )
         self.core = EngineCore(self.scheduler, self.executor, depth=int(overlap))

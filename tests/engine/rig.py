@@ -75,18 +75,18 @@ class Rig:
         fail_at_steps: frozenset[int] = frozenset(),
         gate: threading.Event | None = None,
         depth: int = 0,
-        max_burst: int = 1,
+        max_decode_steps: int = 1,
         max_burst_ms: float = 50.0,
         num_speculative_tokens: int = 0,
         device_seconds: float = 0.0,
         grammars: Grammars | None = None,
         script: Script | None = None,
     ) -> None:
-        """`depth`: steps that `step` leaves in flight. `max_burst`: above 1, all steps that may be are bursts."""
+        """`depth`: steps that `step` leaves in flight. `max_decode_steps`: above 1, all steps that may be are bursts."""
         self.depth = depth
         self.max_model_len = max_model_len
         rows, tokens = max_num_seqs or 8, max_num_batched_tokens or 16
-        self.buckets = buckets or Buckets(powers_of_two(rows), powers_of_two(tokens), rows, max_burst)
+        self.buckets = buckets or Buckets(powers_of_two(rows), powers_of_two(tokens), rows, max_decode_steps)
         self.kv = KVManager(num_blocks, block_size, max_model_len, enable_prefix_caching=enable_prefix_caching)
         self.executor = FakeExecutor(
             self.buckets,
@@ -132,7 +132,7 @@ class Rig:
         With a depth, the plan just submitted; or None, and then the oldest step in flight is taken in.
         """
         plan = self.scheduler.schedule()
-        self.collect(self.scheduler.take_news())
+        self.collect(self.scheduler.take_outputs())
         if plan is not None:
             self.plans.append(plan)
             self.pending.append((plan, self.executor.submit(plan)))

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from jaxserve.engine.core import MEMORY_FAULT, STEP_FAULT, STOP_FAULT, EngineCore
+from jaxserve.engine.core import MEMORY_ERROR, STEP_ERROR, STOP_ERROR, EngineCore
 from jaxserve.executor.fake import FakePending
 from jaxserve.ipc.messages import Abort, Hello, RequestOutput
 from jaxserve.scheduler.plan import StepPlan, StepResult
@@ -43,7 +43,7 @@ def test_request_that_breaks_the_scheduler_ends_alone(depth: int) -> None:
     rig.send(good)
     bad = add("bad", prompt(3), seed=2**40)  # cannot come over the wire: the codec checks ranges
     (end,) = rig.core.handle(bad)
-    assert (end.finish_reason, end.error) == ("error", STEP_FAULT)
+    assert (end.finish_reason, end.error) == ("error", STEP_ERROR)
     while turn(rig):
         pass
     assert rig.tokens == {"good": expected(good)}
@@ -56,8 +56,8 @@ def test_failed_step_ends_its_requests_with_a_fixed_text_and_the_engine_goes_on(
     rig.send(add("victim", prompt(3), max_tokens=9), after)
     while turn(rig):
         pass
-    assert rig.ends["victim"].error == STEP_FAULT
-    assert "as told" not in STEP_FAULT.message
+    assert rig.ends["victim"].error == STEP_ERROR
+    assert "as told" not in STEP_ERROR.message
     assert rig.tokens["after"] == expected(after)
     assert not rig.core.is_broken
     assert rig.kv.usage == 0.0
@@ -86,8 +86,8 @@ def test_device_out_of_memory_is_a_503(depth: int, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(rig.executor, "submit", exhausted)
     rig.send(add("r", prompt(3)))
     turn(rig)
-    assert rig.ends["r"].error == MEMORY_FAULT
-    assert MEMORY_FAULT.error_class == "UnavailableError"
+    assert rig.ends["r"].error == MEMORY_ERROR
+    assert MEMORY_ERROR.error_class == "UnavailableError"
 
 
 def test_step_that_could_not_be_dispatched_spares_the_one_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_step_that_could_not_be_dispatched_spares_the_one_before_it(monkeypatch:
     assert not turn(rig)
     assert rig.tokens["last token"] == expected(last)
     assert rig.ends["last token"].finish_reason == "length"
-    assert rig.ends["victim"].error == STEP_FAULT
+    assert rig.ends["victim"].error == STEP_ERROR
     assert rig.tokens["victim"] == expected(victim)[:2]
 
 
@@ -216,8 +216,8 @@ def test_stop_ends_everything_that_is_left(depth: int) -> None:
     rig = Rig(max_num_seqs=1, depth=depth)
     rig.send(add("running", prompt(3)), add("waiting", prompt(3)))
     turn(rig)
-    rig.collect(rig.core.stop(STOP_FAULT).outputs)
-    assert {name: end.error for name, end in rig.ends.items()} == {"running": STOP_FAULT, "waiting": STOP_FAULT}
+    rig.collect(rig.core.stop(STOP_ERROR).outputs)
+    assert {name: end.error for name, end in rig.ends.items()} == {"running": STOP_ERROR, "waiting": STOP_ERROR}
     while turn(rig):
         pass
     assert rig.kv.usage == 0.0
@@ -230,7 +230,7 @@ def test_hello_needs_no_answer() -> None:
 def test_prefixes_are_forgotten_on_command() -> None:
     rig = Rig()
     rig.run(add("a", prompt(12)))
-    assert rig.core.obey("reset_prefix_cache") is None
+    assert rig.core.run_command("reset_prefix_cache") is None
     rig.run(add("b", prompt(12)))
     assert rig.ends["b"].num_cached_tokens == 0
 
@@ -253,7 +253,7 @@ def test_stats_cover_every_step_once() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_every_request_ends_exactly_once_under_random_faults(seed: int) -> None:
+def test_every_request_ends_exactly_once_under_random_failures(seed: int) -> None:
     """Requests good and bad, aborts of any id at any time, failing steps, a stop in the middle, overlap, bursts."""
     chance = random.Random(seed)
     rig = Rig(
@@ -262,7 +262,7 @@ def test_every_request_ends_exactly_once_under_random_faults(seed: int) -> None:
         max_queued_requests=6,
         fail_at_steps=frozenset(range(chance.randrange(1, 9), 200, chance.randrange(5, 11))),
         depth=seed // 2 % 2,
-        max_burst=1 + seed // 4 % 2 * 4,
+        max_decode_steps=1 + seed // 4 % 2 * 4,
     )
     answers: list[RequestOutput] = []
     sent = []
@@ -279,7 +279,7 @@ def test_every_request_ends_exactly_once_under_random_faults(seed: int) -> None:
             step = rig.core.step()
             answers += [] if step is None else step.outputs
     if seed % 2:
-        answers += rig.core.stop(STOP_FAULT).outputs
+        answers += rig.core.stop(STOP_ERROR).outputs
     while rig.core.has_work:
         step = rig.core.step()
         answers += [] if step is None else step.outputs

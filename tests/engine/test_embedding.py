@@ -16,7 +16,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.executor.embedding import LocalEmbeddingExecutor
 from jaxserve.executor.precompile import precompile
 from jaxserve.executor.task import resolve_task
-from jaxserve.ipc.messages import Abort, EmbeddingFacts
+from jaxserve.ipc.messages import Abort, EmbeddingInfo
 from tests.engine.embedding_engine import EmbeddingEngine, text
 from tests.models.goldens import DATA, decoder_vectors, encoder_golden, minilm_golden, pair_golden
 from tests.unit.checkpoint.checkpoint_files import minilm_directory, smollm2_file
@@ -37,8 +37,8 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def test_vectors_are_the_average_of_transformers_hidden_states(engine: EmbeddingEngine) -> None:
-    assert engine.facts.embedding == EmbeddingFacts(32, "mean", normalizes=True)
-    assert engine.facts.max_model_len == 48, "what the checkpoint was trained for, not its 64 positions"
+    assert engine.model_info.embedding == EmbeddingInfo(32, "mean", normalizes=True)
+    assert engine.model_info.max_model_len == 48, "what the checkpoint was trained for, not its 64 positions"
     for found, expected in zip(engine.vectors(BERT.token_ids), MEANS, strict=True):
         np.testing.assert_allclose(found, expected, atol=2e-5)
 
@@ -47,7 +47,7 @@ def test_a_text_has_the_same_vector_alone_and_in_any_company(engine: EmbeddingEn
     rng = np.random.default_rng(3)
     alone = [engine.vectors([ids])[0] for ids in BERT.token_ids]
     for _ in range(4):
-        others = [rng.integers(0, engine.facts.vocab_size, rng.integers(1, 40)) for _ in range(12)]
+        others = [rng.integers(0, engine.model_info.vocab_size, rng.integers(1, 40)) for _ in range(12)]
         texts: list[Any] = [*BERT.token_ids, *others]
         order = rng.permutation(len(texts))
         found = engine.vectors([texts[i] for i in order])
@@ -65,14 +65,16 @@ def test_texts_share_steps_of_every_size_and_nothing_is_compiled(engine: Embeddi
 
 
 def test_a_text_that_is_too_long_or_has_foreign_tokens_is_refused(engine: EmbeddingEngine) -> None:
-    found = engine.outputs([text("long", [5] * 49), text("foreign", [engine.facts.vocab_size]), text("fine", [5] * 48)])
-    faults = {name: output.error for name, output in found.items()}
-    assert faults["long"] is not None
-    assert faults["long"].error_class == "ContextLengthError"
-    assert "48 tokens, the input has 49" in faults["long"].message
-    assert faults["foreign"] is not None
-    assert faults["foreign"].error_class == "InvalidRequestError"
-    assert faults["fine"] is None
+    found = engine.outputs(
+        [text("long", [5] * 49), text("foreign", [engine.model_info.vocab_size]), text("fine", [5] * 48)]
+    )
+    errors = {name: output.error for name, output in found.items()}
+    assert errors["long"] is not None
+    assert errors["long"].error_class == "ContextLengthError"
+    assert "48 tokens, the input has 49" in errors["long"].message
+    assert errors["foreign"] is not None
+    assert errors["foreign"].error_class == "InvalidRequestError"
+    assert errors["fine"] is None
 
 
 def test_an_aborted_text_in_flight_brings_no_vector(engine: EmbeddingEngine) -> None:
@@ -102,7 +104,7 @@ def test_decoders_embed_as_transformers_does(name: str, pooling: Any) -> None:
 def test_a_decoder_embeds_with_its_last_token_and_needs_no_head() -> None:
     golden = decoder_vectors("llama3_tiny")
     engine = EmbeddingEngine(DATA / "llama3_tiny", max_num_batched_tokens=16)
-    assert engine.facts.embedding == EmbeddingFacts(64, "last", normalizes=True)
+    assert engine.model_info.embedding == EmbeddingInfo(64, "last", normalizes=True)
     for found, expected in zip(engine.vectors(golden.token_ids[:2]), golden.vectors["last"][:2], strict=True):
         np.testing.assert_allclose(found, expected, atol=2e-4)
     engine.close()
@@ -119,7 +121,7 @@ def test_a_decoder_that_was_saved_without_its_head_has_other_names(tmp_path: Pat
     shutil.copy(BERT.path / "modules.json", tmp_path)
     shutil.copytree(BERT.path / "1_Pooling", tmp_path / "1_Pooling")
     engine = EmbeddingEngine(tmp_path, max_num_batched_tokens=16)
-    assert engine.facts.embedding == EmbeddingFacts(64, "mean", normalizes=True)
+    assert engine.model_info.embedding == EmbeddingInfo(64, "mean", normalizes=True)
     for found, expected in zip(engine.vectors(golden.token_ids[:2]), golden.vectors["mean"][:2], strict=True):
         np.testing.assert_allclose(found, expected, atol=2e-4)
     engine.close()
@@ -131,8 +133,8 @@ def test_a_decoder_that_was_saved_without_its_head_has_other_names(tmp_path: Pat
 def test_minilm_equals_its_reference(kernels: str) -> None:
     golden = minilm_golden()
     engine = EmbeddingEngine(minilm_directory(), cpu_kernels=kernels, max_num_batched_tokens=256, max_num_seqs=16)
-    assert engine.facts.max_model_len == 256
-    assert engine.facts.embedding == EmbeddingFacts(384, "mean", normalizes=True)
+    assert engine.model_info.max_model_len == 256
+    assert engine.model_info.embedding == EmbeddingInfo(384, "mean", normalizes=True)
     found = engine.vectors(golden.token_ids)
     assert min(cosine(a, b) for a, b in zip(found, golden.vectors["mean"], strict=True)) >= 0.99999
     assert engine.executor.compilations()["serving"] == 0
@@ -175,7 +177,7 @@ def test_smollm2_embeds_as_transformers_does(pooling: Any, kernels: str, num_tok
 def test_the_first_tokens_vector_is_taken_where_the_checkpoint_says_so() -> None:
     golden = encoder_golden("roberta_tiny")
     engine = EmbeddingEngine(golden.path, tensor_parallel_size=2)
-    assert engine.facts.embedding == EmbeddingFacts(32, "cls", normalizes=False)
+    assert engine.model_info.embedding == EmbeddingInfo(32, "cls", normalizes=False)
     for found, hidden in zip(engine.vectors(golden.token_ids), golden.hidden, strict=True):
         np.testing.assert_allclose(found, hidden[0], atol=2e-5)
     engine.close()
@@ -184,9 +186,9 @@ def test_the_first_tokens_vector_is_taken_where_the_checkpoint_says_so() -> None
 def test_a_cross_encoder_scores_pairs_and_tells_their_texts_apart() -> None:
     golden = pair_golden("bert_cross_tiny")
     engine = EmbeddingEngine(golden.path, max_num_seqs=4, max_num_batched_tokens=16)
-    assert engine.facts.embedding == EmbeddingFacts(1, "cls", normalizes=True, scores_pairs=True)
+    assert engine.model_info.embedding == EmbeddingInfo(1, "cls", normalizes=True, scores_pairs=True)
     pairs = [ids for ids in golden.token_ids if len(ids) <= 16]
-    found = np.concatenate(engine.vectors(pairs, golden.second_starts[: len(pairs)]))
+    found = np.concatenate(engine.vectors(pairs, golden.text_pair_starts[: len(pairs)]))
     np.testing.assert_allclose(found, golden.scores[: len(pairs)], atol=1e-5)
     as_one_text = np.concatenate(engine.vectors(pairs))
     assert np.abs(as_one_text - found).max() > 0.01, "token types count"
@@ -196,7 +198,7 @@ def test_a_cross_encoder_scores_pairs_and_tells_their_texts_apart() -> None:
 @pytest.mark.slow
 def test_a_cross_encoder_of_roberta_ends_in_a_sigmoid() -> None:
     golden = pair_golden("roberta_cross_tiny")
-    assert golden.second_starts == [None] * 4
+    assert golden.text_pair_starts == [None] * 4
     engine = EmbeddingEngine(golden.path)
     found = np.concatenate(engine.vectors(golden.token_ids))  # all lengths
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-golden.scores)), atol=1e-5)
@@ -246,6 +248,6 @@ def test_an_encoder_without_modules_json_embeds_one_text_at_a_time(tmp_path: Pat
     assert isinstance(engine.executor, LocalEmbeddingExecutor)
     for found, expected in zip(engine.vectors(BERT.token_ids[:3]), MEANS[:3], strict=True):
         np.testing.assert_allclose(found, expected, atol=2e-5)
-    assert engine.facts.embedding == EmbeddingFacts(32, "mean", normalizes=True)
-    assert engine.facts.max_model_len == 16, "no longer than a step"
+    assert engine.model_info.embedding == EmbeddingInfo(32, "mean", normalizes=True)
+    assert engine.model_info.max_model_len == 16, "no longer than a step"
     engine.close()

@@ -18,15 +18,15 @@ LENGTH = 30
 class Counting:
     """A grammar whose only text is the tokens first, first + 1, ...; ready at the second look.
 
-    Behind each token that it is told of, it forces the next `num_forced`.
+    Behind each token that it is told of, it forces the next `num_jump_forward`.
     """
 
     error: str | None = None
 
-    def __init__(self, first: int, num_forced: int = 0) -> None:
+    def __init__(self, first: int, num_jump_forward: int = 0) -> None:
         self._next = first
         self._last = first + LENGTH
-        self._num_forced = num_forced
+        self._num_forced = num_jump_forward
         self.num_looks = 0
         self.forced: list[int] = []
 
@@ -50,7 +50,7 @@ class Counting:
         self._next = last + 1
         self.num_looks = 0
 
-    def take_forced(self) -> list[int]:
+    def take_jump_forward(self) -> list[int]:
         forced, self.forced = self.forced, []
         return forced
 
@@ -59,12 +59,12 @@ class Counting:
 
 
 class CountingGrammars:
-    def __init__(self, num_forced: int = 0) -> None:
-        self._num_forced = num_forced
+    def __init__(self, num_jump_forward: int = 0) -> None:
+        self._num_forced = num_jump_forward
         self.made: list[Counting] = []
 
-    def follow(self, grammar: Grammar, allowed_token_ids: Collection[int], *, may_jump: bool = False) -> Counting:
-        self.made.append(Counting(int(grammar.text), self._num_forced if may_jump else 0))
+    def follow(self, grammar: Grammar, allowed_token_ids: Collection[int], *, jump_forward: bool = False) -> Counting:
+        self.made.append(Counting(int(grammar.text), self._num_forced if jump_forward else 0))
         return self.made[-1]
 
 
@@ -74,13 +74,18 @@ def counting(name: str, first: int) -> AddRequest:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("max_burst", [1, 4])
+@pytest.mark.parametrize("max_decode_steps", [1, 4])
 @pytest.mark.parametrize("num_blocks", [65, 14])
-@pytest.mark.parametrize("num_forced", [0, 1, 7])
+@pytest.mark.parametrize("num_jump_forward", [0, 1, 7])
 def test_tokens_follow_the_grammar_beside_rows_without(
-    depth: int, max_burst: int, num_blocks: int, num_forced: int
+    depth: int, max_decode_steps: int, num_blocks: int, num_jump_forward: int
 ) -> None:
-    rig = Rig(depth=depth, max_burst=max_burst, num_blocks=num_blocks, grammars=CountingGrammars(num_forced))
+    rig = Rig(
+        depth=depth,
+        max_decode_steps=max_decode_steps,
+        num_blocks=num_blocks,
+        grammars=CountingGrammars(num_jump_forward),
+    )
     held = [counting(f"held{i}", 5 + i) for i in range(3)]
     free = [add(f"free{i}", prompt(5, i), max_tokens=25) for i in range(2)]
     rig.send(*held, *free)
@@ -101,18 +106,18 @@ def run(rig: Rig) -> None:
 
 
 def test_tokens_without_choice_take_no_step() -> None:
-    rig = Rig(grammars=CountingGrammars(num_forced=4))
+    rig = Rig(grammars=CountingGrammars(num_jump_forward=4))
     rig.send(counting("a", 5))
     run(rig)
     assert rig.tokens["a"] == list(range(5, 5 + LENGTH))
     assert len(rig.plans) == LENGTH / 5
     stats = rig.scheduler.stats()
-    assert (stats.num_generation_tokens, stats.num_forced_tokens) == (LENGTH, LENGTH * 4 / 5)
+    assert (stats.num_generation_tokens, stats.num_jump_forward_tokens) == (LENGTH, LENGTH * 4 / 5)
 
 
 @pytest.mark.parametrize(("limits", "reason"), [({"max_tokens": 8}, "length"), ({"stop_token_ids": (12,)}, "stop")])
 def test_tokens_without_choice_end_where_the_request_does(limits: dict[str, object], reason: str) -> None:
-    rig = Rig(grammars=CountingGrammars(num_forced=4))
+    rig = Rig(grammars=CountingGrammars(num_jump_forward=4))
     message = counting("a", 5)
     rig.send(msgspec.structs.replace(message, sampling=msgspec.structs.replace(message.sampling, **limits)))
     run(rig)
@@ -123,7 +128,7 @@ def test_tokens_without_choice_end_where_the_request_does(limits: dict[str, obje
 
 @pytest.mark.parametrize("option", [{"num_top_logprobs": 0}, {"presence_penalty": 1.0}])
 def test_every_token_is_sampled_where_the_device_has_to_see_it(option: dict[str, object]) -> None:
-    rig = Rig(grammars=CountingGrammars(num_forced=4))
+    rig = Rig(grammars=CountingGrammars(num_jump_forward=4))
     message = counting("a", 5)
     rig.send(msgspec.structs.replace(message, sampling=msgspec.structs.replace(message.sampling, **option)))
     run(rig)

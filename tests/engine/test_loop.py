@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from jaxserve.engine.core import STEP_FAULT, STOP_FAULT
+from jaxserve.engine.core import STEP_ERROR, STOP_ERROR
 from jaxserve.engine.loop import EngineLoop
 from jaxserve.ipc.address import new_address
 from jaxserve.ipc.codec import decode_from_engine
@@ -72,7 +72,7 @@ class Engine:
         socket.wake_on(self._wake_reader)
         self.gate.socket = socket
         self._is_listening.set()
-        loop = EngineLoop(self.rig.core, socket, self.rig.executor.facts, lambda: self.now)
+        loop = EngineLoop(self.rig.core, socket, self.rig.executor.model_info, lambda: self.now)
         self.exit_code = loop.run(self._stop.is_set)
         socket.close(linger_s=1.0)
 
@@ -93,7 +93,7 @@ async def connect(engine: Engine) -> AsyncIterator[Connect]:
         connection = EngineConnection(engine.address)
         connections.append(connection)
         await connection.send(Hello())
-        assert await connection.receive() == Ready(engine.rig.executor.facts)
+        assert await connection.receive() == Ready(engine.rig.executor.model_info)
         return connection
 
     yield connected
@@ -212,10 +212,10 @@ async def test_stop_gives_every_request_its_end(engine: Engine, connect: Connect
     await first_news(connection)
     engine.stop()
     assert engine.exit_code == 0
-    assert (await ending(connection))[1].error == STOP_FAULT
+    assert (await ending(connection))[1].error == STOP_ERROR
 
 
-async def test_fault_of_our_own_ends_every_request_and_the_engine(
+async def test_bug_in_the_loop_ends_every_request_and_the_engine(
     engine: Engine, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = await connect()
@@ -226,7 +226,7 @@ async def test_fault_of_our_own_ends_every_request_and_the_engine(
         raise AssertionError("an invariant does not hold")
 
     monkeypatch.setattr(engine.rig.scheduler, "update", broken)
-    assert (await ending(connection))[1].error == STEP_FAULT
+    assert (await ending(connection))[1].error == STEP_ERROR
     engine.stop()
     assert engine.exit_code == 1
 
@@ -258,7 +258,7 @@ def test_request_that_comes_early_in_a_long_step_joins_the_next_one() -> None:
         def claim(self, request_id: RequestId, client: bytes) -> None:
             pass
 
-    loop = EngineLoop(Core(), Socket(), rig.executor.facts, lambda: 0.0)  # type: ignore[arg-type]
+    loop = EngineLoop(Core(), Socket(), rig.executor.model_info, lambda: 0.0)  # type: ignore[arg-type]
     for _ in range(3):
         loop.turn()
     assert events == ["listen 0.5", "added", "listen 0.25", "added", "listen 0.0", "step"]

@@ -57,7 +57,7 @@ def test_a_server_starts_from_what_was_compiled_ahead_of_a_config_alone(
     assert not (tmp_path / "not used").exists()
 
     executor = LocalExecutor.start(config_for(model, cache), model, ignore)
-    report = executor.facts.startup
+    report = executor.model_info.startup
     assert {program.source for program in report.programs} == {"cache"}
     assert executor.compilations() == {"warmup": 0, "serving": 0}
     assert {span.phase for span in report.phases} == {"open", "load", "compile", "kv_cache", "first_run"}
@@ -66,7 +66,7 @@ def test_a_server_starts_from_what_was_compiled_ahead_of_a_config_alone(
     executor.close()
 
     other = LocalExecutor.start(config_for(model, cache, max_model_len=16), model, ignore)
-    assert {program.source for program in other.facts.startup.programs} == {"compiled"}
+    assert {program.source for program in other.model_info.startup.programs} == {"compiled"}
     assert "6 programs had to be compiled: KV pages: 3 there, 2 here; longest context: 32 there, 16 here" in caplog.text
     other.close()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from jaxserve.config import CacheConfig, Config, ModelConfig, SchedulerConfig, ServerConfig
-from jaxserve.engine.core import STOP_FAULT
+from jaxserve.engine.core import STOP_ERROR
 from jaxserve.engine.launcher import EngineProcess
 from jaxserve.engine.spawn import spawn
 from jaxserve.engine.spec import EngineSpec, parse_spec
@@ -106,7 +106,7 @@ async def client(tmp_path: Path) -> AsyncIterator[Client]:
 async def test_engine_becomes_ready_serves_aborts_and_stops_on_sigterm(client: Client) -> None:
     *_, ready = await client.start()
     assert isinstance(ready, Ready)
-    assert (ready.facts.vocab_size, ready.facts.num_kv_blocks, ready.facts.block_size) == (997, 4097, 16)
+    assert (ready.model_info.vocab_size, ready.model_info.num_kv_blocks, ready.model_info.block_size) == (997, 4097, 16)
 
     request = add("r", prompt(50), max_tokens=3)
     await client.connection.send(request)
@@ -124,7 +124,7 @@ async def test_engine_becomes_ready_serves_aborts_and_stops_on_sigterm(client: C
     await client.connection.send(add("last", prompt(5), max_tokens=ENDLESS))
     await client.output()
     assert await client.process.terminate(timeout_s=20) == 0
-    assert (await client.end()).error == STOP_FAULT
+    assert (await client.end()).error == STOP_ERROR
     assert not private_path(client.spec.address).exists()
 
 

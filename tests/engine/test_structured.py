@@ -63,7 +63,7 @@ def smollm2() -> Iterator[ModelEngine]:
 @pytest.fixture(scope="module")
 def masks(smollm2: ModelEngine, tokenizer: Tokenizer) -> Iterator[GrammarMasks]:
     vocabulary = ll_tokenizer(tokenizer)
-    made = GrammarMasks(lambda: vocabulary, smollm2.executor.facts.vocab_size, smollm2.config.structured)
+    made = GrammarMasks(lambda: vocabulary, smollm2.executor.model_info.vocab_size, smollm2.config.structured)
     yield made
     made.close()
 

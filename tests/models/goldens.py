@@ -145,7 +145,7 @@ class PairGolden:
     path: Path
     token_ids: list[np.ndarray]
     """int32 (T) each"""
-    second_starts: list[int | None]
+    text_pair_starts: list[int | None]
     """Where the second text of each begins, if the model tells the two apart."""
     scores: np.ndarray
     """float32 (pairs), before any sigmoid"""

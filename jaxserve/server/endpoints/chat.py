@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 from aiohttp import web
 
-from jaxserve.ipc.messages import ModelFacts
+from jaxserve.ipc.messages import ModelInfo
 from jaxserve.server.body import read_body
 from jaxserve.server.chat_job import make_chat_job
 from jaxserve.server.deltas import MessageDeltas, message_of
@@ -47,16 +47,16 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     request = await read_body(http, ChatRequest)
     check_chat(request, state.limits)
     state.require_model(request.model)
-    facts = state.client.require_generation()
+    model_info = state.client.require_generation()
     with state.client.admission(request.num_choices):
-        job = await make_chat_job(state, facts, request)
-        return await answer(http, request, job, ChatFormat(request, job, state, facts))
+        job = await make_chat_job(state, model_info, request)
+        return await answer(http, request, job, ChatFormat(request, job, state, model_info))
 
 
 class ChatFormat:
     """Chunks and replies of one chat request, all with the same id and time."""
 
-    def __init__(self, request: ChatRequest, job: Job, state: ServerState, facts: ModelFacts) -> None:
+    def __init__(self, request: ChatRequest, job: Job, state: ServerState, model_info: ModelInfo) -> None:
         self._request = request
         self._job = job
         self._tokenizer = state.tokenization.tokenizer
@@ -66,7 +66,7 @@ class ChatFormat:
             )
             for _ in range(request.num_choices)
         ]
-        self._heading = state.heading("chatcmpl", facts, request.model)
+        self._heading = state.heading("chatcmpl", model_info, request.model)
         self._no_usage = None if request.wants_usage else msgspec.UNSET
 
     framing = Framing()

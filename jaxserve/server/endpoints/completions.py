@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 from aiohttp import web
 
-from jaxserve.ipc.messages import ModelFacts
+from jaxserve.ipc.messages import ModelInfo
 from jaxserve.server.body import read_body
 from jaxserve.server.generation import Job, answer, answer_without_engine, grammar_of, make_job
 from jaxserve.server.logprobs import completion_logprobs, prompt_logprobs
@@ -44,9 +44,9 @@ async def completions(http: web.Request) -> web.StreamResponse:
     request = await read_body(http, CompletionRequest)
     prompts = check_completion(request, state.limits)
     state.require_model(request.model)
-    facts = state.client.require_generation()
+    model_info = state.client.require_generation()
     with state.client.admission(len(prompts) * request.num_choices):
-        token_ids = [await _encode(state, facts, request, prompt) for prompt in prompts]
+        token_ids = [await _encode(state, model_info, request, prompt) for prompt in prompts]
         echoes = None
         if request.echo:
             texts = [await _text(state, request, *pair) for pair in zip(prompts, token_ids, strict=True)]
@@ -55,7 +55,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
         if not request.is_echo_only or request.num_prompt_logprobs is not None:
             job = make_job(
                 state,
-                facts,
+                model_info,
                 request,
                 token_ids,
                 asked_max_tokens=request.max_tokens,
@@ -69,7 +69,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
             request,
             job,
             state,
-            facts,
+            model_info,
             prompts=[ids for ids in token_ids for _ in range(request.num_choices)],
             echoes=echoes,
         )
@@ -80,16 +80,16 @@ async def completions(http: web.Request) -> web.StreamResponse:
 
 
 async def _encode(
-    state: ServerState, facts: ModelFacts, request: CompletionRequest, prompt: str | list[int]
+    state: ServerState, model_info: ModelInfo, request: CompletionRequest, prompt: str | list[int]
 ) -> list[int]:
     if isinstance(prompt, str):
         return await state.tokenization.encode(
             prompt,
             add_special_tokens=request.add_special_tokens is not False,
-            max_tokens=facts.max_model_len,
+            max_tokens=model_info.max_model_len,
             param="prompt",
         )
-    return state.tokenization.check_ids(prompt, facts.vocab_size, facts.max_model_len, "prompt")
+    return state.tokenization.check_ids(prompt, model_info.vocab_size, model_info.max_model_len, "prompt")
 
 
 async def _text(state: ServerState, request: CompletionRequest, prompt: str | list[int], token_ids: list[int]) -> str:
@@ -107,7 +107,7 @@ class CompletionFormat:
         request: CompletionRequest,
         job: Job | None,
         state: ServerState,
-        facts: ModelFacts,
+        model_info: ModelInfo,
         *,
         prompts: list[list[int]],
         echoes: list[str] | None,
@@ -115,7 +115,7 @@ class CompletionFormat:
         self._request = request
         self._job = job
         self._tokenizer = state.tokenization.tokenizer
-        self._heading = state.heading("cmpl", facts, request.model)
+        self._heading = state.heading("cmpl", model_info, request.model)
         self._echoes = echoes
         self._no_usage = None if request.wants_usage else msgspec.UNSET
         skip_special_tokens = request.skip_special_tokens is not False

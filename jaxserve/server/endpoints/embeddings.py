@@ -38,11 +38,11 @@ async def embeddings(http: web.Request) -> web.StreamResponse:
     request = await read_body(http, EmbeddingRequest)
     inputs = check_embedding(request, state.limits)
     state.require_model(request.model)
-    facts, model = state.client.require_vectors()
+    model_info, model = state.client.require_vectors()
     check_dimensions(request.dimensions, model)
     texts = await encode_inputs(
         state,
-        facts,
+        model_info,
         inputs,
         truncate=request.truncate_prompt_tokens,
         param="input",
@@ -50,7 +50,7 @@ async def embeddings(http: web.Request) -> web.StreamResponse:
     )
     check_total(state, texts, "input")
     with noting_departure(state):
-        vectors = await vectors_of(state, facts, texts, request.priority or 0)
+        vectors = await vectors_of(state, model_info, texts, request.priority or 0)
     normalizes = next(
         (asked for asked in (request.normalize, request.use_activation) if asked is not None), model.normalizes
     )

@@ -63,12 +63,12 @@ async def messages(http: web.Request) -> web.StreamResponse:
     request = await read_body(http, MessagesRequest)
     check_anthropic(request, state.limits)
     state.require_model(request.model)
-    facts = state.client.require_generation()
+    model_info = state.client.require_generation()
     with state.client.admission(1):
         with renamed(NAMES):
             chat = chat_request(request, state.tokenization)
             check_chat(chat, state.limits)
-            job = await make_chat_job(state, facts, chat, default_max_tokens=request.max_tokens)
+            job = await make_chat_job(state, model_info, chat, default_max_tokens=request.max_tokens)
         return await answer(http, chat, job, MessageFormat(request, job, state, request_id_of(http)))
 
 

@@ -29,8 +29,8 @@ async def show_model(request: web.Request) -> web.StreamResponse:
 
 
 def _card(state: ServerState, name: str) -> ModelCard:
-    facts = state.client.facts
-    max_model_len = facts.max_model_len if facts is not None else None
+    model_info = state.client.model_info
+    max_model_len = model_info.max_model_len if model_info is not None else None
     is_adapter = name in state.adapters
     return ModelCard(
         id=name,

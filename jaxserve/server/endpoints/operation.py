@@ -51,10 +51,10 @@ def _why_not(state: ServerState) -> Unhealthy | Draining | Loading:
 async def startup(request: web.Request) -> web.StreamResponse:
     """What the start took, or how far it is."""
     state = request.app[STATE]
-    facts = state.client.facts
-    if facts is None:
+    model_info = state.client.model_info
+    if model_info is None:
         return json_reply(state.startup.under_way())
-    return json_reply(startup_reply(state.startup.spans(facts.startup), facts.startup))
+    return json_reply(startup_reply(state.startup.spans(model_info.startup), model_info.startup))
 
 
 @partial(Route, "GET", "/version", is_public=True, tag="Operation", reply=VersionReply)

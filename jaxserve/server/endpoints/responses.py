@@ -45,14 +45,14 @@ async def create_response(http: web.Request) -> web.StreamResponse:
     check_moved(ignored_fields(http))
     check_responses(request, state.limits)
     state.require_model(request.model)
-    facts = state.client.require_generation()
+    model_info = state.client.require_generation()
     given = read_input(request.input)
     before = await items_before(state.responses, request.previous_response_id)
     chat = chat_request(request, [*before, *given], state.limits)
     with contextlib.ExitStack() as room:
         room.enter_context(state.client.admission(1))
         with renamed(NAMES):
-            job = await make_chat_job(state, facts, chat)
+            job = await make_chat_job(state, model_info, chat)
         reply = _reply(state, request, chat, job, given)
         if request.background:
             return json_reply(_start(state, job, reply, room.pop_all()))

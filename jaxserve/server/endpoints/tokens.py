@@ -29,7 +29,7 @@ async def tokenize(http: web.Request) -> web.StreamResponse:
     request = await read_body(http, TokenizeRequest)
     check_tokenize(request, state.limits)
     state.require_model(request.model)
-    facts = state.client.require_ready()
+    model_info = state.client.require_ready()
     if request.messages is not None:
         token_ids = await encode_conversation(
             state.tokenization, request.messages, request, max_tokens=state.max_body_size
@@ -44,7 +44,9 @@ async def tokenize(http: web.Request) -> web.StreamResponse:
     strings = None
     if request.return_token_strs:
         strings = [state.tokenization.tokenizer.token_text(token_id) for token_id in token_ids]
-    reply = TokenizeReply(count=len(token_ids), max_model_len=facts.max_model_len, tokens=token_ids, token_strs=strings)
+    reply = TokenizeReply(
+        count=len(token_ids), max_model_len=model_info.max_model_len, tokens=token_ids, token_strs=strings
+    )
     return json_reply(reply)
 
 
@@ -54,8 +56,8 @@ async def detokenize(http: web.Request) -> web.StreamResponse:
     state = http.app[STATE]
     request = await read_body(http, DetokenizeRequest)
     state.require_model(request.model)
-    facts = state.client.require_ready()
-    check_token_ids("tokens", request.tokens, facts.vocab_size)
+    model_info = state.client.require_ready()
+    check_token_ids("tokens", request.tokens, model_info.vocab_size)
     text = await state.tokenization.decode(request.tokens, skip_special_tokens=False)
     return json_reply(DetokenizeReply(text))
 
@@ -64,7 +66,7 @@ async def detokenize(http: web.Request) -> web.StreamResponse:
 async def tokenizer_info(http: web.Request) -> web.StreamResponse:
     """Special tokens, chat template and length limit."""
     state = http.app[STATE]
-    facts, tokenizer = state.client.require_ready(), state.tokenization.tokenizer
+    model_info, tokenizer = state.client.require_ready(), state.tokenization.tokenizer
     named = tokenizer.named_tokens
     info = TokenizerInfo(
         bos_token=named.get("bos_token"),
@@ -72,6 +74,6 @@ async def tokenizer_info(http: web.Request) -> web.StreamResponse:
         pad_token=named.get("pad_token"),
         unk_token=named.get("unk_token"),
         chat_template=tokenizer.chat_template_source,
-        model_max_length=facts.max_model_len,
+        model_max_length=model_info.max_model_len,
     )
     return json_reply(info)

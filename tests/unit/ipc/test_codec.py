@@ -17,12 +17,12 @@ from jaxserve.ipc.messages import (
     Command,
     CommandDone,
     EngineStats,
+    ErrorInfo,
     FromEngine,
     Heartbeat,
     Hello,
-    ModelFacts,
+    ModelInfo,
     Ready,
-    RequestFault,
     RequestOutput,
     StartupFailed,
     StartupProgress,
@@ -56,14 +56,14 @@ def test_message_to_engine_survives_the_trip(message: ToEngine) -> None:
     "message",
     [
         StartupProgress("compile", 3, 40, "decode/8"),
-        Ready(ModelFacts(100, 64, 9, 16, 4, "float32", "cpu", 1, "0badf00d", STARTUP)),
+        Ready(ModelInfo(100, 64, 9, 16, 4, "float32", "cpu", 1, "0badf00d", STARTUP)),
         StartupFailed("no such file: model.gguf"),
         Heartbeat(STATS),
-        CommandDone(3, RequestFault("InvalidRequestError", "no")),
+        CommandDone(3, ErrorInfo("InvalidRequestError", "no")),
         StepOutputs(
             [
                 RequestOutput(ID, [4], [TokenLogprobs(-0.5, [4, 9], [-0.5, float("-inf")])], "stop", 4, 16),
-                RequestOutput(ID, [], None, "error", error=RequestFault("InternalError", "gone", None, None)),
+                RequestOutput(ID, [], None, "error", error=ErrorInfo("InternalError", "gone", None, None)),
             ],
             STATS,
         ),
@@ -75,10 +75,10 @@ def test_message_from_engine_survives_the_trip(message: FromEngine) -> None:
 
 def test_whole_numbers_stay_whole_beside_others() -> None:
     defaults = {"top_k": 20, "temperature": 1.0}
-    facts = ModelFacts(100, 64, 9, 16, 4, "float32", "cpu", 1, "0badf00d", STARTUP, sampling_defaults=defaults)
-    ready = decode_from_engine(encode(Ready(facts)))
+    model_info = ModelInfo(100, 64, 9, 16, 4, "float32", "cpu", 1, "0badf00d", STARTUP, sampling_defaults=defaults)
+    ready = decode_from_engine(encode(Ready(model_info)))
     assert isinstance(ready, Ready)
-    assert repr(ready.facts.sampling_defaults) == repr(defaults)
+    assert repr(ready.model_info.sampling_defaults) == repr(defaults)
 
 
 @pytest.mark.parametrize(

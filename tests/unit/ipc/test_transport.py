@@ -16,7 +16,7 @@ import zmq
 
 from jaxserve.errors import ConfigError
 from jaxserve.ipc import address as address_module
-from jaxserve.ipc.address import address_of_life, discard_address, folder_of, new_address, own_address, private_path
+from jaxserve.ipc.address import discard_address, folder_of, incarnation_address, new_address, own_address, private_path
 from jaxserve.ipc.codec import ProtocolError
 from jaxserve.ipc.messages import (
     Abort,
@@ -85,7 +85,7 @@ async def test_what_is_said_to_a_dead_engine_reaches_no_next_one(address: str) -
     expect(first)
     first.close()
     await late.send(AddRequest(RequestId("stale"), [1], SamplingParams()))
-    next_address = address_of_life(address, 1)
+    next_address = incarnation_address(address, 1)
     second, connection = EngineSocket(next_address), EngineConnection(next_address)
     await connection.send(Hello())
     assert [message for _, message in expect(second)] == [Hello()]
@@ -98,10 +98,10 @@ async def test_what_is_said_to_a_dead_engine_reaches_no_next_one(address: str) -
 
 
 def test_every_life_of_an_engine_has_an_address_of_its_own_beside_the_first(address: str) -> None:
-    addresses = [address_of_life(address, number) for number in range(1000)]
+    addresses = [incarnation_address(address, number) for number in range(1000)]
     assert addresses[0] == address and len(set(addresses)) == 1000
     assert {folder_of(other) for other in addresses} == {folder_of(address)}
-    assert address_of_life(address, 1001) == addresses[1]
+    assert incarnation_address(address, 1001) == addresses[1]
 
 
 async def test_each_client_gets_the_news_of_its_own_requests(engine: EngineSocket, address: str) -> None:

@@ -216,7 +216,7 @@ def test_a_refused_prompt_starts_once_somebody_else_has_computed_more_of_it() ->
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_refusal_that_is_remembered_is_the_one_that_a_fresh_look_gives(seed: int) -> None:
+def test_a_failure_that_is_remembered_is_the_one_that_a_fresh_look_gives(seed: int) -> None:
     """Random prompts with common starts; some compute all of their pages, so that names and holders fall apart."""
     random = np.random.default_rng(seed)
     kv = KVManager(14, 2, 32)
@@ -231,11 +231,11 @@ def test_a_refusal_that_is_remembered_is_the_one_that_a_fresh_look_gives(seed: i
         which, spare = int(random.integers(len(waiting))), int(random.integers(3))
         table, prompt, may_share = waiting[which]
         fresh_kv, fresh_table = copy.deepcopy((kv, table))
-        fresh_table.refusal = None
+        fresh_table.failure = None
         answer = kv.start(table, prompt, num_spare_blocks=spare, may_share=may_share)
         assert answer == fresh_kv.start(fresh_table, prompt, num_spare_blocks=spare, may_share=may_share)
         if answer is None:
-            num_refused += table.refusal is not None
+            num_refused += table.failure is not None
         else:
             del waiting[which]
             running.append((table, prompt, answer))

@@ -32,7 +32,7 @@ def small_job(folder: Path) -> CompileJob:
         decoder=read_model(path).decoder,
         kv_dtype="float32",
         pool_shape=(2, 8, 2, 16, 8),
-        programs=programs(Buckets(decode=(1,), mixed=(16,), max_num_seqs=1, max_burst=1), 8),
+        programs=programs(Buckets(decode=(1,), mixed=(16,), max_num_seqs=1, max_decode_steps=1), 8),
     )
 
 

@@ -18,15 +18,15 @@ from jaxserve.types import RequestId
 PROGRAM = Program("embed", 16, 4, 3, 0)
 
 
-def plan(*lengths: int, second_starts: tuple[int, ...] | None = None) -> EmbedPlan:
+def plan(*lengths: int, text_pair_starts: tuple[int, ...] | None = None) -> EmbedPlan:
     counts = np.array(lengths, np.int32)
     names = tuple(RequestId(str(i)) for i in range(len(lengths)))
     tokens = np.arange(10, 10 + counts.sum(), dtype=np.int32)
-    return EmbedPlan(16, names, counts, tokens, np.array(second_starts or lengths, np.int32))
+    return EmbedPlan(16, names, counts, tokens, np.array(text_pair_starts or lengths, np.int32))
 
 
 def test_texts_lie_one_behind_the_other_each_on_pages_of_its_own() -> None:
-    field = split(pack_texts(plan(1, 5, 4, second_starts=(1, 2, 4)), PROGRAM, 4), PROGRAM, EMBED_FIELDS)
+    field = split(pack_texts(plan(1, 5, 4, text_pair_starts=(1, 2, 4)), PROGRAM, 4), PROGRAM, EMBED_FIELDS)
     assert field["tokens"].tolist() == [*range(10, 20), *[0] * 6]
     assert field["positions"].tolist() == [0, *range(5), *range(4), *[0] * 6]
     assert field["token_types"].tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, *[0] * 6]

@@ -35,11 +35,11 @@ from tests.engine.rig import Rig, add, expected, prompt
 )
 def test_request_that_can_never_run_is_refused_by_name(message: AddRequest, error_class: str, text: str) -> None:
     rig = Rig(num_blocks=11)
-    fault = rig.scheduler.add(message)
-    assert fault is not None
-    assert fault.error_class == error_class
-    assert fault.error_class in REQUEST_ERRORS
-    assert text in fault.message
+    error = rig.scheduler.add(message)
+    assert error is not None
+    assert error.error_class == error_class
+    assert error.error_class in REQUEST_ERRORS
+    assert text in error.message
     assert not rig.scheduler.has_work
     assert rig.kv.usage == 0.0
 
@@ -53,9 +53,9 @@ def test_duplicate_id_is_refused_and_the_first_goes_on() -> None:
     rig = Rig()
     first = add("r", prompt(3), max_tokens=3)
     rig.send(first)
-    fault = rig.scheduler.add(add("r", prompt(3, 9)))
-    assert fault is not None
-    assert (fault.error_class, fault.param) == ("InvalidRequestError", "request_id")
+    error = rig.scheduler.add(add("r", prompt(3, 9)))
+    assert error is not None
+    assert (error.error_class, error.param) == ("InvalidRequestError", "request_id")
     rig.finish()
     assert rig.tokens == {"r": expected(first)}
 
@@ -65,10 +65,10 @@ def test_full_queue_is_refused_until_somebody_leaves(max_queued_requests: int) -
     rig = Rig(max_num_seqs=2, max_queued_requests=max_queued_requests)
     for i in range(2 + max_queued_requests):
         assert rig.scheduler.add(add(f"r{i}", prompt(3, i + 3), max_tokens=2)) is None
-    fault = rig.scheduler.add(add("late", prompt(3)))
-    assert fault is not None
-    assert fault.error_class == "RateLimitError"
-    assert "queue is full" in fault.message
+    error = rig.scheduler.add(add("late", prompt(3)))
+    assert error is not None
+    assert error.error_class == "RateLimitError"
+    assert "queue is full" in error.message
     rig.finish()
     assert rig.scheduler.add(add("late", prompt(3))) is None
     rig.finish()

@@ -49,11 +49,11 @@ def num_guesses(plan: StepPlan) -> int:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("max_burst", [1, 8])
+@pytest.mark.parametrize("max_decode_steps", [1, 8])
 @pytest.mark.parametrize("script", [PERIODIC, BROKEN])
-def test_drafts_save_steps_and_change_no_token(script: Script, max_burst: int, depth: int) -> None:
+def test_drafts_save_steps_and_change_no_token(script: Script, max_decode_steps: int, depth: int) -> None:
     messages = [add("a", [CUE], max_tokens=20), add("b", [*prompt(5), CUE], max_tokens=24, temperature=1.0, seed=3)]
-    rig = drafting(script, depth=depth, max_burst=max_burst)
+    rig = drafting(script, depth=depth, max_decode_steps=max_decode_steps)
     assert rig.run(*messages) == {message.request_id: expected(message, script=script) for message in messages}
     plain = Rig(script=script)
     plain.run(*messages)

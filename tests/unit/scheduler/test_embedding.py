@@ -11,12 +11,12 @@ from jaxserve.config import SchedulerConfig
 from jaxserve.errors import InternalError
 from jaxserve.ipc.messages import AddRequest
 from jaxserve.sampling.params import SamplingParams
-from jaxserve.scheduler.admission import fault_of
+from jaxserve.scheduler.admission import error_info
 from jaxserve.scheduler.embed_plan import EmbedBuckets, EmbedPlan, EmbedResult
 from jaxserve.scheduler.embedding import EmbedScheduler
 from jaxserve.types import RequestId
 
-FAULT = fault_of(InternalError("broken"))
+ERROR = error_info(InternalError("broken"))
 
 
 def scheduler(max_num_seqs: int = 4, max_queued_requests: int = 100) -> EmbedScheduler:
@@ -77,8 +77,8 @@ def test_a_failed_step_ends_its_texts_and_those_behind_it_on_the_device() -> Non
     for name in "abc":
         add(texts, name, 1)
     first, _ = scheduled(texts), scheduled(texts)
-    ended = texts.fail(first, FAULT)
-    assert [(output.request_id, output.error) for output in ended] == [("a", FAULT), ("b", FAULT)]
+    ended = texts.fail(first, ERROR)
+    assert [(output.request_id, output.error) for output in ended] == [("a", ERROR), ("b", ERROR)]
     assert scheduled(texts).request_ids == ("c",)
 
 
@@ -113,11 +113,11 @@ def test_every_text_ends_exactly_once_whatever_happens(operations: list[tuple[st
             plan = plans.pop(0)
             ended += texts.update(plan, result(plan))
         elif operation == "fail" and plans:
-            ended += texts.fail(plans[0], FAULT)
+            ended += texts.fail(plans[0], ERROR)
             plans.clear()
         elif operation == "abort" and names:
             ended += texts.abort([RequestId(names[number % len(names)])])
-    ended += texts.abort_all(FAULT)
+    ended += texts.abort_all(ERROR)
     assert sorted(str(output.request_id) for output in ended) == sorted(names)
     for plan in plans:
         assert texts.update(plan, result(plan)) == []

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve.ipc.messages import RequestFault
+from jaxserve.ipc.messages import ErrorInfo
 from jaxserve.sampling.params import device_row
 from jaxserve.scheduler.plan import Buckets
 from jaxserve.scheduler.request import Request
 from jaxserve.types import NO_LOGPROBS, RequestId
 from tests.engine.rig import EOS, Rig, add, expected, prompt
 
-FAULT = RequestFault("InternalError", "broken")
+ERROR = ErrorInfo("InternalError", "broken")
 
 
 def test_decode_steps_use_the_smallest_decode_bucket() -> None:
@@ -461,8 +461,8 @@ def test_failed_step_ends_its_requests_only_and_forgets_cached_pages() -> None:
     rig.step()
     plan = rig.scheduler.schedule()
     assert plan is not None
-    rig.collect(rig.scheduler.fail(plan, FAULT))
-    assert (rig.ends["victim"].finish_reason, rig.ends["victim"].error) == ("error", FAULT)
+    rig.collect(rig.scheduler.fail(plan, ERROR))
+    assert (rig.ends["victim"].finish_reason, rig.ends["victim"].error) == ("error", ERROR)
     rig.finish()
     assert rig.tokens["after"] == expected(after)
     assert rig.ends["after"].num_cached_tokens == 0
@@ -475,17 +475,17 @@ def test_plans_are_answered_in_their_order() -> None:
     assert first is not None
     assert second is not None
     with pytest.raises(RuntimeError, match="not the oldest step in flight"):
-        rig.scheduler.fail(second, FAULT)
-    rig.scheduler.fail(first, FAULT)
+        rig.scheduler.fail(second, ERROR)
+    rig.scheduler.fail(first, ERROR)
     with pytest.raises(RuntimeError, match="not the oldest step in flight"):
-        rig.scheduler.fail(first, FAULT)
+        rig.scheduler.fail(first, ERROR)
 
 
 def test_abort_all_ends_everything_with_the_fault() -> None:
     rig = Rig(max_num_seqs=1)
     rig.send(add("a", prompt(3)), add("b", prompt(3, 9)))
     rig.step()
-    assert {(o.request_id, o.error) for o in rig.scheduler.abort_all(FAULT)} == {("a", FAULT), ("b", FAULT)}
+    assert {(o.request_id, o.error) for o in rig.scheduler.abort_all(ERROR)} == {("a", ERROR), ("b", ERROR)}
     rig.finish()
 
 

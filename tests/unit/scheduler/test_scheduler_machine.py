@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jaxserve.executor.fake import Script
-from jaxserve.ipc.messages import AddRequest, RequestFault
+from jaxserve.ipc.messages import AddRequest, ErrorInfo
 from jaxserve.scheduler.request import Request
 from jaxserve.types import BlockId, RequestId
 from tests.engine.rig import Rig, add, expected, expected_scores
@@ -23,7 +23,7 @@ from tests.engine.rig import Rig, add, expected, expected_scores
 MAX_MODEL_LEN = 40
 SCRIPT = Script(cue=11, token_ids=(5, 6, 7, 5, 6, 7, 5, 6, 8, 9, 5, 6, 8, 9, 5, 6, 7, 2, 5, 6, 8, 9, 9, 9))
 """Repeats itself, so that drafts are right, and deceives; half of the prompts have the cue."""
-FAULT = RequestFault("InternalError", "broken")
+ERROR = ErrorInfo("InternalError", "broken")
 
 
 REQUESTS = st.fixed_dictionaries(
@@ -54,7 +54,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         extra_tokens=st.integers(0, 12),
         caching=st.booleans(),
         depth=st.sampled_from([0, 1, 1, 2]),
-        max_burst=st.sampled_from([1, 3, 8]),
+        max_decode_steps=st.sampled_from([1, 3, 8]),
         script=st.sampled_from([None, SCRIPT]),
         num_speculative_tokens=st.sampled_from([0, 3]),
     )
@@ -66,7 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         extra_tokens: int,
         caching: bool,
         depth: int,
-        max_burst: int,
+        max_decode_steps: int,
         script: Script | None,
         num_speculative_tokens: int,
     ) -> None:
@@ -80,7 +80,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=MAX_MODEL_LEN,
             enable_prefix_caching=caching,
             depth=depth,
-            max_burst=max_burst,
+            max_decode_steps=max_decode_steps,
             script=script,
             num_speculative_tokens=num_speculative_tokens,
         )
@@ -155,7 +155,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def fail(self, chance: int) -> None:
         if chance == 0:
             planned = self.planned() & set(self.messages)
-            outputs = self.rig.scheduler.fail(self.rig.pending[0][0], FAULT)
+            outputs = self.rig.scheduler.fail(self.rig.pending[0][0], ERROR)
             self.rig.collect(outputs)
             self.rig.pending.clear()
             self.rig.executor.lose_everything()

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve.ipc.messages import AddRequest, RequestFault
+from jaxserve.ipc.messages import AddRequest, ErrorInfo
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, UNREAD_TOKEN, StepPlan
 from jaxserve.types import RequestId
 from tests.engine.rig import EOS, Rig, add, expected, prompt
 
-FAULT = RequestFault("InternalError", "broken")
+ERROR = ErrorInfo("InternalError", "broken")
 
 
 def mix() -> list[AddRequest]:
@@ -31,16 +31,16 @@ def mix() -> list[AddRequest]:
     return messages
 
 
-@pytest.mark.parametrize(("depth", "max_burst"), [(0, 1), (1, 1), (2, 1), (0, 8), (1, 8), (1, 3)])
+@pytest.mark.parametrize(("depth", "max_decode_steps"), [(0, 1), (1, 1), (2, 1), (0, 8), (1, 8), (1, 3)])
 @pytest.mark.parametrize("num_blocks", [65, 17])
-def test_tokens_are_the_same_however_steps_overlap(depth: int, max_burst: int, num_blocks: int) -> None:
-    rig = Rig(depth=depth, max_burst=max_burst, num_blocks=num_blocks)
+def test_tokens_are_the_same_however_steps_overlap(depth: int, max_decode_steps: int, num_blocks: int) -> None:
+    rig = Rig(depth=depth, max_decode_steps=max_decode_steps, num_blocks=num_blocks)
     messages = [message for message in mix() if len(message.prompt_token_ids) + message.sampling.max_tokens < 60]
     assert rig.run(*messages) == {message.request_id: expected(message) for message in messages}
     reasons = {end.finish_reason for end in rig.ends.values()}
     assert reasons == {"stop", "length"}
     assert (rig.scheduler.stats().num_preemptions > 0) == (num_blocks == 17)
-    assert (max(plan.num_steps for plan in rig.plans) > 1) == (max_burst > 1)
+    assert (max(plan.num_steps for plan in rig.plans) > 1) == (max_decode_steps > 1)
     assert any(UNREAD_TOKEN in plan.token_ids for plan in rig.plans) == (depth > 0)
 
 
@@ -151,10 +151,10 @@ def test_failed_step_ends_what_is_in_flight_behind_it_too() -> None:
     first = in_flight(rig)
     rig.send(add("b", prompt(3, 5), max_tokens=9), waiting)
     in_flight(rig)
-    rig.collect(rig.scheduler.fail(first, FAULT))
+    rig.collect(rig.scheduler.fail(first, ERROR))
     rig.executor.lose_everything()
     rig.pending.clear()
-    assert {name: end.error for name, end in rig.ends.items()} == {"a": FAULT, "b": FAULT}
+    assert {name: end.error for name, end in rig.ends.items()} == {"a": ERROR, "b": ERROR}
     assert rig.kv.usage == 0.0
     rig.finish()
     assert rig.tokens["waiting"] == expected(waiting)
@@ -195,7 +195,7 @@ def test_stop_id_that_the_device_has_no_room_for_still_ends_the_request() -> Non
     tokens = expected(add("r", prompt(4), max_tokens=30))
     others = [token for token in range(101) if token not in tokens][: MAX_STOP_TOKENS + 2]
     message = add("r", prompt(4), max_tokens=30, stop_token_ids=(*others, tokens[9]))
-    rig = Rig(depth=1, max_burst=8)
+    rig = Rig(depth=1, max_decode_steps=8)
     rig.run(message)
     assert rig.tokens["r"] == expected(message)
     assert (rig.ends["r"].finish_reason, rig.ends["r"].stop_token_id) == ("stop", tokens[9])
@@ -210,7 +210,7 @@ def lengths(rig: Rig) -> list[int]:
 
 def test_burst_covers_many_tokens_in_one_call_and_one_message() -> None:
     message = add("r", prompt(4), max_tokens=18, num_top_logprobs=0)
-    rig = Rig(max_burst=8)
+    rig = Rig(max_decode_steps=8)
     rig.send(message)
     plan = in_flight(rig)
     rig.land()
@@ -227,14 +227,14 @@ def test_burst_covers_many_tokens_in_one_call_and_one_message() -> None:
 
 
 def test_burst_never_passes_the_shortest_requests_end() -> None:
-    rig = Rig(max_burst=8)
+    rig = Rig(max_decode_steps=8)
     rig.run(add("short", prompt(4), max_tokens=7), add("long", prompt(4, 9), max_tokens=17))
     assert lengths(rig) == [1, 1, 5, 1, 8, 1]
 
 
 def test_burst_ends_when_any_request_ends_and_the_others_go_on() -> None:
     tokens = expected(add("stops", prompt(4), max_tokens=40))
-    rig = Rig(max_burst=8)
+    rig = Rig(max_decode_steps=8)
     stops = add("stops", prompt(4), max_tokens=40, stop_token_ids=(tokens[4],))
     goes_on = add("goes on", prompt(4, 9), max_tokens=40)
     rig.send(stops, goes_on)
@@ -246,7 +246,7 @@ def test_burst_ends_when_any_request_ends_and_the_others_go_on() -> None:
 
 
 def test_nothing_is_planned_behind_a_burst() -> None:
-    rig = Rig(max_burst=8)
+    rig = Rig(max_decode_steps=8)
     rig.send(add("r", prompt(4), max_tokens=40))
     rig.step(), rig.step()
     assert in_flight(rig).num_steps == 8
@@ -255,7 +255,7 @@ def test_nothing_is_planned_behind_a_burst() -> None:
 
 
 def test_newcomer_waits_for_one_burst_at_most() -> None:
-    rig = Rig(max_burst=8, depth=1)
+    rig = Rig(max_decode_steps=8, depth=1)
     rig.send(add("old", prompt(4), max_tokens=100))
     while not rig.pending or rig.pending[-1][0].num_steps == 1:
         rig.step()
@@ -270,7 +270,7 @@ def test_newcomer_waits_for_one_burst_at_most() -> None:
 
 
 def test_no_burst_while_anybody_waits_or_prefills() -> None:
-    rig = Rig(max_burst=8, max_num_seqs=1)
+    rig = Rig(max_decode_steps=8, max_num_seqs=1)
     rig.send(add("runs", prompt(4), max_tokens=20), add("waits", prompt(40, 9), max_tokens=20))
     while "runs" not in rig.ends:
         rig.step()
@@ -280,13 +280,13 @@ def test_no_burst_while_anybody_waits_or_prefills() -> None:
 
 
 def test_no_burst_for_alternatives_of_tokens() -> None:
-    rig = Rig(max_burst=8)
+    rig = Rig(max_decode_steps=8)
     rig.run(add("r", prompt(4), max_tokens=20, num_top_logprobs=3))
     assert max(lengths(rig)) == 1
 
 
 def test_no_burst_when_the_pool_has_no_pages_for_it() -> None:
-    rig = Rig(max_burst=8, num_blocks=6)
+    rig = Rig(max_decode_steps=8, num_blocks=6)
     rig.send(add("r", prompt(16), max_tokens=4))
     rig.step(), rig.step()
     held = rig.kv.usage
@@ -298,7 +298,7 @@ def test_no_burst_when_the_pool_has_no_pages_for_it() -> None:
 
 @pytest.mark.parametrize(("device_seconds", "longest"), [(0.0, 8), (0.011, 4), (0.06, 1)])
 def test_burst_lasts_no_longer_than_it_may(device_seconds: float, longest: int) -> None:
-    rig = Rig(max_burst=8, max_burst_ms=50.0)
+    rig = Rig(max_decode_steps=8, max_burst_ms=50.0)
     message = add("r", prompt(4), max_tokens=40)
     rig.send(message)
     while rig.scheduler.has_work:
@@ -313,6 +313,6 @@ def test_burst_lasts_no_longer_than_it_may(device_seconds: float, longest: int) 
 
 
 def test_bursts_can_be_switched_off() -> None:
-    rig = Rig(max_burst=8, max_burst_ms=0.0)
+    rig = Rig(max_decode_steps=8, max_burst_ms=0.0)
     rig.run(add("r", prompt(4), max_tokens=20))
     assert max(lengths(rig)) == 1

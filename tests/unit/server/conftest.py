@@ -18,11 +18,11 @@ from jaxserve.config import ConnectionConfig, LimitsConfig, ResponsesConfig, Str
 from jaxserve.ipc.messages import (
     Abort,
     AddRequest,
+    ErrorInfo,
     FromEngine,
     Hello,
-    ModelFacts,
+    ModelInfo,
     Ready,
-    RequestFault,
     RequestOutput,
     StartupProgress,
     StepOutputs,
@@ -53,7 +53,7 @@ MAX_BODY_SIZE = 16 << 10
 MAX_QUEUED_REQUESTS = 5
 ALONE = Siblings(0, 1, Path())
 
-FACTS = ModelFacts(
+FACTS = ModelInfo(
     vocab_size=400,
     max_model_len=MAX_MODEL_LEN,
     num_kv_blocks=16,
@@ -110,8 +110,8 @@ class ScriptedEngine:
         self.say(StepOutputs([RequestOutput(request.request_id, token_ids, **fields)]))
 
     def refuse(self, request: AddRequest, error_class: str, message: str, **fields: Any) -> None:
-        fault = RequestFault(error_class, message, **fields)
-        self.say(StepOutputs([RequestOutput(request.request_id, [], finish_reason="error", error=fault)]))
+        error = ErrorInfo(error_class, message, **fields)
+        self.say(StepOutputs([RequestOutput(request.request_id, [], finish_reason="error", error=error)]))
 
     async def is_heard(self) -> None:
         """Wait until the client has taken in all that was said so far."""

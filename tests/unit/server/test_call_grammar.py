@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from jaxserve.errors import UnsupportedParameterError
-from jaxserve.ipc.messages import GrammarCall, GrammarCalls
+from jaxserve.ipc.messages import CallGrammar, CallTemplate
 from jaxserve.server.call_grammar import call_grammar
 from jaxserve.server.parsers.dialect import Dialect
 from jaxserve.server.parsers.formats import TOOL_FORMATS
@@ -31,14 +31,14 @@ def asked(tokenizer: Tokenizer, name: str, choice: Any, *, strict: bool | None =
     if named is None:
         return None
     assert (named.param, named.grammar.kind) == ("tools", "calls")
-    return msgspec.json.decode(named.grammar.text, type=GrammarCalls)
+    return msgspec.json.decode(named.grammar.text, type=CallGrammar)
 
 
 def test_markers_that_are_control_tokens_are_told_by_their_ids(tokenizer: Tokenizer, tooled: Tokenizer) -> None:
     opener, closer = (tooled.encode(marker, False)[0] for marker in ("<tool_call>", "</tool_call>"))
-    assert asked(tooled, "hermes", "required") == GrammarCalls(
+    assert asked(tooled, "hermes", "required") == CallGrammar(
         (opener,),
-        [GrammarCall((f'\n{{"name": "{name}", "arguments": ',), CLOSED, ("}\n", closer)) for name in "fg"],
+        [CallTemplate((f'\n{{"name": "{name}", "arguments": ',), CLOSED, ("}\n", closer)) for name in "fg"],
         ("\n", opener),
         (),
     )
@@ -55,9 +55,9 @@ def test_choices_decide_what_is_held(tokenizer: Tokenizer) -> None:
     assert asked(tokenizer, "hermes", None) is None
     assert asked(tokenizer, "hermes", "none", strict=True) is None
     free = asked(tokenizer, "hermes", "auto", strict=True)
-    assert (free.is_free, [way.schema for way in free.ways]) == (True, [CLOSED, {"type": "object"}])
+    assert (free.allows_text, [template.schema for template in free.templates]) == (True, [CLOSED, {"type": "object"}])
     forced = asked(tokenizer, "hermes", {"type": "function", "function": {"name": "g"}}, strict=True)
-    assert (forced.is_free, len(forced.ways), forced.separator) == (False, 1, None)
+    assert (forced.allows_text, len(forced.templates), forced.separator) == (False, 1, None)
     assert asked(tokenizer, "hermes", "required", is_parallel=False).separator is None
 
 

@@ -15,10 +15,10 @@ from jaxserve.ipc.messages import (
     AddRequest,
     CommandDone,
     EngineStats,
+    ErrorInfo,
     FromEngine,
     Heartbeat,
     Ready,
-    RequestFault,
     RequestOutput,
     StartupFailed,
     StartupProgress,
@@ -112,7 +112,7 @@ async def test_a_command_ends_with_its_own_answer(api: Api) -> None:
     await api.engine.is_heard()
     commands[1].cancel()
     for command_id in (1, 0, 7):  # one that nobody waits for any more, and one that nobody ever asked for
-        api.engine.say(CommandDone(command_id, RequestFault("InvalidRequestError", f"no, {command_id}")))
+        api.engine.say(CommandDone(command_id, ErrorInfo("InvalidRequestError", f"no, {command_id}")))
     with pytest.raises(InvalidRequestError, match="no, 0"):
         await commands[0]
 

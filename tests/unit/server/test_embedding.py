@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from jaxserve.ipc.messages import EmbeddingFacts, Ready
+from jaxserve.ipc.messages import EmbeddingInfo, Ready
 from jaxserve.server.embedding import finished
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.models.goldens import DATA
 from tests.unit.server.conftest import FACTS, Api, running_api
 
-EMBEDDING = msgspec.structs.replace(FACTS, embedding=EmbeddingFacts(2, "mean", normalizes=True))
+EMBEDDING = msgspec.structs.replace(FACTS, embedding=EmbeddingInfo(2, "mean", normalizes=True))
 
 
 def test_vectors_are_cut_before_their_length_is_made_one() -> None:
@@ -60,8 +60,8 @@ async def test_the_first_refusal_ends_the_request_and_the_other_texts(api: Api) 
 
 
 async def ready(api: Api, *, scores_pairs: bool) -> None:
-    facts = EmbeddingFacts(1, "cls", normalizes=True, scores_pairs=scores_pairs)
-    api.engine.say(Ready(msgspec.structs.replace(FACTS, embedding=facts)))
+    model_info = EmbeddingInfo(1, "cls", normalizes=True, scores_pairs=scores_pairs)
+    api.engine.say(Ready(msgspec.structs.replace(FACTS, embedding=model_info)))
     await api.engine.is_heard()
 
 
@@ -78,8 +78,8 @@ async def test_a_cross_encoder_reads_each_pair_at_once(pairs_api: Api) -> None:
     task = asyncio.create_task(api.post("/v1/rerank", {"query": "what?", "documents": documents, "top_n": 2}))
     for document, score in zip(documents, (0.25, -3.5, 7.0), strict=True):
         request = await api.engine.added()
-        assert (request.prompt_token_ids, request.second_start) == api.tokenizer.encode_pair("what?", document, None)
-        assert request.second_start is not None
+        assert (request.prompt_token_ids, request.text_pair_start) == api.tokenizer.encode_pair("what?", document, None)
+        assert request.text_pair_start is not None
         api.engine.output(request, [], finish_reason="stop", vector=np.float32(score).tobytes())
     status, reply = await task
     assert status == 200

@@ -8,8 +8,8 @@ import pytest
 from aiohttp import ClientPayloadError, web
 
 from jaxserve.errors import REQUEST_ERRORS
-from jaxserve.ipc.messages import RequestFault
-from jaxserve.server.errors import error_from_fault, error_response
+from jaxserve.ipc.messages import ErrorInfo
+from jaxserve.server.errors import error_response, request_error
 from jaxserve.server.routes import Route
 from jaxserve.server.sse import EventStream
 from jaxserve.tokenizer.tokenizer import Tokenizer
@@ -178,8 +178,8 @@ async def test_client_that_left_between_two_writes_is_no_error(
 
 
 @pytest.mark.parametrize("name", sorted(REQUEST_ERRORS))
-def test_engine_fault_becomes_its_error(name: str) -> None:
-    error = error_from_fault(RequestFault(name, "text"))
+def test_error_info_becomes_its_error_class(name: str) -> None:
+    error = request_error(ErrorInfo(name, "text"))
     assert type(error).__name__ == name
     response = error_response(error)
     assert isinstance(response.body, bytes)
@@ -187,9 +187,9 @@ def test_engine_fault_becomes_its_error(name: str) -> None:
     assert response.status == error.status
 
 
-def test_unknown_fault_becomes_an_internal_error() -> None:
-    assert error_from_fault(RequestFault("NoSuchError", "text")).status == 500
-    assert error_from_fault(None).status == 500
+def test_unknown_error_class_becomes_an_internal_error() -> None:
+    assert request_error(ErrorInfo("NoSuchError", "text")).status == 500
+    assert request_error(None).status == 500
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from jaxserve.config import StructuredConfig
-from jaxserve.ipc.messages import Grammar, GrammarCall, GrammarCalls, Spelled, Thinking, ThinkingBudget
+from jaxserve.ipc.messages import CallGrammar, CallTemplate, Grammar, Terminals, Thinking, ThinkingBudget
 from jaxserve.sampling.bits import pack_bits
 from jaxserve.structured import masks as masks_module
 from jaxserve.structured.check_process import verdict_of
@@ -96,12 +96,14 @@ def test_thinking_ends_when_its_budget_is_spent(vocabulary: LLTokenizer, tokeniz
         assert not accepts(vocabulary, tokenizer, grammar, "1", "2", "3", "yes")
 
 
-def calls(begin: Spelled, separator: Spelled | None, end: Spelled = (), *, is_free: bool) -> Grammar:
+def calls(begin: Terminals, separator: Terminals | None, end: Terminals = (), *, allows_text: bool) -> Grammar:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
-    ways = [GrammarCall((f"{name}:",), schema, (";",)) for name in "fg"]
+    templates = [CallTemplate((f"{name}:",), schema, (";",)) for name in "fg"]
     return Grammar(
         "calls",
-        msgspec.json.encode(GrammarCalls(begin, ways, separator, end, is_free, "<t>" if is_free else "")).decode(),
+        msgspec.json.encode(
+            CallGrammar(begin, templates, separator, end, allows_text, "<t>" if allows_text else "")
+        ).decode(),
     )
 
 
@@ -120,13 +122,13 @@ F, G = 'f:{"a":1};', "g:{};"
 def test_a_reply_of_calls_is_nothing_else(
     vocabulary: LLTokenizer,
     tokenizer: Tokenizer,
-    begin: Spelled,
-    separator: Spelled | None,
-    end: Spelled,
+    begin: Terminals,
+    separator: Terminals | None,
+    end: Terminals,
     right: list[list[str | int]],
     wrong: list[list[str | int]],
 ) -> None:
-    grammar = calls(begin, separator, end, is_free=False)
+    grammar = calls(begin, separator, end, allows_text=False)
     assert all(accepts(vocabulary, tokenizer, grammar, *reply) for reply in right)
     assert not any(accepts(vocabulary, tokenizer, grammar, *reply) for reply in wrong)
 
@@ -144,9 +146,9 @@ def test_a_reply_of_calls_is_nothing_else(
     ],
 )  # fmt: skip
 def test_free_text_has_right_calls_in_it(
-    vocabulary: LLTokenizer, tokenizer: Tokenizer, begin: Spelled, right: Any, wrong: Any
+    vocabulary: LLTokenizer, tokenizer: Tokenizer, begin: Terminals, right: Any, wrong: Any
 ) -> None:
-    grammar = calls(begin, None, is_free=True)
+    grammar = calls(begin, None, allows_text=True)
     assert [accepts(vocabulary, tokenizer, grammar, *reply) for reply in right] == [True] * len(right)
     assert not any(accepts(vocabulary, tokenizer, grammar, *reply) for reply in wrong)
 
@@ -185,10 +187,10 @@ def test_what_is_not_enforced_whole_is_refused(vocabulary: LLTokenizer, grammar:
 
 
 def follow(
-    vocabulary: LLTokenizer, vocab_size: int, allowed: list[int], grammar: Grammar = YES, *, may_jump: bool = False
+    vocabulary: LLTokenizer, vocab_size: int, allowed: list[int], grammar: Grammar = YES, *, jump_forward: bool = False
 ) -> tuple[GrammarMasks, GrammarState]:
     masks = GrammarMasks(lambda: vocabulary, vocab_size, CONFIG)
-    state = masks.follow(grammar, allowed, may_jump=may_jump)
+    state = masks.follow(grammar, allowed, jump_forward=jump_forward)
     state.wait(10)
     return masks, state
 
@@ -268,15 +270,15 @@ def test_a_vocabulary_that_cannot_be_read_ends_the_request(tokenizer: Tokenizer)
     masks.close()
 
 
-@pytest.mark.parametrize("may_jump", [True, False])
-def test_text_without_choice_is_forced(vocabulary: LLTokenizer, tokenizer: Tokenizer, may_jump: bool) -> None:
+@pytest.mark.parametrize("jump_forward", [True, False])
+def test_text_without_choice_is_forced(vocabulary: LLTokenizer, tokenizer: Tokenizer, jump_forward: bool) -> None:
     grammar = Grammar("regex", "(a|b) very long word [0-9]")
-    masks, state = follow(vocabulary, tokenizer.max_token_id + 1, [], grammar, may_jump=may_jump)
+    masks, state = follow(vocabulary, tokenizer.max_token_id + 1, [], grammar, jump_forward=jump_forward)
     state.advance(Vocabulary(tokenizer)(b"a")[0])
     state.wait(10)
-    forced = b"".join(tokenizer.token_bytes(token) for token in state.take_forced())
-    assert state.take_forced() == []
-    if may_jump:
+    forced = b"".join(tokenizer.token_bytes(token) for token in state.take_jump_forward())
+    assert state.take_jump_forward() == []
+    if jump_forward:
         assert b" very long word ".startswith(forced)
         assert len(forced) >= len(b" very long word")
     else:
@@ -284,7 +286,7 @@ def test_text_without_choice_is_forced(vocabulary: LLTokenizer, tokenizer: Token
     for token in Vocabulary(tokenizer)(b" very long word 7"[len(forced) :]):  # the mask is for what comes behind
         state.advance(token)
         state.wait(10)
-        state.take_forced()
+        state.take_jump_forward()
         if state.is_over:
             break
     assert state.error is None

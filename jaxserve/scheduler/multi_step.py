@@ -17,7 +17,7 @@ _MEMORY: Final = 0.75
 """Weight of what was known of a program's step time against its newest step."""
 
 
-class BurstPolicy:
+class MultiStepPolicy:
     """Step times by decode bucket, and what follows from them."""
 
     def __init__(self, max_steps: int, max_seconds: float) -> None:
