@@ -8,26 +8,26 @@ from jaxserve_kernels.backend import Backend
 from benchmarks.gpu.context import Context
 from jaxserve.config import CompileConfig, Config, Dtype, ModelConfig, Quantization
 from jaxserve.errors import ConfigError
-from jaxserve.layers.numerics import Numerics
+from jaxserve.layers.policy import DtypePolicy
 from jaxserve.models.config import DecoderConfig
 from jaxserve.runner.backend import chip_of
-from jaxserve.runner.limits import make_numerics
+from jaxserve.runner.limits import make_policy
 
 
-def server_numerics(
+def server_policy(
     context: Context, decoder: DecoderConfig, *, dtype: Dtype = "auto", quantization: Quantization = "none"
-) -> Numerics:
+) -> DtypePolicy:
     """What `jaxserve serve` would compute this model in, and by which kernels. Raises ConfigError."""
     config = Config(
         model=ModelConfig(model="random", dtype=dtype, quantization=quantization),
         compile=CompileConfig(attention_backend=context.attention_backend),
     )
-    return make_numerics(config, decoder, chip_of(jax.devices()[0]))
+    return make_policy(config, decoder, chip_of(jax.devices()[0]))
 
 
 def op_backends(context: Context, decoder: DecoderConfig) -> tuple[Backend, ...]:
     """Of attention alone: the reference, and the Pallas kernels where the server would take them."""
-    backend = server_numerics(context, decoder).backend
+    backend = server_policy(context, decoder).backend
     return ("reference", backend) if backend.startswith("mosaic") else ("reference",)
 
 
@@ -35,7 +35,7 @@ def why_no_kernels(decoder: DecoderConfig) -> str | None:
     """The server's reason for not taking Pallas kernels on this device, in a line; None where it can take them."""
     config = Config(model=ModelConfig(model="random"), compile=CompileConfig(attention_backend="pallas"))
     try:
-        make_numerics(config, decoder, chip_of(jax.devices()[0]))
+        make_policy(config, decoder, chip_of(jax.devices()[0]))
     except ConfigError as error:
         return str(error)
     return None

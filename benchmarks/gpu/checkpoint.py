@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.gpu.random_weights import kind_of
 from benchmarks.gpu.shapes import decoder
-from jaxserve.layers.numerics import plain
+from jaxserve.layers.policy import plain
 from jaxserve.models.skeleton import LeafSpec, make_skeleton
 
 BLOCK_VALUES = 1 << 22

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from benchmarks.gpu import dispatch
-from benchmarks.gpu.backends import server_numerics
+from benchmarks.gpu.backends import server_policy
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
 from benchmarks.gpu.rig import generate, greedy
@@ -38,12 +38,12 @@ def run(context: Context) -> None:
     contexts = (64, 128) if is_quick else (1024, 4096)
     cells = [(batch, length) for length, batch in itertools.product(contexts, batches)]
     shape = decoder(TINY if is_quick else LLAMA_8B)
-    numerics = server_numerics(context, shape)
+    policy = server_policy(context, shape)
     bench = StepBench(
         context,
         shape,
-        numerics,
-        label=numerics.activations.name,
+        policy,
+        label=policy.activations.name,
         batches=batches,
         chunk=64 if is_quick else 2048,
         cells=cells,
@@ -53,7 +53,7 @@ def run(context: Context) -> None:
     bench.prefill_cells(contexts)
     for batch, depth in itertools.product(batches if is_quick else (1, 32, 256), (1, 0)):
         recorder.attempt(f"loop {batch}, depth {depth}", partial(run_loop, context, bench, batch, depth))
-    if numerics.backend != "reference":
+    if policy.backend != "reference":
         compared = (1, 4) if is_quick else (32, 256)
         recorder.attempt("reference", lambda: run_reference(context, bench, compared, contexts[0]))
     if recorder.left_s > BURST_S or is_quick:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from benchmarks.gpu.backends import server_numerics
+from benchmarks.gpu.backends import server_policy
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
 from benchmarks.gpu.shapes import LLAMA_8B, TINY, decoder
@@ -30,7 +30,7 @@ def _measure(context: Context, kind: Quantization) -> None:
     bench = StepBench(
         context,
         shape,
-        server_numerics(context, shape, quantization=kind),
+        server_policy(context, shape, quantization=kind),
         label=kind,
         batches=batches,
         chunk=None,

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxserve_kernels.paged_attention import Paging, ragged_layout
 
-from benchmarks.gpu.backends import server_numerics
+from benchmarks.gpu.backends import server_policy
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
 from benchmarks.gpu.random_weights import host_leaves
@@ -22,7 +22,7 @@ from benchmarks.gpu.rig import BLOCK_SIZE, Generation, Rig, generate, greedy
 from benchmarks.gpu.shapes import FAMILIES, LLAMA_8B, TINY, decoder
 from jaxserve.config import CompileConfig, Config, Dtype, ModelConfig
 from jaxserve.layers.attention import KVPool, StepContext
-from jaxserve.layers.numerics import Numerics, plain
+from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.layers.rope import rotation, sliding_rotation
 from jaxserve.models.config import DecoderConfig
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
@@ -95,7 +95,7 @@ def check_family(context: Context, name: str, config: dict[str, Any]) -> None:
     )
     if context.is_quick:
         return
-    narrow = make_skeleton(shape, numerics_of(context, shape, "bfloat16"))
+    narrow = make_skeleton(shape, policy_of(context, shape, "bfloat16"))
     rounded = tuple(leaf.astype(jnp.bfloat16).astype(np.float32) for leaf in leaves)
     expected = logits_of(wide, compute, rounded, tokens, NUM_TOKENS, host)
     leaves = tuple(leaf.astype(jnp.bfloat16) for leaf in host_leaves(narrow, context.seed))
@@ -157,7 +157,7 @@ def _pass(
     """One request's tokens at `positions`, and every one's logits. Traced."""
     count = tokens.shape[0]
     starts = jnp.asarray([0, count])
-    ragged = ragged_layout(starts, jnp.int32(0), num_tokens=count, backend=skeleton.numerics.backend)
+    ragged = ragged_layout(starts, jnp.int32(0), num_tokens=count, backend=skeleton.policy.backend)
     model = skeleton.build(params)
     step = StepContext(
         rotation=rotation(skeleton.config, positions),
@@ -175,16 +175,16 @@ def _pass(
     return model.logits(hidden, jnp.int32(count)), pool
 
 
-def numerics_of(context: Context, shape: DecoderConfig, dtype: Dtype) -> Numerics:
+def policy_of(context: Context, shape: DecoderConfig, dtype: Dtype) -> DtypePolicy:
     """One type for all, the kernels that the server would take for it, and its joined products."""
-    server = server_numerics(context, shape, dtype=dtype)
-    return replace(plain(jnp.dtype(dtype)), backend=server.backend, joined_for=server.joined_for)
+    server = server_policy(context, shape, dtype=dtype)
+    return replace(plain(jnp.dtype(dtype)), backend=server.backend, fused_for=server.fused_for)
 
 
 def check_batches(context: Context, dtype: Dtype) -> None:
     """Eight requests one after the other and all together, through scheduler and runner, steps overlapping."""
     shape = decoder(TINY)
-    rig = Rig(shape, numerics_of(context, shape, dtype), num_blocks=129, max_model_len=256)
+    rig = Rig(shape, policy_of(context, shape, dtype), num_blocks=129, max_model_len=256)
     wanted = programs(Buckets(decode=(1, 8), mixed=(64,), max_num_seqs=8), rig.max_pages)
     made = rig.compile(wanted, context.recorder.left_s)
     if len(made) < len(wanted):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks.gpu.backends import server_numerics
+from benchmarks.gpu.backends import server_policy
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
 from benchmarks.gpu.plans import prompt_chunks
@@ -24,12 +24,12 @@ def run(context: Context) -> None:
     first_device(context)
     shape = decoder(TINY if context.is_quick else LLAMA_8B)
     batches, tokens, chunk = ((1, 4), 64, 64) if context.is_quick else ((1, 32, 256), 1024, 2048)
-    numerics = server_numerics(context, shape)
+    policy = server_policy(context, shape)
     bench = StepBench(
         context,
         shape,
-        numerics,
-        label=numerics.activations.name,
+        policy,
+        label=policy.activations.name,
         batches=batches,
         chunk=chunk,
         cells=[(batch, tokens) for batch in batches],

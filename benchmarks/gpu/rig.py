@@ -20,7 +20,7 @@ from jaxserve.config import SchedulerConfig
 from jaxserve.engine.core import EngineCore
 from jaxserve.ipc.messages import AddRequest, ModelInfo, TokenLogprobs
 from jaxserve.kv.manager import KVManager
-from jaxserve.layers.numerics import Numerics
+from jaxserve.layers.policy import DtypePolicy
 from jaxserve.models.config import DecoderConfig
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program
@@ -78,8 +78,8 @@ class RunnerExecutor:
 class Rig:
     """One model's shapes; programs and runners are made over them."""
 
-    def __init__(self, decoder: DecoderConfig, numerics: Numerics, *, num_blocks: int, max_model_len: int) -> None:
-        self.skeleton = make_skeleton(decoder, numerics)
+    def __init__(self, decoder: DecoderConfig, policy: DtypePolicy, *, num_blocks: int, max_model_len: int) -> None:
+        self.skeleton = make_skeleton(decoder, policy)
         self.sharding = make_sharding(decoder, 1)
         self.max_model_len = max_model_len
         self.num_blocks = num_blocks
@@ -87,8 +87,8 @@ class Rig:
 
     def with_backend(self, backend: Backend) -> Rig:
         """The same model by other kernels."""
-        numerics = replace(self.skeleton.numerics, backend=backend)
-        return Rig(self.skeleton.config, numerics, num_blocks=self.num_blocks, max_model_len=self.max_model_len)
+        policy = replace(self.skeleton.policy, backend=backend)
+        return Rig(self.skeleton.config, policy, num_blocks=self.num_blocks, max_model_len=self.max_model_len)
 
     @property
     def kv_dtype(self) -> jnp.dtype:

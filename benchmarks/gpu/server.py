@@ -20,7 +20,7 @@ from benchmarks.gpu.context import Context
 from benchmarks.gpu.shapes import LLAMA_1B, TINY, decoder
 from benchmarks.peers.environment import last_error
 from jaxserve.bench.startup import free_port, http_get, started
-from jaxserve.layers.numerics import plain
+from jaxserve.layers.policy import plain
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.planning.roofline import decode_bound
 from jaxserve.planning.sizes import make_sizes

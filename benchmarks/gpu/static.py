@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.gpu.shapes import LLAMA_8B, decoder
-from jaxserve.layers.numerics import plain
+from jaxserve.layers.policy import plain
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.planning.devices import ACCELERATORS
 from jaxserve.planning.targets import described_devices
@@ -93,7 +93,7 @@ def compile_step(batch: int, num_layers: int, *, kind: str = "decode", num_token
     """A step of the model's first layers, for a batch of rows. Call in a process with JAX_PLATFORMS=cpu."""
     config = decoder(LLAMA_8B)
     config = replace(config, layers=config.layers[:num_layers])
-    skeleton = make_skeleton(config, replace(plain(jnp.dtype("bfloat16")), backend="mosaic_gpu", joined_for=1))
+    skeleton = make_skeleton(config, replace(plain(jnp.dtype("bfloat16")), backend="mosaic_gpu", fused_for=1))
     sharding = make_sharding(config, 1, described_devices(ACCELERATORS["h200"], 1))
     program = Program(kind, num_tokens or batch, batch, MAX_PAGES, num_slots=batch)  # type: ignore[arg-type]
     pool_shape = (num_layers, NUM_PAGES, config.num_kv_heads, PAGE_SIZE, config.head_dim)

@@ -16,7 +16,7 @@ from benchmarks.gpu.plans import Rows, decoding_rows, prompt_chunks
 from benchmarks.gpu.random_weights import device_leaves
 from benchmarks.gpu.rig import BLOCK_SIZE, Compiled, Rig
 from jaxserve.kv.spec import KVSpec
-from jaxserve.layers.numerics import Numerics
+from jaxserve.layers.policy import DtypePolicy
 from jaxserve.models.config import DecoderConfig
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.planning.roofline import decode_bound, prefill_bound
@@ -33,9 +33,11 @@ CELL_S = 2.0
 MIN_STEPS, MAX_STEPS = 3, 32
 
 
-def pool_blocks(decoder: DecoderConfig, numerics: Numerics, weight_bytes: int, cells: Iterable[tuple[int, int]]) -> int:
+def pool_blocks(
+    decoder: DecoderConfig, policy: DtypePolicy, weight_bytes: int, cells: Iterable[tuple[int, int]]
+) -> int:
     """Pages for the largest of `cells` (rows, tokens of a row) that the device has room for."""
-    itemsize = numerics.weights.itemsize
+    itemsize = policy.weights.itemsize
     spec = KVSpec(decoder.num_layers, decoder.num_kv_heads, decoder.head_dim, itemsize, BLOCK_SIZE)
     stats = jax.devices()[0].memory_stats() or {}
     needs = [rows * -(-(tokens + MARGIN) // BLOCK_SIZE) + 1 for rows, tokens in cells]
@@ -52,7 +54,7 @@ class StepBench:
         self,
         context: Context,
         decoder: DecoderConfig,
-        numerics: Numerics,
+        policy: DtypePolicy,
         *,
         label: str,
         batches: tuple[int, ...],
@@ -66,10 +68,10 @@ class StepBench:
         """
         self._context = context
         self._label = label
-        self._sizes = make_sizes(make_skeleton(decoder, numerics), 1)
-        num_blocks = pool_blocks(decoder, numerics, self._sizes.weights_bytes, cells)
+        self._sizes = make_sizes(make_skeleton(decoder, policy), 1)
+        num_blocks = pool_blocks(decoder, policy, self._sizes.weights_bytes, cells)
         longest = max(tokens for _, tokens in cells) + MARGIN
-        self.rig = Rig(decoder, numerics, num_blocks=num_blocks, max_model_len=longest)
+        self.rig = Rig(decoder, policy, num_blocks=num_blocks, max_model_len=longest)
         mixed = () if chunk is None else (chunk,)
         decode = tuple(sorted({max(batch, 2) for batch in batches}))  # as the server does (runner/limits.py)
         self.made = self.compile(
@@ -85,7 +87,7 @@ class StepBench:
         context.recorder.figure(
             "memory",
             model=self._label,
-            attention=numerics.backend,
+            attention=policy.backend,
             weights_gib=self._sizes.weights_bytes / 2**30,
             kv_tokens=(num_blocks - 1) * BLOCK_SIZE,
             peak_gib=stats["peak_bytes_in_use"] / 2**30 if "peak_bytes_in_use" in stats else None,

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.peers.environment import last_error
 from jaxserve.checkpoint.open import open_checkpoint
-from jaxserve.layers.numerics import plain
+from jaxserve.layers.policy import plain
 from jaxserve.models.registry import decoder_of
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.planning.devices import Rates

@@ -19,7 +19,7 @@ from jaxserve.runner.backend import chip_of
 from jaxserve.runner.buckets import embed_buckets, embed_limits
 from jaxserve.runner.embed_inputs import embed_programs, pool_pages
 from jaxserve.runner.inputs import Program
-from jaxserve.runner.limits import kv_cache_dtype, kv_spec, make_encoder_numerics, make_numerics
+from jaxserve.runner.limits import kv_cache_dtype, kv_spec, make_encoder_policy, make_policy
 from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.program_key import host_facts, program_key
 from jaxserve.runner.steps import abstract_params, lower_embedding
@@ -74,7 +74,7 @@ class EmbedPreparation:
             "embed",
             self.pooling,
             self.skeleton.config,
-            self.skeleton.numerics,
+            self.skeleton.policy,
             params,
             self.sharding,
             self.pool_shape,
@@ -98,11 +98,11 @@ def prepare_embedding(config: Config, model: DecoderConfig | EncoderConfig, path
     modules = read_sentence_modules(path) if path.is_dir() else None
     skeleton: ModelSkeleton | EncoderSkeleton
     if isinstance(model, EncoderConfig):
-        skeleton, page_size = make_encoder_skeleton(model, make_encoder_numerics(config, chip)), 1
+        skeleton, page_size = make_encoder_skeleton(model, make_encoder_policy(config, chip)), 1
     else:
         model = model.with_context(config.model.max_model_len)
         model = replace(model, tied_embeddings=True)  # so that no memory goes into a head that nobody asks
-        skeleton, page_size = make_skeleton(model, make_numerics(config, model, chip)), config.cache.block_size
+        skeleton, page_size = make_skeleton(model, make_policy(config, model, chip)), config.cache.block_size
     limits = embed_limits(device.platform, config.scheduler, config.model.max_model_len)
     buckets = embed_buckets(device.platform, limits)
     pool_shape = None

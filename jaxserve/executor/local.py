@@ -167,7 +167,7 @@ def fingerprint(checkpoint: Checkpoint, skeleton: ModelSkeleton | EncoderSkeleto
         checkpoint.path.name,
         [(info.name, info.stored_dtype, info.num_stored_bytes) for info in checkpoint.tensors.values()],
         skeleton.config,
-        skeleton.numerics,
+        skeleton.policy,
         config.parallel.tensor_parallel_size,
         jax.__version__,
         __version__,

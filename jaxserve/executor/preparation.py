@@ -19,7 +19,7 @@ from jaxserve.models.skeleton import ModelSkeleton, array_bytes, make_skeleton
 from jaxserve.runner.backend import chip_of
 from jaxserve.runner.buckets import resolve_limits
 from jaxserve.runner.inputs import Program, programs
-from jaxserve.runner.limits import Limits, context_notes, make_limits, make_numerics
+from jaxserve.runner.limits import Limits, context_notes, make_limits, make_policy
 from jaxserve.runner.memory import kv_cache_bytes
 from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.program_key import host_facts
@@ -53,11 +53,11 @@ class Preparation:
 
     def facts(self) -> dict[str, str]:
         """What the keys of the programs depend on, by name."""
-        limits, numerics, adapters = self.limits, self.skeleton.numerics, self.skeleton.adapters
+        limits, policy, adapters = self.limits, self.skeleton.policy, self.skeleton.adapters
         model = hashlib.sha256(repr((self.decoder, self.skeleton.leaves)).encode()).hexdigest()[:16]
         return host_facts() | {
             "model config": model,
-            "numerics": str(numerics),
+            "dtype policy": str(policy),
             "adapters": "none" if adapters is None else f"{adapters.count} of rank {adapters.rank}",
             "devices": str(len(self.sharding.devices)),
             "KV dtype": str(limits.kv_dtype),
@@ -78,7 +78,7 @@ class Preparation:
             limits.kv_dtype,
             limits.buckets.max_num_seqs,
             self.decoder.vocab_size,
-            self.skeleton.numerics.backend,
+            self.skeleton.policy.backend,
         )
 
     def make_programs(self, cache: ProgramCache, progress: Progress) -> dict[Program, MadeProgram]:
@@ -106,15 +106,15 @@ def prepare(config: Config, decoder: DecoderConfig, adapters: AdaptersConfig | N
     decoder = decoder.with_context(config.model.max_model_len)
     size = config.parallel.tensor_parallel_size
     device = first_device(size)
-    numerics = make_numerics(config, decoder, chip_of(device))
-    skeleton = make_skeleton(decoder, numerics, adapters)
+    policy = make_policy(config, decoder, chip_of(device))
+    skeleton = make_skeleton(decoder, policy, adapters)
     sharding = make_sharding(decoder, size)
     kv_shards = size if sharding.rules["kv_heads"] == MODEL_AXIS else 1
     num_slots = resolve_limits(device.platform, config.scheduler).max_num_seqs
     held_bytes = _weight_bytes(skeleton, sharding) + slots_bytes(num_slots, decoder.vocab_size)
     held_bytes *= size if device.platform == "cpu" else 1
     kv_bytes = kv_cache_bytes(config.cache, device, kv_shards, held_bytes)
-    limits = make_limits(config, decoder, numerics, device.platform, kv_bytes)
+    limits = make_limits(config, decoder, policy, device.platform, kv_bytes)
     return Preparation(device, skeleton, sharding, limits)
 
 

@@ -12,11 +12,11 @@ from jaxserve_kernels.paged_attention import Paging, Scoring, write_and_attend
 from jaxserve_kernels.rope import Rotation
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxserve.layers.fan import Fan
+from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.norm import RMSNorm
-from jaxserve.layers.numerics import Numerics
 from jaxserve.layers.param import parameter
+from jaxserve.layers.policy import DtypePolicy
 from jaxserve.models.config import DecoderConfig, LayerConfig
 
 
@@ -54,15 +54,15 @@ class StepContext(NamedTuple):
 class Attention(nnx.Module):
     """Projections, optional per-head norms, rotation with KV write and attention, output projection."""
 
-    def __init__(self, config: DecoderConfig, layer: LayerConfig, numerics: Numerics) -> None:
+    def __init__(self, config: DecoderConfig, layer: LayerConfig, policy: DtypePolicy) -> None:
         d, h = config.hidden_size, config.head_dim
         n, k = config.num_heads, config.num_kv_heads
         parts = {"q_proj": n * h, "k_proj": k * h, "v_proj": k * h}
-        make = partial(Linear, in_dim=d, axes=("kv_heads", "embed"), numerics=numerics, bias=config.qkv_bias)
-        self.qkv_proj = Fan(parts, make, numerics, num_units=k)
-        self.o_proj = Linear(d, n * h, ("embed", "heads"), numerics, bias=config.attention_out_bias)
+        make = partial(Linear, in_dim=d, axes=("kv_heads", "embed"), policy=policy, bias=config.qkv_bias)
+        self.qkv_proj = FusedLinear(parts, make, policy, num_units=k)
+        self.o_proj = Linear(d, n * h, ("embed", "heads"), policy, bias=config.attention_out_bias)
         self.has_whole_norm = config.qk_norm == "whole"
-        self.q_norm, self.k_norm = (_head_norm(config, count, numerics) for count in (n, k))
+        self.q_norm, self.k_norm = (_head_norm(config, count, policy) for count in (n, k))
         self.sinks = parameter((n,), ("heads",), jnp.dtype(jnp.float32)) if config.has_sinks else None
         self.layer = layer
         self.scoring = Scoring(
@@ -71,7 +71,7 @@ class Attention(nnx.Module):
             sliding_window=layer.sliding_window,
         )
         self.shape = (n, k, h)
-        self.backend = numerics.backend
+        self.backend = policy.backend
 
     def __call__(
         self, x: Float[Array, "T D"], pool: KVPool, index: Int[Array, ""], step: StepContext
@@ -99,8 +99,8 @@ class Attention(nnx.Module):
         return self.o_proj(attended.reshape(-1, n * h), step.tokens), KVPool(*pages)
 
 
-def _head_norm(config: DecoderConfig, num_heads: int, numerics: Numerics) -> RMSNorm | None:
+def _head_norm(config: DecoderConfig, num_heads: int, policy: DtypePolicy) -> RMSNorm | None:
     if config.qk_norm == "none":
         return None
     width = config.head_dim * (num_heads if config.qk_norm == "whole" else 1)
-    return RMSNorm(width, config.norm_eps, numerics, config.norm_weights)
+    return RMSNorm(width, config.norm_eps, policy, config.norm_weights)

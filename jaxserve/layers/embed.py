@@ -5,20 +5,20 @@ from __future__ import annotations
 from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.linear import Matrix
-from jaxserve.layers.numerics import Numerics
+from jaxserve.layers.policy import DtypePolicy
 
 
 class Embedding(Matrix):
     """A `[V, D]` table: looked up by id, or multiplied with to give logits. Of 4-bit models it has 8."""
 
-    def __init__(self, vocab_size: int, dim: int, numerics: Numerics) -> None:
-        super().__init__(vocab_size, dim, ("vocab", "embed"), numerics.by_outputs)
+    def __init__(self, vocab_size: int, dim: int, policy: DtypePolicy) -> None:
+        super().__init__(vocab_size, dim, ("vocab", "embed"), policy.by_outputs)
 
     def __call__(self, token_ids: Int[Array, "T"]) -> Float[Array, "T D"]:
-        rows = self.weight[...][token_ids].astype(self.numerics.activations)
+        rows = self.weight[...][token_ids].astype(self.policy.activations)
         if self.weight_scale is None:
             return rows
-        return rows * self.weight_scale[...][token_ids, None].astype(self.numerics.activations)
+        return rows * self.weight_scale[...][token_ids, None].astype(self.policy.activations)
 
     def logits(self, x: Float[Array, "B D"], num_rows: Int[Array, ""]) -> Float[Array, "B V"]:
         """Scores of every token, in float32 whatever the weights are; rows behind `num_rows` are padding."""

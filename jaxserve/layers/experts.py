@@ -16,10 +16,10 @@ from flax import nnx
 from jaxserve_kernels.grouped_matmul import grouped_matmul
 from jaxtyping import Array, Float, Int
 
-from jaxserve.layers.fan import Fan
+from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import Linear, Matrix, Tokens
 from jaxserve.layers.mlp import ACTIVATIONS
-from jaxserve.layers.numerics import Numerics
+from jaxserve.layers.policy import DtypePolicy
 from jaxserve.models.config import DecoderConfig, ExpertsConfig
 from jaxserve.sharding.shares import Axes, add_shares, num_shares, on_each_device
 
@@ -60,10 +60,10 @@ class ExpertLinear(Matrix):
     """A matrix for each expert, and perhaps a bias."""
 
     def __init__(
-        self, out_dim: int, in_dim: int, axes: Axes, numerics: Numerics, *, num_experts: int, bias: bool
+        self, out_dim: int, in_dim: int, axes: Axes, policy: DtypePolicy, *, num_experts: int, bias: bool
     ) -> None:
-        super().__init__(out_dim, in_dim, axes, numerics, num_experts=num_experts)
-        self.bias = self._declared((out_dim,), axes[:1], numerics.vectors) if bias else None
+        super().__init__(out_dim, in_dim, axes, policy, num_experts=num_experts)
+        self.bias = self._declared((out_dim,), axes[:1], policy.vectors) if bias else None
 
     def __call__(
         self, x: Float[Array, "R I"], group_sizes: Int[Array, "E"], *, num_shares: int = 1
@@ -77,8 +77,8 @@ class ExpertLinear(Matrix):
 
     def _product(self, x: Float[Array, "R I"], group_sizes: Int[Array, "E"]) -> Float[Array, "R O"]:
         scales = None if self.weight_scale is None else self.weight_scale[...]
-        multiply = partial(grouped_matmul, backend=self.numerics.backend)
-        product = multiply(x, self.weight[...], group_sizes, scales, dynamic=self.numerics.is_dynamic)
+        multiply = partial(grouped_matmul, backend=self.policy.backend)
+        product = multiply(x, self.weight[...], group_sizes, scales, dynamic=self.policy.is_dynamic)
         if self.weight_offset is None:
             return product
         offsets = self.weight_offset[...].swapaxes(1, 2)  # (E, O, G)
@@ -89,11 +89,11 @@ class ExpertLinear(Matrix):
 class ExpertMLPs(nnx.Module):
     """down(activation(gate(x)) * up(x)) of each expert, or with a `ClampedGate`."""
 
-    def __init__(self, config: DecoderConfig, experts: ExpertsConfig, numerics: Numerics) -> None:
+    def __init__(self, config: DecoderConfig, experts: ExpertsConfig, policy: DtypePolicy) -> None:
         d, f = config.hidden_size, experts.intermediate_size
-        own = partial(ExpertLinear, numerics=numerics, num_experts=experts.num_experts, bias=experts.has_biases)
+        own = partial(ExpertLinear, policy=policy, num_experts=experts.num_experts, bias=experts.has_biases)
         make = partial(own, in_dim=d, axes=(SPLIT_AXIS, "embed"))
-        self.gate_up_proj = Fan({"gate_proj": f, "up_proj": f}, make, numerics, num_units=f)
+        self.gate_up_proj = FusedLinear({"gate_proj": f, "up_proj": f}, make, policy, num_units=f)
         self.down_proj = own(d, f, ("embed", SPLIT_AXIS))
         self.activation, self.clamp = config.activation, experts.clamp
 
@@ -115,11 +115,11 @@ class ExpertMLPs(nnx.Module):
 class Experts(nnx.Module):
     """A router, which is never quantised, and its experts."""
 
-    def __init__(self, config: DecoderConfig, experts: ExpertsConfig, numerics: Numerics) -> None:
-        whole = replace(numerics, quantization="none")
+    def __init__(self, config: DecoderConfig, experts: ExpertsConfig, policy: DtypePolicy) -> None:
+        whole = replace(policy, quantization="none")
         self.gate = Linear(experts.num_experts, config.hidden_size, (None, "embed"), whole, bias=experts.has_biases)
-        self.experts = ExpertMLPs(config, experts, numerics)
-        self.config, self.split_axes = experts, numerics.split_axes
+        self.experts = ExpertMLPs(config, experts, policy)
+        self.config, self.split_axes = experts, policy.split_axes
 
     def __call__(self, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T D"]:
         """Of padding tokens: zeros."""

@@ -13,8 +13,8 @@ from flax import nnx
 from jaxserve_kernels.matmul import matmul, offset_product
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxserve.layers.numerics import Numerics
 from jaxserve.layers.param import parameter
+from jaxserve.layers.policy import DtypePolicy
 from jaxserve.sharding.shares import Axes, add_shares, num_shares, on_each_device
 
 
@@ -28,30 +28,30 @@ class Tokens(NamedTuple):
 
 
 class Matrix(nnx.Module):
-    """An `[out, in]` weight as `numerics` stores it: in its type, or in 8 bits with a scale per output, or in 4 with
+    """An `[out, in]` weight as `policy` stores it: in its type, or in 8 bits with a scale per output, or in 4 with
     scales `[groups of inputs, out]`, and offsets where a checkpoint has them. Where no group divides the inputs, 4 bits become 8.
 
     num_experts: of all of which it has one; they come first in every shape.
     """
 
     def __init__(
-        self, out_dim: int, in_dim: int, axes: Axes, numerics: Numerics, *, num_experts: int | None = None
+        self, out_dim: int, in_dim: int, axes: Axes, policy: DtypePolicy, *, num_experts: int | None = None
     ) -> None:
-        group = numerics.group_of(in_dim, is_split=axes[1] in numerics.split_axes)
+        group = policy.group_of(in_dim, is_split=axes[1] in policy.split_axes)
         if group is None:
-            numerics = numerics.by_outputs
+            policy = policy.by_outputs
         self.num_experts = num_experts
-        self.weight = self._declared((out_dim, in_dim), axes, numerics.matrices)
+        self.weight = self._declared((out_dim, in_dim), axes, policy.matrices)
         scale: nnx.Param[Array] | None = None
         offset: nnx.Param[Array] | None = None
         if group is not None:
-            scale = self._declared((in_dim // group, out_dim), axes[::-1], numerics.vectors)
-            if numerics.has_offsets:
+            scale = self._declared((in_dim // group, out_dim), axes[::-1], policy.vectors)
+            if policy.has_offsets:
                 offset = self._declared((in_dim // group, out_dim), axes[::-1], jnp.dtype(jnp.float32))
-        elif numerics.is_quantized:
+        elif policy.is_quantized:
             scale = self._declared((out_dim,), axes[:1], jnp.dtype(jnp.float32))
         self.weight_scale, self.weight_offset = scale, offset
-        self.numerics = numerics
+        self.policy = policy
 
     def _declared(self, shape: tuple[int, ...], axes: Axes, dtype: jnp.dtype) -> nnx.Param[Array]:
         experts = () if self.num_experts is None else (self.num_experts,)
@@ -59,7 +59,7 @@ class Matrix(nnx.Module):
 
     def keep_plain(self) -> None:
         """Declare the weight as it is where nothing is quantised."""
-        self.weight = parameter(self.weight.shape, self.weight.get_metadata()["axes"], self.numerics.weights)
+        self.weight = parameter(self.weight.shape, self.weight.get_metadata()["axes"], self.policy.weights)
         self.weight_scale = self.weight_offset = None
 
     def multiply(self, x: Float[Array, "T I"], num_rows: Int[Array, ""]) -> Float[Array, "T O"]:
@@ -68,7 +68,7 @@ class Matrix(nnx.Module):
         Where devices share the inputs, each rounds by the largest value of its own, and their sums are added up in the
         type of x.
         """
-        split_axes = self.numerics.split_axes
+        split_axes = self.policy.split_axes
         out_axis, in_axis = self.weight.get_metadata()["axes"]
         is_sum = num_shares(in_axis, split_axes) > 1
 
@@ -88,7 +88,7 @@ class Matrix(nnx.Module):
         scale: Array | None = None,
         offset: Array | None = None,
     ) -> Float[Array, "T O"]:
-        product = matmul(x, weight, scale, num_rows, dynamic=self.numerics.is_dynamic, backend=self.numerics.backend)
+        product = matmul(x, weight, scale, num_rows, dynamic=self.policy.is_dynamic, backend=self.policy.backend)
         return product if offset is None else product + offset_product(x, offset)
 
 
@@ -99,8 +99,8 @@ class LowRank(nnx.Module):
     the two: requests of any adapters, and of none, share a step, whose shape says nothing of who is in it.
     """
 
-    def __init__(self, out_dim: int, in_dim: int, axes: Axes, numerics: Numerics, num_ranks: int) -> None:
-        plain = replace(numerics, quantization="none")
+    def __init__(self, out_dim: int, in_dim: int, axes: Axes, policy: DtypePolicy, num_ranks: int) -> None:
+        plain = replace(policy, quantization="none")
         self.lora_A = Matrix(num_ranks, in_dim, (None, axes[1]), plain)
         self.lora_B = Matrix(out_dim, num_ranks, (axes[0], None), plain)
 
@@ -114,15 +114,15 @@ class LowRank(nnx.Module):
 class Linear(Matrix):
     """`[out, in]` weight and an optional bias."""
 
-    def __init__(self, out_dim: int, in_dim: int, axes: Axes, numerics: Numerics, *, bias: bool = False) -> None:
-        super().__init__(out_dim, in_dim, axes, numerics)
-        self.bias = parameter((out_dim,), axes[:1], numerics.vectors) if bias else None
+    def __init__(self, out_dim: int, in_dim: int, axes: Axes, policy: DtypePolicy, *, bias: bool = False) -> None:
+        super().__init__(out_dim, in_dim, axes, policy)
+        self.bias = parameter((out_dim,), axes[:1], policy.vectors) if bias else None
         self.adapters: LowRank | None = None
 
     def adapt(self, num_ranks: int) -> None:
         """Declare what adapters add."""
         out_dim, in_dim = self.weight.shape
-        self.adapters = nnx.data(LowRank(out_dim, in_dim, self.weight.get_metadata()["axes"], self.numerics, num_ranks))
+        self.adapters = nnx.data(LowRank(out_dim, in_dim, self.weight.get_metadata()["axes"], self.policy, num_ranks))
 
     def __call__(self, x: Float[Array, "T I"], tokens: Tokens) -> Float[Array, "T O"]:
         y = self.multiply(x, tokens.num_real)

@@ -9,9 +9,9 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxserve.layers.fan import Fan
+from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import Linear, Tokens
-from jaxserve.layers.numerics import Numerics
+from jaxserve.layers.policy import DtypePolicy
 from jaxserve.models.config import Activation, DecoderConfig
 
 
@@ -33,12 +33,12 @@ ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {
 class MLP(nnx.Module):
     """down(activation(gate(x)) * up(x))."""
 
-    def __init__(self, config: DecoderConfig, numerics: Numerics) -> None:
+    def __init__(self, config: DecoderConfig, policy: DtypePolicy) -> None:
         d, f, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         parts = {"gate_proj": f, "up_proj": f}
-        make = partial(Linear, in_dim=d, axes=("ffn", "embed"), numerics=numerics, bias=bias)
-        self.gate_up_proj = Fan(parts, make, numerics, num_units=f)
-        self.down_proj = Linear(d, f, ("embed", "ffn"), numerics, bias=bias)
+        make = partial(Linear, in_dim=d, axes=("ffn", "embed"), policy=policy, bias=bias)
+        self.gate_up_proj = FusedLinear(parts, make, policy, num_units=f)
+        self.down_proj = Linear(d, f, ("embed", "ffn"), policy, bias=bias)
         self.activation = config.activation
 
     def __call__(self, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T D"]:

@@ -11,8 +11,8 @@ from flax import nnx
 from jaxserve_kernels.backend import NATIVE
 from jaxtyping import Array, Float
 
-from jaxserve.layers.numerics import Numerics
 from jaxserve.layers.param import parameter
+from jaxserve.layers.policy import DtypePolicy
 from jaxserve.models.config import NormWeights
 
 _ADDED_ALIKE: Final = 4096
@@ -22,11 +22,11 @@ _ADDED_ALIKE: Final = 4096
 class RMSNorm(nnx.Module):
     """Normalise the last axis in float32, then scale: see `NormWeights`."""
 
-    def __init__(self, dim: int, eps: float, numerics: Numerics, weights: NormWeights = "plain") -> None:
-        self.weight = parameter((dim,), (None,), numerics.vectors)
+    def __init__(self, dim: int, eps: float, policy: DtypePolicy, weights: NormWeights = "plain") -> None:
+        self.weight = parameter((dim,), (None,), policy.vectors)
         self.eps = eps
         self.weights = weights
-        self.is_alike = numerics.backend in NATIVE
+        self.is_alike = policy.backend in NATIVE
         """Whether a row has the same bits whatever their number, as it has in the products."""
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
@@ -45,9 +45,9 @@ class RMSNorm(nnx.Module):
 class LayerNorm(nnx.Module):
     """Centre and normalise the last axis in float32, then scale and shift in the activation's dtype."""
 
-    def __init__(self, dim: int, eps: float, numerics: Numerics) -> None:
-        self.weight = parameter((dim,), (None,), numerics.vectors)
-        self.bias = parameter((dim,), (None,), numerics.vectors)
+    def __init__(self, dim: int, eps: float, policy: DtypePolicy) -> None:
+        self.weight = parameter((dim,), (None,), policy.vectors)
+        self.bias = parameter((dim,), (None,), policy.vectors)
         self.eps = eps
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:

@@ -19,7 +19,7 @@ from jaxserve.layers.embed import Embedding
 from jaxserve.layers.experts import Experts
 from jaxserve.layers.mlp import MLP
 from jaxserve.layers.norm import RMSNorm
-from jaxserve.layers.numerics import Numerics
+from jaxserve.layers.policy import DtypePolicy
 from jaxserve.models.config import DecoderConfig, LayerConfig, NormPlacement
 
 _NORMS: Final[Mapping[NormPlacement, tuple[str | None, str | None, str | None, str | None]]] = {
@@ -38,12 +38,12 @@ _NORMS: Final[Mapping[NormPlacement, tuple[str | None, str | None, str | None, s
 class DecoderLayer(nnx.Module):
     """x + attention(x), then x + mlp(x) or x + experts(x), with norms before the blocks, behind them, or both."""
 
-    def __init__(self, config: DecoderConfig, layer: LayerConfig, numerics: Numerics) -> None:
+    def __init__(self, config: DecoderConfig, layer: LayerConfig, policy: DtypePolicy) -> None:
         self.norms = _NORMS[config.norm_placement]
         for name in filter(None, self.norms):
-            setattr(self, name, RMSNorm(config.hidden_size, config.norm_eps, numerics, config.norm_weights))
-        self.self_attn = Attention(config, layer, numerics)
-        self.mlp = MLP(config, numerics) if layer.experts is None else Experts(config, layer.experts, numerics)
+            setattr(self, name, RMSNorm(config.hidden_size, config.norm_eps, policy, config.norm_weights))
+        self.self_attn = Attention(config, layer, policy)
+        self.mlp = MLP(config, policy) if layer.experts is None else Experts(config, layer.experts, policy)
         self.residual_scale = config.residual_scale
 
     def __call__(
@@ -69,19 +69,19 @@ def scaled(x: Array, factor: float) -> Array:
 class DecoderStack(nnx.Module):
     """Embedding, layers, final norm: the checkpoint's `model.` prefix."""
 
-    def __init__(self, config: DecoderConfig, numerics: Numerics) -> None:
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, numerics)
-        self.layers = nnx.List([DecoderLayer(config, layer, numerics) for layer in config.layers])
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, numerics, config.norm_weights)
+    def __init__(self, config: DecoderConfig, policy: DtypePolicy) -> None:
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, policy)
+        self.layers = nnx.List([DecoderLayer(config, layer, policy) for layer in config.layers])
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, policy, config.norm_weights)
 
 
 class Decoder(nnx.Module):
     """A decoder-only language model."""
 
-    def __init__(self, config: DecoderConfig, numerics: Numerics) -> None:
+    def __init__(self, config: DecoderConfig, policy: DtypePolicy) -> None:
         self.config = config
-        self.model = DecoderStack(config, numerics)
-        self.lm_head = None if config.tied_embeddings else Embedding(config.vocab_size, config.hidden_size, numerics)
+        self.model = DecoderStack(config, policy)
+        self.lm_head = None if config.tied_embeddings else Embedding(config.vocab_size, config.hidden_size, policy)
 
     def hidden(self, token_ids: Int[Array, "T"], pool: KVPool, step: StepContext) -> tuple[Float[Array, "T D"], KVPool]:
         """Final-norm outputs of every token; writes their keys and values into the pool."""

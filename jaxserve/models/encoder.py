@@ -13,12 +13,12 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.embed import Embedding
-from jaxserve.layers.fan import Fan
+from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.mlp import ACTIVATIONS
 from jaxserve.layers.norm import LayerNorm
-from jaxserve.layers.numerics import Numerics
 from jaxserve.layers.param import parameter
+from jaxserve.layers.policy import DtypePolicy
 from jaxserve.layers.segment_attention import Texts, attend
 from jaxserve.models.config import EncoderConfig, ScoringHead
 
@@ -26,8 +26,8 @@ from jaxserve.models.config import EncoderConfig, ScoringHead
 class Table(nnx.Module):
     """A small learned table, looked up by row."""
 
-    def __init__(self, num_rows: int, dim: int, numerics: Numerics) -> None:
-        self.weight = parameter((num_rows, dim), (None, "embed"), numerics.vectors)
+    def __init__(self, num_rows: int, dim: int, policy: DtypePolicy) -> None:
+        self.weight = parameter((num_rows, dim), (None, "embed"), policy.vectors)
 
     def __call__(self, rows: Int[Array, "T"]) -> Float[Array, "T D"]:
         return self.weight[...][rows]
@@ -36,11 +36,11 @@ class Table(nnx.Module):
 class Embeddings(nnx.Module):
     """norm(word + position + token type)."""
 
-    def __init__(self, config: EncoderConfig, numerics: Numerics) -> None:
-        self.word_embeddings = Embedding(config.vocab_size, config.hidden_size, numerics)
-        self.position_embeddings = Table(config.num_positions, config.hidden_size, numerics)
-        self.token_type_embeddings = Table(config.num_token_types, config.hidden_size, numerics)
-        self.LayerNorm = LayerNorm(config.hidden_size, config.norm_eps, numerics)
+    def __init__(self, config: EncoderConfig, policy: DtypePolicy) -> None:
+        self.word_embeddings = Embedding(config.vocab_size, config.hidden_size, policy)
+        self.position_embeddings = Table(config.num_positions, config.hidden_size, policy)
+        self.token_type_embeddings = Table(config.num_token_types, config.hidden_size, policy)
+        self.LayerNorm = LayerNorm(config.hidden_size, config.norm_eps, policy)
         self.first_position = config.first_position
 
     def __call__(
@@ -53,19 +53,19 @@ class Embeddings(nnx.Module):
 class Projections(nnx.Module):
     """Queries, keys and values, all with a bias."""
 
-    def __init__(self, config: EncoderConfig, numerics: Numerics) -> None:
+    def __init__(self, config: EncoderConfig, policy: DtypePolicy) -> None:
         d = config.hidden_size
         parts = {"query": d, "key": d, "value": d}
-        make = partial(Linear, in_dim=d, axes=("kv_heads", "embed"), numerics=numerics, bias=True)
-        self.qkv = Fan(parts, make, numerics, num_units=config.num_heads)
+        make = partial(Linear, in_dim=d, axes=("kv_heads", "embed"), policy=policy, bias=True)
+        self.qkv = FusedLinear(parts, make, policy, num_units=config.num_heads)
 
 
 class Output(nnx.Module):
     """norm(residual + dense(x))."""
 
-    def __init__(self, config: EncoderConfig, in_dim: int, in_axis: str, numerics: Numerics) -> None:
-        self.dense = Linear(config.hidden_size, in_dim, ("embed", in_axis), numerics, bias=True)
-        self.LayerNorm = LayerNorm(config.hidden_size, config.norm_eps, numerics)
+    def __init__(self, config: EncoderConfig, in_dim: int, in_axis: str, policy: DtypePolicy) -> None:
+        self.dense = Linear(config.hidden_size, in_dim, ("embed", in_axis), policy, bias=True)
+        self.LayerNorm = LayerNorm(config.hidden_size, config.norm_eps, policy)
 
     def __call__(self, x: Float[Array, "T I"], residual: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T D"]:
         return self.LayerNorm(residual + self.dense(x, tokens))
@@ -74,9 +74,9 @@ class Output(nnx.Module):
 class EncoderAttention(nnx.Module):
     """Attention within each text."""
 
-    def __init__(self, config: EncoderConfig, numerics: Numerics) -> None:
-        self.self = Projections(config, numerics)
-        self.output = Output(config, config.hidden_size, "heads", numerics)
+    def __init__(self, config: EncoderConfig, policy: DtypePolicy) -> None:
+        self.self = Projections(config, policy)
+        self.output = Output(config, config.hidden_size, "heads", policy)
         self.shape = (-1, config.num_heads, config.head_dim)
 
     def __call__(self, x: Float[Array, "T D"], texts: Texts) -> Float[Array, "T D"]:
@@ -87,8 +87,8 @@ class EncoderAttention(nnx.Module):
 class Intermediate(nnx.Module):
     """activation(dense(x))."""
 
-    def __init__(self, config: EncoderConfig, numerics: Numerics) -> None:
-        self.dense = Linear(config.intermediate_size, config.hidden_size, ("ffn", "embed"), numerics, bias=True)
+    def __init__(self, config: EncoderConfig, policy: DtypePolicy) -> None:
+        self.dense = Linear(config.intermediate_size, config.hidden_size, ("ffn", "embed"), policy, bias=True)
         self.activation = config.activation
 
     def __call__(self, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T F"]:
@@ -98,10 +98,10 @@ class Intermediate(nnx.Module):
 class EncoderLayer(nnx.Module):
     """Attention, then feed-forward, each with its norm behind the residual."""
 
-    def __init__(self, config: EncoderConfig, numerics: Numerics) -> None:
-        self.attention = EncoderAttention(config, numerics)
-        self.intermediate = Intermediate(config, numerics)
-        self.output = Output(config, config.intermediate_size, "ffn", numerics)
+    def __init__(self, config: EncoderConfig, policy: DtypePolicy) -> None:
+        self.attention = EncoderAttention(config, policy)
+        self.intermediate = Intermediate(config, policy)
+        self.output = Output(config, config.intermediate_size, "ffn", policy)
 
     def __call__(self, x: Float[Array, "T D"], texts: Texts) -> Float[Array, "T D"]:
         with jax.named_scope("attention"):
@@ -113,36 +113,36 @@ class EncoderLayer(nnx.Module):
 class EncoderStack(nnx.Module):
     """The checkpoint's `encoder.` prefix."""
 
-    def __init__(self, config: EncoderConfig, numerics: Numerics) -> None:
-        self.layer = nnx.List([EncoderLayer(config, numerics) for _ in range(config.num_layers)])
+    def __init__(self, config: EncoderConfig, policy: DtypePolicy) -> None:
+        self.layer = nnx.List([EncoderLayer(config, policy) for _ in range(config.num_layers)])
 
 
 class Pooler(nnx.Module):
     """BERT's first layer over the first token's vector; its second one stands beside it."""
 
-    def __init__(self, config: EncoderConfig, numerics: Numerics) -> None:
-        self.dense = Linear(config.hidden_size, config.hidden_size, (None, "embed"), numerics, bias=True)
+    def __init__(self, config: EncoderConfig, policy: DtypePolicy) -> None:
+        self.dense = Linear(config.hidden_size, config.hidden_size, (None, "embed"), policy, bias=True)
 
 
 class Classifier(nnx.Module):
     """Both layers of RoBERTa."""
 
-    def __init__(self, config: EncoderConfig, numerics: Numerics) -> None:
-        self.dense = Linear(config.hidden_size, config.hidden_size, (None, "embed"), numerics, bias=True)
-        self.out_proj = Linear(1, config.hidden_size, (None, "embed"), numerics, bias=True)
+    def __init__(self, config: EncoderConfig, policy: DtypePolicy) -> None:
+        self.dense = Linear(config.hidden_size, config.hidden_size, (None, "embed"), policy, bias=True)
+        self.out_proj = Linear(1, config.hidden_size, (None, "embed"), policy, bias=True)
 
 
 class Encoder(nnx.Module):
     """Texts to one vector per token, and in a cross-encoder pairs of texts to one number."""
 
-    def __init__(self, config: EncoderConfig, numerics: Numerics) -> None:
-        self.embeddings = Embeddings(config, numerics)
-        self.encoder = EncoderStack(config, numerics)
+    def __init__(self, config: EncoderConfig, policy: DtypePolicy) -> None:
+        self.embeddings = Embeddings(config, policy)
+        self.encoder = EncoderStack(config, policy)
         if config.scoring is not None and config.scoring.names == "bert":
-            self.pooler = Pooler(config, numerics)
-            self.classifier: Linear | Classifier = Linear(1, config.hidden_size, (None, "embed"), numerics, bias=True)
+            self.pooler = Pooler(config, policy)
+            self.classifier: Linear | Classifier = Linear(1, config.hidden_size, (None, "embed"), policy, bias=True)
         elif config.scoring is not None:
-            self.classifier = Classifier(config, numerics)
+            self.classifier = Classifier(config, policy)
 
     def hidden(
         self,

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxserve.layers.fan import Fan, Rows
+from jaxserve.layers.fused import FusedLayout, FusedLinear
 from jaxserve.layers.linear import Linear, Matrix
-from jaxserve.layers.numerics import Numerics
+from jaxserve.layers.policy import DtypePolicy
 from jaxserve.models.config import AdaptersConfig, DecoderConfig, EncoderConfig
 from jaxserve.models.decoder import Decoder
 from jaxserve.models.encoder import Encoder
@@ -44,7 +44,7 @@ class LeafSpec:
     axes: tuple[str | None, ...]
     tensors: tuple[str, ...]
     """Of the checkpoint: what the parameter is made of."""
-    rows: Rows | None = None
+    layout: FusedLayout | None = None
     """Where each of the tensors lies, if they are several."""
     num_experts: int | None = None
     """Of which all have such tensors: one expert's come behind those of another, and so they do in the parameter."""
@@ -57,7 +57,7 @@ class LeafSpec:
     @property
     def parts(self) -> Mapping[str, tuple[int, ...]]:
         """The tensors and their shapes."""
-        counts = (self.own_shape[:1] if self.rows is None else self.rows.counts) * (self.num_experts or 1)
+        counts = (self.own_shape[:1] if self.layout is None else self.layout.counts) * (self.num_experts or 1)
         return {name: (count, *self.own_shape[1:]) for name, count in zip(self.tensors, counts, strict=True)}
 
     def join(self, parts: Iterable[np.ndarray]) -> np.ndarray:
@@ -76,8 +76,8 @@ class LeafSpec:
         return self._by_rows(parts, self.own_shape)
 
     def _by_rows(self, parts: Iterable[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-        if self.rows is not None:
-            return self.rows.join(parts, shape, self.dtype)
+        if self.layout is not None:
+            return self.layout.join(parts, shape, self.dtype)
         (whole,) = parts
         return whole
 
@@ -92,7 +92,7 @@ class ModelSkeleton:
     """Everything of a model but its numbers."""
 
     config: DecoderConfig
-    numerics: Numerics
+    policy: DtypePolicy
     leaves: tuple[LeafSpec, ...]
     graph: Any
     treedef: Any
@@ -101,7 +101,7 @@ class ModelSkeleton:
     @property
     def dtype(self) -> jnp.dtype:
         """Of the weights, before any quantisation."""
-        return self.numerics.weights
+        return self.policy.weights
 
     def build(self, leaves: tuple[jax.Array, ...]) -> Decoder:
         """The module over these arrays, in the order of `self.leaves`. Called while tracing."""
@@ -114,7 +114,7 @@ class EncoderSkeleton:
     """The same of an encoder."""
 
     config: EncoderConfig
-    numerics: Numerics
+    policy: DtypePolicy
     leaves: tuple[LeafSpec, ...]
     graph: Any
     treedef: Any
@@ -125,24 +125,24 @@ class EncoderSkeleton:
         return model
 
 
-def make_skeleton(config: DecoderConfig, numerics: Numerics, adapters: AdaptersConfig | None = None) -> ModelSkeleton:
-    """Declare the decoder of `config` with its parameters as `numerics` says, and room for `adapters`."""
-    numerics = replace(numerics, split_axes=split_axes(config, numerics.num_devices))
-    declared = _declare(lambda: Decoder(config, numerics), numerics, adapters)
-    return ModelSkeleton(config, numerics, *declared, adapters=adapters)
+def make_skeleton(config: DecoderConfig, policy: DtypePolicy, adapters: AdaptersConfig | None = None) -> ModelSkeleton:
+    """Declare the decoder of `config` with its parameters as `policy` asks, and room for `adapters`."""
+    policy = replace(policy, split_axes=split_axes(config, policy.num_devices))
+    declared = _declare(lambda: Decoder(config, policy), policy, adapters)
+    return ModelSkeleton(config, policy, *declared, adapters=adapters)
 
 
-def make_encoder_skeleton(config: EncoderConfig, numerics: Numerics) -> EncoderSkeleton:
-    """Declare the encoder of `config` with its parameters as `numerics` says."""
-    numerics = replace(numerics, split_axes=split_axes(config, numerics.num_devices))
-    return EncoderSkeleton(config, numerics, *_declare(lambda: Encoder(config, numerics), numerics))
+def make_encoder_skeleton(config: EncoderConfig, policy: DtypePolicy) -> EncoderSkeleton:
+    """Declare the encoder of `config` with its parameters as `policy` asks."""
+    policy = replace(policy, split_axes=split_axes(config, policy.num_devices))
+    return EncoderSkeleton(config, policy, *_declare(lambda: Encoder(config, policy), policy))
 
 
 def _declare(
-    make: Callable[[], nnx.Module], numerics: Numerics, adapters: AdaptersConfig | None = None
+    make: Callable[[], nnx.Module], policy: DtypePolicy, adapters: AdaptersConfig | None = None
 ) -> tuple[tuple[LeafSpec, ...], Any, Any]:
     """Leaves, graph and tree of a module, without allocating anything."""
-    plain = frozenset(numerics.plain_matrices)
+    plain = frozenset(policy.plain_matrices)
 
     def declare() -> nnx.Module:
         model = make()
@@ -174,25 +174,25 @@ _Modules = Mapping[_Path, nnx.Module]
 
 def _adapt(path: _Path, modules: _Modules, adapters: AdaptersConfig) -> None:
     """Give the product at `path` room for what adapters add to it, if any do."""
-    module, fan = modules[path], _joined_fan(path, modules)
+    module, fused = modules[path], _fused_linear(path, modules)
     for name in set(_own_names(path, modules)).intersection(adapters.modules):
-        if fan is not None:
-            fan.adapt(name.rpartition(".")[2], adapters.num_ranks)
+        if fused is not None:
+            fused.adapt(name.rpartition(".")[2], adapters.num_ranks)
         elif isinstance(module, Linear):
             module.adapt(adapters.num_ranks)
 
 
 def _leaf(path: _Path, variable: Any, modules: _Modules) -> LeafSpec:
-    module, fan = modules[path[:-1]], _joined_fan(path[:-1], modules)
-    rows = None if fan is None else fan.rows
+    module, fused = modules[path[:-1]], _fused_linear(path[:-1], modules)
+    layout = None if fused is None else fused.layout
     (first, *_), parameter = _own_names(path[:-1], modules), path[-1]
     return LeafSpec(
-        name=f"{first}.{parameter}" if rows is None else _dotted((*path[:-2], parameter)),
+        name=f"{first}.{parameter}" if layout is None else _dotted((*path[:-2], parameter)),
         shape=variable.shape,
         dtype=jnp.dtype(variable.dtype),
         axes=variable.get_metadata()["axes"],
         tensors=tuple(f"{name}.{parameter}" for name in _stored_modules(path[:-1], modules)),
-        rows=rows,
+        layout=layout,
         num_experts=module.num_experts if isinstance(module, Matrix) else None,
     )
 
@@ -208,17 +208,19 @@ def _stored_modules(path: _Path, modules: _Modules) -> tuple[str, ...]:
 
 def _own_names(path: _Path, modules: _Modules) -> tuple[str, ...]:
     """A module's name, or those that a joined product has; what checkpoints do not know stands in none."""
-    fan = _joined_fan(path, modules)
+    fused = _fused_linear(path, modules)
     stored = [
-        part for i, part in enumerate(path) if part != _UNNAMED and not isinstance(modules.get(path[: i + 1]), Fan)
+        part
+        for i, part in enumerate(path)
+        if part != _UNNAMED and not isinstance(modules.get(path[: i + 1]), FusedLinear)
     ]
-    return (_dotted(stored),) if fan is None else tuple(_dotted((*stored[:-1], name)) for name in fan.names)
+    return (_dotted(stored),) if fused is None else tuple(_dotted((*stored[:-1], name)) for name in fused.names)
 
 
-def _joined_fan(path: _Path, modules: _Modules) -> Fan | None:
+def _fused_linear(path: _Path, modules: _Modules) -> FusedLinear | None:
     """Whose joined product the module at `path` is."""
     holder = modules.get(path[:-1])
-    return holder if isinstance(holder, Fan) and holder.is_joined and path[-1] == "joined" else None
+    return holder if isinstance(holder, FusedLinear) and holder.is_fused and path[-1] == "fused" else None
 
 
 def _dotted(path: Iterable[Any]) -> str:

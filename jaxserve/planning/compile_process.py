@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import msgspec
 
 from jaxserve.models.skeleton import make_skeleton
-from jaxserve.planning.fit import planned_numerics
+from jaxserve.planning.fit import planned_policy
 from jaxserve.planning.job import CompileJob, ProgramMemory, ProgramRefused
 from jaxserve.planning.targets import described_devices
 from jaxserve.runner.inputs import Program
@@ -44,7 +44,7 @@ def compile_program(job: CompileJob, program: Program) -> ProgramMemory | Progra
     """One program's needs; a refusal of the compiler is an answer, not a failure."""
     num_devices = job.config.parallel.tensor_parallel_size
     sharding = make_sharding(job.decoder, num_devices, described_devices(job.device, num_devices))
-    skeleton = make_skeleton(job.decoder, planned_numerics(job.config, job.decoder, job.device))
+    skeleton = make_skeleton(job.decoder, planned_policy(job.config, job.decoder, job.device))
     lowered = lower(skeleton, sharding, program, job.pool_shape, jnp.dtype(job.kv_dtype))
     try:
         compiled = lowered.compile()

@@ -8,7 +8,7 @@ from functools import lru_cache
 from jaxserve.config import Config
 from jaxserve.errors import DoesNotFitError
 from jaxserve.kv.spec import KVSpec
-from jaxserve.layers.numerics import Numerics
+from jaxserve.layers.policy import DtypePolicy
 from jaxserve.models.config import DecoderConfig
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.planning.devices import Device
@@ -16,7 +16,7 @@ from jaxserve.planning.sizes import Sizes, estimate_workspace, make_sizes
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.buckets import resolve_limits
 from jaxserve.runner.inputs import programs
-from jaxserve.runner.limits import Limits, make_limits, make_numerics
+from jaxserve.runner.limits import Limits, make_limits, make_policy
 from jaxserve.runner.memory import DeviceMemory, kv_bytes_left
 from jaxserve.runner.slots import slots_bytes
 
@@ -33,9 +33,9 @@ class Fit:
     """Estimated; the slots of running requests among it."""
 
 
-def planned_numerics(config: Config, decoder: DecoderConfig, device: Device) -> Numerics:
+def planned_policy(config: Config, decoder: DecoderConfig, device: Device) -> DtypePolicy:
     """As the engine would choose them."""
-    return make_numerics(config, decoder, planned_chip(device))
+    return make_policy(config, decoder, planned_chip(device))
 
 
 def planned_chip(device: Device) -> Chip:
@@ -45,7 +45,7 @@ def planned_chip(device: Device) -> Chip:
 
 def model_sizes(config: Config, decoder: DecoderConfig, device: Device) -> Sizes:
     """Sizes in the types and on the number of devices that `config` asks for."""
-    skeleton = _skeleton(decoder, planned_numerics(config, decoder, device))
+    skeleton = _skeleton(decoder, planned_policy(config, decoder, device))
     return make_sizes(skeleton, config.parallel.tensor_parallel_size)
 
 
@@ -64,7 +64,7 @@ def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
         slots = held_bytes(device, sizes, slots_bytes(num_slots, decoder.vocab_size))
         memory = DeviceMemory(limit=device.limit_bytes, in_use=weights + slots)
         kv_total = kv_bytes_left(config.cache, device.platform, memory, sizes.kv_shards)
-    limits = make_limits(config, decoder, planned_numerics(config, decoder, device), device.platform, kv_total)
+    limits = make_limits(config, decoder, planned_policy(config, decoder, device), device.platform, kv_total)
     fit = Fit(
         limits=limits,
         limit_bytes=device.limit_bytes,
@@ -109,5 +109,5 @@ def _workspace(sizes: Sizes, limits: Limits) -> int:
 
 
 @lru_cache(maxsize=8)
-def _skeleton(decoder: DecoderConfig, numerics: Numerics) -> ModelSkeleton:
-    return make_skeleton(decoder, numerics)
+def _skeleton(decoder: DecoderConfig, policy: DtypePolicy) -> ModelSkeleton:
+    return make_skeleton(decoder, policy)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from jaxserve.layers.numerics import Numerics
+from jaxserve.layers.policy import DtypePolicy
 from jaxserve.models.config import DecoderConfig
 from jaxserve.models.skeleton import LeafSpec, ModelSkeleton
 from jaxserve.planning.devices import Arithmetic
@@ -68,7 +68,7 @@ class Sizes:
 
 def make_sizes(skeleton: ModelSkeleton, num_devices: int) -> Sizes:
     """Count the leaves of `skeleton`, split as the engine would split them."""
-    rules, numerics = axis_rules(skeleton.config, num_devices), skeleton.numerics
+    rules, policy = axis_rules(skeleton.config, num_devices), skeleton.policy
 
     def local_bytes(leaf: LeafSpec) -> int:
         is_split = any(axis is not None and rules[axis] == MODEL_AXIS for axis in leaf.axes)
@@ -81,9 +81,9 @@ def make_sizes(skeleton: ModelSkeleton, num_devices: int) -> Sizes:
     heads = [leaf for leaf in skeleton.leaves if leaf.name == head]
     return Sizes(
         decoder=skeleton.config,
-        stored_as=numerics.quantization if numerics.is_quantized else str(numerics.weights),
-        arithmetic=_arithmetic(numerics),
-        activation_itemsize=numerics.activations.itemsize,
+        stored_as=policy.quantization if policy.is_quantized else str(policy.weights),
+        arithmetic=_arithmetic(policy),
+        activation_itemsize=policy.activations.itemsize,
         num_devices=num_devices,
         kv_shards=num_devices if rules["kv_heads"] == MODEL_AXIS else 1,
         num_parameters=sum(
@@ -104,10 +104,10 @@ def _num_products(matrix: LeafSpec, config: DecoderConfig) -> int:
     return math.prod(matrix.own_shape) * config.experts.num_per_token
 
 
-def _arithmetic(numerics: Numerics) -> Arithmetic:
-    if numerics.is_dynamic:
-        return "int8" if numerics.matrices == jnp.int8 else "fp8"
-    return "float32" if numerics.activations == jnp.float32 else "bfloat16"
+def _arithmetic(policy: DtypePolicy) -> Arithmetic:
+    if policy.is_dynamic:
+        return "int8" if policy.matrices == jnp.int8 else "fp8"
+    return "float32" if policy.activations == jnp.float32 else "bfloat16"
 
 
 def estimate_workspace(sizes: Sizes, num_tokens: int, num_rows: int) -> int:

@@ -16,7 +16,7 @@ from jaxserve_kernels.paged_attention import pool_head_dim
 from jaxserve.config import Config, WeightFormat
 from jaxserve.errors import ConfigError
 from jaxserve.kv.spec import KVSpec
-from jaxserve.layers.numerics import Numerics
+from jaxserve.layers.policy import DtypePolicy
 from jaxserve.models.config import DecoderConfig
 from jaxserve.runner.backend import Chip, choose_backend, choose_encoder_backend
 from jaxserve.runner.buckets import make_buckets, resolve_limits
@@ -64,48 +64,48 @@ def weights_dtype(config: Config, platform: str) -> jnp.dtype:
     return jnp.dtype(name)
 
 
-def make_numerics(config: Config, decoder: DecoderConfig, chip: Chip) -> Numerics:
+def make_policy(config: Config, decoder: DecoderConfig, chip: Chip) -> DtypePolicy:
     """CPUs compute activations in float32 whatever the weights are stored in. Raises ConfigError."""
     weights, activations = weights_dtype(config, chip.platform), _activations(config, chip)
     backend = choose_backend(config, decoder, chip, activations, kv_cache_dtype(config, chip.platform))
     quantization = weight_format(config, decoder)
     for note in quantization_notes(config, decoder, chip):
         _LOG.info(note)
-    numerics = Numerics(
+    policy = DtypePolicy(
         weights,
         activations,
         quantization,
         backend,
-        joined_for=_joined_for(config, chip),
+        fused_for=_fused_for(config, chip),
         num_devices=config.parallel.tensor_parallel_size,
         four_bits=_four_bits(chip),
     )
     stored = decoder.stored
     if stored is None or stored.format != quantization:
-        return numerics
+        return policy
     return replace(
-        numerics,
+        policy,
         plain_matrices=stored.plain_matrices if config.model.quantization == "auto" else (),
-        group_size=stored.group_size or numerics.group_size,
+        group_size=stored.group_size or policy.group_size,
         has_offsets=stored.has_zeros,
     )
 
 
-def make_encoder_numerics(config: Config, chip: Chip) -> Numerics:
+def make_encoder_policy(config: Config, chip: Chip) -> DtypePolicy:
     """The same for an encoder, which is never stored quantised."""
     wanted = config.model.quantization
-    return Numerics(
+    return DtypePolicy(
         weights_dtype(config, chip.platform),
         _activations(config, chip),
         "none" if wanted == "auto" else wanted,
         choose_encoder_backend(config, chip),
-        joined_for=_joined_for(config, chip),
+        fused_for=_fused_for(config, chip),
         num_devices=config.parallel.tensor_parallel_size,
         four_bits=_four_bits(chip),
     )
 
 
-def _joined_for(config: Config, chip: Chip) -> int:
+def _fused_for(config: Config, chip: Chip) -> int:
     """GPUs start less and compute larger products where they are joined; a CPU would only copy their results."""
     return config.parallel.tensor_parallel_size if chip.platform == "gpu" else 0
 
@@ -177,7 +177,7 @@ def kv_spec(config: Config, decoder: DecoderConfig, platform: str) -> KVSpec:
     )
 
 
-def make_limits(config: Config, decoder: DecoderConfig, numerics: Numerics, platform: str, kv_bytes: int) -> Limits:
+def make_limits(config: Config, decoder: DecoderConfig, policy: DtypePolicy, platform: str, kv_bytes: int) -> Limits:
     """The sizes that `kv_bytes` for the KV cache (over all devices) allow; raises ConfigError where that is too little."""
     spec = kv_spec(config, decoder, platform)
     longest = config.model.max_model_len or decoder.max_position
@@ -185,8 +185,8 @@ def make_limits(config: Config, decoder: DecoderConfig, numerics: Numerics, plat
     num_blocks = num_kv_blocks(kv_bytes, spec, longest, step.max_num_seqs)
     # One row makes XLA:CPU convert a weight that is not float32 first, all of it; two do not. On GPUs a layer takes a
     # fifth more kernels with one row (docs/benchmarks/h200-static.md).
-    is_float32 = numerics.weights == jnp.float32 and not numerics.is_quantized
-    is_native = numerics.backend in NATIVE and multiplies(numerics.matrices, dynamic=numerics.is_dynamic)
+    is_float32 = policy.weights == jnp.float32 and not policy.is_quantized
+    is_native = policy.backend in NATIVE and multiplies(policy.matrices, dynamic=policy.is_dynamic)
     slow_single_row = platform == "gpu" or (platform == "cpu" and not is_native and not is_float32)
     return Limits(
         spec=spec,

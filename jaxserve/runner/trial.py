@@ -15,12 +15,12 @@ import numpy as np
 from jaxserve_kernels.backend import NATIVE
 
 from jaxserve.config import Config
-from jaxserve.layers.numerics import Numerics
+from jaxserve.layers.policy import DtypePolicy
 from jaxserve.models.config import DecoderConfig
 from jaxserve.models.skeleton import LeafSpec, ModelSkeleton, make_skeleton
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.inputs import Program, pack
-from jaxserve.runner.limits import kv_cache_dtype, kv_spec, make_numerics
+from jaxserve.runner.limits import kv_cache_dtype, kv_spec, make_policy
 from jaxserve.runner.steps import lower_forward
 from jaxserve.sampling.params import SamplingParams, device_row
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, StepPlan
@@ -68,22 +68,22 @@ def compare(config: Config, decoder: DecoderConfig, chip: Chip, on_reference: Ca
     decoder = decoder.with_context(config.model.max_model_len)
     layers = tuple(dict.fromkeys(decoder.layers))
     model = replace(decoder, layers=layers, vocab_size=min(decoder.vocab_size, MAX_VOCAB))
-    numerics = make_numerics(config, model, chip)
-    if numerics.backend == "reference" or numerics.backend in NATIVE:
+    policy = make_policy(config, model, chip)
+    if policy.backend == "reference" or policy.backend in NATIVE:
         return None
-    return difference(config, model, chip, numerics, on_reference)
+    return difference(config, model, chip, policy, on_reference)
 
 
 def difference(
-    config: Config, model: DecoderConfig, chip: Chip, numerics: Numerics, on_reference: Callable[[], None]
+    config: Config, model: DecoderConfig, chip: Chip, policy: DtypePolicy, on_reference: Callable[[], None]
 ) -> Difference:
-    """Between the backend of `numerics` and the reference."""
+    """Between the backend of `policy` and the reference."""
     sharding = make_sharding(model, config.parallel.tensor_parallel_size)
-    plain = make_skeleton(model, replace(numerics, backend="reference"))
+    plain = make_skeleton(model, replace(policy, backend="reference"))
     params = random_params(plain, sharding)
     wanted = _vectors(config, plain, sharding, params, chip)
     on_reference()
-    found = _vectors(config, make_skeleton(model, numerics), sharding, params, chip)
+    found = _vectors(config, make_skeleton(model, policy), sharding, params, chip)
     # A rounding may send a token to another expert, which tells nothing of kernels: there most tokens of a step count.
     of_step = np.max if all(layer.experts is None for layer in model.layers) else np.median
     return Difference(float(np.max([of_step(_distances(*step)) for step in zip(found, wanted, strict=True)])))
@@ -100,14 +100,14 @@ def random_params(skeleton: ModelSkeleton, sharding: Sharding) -> tuple[jax.Arra
     noise = np.random.default_rng(7).standard_normal(1_000_003, np.float32)  # a prime: no two rows are alike
     return tuple(
         jax.device_put(
-            _random_leaf(leaf, noise, skeleton.numerics, skeleton.config.hidden_size), sharding.place(leaf.axes)
+            _random_leaf(leaf, noise, skeleton.policy, skeleton.config.hidden_size), sharding.place(leaf.axes)
         )
         for leaf in skeleton.leaves
     )
 
 
-def _random_leaf(leaf: LeafSpec, noise: np.ndarray, numerics: Numerics, hidden_size: int) -> np.ndarray:
-    largest, steps = (7, 3) if numerics.quantization == "int4-weight-only" else (127, 40)  # steps: of a deviation of 1
+def _random_leaf(leaf: LeafSpec, noise: np.ndarray, policy: DtypePolicy, hidden_size: int) -> np.ndarray:
+    largest, steps = (7, 3) if policy.quantization == "int4-weight-only" else (127, 40)  # steps: of a deviation of 1
     if leaf.name.endswith("_scale"):
         return np.full(leaf.shape, 1.3 / steps / hidden_size**0.5).astype(leaf.dtype)
     if leaf.name.endswith("_offset"):

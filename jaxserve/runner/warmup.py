@@ -58,7 +58,7 @@ def make_programs(
     """An executable for every wanted program of a decoder that generates."""
     params = abstract_params(skeleton, sharding)
     key = program_key(
-        host_facts(), skeleton.config, skeleton.numerics, skeleton.adapters, params, sharding, pool_shape, kv_dtype
+        host_facts(), skeleton.config, skeleton.policy, skeleton.adapters, params, sharding, pool_shape, kv_dtype
     )
 
     def lower_one(program: Program) -> jax.stages.Lowered:

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from jaxserve.layers.numerics import plain
+from jaxserve.layers.policy import plain
 from jaxserve.models.config import EncoderConfig
 from jaxserve.models.skeleton import make_encoder_skeleton, make_skeleton
 from jaxserve.runner.inputs import Program

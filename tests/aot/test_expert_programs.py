@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.gpu.static import THUNKS, outside_graphs
 from jaxserve.config import WeightFormat
-from jaxserve.layers.numerics import plain
+from jaxserve.layers.policy import plain
 from jaxserve.models.config import DecoderConfig, ExpertsConfig, LayerConfig
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program
@@ -50,17 +50,17 @@ def test_a_decode_step_of_experts_is_one_graph_and_exchanges_two_sums(
     if not target.has_compiler:
         pytest.skip(f"{target.compiler} is not installed: nothing compiled for {target.platform} (make kernels-check)")
     is_gpu = target.platform == "gpu"
-    numerics = replace(
+    policy = replace(
         plain(jnp.dtype("bfloat16")),
         backend="mosaic_gpu" if is_gpu else "mosaic_tpu",
         quantization=quantization,
-        joined_for=num_devices if is_gpu else 0,
+        fused_for=num_devices if is_gpu else 0,
         num_devices=num_devices,
     )
     sharding = make_sharding(MODEL, num_devices, target.devices(num_devices))
     dumps = {"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_text": True, "xla_gpu_autotune_level": 0}
     options: dict[str, Any] | None = dumps if is_gpu else None
-    step = lower(make_skeleton(MODEL, numerics), sharding, DECODE, POOL).compile(options)
+    step = lower(make_skeleton(MODEL, policy), sharding, DECODE, POOL).compile(options)
     memory, text = step.memory_analysis(), step.as_text()
     assert memory is not None
     assert text is not None

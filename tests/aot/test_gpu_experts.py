@@ -16,7 +16,7 @@ from jaxserve_kernels.grouped_matmul.tiles import most_tiles
 from jaxserve_kernels.grouped_matmul.tuning import grouped_tuning
 
 from jaxserve.config import WeightFormat
-from jaxserve.layers.numerics import plain
+from jaxserve.layers.policy import plain
 from jaxserve.models.config import ExpertsConfig
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.steps import lower
@@ -136,14 +136,14 @@ def test_a_step_takes_the_kernels_for_its_experts(quantization: WeightFormat, nu
     (layer, *_) = SMALL.layers
     model = replace(SMALL, layers=(replace(layer, experts=experts),))
     sharding = make_sharding(model, num_devices, H200.devices(num_devices))
-    numerics = replace(
+    policy = replace(
         plain(jnp.dtype("bfloat16")),
         backend="mosaic_gpu",
         quantization=quantization,
-        joined_for=num_devices,
+        fused_for=num_devices,
         num_devices=num_devices,
     )
     pool = (1, 256, model.num_kv_heads, PAGE_SIZE, model.head_dim)
-    lowered = lower(make_skeleton(model, numerics), sharding, DECODE, pool).as_text()
+    lowered = lower(make_skeleton(model, policy), sharding, DECODE, pool).as_text()
     others = 2 if quantization == "int4-weight-only" else 0  # attention's products
     assert lowered.count("@mosaic_gpu") == 3 + others, "attention, gate and up, down"

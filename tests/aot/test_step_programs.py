@@ -19,7 +19,7 @@ from jaxserve_kernels.backend import Backend
 
 from benchmarks.gpu.static import THUNKS, launches, outside_graphs
 from jaxserve.config import WeightFormat
-from jaxserve.layers.numerics import Numerics, plain
+from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.models.config import AdaptersConfig, DecoderConfig, LayerConfig, RopeScaling
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program
@@ -95,15 +95,15 @@ class Case:
         return (layers, pages, heads // self.num_devices, slots, dim)
 
     @property
-    def numerics(self) -> Numerics:
+    def policy(self) -> DtypePolicy:
         """As the server chooses them on such a device."""
-        joined_for = self.num_devices if self.target.platform == "gpu" else 0
+        fused_for = self.num_devices if self.target.platform == "gpu" else 0
         plainly = plain(jnp.dtype("bfloat16"))
         return replace(
             plainly,
             backend=self.backend,
             quantization=self.quantization,
-            joined_for=joined_for,
+            fused_for=fused_for,
             num_devices=self.num_devices,
         )
 
@@ -186,7 +186,7 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             f"{case.target.compiler} is not installed: nothing compiled for {case.target.platform} (make kernels-check)"
         )
     sharding = make_sharding(case.model, case.num_devices, case.target.devices(case.num_devices))
-    skeleton = make_skeleton(case.model, case.numerics, case.adapters)
+    skeleton = make_skeleton(case.model, case.policy, case.adapters)
     dumps = tmp_path_factory.mktemp("dumps")
     options: dict[str, Any] | None = None
     if case.target.platform == "gpu":  # there is no device to find the fastest products on
@@ -269,7 +269,7 @@ def test_small_weights_are_widened_in_memory_only_where_there_is_no_arithmetic_f
     if case.quantization == "none":
         pytest.skip("its weights are whole")
     sharding = make_sharding(case.model, case.num_devices, case.target.devices(case.num_devices))
-    skeleton = make_skeleton(case.model, case.numerics)
+    skeleton = make_skeleton(case.model, case.policy)
     matrices = {
         ",".join(map(str, leaf.sharding.shard_shape(leaf.shape)))
         for leaf in abstract_params(skeleton, sharding)

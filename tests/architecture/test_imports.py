@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "checkpoint",
         "scheduler.admission",
     },
-    "planning": {"runner", "models", "layers.numerics", "sharding", "checkpoint", "kv.spec", "scheduler.plan"},
+    "planning": {"runner", "models", "layers.policy", "sharding", "checkpoint", "kv.spec", "scheduler.plan"},
     "terminal": {"client"},
     "client": set(),
     "bench": {"client", "tokenizer", "engine", "ipc.messages", "sampling.params"},  # `bench offline` runs an EngineCore

@@ -17,7 +17,7 @@ from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import CheckpointError
 from jaxserve.executor.adapters import adapters_config, open_adapters
 from jaxserve.layers.attention import KVPool, StepContext
-from jaxserve.layers.numerics import Numerics, plain
+from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.layers.rope import rotation, sliding_rotation
 from jaxserve.models.registry import decoder_of
 from jaxserve.models.skeleton import make_skeleton
@@ -36,7 +36,7 @@ CASES = [
 ]
 
 
-def logits(model: str, adapter: str, numerics: Numerics, num_devices: int = 1) -> np.ndarray:
+def logits(model: str, adapter: str, policy: DtypePolicy, num_devices: int = 1) -> np.ndarray:
     """(8, V): of the last 8 prompt positions."""
     goldens = adapter_goldens(model)
     names = [name for name in goldens if name != "base"]
@@ -47,7 +47,7 @@ def logits(model: str, adapter: str, numerics: Numerics, num_devices: int = 1) -
     room = adapters_config(adapters)
     assert room is not None
     assert (room.count, room.rank) == (len(names), 16)
-    skeleton, sharding = make_skeleton(decoder, numerics, room), make_sharding(decoder, num_devices)
+    skeleton, sharding = make_skeleton(decoder, policy, room), make_sharding(decoder, num_devices)
     params = load_params(with_adapters(checkpoint, adapters, room.rank), skeleton, sharding, lambda *_: None)
     prompt = goldens[adapter].prompt_ids
     number = (["base", *names]).index(adapter)
@@ -73,16 +73,16 @@ def logits(model: str, adapter: str, numerics: Numerics, num_devices: int = 1) -
 
 
 @pytest.mark.parametrize(("model", "adapter"), CASES)
-@pytest.mark.parametrize("joined_for", [0, 1])
-def test_logits_are_those_of_peft(model: str, adapter: str, joined_for: int) -> None:
-    found = logits(model, adapter, replace(PLAIN, joined_for=joined_for))
+@pytest.mark.parametrize("fused_for", [0, 1])
+def test_logits_are_those_of_peft(model: str, adapter: str, fused_for: int) -> None:
+    found = logits(model, adapter, replace(PLAIN, fused_for=fused_for))
     np.testing.assert_allclose(found, adapter_goldens(model)[adapter].logits, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("joined_for", [0, 2])
+@pytest.mark.parametrize("fused_for", [0, 2])
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
-def test_devices_share_them(joined_for: int) -> None:
-    found = logits("llama3_tiny", "second", replace(PLAIN, joined_for=joined_for, num_devices=2), num_devices=2)
+def test_devices_share_them(fused_for: int) -> None:
+    found = logits("llama3_tiny", "second", replace(PLAIN, fused_for=fused_for, num_devices=2), num_devices=2)
     np.testing.assert_allclose(found, adapter_goldens("llama3_tiny")["second"].logits, atol=1e-4, rtol=0)
 
 

@@ -12,7 +12,7 @@ from jaxserve_kernels.paged_attention import Paging, ragged_layout
 
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.layers.attention import KVPool, StepContext
-from jaxserve.layers.numerics import plain
+from jaxserve.layers.policy import plain
 from jaxserve.layers.rope import inverse_frequencies, rotation, sliding_rotation
 from jaxserve.models.config import DecoderConfig
 from jaxserve.models.registry import decoder_config
@@ -26,13 +26,13 @@ MAX_MODEL_LEN = 128
 
 
 def prompt_logits(
-    golden: GoldenCheckpoint, dtype: str, kv_dtype: str | None = None, *, num_devices: int = 1, joined_for: int = 0
+    golden: GoldenCheckpoint, dtype: str, kv_dtype: str | None = None, *, num_devices: int = 1, fused_for: int = 0
 ) -> np.ndarray:
     """Logits of the last 8 prompt positions, the prompt computed in one mixed pass."""
     checkpoint = open_checkpoint(golden.path)
     config = decoder_config(checkpoint.config, checkpoint.generation_config).with_context(MAX_MODEL_LEN)
-    numerics = replace(plain(jnp.dtype(dtype)), joined_for=joined_for, num_devices=num_devices)
-    skeleton = make_skeleton(config, numerics)
+    policy = replace(plain(jnp.dtype(dtype)), fused_for=fused_for, num_devices=num_devices)
+    skeleton = make_skeleton(config, policy)
     sharding = make_sharding(config, num_devices)
     params = load_params(checkpoint, skeleton, sharding, lambda *_: None)
     tokens = jnp.asarray(golden.prompt_ids)
@@ -95,7 +95,7 @@ def test_float32_logits_equal_transformers(golden: GoldenCheckpoint) -> None:
 @pytest.mark.parametrize("name", ["qwen2_tiny", "gpt_oss_tiny"])
 def test_joined_products_with_biases_or_of_experts_on_two_devices_equal_transformers(name: str) -> None:
     golden = golden_checkpoint(name)
-    found = prompt_logits(golden, "float32", num_devices=2, joined_for=2)
+    found = prompt_logits(golden, "float32", num_devices=2, fused_for=2)
     np.testing.assert_allclose(found, golden.logits, atol=1e-4, rtol=0)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.errors import CheckpointError
-from jaxserve.layers.numerics import plain
+from jaxserve.layers.policy import plain
 from jaxserve.layers.segment_attention import QUERY_BLOCK, Texts, attend
 from jaxserve.models.config import EncoderConfig
 from jaxserve.models.registry import decoder_of, model_of
@@ -26,13 +26,13 @@ NAMES = ["bert_tiny", "roberta_tiny"]
 
 
 def packed_hidden(
-    path: Path, texts: list[np.ndarray], num_tokens: int, num_devices: int = 1, joined_for: int = 0
+    path: Path, texts: list[np.ndarray], num_tokens: int, num_devices: int = 1, fused_for: int = 0
 ) -> list[np.ndarray]:
     """What the encoder makes of each token, by text, on an axis of `num_tokens` with padding at its end."""
     checkpoint = open_checkpoint(path)
     config = model_of(checkpoint)
     assert isinstance(config, EncoderConfig)
-    skeleton = make_encoder_skeleton(config, replace(plain(jnp.dtype("float32")), joined_for=joined_for))
+    skeleton = make_encoder_skeleton(config, replace(plain(jnp.dtype("float32")), fused_for=fused_for))
     params = load_params(checkpoint, skeleton, make_sharding(config, num_devices), lambda *_: None)
     lengths = [len(text) for text in texts]
     padding = num_tokens - sum(lengths)
@@ -59,10 +59,10 @@ def test_hidden_states_equal_transformers(name: str) -> None:
         np.testing.assert_allclose(ours, theirs, atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("joined_for", [0, 2])
-def test_two_devices_share_the_heads(joined_for: int) -> None:
+@pytest.mark.parametrize("fused_for", [0, 2])
+def test_two_devices_share_the_heads(fused_for: int) -> None:
     golden = encoder_golden("bert_tiny")
-    found = packed_hidden(golden.path, golden.token_ids, 100, num_devices=2, joined_for=joined_for)
+    found = packed_hidden(golden.path, golden.token_ids, 100, num_devices=2, fused_for=fused_for)
     for ours, theirs in zip(found, golden.hidden, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-5, rtol=0)
 

@@ -17,7 +17,7 @@ from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.config import WeightFormat
 from jaxserve.layers.experts import Experts, route
 from jaxserve.layers.linear import Tokens
-from jaxserve.layers.numerics import Numerics, plain
+from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.models.config import ExpertsConfig
 from jaxserve.models.registry import decoder_of
 from jaxserve.models.skeleton import make_skeleton
@@ -51,8 +51,8 @@ def test_weights_are_shares_of_what_a_token_takes_or_of_all(is_normalized: bool)
 
 
 def test_a_token_depends_neither_on_its_neighbours_nor_on_padding() -> None:
-    numerics = replace(FLOAT32, joined_for=1)
-    run = jax.jit(_filled(numerics, _first_block(numerics)))
+    policy = replace(FLOAT32, fused_for=1)
+    run = jax.jit(_filled(policy, _first_block(policy)))
     random = np.random.default_rng(2)
     own, others = random.standard_normal((3, 64), np.float32), random.standard_normal((2, 9, 64), np.float32)
     among = [np.concatenate((each[:4], own, each[4:])) for each in others]
@@ -66,10 +66,10 @@ def test_a_token_depends_neither_on_its_neighbours_nor_on_padding() -> None:
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4-weight-only"])
-@pytest.mark.parametrize("joined_for", [0, 2])
-def test_the_tensors_of_all_experts_are_one_parameter(quantization: WeightFormat, joined_for: int) -> None:
+@pytest.mark.parametrize("fused_for", [0, 2])
+def test_the_tensors_of_all_experts_are_one_parameter(quantization: WeightFormat, fused_for: int) -> None:
     folder = golden_checkpoint("qwen3_moe_tiny").path
-    params = loaded(folder, replace(FLOAT32, quantization=quantization, joined_for=joined_for))
+    params = loaded(folder, replace(FLOAT32, quantization=quantization, fused_for=fused_for))
     stored, layer = open_checkpoint(folder), "model.layers.2.mlp"
     down = params[f"{layer}.experts.down_proj.weight"]
     assert down.shape == (6, 64, 32)
@@ -81,7 +81,7 @@ def test_the_tensors_of_all_experts_are_one_parameter(quantization: WeightFormat
         if quantization == "none":
             np.testing.assert_array_equal(down[expert], own_down)
             parts = np.split(gate, 2) + np.split(up, 2)  # of the first device, then of the second
-            if joined_for:
+            if fused_for:
                 expected = np.concatenate((parts[0], parts[2], parts[1], parts[3]))
                 np.testing.assert_array_equal(params[f"{layer}.experts.gate_up_proj.weight"][expert], expected)
         elif quantization == "int8":
@@ -101,10 +101,10 @@ def test_experts_that_are_stored_in_fp8_are_kept_or_widened_as_other_matrices(tm
     worth = write_fp8(tmp_path, golden_checkpoint("olmoe_tiny").path, LAYOUTS[layout])
     decoder = decoder_of(open_checkpoint(tmp_path))
     assert decoder.stored is not None
-    numerics = replace(
-        FLOAT32, quantization=decoder.stored.format, plain_matrices=decoder.stored.plain_matrices, joined_for=1
+    policy = replace(
+        FLOAT32, quantization=decoder.stored.format, plain_matrices=decoder.stored.plain_matrices, fused_for=1
     )
-    params = loaded(tmp_path, numerics)
+    params = loaded(tmp_path, policy)
     found = params["model.layers.1.mlp.experts.down_proj.weight"].astype(np.float32)
     if layout == "channels":
         found *= params["model.layers.1.mlp.experts.down_proj.weight_scale"][:, :, None]
@@ -114,8 +114,8 @@ def test_experts_that_are_stored_in_fp8_are_kept_or_widened_as_other_matrices(tm
 
 def test_one_expert_that_is_not_quantised_keeps_all_whole() -> None:
     folder = golden_checkpoint("olmoe_tiny").path
-    numerics = replace(FLOAT32, quantization="int8", plain_matrices=("model.layers.0.mlp.experts.3.up_proj",))
-    leaves = {leaf.name: leaf for leaf in make_skeleton(decoder_of(open_checkpoint(folder)), numerics).leaves}
+    policy = replace(FLOAT32, quantization="int8", plain_matrices=("model.layers.0.mlp.experts.3.up_proj",))
+    leaves = {leaf.name: leaf for leaf in make_skeleton(decoder_of(open_checkpoint(folder)), policy).leaves}
     assert leaves["model.layers.0.mlp.experts.up_proj.weight"].dtype == np.float32
     assert leaves["model.layers.0.mlp.experts.gate_proj.weight"].dtype == np.int8
 
@@ -132,10 +132,8 @@ def test_one_expert_that_is_not_quantised_keeps_all_whole() -> None:
 def test_a_block_computes_what_its_widened_weights_compute(quantization: WeightFormat, tolerance: float) -> None:
     """Of activations as well where those are rounded: a whole model is no measure, as a choice may fall otherwise."""
     folder, layer = golden_checkpoint("qwen3_moe_tiny").path, "model.layers.0.mlp."
-    numerics = replace(FLOAT32, quantization=quantization, joined_for=1)
-    small = {
-        name.removeprefix(layer): each for name, each in loaded(folder, numerics).items() if name.startswith(layer)
-    }
+    policy = replace(FLOAT32, quantization=quantization, fused_for=1)
+    small = {name.removeprefix(layer): each for name, each in loaded(folder, policy).items() if name.startswith(layer)}
     wide = {}
     for name in [name for name in small if name.endswith(".weight")]:
         scales = small.get(f"{name}_scale")
@@ -147,23 +145,23 @@ def test_a_block_computes_what_its_widened_weights_compute(quantization: WeightF
     x = jnp.asarray(np.random.default_rng(2).standard_normal((9, 64), np.float32))
     found, expected = (
         np.asarray(jax.jit(_filled(each, of))(x, jnp.int32(9)))
-        for each, of in ((numerics, small), (replace(numerics, quantization="none"), wide))
+        for each, of in ((policy, small), (replace(policy, quantization="none"), wide))
     )
     assert np.abs(found - expected).mean() <= tolerance * np.abs(expected).mean()
 
 
-def _first_block(numerics: Numerics) -> dict[str, np.ndarray]:
+def _first_block(policy: DtypePolicy) -> dict[str, np.ndarray]:
     """Parameters of the first layer's block, by their names in it."""
     above = "model.layers.0.mlp."
-    params = loaded(golden_checkpoint("qwen3_moe_tiny").path, numerics)
+    params = loaded(golden_checkpoint("qwen3_moe_tiny").path, policy)
     return {name.removeprefix(above): each for name, each in params.items() if name.startswith(above)}
 
 
-def _filled(numerics: Numerics, params: dict[str, np.ndarray]) -> Callable[[jax.Array, jax.Array], jax.Array]:
+def _filled(policy: DtypePolicy, params: dict[str, np.ndarray]) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """The block with these parameters, whose gate and up are joined."""
     config = decoder_of(open_checkpoint(golden_checkpoint("qwen3_moe_tiny").path))
     assert config.experts is not None
-    block = Experts(config, config.experts, numerics)
+    block = Experts(config, config.experts, policy)
     modules = {
         "gate": block.gate,
         "experts.gate_up_proj": block.experts.gate_up_proj.joined,

@@ -18,7 +18,7 @@ from jaxserve.models.skeleton import make_skeleton
 from jaxserve.planning.devices import ACCELERATORS
 from jaxserve.planning.fit import model_sizes
 from jaxserve.runner.backend import Chip
-from jaxserve.runner.limits import make_numerics, quantization_notes
+from jaxserve.runner.limits import make_policy, quantization_notes
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.weights.loader import check_tensors, load_params
 from tests.models.goldens import golden_checkpoint
@@ -47,12 +47,12 @@ def loaded(folder: Path, quantization: Quantization) -> tuple[str, dict[str, np.
     checkpoint = open_checkpoint(folder)
     decoder = decoder_of(checkpoint)
     config = Config(model=ModelConfig(model=str(folder), quantization=quantization))
-    numerics = make_numerics(config, decoder, Chip("cpu"))
-    skeleton = make_skeleton(decoder, numerics)
+    policy = make_policy(config, decoder, Chip("cpu"))
+    skeleton = make_skeleton(decoder, policy)
     check_tensors(checkpoint, skeleton)
     params = load_params(checkpoint, skeleton, make_sharding(decoder, 1), lambda *_: None)
     named = zip(skeleton.leaves, params, strict=True)
-    return numerics.quantization, {leaf.name: np.asarray(array) for leaf, array in named}
+    return policy.quantization, {leaf.name: np.asarray(array) for leaf, array in named}
 
 
 def is_matrix(name: str, params: dict[str, np.ndarray]) -> bool:

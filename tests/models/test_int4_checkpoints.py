@@ -19,7 +19,7 @@ from jaxserve.models.skeleton import LeafSpec, make_skeleton
 from jaxserve.planning.devices import ACCELERATORS
 from jaxserve.planning.fit import model_sizes
 from jaxserve.runner.backend import Chip
-from jaxserve.runner.limits import make_numerics, quantization_notes
+from jaxserve.runner.limits import make_policy, quantization_notes
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.weights.loader import check_tensors, load_params
 from tests.engine.model_engine import ModelEngine, request
@@ -44,12 +44,12 @@ def loaded(
         model=ModelConfig(model=str(folder), quantization=quantization),
         parallel=ParallelConfig(tensor_parallel_size=num_devices),
     )
-    numerics = make_numerics(config, decoder, chip or Chip("cpu"))
-    skeleton = make_skeleton(decoder, numerics)
+    policy = make_policy(config, decoder, chip or Chip("cpu"))
+    skeleton = make_skeleton(decoder, policy)
     check_tensors(checkpoint, skeleton)
     params = load_params(checkpoint, skeleton, make_sharding(decoder, 1), lambda *_: None)
     named: zip[tuple[LeafSpec, Any]] = zip(skeleton.leaves, params, strict=True)
-    return numerics.quantization, {leaf.name: np.asarray(array) for leaf, array in named}
+    return policy.quantization, {leaf.name: np.asarray(array) for leaf, array in named}
 
 
 def restored(name: str, params: dict[str, np.ndarray]) -> np.ndarray:
@@ -79,7 +79,7 @@ def test_groups_of_neighbours_keep_the_stored_values(tmp_path: Path, name: str, 
 
 
 @pytest.mark.parametrize("name", ["packed", "gptq zeros", "awq"])
-def test_what_is_joined_on_gpus_is_joined_as_it_is(tmp_path: Path, name: str) -> None:
+def test_what_is_fused_on_gpus_is_fused_as_it_is(tmp_path: Path, name: str) -> None:
     worth = write_int4(tmp_path, SOURCE, LAYOUTS[name])
     _, params = loaded(tmp_path, chip=Chip("gpu", (9, 0)))
     found = "model.layers.1.mlp.gate_up_proj.weight"

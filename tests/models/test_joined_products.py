@@ -11,11 +11,11 @@ import pytest
 
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.config import Config, ModelConfig, ParallelConfig, WeightFormat
-from jaxserve.layers.numerics import Numerics, plain
+from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.models.registry import decoder_of
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.backend import Chip
-from jaxserve.runner.limits import make_numerics
+from jaxserve.runner.limits import make_policy
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.weights.loader import check_tensors, load_params
 from tests.models.goldens import golden_checkpoint
@@ -26,10 +26,10 @@ QKV = ("q_proj", "k_proj", "v_proj")
 GATE_UP = ("gate_proj", "up_proj")
 
 
-def loaded(folder: Path, numerics: Numerics) -> dict[str, np.ndarray]:
+def loaded(folder: Path, policy: DtypePolicy) -> dict[str, np.ndarray]:
     checkpoint = open_checkpoint(folder)
     decoder = decoder_of(checkpoint)
-    skeleton = make_skeleton(decoder, numerics)
+    skeleton = make_skeleton(decoder, policy)
     check_tensors(checkpoint, skeleton)
     params = load_params(checkpoint, skeleton, make_sharding(decoder, 1), lambda *_: None)
     return {leaf.name: np.asarray(array) for leaf, array in zip(skeleton.leaves, params, strict=True)}
@@ -40,8 +40,8 @@ def loaded(folder: Path, numerics: Numerics) -> dict[str, np.ndarray]:
 def test_each_device_holds_of_every_matrix_what_it_would_hold_of_it_alone(
     quantization: WeightFormat, num_devices: int
 ) -> None:
-    folder, numerics = golden_checkpoint("qwen2_tiny").path, replace(APART, quantization=quantization)
-    apart, joined = loaded(folder, numerics), loaded(folder, replace(numerics, joined_for=num_devices))
+    folder, policy = golden_checkpoint("qwen2_tiny").path, replace(APART, quantization=quantization)
+    apart, joined = loaded(folder, policy), loaded(folder, replace(policy, fused_for=num_devices))
     kinds = ["weight"] if quantization == "none" else ["weight", "weight_scale"]
     expected = {f"self_attn.qkv_proj.{kind}": [f"self_attn.{name}.{kind}" for name in QKV] for kind in (*kinds, "bias")}
     expected |= {f"mlp.gate_up_proj.{kind}": [f"mlp.{name}.{kind}" for name in GATE_UP] for kind in kinds}
@@ -55,9 +55,9 @@ def test_each_device_holds_of_every_matrix_what_it_would_hold_of_it_alone(
     assert {name for name in joined if ".1." in name} == {name for name in apart if ".1." in name}, "nothing else moved"
 
 
-def test_what_is_stored_in_fp8_is_joined_as_it_is(tmp_path: Path) -> None:
+def test_what_is_stored_in_fp8_is_fused_as_it_is(tmp_path: Path) -> None:
     worth = write_fp8(tmp_path, golden_checkpoint("llama3_tiny").path, LAYOUTS["channels"])
-    params = loaded(tmp_path, replace(APART, quantization="fp8", plain_matrices=("model.embed_tokens",), joined_for=1))
+    params = loaded(tmp_path, replace(APART, quantization="fp8", plain_matrices=("model.embed_tokens",), fused_for=1))
     found = params["model.layers.0.mlp.gate_up_proj.weight"].astype(np.float32)
     found *= params["model.layers.0.mlp.gate_up_proj.weight_scale"][:, None]
     np.testing.assert_array_equal(
@@ -68,8 +68,8 @@ def test_what_is_stored_in_fp8_is_joined_as_it_is(tmp_path: Path) -> None:
 def test_one_matrix_that_is_not_quantised_keeps_those_beside_it_whole() -> None:
     folder = golden_checkpoint("qwen2_tiny").path
     whole = "model.layers.1.self_attn.k_proj"
-    numerics = replace(APART, quantization="int8", plain_matrices=(whole,), joined_for=1)
-    params, stored = loaded(folder, numerics), loaded(folder, APART)
+    policy = replace(APART, quantization="int8", plain_matrices=(whole,), fused_for=1)
+    params, stored = loaded(folder, policy), loaded(folder, APART)
     found = params["model.layers.1.self_attn.qkv_proj.weight"]
     parts = [stored[f"model.layers.1.self_attn.{name}.weight"] for name in QKV]
     np.testing.assert_array_equal(found, np.concatenate(parts))
@@ -80,6 +80,6 @@ def test_one_matrix_that_is_not_quantised_keeps_those_beside_it_whole() -> None:
 def test_gpus_join_for_as_many_as_share_the_layers(chip: Chip, expected: int) -> None:
     decoder = decoder_of(open_checkpoint(golden_checkpoint("llama3_tiny").path))
     config = Config(model=ModelConfig(model="any"), parallel=ParallelConfig(tensor_parallel_size=2))
-    assert make_numerics(config, decoder, chip).joined_for == expected
+    assert make_policy(config, decoder, chip).fused_for == expected
     alone = Config(model=ModelConfig(model="any"))
-    assert make_numerics(alone, decoder, Chip("cpu")).joined_for == 0
+    assert make_policy(alone, decoder, Chip("cpu")).fused_for == 0

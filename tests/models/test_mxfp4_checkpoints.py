@@ -14,7 +14,7 @@ from jaxserve.errors import CheckpointError
 from jaxserve.models.registry import decoder_of
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.backend import Chip
-from jaxserve.runner.limits import make_numerics, quantization_notes
+from jaxserve.runner.limits import make_policy, quantization_notes
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.weights.loader import load_params
 from tests.models.goldens import golden_checkpoint
@@ -70,7 +70,7 @@ def loaded(folder: Path, quantization: Quantization) -> dict[str, np.ndarray]:
     decoder = decoder_of(checkpoint)
     config = Config(model=ModelConfig(model=str(folder), quantization=quantization))
     assert any("MXFP4" in note for note in quantization_notes(config, decoder, Chip("cpu"))) == (quantization == "auto")
-    skeleton = make_skeleton(decoder, make_numerics(config, decoder, Chip("cpu")))
+    skeleton = make_skeleton(decoder, make_policy(config, decoder, Chip("cpu")))
     params = load_params(checkpoint, skeleton, make_sharding(decoder, 1), lambda *_: None)
     return {leaf.name: np.asarray(array) for leaf, array in zip(skeleton.leaves, params, strict=True)}
 

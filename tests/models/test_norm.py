@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxserve.layers.norm import RMSNorm
-from jaxserve.layers.numerics import plain
+from jaxserve.layers.policy import plain
 
 
 @pytest.mark.slow
@@ -19,8 +19,8 @@ from jaxserve.layers.numerics import plain
 @pytest.mark.parametrize("shape", [(576,), (1536,), (9, 64), (1, 128)])
 def test_a_row_is_normalised_to_the_same_bits_among_any_number_of_rows(shape: tuple[int, ...]) -> None:
     """XLA alone adds up few rows in another order, and activations in 8 bits make steps of that."""
-    numerics = replace(plain(jnp.dtype("float32")), backend="native")
-    norm = RMSNorm(shape[-1], 1e-5, numerics)
+    policy = replace(plain(jnp.dtype("float32")), backend="native")
+    norm = RMSNorm(shape[-1], 1e-5, policy)
     random = np.random.default_rng(4)
     norm.weight[...] = jnp.asarray(random.standard_normal(shape[-1], np.float32))
     rows = random.standard_normal((64, *shape), np.float32)

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh
 from jaxserve_kernels.matmul import gpu
 
 from jaxserve.layers.linear import Linear, Tokens
-from jaxserve.layers.numerics import Numerics, plain
+from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.sharding.shares import on_own_rows
 
 NUM_TOKENS, NUM_INPUTS, NUM_OUTPUTS = 5, 64, 24
@@ -22,7 +22,7 @@ BY_INPUTS, BY_OUTPUTS = ("embed", "ffn"), ("ffn", "embed")
 TOKENS = Tokens(jnp.int32(NUM_TOKENS))
 
 
-def _numerics(dtype: str) -> Numerics:
+def _policy(dtype: str) -> DtypePolicy:
     return replace(plain(jnp.dtype(dtype)), num_devices=2, split_axes=("ffn",))
 
 
@@ -42,9 +42,9 @@ def _inputs(dtype: str) -> jax.Array:
     return jnp.asarray(random.standard_normal((NUM_TOKENS, NUM_INPUTS)), dtype)
 
 
-def _linear(numerics: Numerics, axes: tuple[str, str]) -> Linear:
+def _linear(policy: DtypePolicy, axes: tuple[str, str]) -> Linear:
     """With random numbers for its parameters."""
-    linear = Linear(NUM_OUTPUTS, NUM_INPUTS, axes, numerics, bias=True)
+    linear = Linear(NUM_OUTPUTS, NUM_INPUTS, axes, policy, bias=True)
     random = np.random.default_rng(1)
     for name, param in nnx.to_flat_state(nnx.state(linear, nnx.Param)):
         is_small = param.dtype == jnp.int8
@@ -55,14 +55,14 @@ def _linear(numerics: Numerics, axes: tuple[str, str]) -> Linear:
 
 @pytest.mark.parametrize("axes", [BY_INPUTS, BY_OUTPUTS])
 def test_two_devices_compute_what_one_computes(axes: tuple[str, str]) -> None:
-    linear, x = _linear(_numerics("float32"), axes), _inputs("float32")
+    linear, x = _linear(_policy("float32"), axes), _inputs("float32")
     found, program = _on_two(lambda x: linear(x, TOKENS), x)
     np.testing.assert_allclose(found, linear(x, TOKENS), rtol=1e-5, atol=1e-5)
     assert program.count("all_reduce") == (axes == BY_INPUTS)
 
 
 def test_sums_are_exchanged_in_the_type_of_the_activations() -> None:
-    linear, x = _linear(_numerics("bfloat16"), BY_INPUTS), _inputs("bfloat16")
+    linear, x = _linear(_policy("bfloat16"), BY_INPUTS), _inputs("bfloat16")
     found, program = _on_two(lambda x: linear(x, TOKENS), x)
     np.testing.assert_allclose(found, np.asarray(linear(x, TOKENS), np.float64), rtol=2e-2, atol=0.1)
     (exchange,) = (line for line in program.partition("all_reduce")[2].splitlines() if line.lstrip().startswith("})"))
@@ -70,7 +70,7 @@ def test_sums_are_exchanged_in_the_type_of_the_activations() -> None:
 
 
 def test_activations_are_rounded_by_the_largest_value_of_a_device_s_own_share() -> None:
-    linear, x = _linear(replace(_numerics("float32"), quantization="int8"), BY_INPUTS), _inputs("float32")
+    linear, x = _linear(replace(_policy("float32"), quantization="int8"), BY_INPUTS), _inputs("float32")
     x = x.at[:, 0].set(100.0)  # leaves few steps for its own share, and none fewer for the other
     assert linear.weight_scale is not None
     assert linear.bias is not None

@@ -21,7 +21,7 @@ from jaxserve.layers.rope import rotation, sliding_rotation
 from jaxserve.models.registry import decoder_of
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.backend import chip_of
-from jaxserve.runner.limits import kv_cache_dtype, make_numerics
+from jaxserve.runner.limits import kv_cache_dtype, make_policy
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.weights.loader import load_params
 
@@ -36,8 +36,8 @@ class TinyModel:
         config = Config(model=ModelConfig(model=str(path), **model), compile=CompileConfig(cpu_kernels=cpu_kernels))
         checkpoint = open_checkpoint(path)
         decoder = decoder_of(checkpoint).with_context(NUM_PAGES * PAGE_SIZE)
-        self.numerics = make_numerics(config, decoder, chip_of(jax.devices()[0]))
-        skeleton = make_skeleton(decoder, self.numerics)
+        self.policy = make_policy(config, decoder, chip_of(jax.devices()[0]))
+        skeleton = make_skeleton(decoder, self.policy)
         self._params = load_params(checkpoint, skeleton, make_sharding(decoder, 1), lambda *_: None)
         shape = (decoder.num_layers, NUM_PAGES + 1, decoder.num_kv_heads, PAGE_SIZE, decoder.head_dim)
         self._pool = KVPool(*(jnp.zeros(shape, kv_cache_dtype(config, "cpu")) for _ in range(2)))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.peers.bounds import MachineBounds, best_of, output_bound, step_bound_s
-from jaxserve.layers.numerics import plain
+from jaxserve.layers.policy import plain
 from jaxserve.models.registry import decoder_config
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.planning.sizes import make_sizes

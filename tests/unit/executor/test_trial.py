@@ -24,7 +24,7 @@ from jaxserve.executor.trial_process import TrialNews, TrialSpec
 from jaxserve.ipc.report import PhaseClock
 from jaxserve.models.registry import decoder_of
 from jaxserve.runner.backend import chip_of
-from jaxserve.runner.limits import make_numerics
+from jaxserve.runner.limits import make_policy
 from jaxserve.runner.trial import TOLERANCE, Difference, difference
 from tests.models.goldens import golden_checkpoint
 
@@ -156,10 +156,10 @@ def test_right_kernels_pass_and_one_page_too_few_does_not(config: Config, monkey
         pytest.skip(f"native kernels: {error}")
     decoder, chip = decoder_of(open_checkpoint(golden_checkpoint(MODEL).path)), chip_of(jax.devices()[0])
     model = replace(decoder, layers=tuple(dict.fromkeys(decoder.layers)))
-    numerics = make_numerics(config, model, chip)
-    assert numerics.backend in NATIVE
+    policy = make_policy(config, model, chip)
+    assert policy.backend in NATIVE
     stages: list[str] = []
-    assert difference(config, model, chip, numerics, lambda: stages.append("reference")).fault is None
+    assert difference(config, model, chip, policy, lambda: stages.append("reference")).fault is None
     assert stages == ["reference"]
     whole = api.cpu.write_and_attend
 
@@ -168,6 +168,6 @@ def test_right_kernels_pass_and_one_page_too_few_does_not(config: Config, monkey
         return whole(q, k, v, k_pages, v_pages, layer, tables.at[2, 1].set(0), *where, **options)
 
     monkeypatch.setattr(api.cpu, "write_and_attend", cut)
-    fault = difference(config, model, chip, numerics, lambda: None).fault
+    fault = difference(config, model, chip, policy, lambda: None).fault
     assert fault is not None
     assert fault.startswith("a token's vector differs from XLA's by ")

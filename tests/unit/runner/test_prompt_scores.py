@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.layers.numerics import plain
+from jaxserve.layers.policy import plain
 from jaxserve.models.config import DecoderConfig, LayerConfig
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxserve.layers.attention import KVPool
-from jaxserve.layers.numerics import plain
+from jaxserve.layers.policy import plain
 from jaxserve.models.config import DecoderConfig, LayerConfig
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner import steps

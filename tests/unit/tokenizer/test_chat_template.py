@@ -107,7 +107,7 @@ PARTS = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "t
         ),
     ],
 )
-def test_parts_reach_templates_that_loop_over_them_and_are_joined_for_others(source: str, text: str) -> None:
+def test_parts_reach_templates_that_loop_over_them_and_are_fused_for_others(source: str, text: str) -> None:
     assert render(source, PARTS) == text
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import pytest
 
-from jaxserve.layers.numerics import plain
+from jaxserve.layers.policy import plain
 from jaxserve.models.config import DecoderConfig, LayerConfig
 from jaxserve.models.skeleton import LeafSpec, make_skeleton
 from jaxserve.sharding.mesh import axis_rules
@@ -27,13 +27,13 @@ MODEL = DecoderConfig(
 
 
 def leaves(num_devices: int = 1, group_size: int = 128) -> dict[str, LeafSpec]:
-    numerics = replace(
+    policy = replace(
         plain(jnp.dtype("bfloat16")),
         quantization="int4-weight-only",
         num_devices=num_devices,
         group_size=group_size,
     )
-    found = {leaf.name: leaf for leaf in make_skeleton(MODEL, numerics).leaves}
+    found = {leaf.name: leaf for leaf in make_skeleton(MODEL, policy).leaves}
     return {name.removeprefix("model.layers.0."): leaf for name, leaf in found.items()}
 
 

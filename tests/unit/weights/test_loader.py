@@ -14,7 +14,7 @@ import pytest
 
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.errors import CheckpointError
-from jaxserve.layers.numerics import plain
+from jaxserve.layers.policy import plain
 from jaxserve.models.registry import decoder_config
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding
@@ -80,7 +80,7 @@ from pathlib import Path
 import jax, jax.numpy as jnp
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.models.registry import decoder_config
-from jaxserve.layers.numerics import plain
+from jaxserve.layers.policy import plain
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.weights.loader import load_params

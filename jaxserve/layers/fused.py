@@ -17,14 +17,14 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.linear import LowRank, Matrix, Tokens
-from jaxserve.layers.numerics import Numerics
+from jaxserve.layers.policy import DtypePolicy
 
 Product = Callable[[Array, Any], Array]
 """Of rows with a matrix, as `Linear` or `ExpertLinear`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class FusedLayout:
     """How the rows of several matrices lie in one array.
 
     counts  rows of each
@@ -53,7 +53,7 @@ class Rows:
         return itertools.pairwise(itertools.accumulate((count // self.groups for count in self.counts), initial=0))
 
 
-class Fan(nnx.Module):
+class FusedLinear(nnx.Module):
     """A product under each name, or one `joined` of all.
 
     It stands in no parameter's name: its matrices lie in checkpoints beside each other, where it lies in the model.
@@ -63,35 +63,35 @@ class Fan(nnx.Module):
         self,
         counts: Mapping[str, int],
         make: Callable[[int], Product],
-        numerics: Numerics,
+        policy: DtypePolicy,
         *,
         num_units: int,
     ) -> None:
         """counts: outputs by name. make: a module with so many outputs. num_units: what devices share, as heads, if there
         are as many for each."""
         self.names = tuple(counts)
-        self.rows = Rows(tuple(counts.values()), math.gcd(num_units, numerics.joined_for))
-        self.is_joined = numerics.joined_for > 0
+        self.layout = FusedLayout(tuple(counts.values()), math.gcd(num_units, policy.fused_for))
+        self.is_fused = policy.fused_for > 0
         self.adapters: nnx.Dict[LowRank] = nnx.Dict()
         """What adapters add to parts of a joined product, by name."""
-        if self.is_joined:
-            self.joined = make(sum(counts.values()))
+        if self.is_fused:
+            self.fused = make(sum(counts.values()))
             return
         for name, count in counts.items():
             setattr(self, name, make(count))
 
     def adapt(self, name: str, num_ranks: int) -> None:
         """Declare what adapters add to a part of the joined product."""
-        assert isinstance(self.joined, Matrix), "experts have no adapters"
-        axes = self.joined.weight.get_metadata()["axes"]
-        out_dim, in_dim = self.rows.counts[self.names.index(name)], self.joined.weight.shape[1]
-        self.adapters[name] = LowRank(out_dim, in_dim, axes, self.joined.numerics, num_ranks)
+        assert isinstance(self.fused, Matrix), "experts have no adapters"
+        axes = self.fused.weight.get_metadata()["axes"]
+        out_dim, in_dim = self.layout.counts[self.names.index(name)], self.fused.weight.shape[1]
+        self.adapters[name] = LowRank(out_dim, in_dim, axes, self.fused.policy, num_ranks)
 
     def __call__(self, x: Float[Array, "T I"], rows: Tokens | Int[Array, "E"]) -> list[Float[Array, "T _"]]:
         """The product with each matrix, in the order of their names. rows: what the modules are told of them."""
-        if not self.is_joined:
+        if not self.is_fused:
             return [getattr(self, name)(x, rows) for name in self.names]
-        parts = self.rows.split(self.joined(x, rows))
+        parts = self.layout.split(self.fused(x, rows))
         if not self.adapters:
             return parts
         return [self._adapted(name, part, x, rows) for name, part in zip(self.names, parts, strict=True)]

@@ -15,7 +15,7 @@ GROUP_SIZES: Final = (128, 64, 32)
 
 
 @dataclass(frozen=True, slots=True)
-class Numerics:
+class DtypePolicy:
     """The packing plan of one backend.
 
     weights      of matrices, unless they are quantised
@@ -24,7 +24,7 @@ class Numerics:
                  int4 has one for each output and group of inputs
     backend      of products and attention
     plain_matrices  modules that are not quantised, by their names in checkpoints, nor is what they are joined with
-    joined_for   this many devices, products of one input are computed as one; 0: one by one
+    fused_for   this many devices, products of one input are computed as one; 0: one by one
     group_size   inputs of a group, or a multiple of them
     has_offsets  whether groups of 4-bit weights have an offset as well
     num_devices  that share a layer: where they split inputs, no group is on two of them
@@ -37,7 +37,7 @@ class Numerics:
     quantization: WeightFormat = "none"
     backend: Backend = "reference"
     plain_matrices: tuple[str, ...] = ()
-    joined_for: int = 0
+    fused_for: int = 0
     group_size: int = GROUP_SIZES[0]
     has_offsets: bool = False
     num_devices: int = 1
@@ -68,7 +68,7 @@ class Numerics:
         return self.four_bits if name == "int4" else jnp.dtype("float8_e4m3fn" if name == "fp8" else name)
 
     @property
-    def by_outputs(self) -> Numerics:
+    def by_outputs(self) -> DtypePolicy:
         """The same with a scale for each output: 8 bits where others have 4."""
         return replace(self, quantization="int8-weight-only") if self.quantization == "int4-weight-only" else self
 
@@ -83,6 +83,6 @@ class Numerics:
         return next((size for size in GROUP_SIZES if self.group_size % size == 0 and share % size == 0), None)
 
 
-def plain(dtype: jnp.dtype) -> Numerics:
+def plain(dtype: jnp.dtype) -> DtypePolicy:
     """Everything in one type, by XLA alone."""
-    return Numerics(jnp.dtype(dtype), jnp.dtype(dtype))
+    return DtypePolicy(jnp.dtype(dtype), jnp.dtype(dtype))
