@@ -13,29 +13,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from jaxserve.apis.responses.desk import ResponseDesk
 from jaxserve.cli.api_keys import api_keys
 from jaxserve.cli.tasks import first_of
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
+from jaxserve.frontend.client import EngineClient
+from jaxserve.frontend.grammars import GrammarChecker
+from jaxserve.frontend.link import EngineLink
+from jaxserve.frontend.parsers.dialect import choose_dialect
+from jaxserve.frontend.seeds import SeedStream
+from jaxserve.frontend.siblings import Siblings
+from jaxserve.frontend.tokenization import Tokenization, tokenization
+from jaxserve.http.app import make_app
+from jaxserve.http.auth import KeyRing
+from jaxserve.http.cors import CorsPolicy
+from jaxserve.http.listener import listening
+from jaxserve.http.operations.startup import StartupLog, total_seconds
+from jaxserve.http.state import ServerState
 from jaxserve.ipc.address import folder_of
 from jaxserve.ipc.messages import ModelInfo, StartupProgress
 from jaxserve.ipc.report import PhaseSpan
 from jaxserve.ipc.transport import EngineConnection
 from jaxserve.metrics import Metrics
-from jaxserve.server.app import make_app
-from jaxserve.server.auth import KeyRing
-from jaxserve.server.client import EngineClient
-from jaxserve.server.cors import CorsPolicy
-from jaxserve.server.grammars import GrammarChecker
-from jaxserve.server.link import EngineLink
-from jaxserve.server.listener import listening
-from jaxserve.server.parsers.dialect import choose_dialect
-from jaxserve.server.responses.desk import ResponseDesk
-from jaxserve.server.seeds import SeedStream
-from jaxserve.server.siblings import Siblings
-from jaxserve.server.startup import StartupLog, total_seconds
-from jaxserve.server.state import ServerState
-from jaxserve.server.tokenization import Tokenization, tokenization
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 _log = logging.getLogger(__name__)

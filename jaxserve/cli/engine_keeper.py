@@ -20,8 +20,8 @@ from jaxserve.cli.engine_life import engine_process, wait_dead, wait_started
 from jaxserve.engine.spawn import Spawned
 from jaxserve.engine.spec import EngineSpec
 from jaxserve.errors import StartupError
+from jaxserve.frontend.link import EngineLink
 from jaxserve.ipc.address import incarnation_address
-from jaxserve.server.link import EngineLink
 
 _log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from jaxserve.engine.launcher import EngineProcess
 from jaxserve.engine.spawn import Spawned
 from jaxserve.engine.spec import EngineSpec
 from jaxserve.errors import CheckpointError, StartupError
+from jaxserve.frontend.link import EngineLink
 from jaxserve.ipc.address import remove_socket
 from jaxserve.ipc.messages import ModelInfo
-from jaxserve.server.link import EngineLink
 from jaxserve.tokenizer.tokenizer import Tokenizer
 
 LAST_WORDS_S: Final = 0.2

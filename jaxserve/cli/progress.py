@@ -11,9 +11,9 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from jaxserve.http.operations.startup import StartupLog, label_of
 from jaxserve.ipc.messages import StartupProgress
 from jaxserve.log import tell, writes_json
-from jaxserve.server.startup import StartupLog, label_of
 
 _LINES_PER_PHASE = 4
 _BYTES_PHASE = "load"

@@ -37,12 +37,12 @@ from jaxserve.config import Config
 from jaxserve.engine.spawn import Spawned
 from jaxserve.engine.spec import EngineSpec
 from jaxserve.executor.fake import FakeOptions
+from jaxserve.http.listener import bind_sockets
+from jaxserve.http.operations.startup import startup_table
 from jaxserve.ipc.address import own_address
 from jaxserve.ipc.messages import ModelInfo, StartupProgress
 from jaxserve.ipc.report import process_start_s
 from jaxserve.log import configure_logging, line_of
-from jaxserve.server.listener import bind_sockets
-from jaxserve.server.startup import startup_table
 from jaxserve.tokenizer.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from jaxserve.apis.openai.score_schema import check_partners
+from jaxserve.frontend.embedding import check_dimensions, encode_inputs, finished, vectors_of
+from jaxserve.frontend.scoring import encode_pairs, scores_of
+from jaxserve.http.state import ServerState
 from jaxserve.llm.results import EmbeddingOutput, EmbeddingRequestOutput, ScoringOutput, ScoringRequestOutput
-from jaxserve.server.embedding import check_dimensions, encode_inputs, finished, vectors_of
-from jaxserve.server.schema.score import check_partners
-from jaxserve.server.scoring import encode_pairs, scores_of
-from jaxserve.server.state import ServerState
 
 
 @dataclass(frozen=True, slots=True)

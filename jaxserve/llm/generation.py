@@ -10,23 +10,23 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from jaxserve.apis.openai.chat_schema import ChatRequest, check_chat
+from jaxserve.apis.openai.completions_schema import CompletionRequest, check_completion
+from jaxserve.apis.openai.deltas import MessageDeltas, message_of
+from jaxserve.apis.openai.logprobs import ScoredToken
+from jaxserve.apis.schema.common import CommonFields
+from jaxserve.apis.schema.decode import invalid_field
 from jaxserve.errors import RequestError
+from jaxserve.frontend.chat_job import make_chat_job
+from jaxserve.frontend.generation import Job, generating, grammar_of, make_job
+from jaxserve.frontend.stream import ChoiceStream, Piece, events_of, pieces_of
+from jaxserve.http.errors import first_leaf, request_error
+from jaxserve.http.state import ServerState
 from jaxserve.ipc.messages import AddRequest, ModelInfo
 from jaxserve.ipc.messages import RequestOutput as News
 from jaxserve.llm.results import CompletionOutput, Logprob, RequestOutput, ToolCall
 from jaxserve.llm.sampling_params import SamplingParams
 from jaxserve.scheduler.admission import Admission
-from jaxserve.server.chat_job import make_chat_job
-from jaxserve.server.deltas import MessageDeltas, message_of
-from jaxserve.server.errors import first_leaf, request_error
-from jaxserve.server.generation import Job, generating, grammar_of, make_job
-from jaxserve.server.logprobs import ScoredToken
-from jaxserve.server.schema.chat import ChatRequest, check_chat
-from jaxserve.server.schema.common import CommonFields
-from jaxserve.server.schema.completions import CompletionRequest, check_completion
-from jaxserve.server.schema.decode import invalid_field
-from jaxserve.server.state import ServerState
-from jaxserve.server.stream import ChoiceStream, Piece, events_of, pieces_of
 from jaxserve.tokenizer.tokenizer import Tokenizer
 
 T = TypeVar("T", bound=CommonFields)

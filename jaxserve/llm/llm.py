@@ -14,10 +14,12 @@ from typing import Any, Literal, TypeAlias
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
+from jaxserve.apis.schema.decode import shorten
 from jaxserve.cli.progress import StartupDisplay
 from jaxserve.config import Config
 from jaxserve.errors import RequestError, invalid
 from jaxserve.executor.fake import FakeOptions
+from jaxserve.http.state import ServerState
 from jaxserve.llm.background import Background
 from jaxserve.llm.embedding import EmbeddingOptions, embed_all, score_all
 from jaxserve.llm.generation import Work, chat_work, run_all, text_work
@@ -25,8 +27,6 @@ from jaxserve.llm.results import EmbeddingRequestOutput, RequestOutput, ScoringR
 from jaxserve.llm.sampling_params import SamplingParams
 from jaxserve.llm.session import engine_session
 from jaxserve.llm.settings import llm_config
-from jaxserve.server.schema.decode import shorten
-from jaxserve.server.state import ServerState
 
 Message = dict[str, Any]
 """As in OpenAI's API: `{"role": "user", "content": "..."}`."""

@@ -14,13 +14,13 @@ from jaxserve.config import Config
 from jaxserve.engine.launcher import EngineProcess
 from jaxserve.engine.spec import EngineSpec
 from jaxserve.executor.fake import FakeOptions
+from jaxserve.frontend.client import EngineClient
+from jaxserve.frontend.link import EngineLink
+from jaxserve.frontend.siblings import Siblings
+from jaxserve.frontend.tokenization import tokenization
+from jaxserve.http.state import ServerState
 from jaxserve.ipc.address import folder_of, own_address
 from jaxserve.ipc.messages import StartupProgress
-from jaxserve.server.client import EngineClient
-from jaxserve.server.link import EngineLink
-from jaxserve.server.siblings import Siblings
-from jaxserve.server.state import ServerState
-from jaxserve.server.tokenization import tokenization
 
 
 @contextlib.asynccontextmanager

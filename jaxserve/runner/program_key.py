@@ -20,7 +20,9 @@ import jaxserve_kernels
 
 import jaxserve
 
-_UNTRACED_ROOMS = ("bench", "checkpoint", "cli", "engine", "executor", "ipc", "planning", "server", "tokenizer")
+_UNTRACED_ROOMS = (
+    *("apis", "bench", "checkpoint", "cli", "engine", "executor", "frontend", "http", "ipc", "planning", "tokenizer"),
+)
 """Rooms whose source cannot change what a program computes. All others can, or might."""
 _SOURCE_SUFFIXES = (".py", ".cc", ".h", ".json")
 _JAX_SETTINGS = (

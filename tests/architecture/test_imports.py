@@ -22,6 +22,19 @@ EVERYBODY = {
 }
 KERNELS = "jaxserve_kernels"
 
+# To be removed: modules of an upper package that a lower one still imports.
+UPWARDS = {
+    "apis": {f"http.{name}" for name in ("body", "errors", "query", "reply", "request_id", "sse", "state")},
+    "frontend": {
+        *(
+            f"apis.openai.{name}"
+            for name in ("chat_schema", "conversation", "embeddings_schema", "logprobs", "messages", "tools")
+        ),
+        *(f"apis.schema.{name}" for name in ("checks", "common", "sampling", "structured", "timing", "usage")),
+        *(f"http.{name}" for name in ("errors", "request_id", "sse", "state")),
+    },
+}
+
 # A room may import itself, EVERYBODY, and what stands here: a whole room, or one module of it.
 MAY_IMPORT: dict[str, set[str]] = {
     "cli": {
@@ -29,7 +42,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "client",
         "terminal",
         "planning",
-        "server",
+        "http",
+        "apis",
+        "frontend",
         "engine",
         "executor.fake",
         "executor.precompile",
@@ -40,7 +55,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": {"llm"},  # the package itself: its public names, imported when they are asked for
     "llm": {
         "cli",
-        "server",
+        "http",
+        "apis",
+        "frontend",
         "engine",
         "executor.fake",
         "tokenizer",
@@ -52,7 +69,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "terminal": {"client"},
     "client": set(),
     "bench": {"client", "tokenizer", "engine", "ipc.messages", "sampling.params"},  # `bench offline` runs an EngineCore
-    "server": {"tokenizer", "ipc", "sampling.params", "structured.protocol"},
+    "http": {"apis", "frontend", "ipc", "sampling.params"},
+    "apis": {"frontend", "tokenizer", "ipc", "sampling.params", *UPWARDS["apis"]},
+    "frontend": {"tokenizer", "ipc", "sampling.params", "structured.protocol", *UPWARDS["frontend"]},
     "tokenizer": {"checkpoint"},
     "ipc": {"sampling.params"},
     "engine": {"scheduler", "kv", "executor", "ipc", "sampling.params", "structured"},
@@ -110,7 +129,9 @@ NO_JAX = [
     "jaxserve.bench",
     "jaxserve.client",
     "jaxserve.terminal",
-    "jaxserve.server",
+    "jaxserve.http",
+    "jaxserve.apis",
+    "jaxserve.frontend",
     "jaxserve.tokenizer",
     "jaxserve.ipc",
     "jaxserve.scheduler",
@@ -236,7 +257,7 @@ def test_environment_is_read_only_by_the_options() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["jaxserve.server.app", "jaxserve.cli.serve", "jaxserve.cli.bench", "jaxserve.cli.plan", "jaxserve.llm.llm"],
+    ["jaxserve.http.app", "jaxserve.cli.serve", "jaxserve.cli.bench", "jaxserve.cli.plan", "jaxserve.llm.llm"],
 )
 def test_api_process_leaves_jax_and_transformers_unimported(module: str) -> None:
     heavy = "{'jax', 'jaxlib', 'flax', 'transformers', 'torch'}"
@@ -248,9 +269,9 @@ def test_api_process_leaves_jax_and_transformers_unimported(module: str) -> None
 
 def test_the_checks_see_a_forbidden_import() -> None:
     """The table is worth nothing if the parser misses imports inside functions or relative ones."""
-    path = ROOT / "jaxserve" / "server" / "example.py"
+    path = ROOT / "jaxserve" / "http" / "example.py"
     code = "def late():\n    from jaxserve.engine import core\n    from ..runner import steps\n    import jaxserve.kv.spec\n"
-    source = Source("jaxserve.server.example", path, ast.parse(code), 4)
+    source = Source("jaxserve.http.example", path, ast.parse(code), 4)
     assert [fault.rpartition(" ")[2] for fault in wrong_imports(source)] == [
         "jaxserve.engine.core" if importlib.util.find_spec("jaxserve.engine.core") else "jaxserve.engine",
         "jaxserve.runner.steps" if importlib.util.find_spec("jaxserve.runner.steps") else "jaxserve.runner",

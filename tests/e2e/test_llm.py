@@ -21,6 +21,8 @@ import pytest
 
 import jaxserve
 from jaxserve import LLM, SamplingParams
+from jaxserve.apis.openai.completions_schema import CompletionRequest
+from jaxserve.apis.schema.sampling import sampling_params
 from jaxserve.config import Config, ModelConfig, ServerConfig
 from jaxserve.errors import (
     ConfigError,
@@ -35,8 +37,6 @@ from jaxserve.llm.background import Background
 from jaxserve.llm.settings import llm_config
 from jaxserve.sampling.params import COLUMNS
 from jaxserve.sampling.params import SamplingParams as EngineParams
-from jaxserve.server.schema.completions import CompletionRequest
-from jaxserve.server.schema.sampling import sampling_params
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.e2e.http_server import ROOT, SOURCES, TOKENIZER, until
 from tests.e2e.test_http_tools import EOS, REPLY, START, TEMPLATE, TOOLS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from tests.unit.server.conftest import TOKENIZERS
+from tests.unit.running_api import TOKENIZERS
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from jaxserve.ipc.codec import decode_from_engine, encode
 from jaxserve.ipc.messages import AddRequest, Ready, RequestOutput, StepOutputs
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.call_counts import CallCounts
-from tests.unit.server.conftest import FACTS, Api, running_api
+from tests.unit.running_api import FACTS, Api, running_api
 
 NUM_STEPS = 10
 MANY_STREAMS = 32

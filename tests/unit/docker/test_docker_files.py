@@ -14,7 +14,7 @@ import yaml
 
 from jaxserve.cli.settings import SETTINGS
 from jaxserve.config import ServerConfig
-from jaxserve.server.app import collect_routes
+from jaxserve.http.app import collect_routes
 
 ROOT = Path(__file__).parents[3]
 TOOLS = Path(sys.executable).parent

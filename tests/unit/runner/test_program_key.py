@@ -55,7 +55,7 @@ def test_another_processor_is_another_key(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_source_of_what_is_traced_is_in_the_key_and_that_of_the_server_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place in ("jaxserve/layers/linear.py", "jaxserve/server/app.py", "jaxserve_kernels/matmul/api.py"):
+    for place in ("jaxserve/layers/linear.py", "jaxserve/http/app.py", "jaxserve_kernels/matmul/api.py"):
         (tmp_path / place).parent.mkdir(parents=True)
         (tmp_path / place).write_text("old")
     for package in ("jaxserve", "jaxserve_kernels"):
@@ -63,7 +63,7 @@ def test_the_source_of_what_is_traced_is_in_the_key_and_that_of_the_server_is_no
         monkeypatch.setattr(getattr(module, package), "__file__", str(tmp_path / package / "__init__.py"))
     source_hash = module.source_hash.__wrapped__
     first = source_hash()
-    (tmp_path / "jaxserve/server/app.py").write_text("new")
+    (tmp_path / "jaxserve/http/app.py").write_text("new")
     assert source_hash() == first
     (tmp_path / "jaxserve/layers/linear.py").write_text("new")
     second = source_hash()

@@ -1,0 +1,1 @@
+"""The wire formats that the server speaks, a folder each."""

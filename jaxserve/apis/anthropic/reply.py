@@ -1,0 +1,198 @@
+"""What Anthropic's clients are told: messages, the events of their streams, counts, errors."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from jaxserve.apis.schema.timing import RequestTiming
+from jaxserve.apis.schema.usage import Usage
+from jaxserve.errors import RequestError
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+
+
+class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
+    """What the model says."""
+
+    text: str
+    citations: None = None
+
+
+class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
+    """The reasoning before it."""
+
+    thinking: str
+    signature: str
+    """The SHA-256 of the reasoning, in hexadecimal digits."""
+
+
+class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
+    """A call of one of the request's tools."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class OutputTokensDetails(msgspec.Struct):
+    """Kinds of generated tokens."""
+
+    thinking_tokens: int
+
+
+class MessageUsage(msgspec.Struct):
+    """Token counts."""
+
+    input_tokens: int
+    """Of the prompt, without those that were in the cache."""
+    cache_read_input_tokens: int
+    """Of the prompt, those that were in the cache."""
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    cache_creation_input_tokens: int = 0
+    """Nothing is paid for."""
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """A reply, whole or (in `message_start`) not yet begun."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[Block]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+    metrics: RequestTiming | msgspec.UnsetType = msgspec.UNSET
+    """Only with `return_metrics`."""
+
+
+class TokenCount(msgspec.Struct):
+    """Of the prompt that a conversation becomes."""
+
+    input_tokens: int
+
+
+class MessageStart(msgspec.Struct, tag_field="type", tag="message_start"):
+    """The first event."""
+
+    message: Message
+
+
+class BlockStart(msgspec.Struct, tag_field="type", tag="content_block_start"):
+    """A block begins, empty but for a call's id and name."""
+
+    index: int
+    content_block: Block
+
+
+class TextDelta(msgspec.Struct, tag_field="type", tag="text_delta"):
+    """More of a text."""
+
+    text: str
+
+
+class ThinkingDelta(msgspec.Struct, tag_field="type", tag="thinking_delta"):
+    """More of the reasoning."""
+
+    thinking: str
+
+
+class SignatureDelta(msgspec.Struct, tag_field="type", tag="signature_delta"):
+    """The last of the reasoning."""
+
+    signature: str
+
+
+class InputDelta(msgspec.Struct, tag_field="type", tag="input_json_delta"):
+    """More of a call's input."""
+
+    partial_json: str
+
+
+class BlockDelta(msgspec.Struct, tag_field="type", tag="content_block_delta"):
+    """More of the block."""
+
+    index: int
+    delta: TextDelta | ThinkingDelta | SignatureDelta | InputDelta
+
+
+class BlockStop(msgspec.Struct, tag_field="type", tag="content_block_stop"):
+    """The block is complete."""
+
+    index: int
+
+
+BlockEvent = BlockStart | BlockDelta | BlockStop
+
+
+class MessageEnd(msgspec.Struct):
+    """Why the message ended; null where it has not."""
+
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+
+
+class MessageDelta(msgspec.Struct, tag_field="type", tag="message_delta"):
+    """The end, with the counts of the whole message."""
+
+    delta: MessageEnd
+    usage: MessageUsage
+    metrics: RequestTiming | msgspec.UnsetType = msgspec.UNSET
+    """Only with `return_metrics`."""
+
+
+class MessageStop(msgspec.Struct, tag_field="type", tag="message_stop"):
+    """The last event."""
+
+
+class Ping(msgspec.Struct, tag_field="type", tag="ping"):
+    """The connection is alive."""
+
+
+class AnthropicErrorDetail(msgspec.Struct):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct, tag_field="type", tag="error"):
+    """A refusal; in a stream, its last event."""
+
+    error: AnthropicErrorDetail
+    request_id: str
+
+
+_ERROR_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_error(error: RequestError, request_id: str) -> AnthropicError:
+    """`{"type": "error", "error": {"type", "message"}, "request_id"}`."""
+    return AnthropicError(
+        AnthropicErrorDetail(_ERROR_TYPES.get(error.status, "invalid_request_error"), error.message), request_id
+    )
+
+
+def message_usage(usage: Usage) -> MessageUsage:
+    """The counts as Anthropic has them: cached tokens are no input tokens."""
+    num_cached = usage.prompt_tokens_details.cached_tokens
+    return MessageUsage(
+        input_tokens=usage.prompt_tokens - num_cached,
+        cache_read_input_tokens=num_cached,
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=OutputTokensDetails(usage.completion_tokens_details.reasoning_tokens),
+    )

@@ -1,0 +1,104 @@
+"""`POST /v1/completions`: request, reply and chunk."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from jaxserve.apis.schema.bounds import Bound
+from jaxserve.apis.schema.common import CommonFields, PromptLogprob, check_common, check_listed_logprobs
+from jaxserve.apis.schema.inputs import texts_or_ids
+from jaxserve.apis.schema.timing import RequestTiming
+from jaxserve.apis.schema.unsupported import refuse
+from jaxserve.apis.schema.usage import Usage
+from jaxserve.config import LimitsConfig
+from jaxserve.errors import invalid
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default for text completions."""
+
+
+class CompletionRequest(CommonFields, kw_only=True):
+    prompt: str | list[Any]
+    """A text, token ids, or a list of either."""
+    logprobs: Annotated[int | None, Bound("value", 0, "max_top_logprobs")] = None
+    """Log-probabilities of the text's tokens, and of so many most likely ones in the place of each."""
+    echo: bool | None = None
+    """Whether the text begins with the prompt; with `logprobs`, so do they. Allows `max_tokens` 0."""
+    best_of: int | None = None
+    """Only as many as `n`: the server does not choose among candidates."""
+    add_special_tokens: bool | None = None
+    """Whether a prompt that is text gets the tokenizer's begin token. Without it: it does."""
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """None: no log-probabilities; 0: of the chosen tokens alone."""
+        if self.logprobs is None:
+            return None
+        return len(self.logprob_token_ids or ()) or self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((number for number in asked if number is not None), default=None)
+
+    @property
+    def is_echo_only(self) -> bool:
+        return bool(self.echo) and self.max_tokens == 0
+
+
+def check_completion(request: CompletionRequest, limits: LimitsConfig) -> list[str | list[int]]:
+    """Check what needs neither model nor tokenizer; returns the prompts. Token ids are checked later."""
+    check_common(request, limits)
+    if request.max_tokens == 0 and not request.echo:
+        raise invalid("max_tokens", "must be at least 1 (0 only with `echo`), got 0")
+    check_listed_logprobs(request, request.logprobs is not None)
+    if request.best_of is not None and request.best_of != request.num_choices:
+        raise refuse("best_of")
+    prompts = texts_or_ids("prompt", request.prompt)
+    Bound("items", 1, "max_prompts").check("prompt", prompts, limits)
+    if len(prompts) * request.num_choices > limits.max_total_choices:
+        raise invalid(
+            "n",
+            f"prompts times n may be at most {limits.max_total_choices} (--max-total-choices), "
+            f"got {len(prompts)} x {request.num_choices}",
+        )
+    return prompts
+
+
+class CompletionLogprobs(msgspec.Struct):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+    """Where each token's text begins, in characters."""
+
+
+class CompletionChoice(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    """`stop` or `length`; null before the end of a stream."""
+    stop_reason: str | int | None = None
+    """The stop string or token id that ended the text; null for its natural end."""
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
+    """Only when it was asked for."""
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """Reply and chunk alike: OpenAI gives both the object `text_completion`."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    """Seconds since 1970."""
+    model: str
+    choices: list[CompletionChoice]
+    system_fingerprint: str
+    """Changes when weights, precision, mesh or versions do."""
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    """In the chunks of a stream only where `include_usage` asked for it."""
+    metrics: RequestTiming | msgspec.UnsetType = msgspec.UNSET
+    """Only with `return_metrics`."""

@@ -1,0 +1,109 @@
+"""The responses of a server, whichever of its API processes keeps them: each is kept by the one that made it.
+
+An id has the number of its process; what is asked of another one's goes there, over the sockets that API processes
+have for each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from jaxserve.apis.responses.store import ResponseStore, StoredResponse
+from jaxserve.config import ResponsesConfig
+from jaxserve.frontend.siblings import Siblings
+
+_ID: Final = re.compile(r"resp_([0-9a-f]{3})[0-9a-f]{32}")
+_ANSWER: Final[msgspec.msgpack.Decoder[StoredResponse | None]] = msgspec.msgpack.Decoder(StoredResponse | None)
+
+
+class ResponseDesk:
+    """Keeps the responses made here, runs those that are made in the background, and asks for the others."""
+
+    def __init__(self, config: ResponsesConfig, siblings: Siblings) -> None:
+        share = dataclasses.replace(
+            config,
+            max_stored_responses=siblings.share_of(config.max_stored_responses),
+            max_stored_bytes=siblings.share_of(config.max_stored_bytes),
+        )
+        self.store = ResponseStore(share)
+        self._siblings = siblings
+        self._runs: dict[str, asyncio.Task[None]] = {}
+        self._own: dict[str, Callable[[str], Awaitable[StoredResponse | None]]] = {
+            "get": self._get,
+            "cancel": self._cancel,
+            "delete": self._delete,
+        }
+
+    def new_id(self) -> str:
+        """An id for a response that is made here."""
+        return f"resp_{self._siblings.index:03x}{uuid.uuid4().hex}"
+
+    async def get(self, response_id: str) -> StoredResponse | None:
+        """The response; None when nobody keeps it. A use of it."""
+        return await self._ask("get", response_id)
+
+    async def cancel(self, response_id: str) -> StoredResponse | None:
+        """End the run of a response that is made in the background; what it was when it ended."""
+        return await self._ask("cancel", response_id)
+
+    async def delete(self, response_id: str) -> StoredResponse | None:
+        """Forget a response, and end its run; what it was."""
+        return await self._ask("delete", response_id)
+
+    def run(self, response_id: str, work: Coroutine[Any, Any, None], at_end: Callable[[bool], None]) -> None:
+        """Do the work of a response in the background. `at_end` hears whether it was cancelled."""
+        task = asyncio.create_task(work)
+        self._runs[response_id] = task
+
+        def end(task: asyncio.Task[None]) -> None:
+            del self._runs[response_id]
+            at_end(task.cancelled())
+
+        task.add_done_callback(end)
+
+    async def aclose(self) -> None:
+        """End all runs."""
+        for response_id in list(self._runs):
+            await self._cancel(response_id)
+
+    @property
+    def answers(self) -> Mapping[str, Callable[[str], Awaitable[bytes]]]:
+        """What the other processes may ask, by its name."""
+
+        def encoded(own: Callable[[str], Awaitable[StoredResponse | None]]) -> Callable[[str], Awaitable[bytes]]:
+            async def answer(response_id: str) -> bytes:
+                return msgspec.msgpack.encode(await own(response_id))
+
+            return answer
+
+        return {f"response.{name}": encoded(own) for name, own in self._own.items()}
+
+    async def _ask(self, what: str, response_id: str) -> StoredResponse | None:
+        match = _ID.fullmatch(response_id)
+        if match is None or (index := int(match[1], 16)) >= self._siblings.count:
+            return None
+        if index == self._siblings.index:
+            return await self._own[what](response_id)
+        return _ANSWER.decode(await self._siblings.ask(index, f"response.{what}", response_id))
+
+    async def _get(self, response_id: str) -> StoredResponse | None:
+        return self.store.get(response_id)
+
+    async def _cancel(self, response_id: str) -> StoredResponse | None:
+        run = self._runs.get(response_id)
+        if run is not None:
+            run.cancel()
+            await asyncio.wait({run})
+        return self.store.get(response_id)
+
+    async def _delete(self, response_id: str) -> StoredResponse | None:
+        stored = await self._cancel(response_id)
+        self.store.remove(response_id)
+        return stored

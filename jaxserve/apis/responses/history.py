@@ -1,0 +1,29 @@
+"""What was said before a response: the chain of those it continues."""
+
+from __future__ import annotations
+
+from jaxserve.apis.responses.desk import ResponseDesk
+from jaxserve.apis.responses.items import Item
+from jaxserve.apis.schema.decode import shorten
+from jaxserve.errors import InvalidRequestError, invalid
+
+_PARAM = "previous_response_id"
+
+
+async def items_before(desk: ResponseDesk, previous_response_id: str | None) -> list[Item]:
+    """Input and output of every response of the chain, in order. Raises InvalidRequestError where one is missing."""
+    turns: list[list[Item]] = []
+    response_id = previous_response_id
+    while response_id is not None:
+        stored = await desk.get(response_id)
+        if stored is None:
+            raise InvalidRequestError(
+                f"Previous response with id {shorten(response_id)} not found.",
+                param=_PARAM,
+                code="previous_response_not_found",
+            )
+        if stored.response.status == "in_progress":
+            raise invalid(_PARAM, f"the response {shorten(response_id)} is still in progress")
+        turns.append([*stored.input, *stored.response.output])
+        response_id = stored.response.previous_response_id
+    return [item for turn in reversed(turns) for item in turn]

@@ -1,0 +1,123 @@
+"""What clients send as `input`, checked and brought into one form: items with ids and lists of parts."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Final
+
+import msgspec
+
+from jaxserve.apis.openai.messages import ContentPart, check_parts
+from jaxserve.apis.responses.items import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    InputText,
+    Item,
+    MessageItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    SummaryText,
+)
+from jaxserve.apis.schema.decode import missing, shorten
+from jaxserve.apis.schema.unsupported import refuse
+from jaxserve.errors import invalid
+
+_ROLES: Final = ("user", "system", "developer", "assistant")
+
+
+class InputItem(msgspec.Struct, kw_only=True):
+    """One item; which fields it has depends on its type. Without a type it is a message."""
+
+    type: str | None = None
+    """`message`, `reasoning`, `function_call` or `function_call_output`."""
+    id: str | None = None
+    status: str | None = None
+    """Of an item that was in a reply; every item counts as complete."""
+    phase: str | None = None
+    """Of an assistant's message: a hint that no chat template reads."""
+    role: str | None = None
+    content: str | list[ContentPart] | None = None
+    """Of messages and reasoning."""
+    summary: list[ContentPart] | None = None
+    encrypted_content: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[ContentPart] | None = None
+
+
+def read_input(given: str | list[InputItem]) -> list[Item]:
+    """The items of a request. Raises InvalidRequestError or UnsupportedParameterError naming the place."""
+    if isinstance(given, str):
+        return [MessageItem(id=new_id("msg"), role="user", content=[InputText(given)])]
+    return [_item(f"input[{i}]", item) for i, item in enumerate(given)]
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id in OpenAI's form."""
+    return f"{prefix}_{uuid.uuid4().hex}"
+
+
+def _item(place: str, item: InputItem) -> Item:
+    match item.type:
+        case None | "message":
+            return _message(place, item)
+        case "reasoning":
+            return _reasoning(place, item)
+        case "function_call":
+            return FunctionCallItem(
+                id=item.id or new_id("fc"),
+                call_id=_required(f"{place}.call_id", item.call_id),
+                name=_required(f"{place}.name", item.name),
+                arguments=_required(f"{place}.arguments", item.arguments),
+            )
+        case "function_call_output":
+            output = item.output
+            if output is None:
+                raise missing(f"{place}.output")
+            return FunctionCallOutputItem(
+                id=item.id or new_id("fco"),
+                call_id=_required(f"{place}.call_id", item.call_id),
+                output=output if isinstance(output, str) else list(map(InputText, _texts(f"{place}.output", output))),
+            )
+    raise refuse(f"{place}.type={shorten(item.type)[1:-1]}")
+
+
+def _message(place: str, item: InputItem) -> MessageItem:
+    role = _required(f"{place}.role", item.role)
+    if role not in _ROLES:
+        raise invalid(f"{place}.role", f"must be one of {', '.join(_ROLES)}, got {shorten(role)}")
+    if item.content is None:
+        raise missing(f"{place}.content")
+    texts = _texts(f"{place}.content", item.content)
+    content: list[InputText | OutputText] = (
+        [OutputText(text=text) for text in texts] if role == "assistant" else [InputText(text) for text in texts]
+    )
+    return MessageItem(id=item.id or new_id("msg"), role=role, content=content)  # type: ignore[arg-type]
+
+
+def _reasoning(place: str, item: InputItem) -> ReasoningItem:
+    content = _texts(f"{place}.content", item.content or [], "reasoning_text")
+    summary = _texts(f"{place}.summary", item.summary or [], "summary_text")
+    if item.encrypted_content and not (content or summary):
+        raise refuse(f"{place}.encrypted_content")
+    return ReasoningItem(
+        id=item.id or new_id("rs"),
+        summary=[SummaryText(text) for text in summary],
+        content=[ReasoningText(text) for text in content],
+    )
+
+
+def _texts(place: str, content: str | list[ContentPart], *types: str) -> list[str]:
+    """The texts of parts of these types, else of a message's."""
+    if isinstance(content, str):
+        return [content]
+    check_parts(place, content, *types)
+    return [part.text or "" for part in content]
+
+
+def _required(place: str, value: str | None) -> str:
+    if value is None:
+        raise missing(place)
+    return value

@@ -1,0 +1,84 @@
+"""The items that responses are made of, in both directions: messages, reasoning, function calls and their results."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from jaxserve.apis.openai.chat_schema import ContentLogprob
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputText(msgspec.Struct, tag_field="type", tag="input_text"):
+    """Text that the client wrote."""
+
+    text: str
+
+
+class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
+    """Text that a model wrote."""
+
+    text: str
+    annotations: list[str] = []
+    """Always empty: nothing here cites anything."""
+    logprobs: list[ContentLogprob] = []
+    """Of every token, when `include` asked for them."""
+
+
+class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
+    """Reasoning in the model's own words."""
+
+    text: str
+
+
+class SummaryText(msgspec.Struct, tag_field="type", tag="summary_text"):
+    """A summary of reasoning, which clients may send; replies have none."""
+
+    text: str
+
+
+class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
+    """A message of anybody."""
+
+    id: str
+    status: ItemStatus = "completed"
+    role: Literal["user", "system", "developer", "assistant"]
+    content: list[InputText | OutputText]
+
+
+class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
+    """What the model thought before it answered."""
+
+    id: str
+    summary: list[SummaryText] = []
+    content: list[ReasoningText] = []
+    encrypted_content: None = None
+    """Nothing is encrypted here: `content` may be sent back as it is."""
+    status: ItemStatus = "completed"
+
+
+class FunctionCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
+    """The model wants the client to call a function."""
+
+    id: str
+    call_id: str
+    """What the result of the call names."""
+    name: str
+    arguments: str
+    """JSON."""
+    status: ItemStatus = "completed"
+
+
+class FunctionCallOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call_output"):
+    """What the client got from calling a function."""
+
+    id: str
+    call_id: str
+    output: str | list[InputText]
+    status: ItemStatus = "completed"
+
+
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem
+Item = MessageItem | ReasoningItem | FunctionCallItem | FunctionCallOutputItem

@@ -1,0 +1,44 @@
+"""The items of a response, page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from jaxserve.apis.responses.items import Item
+from jaxserve.apis.responses.response import ItemList
+from jaxserve.apis.schema.bounds import Bound
+from jaxserve.apis.schema.decode import shorten
+from jaxserve.errors import invalid
+
+_DEFAULT_LIMIT: Final = 20
+
+
+class PageQuery(msgspec.Struct, kw_only=True):
+    """Which items of a list."""
+
+    after: str | None = None
+    """Those behind the item with this id."""
+    limit: Annotated[int | None, Bound("value", 1, 100)] = None
+    """At most so many. Without it: 20."""
+    order: Literal["asc", "desc"] | None = None
+    """`desc`: the newest first. Without it: `desc`."""
+
+
+def page_of(items: Sequence[Item], query: PageQuery) -> ItemList:
+    """The page that is asked for. Raises InvalidRequestError for an id that there is not."""
+    ordered = list(items if query.order == "asc" else reversed(items))
+    if query.after:
+        ids = [item.id for item in ordered]
+        if query.after not in ids:
+            raise invalid("after", f"no item has the id {shorten(query.after)}")
+        ordered = ordered[ids.index(query.after) + 1 :]
+    page = ordered[: query.limit or _DEFAULT_LIMIT]
+    return ItemList(
+        data=page,
+        first_id=page[0].id if page else None,
+        last_id=page[-1].id if page else None,
+        has_more=len(ordered) > len(page),
+    )

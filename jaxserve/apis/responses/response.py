@@ -1,0 +1,118 @@
+"""The response object, whole and while it comes into being."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from jaxserve.apis.openai.conversation import ReasoningEffort
+from jaxserve.apis.responses.items import Item, OutputItem
+from jaxserve.apis.responses.schema import FunctionTool, TextOptions
+from jaxserve.apis.schema.timing import RequestTiming
+from jaxserve.apis.schema.usage import Usage
+
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class ResponseFault(msgspec.Struct):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct):
+    reason: Literal["max_output_tokens"]
+
+
+class ReasoningEcho(msgspec.Struct):
+    effort: ReasoningEffort | None = None
+    summary: None = None
+
+
+class ResponseInputDetails(msgspec.Struct):
+    cached_tokens: int
+    cache_write_tokens: int = 0
+    """Always 0: what is kept for other prompts costs nothing and is not counted."""
+
+
+class ResponseOutputDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct):
+    """Token counts; reasoning is part of the output."""
+
+    input_tokens: int
+    input_tokens_details: ResponseInputDetails
+    output_tokens: int
+    output_tokens_details: ResponseOutputDetails
+    total_tokens: int
+
+
+class ResponseObject(msgspec.Struct, kw_only=True):
+    """A response, with the settings that made it."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    """Unix time."""
+    completed_at: int | None = None
+    status: ResponseStatus = "in_progress"
+    background: bool
+    error: ResponseFault | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    model: str
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: ReasoningEcho
+    safety_identifier: str | None
+    service_tier: Literal["default"] = "default"
+    store: bool
+    temperature: float
+    text: TextOptions
+    tool_choice: str | dict[str, Any]
+    tools: list[FunctionTool]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None
+    metrics: RequestTiming | msgspec.UnsetType = msgspec.UNSET
+    """Only with `return_metrics`."""
+    metadata: dict[str, str]
+
+
+class DeletedResponse(msgspec.Struct):
+    """The answer to a deletion."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
+
+
+class ItemList(msgspec.Struct, kw_only=True):
+    """A page of the items that a response was given."""
+
+    object: Literal["list"] = "list"
+    data: list[Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def response_usage(usage: Usage) -> ResponseUsage:
+    """Token counts as responses spell them."""
+    return ResponseUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=ResponseInputDetails(usage.prompt_tokens_details.cached_tokens),
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=ResponseOutputDetails(usage.completion_tokens_details.reasoning_tokens),
+        total_tokens=usage.total_tokens,
+    )

@@ -1,0 +1,192 @@
+"""`POST /v1/responses`: the request, and what it asks of the chat that answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from jaxserve.apis.openai.conversation import ReasoningEffort
+from jaxserve.apis.responses.input import InputItem
+from jaxserve.apis.schema.bounds import Bound, check_bounds
+from jaxserve.apis.schema.checks import check_count
+from jaxserve.apis.schema.common import GenerationFields
+from jaxserve.apis.schema.decode import missing, shorten
+from jaxserve.apis.schema.unsupported import refuse
+from jaxserve.config import LimitsConfig
+from jaxserve.errors import InvalidRequestError, invalid, unsupported
+
+LOGPROBS: Final = "message.output_text.logprobs"
+_INCLUDED: Final = (LOGPROBS, "reasoning.encrypted_content")
+"""The second asks for reasoning that can be sent back: it is, in the clear, with or without."""
+_MOVED: Final = {
+    "logprobs": f"see `include`, '{LOGPROBS}'",
+    "max_completion_tokens": "see `max_output_tokens`",
+    "max_tokens": "see `max_output_tokens`",
+    "messages": "see `input`",
+    "n": "a request has one response",
+    "prompt_logprobs": "log-probabilities are of the output",
+    "response_format": "see `text.format`",
+}
+_TOOL_OPTIONS: Final = ("defer_loading", "output_schema", "allowed_callers", "is_async")
+_MAX_PAIRS: Final = 16
+_MAX_KEY_CHARS: Final = 64
+_MAX_VALUE_CHARS: Final = 512
+
+
+class FunctionTool(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A function that the model may call."""
+
+    type: str
+    """`function`: what runs on OpenAI's servers does not run here."""
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema."""
+    strict: bool | None = None
+    """True: arguments are held to the schema, whether or not `tool_choice` forces the call."""
+    defer_loading: bool | None = None
+    """Refused when true: the model hears of every function."""
+    output_schema: dict[str, Any] | None = None
+    """Refused: results are not read."""
+    allowed_callers: list[str] | None = None
+    """Only `direct`."""
+    is_async: bool | None = msgspec.field(default=None, name="async")
+    """Refused when true."""
+
+
+class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The form of the reply's text."""
+
+    type: str
+    """`text`, `json_object` or `json_schema`."""
+    name: str | None = None
+    """Echoed."""
+    description: str | None = None
+    """Echoed."""
+    schema: dict[str, Any] | None = None
+    """With `json_schema`."""
+    strict: bool | None = None
+    """The schema is enforced whole, with it or without."""
+
+
+class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True):
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """A hint that is not followed."""
+
+
+class ReasoningOptions(msgspec.Struct, kw_only=True):
+    effort: ReasoningEffort | None = None
+    """Goes to the chat template, which has to read it."""
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    """Only `auto`, with which there is none: reasoning comes whole."""
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    """The older name of `summary`."""
+
+
+class ResponseStreamOptions(msgspec.Struct, kw_only=True):
+    include_obfuscation: bool | None = None
+    """Padding against traffic analysis: a hint that is not followed."""
+
+
+class ResponsesRequest(GenerationFields, kw_only=True):
+    """A request for one response. Sampling options beyond OpenAI's mean what they mean for chat completions."""
+
+    input: str | list[InputItem]
+    """A text, or the items of a conversation."""
+    instructions: str | None = None
+    """A system message in front of everything; a later response does not inherit it."""
+    max_output_tokens: Annotated[int | None, Bound("value", 1)] = None
+    """Reasoning counts. Without it: as many as fit the context."""
+    max_tool_calls: Annotated[int | None, Bound("value", 1)] = None
+    """Of tools that run on the server, of which there are none."""
+    top_logprobs: Annotated[int | None, Bound("value", 0, "max_top_logprobs")] = None
+    """Most likely tokens to tell in the place of each; only where `include` asks for log-probabilities."""
+    include: list[str] | None = None
+    """`message.output_text.logprobs`: log-probabilities of the text; `reasoning.encrypted_content` asks for nothing that is not there without it."""
+    text: TextOptions | None = None
+    """The form of the text: any, JSON, or what a JSON schema allows."""
+    tools: Annotated[list[FunctionTool] | None, Bound("items", 0, "max_tools")] = None
+    """Functions that the model may call."""
+    tool_choice: str | dict[str, Any] | None = None
+    """none, auto, required, a function, or `allowed_tools`."""
+    parallel_tool_calls: bool | None = None
+    """False: at most one call in a response."""
+    reasoning: ReasoningOptions | None = None
+    """How much the model is to think."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the chat template."""
+    metadata: Annotated[dict[str, str] | None, Bound("items", 0, _MAX_PAIRS)] = None
+    """Echoed."""
+    previous_response_id: str | None = None
+    """The response that this one continues: its items, and those of the ones before it, come first."""
+    store: bool | None = None
+    """Whether the response can be asked for, and continued, later. True unless told otherwise."""
+    truncation: str | None = None
+    """Only `disabled`: input that is too long is refused."""
+    background: bool | None = None
+    """Answer at once and generate afterwards: the response is to be asked for. Not with `stream`, nor without `store`."""
+    stream_options: ResponseStreamOptions | None = None
+    """Only with `stream`."""
+    user: str | None = None
+    """Echoed."""
+    safety_identifier: str | None = None
+    """Echoed."""
+    prompt_cache_key: str | None = None
+    """Echoed: prompts that begin alike share their computation without it."""
+
+    @property
+    def is_stored(self) -> bool:
+        return self.store is not False
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ())
+
+
+def check_moved(names: Iterable[str]) -> None:
+    """Refuse fields of chat completions that the responses API calls otherwise, or does not have."""
+    for name in names:
+        if name in _MOVED:
+            raise unsupported(name, f"is not of the responses API: {_MOVED[name]}")
+
+
+def check_responses(request: ResponsesRequest, limits: LimitsConfig) -> None:
+    """Check what chat completions do not have. Raises InvalidRequestError or UnsupportedParameterError."""
+    check_bounds(request, limits)
+    if request.top_logprobs and not request.wants_logprobs:
+        raise InvalidRequestError(f"When using `top_logprobs`, `include` must hold '{LOGPROBS}'.", param="top_logprobs")
+    for i, name in enumerate(request.include or ()):
+        if name not in _INCLUDED:
+            raise refuse(f"include[{i}]={shorten(name)[1:-1]}")
+    if request.truncation not in (None, "disabled"):
+        raise unsupported("truncation", f"must be disabled, got {shorten(request.truncation)}")
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequestError("Stream options can only be defined when `stream=True`.", param="stream_options")
+    for name in ("summary", "generate_summary"):
+        if getattr(request.reasoning, name, None) not in (None, "auto"):
+            raise refuse(f"reasoning.{name}")
+    if request.background and (request.stream or not request.is_stored):
+        raise invalid("background", "not together with `stream`, and not without `store`")
+    _check_tools(request.tools or [])
+    _check_metadata(request.metadata or {})
+
+
+def _check_tools(tools: list[FunctionTool]) -> None:
+    for i, tool in enumerate(tools):
+        if tool.type != "function":
+            raise unsupported(
+                f"tools[{i}].type", f"must be 'function', got {shorten(tool.type)}: nothing else runs on this server"
+            )
+        if tool.name is None:
+            raise missing(f"tools[{i}].name")
+        for name in _TOOL_OPTIONS:
+            if getattr(tool, name) not in (None, False, ["direct"]):
+                raise refuse(f"tools[{i}].{name.removeprefix('is_')}")
+
+
+def _check_metadata(metadata: dict[str, str]) -> None:
+    check_count("metadata", max(map(len, metadata), default=0), _MAX_KEY_CHARS, "characters in a key")
+    check_count("metadata", max(map(len, metadata.values()), default=0), _MAX_VALUE_CHARS, "characters in a value")

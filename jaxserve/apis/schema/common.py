@@ -1,0 +1,145 @@
+"""Fields and checks that chat and text completions share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from jaxserve.apis.schema.bounds import Bound, check_bounds
+from jaxserve.apis.schema.decode import shorten
+from jaxserve.apis.schema.limits import MAX_REQUEST_ID_CHARS, MAX_SALT_CHARS
+from jaxserve.apis.schema.sampling import SamplerFields
+from jaxserve.apis.schema.structured import ResponseFormat, StructuredOutputs
+from jaxserve.config import LimitsConfig
+from jaxserve.errors import ContextLengthError, InvalidRequestError
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+    """One more chunk at the end, with the usage and no choices."""
+    continuous_usage_stats: bool | None = None
+    """The usage so far in every chunk."""
+    include_obfuscation: bool | None = None
+    """Padding against traffic analysis: a hint that we do not follow."""
+
+
+class PromptLogprob(msgspec.Struct):
+    """Of a token in its place in the prompt."""
+
+    logprob: float
+    rank: int
+    """1: no token is more likely."""
+    decoded_token: str
+    """The token's text."""
+
+
+class GenerationFields(SamplerFields, kw_only=True):
+    """What every endpoint that generates text in OpenAI's way takes. `None` means: not given."""
+
+    model: str | None = None
+    """One of the names of /v1/models; the first of them if it is not given."""
+    stop: Annotated[
+        str | list[str] | None, Bound("items", 0, "max_stop_strings"), Bound("characters", 1, "max_stop_chars")
+    ] = None
+    """Texts before which a reply ends; the earliest match counts."""
+    include_stop_str_in_output: bool | None = None
+    """Whether the reply has the text or token that ended it."""
+    skip_special_tokens: bool | None = None
+    """Whether special tokens are left out of the text. Without it: they are."""
+    stream: bool | None = None
+    """Send the reply as server-sent events while it is generated."""
+    priority: Annotated[int | None, Bound("value", -(2**31), 2**31 - 1)] = None
+    """Requests with a lower number are served first. Without it: 0."""
+    cache_salt: Annotated[str | None, Bound("characters", 1, MAX_SALT_CHARS)] = None
+    """Computed prompts are shared only with requests of the same salt."""
+    request_id: Annotated[str | None, Bound("characters", 1, MAX_REQUEST_ID_CHARS)] = None
+    """The request's id, where no X-Request-Id header gives one."""
+    structured_outputs: StructuredOutputs | None = None
+    """Holds the reply to a schema, a regex, a choice or a grammar; not with `response_format`."""
+    return_metrics: bool | None = None
+    """Whether the reply, or the last part of a stream, tells what the request took, as `metrics`."""
+
+
+class CommonFields(GenerationFields, kw_only=True):
+    """What both completion endpoints take."""
+
+    max_tokens: Annotated[int | None, Bound("value", 0)] = None
+    """Most tokens to generate. Without it: 16."""
+    n: Annotated[int | None, Bound("value", 1, "max_choices")] = None
+    """Replies to each prompt, which share its computation. Without it: 1."""
+    prompt_logprobs: Annotated[int | None, Bound("value", 0, "max_top_logprobs")] = None
+    """Log-probabilities of the prompt's tokens, and of so many most likely ones in the place of each; not with `stream`."""
+    stream_options: StreamOptions | None = None
+    """Only with `stream`."""
+    response_format: ResponseFormat | None = None
+    """Holds the reply to JSON, or to a JSON schema."""
+
+    @property
+    def num_choices(self) -> int:
+        return 1 if self.n is None else self.n
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Most likely tokens to tell for each of the prompt's; None where nobody asks for log-probabilities of these."""
+        return self.prompt_logprobs
+
+    @property
+    def stop_strings(self) -> list[str]:
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_continuous_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+
+def check_common(request: CommonFields, limits: LimitsConfig) -> None:
+    """Check what needs neither model nor tokenizer. Raises InvalidRequestError naming field, value and limit."""
+    check_bounds(request, limits)
+    if request.prompt_logprobs is not None and request.stream:
+        raise InvalidRequestError("`prompt_logprobs` are not available when `stream=True`.", param="prompt_logprobs")
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequestError("Stream options can only be defined when `stream=True`.", param="stream_options")
+
+
+def check_listed_logprobs(request: CommonFields, wants_logprobs: bool) -> None:
+    """Refuse a list of tokens in the place of the most likely ones where log-probabilities are not asked for."""
+    if request.logprob_token_ids is not None and not wants_logprobs:
+        raise InvalidRequestError(
+            "When using `logprob_token_ids`, `logprobs` must be asked for.", param="logprob_token_ids"
+        )
+
+
+def context_error(limit: int, num_prompt_tokens: str, param: str) -> ContextLengthError:
+    """The prompt alone is too long. `num_prompt_tokens` may say "at least N"."""
+    return ContextLengthError(
+        f"This model's maximum context length is {limit} tokens. However, your prompt contains {num_prompt_tokens} "
+        "input tokens, which leaves no room for output. Please reduce the length of the input prompt.",
+        param=param,
+    )
+
+
+def resolve_max_tokens(asked: int | None, default: int | None, num_prompt: int, limit: int, param: str) -> int:
+    """How many tokens may be generated; `default` None means: as many as fit.
+
+    Raises ContextLengthError when prompt and output do not fit `limit` together.
+    """
+    room = limit - num_prompt
+    if room < 1:
+        raise context_error(limit, str(num_prompt), param)
+    if asked is None:
+        return room if default is None else min(default, room)
+    if asked > room:
+        raise ContextLengthError(
+            f"This model's maximum context length is {limit} tokens. However, you requested "
+            f"{shorten(num_prompt + asked)} tokens ({num_prompt} in the {param}, {shorten(asked)} in the completion). "
+            f"Please reduce the length of the {param} or completion.",
+            param=param,
+        )
+    return asked

@@ -1,0 +1,78 @@
+"""A grammar for replies with tool calls in them: the model's own spelling around arguments held to their schemas."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from jaxserve.apis.openai.tools import FunctionDefinition, ToolChoice, ToolDefinition, named_function, offered_tools
+from jaxserve.apis.schema.structured import NamedGrammar, schema_grammar
+from jaxserve.errors import unsupported
+from jaxserve.frontend.parsers.formats import CallSpelling
+from jaxserve.frontend.tokenization import Tokenization
+from jaxserve.ipc.messages import CallGrammar, CallTemplate, Grammar
+
+_NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
+_ANY_ARGUMENTS: Final[dict[str, Any]] = {"type": "object"}
+
+
+def call_grammar(
+    tokens: Tokenization,
+    tools: list[ToolDefinition] | None,
+    choice: ToolChoice | None,
+    *,
+    is_parallel: bool,
+    max_depth: int,
+) -> NamedGrammar | None:
+    """What `tool_choice` and `strict` functions ask for; None when they leave the model free.
+
+    A choice that forces a call holds every function to its schema. One that does not holds the strict ones, wherever
+    the model calls them. Raises UnsupportedParameterError when no grammar spells this model's calls.
+    """
+    functions = offered_tools(tools, choice)
+    named = named_function(choice)
+    is_forced = choice == "required" or named is not None
+    strict = [i for i, function in enumerate(functions) if function.strict]
+    if not is_forced and not strict:
+        return None
+    spelling = _spelling(tokens)
+    if spelling is None:
+        raise unsupported(
+            "tool_choice" if is_forced else f"tools[{strict[0]}].function.strict",
+            "is not supported: nothing can hold calls to a form in the format in which this model writes them "
+            "(--tool-call-parser)",
+        )
+    spelled = tokens.tokenizer.with_control_tokens
+    templates = []
+    for i, function in enumerate(functions):
+        if named in (None, function.name):
+            is_held = is_forced or function.strict
+            schema = _arguments(function, f"tools[{i}].function.parameters", max_depth) if is_held else _ANY_ARGUMENTS
+            name = msgspec.json.encode(function.name).decode() if spelling.is_name_quoted else function.name
+            before = spelled(spelling.before + name + spelling.between)
+            templates.append(CallTemplate(before, schema, spelled(spelling.behind)))
+    separator = spelling.separator if is_parallel and named is None else None
+    calls = CallGrammar(
+        spelled(spelling.begin),
+        templates,
+        None if separator is None else spelled(separator),
+        spelled(spelling.end),
+        allows_text=not is_forced,
+        reasoning=tokens.dialect.reasoning.opener if tokens.dialect.reasoning is not None else "",
+    )
+    return NamedGrammar(Grammar("calls", msgspec.json.encode(calls).decode()), "tools")
+
+
+def _spelling(tokens: Tokenization) -> CallSpelling | None:
+    """The first way to write calls that the model's vocabulary has the tokens for."""
+    spellings = tokens.dialect.tools.spellings if tokens.dialect.tools is not None else ()
+    return next((way for way in spellings if tokens.tokenizer.has_control_tokens(way.control_tokens)), None)
+
+
+def _arguments(function: FunctionDefinition, param: str, max_depth: int) -> dict[str, Any]:
+    """The schema, of an object in any case."""
+    if function.parameters is None:
+        return _NO_PARAMETERS
+    schema_grammar(function.parameters, param, max_depth)
+    return function.parameters if "$ref" in function.parameters else {"type": "object", **function.parameters}

@@ -1,0 +1,287 @@
+"""One life of the engine, seen from an API process: the requests it was given, their news, and its end.
+
+Every submitted request gets exactly one output with a `finish_reason`, also when the engine dies. Leaving
+a `Generation` aborts whatever of it still runs. Nothing here blocks: messages to the engine go through an
+outbox in order, which ends with this life: the next engine hears of none of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from jaxserve.errors import RateLimitError, StartupError, UnavailableError
+from jaxserve.frontend.commands import Commands
+from jaxserve.frontend.feeding import Consumer, Feeding
+from jaxserve.frontend.waiting import WaitingPrompts
+from jaxserve.ipc.messages import (
+    Abort,
+    AddRequest,
+    CommandDone,
+    CommandName,
+    ErrorInfo,
+    FromEngine,
+    Hello,
+    ModelInfo,
+    Ready,
+    RequestOutput,
+    StartupFailed,
+    StartupProgress,
+    StepOutputs,
+    ToEngine,
+)
+from jaxserve.metrics import Metrics
+from jaxserve.types import RequestId
+
+_log = logging.getLogger(__name__)
+
+STALL_LOOKS = 8
+"""How often an engine is found silent before it counts as dead: time in which we did nothing ourselves is no proof."""
+LOADING = "The model is loading."
+
+
+class Connection(Protocol):
+    """A message pipe to the engine; `ipc.transport.EngineConnection` in production. Whoever made it closes it."""
+
+    async def send(self, message: ToEngine) -> None: ...
+
+    async def receive(self) -> FromEngine: ...
+
+
+class Generation:
+    """The sequences of one HTTP request. Use as a context manager: leaving it aborts what still runs."""
+
+    def __init__(self, link: EngineLink, requests: Sequence[AddRequest]) -> None:
+        self._link = link
+        self._requests = requests
+        self._open = {request.request_id for request in requests}
+        self._news: list[RequestOutput] = []
+        self._feeding: Feeding | None = None
+
+    def __enter__(self) -> Generation:
+        self._link.attach(self, self._requests)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop(*self._open)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every sequence has ended and nothing is left to take."""
+        return not self._open and not self._news
+
+    async def feed(self, consume: Consumer, idle_s: float = 0) -> bool:
+        """Give news to `consume` until every sequence has ended or it wants no more; False after `idle_s` without any.
+
+        `consume` runs inside the loop that receives the news: no task wakes up for a token. News that came
+        while nobody was fed are given at once. What `consume` raises is raised here.
+        """
+        with Feeding(consume, idle_s) as self._feeding:
+            try:
+                self.hand_over()
+                return await self._feeding.end()
+            finally:
+                self._feeding = None
+
+    def put(self, output: RequestOutput) -> None:
+        """Called by the link for each piece of news; `hand_over` follows when the message is through."""
+        self._news.append(output)
+        if output.finish_reason is not None:
+            self._open.discard(output.request_id)
+
+    def hand_over(self) -> None:
+        """Called by the link: give all news to whoever is being fed, else keep them."""
+        feeding = self._feeding
+        if feeding is not None and feeding.is_hungry and self._news:
+            news, self._news = self._news, []
+            feeding.give(news)
+            if self.is_finished:
+                feeding.stop()
+
+    def stop(self, *request_ids: RequestId) -> None:
+        """End sequences whose further output nobody wants."""
+        running = [request_id for request_id in request_ids if request_id in self._open]
+        self._open.difference_update(running)
+        self._link.detach(running)
+
+
+class EngineLink:
+    """The only user of the connection. `run` must be running for anything to move."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        metrics: Metrics,
+        *,
+        max_waiting_tokens: int | None,
+        stall_timeout_s: float,
+        on_progress: Callable[[StartupProgress], None],
+        on_ready: Callable[[], None],
+    ) -> None:
+        self._connection = connection
+        self._metrics = metrics
+        self._on_progress = on_progress
+        self._on_ready = on_ready
+        self._waiting = WaitingPrompts(max_waiting_tokens)
+        self._outbox: asyncio.Queue[ToEngine] = asyncio.Queue()
+        self._outbox.put_nowait(Hello())
+        self._generations: dict[RequestId, Generation] = {}
+        self._commands = Commands()
+        self._started = asyncio.Event()
+        self._over = asyncio.Event()
+        self._is_broken = False
+        self._stall_timeout_s = stall_timeout_s
+        self._last_word = self._busy_since = time.monotonic()
+        self.model_info: ModelInfo | None = None
+        """Of the loaded model; None before that."""
+        self.reason: str | None = None
+        """Why it is over, as far as this end knows."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the engine takes requests."""
+        return self.model_info is not None and not self._over.is_set()
+
+    def ailment(self) -> str | None:
+        """Why the engine is not healthy; None when it is, or still loads."""
+        if self._is_broken:
+            return self.reason
+        silent_s = time.monotonic() - max(self._last_word, self._busy_since)
+        if self._generations and 0 < self._stall_timeout_s < silent_s:
+            return f"the engine has work and has been silent for more than {self._stall_timeout_s:g} s"
+        return None
+
+    async def run(self) -> None:
+        """Send and receive until cancelled. A connection that breaks counts as a dead engine."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._send_loop())
+                tasks.create_task(self._receive_loop())
+        except* Exception as group:  # whatever it is, without us nobody hears the engine
+            _log.error("the connection to the engine broke", exc_info=group.exceptions[0])
+            self._is_broken = True
+            self.end("the connection to the engine broke")
+
+    async def wait_started(self) -> ModelInfo:
+        """Wait for `Ready`. Raises StartupError with the engine's own line when it cannot start."""
+        await self._started.wait()
+        if self.model_info is None:
+            raise StartupError(self.reason or "the engine did not start")
+        return self.model_info
+
+    async def wait_over(self) -> None:
+        """Wait until this end has nothing more to hope for."""
+        await self._over.wait()
+
+    async def wait_stalled(self) -> None:
+        """Wait until a ready engine counts as dead: twice as long silent as is sick. It has something to say every second."""
+        patience_s = 2 * self._stall_timeout_s
+        if not patience_s:
+            await asyncio.Event().wait()
+        num_silent = 0
+        while num_silent < STALL_LOOKS:
+            last_word = self._last_word
+            await asyncio.sleep(patience_s / STALL_LOOKS)
+            num_silent = num_silent + 1 if self._last_word == last_word else 0
+        self.end(f"the engine has been silent for more than {patience_s:g} s")
+
+    def attach(self, generation: Generation, requests: Sequence[AddRequest]) -> None:
+        """Submit; called by `Generation`. Raises RateLimitError where too many tokens wait."""
+        if not self.is_ready:
+            raise UnavailableError(LOADING)
+        try:
+            self._waiting.add(requests)
+        except RateLimitError:
+            self._metrics.inc("admission_rejections", reason="queued_tokens")
+            raise
+        if not self._generations:
+            self._busy_since = time.monotonic()
+        for request in requests:
+            self._generations[request.request_id] = generation
+            self._outbox.put_nowait(request)
+
+    def detach(self, request_ids: list[RequestId]) -> None:
+        """Abort; called by `Generation`. The terminal messages of these requests find nobody."""
+        for request_id in request_ids:
+            self._generations.pop(request_id, None)
+            self._waiting.remove(request_id)
+        if request_ids:
+            self._outbox.put_nowait(Abort(request_ids))
+
+    async def command(self, name: CommandName) -> None:
+        """Send a command and wait for its end. Raises RequestError when the engine refuses, or ends before that."""
+        command, end = self._commands.new(name)
+        self._outbox.put_nowait(command)
+        await end
+
+    def abort_all(self, message: str) -> None:
+        """End every request under way with an UnavailableError."""
+        request_ids = list(self._generations)
+        self._end_all(message)
+        if request_ids:
+            self._outbox.put_nowait(Abort(request_ids))
+
+    def end(self, reason: str | None = None) -> None:
+        """It is over: requests under way end with an error. Later calls change nothing."""
+        if self._over.is_set():
+            return
+        self.reason = reason
+        self._over.set()
+        self._started.set()
+        self._end_all("The engine stopped while the request was running.")
+        self._commands.fail(UnavailableError("The engine stopped."))
+
+    def _end_all(self, message: str) -> None:
+        error = ErrorInfo("UnavailableError", message)
+        generations, self._generations = self._generations, {}
+        for request_id, generation in generations.items():
+            self._waiting.remove(request_id)
+            generation.put(RequestOutput(request_id, [], finish_reason="error", error=error))
+        for generation in dict.fromkeys(generations.values()):
+            generation.hand_over()
+
+    async def _send_loop(self) -> None:
+        while True:
+            await self._connection.send(await self._outbox.get())
+
+    async def _receive_loop(self) -> None:
+        while True:
+            self._dispatch(await self._connection.receive())
+
+    def _dispatch(self, message: FromEngine) -> None:
+        self._last_word = time.monotonic()
+        if isinstance(message, StepOutputs):
+            self._deliver(message.outputs)
+            if message.stats is not None:
+                self._metrics.record_stats(message.stats)
+        elif isinstance(message, StartupProgress):
+            self._on_progress(message)
+        elif isinstance(message, Ready):
+            self.model_info = message.model_info
+            self._metrics.record_ready(message.model_info)
+            self._started.set()
+            self._on_ready()
+        elif isinstance(message, StartupFailed):
+            self.end(message.message)
+        elif isinstance(message, CommandDone):
+            self._commands.end(message)
+        elif message.stats is not None:
+            self._metrics.record_stats(message.stats)
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        """All news of one engine step; an HTTP request with several sequences hears of them together."""
+        fresh: dict[Generation, None] = {}
+        for output in outputs:
+            self._waiting.remove(output.request_id)
+            if output.finish_reason is not None:
+                generation = self._generations.pop(output.request_id, None)
+            else:
+                generation = self._generations.get(output.request_id)
+            if generation is not None:
+                generation.put(output)
+                fresh[generation] = None
+        for generation in fresh:
+            generation.hand_over()

@@ -1,0 +1,52 @@
+"""One reply being read: text in, events out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxserve.frontend.parsers.events import Event, merged
+from jaxserve.frontend.parsers.scanner import Reading, Scanner, stops
+
+
+class OutputParser:
+    """Drives a reader over the text of one reply. Not thread-safe; one per sequence."""
+
+    def __init__(self, read: Callable[[Scanner], Reading[None]], primer: str = "") -> None:
+        """`primer` is text that the prompt has already written for the reader: it makes no events."""
+        self._scanner = Scanner()
+        self._reading = self._read_all(read)
+        self.has_begun_call = any(event.kind == "name" for event in self.feed(primer))
+        """Whether the prompt ends inside a call, or behind one."""
+        self._scanner.forget_draft()
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the text so far ends inside reasoning."""
+        return self._scanner.is_reasoning
+
+    @property
+    def num_calls_read(self) -> int:
+        """Calls whose arguments are complete."""
+        return self._scanner.num_calls_read
+
+    @property
+    def num_unread(self) -> int:
+        """Characters that wait for a decision: never more than a marker has."""
+        return self._scanner.num_unread
+
+    def feed(self, text: str) -> list[Event]:
+        """What is certain once `text` is there too."""
+        self._scanner.feed(text)
+        next(self._reading, None)
+        return merged(self._scanner.take_events())
+
+    def finish(self) -> list[Event]:
+        """What the end of the text decides."""
+        self._scanner.feed("", is_last=True)
+        next(self._reading, None)
+        return merged(self._scanner.take_events())
+
+    def _read_all(self, read: Callable[[Scanner], Reading[None]]) -> Reading[None]:
+        yield from read(self._scanner)
+        yield from self._scanner.until(stops(), self._scanner.show("content"))
+        self._scanner.emit("content")

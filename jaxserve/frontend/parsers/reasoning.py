@@ -1,0 +1,47 @@
+"""Reasoning before the reply, between two markers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxserve.frontend.parsers.scanner import SPACE, Reading, Scanner, stops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningFormat:
+    """Markers of a family that thinks before it answers."""
+
+    name: str
+    opener: str
+    closer: str
+    starts_open: bool = False
+    """Whether a reply begins inside the reasoning unless its prompt says otherwise."""
+    template_signs: tuple[str, ...] = ()
+    """A chat template with one of these is of this family."""
+
+    def primer(self, prompt_end: str) -> str:
+        """What of the format the prompt has already written, as if the reply began with it.
+
+        `prompt_end` is the end of the prompt's text, control tokens included.
+        """
+        prompt_end = prompt_end.rstrip()
+        if prompt_end.endswith(self.closer):
+            return self.opener + self.closer
+        return self.opener if self.starts_open or prompt_end.endswith(self.opener) else ""
+
+
+def read_reasoning(scanner: Scanner, markers: ReasoningFormat) -> Reading[None]:
+    """Read the reasoning that a reply may begin with. White space beside its markers is nobody's."""
+    yield from scanner.run(SPACE)
+    if not (yield from scanner.accept(markers.opener)):
+        return
+    scanner.is_reasoning = True
+    yield from scanner.run(SPACE)
+    scanner.emit("syntax")
+    if not (yield from scanner.until(stops(markers.closer), scanner.show_but_trailing_space("reasoning"))):
+        scanner.emit("reasoning")
+        return
+    scanner.take(len(markers.closer))
+    scanner.is_reasoning = False
+    yield from scanner.run(SPACE)
+    scanner.emit("syntax")

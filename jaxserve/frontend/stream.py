@@ -1,0 +1,285 @@
+"""THE loop over what the engine generates: text, stop strings, parsing, log-probabilities, ends, metrics.
+
+Streamed and plain replies are made of the same pieces, so their texts are the same by construction.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from jaxserve.apis.openai.logprobs import ScoredToken, prompt_tokens
+from jaxserve.frontend.content_tokens import ContentToken, ContentTokens
+from jaxserve.frontend.link import Generation
+from jaxserve.frontend.parsers.events import Event, merged
+from jaxserve.frontend.parsers.parser import OutputParser
+from jaxserve.http.errors import request_error
+from jaxserve.ipc.messages import AddRequest, RequestOutput, TokenLogprobs
+from jaxserve.metrics import Metrics
+from jaxserve.tokenizer.detokenizer import Delta, IncrementalDetokenizer
+from jaxserve.types import RequestId
+
+
+@dataclass(slots=True)
+class Piece:
+    """News of one choice, worth a chunk: some text, or the end."""
+
+    index: int
+    text: str
+    events: list[Event] | None = None
+    """What a parser says, maybe of a part of `text`, or of text before. None without one: `text` is content."""
+    tokens: list[ScoredToken] = field(default_factory=list)
+    """The tokens behind `text`, when log-probabilities were asked for."""
+    content: list[ContentToken] = field(default_factory=list)
+    """Those among them that are content; the token that ended the text is not."""
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    prompt: list[ScoredToken] = field(default_factory=list)
+    """The prompt's tokens, in a choice's first piece, when their log-probabilities were asked for."""
+
+    @property
+    def told(self) -> list[Event]:
+        """What a parser says, or the text as content."""
+        if self.events is not None:
+            return self.events
+        return [Event("content", self.text, self.text)] if self.text else []
+
+
+class ChoiceStream:
+    """One choice from its engine outputs to its pieces."""
+
+    def __init__(
+        self,
+        index: int,
+        request: AddRequest,
+        detokenizer: IncrementalDetokenizer,
+        *,
+        parser: OutputParser | None,
+        max_calls: int | None = None,
+        include_stop: bool,
+        metrics: Metrics,
+    ) -> None:
+        self.index = index
+        self.request = request
+        self.num_tokens = 0
+        """Generated tokens that count: up to and with the one that ended the text."""
+        self.num_reasoning_tokens = 0
+        """Of them, those inside reasoning and its markers."""
+        self.num_cached_tokens = 0
+        self.num_accepted_tokens = self.num_rejected_tokens = 0
+        """Of drafts."""
+        self.is_finished = False
+        self.is_prompt_only = False
+        """Nothing is to be generated: the token that the engine makes all the same is dropped."""
+        self.submitted_s = time.monotonic()
+        self.first_token_s: float | None = None
+        self.last_token_s = self.submitted_s
+        self.queue_s: float | None = None
+        """From arrival in the engine to the first step."""
+        self._detokenizer = detokenizer
+        self._parser = parser
+        self._max_calls = sys.maxsize if max_calls is None else max_calls
+        self._num_calls = 0
+        """Those that were begun, up to one too many."""
+        self._events: list[Event] = []
+        self._include_stop = include_stop
+        self._metrics = metrics
+        self._stop: str | None = None
+        self._unsent: list[ScoredToken] = []
+        self._content = ContentTokens()
+        self._prompt_scores: list[TokenLogprobs] = []
+        self._has_told_prompt = request.sampling.num_prompt_logprobs is None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    def push(self, outputs: list[RequestOutput]) -> Piece | None:
+        """Take news in order. None when nothing of it can be shown yet; raises the engine's RequestError."""
+        texts = []
+        for output in outputs:
+            self.num_cached_tokens = output.num_cached_tokens
+            self.num_accepted_tokens = output.num_accepted_tokens
+            self.num_rejected_tokens = output.num_rejected_tokens
+            if output.finish_reason in ("error", "abort"):
+                self._record_end(output, "error")
+                raise request_error(output.error)
+            self._prompt_scores += output.prompt_logprobs or ()
+            self._record_tokens(output)
+            if self.is_prompt_only and output.token_ids:
+                self._record_end(output, "length")
+                return self._told(Piece(self.index, "", finish_reason="length"))
+            texts.append(self._take_tokens(output))
+            if self._has_all_calls:
+                return self._end(output, texts, "stop", self._stop)
+            if output.finish_reason is not None and self._stop is None:
+                rest = self._detokenizer.finish()
+                texts.append(rest.text)
+                self._content.push((), len(rest.text))
+                self._read(rest.text)
+                self._stop = rest.stop
+            if self._stop is not None:
+                return self._end(output, texts, "stop", self._stop)
+            if output.finish_reason is not None:
+                return self._end(output, texts, output.finish_reason, output.stop_token_id)
+        text = "".join(texts)
+        if not (text if self._parser is None else self._events):
+            return None
+        return self._told(Piece(self.index, text, self._take_events(), self._take_unsent(), self._content.take()))
+
+    def abandon(self) -> None:
+        """Count a choice whose reader left before its end."""
+        if not self.is_finished:
+            self.is_finished = True
+            self._metrics.inc("request_success", finished_reason="abort")
+
+    def _end(self, output: RequestOutput, texts: list[str], reason: str, detail: str | int | None) -> Piece:
+        self._record_end(output, reason)
+        if self._parser is not None:
+            self._keep(self._parser.finish())
+        piece = Piece(self.index, "".join(texts), self._take_events(), self._take_unsent(), self._content.take())
+        piece.finish_reason, piece.stop_reason = reason, detail
+        return self._told(piece)
+
+    def _told(self, piece: Piece) -> Piece:
+        """The piece with the prompt's tokens, if it is the first one and somebody wants them."""
+        if not self._has_told_prompt:
+            self._has_told_prompt = True
+            piece.prompt = prompt_tokens(self.request.prompt_token_ids, self._prompt_scores)
+        return piece
+
+    def _take_tokens(self, output: RequestOutput) -> str:
+        """Text of the output's tokens; a token that ended the request has none unless it was asked for."""
+        shown = output.token_ids
+        if output.finish_reason == "stop" and not self._include_stop:
+            shown = shown[:-1]
+        scored = list(map(ScoredToken, output.token_ids, output.logprobs)) if output.logprobs is not None else []
+        delta = self._detokenizer.push(shown) if self._parser is None else self._push_one_by_one(shown, scored)
+        self._stop = delta.stop
+        is_cut = delta.stop is not None or self._has_all_calls
+        num_taken = delta.num_tokens if is_cut else len(output.token_ids)
+        self.num_tokens += num_taken
+        self._unsent += scored[:num_taken]
+        if self._parser is None:
+            self._content.add(scored[: min(num_taken, len(shown))])
+        return delta.text
+
+    def _push_one_by_one(self, token_ids: Sequence[int], scored: Sequence[ScoredToken]) -> Delta:
+        """Which tokens are reasoning must not depend on how many come at a time."""
+        texts: list[str] = []
+        num_tokens = 0
+        stop = None
+        for i, token_id in enumerate(token_ids):
+            was_reasoning = self._is_reasoning
+            delta = self._detokenizer.push([token_id])
+            texts.append(delta.text)
+            if scored:
+                self._content.push(scored[i : i + 1], len(delta.text))
+            self._read(delta.text)
+            num_tokens += delta.num_tokens
+            self.num_reasoning_tokens += was_reasoning or self._is_reasoning
+            stop = delta.stop
+            if stop is not None or self._has_all_calls:
+                break
+        return Delta("".join(texts), num_tokens, stop)
+
+    @property
+    def _has_all_calls(self) -> bool:
+        """Whether the reply has made the last call that it may, or begins another one."""
+        if self._parser is None:
+            return False
+        return self._parser.num_calls_read >= self._max_calls or self._num_calls > self._max_calls
+
+    @property
+    def _is_reasoning(self) -> bool:
+        return self._parser is not None and self._parser.is_reasoning
+
+    def _read(self, text: str) -> None:
+        if self._parser is not None and text:
+            self._keep(self._parser.feed(text))
+
+    def _keep(self, events: list[Event]) -> None:
+        for event in events:
+            self._num_calls += event.kind == "name"
+            if self._num_calls > self._max_calls:
+                return
+            self._content.read(event)
+            if event.kind != "syntax":
+                self._events.append(event)
+
+    def _take_events(self) -> list[Event] | None:
+        if self._parser is None:
+            return None
+        events, self._events = merged(self._events), []
+        return events
+
+    def _take_unsent(self) -> list[ScoredToken]:
+        unsent, self._unsent = self._unsent, []
+        return unsent
+
+    def _record_tokens(self, output: RequestOutput) -> None:
+        if not output.token_ids:
+            return
+        now = time.monotonic()
+        if self.first_token_s is None:
+            self.first_token_s = now
+            self.queue_s = output.queue_seconds
+            self._metrics.observe("time_to_first_token_seconds", now - self.submitted_s)
+        else:
+            self._metrics.observe("inter_token_latency_seconds", (now - self.last_token_s) / len(output.token_ids))
+        self.last_token_s = now
+
+    def _record_end(self, output: RequestOutput, reason: str) -> None:
+        self.is_finished = True
+        metrics, now = self._metrics, time.monotonic()
+        metrics.inc("request_success", finished_reason=reason)
+        metrics.observe("e2e_request_latency_seconds", now - self.submitted_s)
+        metrics.observe("request_prompt_tokens", self.num_prompt_tokens)
+        metrics.observe("request_generation_tokens", self.num_tokens)
+        metrics.observe("request_params_max_tokens", self.request.sampling.max_tokens)
+        metrics.observe("request_num_preemptions", output.num_preemptions)
+        metrics.inc("prompt_tokens_cached", self.num_cached_tokens)
+        if self.first_token_s is None:
+            return
+        num_computed = self.num_prompt_tokens - self.num_cached_tokens
+        metrics.inc("prompt_tokens_by_source", num_computed, source="local_compute")
+        metrics.inc("prompt_tokens_by_source", self.num_cached_tokens, source="local_cache_hit")
+        decode_s = self.last_token_s - self.first_token_s
+        metrics.observe("request_decode_time_seconds", decode_s)
+        metrics.observe("request_prefill_kv_computed_tokens", num_computed)
+        if self.num_tokens > 1:
+            metrics.observe("request_time_per_output_token_seconds", decode_s / (self.num_tokens - 1))
+        if self.queue_s is not None:
+            prefill_s = max(0.0, self.first_token_s - self.submitted_s - self.queue_s)
+            metrics.observe("request_queue_time_seconds", self.queue_s)
+            metrics.observe("request_prefill_time_seconds", prefill_s)
+            metrics.observe("request_inference_time_seconds", prefill_s + decode_s)
+
+
+def events_of(pieces: Iterable[Piece]) -> list[Event]:
+    """What a whole choice says, neighbours of one kind joined."""
+    return merged([event for piece in pieces for event in piece.told])
+
+
+def pieces_of(
+    news: list[RequestOutput], choices: Mapping[RequestId, ChoiceStream], generation: Generation
+) -> list[Piece]:
+    """One piece per choice that has something to show, however much news of it gathered.
+
+    A choice that a stop string ended is stopped in the engine. Raises the RequestError of the first
+    choice that fails.
+    """
+    by_choice: dict[RequestId, list[RequestOutput]] = {}
+    for output in news:
+        by_choice.setdefault(output.request_id, []).append(output)
+    pieces = []
+    for request_id, outputs in by_choice.items():
+        choice = choices[request_id]
+        piece = None if choice.is_finished else choice.push(outputs)
+        if piece is not None:
+            pieces.append(piece)
+        if choice.is_finished:
+            generation.stop(request_id)
+    return pieces

@@ -1,0 +1,1 @@
+"""The HTTP server: connections, bodies, authentication, errors and routes."""

@@ -1,0 +1,128 @@
+"""The web application: collects the routes and puts one boundary around them.
+
+The boundary gives each request its id, asks for the API key, turns every exception into an
+error in the style of its route, and counts. An endpoint contains none of that.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+
+import msgspec
+from aiohttp import web
+
+import jaxserve.apis
+import jaxserve.http.operations
+from jaxserve.apis.routes import API_ROUTES, ApiStyle, Route
+from jaxserve.errors import RequestError
+from jaxserve.http.body import add_ignored_header
+from jaxserve.http.errors import error_response, hide_internal_error, response_from_http_error
+from jaxserve.http.listener import connection_of
+from jaxserve.http.request_id import HEADER, request_id_of
+from jaxserve.http.state import STATE, ServerState
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_PUBLIC = web.AppKey("public_resources", frozenset)
+_OPERATION = web.AppKey("operation_resources", frozenset)
+"""What whoever runs the server needs most when it is full."""
+_STYLES = web.AppKey("styles", Mapping[web.AbstractResource, ApiStyle])
+"""Of resources that are not in OpenAI's style."""
+
+
+def collect_routes() -> list[Route]:
+    """Return the routes of every module below `apis/` and of `http/operations/`."""
+    modules = [
+        importlib.import_module(module.name)
+        for package in (jaxserve.apis, jaxserve.http.operations)
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    ]
+    return [found for module in modules for found in vars(module).values() if isinstance(found, Route)]
+
+
+def make_app(state: ServerState) -> web.Application:
+    """The application; whoever runs it closes what `state` holds."""
+    app = web.Application(client_max_size=state.max_body_size, middlewares=[_boundary, _preflight, _limit, _guard])
+    app[STATE] = state
+    app[API_ROUTES] = tuple(collect_routes())
+    public, operation = set(), set()
+    styles: dict[web.AbstractResource, ApiStyle] = {}
+    for route in app[API_ROUTES]:
+        resource = app.router.add_resource(route.path)
+        for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
+            resource.add_route(method, route.handler)
+        if route.is_public:
+            public.add(resource)
+        if route.tag == "Operation":
+            operation.add(resource)
+        if route.style != ApiStyle():
+            styles[resource] = route.style
+    app[_PUBLIC] = frozenset(public)
+    app[_OPERATION] = frozenset(operation)
+    app[_STYLES] = MappingProxyType(styles)
+    app.on_response_prepare.append(_add_headers)
+    return app
+
+
+@web.middleware
+async def _boundary(request: web.Request, handler: Handler) -> web.StreamResponse:
+    state = request.app[STATE]
+
+    def body(error: RequestError) -> msgspec.Struct:
+        return _style_of(request).error_body(error, request_id_of(request))
+
+    try:
+        response = await handler(request)
+    except RequestError as error:
+        response = error_response(error, body=body)
+    except web.HTTPException as error:
+        response = response_from_http_error(error, request, state.max_body_size, body)
+    except ConnectionResetError:
+        raise
+    except Exception as error:
+        response = error_response(hide_internal_error(error, request_id_of(request)), body=body)
+    resource = request.match_info.route.resource
+    route = resource.canonical if resource is not None else "none"
+    state.metrics.inc("http_requests", route=route, status=str(response.status))
+    if state.client.is_draining or connection_of(request).is_surplus:
+        response.force_close()  # whoever keeps connections for later is to find another server
+    return response
+
+
+@web.middleware
+async def _preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Before the key: a browser asks without it."""
+    headers = request.app[STATE].cors.preflight_headers(request.method, request.headers)
+    return await handler(request) if headers is None else web.Response(status=204, headers=headers)
+
+
+@web.middleware
+async def _limit(request: web.Request, handler: Handler) -> web.StreamResponse:
+    if request.match_info.route.resource not in request.app[_OPERATION]:
+        connection_of(request).check_limit()
+    return await handler(request)
+
+
+@web.middleware
+async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    if request.match_info.route.resource not in request.app[_PUBLIC]:
+        request.app[STATE].keys.check(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
+    return await handler(request)
+
+
+def _style_of(request: web.Request) -> ApiStyle:
+    resource = request.match_info.route.resource
+    return ApiStyle() if resource is None else request.app[_STYLES].get(resource, ApiStyle())
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = "jaxserve"
+    response.headers[HEADER] = request_id_of(request)
+    response.headers.update(request.app[STATE].cors.headers(request.headers))
+    own_header = _style_of(request).request_id_header
+    if own_header is not None:
+        response.headers[own_header] = request_id_of(request)
+    add_ignored_header(request, response)

@@ -1,0 +1,66 @@
+"""Reading a request body: plain JSON, bounded in size and time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from jaxserve.apis.openai.embeddings_schema import InputFields
+from jaxserve.apis.schema.common import GenerationFields
+from jaxserve.apis.schema.decode import decode_request, shorten
+from jaxserve.apis.schema.limits import MAX_ECHOED_CHARS
+from jaxserve.apis.schema.unsupported import IGNORED_HEADER
+from jaxserve.errors import InvalidRequestError, UnsupportedMediaTypeError
+from jaxserve.http.errors import too_large
+from jaxserve.http.request_id import adopt_request_id
+from jaxserve.http.state import STATE
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_MAX_HEADER_CHARS = 1024
+_IGNORED = web.RequestKey("ignored_fields", list)
+
+
+async def read_body(http: web.Request, struct: type[T]) -> T:
+    """The decoded body, whose `request_id` counts from now on. Raises the RequestError that says what is wrong with it."""
+    if http.content_type != "application/json":
+        raise UnsupportedMediaTypeError(
+            f"Invalid Content-Type {shorten(http.headers.get('Content-Type', ''))}: send application/json."
+        )
+    if http.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+        raise UnsupportedMediaTypeError("Content-Encoding is not supported: send the JSON as it is.")
+    state = http.app[STATE]
+    max_body_size, timeout_s = state.max_body_size, state.connection.body_timeout
+    if http.content_length is not None and http.content_length > max_body_size:
+        raise too_large(max_body_size)
+    try:
+        async with asyncio.timeout(timeout_s):
+            body = await http.read()
+    except TimeoutError:
+        raise InvalidRequestError(f"The body did not arrive within {timeout_s:g} s (--body-timeout).") from None
+    request, unknown = decode_request(struct, body)
+    if unknown and state.is_strict:
+        name = unknown[0][:MAX_ECHOED_CHARS]
+        raise InvalidRequestError(
+            f"Unknown parameter: '{name}' (--strict-parameters).", param=name, code="unknown_parameter"
+        )
+    http[_IGNORED] = unknown
+    if isinstance(request, GenerationFields | InputFields):
+        adopt_request_id(http, request.request_id)
+    return request
+
+
+def ignored_fields(http: web.Request) -> list[str]:
+    """Names of the fields of the body that are unknown."""
+    names: list[str] = http.get(_IGNORED, [])
+    return names
+
+
+def add_ignored_header(http: web.Request, response: web.StreamResponse) -> None:
+    """Name the fields of the body that had no effect."""
+    names = [name for name in ignored_fields(http) if name.isascii() and name.isprintable()]
+    if names:
+        response.headers[IGNORED_HEADER] = ",".join(names)[:_MAX_HEADER_CHARS]

@@ -1,0 +1,108 @@
+"""Server-sent events over chunked HTTP: framing, headers, keep-alive, slow readers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+
+from jaxserve.apis.schema.error import error_body
+from jaxserve.errors import RequestError
+from jaxserve.http.listener import connection_of
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def frame(chunk: msgspec.Struct) -> bytes:
+    """One event: JSON on one line. The tag of a tagged struct is the event's name."""
+    name = type(chunk).__struct_config__.tag
+    if name is None:
+        return b"data: %b\n\n" % _encode(chunk)
+    return b"event: %b\ndata: %b\n\n" % (str(name).encode(), _encode(chunk))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framing:
+    """What a stream holds beside its chunks; as OpenAI's completions have it unless told otherwise."""
+
+    keep_alive: bytes = KEEP_ALIVE
+    end: bytes = DONE
+    error: Callable[[RequestError], msgspec.Struct] = error_body
+    """The last chunk of a stream that fails."""
+
+
+class EventStream:
+    """One response. The status line goes out with the first `send`, so that an early failure keeps its status.
+
+    `push` writes without waiting, as long as there is room; `send` waits until the client has taken enough
+    of what was written: meanwhile news gather, and one later event carries them all. Both raise
+    ConnectionResetError when the client is gone.
+    """
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self._connection = connection_of(request)
+        self._response = web.StreamResponse(headers=_HEADERS)
+        self._is_chunked = False
+
+    @property
+    def has_started(self) -> bool:
+        return self._response.prepared
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `push` may be called: the response has begun and the client keeps up."""
+        return self._response.prepared and not self._connection.writing_paused
+
+    @property
+    def response(self) -> web.StreamResponse:
+        return self._response
+
+    def push(self, frames: Iterable[bytes]) -> None:
+        """Write frames as one chunk, from any function of the event loop. Only while there is room."""
+        data = b"".join(frames)
+        transport = self._connection.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client is gone")
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+
+    async def send(self, frames: Iterable[bytes]) -> None:
+        """Write frames, and wait for room."""
+        if not self._response.prepared:
+            await self._response.prepare(self._request)
+            self._is_chunked = self._response.headers.get("Transfer-Encoding") == "chunked"  # HTTP/1.0 has none
+        async with self._patience():
+            await self._response.write(b"".join(frames))
+            await self._connection.wait_writable()
+
+    async def close(self, frames: Iterable[bytes] = ()) -> None:
+        """Write `frames` and the end of the body."""
+        if not self._response.prepared:
+            await self._response.prepare(self._request)
+        async with self._patience():
+            await self._response.write_eof(b"".join(frames))
+
+    @contextlib.asynccontextmanager
+    async def _patience(self) -> AsyncIterator[None]:
+        timeout_s = self._connection.write_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                yield
+        except TimeoutError:
+            if self._connection.transport is not None:
+                self._connection.transport.abort()  # closing would wait for the client, for ever
+            raise ConnectionResetError(f"the client took nothing for {timeout_s:g} s") from None

@@ -1,1 +1,0 @@
-"""The API process: HTTP in, engine messages out, SSE back. Never imports jax."""

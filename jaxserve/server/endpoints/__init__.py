@@ -1,1 +1,0 @@
-"""Endpoints: every `Route` in a file here is served."""

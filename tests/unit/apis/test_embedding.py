@@ -1,0 +1,110 @@
+"""Vectors on the HTTP side: lengths, refusals, and clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import numpy as np
+import pytest
+
+from jaxserve.frontend.embedding import finished
+from jaxserve.ipc.messages import EmbeddingInfo, Ready
+from jaxserve.tokenizer.tokenizer import load_tokenizer
+from tests.models.goldens import DATA
+from tests.unit.running_api import FACTS, Api, running_api
+
+EMBEDDING = msgspec.structs.replace(FACTS, embedding=EmbeddingInfo(2, "mean", normalizes=True))
+
+
+def test_vectors_are_cut_before_their_length_is_made_one() -> None:
+    vectors = [np.array([3, 4, 12], np.float32), np.array([0, 0, 5], np.float32)]
+    np.testing.assert_allclose(finished(vectors, normalizes=True), [[3 / 13, 4 / 13, 12 / 13], [0, 0, 1]])
+    np.testing.assert_allclose(finished(vectors, normalizes=True, dimensions=2), [[0.6, 0.8], [0, 0]])
+    np.testing.assert_array_equal(finished(vectors, normalizes=False, dimensions=2), [[3, 4], [0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "a"}),
+        ("/v1/score", {"text_1": "a", "text_2": "b"}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+    ],
+)
+async def test_an_engine_that_generates_does_not_embed(api: Api, path: str, body: dict[str, str]) -> None:
+    status, reply = await api.post(path, body)
+    assert (status, reply["error"]["code"]) == (400, "unsupported_task")
+    assert "`--task embed`" in reply["error"]["message"]
+
+
+async def test_a_client_that_leaves_ends_its_texts(api: Api) -> None:
+    api.engine.say(Ready(EMBEDDING))
+    await api.engine.is_heard()
+    task = asyncio.create_task(api.post("/v1/embeddings", {"input": [[1], [2], [3]]}))
+    added = {(await api.engine.added()).request_id for _ in range(3)}
+    task.cancel()
+    assert {await api.engine.was_aborted() for _ in range(3)} == added
+
+
+async def test_the_first_refusal_ends_the_request_and_the_other_texts(api: Api) -> None:
+    api.engine.say(Ready(EMBEDDING))
+    await api.engine.is_heard()
+    task = asyncio.create_task(api.post("/v1/embeddings", {"input": [[1], [2]]}))
+    first, second = await api.engine.added(), await api.engine.added()
+    api.engine.refuse(first, "RateLimitError", "the queue is full")
+    status, reply = await task
+    assert (status, reply["error"]["message"]) == (429, "the queue is full")
+    assert await api.engine.was_aborted() == second.request_id
+
+
+async def ready(api: Api, *, scores_pairs: bool) -> None:
+    model_info = EmbeddingInfo(1, "cls", normalizes=True, scores_pairs=scores_pairs)
+    api.engine.say(Ready(msgspec.structs.replace(FACTS, embedding=model_info)))
+    await api.engine.is_heard()
+
+
+@pytest.fixture
+async def pairs_api() -> AsyncIterator[Api]:
+    """With a tokenizer that tells the texts of a pair apart."""
+    async with running_api(load_tokenizer(DATA / "encoders" / "bert_tiny")) as api:
+        await ready(api, scores_pairs=True)
+        yield api
+
+
+async def test_a_cross_encoder_reads_each_pair_at_once(pairs_api: Api) -> None:
+    api, documents = pairs_api, ["first", "second one", "third"]
+    task = asyncio.create_task(api.post("/v1/rerank", {"query": "what?", "documents": documents, "top_n": 2}))
+    for document, score in zip(documents, (0.25, -3.5, 7.0), strict=True):
+        request = await api.engine.added()
+        assert (request.prompt_token_ids, request.text_pair_start) == api.tokenizer.encode_pair("what?", document, None)
+        assert request.text_pair_start is not None
+        api.engine.output(request, [], finish_reason="stop", vector=np.float32(score).tobytes())
+    status, reply = await task
+    assert status == 200
+    assert [(result["index"], result["relevance_score"]) for result in reply["results"]] == [(2, 7.0), (0, 0.25)]
+    tokens = sum(len(api.tokenizer.encode_pair("what?", document, None)[0]) for document in documents)
+    assert reply["usage"]["prompt_tokens"] == tokens
+
+
+async def test_a_pair_that_is_too_long_is_refused_or_cut(api: Api) -> None:
+    await ready(api, scores_pairs=True)
+    body = {"text_1": "a b c", "text_2": ["d", "word " * 80]}
+    status, reply = await api.post("/v1/score", body)
+    assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
+    assert "number 1 of 'text_2'" in reply["error"]["message"]
+    task = asyncio.create_task(api.post("/v1/score", {**body, "truncate_prompt_tokens": 10}))
+    for length in (len(api.tokenizer.encode_pair("a b c", "d", None)[0]), 10):
+        request = await api.engine.added()
+        assert len(request.prompt_token_ids) == length
+        api.engine.output(request, [], finish_reason="stop", vector=np.float32(0.5).tobytes())
+    status, reply = await task
+    assert [score["score"] for score in reply["data"]] == [0.5, 0.5]
+
+
+async def test_a_cross_encoder_makes_no_vectors(api: Api) -> None:
+    await ready(api, scores_pairs=True)
+    status, reply = await api.post("/v1/embeddings", {"input": "a"})
+    assert (status, reply["error"]["code"]) == (400, "unsupported_task")
+    assert "cross-encoder" in reply["error"]["message"]

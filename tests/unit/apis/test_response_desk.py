@@ -1,0 +1,150 @@
+"""Responses that are made in the background, and those that another API process keeps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxserve.apis.responses.desk import ResponseDesk
+from jaxserve.config import ResponsesConfig
+from jaxserve.errors import UnavailableError
+from jaxserve.frontend.siblings import Siblings
+from jaxserve.metrics import Metrics
+from tests.unit.apis.test_replies import EOS, ids, play
+from tests.unit.apis.test_response_store import stored
+from tests.unit.running_api import Api
+
+PATH = "/v1/responses"
+BODY: dict[str, Any] = {"input": "Hi", "background": True}
+
+
+async def ask(api: Api, method: str, path: str) -> tuple[int, Any]:
+    async with api.http.request(method, f"{PATH}/{path}") as response:
+        return response.status, await response.json()
+
+
+async def ended(api: Api, response_id: str) -> Any:
+    """The response once nothing of it is under way."""
+    await asyncio.wait_for(api.client.wait_idle(), 10)
+    return (await ask(api, "GET", response_id))[1]
+
+
+async def test_a_background_response_is_there_when_it_is_done(api: Api) -> None:
+    status, begun = await api.post(PATH, BODY)
+    assert (status, begun["status"], begun["background"], begun["output"]) == (200, "in_progress", True, [])
+    assert (await ask(api, "GET", begun["id"]))[1] == begun
+    assert api.client.num_admitted == 1
+    await play(api, [ids(api, "Hey"), [EOS]], finish_reason="stop")
+    response = await ended(api, begun["id"])
+    assert (response["status"], response["output"][0]["content"][0]["text"]) == ("completed", "Hey")
+    assert response["usage"]["output_tokens"] == 4
+    status, reply = await ask(api, "POST", f"{begun['id']}/cancel")
+    assert (status, reply["error"]["message"]) == (400, "Cannot cancel a response that is completed.")
+
+
+async def test_a_background_response_that_is_cancelled_stops_in_the_engine(api: Api) -> None:
+    _, begun = await api.post(PATH, BODY)
+    request = await play(api, [ids(api, "He")], finish_reason=None)
+    await api.engine.is_heard()
+    for _ in range(2):
+        status, response = await ask(api, "POST", f"{begun['id']}/cancel")
+        assert (status, response["status"]) == (200, "cancelled")
+    assert await api.engine.was_aborted() == request.request_id
+    assert api.client.num_admitted == 0
+    assert (await ask(api, "GET", begun["id"]))[1] == response
+    (message,) = response["output"]
+    assert (message["status"], message["content"][0]["text"]) == ("incomplete", "He")
+
+
+async def test_a_background_response_that_fails_says_why(api: Api) -> None:
+    _, begun = await api.post(PATH, BODY)
+    api.engine.refuse(await api.engine.added(), "RateLimitError", "too many")
+    response = await ended(api, begun["id"])
+    assert (response["status"], response["error"]["code"]) == ("failed", "rate_limit_exceeded")
+
+
+async def test_a_background_response_that_is_deleted_is_stopped_and_stays_deleted(api: Api) -> None:
+    _, begun = await api.post(PATH, BODY)
+    request = await api.engine.added()
+    assert await ask(api, "DELETE", begun["id"]) == (200, {"id": begun["id"], "object": "response", "deleted": True})
+    assert await api.engine.was_aborted() == request.request_id
+    assert (await ask(api, "GET", begun["id"]))[0] == 404
+
+
+async def test_a_response_in_progress_cannot_be_continued(api: Api) -> None:
+    _, begun = await api.post(PATH, BODY)
+    status, reply = await api.post(PATH, {"input": "Go on", "previous_response_id": begun["id"]})
+    assert (status, reply["error"]["param"]) == (400, "previous_response_id")
+    await ask(api, "DELETE", begun["id"])
+
+
+@pytest.mark.parametrize("fields", [{"stream": True}, {"store": False}])
+async def test_background_is_refused_where_nobody_could_ask_for_it(api: Api, fields: dict[str, Any]) -> None:
+    status, reply = await api.post(PATH, BODY | fields)
+    assert (status, reply["error"]["param"]) == (400, "background")
+
+
+async def test_a_response_that_was_not_made_in_the_background_cannot_be_cancelled(api: Api) -> None:
+    (_, response), _ = await asyncio.gather(api.post(PATH, {"input": "Hi"}), play(api, [[EOS]], finish_reason="stop"))
+    status, reply = await ask(api, "POST", f"{response['id']}/cancel")
+    assert (status, reply["error"]["message"]) == (400, "Cannot cancel a synchronous response.")
+
+
+@pytest.fixture
+async def desks(tmp_path: Path) -> AsyncIterator[list[ResponseDesk]]:
+    """Of two API processes."""
+    siblings = [Siblings(index, 2, tmp_path) for index in range(2)]
+    made = [ResponseDesk(ResponsesConfig(max_stored_responses=6), one) for one in siblings]
+    metrics = Metrics("m")
+    async with siblings[0].answering(metrics, made[0].answers), siblings[1].answering(metrics, made[1].answers):
+        yield made
+
+
+async def test_each_process_finds_and_deletes_the_responses_of_the_other(desks: list[ResponseDesk]) -> None:
+    kept = stored(desks[1].new_id())
+    response_id = kept.response.id
+    desks[1].store.put(kept)
+    assert await desks[0].get(response_id) == await desks[1].get(response_id) == kept
+    assert await desks[0].delete(response_id) == kept
+    assert await desks[0].get(response_id) is None
+    assert len(desks[1].store) == 0
+
+
+async def test_a_run_is_cancelled_where_it_is(desks: list[ResponseDesk]) -> None:
+    kept = stored(desks[1].new_id())
+    desks[1].store.put(kept)
+    ends: list[bool] = []
+    desks[1].run(kept.response.id, asyncio.sleep(60), ends.append)
+    assert await desks[0].cancel(kept.response.id) == kept
+    assert ends == [True]
+
+
+async def test_the_end_of_a_desk_ends_its_runs(desks: list[ResponseDesk]) -> None:
+    ends: asyncio.Queue[bool] = asyncio.Queue()
+    desks[0].run("a", asyncio.sleep(60), ends.put_nowait)
+    desks[0].run("b", asyncio.sleep(0), ends.put_nowait)
+    assert await asyncio.wait_for(ends.get(), 10) is False
+    await desks[0].aclose()
+    assert ends.get_nowait() is True
+
+
+@pytest.mark.parametrize("response_id", ["", "resp_x", "resp_00g" + "0" * 32, "resp_002" + "0" * 32, "../x"])
+async def test_an_id_that_nobody_gave_is_nobodys(desks: list[ResponseDesk], response_id: str) -> None:
+    assert await desks[0].get(response_id) is None
+
+
+async def test_a_process_that_is_gone_is_unavailable(tmp_path: Path) -> None:
+    desk = ResponseDesk(ResponsesConfig(), Siblings(0, 2, tmp_path))
+    with pytest.raises(UnavailableError):
+        await desk.get("resp_001" + "0" * 32)
+
+
+def test_the_room_of_a_server_is_divided() -> None:
+    desk = ResponseDesk(ResponsesConfig(max_stored_responses=6), Siblings(0, 2, Path()))
+    for number in range(5):
+        desk.store.put(stored(str(number)))
+    assert len(desk.store) == 3

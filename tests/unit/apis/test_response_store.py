@@ -1,0 +1,120 @@
+"""What is kept of responses: how many, how many bytes, how long."""
+
+from __future__ import annotations
+
+import msgspec
+
+from jaxserve.apis.responses.items import (
+    FunctionCallOutputItem,
+    InputText,
+    Item,
+    MessageItem,
+    OutputText,
+    ReasoningItem,
+)
+from jaxserve.apis.responses.response import ReasoningEcho, ResponseObject
+from jaxserve.apis.responses.schema import TextOptions
+from jaxserve.apis.responses.store import ResponseStore, StoredResponse
+from jaxserve.config import ResponsesConfig
+
+
+def stored(response_id: str, text: str = "x", **fields: object) -> StoredResponse:
+    response = ResponseObject(
+        id=response_id,
+        created_at=1,
+        background=False,
+        instructions=None,
+        max_output_tokens=None,
+        max_tool_calls=None,
+        model="tiny",
+        output=[
+            ReasoningItem(id="rs_1"),
+            MessageItem(id="msg_2", role="assistant", content=[OutputText(text=text)]),
+        ],
+        parallel_tool_calls=True,
+        previous_response_id=None,
+        prompt_cache_key=None,
+        reasoning=ReasoningEcho(),
+        safety_identifier=None,
+        store=True,
+        temperature=1.0,
+        text=TextOptions(),
+        tool_choice="auto",
+        tools=[],
+        top_logprobs=0,
+        top_p=1.0,
+        user=None,
+        metadata={},
+    )
+    items: list[Item] = [
+        MessageItem(id="msg_1", role="user", content=[InputText("Hi")]),
+        FunctionCallOutputItem(id="fco_1", call_id="call_1", output=[InputText("ok")]),
+    ]
+    return StoredResponse(msgspec.structs.replace(response, **fields), items)
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_was_put_is_found_as_it_was() -> None:
+    store = ResponseStore(ResponsesConfig())
+    store.put(stored("a"))
+    store.put(stored("b", "other"))
+    assert store.get("a") == stored("a")
+    assert store.get("b") == stored("b", "other")
+    assert store.get("c") is None
+
+
+def test_a_later_state_replaces_the_earlier_one() -> None:
+    store = ResponseStore(ResponsesConfig())
+    store.put(stored("a", "x" * 1000, status="in_progress"))
+    num_bytes = store.num_bytes
+    store.put(stored("a", "y", status="completed"))
+    assert store.get("a") == stored("a", "y", status="completed")
+    assert len(store) == 1
+    assert store.num_bytes < num_bytes - 900
+
+
+def test_the_one_that_nobody_used_for_longest_goes_first() -> None:
+    store = ResponseStore(ResponsesConfig(max_stored_responses=3))
+    for name in "abc":
+        store.put(stored(name))
+    assert store.get("a")
+    store.put(stored("d"))
+    assert [name for name in "abcd" if store.get(name)] == ["a", "c", "d"]
+
+
+def test_bytes_are_bounded_and_the_count_of_them_is_exact() -> None:
+    size = len(msgspec.msgpack.encode(stored("a", "x" * 100)))
+    store = ResponseStore(ResponsesConfig(max_stored_bytes=3 * size))
+    for name in "abcd":
+        store.put(stored(name, "x" * 100))
+    assert [name for name in "abcd" if store.get(name)] == ["b", "c", "d"]
+    assert store.num_bytes == 3 * size
+    store.put(stored("huge", "x" * 4 * size))
+    assert (len(store), store.num_bytes) == (0, 0)
+
+
+def test_a_response_is_forgotten_some_time_after_its_last_use() -> None:
+    clock = Clock()
+    store = ResponseStore(ResponsesConfig(response_ttl=10), clock)
+    store.put(stored("a"))
+    store.put(stored("b"))
+    clock.now += 6
+    assert store.get("a")
+    clock.now += 6
+    assert store.get("b") is None
+    assert store.get("a")
+    clock.now += 11
+    assert not store.remove("a")
+    assert (len(store), store.num_bytes) == (0, 0)
+
+
+def test_a_store_of_no_room_keeps_nothing() -> None:
+    store = ResponseStore(ResponsesConfig(max_stored_responses=0))
+    store.put(stored("a"))
+    assert store.get("a") is None

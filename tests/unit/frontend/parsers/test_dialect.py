@@ -1,0 +1,109 @@
+"""Which parser a model gets: by flag, or by what its chat template contains."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from jaxserve.apis.openai.messages import CalledFunction, ChatMessage, MessageToolCall, template_messages
+from jaxserve.config import ReasoningParser, ToolCallParser
+from jaxserve.errors import ConfigError
+from jaxserve.frontend.parsers.dialect import choose_dialect
+from jaxserve.frontend.parsers.formats import HARMONY, REASONING_FORMATS, TOOL_FORMATS
+from jaxserve.tokenizer.template import ChatTemplate
+from tests.unit.frontend.parsers.reading import reply_of
+
+TEMPLATES = Path(__file__).parents[2] / "tokenizer" / "data" / "templates"
+
+
+def test_flags_offer_every_format() -> None:
+    assert set(get_args(ToolCallParser)) == {"auto", "none", HARMONY, *TOOL_FORMATS}
+    assert set(get_args(ReasoningParser)) == {"auto", "none", HARMONY, *REASONING_FORMATS}
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "reasoning"),
+    [
+        ("qwen3_style", "hermes", "qwen3"),
+        ("mistral_style", "mistral", None),
+        ("smollm2_style", None, None),
+        ("gemma_style", None, None),
+    ],
+)
+def test_templates_of_families_are_known(template: str, tools: str | None, reasoning: str | None) -> None:
+    chosen = choose_dialect([(TEMPLATES / f"{template}.jinja").read_text()], "auto", "auto")
+    assert (chosen.tools and chosen.tools.name, chosen.reasoning and chosen.reasoning.name) == (tools, reasoning)
+
+
+@pytest.mark.parametrize(
+    ("text", "tools"),
+    [
+        ("<tool_call>\n<function=example>\n<parameter=x>", "qwen3_coder"),
+        ("<seed:tool_call>\n<function=example>\n<parameter=x>", None),
+        ("<|python_tag|> or <function=example>{json}</function>", None),
+        ("<tool_call><invoke name=", None),
+        ("<tool_call>{name}\n<arg_key>k</arg_key>", None),
+        ("{{- '<|python_tag|>' }}", "llama3_json"),
+        ('{"name": function name, "parameters": dictionary of names}', "llama3_json"),
+        ("[func_name1(params_name1=params_value1)]", "pythonic"),
+        ("<start_function_call>", "gemma"),
+        ("<|tool_call>call:", "gemma"),
+        ("<｜tool▁calls▁begin｜>", "deepseek"),
+        ("nothing", None),
+    ],
+)
+def test_signs_of_a_template(text: str, tools: str | None) -> None:
+    chosen = choose_dialect(["first", text], "auto", "none")
+    assert (chosen.tools and chosen.tools.name, chosen.reasoning) == (tools, None)
+
+
+def test_channels_carry_both() -> None:
+    for flags in (("auto", "auto"), (HARMONY, "auto"), ("auto", HARMONY), (HARMONY, HARMONY)):
+        chosen = choose_dialect(["<|start|>assistant<|channel|>final"], *flags)
+        assert chosen.has_channels and chosen.has_tools and chosen.has_reasoning
+    with pytest.raises(ConfigError, match="--tool-call-parser harmony with --reasoning-parser qwen3"):
+        choose_dialect([], HARMONY, "qwen3")
+
+
+def test_a_flag_decides_over_the_template() -> None:
+    chosen = choose_dialect(["<tool_call> <think>"], "mistral", "deepseek_r1")
+    assert chosen.tools is TOOL_FORMATS["mistral"]
+    assert chosen.reasoning is REASONING_FORMATS["deepseek_r1"]
+    assert choose_dialect(["<tool_call> <think>"], "none", "none").has_tools is False
+
+
+CALLS = [("get_weather", {"city": "Paris", "note": 'a "b"\n<c>'}), ("now", {})]
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "num_calls"),
+    [("qwen3_style", "auto", 2), ("mistral_style", "auto", 2), ("llama3_style", "llama3_json", 1)],
+)
+def test_what_a_template_writes_for_calls_is_read_as_these_calls(template: str, tools: str, num_calls: int) -> None:
+    source = (TEMPLATES / f"{template}.jinja").read_text()
+    calls = [MessageToolCall(id=name, function=CalledFunction(name=name, arguments=a)) for name, a in CALLS[:num_calls]]
+    messages = [ChatMessage(role="user", content="Hi"), ChatMessage(role="assistant", tool_calls=calls)]
+
+    def render(num_messages: int, is_prompt: bool) -> str:
+        return ChatTemplate(source, template).render(
+            template_messages(messages[:num_messages]),
+            add_generation_prompt=is_prompt,
+            tools=None,
+            variables={"bos_token": "<s>", "eos_token": "</s>"},
+        )
+
+    prompt = render(1, True)
+    reply = render(2, False).removeprefix(prompt)
+    parser = choose_dialect([source], tools, "auto").parser({"get_weather": {}, "now": {}}, prompt)
+    assert parser is not None
+    seen = reply_of(parser.feed(reply) + parser.finish())
+    assert [(name, json.loads(arguments)) for name, arguments in seen.calls] == CALLS[:num_calls]
+
+
+def test_ids_are_as_the_family_takes_them() -> None:
+    assert re.fullmatch(r"call_[0-9a-f]{24}", choose_dialect([], "hermes", "none").new_call_id())
+    assert re.fullmatch(r"[A-Za-z0-9]{9}", choose_dialect([], "mistral", "none").new_call_id())

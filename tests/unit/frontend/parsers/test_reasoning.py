@@ -1,0 +1,98 @@
+"""Reasoning is told from content, whoever wrote the marker: the model or its prompt."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxserve.frontend.parsers.events import Event, merged
+from tests.unit.frontend.parsers.reading import dialect, events_of, read, reply_of
+
+THINK = dialect(reasoning="qwen3")
+
+
+@pytest.mark.parametrize(
+    ("prompt_end", "text", "reasoning", "content"),
+    [
+        ("assistant\n", "<think>\nWhy?\n</think>\n\nSo.", "Why?", "So."),
+        ("assistant\n<think>\n", "Why?\n</think>\n\nSo.", "Why?", "So."),
+        ("assistant\n<think>\n\n</think>\n\n", "So.", "", "So."),
+        ("assistant\n", "So.", "", "So."),
+        ("assistant\n", "  So. <think>x</think>", "", "  So. <think>x</think>"),
+        ("assistant\n", "<think>\n\n</think>\n\nSo. \n", "", "So. \n"),
+        ("assistant\n<think>\n", "Why? ", "Why? ", ""),
+        ("assistant\n", "<think>a</thin", "a</thin", ""),
+        ("What is <think>?\nassistant\n", "So.", "", "So."),
+        ("assistant\n<think>\n", "a <think> b</think>c", "a <think> b", "c"),
+        ("", "", "", ""),
+    ],
+)
+def test_thinking_is_reasoning(prompt_end: str, text: str, reasoning: str, content: str) -> None:
+    reply = read(THINK, text, prompt_end, tools={})
+    assert (reply.reasoning, reply.content) == (reasoning, content)
+
+
+def test_deepseek_r1_thinks_unless_its_prompt_says_otherwise() -> None:
+    spoken = dialect(reasoning="deepseek_r1")
+    assert read(spoken, "Why?</think>So.", "assistant").reasoning == "Why?"
+    assert read(spoken, "So.", "<｜Assistant｜></think>").content == "So."
+
+
+@pytest.mark.parametrize(
+    ("name", "continued", "kind"),
+    [
+        ("deepseek_r1", "Be", "reasoning"),
+        ("deepseek_r1", "<think>Be", "reasoning"),
+        ("deepseek_r1", "<think>x</think>Be", "content"),
+        ("qwen3", "Be", "content"),
+        ("qwen3", "<think>Be", "reasoning"),
+    ],
+)
+def test_a_continued_message_says_where_the_reply_begins(name: str, continued: str, kind: str) -> None:
+    parser = dialect(reasoning=name).parser({}, "assistant\n", continued)
+    assert parser is not None
+    assert [(event.kind, event.text) for event in parser.feed(" so")] == [(kind, " so")]
+
+
+def test_neighbours_of_one_kind_are_joined_but_not_names() -> None:
+    events = [
+        Event(kind, text, text) for kind, text in (("name", "f"), ("name", "g"), ("content", "a"), ("content", "b"))
+    ]
+    assert [event.text for event in merged(events)] == ["f", "g", "ab"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("mistral", "[THINK]Why?[/THINK]So."), ("gemma4", "<|channel>thought\nWhy?<channel|>So.")]
+)
+def test_other_markers(name: str, text: str) -> None:
+    reply = read(dialect(reasoning=name), text)
+    assert (reply.reasoning, reply.content) == ("Why?", "So.")
+
+
+def test_calls_in_the_reasoning_are_thoughts_and_behind_it_are_calls() -> None:
+    call = '<tool_call>{"name": "now"}</tool_call>'
+    reply = read(dialect("hermes", "qwen3"), f"<think>I could {call}</think>\n{call}")
+    assert reply.reasoning == f"I could {call}"
+    assert reply.calls == [("now", "{}")]
+    assert reply.content == ""
+
+
+def test_is_reasoning_follows_the_text() -> None:
+    parser = THINK.parser({}, "<think>\n")
+    assert parser is not None
+    states = []
+    for piece in ["a", "</th", "ink>", "b"]:
+        parser.feed(piece)
+        states.append(parser.is_reasoning)
+    assert states == [True, True, False, False]
+
+
+def test_reasoning_is_shown_as_it_comes() -> None:
+    parser = THINK.parser({}, "<think>\n")
+    assert parser is not None
+    assert [reply_of(parser.feed(piece)).reasoning for piece in ["Why", " ", "not"]] == ["Why", "", " not"]
+
+
+def test_plain_dialect_has_no_parser() -> None:
+    assert dialect().parser({}, "") is None
+    assert dialect("hermes").parser({}, "") is None
+    assert events_of(dialect("hermes"), ["a"])[0].text == "a"

@@ -1,0 +1,299 @@
+"""Each family's calls, as its models write them, become names and JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from jaxserve.frontend.parsers.formats import TOOL_FORMATS, CallSpelling
+from tests.unit.frontend.parsers.reading import TOOLS, dialect, read
+
+WEATHER = {"city": "Par}is", "days": 3}
+JSON = json.dumps(WEATHER)
+NOW = ("now", {})
+
+ONE_CALL = {
+    "hermes": '<tool_call>\n{"name": "get_weather", "arguments": ' + JSON + "}\n</tool_call>",
+    "llama3_json": '{"name": "get_weather", "parameters": ' + JSON + "}",
+    "pythonic": "[get_weather(city='Par}is', days=3)]",
+    "mistral": '[TOOL_CALLS] [{"name": "get_weather", "arguments": ' + JSON + "}]",
+    "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nPar}is\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+    "gemma": '<|tool_call>call:get_weather{city:<|"|>Par}is<|"|>,days:3}<tool_call|>',
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+    + JSON
+    + "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "harmony": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>" + JSON,
+}
+
+VARIANTS = [
+    ("hermes", '<tool_call>{"arguments": ' + JSON + ', "name": "get_weather"}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "get_weather", "arguments": ' + json.dumps(JSON) + "}</tool_call>"),
+    ("hermes", '<tool_call>[{"name": "get_weather", "arguments": ' + JSON + "}]</tool_call>"),
+    ("hermes", '<tool_call>\n{"name": "get_weather", "arguments": ' + JSON + "</tool_call>"),
+    ("hermes", '<tool_call>\n{"name": "get_weather", "arguments": ' + JSON + "}"),
+    ("llama3_json", '<|python_tag|>{"type": "function", "name": "get_weather", "parameters": ' + JSON + "}"),
+    ("llama3_json", ' {"type": "function", "function": "get_weather", "parameters": ' + JSON + "}"),
+    ("pythonic", '[get_weather(days=3, city="Par}is")]'),
+    ("pythonic", '<|python_start|>[get_weather(city="Par}is", days=3,)]<|python_end|>'),
+    ("pythonic", '<function_calls>\nget_weather(city="Par}is", days=3)\n</function_calls>'),
+    ("mistral", "[TOOL_CALLS]get_weather" + JSON),
+    ("mistral", "[TOOL_CALLS]get_weather[ARGS]" + JSON),
+    ("mistral", "[TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]" + JSON),
+    ("qwen3_coder", "<function=get_weather><parameter=city>Par}is</parameter><parameter=days>3</parameter></function>"),
+    ("gemma", "<start_function_call>call:get_weather{city:<escape>Par}is<escape>,days:3}<end_function_call>"),
+    ("gemma", '<|tool_call>call:get_weather{"city": "Par}is", days: 3}<tool_call|>'),
+    ("deepseek", "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>" + JSON + "<｜tool▁call▁end｜>"),
+    ("harmony", "<|channel|>commentary<|message|>" + "<|end|><|start|>assistant to=functions.get_weather<|channel|>"
+     "commentary json<|message|> " + JSON + "<|call|>"),
+]  # fmt: skip
+
+
+def arguments(calls: list[tuple[str, str]]) -> list[tuple[str, Any]]:
+    return [(name, json.loads(text)) for name, text in calls]
+
+
+@pytest.mark.parametrize(("name", "text"), [*ONE_CALL.items(), *VARIANTS])
+def test_a_call_is_read(name: str, text: str) -> None:
+    reply = read(dialect(name), text)
+    assert [(call, arguments_) for call, arguments_ in arguments(reply.calls)] == [("get_weather", WEATHER)]
+    assert reply.content == ""
+
+
+@pytest.mark.parametrize(("name", "text"), [*ONE_CALL.items(), *VARIANTS])
+def test_a_complete_call_is_counted_when_its_arguments_end(name: str, text: str) -> None:
+    parser = dialect(name).parser(TOOLS, "")
+    assert parser is not None
+    parser.feed(text.partition("Par")[0])
+    assert parser.num_calls_read == 0
+    parser.feed("Par" + text.partition("Par")[2])
+    assert parser.num_calls_read == (name != "harmony" or "<|call|>" in text)
+    parser.finish()
+    assert parser.num_calls_read == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '{0}\n<tool_call>{{"name": "now"}}</tool_call>'),
+        ("llama3_json", '{0}; {{"name": "now", "parameters": {{}}}}'),
+        ("mistral", '{0}[TOOL_CALLS][{{"name": "now", "arguments": null}}]'),
+        ("mistral", '[TOOL_CALLS][{{"name": "get_weather", "arguments": {1}}}, {{"name": "now", "arguments": ""}}]'),
+        ("qwen3_coder", "{0}\n<tool_call>\n<function=now>\n</function>\n</tool_call>"),
+        ("gemma", "{0}<|tool_call>call:now{{}}<tool_call|>"),
+        ("deepseek", "{2}\n<｜tool▁call▁begin｜>now<｜tool▁sep｜><｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+        ("harmony", "{0}<|end|><|start|>assistant<|channel|>commentary to=functions.now<|message|><|call|>"),
+        ("pythonic", '[get_weather(city="Par}}is", days=3), now()]'),
+        ("pythonic", '<function_calls>\nget_weather(city="Par}}is", days=3)\nnow()\n</function_calls>'),
+    ],
+)
+def test_two_calls_are_read(name: str, text: str) -> None:
+    first = ONE_CALL[name]
+    whole = text.format(first, JSON, first.removesuffix("<｜tool▁calls▁end｜>"))
+    assert arguments(read(dialect(name), whole).calls) == [("get_weather", WEATHER), NOW]
+
+
+@pytest.mark.parametrize("name", sorted(set(ONE_CALL) - {"llama3_json", "pythonic", "harmony"}))
+def test_content_around_a_call_is_content(name: str) -> None:
+    reply = read(dialect(name), f" Let me see.\n\n{ONE_CALL[name]}\n\nThere. \n")
+    assert arguments(reply.calls) == [("get_weather", WEATHER)]
+    assert reply.content == " Let me see.There. \n"
+
+
+@pytest.mark.parametrize("name", sorted(ONE_CALL))
+def test_text_without_a_call_is_content_unchanged(name: str) -> None:
+    for text in ("", " ", "Hello", "  a < b [1] {2} \n", "the <tool_cal and [TOOL_ end <", '```json\n{"a": 1}\n```\n'):
+        reply = read(dialect(name), text)
+        assert (reply.content, reply.calls) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", "<tool_call> is a marker"),
+        ("hermes", '<tool_call>{"city": "Paris"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": {"first": "x"}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "get_wea'),
+        ("llama3_json", '{"city": "Paris", "name": "now"}'),
+        ("llama3_json", '{"name": "Paris", "parameters": {}}'),
+        ("llama3_json", "[1, 2]"),
+        ("llama3_json", "<|python_tag|>print(1)"),
+        ("pythonic", "[1] is a citation"),
+        ("pythonic", "[print(x=1)]"),
+        ("pythonic", "now(x=1)"),
+        ("pythonic", '[get_weather("Paris")]'),
+        ("mistral", "[TOOL_CALLS] no call here"),
+        ("qwen3_coder", "<tool_call>\nno function"),
+        ("qwen3_coder", "<function=" + "x" * 1000 + ">"),
+        ("gemma", "<|tool_call>get_weather{}"),
+        ("deepseek", "<｜tool▁calls▁begin｜>none<｜tool▁calls▁end｜>"),
+    ],
+)
+def test_what_is_no_call_stays_content(name: str, text: str) -> None:
+    reply = read(dialect(name), text)
+    assert (reply.content, reply.calls) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "partial"),
+    [
+        ("hermes", '<tool_call>{"name": "now", "arguments": {"city": "Pa', '{"city": "Pa'),
+        ("llama3_json", '{"name": "now", "parameters": {"city": "Pa', '{"city": "Pa'),
+        ("mistral", '[TOOL_CALLS]now{"city": "Pa', '{"city": "Pa'),
+        ("deepseek", '<｜tool▁call▁begin｜>now<｜tool▁sep｜>{"city": "Pa', '{"city": "Pa'),
+        ("harmony", '<|channel|>commentary to=functions.now<|message|>{"city": "Pa', '{"city": "Pa'),
+        ("pythonic", '[now(city="Pa', '{"city": "Pa'),
+        ("qwen3_coder", "<function=now><parameter=city>Pa", '{"city": "Pa'),
+        ("gemma", '<|tool_call>call:now{city:<|"|>Pa', '{"city": "Pa'),
+    ],
+)
+def test_a_call_cut_short_keeps_what_is_there(name: str, text: str, partial: str) -> None:
+    assert read(dialect(name), text).calls == [("now", partial)]
+
+
+def test_text_behind_a_list_of_calls_is_content() -> None:
+    reply = read(dialect("pythonic"), "[now()] now(x=1)")
+    assert (reply.calls, reply.content) == ([("now", "{}")], "now(x=1)")
+
+
+def test_a_header_that_is_too_long_hides_no_call_behind_it() -> None:
+    long = "<function=" + "x" * 300
+    reply = read(dialect("qwen3_coder"), f"{long}<function=now></function>")
+    assert (reply.calls, reply.content) == ([("now", "{}")], long)
+
+
+def test_two_calls_may_share_a_wrapper() -> None:
+    call = "<function=now>\n</function>"
+    reply = read(dialect("qwen3_coder"), f"<tool_call>\n{call}\n{call}\n</tool_call>\ndone")
+    assert (reply.calls, reply.content) == ([("now", "{}")] * 2, "done")
+
+
+def test_a_closer_inside_a_string_ends_nothing() -> None:
+    value = {"city": '</tool_call> <tool_call> \\" {'}
+    text = '<tool_call>{"name": "now", "arguments": ' + json.dumps(value) + "}</tool_call>done"
+    reply = read(dialect("hermes"), text)
+    assert arguments(reply.calls) == [("now", value)]
+    assert reply.content == "done"
+
+
+def test_a_call_that_stops_making_sense_ends_there() -> None:
+    reply = read(dialect("pythonic"), '<|python_start|>[now(city="Paris", 7)]')
+    assert reply.calls == [("now", '{"city": "Paris"')]
+    assert reply.content == ", 7)]"
+    reply = read(dialect("hermes"), '<tool_call>{"name": "now", "arguments": {"a": tru</tool_call>ok')
+    assert reply.calls == [("now", '{"a": tru')]
+    assert reply.content == "ok"
+
+
+@pytest.mark.parametrize(
+    ("literal", "value"),
+    [
+        ("'it\\'s'", "it's"),
+        ('"a\\nb\\\\c\\x41\\u00e9\\U0001F41A\\q"', "a\nb\\cAé🐚\\q"),
+        ('"\\ud83d\\udc1a"', "🐚"),
+        ('"""two\n"lines" here"""', 'two\n"lines" here'),
+        ("''", ""),
+        ("-3", -3),
+        ("1_000", 1000),
+        (".5", 0.5),
+        ("1e3", 1000.0),
+        ("007", 7),
+        ("True", True),
+        ("None", None),
+        ("false", False),
+        ("[1, 'a', [True], ()]", [1, "a", [True], []]),
+        ("{'a': {'b': (1, 2)}, \"c\": None}", {"a": {"b": [1, 2]}, "c": None}),
+        ("{}", {}),
+        ("Paris", "Paris"),
+        ("1e999", "1e999"),
+        ("nan", "nan"),
+        ("9" * 100, "9" * 100),
+        ("__import__", "__import__"),
+    ],
+)
+def test_python_literals_become_json(literal: str, value: Any) -> None:
+    assert arguments(read(dialect("pythonic"), f"[now(x={literal})]").calls) == [("now", {"x": value})]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('<escape>it\'s "so"\n<escape>', 'it\'s "so"\n'),
+        ("[<escape>a<escape>,{k:1}]", ["a", {"k": 1}]),
+        ("{a:{b:true},c:null}", {"a": {"b": True}, "c": None}),
+        ("New York", "New York"),
+        ("10:30", "10:30"),
+        ("-2.5", -2.5),
+    ],
+)
+def test_gemma_values_become_json(text: str, value: Any) -> None:
+    call = f"<start_function_call>call:now{{x:{text}}}<end_function_call>"
+    assert arguments(read(dialect("gemma"), call).calls) == [("now", {"x": value})]
+
+
+@pytest.mark.parametrize(
+    ("parameter", "text", "value"),
+    [
+        ("city", "3", "3"),
+        ("city", "true", "true"),
+        ("city", "\nline\n\n", "\nline\n\n"),
+        ("city", 'a "b" \\ <c>', 'a "b" \\ <c>'),
+        ("days", "3", 3),
+        ("days", "three", "three"),
+        ("exact", "True", True),
+        ("places", '["a", 1]', ["a", 1]),
+        ("note", "null", None),
+        ("note", "5", "5"),
+        ("limit", "2.5", 2.5),
+        ("unknown", "5", "5"),
+    ],
+)
+def test_tagged_values_have_the_type_of_the_schema(parameter: str, text: str, value: Any) -> None:
+    call = f"<function=get_weather>\n<parameter={parameter}>\n{text}\n</parameter>\n</function>"
+    assert arguments(read(dialect("qwen3_coder"), call).calls) == [("get_weather", {parameter: value})]
+
+
+def test_nesting_beyond_the_limit_is_no_value() -> None:
+    reply = read(dialect("pythonic"), "[now(x=" + "[" * 100 + "]" * 100 + ")]")
+    assert reply.calls == [("now", '{"x": ' + "[" * 64)]
+
+
+def test_harmony_channels_are_reasoning_content_and_calls() -> None:
+    text = (
+        "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>analysis<|message|>More.<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>I will look.<|end|>"
+        '<|start|>assistant<|channel|>commentary to=functions.now <|constrain|>json<|message|>{"a":1}<|call|>'
+    )
+    reply = read(dialect("harmony"), text, prompt_end="<|end|><|start|>assistant")
+    assert (reply.reasoning, reply.content) == ("Think.\nMore.", "I will look.")
+    assert reply.calls == [("now", '{"a":1}')]
+    without_tools = read(dialect("harmony"), text, tools={})
+    assert without_tools.calls == []
+    assert without_tools.content == 'I will look.\n{"a":1}'
+
+
+def test_harmony_goes_on_with_the_message_that_the_prompt_began() -> None:
+    begun = read(dialect("harmony"), "ris.<|end|>", prompt_end="<|start|>assistant<|channel|>final<|message|>Pa")
+    assert (begun.content, begun.reasoning) == ("ris.", "")
+    parser = dialect("harmony").parser(TOOLS, "cut off", continued="Pa")
+    assert parser is not None
+    assert [event.text for event in parser.feed(" ris.")] == [" ris."]
+    cut = read(dialect("harmony"), "<|channel|>anal", prompt_end="<|start|>assistant")
+    assert (cut.content, cut.reasoning) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "spelling"), [(name, spelling) for name, row in TOOL_FORMATS.items() for spelling in row.spellings]
+)
+def test_what_a_grammar_spells_is_read_as_calls(name: str, spelling: CallSpelling) -> None:
+    def call(function: str) -> str:
+        quoted = json.dumps(function) if spelling.is_name_quoted else function
+        return spelling.before + quoted + spelling.between + JSON + spelling.behind
+
+    begin, end = spelling.begin, spelling.end
+    assert arguments(read(dialect(name), begin + call("get_weather") + end).calls) == [("get_weather", WEATHER)]
+    if spelling.separator is not None:
+        both = begin + call("get_weather") + spelling.separator + call("now") + end
+        assert arguments(read(dialect(name), both).calls) == [("get_weather", WEATHER), ("now", WEATHER)]

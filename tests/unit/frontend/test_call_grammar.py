@@ -1,0 +1,71 @@
+"""What a request's tools become before they are a grammar: each family's spelling, with its control tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from jaxserve.apis.openai.tools import FunctionDefinition, ToolDefinition
+from jaxserve.errors import UnsupportedParameterError
+from jaxserve.frontend.call_grammar import call_grammar
+from jaxserve.frontend.parsers.dialect import Dialect
+from jaxserve.frontend.parsers.formats import TOOL_FORMATS
+from jaxserve.frontend.tokenization import tokenization
+from jaxserve.ipc.messages import CallGrammar, CallTemplate
+from jaxserve.tokenizer.tokenizer import Tokenizer
+from tests.unit.apis.test_tools import tooled
+
+__all__ = ["tooled"]
+CLOSED: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def asked(tokenizer: Tokenizer, name: str, choice: Any, *, strict: bool | None = None, **options: Any) -> Any:
+    """The calls that two tools, one of them strict or not, make with this choice; None without a grammar."""
+    functions = [FunctionDefinition(name="f", strict=strict), FunctionDefinition(name="g")]
+    tools = [ToolDefinition(type="function", function=function) for function in functions]
+    with tokenization() as tokens:
+        tokens.install(tokenizer, Dialect(TOOL_FORMATS[name]))
+        named = call_grammar(tokens, tools, choice, **{"is_parallel": True, "max_depth": 9} | options)
+    if named is None:
+        return None
+    assert (named.param, named.grammar.kind) == ("tools", "calls")
+    return msgspec.json.decode(named.grammar.text, type=CallGrammar)
+
+
+def test_markers_that_are_control_tokens_are_told_by_their_ids(tokenizer: Tokenizer, tooled: Tokenizer) -> None:
+    opener, closer = (tooled.encode(marker, False)[0] for marker in ("<tool_call>", "</tool_call>"))
+    assert asked(tooled, "hermes", "required") == CallGrammar(
+        (opener,),
+        [CallTemplate((f'\n{{"name": "{name}", "arguments": ',), CLOSED, ("}\n", closer)) for name in "fg"],
+        ("\n", opener),
+        (),
+    )
+    assert asked(tokenizer, "hermes", "required").begin == ("<tool_call>",)
+
+
+def test_a_vocabulary_chooses_among_the_ways_of_a_family(tokenizer: Tokenizer) -> None:
+    calls = asked(tokenizer, "mistral", "required")
+    assert (calls.begin, calls.separator, calls.end) == (("[TOOL_CALLS] [",), (", ",), ("]",))
+
+
+def test_choices_decide_what_is_held(tokenizer: Tokenizer) -> None:
+    assert asked(tokenizer, "hermes", "auto") is None
+    assert asked(tokenizer, "hermes", None) is None
+    assert asked(tokenizer, "hermes", "none", strict=True) is None
+    free = asked(tokenizer, "hermes", "auto", strict=True)
+    assert (free.allows_text, [template.schema for template in free.templates]) == (True, [CLOSED, {"type": "object"}])
+    forced = asked(tokenizer, "hermes", {"type": "function", "function": {"name": "g"}}, strict=True)
+    assert (forced.allows_text, len(forced.templates), forced.separator) == (False, 1, None)
+    assert asked(tokenizer, "hermes", "required", is_parallel=False).separator is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "strict", "param"),
+    [("required", None, "tool_choice"), ("auto", True, "tools[0].function.strict")],
+)
+def test_formats_that_no_grammar_spells_are_refused(tokenizer: Tokenizer, choice: str, strict: Any, param: str) -> None:
+    with pytest.raises(UnsupportedParameterError) as caught:
+        asked(tokenizer, "pythonic", choice, strict=strict)
+    assert caught.value.param == param

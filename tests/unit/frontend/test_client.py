@@ -1,0 +1,396 @@
+"""The client of the engine: one terminal output per request, whatever happens to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from jaxserve.config import ConnectionConfig
+from jaxserve.errors import InvalidRequestError, RateLimitError, StartupError, UnavailableError
+from jaxserve.frontend import link as link_module
+from jaxserve.frontend.client import EngineClient
+from jaxserve.frontend.link import Generation
+from jaxserve.http.listener import NUM_SURPLUS
+from jaxserve.ipc.messages import (
+    AddRequest,
+    CommandDone,
+    EngineStats,
+    ErrorInfo,
+    FromEngine,
+    Heartbeat,
+    Ready,
+    RequestOutput,
+    StartupFailed,
+    StartupProgress,
+    StepOutputs,
+    ToEngine,
+)
+from jaxserve.metrics import Metrics
+from jaxserve.sampling.params import SamplingParams
+from jaxserve.tokenizer.tokenizer import Tokenizer
+from jaxserve.types import RequestId
+from tests.unit.running_api import ALONE, FACTS, Api, ScriptedEngine, running_api
+
+
+def add(name: str) -> AddRequest:
+    return AddRequest(RequestId(name), [1], SamplingParams())
+
+
+async def drained(generation: Generation) -> list[RequestOutput]:
+    outputs: list[RequestOutput] = []
+
+    def keep(news: list[RequestOutput]) -> bool:
+        outputs.extend(news)
+        return True
+
+    while not generation.is_finished:
+        await generation.feed(keep)
+    return outputs
+
+
+async def test_news_reaches_its_generation_in_order(api: Api) -> None:
+    with api.client.generate([add("a"), add("b")]) as mine, api.client.generate([add("c")]) as other:
+        requests = {request.request_id: request for request in [await api.engine.added() for _ in range(3)]}
+        api.engine.output(requests[RequestId("a")], [1])
+        api.engine.output(requests[RequestId("c")], [3], finish_reason="stop")
+        api.engine.output(requests[RequestId("b")], [2], finish_reason="stop")
+        api.engine.output(requests[RequestId("a")], [4], finish_reason="length")
+        assert [(o.request_id, o.token_ids) for o in await drained(mine)] == [("a", [1]), ("b", [2]), ("a", [4])]
+        assert [o.token_ids for o in await drained(other)] == [[3]]
+    assert api.engine.aborted == []
+
+
+async def test_leaving_a_generation_aborts_only_what_still_runs(api: Api) -> None:
+    with api.client.generate([add("a"), add("b")]) as generation:
+        requests = [await api.engine.added() for _ in range(2)]
+        api.engine.output(requests[0], [1], finish_reason="stop")
+        await generation.feed(lambda news: False)
+    assert await api.engine.was_aborted() == "b"
+    api.engine.output(requests[1], [], finish_reason="abort")
+    with api.client.generate([add("c")]) as generation:
+        api.engine.output(await api.engine.added(), [1], finish_reason="stop")
+        assert [o.request_id for o in await drained(generation)] == ["c"]
+    assert api.engine.aborted == ["b"]
+
+
+async def test_dead_engine_ends_every_request_once_and_takes_no_more(api: Api) -> None:
+    with api.client.generate([add("a"), add("b")]) as generation:
+        api.client.fail("the engine process was ended by signal 9")
+        api.client.fail("a second reason")
+        outputs = await drained(generation)
+    assert [(o.request_id, o.finish_reason) for o in outputs] == [("a", "error"), ("b", "error")]
+    assert all(o.error is not None and o.error.error_class == "UnavailableError" for o in outputs)
+    assert api.client.ailment() == "the engine process was ended by signal 9"
+    with pytest.raises(UnavailableError):
+        api.client.require_ready()
+    with pytest.raises(UnavailableError), api.client.generate([add("c")]):
+        pass
+    for path, status in (("/health", 503), ("/ready", 503)):
+        async with api.http.get(path) as response:
+            assert response.status == status
+    assert api.engine.aborted == []
+
+
+async def test_dead_engine_ends_a_command(api: Api) -> None:
+    waiting = asyncio.create_task(api.client.command("reset_prefix_cache"))
+    left = asyncio.create_task(api.client.command("start_profile"))
+    await api.engine.is_heard()
+    left.cancel()
+    api.client.fail("the engine process ended with exit code 1")
+    with pytest.raises(UnavailableError):
+        await waiting
+    with pytest.raises(UnavailableError):
+        await api.client.command("reset_prefix_cache")
+
+
+async def test_a_command_ends_with_its_own_answer(api: Api) -> None:
+    commands = [asyncio.create_task(api.client.command(name)) for name in ("start_profile", "stop_profile")]
+    await api.engine.is_heard()
+    commands[1].cancel()
+    for command_id in (1, 0, 7):  # one that nobody waits for any more, and one that nobody ever asked for
+        api.engine.say(CommandDone(command_id, ErrorInfo("InvalidRequestError", f"no, {command_id}")))
+    with pytest.raises(InvalidRequestError, match="no, 0"):
+        await commands[0]
+
+
+async def test_broken_connection_counts_as_a_dead_engine() -> None:
+    class Broken:
+        async def send(self, message: ToEngine) -> None:
+            return None
+
+        async def receive(self) -> FromEngine:
+            raise OSError("gone")
+
+    client = EngineClient(Metrics("tiny"), max_queued_requests=1, siblings=ALONE, stall_timeout_s=60.0)
+    async with client.life(Broken()) as link:
+        await link.wait_over()
+        assert client.ailment() == link.reason == "the connection to the engine broke"
+        with pytest.raises(StartupError):
+            await link.wait_started()
+    assert client.ailment() is None, "there may be a next one"
+
+
+async def test_next_engine_hears_nothing_that_was_meant_for_the_last(api: Api) -> None:
+    with api.client.generate([add("a")]) as generation:
+        await api.engine.added()
+        api.engine.say(Heartbeat(EngineStats(1, 2, 0.5, compilations={"warmup": 7})))
+        await api.engine.is_heard()
+        await api.life.aclose()
+        for path, status in (("/health", 200), ("/ready", 503)):
+            async with api.http.get(path) as response:
+                assert response.status == status
+        with pytest.raises(UnavailableError, match="loading"), api.client.generate([add("b")]):
+            pass
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+            assert api.metrics.value(name) == 0
+        engine = ScriptedEngine()
+        async with api.client.life(engine) as link:
+            with pytest.raises(UnavailableError, match="loading"), api.client.generate([add("b")]):
+                pass
+            engine.say(Ready(FACTS))
+            await link.wait_started()
+            engine.say(Heartbeat(EngineStats(0, 0, 0.0, compilations={"warmup": 5})))
+            with api.client.generate([add("c")]) as other:
+                request = await engine.added()
+                assert request.request_id == "c"
+                engine.output(request, [3], finish_reason="stop")
+                assert [o.token_ids for o in await drained(other)] == [[3]]
+            outputs = await drained(generation)
+            assert [(o.request_id, o.finish_reason) for o in outputs] == [("a", "error")]
+            generation.stop(RequestId("a"))
+            with api.client.generate([add("d")]):
+                await engine.added()
+            assert await engine.was_aborted() == "d"
+    assert (engine.said_hello, engine.aborted, api.engine.aborted) == (True, ["d"], [])
+    assert api.metrics.value("compilations", phase="warmup") == 12
+
+
+async def test_failed_start_is_told_in_the_engines_words(tokenizer: Tokenizer) -> None:
+    async with running_api(tokenizer, is_ready=False) as api:
+        api.engine.say(StartupProgress("load", 3, 9))
+        api.engine.say(StartupFailed("model.safetensors: truncated"))
+        with pytest.raises(StartupError, match=r"^model.safetensors: truncated$"):
+            await api.link.wait_started()
+        assert api.engine.said_hello
+        assert api.engine.marks.get_nowait() == StartupProgress("load", 3, 9)
+
+
+async def test_silence_with_work_is_sick_and_without_work_is_not(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(link_module.time, "monotonic", lambda: now)
+    now += 500
+    assert api.client.ailment() is None
+    with api.client.generate([add("a")]) as generation:
+        request = await api.engine.added()
+        now += 59
+        assert api.client.ailment() is None
+        now += 2
+        assert "silent" in (api.client.ailment() or "")
+        async with api.http.get("/health") as response:
+            assert response.status == 503
+        api.engine.output(request, [1], finish_reason="stop")
+        await drained(generation)
+    assert api.client.ailment() is None
+
+
+async def test_an_engine_that_says_nothing_counts_as_dead_in_the_end() -> None:
+    engine = ScriptedEngine()
+    client = EngineClient(Metrics("tiny"), max_queued_requests=1, siblings=ALONE, stall_timeout_s=0.04)
+    async with client.life(engine) as link:
+        stalled = asyncio.create_task(link.wait_stalled())
+        for _ in range(20):
+            engine.say(Heartbeat())
+            await asyncio.sleep(0.005)
+        assert not stalled.done()
+        await stalled
+        assert link.reason == "the engine has been silent for more than 0.08 s"
+
+
+async def test_time_in_which_we_did_nothing_proves_nothing() -> None:
+    engine = ScriptedEngine()
+    client = EngineClient(Metrics("tiny"), max_queued_requests=1, siblings=ALONE, stall_timeout_s=0.04)
+    async with client.life(engine) as link:
+        stalled = asyncio.create_task(link.wait_stalled())
+        await asyncio.sleep(0)
+        engine.say(Heartbeat())
+        time.sleep(0.2)  # noqa: ASYNC251  the whole process is stopped, and the engine with it
+        await asyncio.sleep(0.001)
+        assert not stalled.done()
+        stalled.cancel()
+
+
+async def test_admission_holds_room_until_the_request_is_over(api: Api) -> None:
+    with api.client.admission(5), api.client.admission(3):
+        assert api.client.num_admitted == 8
+        with pytest.raises(RateLimitError), api.client.admission(1):
+            pass
+    assert api.client.num_admitted == 0
+    await api.client.wait_idle()
+
+
+async def test_prompts_wait_up_to_a_number_of_tokens(tokenizer: Tokenizer) -> None:
+    three, five = {"prompt": [5, 6, 7], "n": 2}, {"prompt": [5, 6, 7, 8, 9]}
+    async with running_api(tokenizer, max_queued_tokens=4) as api:
+        first = asyncio.create_task(api.post("/v1/completions", five))  # alone, it is more than may wait
+        request = await api.engine.added()
+        status, body = await api.post("/v1/completions", {"prompt": [5]})
+        assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert (
+            "prompts of 5 tokens wait, yours has 1, and at most 4 may (--max-queued-tokens)" in body["error"]["message"]
+        )
+        assert api.metrics.value("admission_rejections", reason="queued_tokens") == 1
+        api.engine.output(request, [5])
+        await api.engine.is_heard()
+        second = asyncio.create_task(api.post("/v1/completions", three))
+        choices = [await api.engine.added(), await api.engine.added()]  # one prompt
+        third = asyncio.create_task(api.post("/v1/completions", {"prompt": [5]}))
+        other = await api.engine.added()
+        assert (await api.post("/v1/completions", {"prompt": [5]}))[0] == 429
+        for each in (request, *choices, other):
+            api.engine.output(each, [5], finish_reason="length")
+        assert [(await reply)[0] for reply in (first, second, third)] == [200, 200, 200]
+
+
+async def test_a_prompt_that_nobody_waits_for_makes_room(tokenizer: Tokenizer) -> None:
+    async with running_api(tokenizer, max_queued_tokens=4) as api:
+        leaving = asyncio.create_task(api.post("/v1/completions", {"prompt": [5, 6, 7, 8]}))
+        request = await api.engine.added()
+        leaving.cancel()
+        assert await api.engine.was_aborted() == request.request_id
+        await api.client.wait_idle()
+        staying = asyncio.create_task(api.post("/v1/completions", {"prompt": [5, 6, 7, 8]}))
+        api.engine.output(await api.engine.added(), [5], finish_reason="length")
+        assert (await staying)[0] == 200
+
+
+async def test_draining_refuses_new_requests_and_finishes_old_ones(api: Api) -> None:
+    reply = asyncio.create_task(api.post("/v1/completions", {"prompt": "x"}))
+    request = await api.engine.added()
+    api.client.start_draining()
+    status, body = await api.post("/v1/completions", {"prompt": "x"})
+    assert (status, body["error"]["type"]) == (503, "service_unavailable")
+    async with api.http.get("/ready") as response:
+        assert (response.status, await response.json()) == (503, {"status": "draining"})
+    async with api.http.get("/health") as response:
+        assert response.status == 200
+        assert response.headers["Connection"] == "close", "the next request is to go to another server"
+    api.engine.output(request, [5], finish_reason="length")
+    assert (await reply)[0] == 200
+    await api.client.wait_idle()
+
+
+async def test_abort_all_ends_requests_with_an_error(api: Api) -> None:
+    reply = asyncio.create_task(api.post("/v1/completions", {"prompt": "x"}))
+    request = await api.engine.added()
+    api.client.abort_all("The server is shutting down.")
+    status, body = await reply
+    assert (status, body["error"]["message"]) == (503, "The server is shutting down.")
+    assert await api.engine.was_aborted() == request.request_id
+
+
+async def test_stats_become_metrics(api: Api) -> None:
+    stats = EngineStats(
+        num_running=2,
+        num_waiting=1,
+        kv_cache_usage=0.5,
+        num_preemptions=1,
+        num_prompt_tokens=10,
+        num_generation_tokens=4,
+        prefix_cache_queries=10,
+        prefix_cache_hits=3,
+        bucket_steps={"decode/8": 3},
+        padding_tokens={"decode": 5},
+        step_tokens=[3, 4],
+        device_step_seconds=[0.1],
+        host_gap_seconds=[0.01, 0.02],
+        compilations={"warmup": 7, "serving": 0},
+    )
+    api.engine.say(Heartbeat(stats))
+    api.engine.say(StepOutputs([], stats))
+    await api.engine.is_heard()
+    value = api.metrics.value
+    assert (value("num_requests_running"), value("num_requests_waiting"), value("kv_cache_usage_perc")) == (2, 1, 0.5)
+    assert value("num_requests_waiting_by_reason", reason="capacity") == 1
+    assert (value("prompt_tokens"), value("generation_tokens"), value("num_preemptions")) == (20, 8, 2)
+    assert (value("prefix_cache_queries"), value("prefix_cache_hits")) == (20, 6)
+    assert value("bucket_steps", kind="decode", bucket="8") == 6
+    assert value("padding_tokens", kind="decode") == 10
+    assert (value("iteration_tokens_total"), value("device_step_seconds"), value("host_gap_seconds")) == (4, 2, 4)
+    assert (value("compilations", phase="warmup"), value("compilations", phase="serving")) == (7, 0)
+
+
+async def test_second_ready_changes_nothing(api: Api) -> None:
+    api.engine.say(Ready(FACTS))
+    await api.engine.is_heard()
+    assert api.client.is_ready
+
+
+async def test_connection_beyond_the_limit_hears_of_it_and_carries_health_checks(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_api(tokenizer, max_connections=1) as api:
+        async with api.http.get("/health") as response:
+            assert response.status == 200
+        for path, status, sign in (
+            ("/v1/models", b" 503 ", b"1 connections are open and no more may be (--max-connections)"),
+            ("/health", b" 200 ", b"\r\n\r\n{"),
+            ("/metrics", b" 200 ", b'jaxserve:surplus_connections_total{engine="0",model_name="tiny"} 3.0'),
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            reply = await asyncio.wait_for(reader.read(), 10)  # to the end: it is closed behind the reply
+            assert status in reply.splitlines()[0]
+            assert sign in reply
+            assert b"\r\nConnection: close\r\n" in reply
+            writer.close()
+        assert b"Retry-After" not in reply
+        assert api.metrics.value("surplus_connections") == 3
+    assert caplog.text.count("more are refused (--max-connections)") == 1
+
+
+async def test_connection_far_beyond_the_limit_is_closed_at_once(tokenizer: Tokenizer) -> None:
+    async with running_api(tokenizer, max_connections=1) as api:
+        opened = [await asyncio.open_connection("127.0.0.1", api.port) for _ in range(1 + NUM_SURPLUS + 1)]
+        assert await asyncio.wait_for(opened[-1][0].read(), 10) == b""
+        assert not any(reader.at_eof() for reader, _ in opened[:-1])
+        for _, writer in opened:
+            writer.close()
+
+
+async def test_connection_that_sends_no_headers_is_closed(tokenizer: Tokenizer) -> None:
+    async with running_api(tokenizer, connection=ConnectionConfig(header_timeout=0.05)) as api:
+        reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: ")
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+
+
+async def test_silence_is_allowed_once_a_request_was_made(tokenizer: Tokenizer) -> None:
+    async with running_api(tokenizer, connection=ConnectionConfig(header_timeout=0.05)) as api:
+        reply: Any = asyncio.create_task(api.post("/v1/completions", {"prompt": "x"}))
+        request = await api.engine.added()
+        silent, silent_writer = await asyncio.open_connection("127.0.0.1", api.port)
+        assert await asyncio.wait_for(silent.read(), 10) == b""  # by now the other one's time is over as well
+        silent_writer.close()
+        api.engine.output(request, [5], finish_reason="length")
+        assert (await reply)[0] == 200
+
+
+async def test_reader_that_takes_nothing_is_given_up(tokenizer: Tokenizer) -> None:
+    async with running_api(tokenizer, connection=ConnectionConfig(write_timeout=0.05)) as api:
+        narrow = socket.socket()
+        narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        narrow.connect(("127.0.0.1", api.port))
+        body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true, "logprobs": true, "top_logprobs": 20}'
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        narrow.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        request = await api.engine.added()
+        api.engine.output(request, [40] * 8000)  # 10 MB: more than the kernel's buffers hold
+        assert await api.engine.was_aborted() == request.request_id
+        await api.client.wait_idle()
+        assert api.metrics.value("client_disconnects") == 1
+        narrow.close()

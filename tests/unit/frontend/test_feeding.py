@@ -1,0 +1,142 @@
+"""News reach their reader inside the loop that receives them; slow and failing readers harm nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from jaxserve.frontend.feeding import Feeding
+from jaxserve.ipc.messages import RequestOutput, StepOutputs
+from jaxserve.types import RequestId
+from tests.unit.apis.test_replies import events, ids
+from tests.unit.frontend.test_client import add
+from tests.unit.running_api import Api
+
+NEWS = [RequestOutput(RequestId("a"), [1])]
+
+
+async def test_reader_has_the_news_before_the_giver_goes_on() -> None:
+    seen: list[list[RequestOutput]] = []
+    with Feeding(lambda news: seen.append(news) is None, 0) as feeding:
+        feeding.give(NEWS)
+        feeding.give(NEWS)
+        assert seen == [NEWS, NEWS]
+        feeding.stop()
+        assert not feeding.is_hungry
+        assert await feeding.end()
+
+
+async def test_reader_that_wants_no_more_is_given_no_more() -> None:
+    with Feeding(lambda news: False, 0) as feeding:
+        feeding.give(NEWS)
+        assert not feeding.is_hungry
+        assert await feeding.end()
+
+
+async def test_silence_ends_the_feeding() -> None:
+    with Feeding(lambda news: True, 0.01) as feeding:
+        assert not await feeding.end()
+
+
+async def test_news_put_off_the_end_by_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "time", lambda: now)
+    with Feeding(lambda news: True, 10) as feeding:
+        now = 6.0
+        feeding.give(NEWS)
+        now = 10.0
+        await turn_of_the_loop()
+        assert feeding.is_hungry
+        now = 16.0
+        await turn_of_the_loop()
+        assert not feeding.is_hungry
+        assert not await feeding.end()
+
+
+async def test_reader_that_fails_costs_the_others_nothing(api: Api) -> None:
+    def fail(news: list[RequestOutput]) -> bool:
+        raise ValueError("a reader's own fault")
+
+    seen: list[RequestOutput] = []
+
+    def keep(news: list[RequestOutput]) -> bool:
+        seen.extend(news)
+        return True
+
+    with api.client.generate([add("bad")]) as bad, api.client.generate([add("good")]) as good:
+        failing, feeding = asyncio.create_task(bad.feed(fail)), asyncio.create_task(good.feed(keep))
+        requests = [await api.engine.added() for _ in range(2)]
+        outputs = [RequestOutput(request.request_id, [1], finish_reason="stop") for request in requests]
+        api.engine.say(StepOutputs(outputs))
+        with pytest.raises(ValueError, match="a reader's own fault"):
+            await failing
+        assert await feeding
+    assert [output.request_id for output in seen] == ["good"]
+
+
+async def test_choices_of_a_request_share_one_write(api: Api) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+    writer.write(post(b'{"prompt": "x", "n": 3, "stream": true}'))
+    requests = [await api.engine.added() for _ in range(3)]
+    api.engine.output(requests[0], ids(api, "a"))
+    await reader.readuntil(b"\n\n\r\n")
+    api.engine.say(StepOutputs([RequestOutput(request.request_id, ids(api, "b")) for request in requests]))
+    chunk = await reader.readuntil(b"\n\n\r\n")
+    assert chunk.count(b'"text":"b"') == 3
+    writer.close()
+
+
+async def test_news_of_a_slow_reader_gather_until_it_reads_on(api: Api) -> None:
+    narrow = socket.socket()
+    narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    narrow.connect(("127.0.0.1", api.port))
+    narrow.setblocking(False)
+    body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true, "logprobs": true, "top_logprobs": 20}'
+    narrow.sendall(post(body, "/v1/chat/completions"))
+    request = await api.engine.added()
+    steps = [ids(api, "abcdefgh")] * 600
+    for step in steps:  # 6 MB of chunks, more than the kernel's buffers hold
+        api.engine.output(request, step)
+    api.engine.output(request, ids(api, "."), finish_reason="length")
+    await api.engine.is_heard()
+    reader, writer = await asyncio.open_connection(sock=narrow)
+    await reader.readuntil(b"\r\n\r\n")
+    raw = b""
+    while size := int(await reader.readline(), 16):
+        raw += await reader.readexactly(size)
+        assert await reader.readexactly(2) == b"\r\n"
+    writer.close()
+    deltas = [chunk["choices"][0]["delta"].get("content", "") for chunk in events(raw)]
+    assert "".join(deltas) == "abcdefgh" * len(steps) + "."
+    assert len(deltas) < len(steps)
+    tokens = [
+        token for chunk in events(raw) for token in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]
+    ]
+    assert len(tokens) == 8 * len(steps) + 1
+
+
+async def test_stream_over_http_1_0_ends_with_the_connection(api: Api) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+    writer.write(post(b'{"prompt": "x", "stream": true}').replace(b"HTTP/1.1", b"HTTP/1.0"))
+    request = await api.engine.added()
+    for text in "abc":
+        api.engine.output(request, ids(api, text))
+    api.engine.output(request, ids(api, "d"), finish_reason="length")
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert b"chunked" not in head
+    assert "".join(chunk["choices"][0]["text"] for chunk in events(body)) == "abcd"
+    writer.close()
+
+
+async def turn_of_the_loop() -> None:
+    """Let timers that are due run."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+def post(body: bytes, path: str = "/v1/completions") -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body

@@ -1,0 +1,50 @@
+"""API processes of one port: shares of limits, and one set of numbers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from jaxserve.frontend.siblings import Siblings
+from jaxserve.metrics import Metrics
+
+
+def numbered(count: float) -> Metrics:
+    metrics = Metrics("m")
+    metrics.inc("client_disconnects", count)
+    return metrics
+
+
+def disconnects(text: bytes) -> str:
+    return text.decode().partition("client_disconnects_total{")[2].partition("} ")[2].partition("\n")[0]
+
+
+async def test_each_sibling_tells_the_sum(tmp_path: Path) -> None:
+    metrics = [numbered(1), numbered(20)]
+    first, second = (Siblings(index, 2, tmp_path) for index in range(2))
+    async with first.answering(metrics[0]), second.answering(metrics[1]):
+        assert disconnects(await first.exposition(metrics[0])) == "21.0"
+        assert disconnects(await second.exposition(metrics[1])) == "21.0"
+    assert os.listdir(tmp_path) == []
+
+
+async def test_sibling_that_is_gone_is_left_out_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    only, metrics = Siblings(0, 2, tmp_path), numbered(1)
+    async with only.answering(metrics):
+        assert disconnects(await only.exposition(metrics)) == "1.0"
+    assert "API process 1 does not tell its metrics" in caplog.text
+
+
+async def test_process_without_siblings_needs_no_socket(tmp_path: Path) -> None:
+    alone, metrics = Siblings(0, 1, tmp_path), numbered(1)
+    async with alone.answering(metrics):
+        assert os.listdir(tmp_path) == []
+        assert disconnects(await alone.exposition(metrics)) == "1.0"
+
+
+def test_shares_of_a_limit_reach_it() -> None:
+    assert [Siblings(0, count, Path()).share_of(10) for count in (1, 2, 3, 20)] == [10, 5, 4, 1]

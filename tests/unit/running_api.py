@@ -1,0 +1,240 @@
+"""A real application on a real socket, with an engine whose every message the test decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import ClientSession
+
+from jaxserve.apis.responses.desk import ResponseDesk
+from jaxserve.config import ConnectionConfig, LimitsConfig, ResponsesConfig, StructuredConfig
+from jaxserve.frontend.client import EngineClient
+from jaxserve.frontend.grammars import GrammarChecker
+from jaxserve.frontend.link import EngineLink
+from jaxserve.frontend.parsers.dialect import Dialect
+from jaxserve.frontend.seeds import SeedStream
+from jaxserve.frontend.siblings import Siblings
+from jaxserve.frontend.tokenization import tokenization
+from jaxserve.http.app import make_app
+from jaxserve.http.auth import KeyRing
+from jaxserve.http.cors import CorsPolicy
+from jaxserve.http.listener import bind_sockets, listening
+from jaxserve.http.operations.startup import StartupLog
+from jaxserve.http.state import ServerState
+from jaxserve.ipc.messages import (
+    Abort,
+    AddRequest,
+    ErrorInfo,
+    FromEngine,
+    Hello,
+    ModelInfo,
+    Ready,
+    RequestOutput,
+    StartupProgress,
+    StepOutputs,
+    ToEngine,
+    TokenLogprobs,
+)
+from jaxserve.metrics import Metrics
+from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from jaxserve.types import RequestId
+
+TOKENIZERS = Path(__file__).parents[1] / "fixtures" / "tokenizers"
+MAX_MODEL_LEN = 64
+MAX_BODY_SIZE = 16 << 10
+MAX_QUEUED_REQUESTS = 5
+ALONE = Siblings(0, 1, Path())
+
+FACTS = ModelInfo(
+    vocab_size=400,
+    max_model_len=MAX_MODEL_LEN,
+    num_kv_blocks=16,
+    block_size=16,
+    max_num_seqs=3,
+    kv_dtype="float32",
+    platform="test",
+    num_devices=1,
+    fingerprint="0123abcd",
+)
+
+
+@dataclass
+class ScriptedEngine:
+    """The other end of the connection: keeps what was sent, says what it is told."""
+
+    aborted: list[RequestId] = field(default_factory=list)
+    said_hello: bool = False
+    marks: asyncio.Queue[StartupProgress] = field(default_factory=asyncio.Queue)
+    _added: asyncio.Queue[AddRequest] = field(default_factory=asyncio.Queue)
+    _aborts: asyncio.Queue[RequestId] = field(default_factory=asyncio.Queue)
+    _news: asyncio.Queue[FromEngine] = field(default_factory=asyncio.Queue)
+
+    async def send(self, message: ToEngine) -> None:
+        if isinstance(message, AddRequest):
+            self._added.put_nowait(message)
+        elif isinstance(message, Abort):
+            for request_id in message.request_ids:
+                self.aborted.append(request_id)
+                self._aborts.put_nowait(request_id)
+        elif isinstance(message, Hello):
+            self.said_hello = True
+
+    async def receive(self) -> FromEngine:
+        return await self._news.get()
+
+    def say(self, message: FromEngine) -> None:
+        self._news.put_nowait(message)
+
+    def output(self, request: AddRequest, token_ids: list[int], **fields: Any) -> None:
+        """One step's news of one request; scores every token -1 - its place when they were asked for."""
+        num_top = request.sampling.num_top_logprobs
+        if num_top is not None and "logprobs" not in fields:
+            fields["logprobs"] = [
+                TokenLogprobs(-1.0, [token_id, *range(num_top)][:num_top], [-1.0 - i for i in range(num_top)])
+                for token_id in token_ids
+            ]
+        num_prompt = request.sampling.num_prompt_logprobs
+        if num_prompt is not None and token_ids:
+            fields["prompt_logprobs"] = [
+                TokenLogprobs(-0.5 * i, list(range(num_prompt)), [-1.0 - k for k in range(num_prompt)], i + 7)
+                for i in range(1, len(request.prompt_token_ids))
+            ]
+        self.say(StepOutputs([RequestOutput(request.request_id, token_ids, **fields)]))
+
+    def refuse(self, request: AddRequest, error_class: str, message: str, **fields: Any) -> None:
+        error = ErrorInfo(error_class, message, **fields)
+        self.say(StepOutputs([RequestOutput(request.request_id, [], finish_reason="error", error=error)]))
+
+    async def is_heard(self) -> None:
+        """Wait until the client has taken in all that was said so far."""
+        self.say(StartupProgress("mark", 1, 1))
+        await asyncio.wait_for(self.marks.get(), 10)
+
+    async def added(self) -> AddRequest:
+        """The next request that was submitted."""
+        return await asyncio.wait_for(self._added.get(), 10)
+
+    async def was_aborted(self) -> RequestId:
+        """The next request that was aborted."""
+        return await asyncio.wait_for(self._aborts.get(), 10)
+
+
+@dataclass(frozen=True)
+class Api:
+    """One running API process in miniature."""
+
+    http: ClientSession
+    engine: ScriptedEngine
+    client: EngineClient
+    link: EngineLink
+    life: contextlib.AsyncExitStack
+    """Of `engine`: closed, it is over."""
+    metrics: Metrics
+    tokenizer: Tokenizer
+    responses: ResponseDesk
+    port: int
+
+    async def post(self, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
+        """Status and JSON of a POST."""
+        if body is not None:
+            options["json"] = body
+        async with self.http.post(path, **options) as response:
+            return response.status, await response.json()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(TOKENIZERS / "byte_level")
+
+
+@contextlib.asynccontextmanager
+async def running_api(
+    tokenizer: Tokenizer,
+    *,
+    api_key: str | None = None,
+    is_ready: bool = True,
+    keep_alive_s: float = 15.0,
+    max_connections: int = 100,
+    max_model_len: int = MAX_MODEL_LEN,
+    dialect: Dialect | None = None,
+    responses: ResponsesConfig | None = None,
+    connection: ConnectionConfig | None = None,
+    is_strict: bool = False,
+    max_queued_tokens: int | None = None,
+    cors_allowed_origins: str | None = None,
+    adapters: dict[str, str] | None = None,
+) -> AsyncIterator[Api]:
+    engine = ScriptedEngine()
+    startup = StartupLog()
+
+    def note(progress: StartupProgress) -> None:
+        startup.note(progress)
+        engine.marks.put_nowait(progress)
+
+    metrics = Metrics("tiny")
+    client = EngineClient(
+        metrics,
+        max_queued_requests=MAX_QUEUED_REQUESTS,
+        max_queued_tokens=max_queued_tokens,
+        stall_timeout_s=60.0,
+        siblings=ALONE,
+        on_progress=note,
+    )
+    with tokenization() as tokens:
+        tokens.install(tokenizer, dialect or Dialect())
+        state = ServerState(
+            model_names=("tiny", "alias"),
+            adapters=adapters or {},
+            client=client,
+            tokenization=tokens,
+            metrics=metrics,
+            keys=KeyRing(api_key.split(",") if api_key else ()),
+            seeds=SeedStream(0),
+            siblings=ALONE,
+            limits=LimitsConfig(),
+            connection=connection or ConnectionConfig(),
+            is_strict=is_strict,
+            cors=CorsPolicy(cors_allowed_origins),
+            max_body_size=MAX_BODY_SIZE,
+            keep_alive_s=keep_alive_s,
+            startup=startup,
+            grammars=GrammarChecker(StructuredConfig()),
+            responses=ResponseDesk(responses or ResponsesConfig(), ALONE),
+        )
+        async with contextlib.AsyncExitStack() as life:
+            link = await life.enter_async_context(client.life(engine))
+            if is_ready:
+                engine.say(Ready(msgspec.structs.replace(FACTS, max_model_len=max_model_len)))
+                await client.wait_started()
+            with bind_sockets("127.0.0.1", 0, 1)[0] as listener:
+                port = listener.getsockname()[1]
+                async with (
+                    listening(
+                        make_app(state),
+                        listener,
+                        state.connection,
+                        max_connections=max_connections,
+                        on_surplus=partial(metrics.inc, "surplus_connections"),
+                    ),
+                    ClientSession(f"http://127.0.0.1:{port}/") as http,
+                ):
+                    yield Api(http, engine, client, link, life, metrics, tokenizer, state.responses, port)
+
+
+@pytest.fixture
+async def api(tokenizer: Tokenizer) -> AsyncIterator[Api]:
+    async with running_api(tokenizer) as running:
+        yield running
+
+
+@pytest.fixture
+def messages() -> list[dict[str, str]]:
+    return [{"role": "user", "content": "Hi"}]
