@@ -32,7 +32,7 @@ from benchmarks.gpu.records import Value, one_line
 from benchmarks.gpu.rig import BLOCK_SIZE
 from benchmarks.gpu.shapes import LLAMA_8B, TINY, decoder
 from benchmarks.gpu.timing import Timing, time_calls
-from jaxserve.models.config import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.sharding.mesh import make_sharding
 
 NUM_REPEATS = 8

@@ -9,7 +9,7 @@ from benchmarks.gpu.context import Context
 from jaxserve.config import CompileConfig, Config, Dtype, ModelConfig, Quantization
 from jaxserve.errors import ConfigError
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.models.config import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.runner.backend import chip_of
 from jaxserve.runner.limits import make_policy
 

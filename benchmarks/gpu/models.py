@@ -24,7 +24,7 @@ from jaxserve.config import CompileConfig, Config, Dtype, ModelConfig
 from jaxserve.layers.attention import KVPool, StepContext
 from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.layers.rope import rotation, sliding_rotation
-from jaxserve.models.config import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.backend import chip_of
 from jaxserve.runner.inputs import programs

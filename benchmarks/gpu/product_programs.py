@@ -18,7 +18,7 @@ from jaxserve_kernels.matmul.gpu import grouped_choice
 from jaxserve_kernels.matmul.tuning import SkinnyTuning, product_types
 
 from benchmarks.gpu.ahead import Wanted
-from jaxserve.models.config import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 
 GROUP = 128
 """Inputs that share a scale, of 4-bit weights."""

@@ -21,7 +21,7 @@ from jaxserve.engine.core import EngineCore
 from jaxserve.ipc.messages import AddRequest, ModelInfo, TokenLogprobs
 from jaxserve.kv.manager import KVManager
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.models.config import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.program_cache import ProgramCache

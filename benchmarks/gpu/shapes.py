@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxserve.models.config import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import decoder_config
 
 LLAMA3_SCALING = {

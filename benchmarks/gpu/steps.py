@@ -17,7 +17,7 @@ from benchmarks.gpu.random_weights import device_leaves
 from benchmarks.gpu.rig import BLOCK_SIZE, Compiled, Rig
 from jaxserve.kv.spec import KVSpec
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.models.config import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.planning.roofline import decode_bound, prefill_bound
 from jaxserve.planning.sizes import make_sizes

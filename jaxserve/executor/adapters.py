@@ -8,7 +8,8 @@ from typing import Final
 from jaxserve.checkpoint.peft import Adapter, open_adapter
 from jaxserve.checkpoint.source import resolve_adapter
 from jaxserve.config import Config
-from jaxserve.models.config import AdaptersConfig, DecoderConfig
+from jaxserve.model_config.adapters import AdaptersConfig
+from jaxserve.model_config.decoder import DecoderConfig
 
 RANK_STEP: Final = 16
 """Ranks are filled up to a multiple of this: what vectors hold, and tensor cores multiply."""

@@ -13,7 +13,8 @@ from jaxserve.checkpoint.sentence import SentenceModules, read_sentence_modules
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.executor.preparation import first_device
-from jaxserve.models.config import DecoderConfig, EncoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton, make_encoder_skeleton, make_skeleton
 from jaxserve.runner.backend import chip_of
 from jaxserve.runner.buckets import embed_buckets, embed_limits

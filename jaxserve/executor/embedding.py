@@ -24,7 +24,7 @@ from jaxserve.executor.trial import with_tried_kernels
 from jaxserve.ipc.messages import EmbeddingInfo, ModelInfo
 from jaxserve.ipc.report import PhaseClock, ProgramReport, StartupReport
 from jaxserve.layers.attention import KVPool
-from jaxserve.models.config import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import model_of
 from jaxserve.runner.cache_directory import cache_directory
 from jaxserve.runner.compilations import CompilationCounter

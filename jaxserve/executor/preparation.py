@@ -14,7 +14,8 @@ import jax
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
-from jaxserve.models.config import AdaptersConfig, DecoderConfig
+from jaxserve.model_config.adapters import AdaptersConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import ModelSkeleton, array_bytes, make_skeleton
 from jaxserve.runner.backend import chip_of
 from jaxserve.runner.buckets import resolve_limits

@@ -8,7 +8,7 @@ from typing import Literal
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.config import ModelConfig
 from jaxserve.errors import ConfigError
-from jaxserve.models.config import EncoderConfig
+from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.registry import model_of
 
 

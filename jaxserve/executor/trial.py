@@ -27,7 +27,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.executor.protocol import Progress
 from jaxserve.executor.trial_process import TrialNews, TrialSpec
 from jaxserve.ipc.report import PhaseClock
-from jaxserve.models.config import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.runner.cache_directory import cache_directory, trusted_directory
 from jaxserve.runner.program_cache import write_whole
 from jaxserve.runner.program_key import source_hash

@@ -17,7 +17,7 @@ import msgspec
 
 from jaxserve.config import Config
 from jaxserve.executor.preparation import first_device
-from jaxserve.models.config import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.parent import die_with_parent
 from jaxserve.runner.backend import chip_of
 from jaxserve.runner.trial import compare

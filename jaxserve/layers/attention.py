@@ -17,7 +17,7 @@ from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.norm import RMSNorm
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.models.config import DecoderConfig, LayerConfig
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 
 
 class KVPool(NamedTuple):

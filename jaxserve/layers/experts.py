@@ -20,7 +20,8 @@ from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import Linear, Matrix, Tokens
 from jaxserve.layers.mlp import ACTIVATIONS
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.models.config import DecoderConfig, ExpertsConfig
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.sharding.shares import Axes, add_shares, num_shares, on_each_device
 
 SPLIT_AXIS = "expert_ffn"

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.models.config import NormWeights
+from jaxserve.model_config.decoder import NormWeights
 
 _ADDED_ALIKE: Final = 4096
 """Numbers of an array from which on XLA:CPU adds up those of each row in the same order, however many rows there are."""

@@ -9,7 +9,7 @@ import numpy as np
 from jaxserve_kernels.rope import Rotation
 from jaxtyping import Array, Int
 
-from jaxserve.models.config import DecoderConfig, RopeScaling
+from jaxserve.model_config.decoder import DecoderConfig, RopeScaling
 
 
 def rotation(config: DecoderConfig, positions: Int[Array, "T"]) -> Rotation:

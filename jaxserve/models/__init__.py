@@ -1,1 +1,1 @@
-"""Model families as data over one decoder. `config` and `families` import no jax."""
+"""Decoder and encoder modules, and the model families that describe checkpoints as `model_config` data."""

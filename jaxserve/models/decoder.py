@@ -20,12 +20,12 @@ from jaxserve.layers.experts import Experts
 from jaxserve.layers.mlp import MLP
 from jaxserve.layers.norm import RMSNorm
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.models.config import DecoderConfig, LayerConfig, NormPlacement
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, NormPlacement
 
 _NORMS: Final[Mapping[NormPlacement, tuple[str | None, str | None, str | None, str | None]]] = {
-    "before": ("input_layernorm", None, "post_attention_layernorm", None),
-    "behind": (None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
-    "around": (
+    "pre": ("input_layernorm", None, "post_attention_layernorm", None),
+    "post": (None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+    "sandwich": (
         "input_layernorm",
         "post_attention_layernorm",
         "pre_feedforward_layernorm",
@@ -89,7 +89,7 @@ class Decoder(nnx.Module):
             x = scaled(self.model.embed_tokens(token_ids), self.config.embedding_scale)  # (T, D)
         for index, layer in enumerate(self.model.layers):
             with jax.named_scope(f"layer_{index}"):
-                x, pool = _call_layer(layer, x, pool, jnp.int32(index), step)
+                x, pool = layer(x, pool, jnp.int32(index), step)
         return self.model.norm(x), pool
 
     def logits(self, hidden: Float[Array, "B D"], num_rows: Int[Array, ""]) -> Float[Array, "B V"]:
@@ -99,9 +99,3 @@ class Decoder(nnx.Module):
         with jax.named_scope("head"):
             logits = scaled(head.logits(hidden, num_rows), self.config.logit_scale)
             return logits if cap is None else jnp.tanh(logits / cap) * cap
-
-
-def _call_layer(
-    layer: DecoderLayer, x: Float[Array, "T D"], pool: KVPool, index: Int[Array, ""], step: StepContext
-) -> tuple[Float[Array, "T D"], KVPool]:
-    return layer(x, pool, index, step)

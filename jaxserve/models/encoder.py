@@ -20,7 +20,7 @@ from jaxserve.layers.norm import LayerNorm
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.layers.segment_attention import Texts, attend
-from jaxserve.models.config import EncoderConfig, ScoringHead
+from jaxserve.model_config.encoder import EncoderConfig, ScoringHead
 
 
 class Table(nnx.Module):

@@ -22,8 +22,9 @@ from jaxserve.checkpoint.stacked import StoredMxfp4
 from jaxserve.checkpoint.stored import Stored, read_stored
 from jaxserve.checkpoint.text_part import text_config
 from jaxserve.errors import CheckpointError
+from jaxserve.model_config.decoder import CheckpointQuantization, DecoderConfig
+from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models import encoders, families
-from jaxserve.models.config import DecoderConfig, EncoderConfig
 from jaxserve.models.families._keys import Keys
 
 ReadConfig = Callable[[dict[str, Any]], DecoderConfig]
@@ -69,14 +70,21 @@ def decoder_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None =
         config,
         eos_token_ids=_eos_token_ids(config.vocab_size, generation or {}, hf),
         bos_token_id=None if bos is None else Keys(hf).integer("bos_token_id", config.vocab_size - 1, low=0),
-        stored=stored,
+        stored=None if stored is None else _quantization(stored),
     )
 
 
 def decoder_of(checkpoint: Checkpoint) -> DecoderConfig:
     """What `checkpoint` describes; a refusal names it."""
     config = _named(checkpoint.path, checkpoint.config, checkpoint.generation_config)
-    return config if config.stored is None else replace(config, stored=_as_found(config.stored, checkpoint))
+    stored = read_stored(checkpoint.config)
+    return config if stored is None else replace(config, stored=_quantization(_as_found(stored, checkpoint)))
+
+
+def _quantization(stored: Stored) -> CheckpointQuantization:
+    return CheckpointQuantization(
+        stored.format, stored.plain_matrices, stored.group_size, stored.has_zeros, stored.note
+    )
 
 
 def _as_found(stored: Stored, checkpoint: Checkpoint) -> Stored:

@@ -21,7 +21,9 @@ from flax import nnx
 from jaxserve.layers.fused import FusedLayout, FusedLinear
 from jaxserve.layers.linear import Linear, Matrix
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.models.config import AdaptersConfig, DecoderConfig, EncoderConfig
+from jaxserve.model_config.adapters import AdaptersConfig
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.decoder import Decoder
 from jaxserve.models.encoder import Encoder
 from jaxserve.sharding.mesh import split_axes

@@ -9,7 +9,7 @@ from typing import get_args
 
 from jaxserve.config import Config, Dtype, WeightFormat
 from jaxserve.errors import DoesNotFitError
-from jaxserve.models.config import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.planning.devices import ACCELERATORS, Device
 from jaxserve.planning.fit import Fit, make_fit, model_sizes
 from jaxserve.runner.limits import kv_spec, weights_dtype

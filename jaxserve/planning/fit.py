@@ -9,7 +9,7 @@ from jaxserve.config import Config
 from jaxserve.errors import DoesNotFitError
 from jaxserve.kv.spec import KVSpec
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.models.config import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.planning.devices import Device
 from jaxserve.planning.sizes import Sizes, estimate_workspace, make_sizes

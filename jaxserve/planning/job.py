@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from jaxserve.config import Config
-from jaxserve.models.config import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.planning.devices import Device
 from jaxserve.runner.inputs import Program
 

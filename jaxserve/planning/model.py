@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.models.config import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import read_decoder
 
 

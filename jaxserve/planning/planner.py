@@ -10,7 +10,7 @@ import msgspec
 
 from jaxserve.config import Config, ServerConfig
 from jaxserve.errors import DoesNotFitError
-from jaxserve.models.config import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.planning.advice import Advice, advice_for, cache_flag, find_advice
 from jaxserve.planning.devices import Device, Rates
 from jaxserve.planning.fit import Fit, gib, held_bytes, make_fit, model_sizes, planned_chip

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.models.config import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import LeafSpec, ModelSkeleton
 from jaxserve.planning.devices import Arithmetic
 from jaxserve.sharding.mesh import MODEL_AXIS, axis_rules

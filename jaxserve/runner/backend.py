@@ -13,7 +13,7 @@ from jaxserve_kernels.paged_attention import unsupported
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
-from jaxserve.models.config import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.runner.buckets import resolve_limits
 
 _LOG = logging.getLogger(__name__)

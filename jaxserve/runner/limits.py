@@ -17,7 +17,7 @@ from jaxserve.config import Config, WeightFormat
 from jaxserve.errors import ConfigError
 from jaxserve.kv.spec import KVSpec
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.models.config import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.runner.backend import Chip, choose_backend, choose_encoder_backend
 from jaxserve.runner.buckets import make_buckets, resolve_limits
 from jaxserve.runner.memory import fit_model_len, num_kv_blocks
@@ -87,7 +87,7 @@ def make_policy(config: Config, decoder: DecoderConfig, chip: Chip) -> DtypePoli
         policy,
         plain_matrices=stored.plain_matrices if config.model.quantization == "auto" else (),
         group_size=stored.group_size or policy.group_size,
-        has_offsets=stored.has_zeros,
+        has_offsets=stored.has_offsets,
     )
 
 

@@ -16,7 +16,7 @@ from jaxserve_kernels.backend import NATIVE
 
 from jaxserve.config import Config
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.models.config import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import LeafSpec, ModelSkeleton, make_skeleton
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.inputs import Program, pack

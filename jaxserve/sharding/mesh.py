@@ -15,7 +15,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.errors import ConfigError
-from jaxserve.models.config import DecoderConfig, EncoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.encoder import EncoderConfig
 
 MODEL_AXIS = "model"
 _LOG = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ import numpy as np
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.view import CheckpointView
 from jaxserve.layers.rope import row_order
-from jaxserve.models.config import DecoderConfig, EncoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.encoder import EncoderConfig
 
 _ROTATED: Final = ("q_proj", "k_proj", "q_norm", "k_norm")
 

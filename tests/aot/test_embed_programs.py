@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxserve.layers.policy import plain
-from jaxserve.models.config import EncoderConfig
+from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.skeleton import make_encoder_skeleton, make_skeleton
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.steps import lower_embedding

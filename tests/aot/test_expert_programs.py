@@ -13,7 +13,8 @@ import pytest
 from benchmarks.gpu.static import THUNKS, outside_graphs
 from jaxserve.config import WeightFormat
 from jaxserve.layers.policy import plain
-from jaxserve.models.config import DecoderConfig, ExpertsConfig, LayerConfig
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
+from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.steps import lower

@@ -17,7 +17,7 @@ from jaxserve_kernels.grouped_matmul.tuning import grouped_tuning
 
 from jaxserve.config import WeightFormat
 from jaxserve.layers.policy import plain
-from jaxserve.models.config import ExpertsConfig
+from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.steps import lower
 from jaxserve.sharding.mesh import make_sharding

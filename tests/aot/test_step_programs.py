@@ -20,7 +20,8 @@ from jaxserve_kernels.backend import Backend
 from benchmarks.gpu.static import THUNKS, launches, outside_graphs
 from jaxserve.config import WeightFormat
 from jaxserve.layers.policy import DtypePolicy, plain
-from jaxserve.models.config import AdaptersConfig, DecoderConfig, LayerConfig, RopeScaling
+from jaxserve.model_config.adapters import AdaptersConfig
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, RopeScaling
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.slots import slots_bytes
@@ -46,7 +47,7 @@ SMALL = DecoderConfig(  # every feature that changes the program, in two layers
     tied_embeddings=True,
     qk_norm="heads",
     qkv_bias=True,
-    norm_placement="around",
+    norm_placement="sandwich",
     norm_weights="offset",
     sliding_rope_theta=1e3,
     attention_scale=0.1,

@@ -14,7 +14,7 @@ from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.layers.attention import KVPool, StepContext
 from jaxserve.layers.policy import plain
 from jaxserve.layers.rope import inverse_frequencies, rotation, sliding_rotation
-from jaxserve.models.config import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import decoder_config
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding

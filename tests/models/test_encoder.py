@@ -15,7 +15,7 @@ from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.errors import CheckpointError
 from jaxserve.layers.policy import plain
 from jaxserve.layers.segment_attention import QUERY_BLOCK, Texts, attend
-from jaxserve.models.config import EncoderConfig
+from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.registry import decoder_of, model_of
 from jaxserve.models.skeleton import make_encoder_skeleton
 from jaxserve.sharding.mesh import make_sharding

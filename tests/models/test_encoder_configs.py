@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxserve.errors import CheckpointError
-from jaxserve.models.config import EncoderConfig, ScoringHead
+from jaxserve.model_config.encoder import EncoderConfig, ScoringHead
 from jaxserve.models.encoders.bert import encoder_config
 
 BERT: dict[str, Any] = {

@@ -18,7 +18,7 @@ from jaxserve.config import WeightFormat
 from jaxserve.layers.experts import Experts, route
 from jaxserve.layers.linear import Tokens
 from jaxserve.layers.policy import DtypePolicy, plain
-from jaxserve.models.config import ExpertsConfig
+from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.registry import decoder_of
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.weights.rows import quantize_rows, row_scales

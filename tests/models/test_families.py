@@ -12,7 +12,8 @@ import pytest
 
 from jaxserve.errors import CheckpointError
 from jaxserve.layers.rope import inverse_frequencies, row_order
-from jaxserve.models.config import DecoderConfig, ExpertsConfig, LayerConfig, RopeScaling
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, RopeScaling
+from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.registry import architectures, decoder_config
 from tests.models.goldens import config_goldens, golden_checkpoints, rope_goldens
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxserve.models.config import EncoderConfig, ScoringHead
+from jaxserve.model_config.encoder import EncoderConfig, ScoringHead
 from jaxserve.models.families._common import (
     MAX_HEADS,
     MAX_LAYERS,

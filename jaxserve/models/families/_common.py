@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from jaxserve.models.config import Activation, DecoderConfig, LayerConfig
+from jaxserve.model_config.decoder import Activation, DecoderConfig, LayerConfig
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import MAX_POSITION, read_rope
 

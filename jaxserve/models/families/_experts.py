@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxserve.models.config import ExpertsConfig, LayerConfig
+from jaxserve.model_config.decoder import LayerConfig
+from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.families._common import MAX_LAYERS, MAX_WIDTH
 from jaxserve.models.families._keys import Keys
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxserve.models.config import DecoderConfig, LayerConfig
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import build, layer_types, num_layers, read_window
 from jaxserve.models.families._keys import Keys
 
@@ -31,7 +31,7 @@ def gemma(keys: Keys, *, pattern: int) -> DecoderConfig:
     )
     return replace(
         config,
-        norm_placement="around",
+        norm_placement="sandwich",
         norm_weights="offset",
         embedding_scale=config.hidden_size**0.5,
         attention_scale=keys.number("query_pre_attn_scalar") ** -0.5,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from jaxserve.models.config import RopeScaling
+from jaxserve.model_config.decoder import RopeScaling
 from jaxserve.models.families._keys import Keys
 
 MAX_POSITION = 1 << 27

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxserve.models.config import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import MAX_LAYERS
 from jaxserve.models.families._gemma import gemma
 from jaxserve.models.families._keys import Keys

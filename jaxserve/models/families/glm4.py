@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from jaxserve.models.config import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import glm
 
 ARCHITECTURES = ("Glm4ForCausalLM",)
@@ -15,4 +15,4 @@ DEFAULTS = glm.DEFAULTS
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """GLM-4 with norms behind the blocks, too."""
-    return replace(glm.decoder_config(hf), norm_placement="around")
+    return replace(glm.decoder_config(hf), norm_placement="sandwich")

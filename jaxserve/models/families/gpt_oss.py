@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxserve.models.config import ClampedGate, DecoderConfig, LayerConfig
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
+from jaxserve.model_config.experts import ClampedGate
 from jaxserve.models.families._common import build, layer_types, num_layers, read_window
 from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
 from jaxserve.models.families._keys import Keys

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxserve.models.config import DecoderConfig, LayerConfig
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import build, full_layers
 from jaxserve.models.families._keys import Keys
 
@@ -33,4 +33,4 @@ def olmo(keys: Keys, layers: tuple[LayerConfig, ...]) -> DecoderConfig:
     keys.require("mlp_bias", False, None)
     has_bias = keys.flag("attention_bias")
     config = build(keys, layers=layers, qkv_bias=has_bias, attention_out_bias=has_bias)
-    return replace(config, norm_placement="behind", norm_weights="wide", qk_norm="whole")
+    return replace(config, norm_placement="post", norm_weights="wide", qk_norm="whole")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxserve.models.config import DecoderConfig, LayerConfig
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import layer_types, num_layers, read_window
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import by_kind_of_layer

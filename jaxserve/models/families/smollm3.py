@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxserve.models.config import DecoderConfig, LayerConfig
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import MAX_LAYERS, build, layer_types, num_layers, optional_window
 from jaxserve.models.families._keys import Keys
 

@@ -16,7 +16,7 @@ from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.view import CheckpointView
 from jaxserve.errors import CheckpointError
-from jaxserve.models.config import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import decoder_config, decoder_of
 from tests.models.goldens import golden_checkpoint
 from tests.unit.checkpoint.checkpoint_files import HIDDEN, as_llama_cpp_stores, write_decoder, write_gguf

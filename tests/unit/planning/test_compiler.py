@@ -9,11 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jaxserve.checkpoint.fp8 import StoredFp8
-from jaxserve.checkpoint.int4 import StoredInt4
-from jaxserve.checkpoint.stored import Stored
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import StartupError
+from jaxserve.model_config.decoder import CheckpointQuantization
 from jaxserve.planning.compiler import compile_programs
 from jaxserve.planning.devices import ACCELERATORS, NAMES, find_device
 from jaxserve.planning.job import CompileJob
@@ -40,11 +38,13 @@ def small_job(folder: Path) -> CompileJob:
     "stored",
     [
         None,
-        StoredFp8(rounds_activations=True, has_row_scales=False, block=(48, 40)),
-        StoredInt4("awq", 32, has_zeros=True),
+        CheckpointQuantization("none", note="dequantised"),
+        CheckpointQuantization("int4-weight-only", ("lm_head",), 32, has_offsets=True),
     ],
 )
-def test_a_job_survives_the_trip_whatever_the_checkpoint_is_stored_in(tmp_path: Path, stored: Stored | None) -> None:
+def test_a_job_survives_the_trip_whatever_the_checkpoint_is_stored_in(
+    tmp_path: Path, stored: CheckpointQuantization | None
+) -> None:
     job = small_job(tmp_path)
     job = msgspec.structs.replace(job, decoder=replace(job.decoder, stored=stored))
     assert msgspec.json.decode(msgspec.json.encode(job), type=CompileJob) == job

@@ -14,7 +14,7 @@ from jaxserve_kernels import native
 
 from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, ParallelConfig, SchedulerConfig
 from jaxserve.errors import ConfigError
-from jaxserve.models.config import DecoderConfig, LayerConfig
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.runner.backend import Chip, choose_backend
 from jaxserve.runner.limits import kv_spec
 

@@ -10,7 +10,7 @@ import pytest
 from jaxserve.config import CacheConfig, Config, ModelConfig, SchedulerConfig
 from jaxserve.errors import ConfigError
 from jaxserve.kv.spec import KVSpec
-from jaxserve.models.config import DecoderConfig, LayerConfig
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.runner.buckets import StepLimits, make_buckets, resolve_limits
 from jaxserve.runner.inputs import INPUT_FIELDS, Program, pack, packed_size, programs, split
 from jaxserve.runner.limits import kv_spec

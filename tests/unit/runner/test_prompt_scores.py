@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxserve.layers.policy import plain
-from jaxserve.models.config import DecoderConfig, LayerConfig
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.steps import score_prompts

@@ -14,7 +14,7 @@ import pytest
 
 from jaxserve.layers.attention import KVPool
 from jaxserve.layers.policy import plain
-from jaxserve.models.config import DecoderConfig, LayerConfig
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner import steps
 from jaxserve.runner.inputs import INPUT_FIELDS, Program, packed_size

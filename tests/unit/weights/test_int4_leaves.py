@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxserve.layers.policy import plain
-from jaxserve.models.config import DecoderConfig, LayerConfig
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.skeleton import LeafSpec, make_skeleton
 from jaxserve.sharding.mesh import axis_rules
 

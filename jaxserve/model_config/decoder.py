@@ -1,0 +1,149 @@
+"""Decoder-only transformers, as data. A family turns a checkpoint's `config.json` into a DecoderConfig."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from jaxserve.config import WeightFormat
+from jaxserve.model_config.experts import ExpertsConfig
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+NormPlacement = Literal["pre", "post", "sandwich"]
+"""Each block normalises its input (pre: Llama), its output (post: OLMo 2) or both (sandwich: Gemma)."""
+NormWeights = Literal["plain", "wide", "offset"]
+"""plain: multiplied in the activations' dtype; wide: in float32; offset: in float32 by 1 + weight (Gemma)."""
+
+RotaryPairs = Literal["halves", "adjacent"]
+"""Dimensions that rotate together: i and i + R / 2 (Llama), or 2 i and 2 i + 1 (GLM)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Scaling of rotary frequencies for long contexts. Fields a kind does not use stay None.
+
+    linear:  all frequencies / factor
+    llama3:  https://github.com/meta-llama/llama-models (low frequencies / factor, smooth in between)
+    yarn:    arXiv 2309.00071 (NTK-by-parts, with the attention factor)
+    dynamic: NTK-aware base; equals no scaling up to the declared length, and longer contexts are not served
+    longrope: arXiv 2402.13753 (one divisor per frequency, with the attention factor)
+    """
+
+    kind: Literal["linear", "llama3", "yarn", "dynamic", "longrope"]
+    factor: float
+    original_max_position: int | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    attention_factor: float | None = None
+    truncate: bool | None = None
+    """True if the bounds between parts are rounded to whole dimensions."""
+    short_divisors: tuple[float, ...] | None = None
+    """Divisors for contexts up to the original length: see `DecoderConfig.with_context`."""
+    long_divisors: tuple[float, ...] | None = None
+    """Divisors for longer contexts."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """Features that may differ from layer to layer."""
+
+    sliding_window: int | None = None
+    """Tokens a query attends to, itself included; None: all tokens before it."""
+    use_rope: bool = True
+    """False: no positional encoding in this layer (SmolLM3's NoPE layers)."""
+    experts: ExpertsConfig | None = None
+    """None: a dense feed-forward block. All layers with experts have the same number and width."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointQuantization:
+    """How a quantised checkpoint is served unless --quantization says otherwise."""
+
+    format: WeightFormat
+    """Format that keeps the stored values; "none" if they are dequantised while they are loaded."""
+    plain_matrices: tuple[str, ...] = ()
+    """Modules that the checkpoint does not quantise."""
+    group_size: int | None = None
+    """Inputs that share a scale; None: all of an output."""
+    has_offsets: bool = False
+    """True if every group has an offset as well as a scale."""
+    note: str | None = None
+    """Advice for a user who serves the checkpoint as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """One decoder-only transformer. Letters: L layers, D model, N query heads, K kv heads, H head dim, F ffn, V vocab,
+    E experts."""
+
+    vocab_size: int  # V
+    hidden_size: int  # D
+    intermediate_size: int  # F, of layers without experts
+    num_heads: int  # N
+    num_kv_heads: int  # K
+    head_dim: int  # H
+    layers: tuple[LayerConfig, ...]  # L
+    max_position: int
+    """Longest context the checkpoint declares or can be extended to: see `with_context`."""
+    norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None = None
+    rotary_dim: int | None = None  # R
+    """Leading dimensions of a head that rotate; None: all."""
+    rotary_pairs: RotaryPairs = "halves"
+    activation: Activation = "silu"
+    qkv_bias: bool = False
+    attention_out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: Literal["none", "heads", "whole"] = "none"
+    """RMSNorm of queries and keys before rope: over the H of each head (Qwen3), or over all heads together (OLMo 2)."""
+    norm_placement: NormPlacement = "pre"
+    norm_weights: NormWeights = "plain"
+    sliding_rope_theta: float | None = None
+    """Rope base of sliding-window layers, whose frequencies are then not scaled; None: that of the other layers."""
+    attention_scale: float | None = None
+    """Factor on query-key scores; None: 1 / sqrt(H)."""
+    attention_softcap: float | None = None
+    """c: a score s becomes c * tanh(s / c)."""
+    has_sinks: bool = False
+    """True if every head has an attention sink: a logit in the softmax without a value."""
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    """Factor on each block's output."""
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    """Soft cap on logits after `logit_scale`, as `attention_softcap`."""
+    tied_embeddings: bool = False
+    """True if the output head is the embedding matrix."""
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    stored: CheckpointQuantization | None = None
+    """Quantisation of the checkpoint; None: it is not quantised."""
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def experts(self) -> ExpertsConfig | None:
+        """Experts of the layers that have them; None in a dense model."""
+        return next((layer.experts for layer in self.layers if layer.experts is not None), None)
+
+    @property
+    def spare_tensors(self) -> frozenset[str]:
+        """Tensors a checkpoint may hold that are not loaded."""
+        return frozenset({"lm_head.weight"}) if self.tied_embeddings else frozenset()
+
+    def with_context(self, max_model_len: int | None) -> DecoderConfig:
+        """Return the config for a server whose longest text has `max_model_len` tokens; None: as declared.
+
+        longrope rotates keys differently in texts longer than the original length, and cached keys keep their rotation:
+        a server uses one set of divisors, and texts beyond the original length are served only on request.
+        """
+        scaling = self.rope_scaling
+        if scaling is None or scaling.kind != "longrope" or scaling.original_max_position is None:
+            return self
+        original = scaling.original_max_position
+        return self if (max_model_len or 0) > original else replace(self, max_position=min(original, self.max_position))
