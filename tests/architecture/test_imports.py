@@ -13,6 +13,7 @@ from tests.architecture.sources import ROOT, Source, program
 
 EVERYBODY = {
     "jaxserve",
+    "jaxserve.bounds",
     "jaxserve.config",
     "jaxserve.errors",
     "jaxserve.log",
@@ -122,6 +123,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model_config": set(),
     "checkpoint": set(),
     "metrics": {"ipc.messages"},
+    "bounds": set(),
     "config": set(),
     "errors": set(),
     "types": set(),
@@ -130,6 +132,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 NO_JAX = [
+    "jaxserve.bounds",
     "jaxserve.config",
     "jaxserve.errors",
     "jaxserve.types",

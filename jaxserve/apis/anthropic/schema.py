@@ -7,11 +7,12 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from jaxserve.apis.schema.bounds import Bound, check_bounds
+from jaxserve.apis.schema.bounds import check_bounds
 from jaxserve.apis.schema.common import GenerationFields
 from jaxserve.apis.schema.decode import missing
 from jaxserve.apis.schema.limits import MAX_ECHOED_CHARS
 from jaxserve.apis.schema.unsupported import refuse
+from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid
 

@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 import msgspec
 
-from jaxserve.apis.schema.bounds import Bound
+from jaxserve.apis.schema.bounds import check_bound
 from jaxserve.apis.schema.common import CommonFields, PromptLogprob, check_common, check_listed_logprobs
 from jaxserve.apis.schema.inputs import texts_or_ids
 from jaxserve.apis.schema.timing import RequestTiming
 from jaxserve.apis.schema.unsupported import refuse
 from jaxserve.apis.schema.usage import Usage
+from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid
 
@@ -57,7 +58,7 @@ def check_completion(request: CompletionRequest, limits: LimitsConfig) -> list[s
     if request.best_of is not None and request.best_of != request.num_choices:
         raise refuse("best_of")
     prompts = texts_or_ids("prompt", request.prompt)
-    Bound("items", 1, "max_prompts").check("prompt", prompts, limits)
+    check_bound(Bound("items", 1, "max_prompts"), "prompt", prompts, limits)
     if len(prompts) * request.num_choices > limits.max_total_choices:
         raise invalid(
             "n",

@@ -8,7 +8,8 @@ import msgspec
 
 from jaxserve.apis.openai.messages import ChatMessage, check_final_message, check_messages
 from jaxserve.apis.openai.tools import ToolChoice, ToolDefinition, check_tools
-from jaxserve.apis.schema.bounds import Bound
+from jaxserve.apis.schema.bounds import check_bound
+from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError
 
@@ -32,7 +33,7 @@ def check_conversation(messages: list[ChatMessage], fields: ConversationFields, 
     check_messages(messages)
     check_tools(fields.tools, fields.tool_choice, limits)
     variables = msgspec.json.encode(fields.chat_template_kwargs or {}).decode()
-    Bound("characters", 0, "max_template_kwargs_chars").check("chat_template_kwargs", variables, limits)
+    check_bound(Bound("characters", 0, "max_template_kwargs_chars"), "chat_template_kwargs", variables, limits)
     if fields.continue_final_message:
         if fields.add_generation_prompt:
             raise InvalidRequestError(

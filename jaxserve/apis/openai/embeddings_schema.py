@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from jaxserve.apis.schema.bounds import Bound, check_bounds
+from jaxserve.apis.schema.bounds import check_bound, check_bounds
 from jaxserve.apis.schema.inputs import texts_or_ids
 from jaxserve.apis.schema.limits import MAX_REQUEST_ID_CHARS
+from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid
 
@@ -68,7 +69,7 @@ class EmbeddingReply(msgspec.Struct, kw_only=True):
 def check_embedding(request: EmbeddingRequest, limits: LimitsConfig) -> list[str | list[int]]:
     """Check what needs neither model nor tokenizer; returns the inputs."""
     inputs = texts_or_ids("input", request.input)
-    Bound("items", 1, "max_inputs").check("input", inputs, limits)
+    check_bound(Bound("items", 1, "max_inputs"), "input", inputs, limits)
     check_fields(request, limits)
     if request.normalize is not None and request.use_activation not in (None, request.normalize):
         raise invalid("use_activation", "it is another name for 'normalize', which says the opposite")

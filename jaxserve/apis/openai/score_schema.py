@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from jaxserve.apis.openai.embeddings_schema import EmbeddingUsage, InputFields, check_fields
-from jaxserve.apis.schema.bounds import Bound
+from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid
 

@@ -9,7 +9,8 @@ import msgspec
 from jaxserve.apis.openai.conversation import ReasoningEffort, check_conversation
 from jaxserve.apis.openai.messages import ChatMessage
 from jaxserve.apis.openai.tools import ToolChoice, ToolDefinition
-from jaxserve.apis.schema.bounds import Bound, check_bounds
+from jaxserve.apis.schema.bounds import check_bounds
+from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
-from jaxserve.apis.schema.bounds import Bound
+from jaxserve.apis.schema.bounds import check_bound
 from jaxserve.apis.schema.decode import missing, shorten
+from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, invalid, unsupported
 
@@ -85,7 +86,7 @@ def _check_tool(place: str, tool: ToolDefinition, names: set[str], limits: Limit
         raise invalid(f"{place}.function.name", f"{function.name} is defined twice")
     names.add(function.name)
     definition = msgspec.json.encode(function).decode()
-    Bound("characters", 0, "max_function_chars").check(f"{place}.function", definition, limits)
+    check_bound(Bound("characters", 0, "max_function_chars"), f"{place}.function", definition, limits)
 
 
 def _check_choice(choice: ToolChoice | None, names: set[str]) -> None:

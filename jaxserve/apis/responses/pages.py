@@ -9,8 +9,8 @@ import msgspec
 
 from jaxserve.apis.responses.items import Item
 from jaxserve.apis.responses.response import ItemList
-from jaxserve.apis.schema.bounds import Bound
 from jaxserve.apis.schema.decode import shorten
+from jaxserve.bounds import Bound
 from jaxserve.errors import invalid
 
 _DEFAULT_LIMIT: Final = 20

@@ -9,11 +9,12 @@ import msgspec
 
 from jaxserve.apis.openai.conversation import ReasoningEffort
 from jaxserve.apis.responses.input import InputItem
-from jaxserve.apis.schema.bounds import Bound, check_bounds
+from jaxserve.apis.schema.bounds import check_bounds
 from jaxserve.apis.schema.checks import check_count
 from jaxserve.apis.schema.common import GenerationFields
 from jaxserve.apis.schema.decode import missing, shorten
 from jaxserve.apis.schema.unsupported import refuse
+from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, invalid, unsupported
 

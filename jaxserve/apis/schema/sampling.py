@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import msgspec
 
-from jaxserve.apis.schema.bounds import Bound
 from jaxserve.apis.schema.checks import check_count, check_token_ids
 from jaxserve.apis.schema.decode import invalid_field
+from jaxserve.bounds import Bound
 from jaxserve.errors import invalid
 from jaxserve.sampling.params import COLUMNS, SamplingParams
 from jaxserve.types import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
