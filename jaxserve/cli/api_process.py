@@ -21,7 +21,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.frontend.client import EngineClient
 from jaxserve.frontend.grammars import GrammarChecker
 from jaxserve.frontend.link import EngineLink
-from jaxserve.frontend.parsers.dialect import choose_dialect
+from jaxserve.frontend.parsers.output_format import choose_output_format
 from jaxserve.frontend.seeds import SeedStream
 from jaxserve.frontend.siblings import Siblings
 from jaxserve.frontend.tokenization import Tokenization, tokenization
@@ -68,9 +68,11 @@ class ApiProcess:
     def install(self, tokenizer: Tokenizer, path: Path) -> None:
         """Once the model is found. Raises ConfigError for parsers that do not go together."""
         server = self.config.server
-        dialect = choose_dialect(tokenizer.chat_template_sources, server.tool_call_parser, server.reasoning_parser)
-        _log.info("%s", dialect)
-        self.state.tokenization.install(tokenizer, dialect)
+        output_format = choose_output_format(
+            tokenizer.chat_template_sources, server.tool_call_parser, server.reasoning_parser
+        )
+        _log.info("%s", output_format)
+        self.state.tokenization.install(tokenizer, output_format)
         self.state.grammars.install(str(path))
 
     @contextlib.asynccontextmanager

@@ -9,7 +9,7 @@ import msgspec
 from jaxserve.apis.openai.tools import FunctionDefinition, ToolChoice, ToolDefinition, named_function, offered_tools
 from jaxserve.apis.schema.structured import NamedGrammar, schema_grammar
 from jaxserve.errors import unsupported
-from jaxserve.frontend.parsers.formats import CallSpelling
+from jaxserve.frontend.parsers.formats import CallSyntax
 from jaxserve.frontend.tokenization import Tokenization
 from jaxserve.ipc.messages import CallGrammar, CallTemplate, Grammar
 
@@ -59,14 +59,14 @@ def call_grammar(
         None if separator is None else spelled(separator),
         spelled(spelling.end),
         allows_text=not is_forced,
-        reasoning=tokens.dialect.reasoning.opener if tokens.dialect.reasoning is not None else "",
+        reasoning=tokens.output_format.reasoning.opener if tokens.output_format.reasoning is not None else "",
     )
     return NamedGrammar(Grammar("calls", msgspec.json.encode(calls).decode()), "tools")
 
 
-def _spelling(tokens: Tokenization) -> CallSpelling | None:
+def _spelling(tokens: Tokenization) -> CallSyntax | None:
     """The first way to write calls that the model's vocabulary has the tokens for."""
-    spellings = tokens.dialect.tools.spellings if tokens.dialect.tools is not None else ()
+    spellings = tokens.output_format.tools.spellings if tokens.output_format.tools is not None else ()
     return next((way for way in spellings if tokens.tokenizer.has_control_tokens(way.control_tokens)), None)
 
 

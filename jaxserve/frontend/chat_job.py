@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxserve.apis.openai.chat_schema import ChatRequest
 from jaxserve.frontend.call_grammar import call_grammar
-from jaxserve.frontend.conversation import encode_conversation, reply_reading
+from jaxserve.frontend.conversation import encode_conversation, parser_spec
 from jaxserve.frontend.generation import Job, grammar_of, make_job
 from jaxserve.http.state import ServerState
 from jaxserve.ipc.messages import ModelInfo
@@ -20,7 +20,7 @@ async def make_chat_job(
     tokens = state.tokenization
     prompt = await encode_conversation(tokens, request.messages, request, model_info.max_model_len)
     is_parallel = request.parallel_tool_calls is not False
-    reading = reply_reading(tokens, prompt, request.messages, request, max_calls=None if is_parallel else 1)
+    spec = parser_spec(tokens, prompt, request.messages, request, max_calls=None if is_parallel else 1)
     calls = call_grammar(
         tokens,
         request.tools,
@@ -38,8 +38,8 @@ async def make_chat_job(
         num_top_logprobs=request.num_top_logprobs,
         bad_words=await tokens.encode_bad_words(request.bad_words),
         param="messages",
-        reading=reading,
-        grammar=await grammar_of(state, request, reading, calls, request.thinking_token_budget),
+        spec=spec,
+        grammar=await grammar_of(state, request, spec, calls, request.thinking_token_budget),
         prediction=await tokens.encode_start(request.prediction.text, model_info.max_model_len)
         if request.prediction
         else (),

@@ -8,7 +8,7 @@ from jaxserve.apis.openai.conversation import ConversationFields
 from jaxserve.apis.openai.messages import ChatMessage, content_text, template_messages
 from jaxserve.apis.openai.tools import offered_tools, parameter_schemas, template_tools
 from jaxserve.errors import UnsupportedParameterError, unsupported
-from jaxserve.frontend.reading import ReplyReading
+from jaxserve.frontend.parsers.parser_spec import ParserSpec
 from jaxserve.frontend.tokenization import Tokenization
 
 THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
@@ -34,20 +34,20 @@ async def encode_conversation(
     )
 
 
-def reply_reading(
+def parser_spec(
     tokens: Tokenization,
     prompt: list[int],
     messages: list[ChatMessage],
     fields: ConversationFields,
     *,
     max_calls: int | None = None,
-) -> ReplyReading:
+) -> ParserSpec:
     """How the reply to this prompt is read; it ends with `max_calls`."""
-    dialect = tokens.dialect
+    output_format = tokens.output_format
     tools = parameter_schemas(offered_tools(fields.tools, fields.tool_choice))
-    end = prompt[-_NUM_END_TOKENS:] if dialect.has_reasoning else []
-    return ReplyReading(
-        dialect=dialect,
+    end = prompt[-_NUM_END_TOKENS:] if output_format.has_reasoning else []
+    return ParserSpec(
+        output_format=output_format,
         tools=tools,
         prompt_end=tokens.tokenizer.decode(end, skip_special_tokens=False),
         continued=content_text(messages[-1]) if fields.continue_final_message else None,
@@ -57,7 +57,7 @@ def reply_reading(
 
 
 def _require_tools(tokens: Tokenization) -> None:
-    if not tokens.dialect.has_tools:
+    if not tokens.output_format.has_tools:
         raise unsupported("tools", "is not supported: it is not known how this model calls tools (--tool-call-parser)")
     if not tokens.tokenizer.takes_tools:
         raise unsupported("tools", "is not supported: the model's chat template has no place for them")

@@ -20,10 +20,10 @@ from jaxserve.apis.schema.timing import RequestTiming
 from jaxserve.apis.schema.usage import Usage, make_usage
 from jaxserve.errors import RequestError, invalid, unsupported
 from jaxserve.frontend.link import Generation
-from jaxserve.frontend.reading import ReplyReading
+from jaxserve.frontend.parsers.parser_spec import ParserSpec
 from jaxserve.frontend.seeds import child_seed
 from jaxserve.frontend.stream import ChoiceStream, Piece, pieces_of
-from jaxserve.frontend.thinking_grammar import behind_thinking
+from jaxserve.frontend.thinking_grammar import after_thinking
 from jaxserve.http.errors import hide_internal_error
 from jaxserve.http.request_id import request_id_of
 from jaxserve.http.sse import EventStream, Framing, frame
@@ -121,7 +121,7 @@ def make_job(
     num_top_logprobs: int | None,
     bad_words: Sequence[Sequence[int]],
     param: str,
-    reading: ReplyReading | None = None,
+    spec: ParserSpec | None = None,
     grammar: Grammar | None = None,
     prediction: Sequence[int] = (),
 ) -> Job:
@@ -158,33 +158,31 @@ def make_job(
                 adapter=adapter,
                 prediction_token_ids=list(prediction),
             )
-            choice = _choice(state, len(choices), add, request, reading or ReplyReading())
+            choice = _choice(state, len(choices), add, request, spec or ParserSpec())
             choice.is_prompt_only = max_tokens == 0
             choices.append(choice)
     state.metrics.observe("request_params_n", request.num_choices)
     return Job(choices, request.num_choices)
 
 
-def _choice(
-    state: ServerState, index: int, add: AddRequest, request: CommonFields, reading: ReplyReading
-) -> ChoiceStream:
+def _choice(state: ServerState, index: int, add: AddRequest, request: CommonFields, spec: ParserSpec) -> ChoiceStream:
     include_stop = bool(request.include_stop_str_in_output)
     detokenizer = IncrementalDetokenizer(
         state.tokenization.tokenizer,
         add.prompt_token_ids,
         request.stop_strings,
         skip_special_tokens=request.skip_special_tokens is not False,
-        shown_token_ids=reading.shown_token_ids,
+        shown_token_ids=spec.shown_token_ids,
         include_stop=include_stop,
         min_tokens=add.sampling.min_tokens,
     )
-    parser = reading.new_parser()
+    parser = spec.new_parser()
     return ChoiceStream(
         index,
         add,
         detokenizer,
         parser=parser,
-        max_calls=reading.max_calls,
+        max_calls=spec.max_calls,
         include_stop=include_stop,
         metrics=state.metrics,
     )
@@ -193,7 +191,7 @@ def _choice(
 async def grammar_of(
     state: ServerState,
     request: CommonFields,
-    reading: ReplyReading | None = None,
+    spec: ParserSpec | None = None,
     calls: NamedGrammar | None = None,
     thinking_budget: int | None = None,
 ) -> Grammar | None:
@@ -203,11 +201,11 @@ async def grammar_of(
     """
     max_depth = state.grammars.config.max_grammar_depth
     named = requested_grammar(request.response_format, request.structured_outputs, max_depth)
-    if named is not None and reading is not None and reading.tools:
+    if named is not None and spec is not None and spec.tools:
         raise unsupported(named.param, "is not supported together with tools")
     named = named or calls
-    if reading is not None:
-        named = behind_thinking(state.tokenization, reading, named, thinking_budget)
+    if spec is not None:
+        named = after_thinking(state.tokenization, spec, named, thinking_budget)
     if named is None:
         return None
     await state.grammars.check(named.grammar, named.param)

@@ -9,16 +9,16 @@ import msgspec
 
 from jaxserve.apis.schema.structured import NamedGrammar
 from jaxserve.errors import UnsupportedParameterError, unsupported
+from jaxserve.frontend.parsers.parser_spec import ParserSpec
 from jaxserve.frontend.parsers.reasoning import ReasoningFormat
-from jaxserve.frontend.reading import ReplyReading
 from jaxserve.frontend.tokenization import Tokenization
 from jaxserve.ipc.messages import Grammar, Thinking, ThinkingBudget
 
 _BUDGET: Final = "thinking_token_budget"
 
 
-def behind_thinking(
-    tokens: Tokenization, reading: ReplyReading, named: NamedGrammar | None, budget: int | None
+def after_thinking(
+    tokens: Tokenization, spec: ParserSpec, named: NamedGrammar | None, budget: int | None
 ) -> NamedGrammar | None:
     """The grammar, beginning where the reasoning ends; None for any reply after any reasoning.
 
@@ -27,16 +27,16 @@ def behind_thinking(
     if named is None and budget is None:
         return None
     param = named.param if named is not None else _BUDGET
-    if reading.continued is not None:
+    if spec.continued is not None:
         raise _unsupported(param, "for the rest of a message (continue_final_message)")
-    if reading.dialect.has_channels:
+    if spec.output_format.has_channels:
         raise _unsupported(param, "with this model's format of reasoning (--reasoning-parser none)")
-    reasoning = reading.dialect.reasoning
+    reasoning = spec.output_format.reasoning
     if reasoning is None:
         if budget is not None:
             raise _unsupported(_BUDGET, "by a model that does not reason (--reasoning-parser)")
         return named
-    begun = reasoning.primer(reading.prompt_end)
+    begun = reasoning.prefill(spec.prompt_end)
     if begun.endswith(reasoning.closer):
         return named
     spelled = tokens.tokenizer.with_control_tokens
@@ -46,7 +46,7 @@ def behind_thinking(
         is_open=bool(begun),
         budget=None if budget is None else ThinkingBudget(budget, _closing_token(tokens, reasoning)),
     )
-    grammar = named.grammar if named is not None else _any_reply(tokens, reading, reasoning)
+    grammar = named.grammar if named is not None else _any_reply(tokens, spec, reasoning)
     return NamedGrammar(msgspec.structs.replace(grammar, thinking=thinking), param)
 
 
@@ -57,9 +57,9 @@ def _closing_token(tokens: Tokenization, reasoning: ReasoningFormat) -> int:
     return token_ids[0]
 
 
-def _any_reply(tokens: Tokenization, reading: ReplyReading, reasoning: ReasoningFormat) -> Grammar:
+def _any_reply(tokens: Tokenization, spec: ParserSpec, reasoning: ReasoningFormat) -> Grammar:
     """Any text that does not begin with reasoning, with the control tokens that mark calls."""
-    format_ = reading.dialect.tools if reading.tools else None
+    format_ = spec.output_format.tools if spec.tools else None
     markers = [marker for section in format_.sections for marker in section.markers] if format_ is not None else []
     token_ids = sorted(tokens.tokenizer.special_tokens_in([marker for marker in markers if marker]))
     more = f" (<[{','.join(map(str, token_ids))}]> TEXT)*" if token_ids else ""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from jaxserve.apis.schema.checks import check_token_ids
 from jaxserve.apis.schema.common import context_error
 from jaxserve.errors import ContextLengthError, UnavailableError
-from jaxserve.frontend.parsers.dialect import Dialect
+from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.tokenizer.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -28,15 +28,15 @@ class Tokenization:
     def __init__(self, executor: ThreadPoolExecutor) -> None:
         self._executor = executor
         self._tokenizer: Tokenizer | None = None
-        self._dialect = Dialect()
+        self._output_format = OutputFormat()
         self._marker_ids: dict[bool, frozenset[int]] = {}
 
-    def install(self, tokenizer: Tokenizer, dialect: Dialect) -> None:
+    def install(self, tokenizer: Tokenizer, output_format: OutputFormat) -> None:
         """Called once, while the engine starts."""
         self._tokenizer = tokenizer
-        self._dialect = dialect
+        self._output_format = output_format
         self._marker_ids = {
-            with_tools: tokenizer.special_tokens_in(dialect.markers(with_tools=with_tools))
+            with_tools: tokenizer.special_tokens_in(output_format.markers(with_tools=with_tools))
             for with_tools in (False, True)
         }
 
@@ -45,9 +45,9 @@ class Tokenization:
         return self._marker_ids[with_tools]
 
     @property
-    def dialect(self) -> Dialect:
+    def output_format(self) -> OutputFormat:
         """How the model's replies are read."""
-        return self._dialect
+        return self._output_format
 
     @property
     def is_installed(self) -> bool:

@@ -146,7 +146,7 @@ def _output(
 ) -> CompletionOutput:
     tokenizer, end = state.tokenization.tokenizer, pieces[-1]
     scored = [token for piece in pieces for token in piece.tokens]
-    new_call_id = state.tokenization.dialect.new_call_id
+    new_call_id = state.tokenization.output_format.new_call_id
     message = message_of(MessageDeltas(new_call_id, shows_reasoning=True).of(events_of(pieces)))
     calls = () if message.tool_calls is msgspec.UNSET else message.tool_calls
     return CompletionOutput(

@@ -12,7 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("jaxserve", "kernels", "docs", "tests", "benchmarks", "CONTRIBUTING.md", "README.md", "pyproject.toml", "Makefile")
+COPIED = (
+    "jaxserve",
+    "kernels",
+    "docs",
+    "tests",
+    "benchmarks",
+    "CONTRIBUTING.md",
+    "README.md",
+    "pyproject.toml",
+    "Makefile",
+)
 _UNNEEDED = shutil.ignore_patterns("__pycache__", ".venv*", "node_modules", "*.png")
 
 

@@ -49,7 +49,9 @@ def reduced(edges: Edges) -> Edges:
         name: frozenset(
             other
             for other in others
-            if not any(other in reachable(edges, step) and name not in reachable(edges, step) for step in others - {other})
+            if not any(
+                other in reachable(edges, step) and name not in reachable(edges, step) for step in others - {other}
+            )
         )
         for name, others in edges.items()
     }

@@ -19,7 +19,7 @@ from jaxserve.config import ConnectionConfig, LimitsConfig, ResponsesConfig, Str
 from jaxserve.frontend.client import EngineClient
 from jaxserve.frontend.grammars import GrammarChecker
 from jaxserve.frontend.link import EngineLink
-from jaxserve.frontend.parsers.dialect import Dialect
+from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.frontend.seeds import SeedStream
 from jaxserve.frontend.siblings import Siblings
 from jaxserve.frontend.tokenization import tokenization
@@ -164,7 +164,7 @@ async def running_api(
     keep_alive_s: float = 15.0,
     max_connections: int = 100,
     max_model_len: int = MAX_MODEL_LEN,
-    dialect: Dialect | None = None,
+    output_format: OutputFormat | None = None,
     responses: ResponsesConfig | None = None,
     connection: ConnectionConfig | None = None,
     is_strict: bool = False,
@@ -189,7 +189,7 @@ async def running_api(
         on_progress=note,
     )
     with tokenization() as tokens:
-        tokens.install(tokenizer, dialect or Dialect())
+        tokens.install(tokenizer, output_format or OutputFormat())
         state = ServerState(
             model_names=("tiny", "alias"),
             adapters=adapters or {},

@@ -102,7 +102,7 @@ class MessageFormat:
         self.framing = Framing(keep_alive=frame(Ping()), end=b"", error=partial(anthropic_error, request_id=request_id))
         thinking = request.thinking
         self._blocks = BlockEvents(
-            state.tokenization.dialect.new_call_id,
+            state.tokenization.output_format.new_call_id,
             shows_thinking=thinking is None or thinking.display != "omitted",
         )
         self._is_window_short = job.requests[0].sampling.max_tokens < request.max_tokens

@@ -163,6 +163,6 @@ def _thinking_variables(thinking: ThinkingConfig | None, tokens: Tokenization, *
         return {}
     is_enabled = thinking.type == "enabled"
     switches = [name for name in THINKING_SWITCHES if tokens.tokenizer.template_reads(name, has_tools=has_tools)]
-    if not switches and tokens.dialect.has_reasoning != is_enabled:
+    if not switches and tokens.output_format.has_reasoning != is_enabled:
         raise refuse(f"thinking.type={thinking.type}")
     return dict.fromkeys(switches, is_enabled)

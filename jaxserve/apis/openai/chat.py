@@ -62,7 +62,7 @@ class ChatFormat:
         self._tokenizer = state.tokenization.tokenizer
         self._messages = [
             MessageDeltas(
-                state.tokenization.dialect.new_call_id, shows_reasoning=request.include_reasoning is not False
+                state.tokenization.output_format.new_call_id, shows_reasoning=request.include_reasoning is not False
             )
             for _ in range(request.num_choices)
         ]

@@ -51,7 +51,7 @@ class ResponseReply:
         self._timing = timing
         self._keep = keep
         self._numbers = itertools.count()
-        self._output = OutputItems(tokens.dialect.new_call_id, self._numbers)
+        self._output = OutputItems(tokens.output_format.new_call_id, self._numbers)
         self._is_cut = False
         self._is_known = False
         self._is_over = False

@@ -20,7 +20,7 @@ HARMONY_SIGN: Final = "<|channel|>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallSpelling:
+class CallSyntax:
     """How a grammar spells calls: a name, and arguments as JSON, between these texts."""
 
     begin: str = ""
@@ -49,7 +49,7 @@ class ToolFormat:
     """But not with one of these: a family that nothing here reads uses the same marker."""
     num_id_characters: int | None = None
     """Its templates take ids of exactly so many letters and digits; None: any."""
-    spellings: tuple[CallSpelling, ...] = ()
+    spellings: tuple[CallSyntax, ...] = ()
     """How a grammar spells its calls, the first that the vocabulary has the tokens for. None: nothing can hold them."""
 
 
@@ -92,7 +92,7 @@ _TOOL_FORMATS = (
         template_signs=("[TOOL_CALLS]",),
         num_id_characters=9,
         spellings=(
-            CallSpelling(
+            CallSyntax(
                 begin="[TOOL_CALLS]",
                 before="",
                 between="[ARGS]",
@@ -101,7 +101,7 @@ _TOOL_FORMATS = (
                 is_name_quoted=False,
                 control_tokens=("[TOOL_CALLS]", "[ARGS]"),
             ),
-            CallSpelling(
+            CallSyntax(
                 begin="[TOOL_CALLS] [",
                 before='{"name": ',
                 between=', "arguments": ',
@@ -142,7 +142,7 @@ _TOOL_FORMATS = (
         template_signs=("<tool_call>",),
         foreign_signs=("<arg_key>", "<tool_calls>", "<invoke"),
         spellings=(
-            CallSpelling(
+            CallSyntax(
                 begin="<tool_call>",
                 before='\n{"name": ',
                 between=', "arguments": ',
@@ -156,7 +156,7 @@ _TOOL_FORMATS = (
         sections=(Section(body=JsonBody()), Section(opener="<|python_tag|>", body=JsonBody())),
         template_signs=("<|python_tag|>", '"parameters": dictionary'),
         foreign_signs=("<function=",),
-        spellings=(CallSpelling(before='{"name": ', between=', "parameters": ', behind="}"),),
+        spellings=(CallSyntax(before='{"name": ', between=', "parameters": ', behind="}"),),
     ),
 )
 

@@ -25,7 +25,7 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 MARKERS: Final = (START, _MESSAGE, *_ENDS, _CHANNEL_MARKER, "<|constrain|>")
 
 
-def primer(prompt_end: str, continued: str | None) -> str:
+def prefill(prompt_end: str, continued: str | None) -> str:
     """The message that the prompt has begun; one that is `continued` stands in the final channel."""
     if continued is not None:
         return f"{START}assistant{_CHANNEL_MARKER}final{_MESSAGE}{continued}"

@@ -11,11 +11,11 @@ from jaxserve.frontend.parsers.scanner import Reading, Scanner, stops
 class OutputParser:
     """Drives a reader over the text of one reply. Not thread-safe; one per sequence."""
 
-    def __init__(self, read: Callable[[Scanner], Reading[None]], primer: str = "") -> None:
-        """`primer` is text that the prompt has already written for the reader: it makes no events."""
+    def __init__(self, read: Callable[[Scanner], Reading[None]], prefill: str = "") -> None:
+        """`prefill` is text that the prompt has already written for the reader: it makes no events."""
         self._scanner = Scanner()
         self._reading = self._read_all(read)
-        self.has_begun_call = any(event.kind == "name" for event in self.feed(primer))
+        self.has_begun_call = any(event.kind == "name" for event in self.feed(prefill))
         """Whether the prompt ends inside a call, or behind one."""
         self._scanner.forget_draft()
 

@@ -19,7 +19,7 @@ class ReasoningFormat:
     template_signs: tuple[str, ...] = ()
     """A chat template with one of these is of this family."""
 
-    def primer(self, prompt_end: str) -> str:
+    def prefill(self, prompt_end: str) -> str:
         """What of the format the prompt has already written, as if the reply began with it.
 
         `prompt_end` is the end of the prompt's text, control tokens included.

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 
 from jaxserve.apis.anthropic.blocks import BlockEvents, blocks_of
 from jaxserve.apis.anthropic.reply import BlockDelta, BlockEvent, BlockStart, BlockStop
-from jaxserve.frontend.parsers.dialect import Dialect
 from jaxserve.frontend.parsers.events import merged
+from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.apis.test_replies import EOS, ids, play
-from tests.unit.apis.test_tools import CALLS, SPOKEN, play_slowly, prompt_of, steps, tooled
+from tests.unit.apis.test_tools import CALLS, HERMES, play_slowly, prompt_of, steps, tooled
 from tests.unit.frontend.parsers.reading import events_of
 from tests.unit.frontend.parsers.test_any_chunking import cut_replies
 from tests.unit.running_api import Api, running_api
@@ -36,7 +36,7 @@ __all__ = ["tooled"]
 
 @pytest.fixture
 async def api(tooled: Tokenizer) -> AsyncIterator[Api]:
-    async with running_api(tooled, dialect=SPOKEN, max_model_len=2000) as running:
+    async with running_api(tooled, output_format=HERMES, max_model_len=2000) as running:
         yield running
 
 
@@ -222,7 +222,7 @@ async def test_cached_tokens_are_told_apart(api: Api) -> None:
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(cut_replies())
-def test_any_cutting_gives_the_same_blocks(case: tuple[Dialect, str, list[str], str]) -> None:
+def test_any_cutting_gives_the_same_blocks(case: tuple[OutputFormat, str, list[str], str]) -> None:
     spoken, prompt_end, pieces, text = case
 
     def spelled(cut: list[str]) -> list[BlockEvent]:
@@ -362,7 +362,7 @@ async def test_what_cannot_be_done_is_refused_by_name(api: Api, fields: dict[str
 @pytest.mark.parametrize(("kind", "has_reasoning"), [("enabled", False), ("disabled", True)])
 async def test_thinking_that_nothing_switches_is_refused(tokenizer: Tokenizer, kind: str, has_reasoning: bool) -> None:
     for is_able in (True, False):
-        async with running_api(tokenizer, dialect=SPOKEN if is_able else Dialect()) as api:
+        async with running_api(tokenizer, output_format=HERMES if is_able else OutputFormat()) as api:
             status, _ = await api.post(COUNT, {"messages": BODY["messages"], "thinking": {"type": kind}})
             assert status == (400 if is_able == has_reasoning else 200)
 
@@ -403,7 +403,7 @@ async def test_full_queue_and_failures_have_anthropics_types(api: Api) -> None:
 
 
 async def test_unknown_fields_are_named_and_a_slow_stream_pings(tooled: Tokenizer) -> None:
-    async with running_api(tooled, dialect=SPOKEN, max_model_len=2000, keep_alive_s=0.01) as api:
+    async with running_api(tooled, output_format=HERMES, max_model_len=2000, keep_alive_s=0.01) as api:
         async with api.http.post(PATH, json=BODY | {"stream": True, "foo": 1}) as response:
             assert response.headers["x-jaxserve-ignored"] == "foo"
             seen = b""

@@ -12,8 +12,8 @@ import pytest
 from jaxserve.apis.responses.reply import ResponseReply
 from jaxserve.apis.responses.response import ResponseObject
 from jaxserve.apis.schema.usage import make_usage
-from jaxserve.frontend.parsers.dialect import Dialect
 from jaxserve.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.frontend.stream import Piece
 from jaxserve.frontend.tokenization import tokenization
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -22,7 +22,7 @@ from tests.unit.apis.test_response_store import stored
 from tests.unit.running_api import TOKENIZERS, Api, running_api
 
 PATH = "/v1/responses"
-DIALECT = Dialect(TOOL_FORMATS["hermes"], REASONING_FORMATS["qwen3"])
+HERMES = OutputFormat(TOOL_FORMATS["hermes"], REASONING_FORMATS["qwen3"])
 TEMPLATE = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}"
 REPLY = (
     "<think>\nWhy?\n</think>\n\nA caf\u00e9 \U0001f600.\n<tool_call>\n"
@@ -117,7 +117,7 @@ async def streamed(api: Api, body: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("seed", range(12))
 async def test_any_cut_of_a_reply_gives_the_same_response(with_tools: Tokenizer, seed: int) -> None:
     draw = random.Random(seed)
-    async with running_api(with_tools, max_model_len=1000, dialect=DIALECT) as api:
+    async with running_api(with_tools, max_model_len=1000, output_format=HERMES) as api:
         tokens = ids(api, REPLY)[: draw.choice([20, 60, 1000])]
         reason = "stop" if len(tokens) == len(ids(api, REPLY)) else "length"
         steps = [cut([*tokens, EOS] if reason == "stop" else tokens, draw) for _ in range(2)]
@@ -184,7 +184,7 @@ async def test_a_failure_in_a_stream_is_its_last_event_and_is_kept(api: Api) -> 
 def test_a_client_that_leaves_during_the_last_event_finds_a_completed_response(tokenizer: Tokenizer) -> None:
     kept: list[ResponseObject] = []
     with tokenization() as tokens:
-        tokens.install(tokenizer, Dialect())
+        tokens.install(tokenizer, OutputFormat())
         reply = ResponseReply(
             stored("resp_1", status="in_progress").response,
             tokens,

@@ -12,8 +12,8 @@ import openai
 import pytest
 import tokenizers
 
-from jaxserve.frontend.parsers.dialect import Dialect, choose_dialect
 from jaxserve.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from jaxserve.frontend.parsers.output_format import OutputFormat, choose_output_format
 from jaxserve.ipc.messages import AddRequest
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.unit.apis.test_replies import CHAT, EOS, NO_DRAFTS, both, events, ids, play, post_stream
@@ -55,7 +55,7 @@ CALLS = (
     'Wait.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 )
-SPOKEN = Dialect(TOOL_FORMATS["hermes"], REASONING_FORMATS["qwen3"])
+HERMES = OutputFormat(TOOL_FORMATS["hermes"], REASONING_FORMATS["qwen3"])
 
 
 @pytest.fixture(scope="session")
@@ -72,7 +72,7 @@ def tooled(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture
 async def api(tooled: Tokenizer) -> AsyncIterator[Api]:
-    async with running_api(tooled, dialect=SPOKEN, max_model_len=2000) as running:
+    async with running_api(tooled, output_format=HERMES, max_model_len=2000) as running:
         yield running
 
 
@@ -392,8 +392,8 @@ async def test_what_the_template_has_no_place_for_is_refused(
     tokenizer: Tokenizer, fields: dict[str, Any], param: str
 ) -> None:
     body = {"messages": BODY["messages"]} | fields
-    for dialect in (SPOKEN, Dialect()):
-        async with running_api(tokenizer, dialect=dialect) as plain:
+    for output_format in (HERMES, OutputFormat()):
+        async with running_api(tokenizer, output_format=output_format) as plain:
             for path in (CHAT, "/tokenize"):
                 status, reply = await plain.post(path, body)
                 assert (status, reply["error"]["param"], reply["error"]["code"]) == (
@@ -404,7 +404,9 @@ async def test_what_the_template_has_no_place_for_is_refused(
 
 
 async def test_tools_are_refused_when_nobody_knows_how_they_are_called(tooled: Tokenizer) -> None:
-    async with running_api(tooled, dialect=choose_dialect([TEMPLATE], "none", "auto"), max_model_len=2000) as plain:
+    async with running_api(
+        tooled, output_format=choose_output_format([TEMPLATE], "none", "auto"), max_model_len=2000
+    ) as plain:
         status, reply = await plain.post(CHAT, BODY)
         assert (status, reply["error"]["param"]) == (400, "tools")
         assert "--tool-call-parser" in reply["error"]["message"]

@@ -10,8 +10,8 @@ import pytest
 from jaxserve.apis.openai.tools import FunctionDefinition, ToolDefinition
 from jaxserve.errors import UnsupportedParameterError
 from jaxserve.frontend.call_grammar import call_grammar
-from jaxserve.frontend.parsers.dialect import Dialect
 from jaxserve.frontend.parsers.formats import TOOL_FORMATS
+from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.frontend.tokenization import tokenization
 from jaxserve.ipc.messages import CallGrammar, CallTemplate
 from jaxserve.tokenizer.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ def asked(tokenizer: Tokenizer, name: str, choice: Any, *, strict: bool | None =
     functions = [FunctionDefinition(name="f", strict=strict), FunctionDefinition(name="g")]
     tools = [ToolDefinition(type="function", function=function) for function in functions]
     with tokenization() as tokens:
-        tokens.install(tokenizer, Dialect(TOOL_FORMATS[name]))
+        tokens.install(tokenizer, OutputFormat(TOOL_FORMATS[name]))
         named = call_grammar(tokens, tools, choice, **{"is_parallel": True, "max_depth": 9} | options)
     if named is None:
         return None

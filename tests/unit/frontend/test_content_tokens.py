@@ -8,14 +8,14 @@ import pytest
 
 from jaxserve.apis.openai.logprobs import ScoredToken
 from jaxserve.frontend.content_tokens import ContentTokens
-from jaxserve.frontend.parsers.dialect import Dialect
 from jaxserve.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from jaxserve.frontend.parsers.output_format import OutputFormat
 
 REPLY = (
     "<think>\nWhy?\n</think>\n\nOne moment.\n<tool_call>\n"
     '{"name": "now", "arguments": {"zone": "UTC"}}\n</tool_call>\nIt is noon.'
 )
-DIALECT = Dialect(TOOL_FORMATS["hermes"], REASONING_FORMATS["qwen3"])
+HERMES = OutputFormat(TOOL_FORMATS["hermes"], REASONING_FORMATS["qwen3"])
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -23,7 +23,7 @@ def test_tokens_of_content_are_those_with_a_character_of_it(seed: int) -> None:
     """A token's number is where it begins, so that the text of each is known."""
     draw = random.Random(seed)
     cuts = sorted(draw.sample(range(1, len(REPLY)), draw.choice([5, 30, 100, len(REPLY) - 1])))
-    parser = DIALECT.parser({"now": {}}, "", None)
+    parser = HERMES.parser({"now": {}}, "", None)
     assert parser is not None
     follower = ContentTokens()
     events = []

@@ -8,24 +8,24 @@ import pytest
 
 from jaxserve.apis.schema.structured import NamedGrammar
 from jaxserve.errors import UnsupportedParameterError
-from jaxserve.frontend.parsers.dialect import Dialect
 from jaxserve.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
-from jaxserve.frontend.reading import ReplyReading
-from jaxserve.frontend.thinking_grammar import behind_thinking
+from jaxserve.frontend.parsers.output_format import OutputFormat
+from jaxserve.frontend.parsers.parser_spec import ParserSpec
+from jaxserve.frontend.thinking_grammar import after_thinking
 from jaxserve.frontend.tokenization import tokenization
 from jaxserve.ipc.messages import Grammar, Thinking, ThinkingBudget
 from jaxserve.tokenizer.tokenizer import Tokenizer
-from tests.unit.apis.test_tools import SPOKEN, tooled
+from tests.unit.apis.test_tools import HERMES, tooled
 
 __all__ = ["tooled"]
 YES = NamedGrammar(Grammar("regex", "yes"), "response_format")
-REASONING = Dialect(reasoning=REASONING_FORMATS["qwen3"])
+REASONING = OutputFormat(reasoning=REASONING_FORMATS["qwen3"])
 
 
-def found(tokenizer: Tokenizer, named: NamedGrammar | None, budget: int | None, **reading: Any) -> NamedGrammar | None:
+def found(tokenizer: Tokenizer, named: NamedGrammar | None, budget: int | None, **spec: Any) -> NamedGrammar | None:
     with tokenization() as tokens:
-        tokens.install(tokenizer, Dialect())
-        return behind_thinking(tokens, ReplyReading(**{"dialect": REASONING} | reading), named, budget)
+        tokens.install(tokenizer, OutputFormat())
+        return after_thinking(tokens, ParserSpec(**{"output_format": REASONING} | spec), named, budget)
 
 
 def test_reasoning_that_may_come_is_told_with_its_control_tokens(tokenizer: Tokenizer, tooled: Tokenizer) -> None:
@@ -36,7 +36,7 @@ def test_reasoning_that_may_come_is_told_with_its_control_tokens(tokenizer: Toke
         named = found(tokenizer, YES, None, prompt_end=end)
         assert named == NamedGrammar(Grammar("regex", "yes", Thinking(("<think>",), ("</think>",), is_open)), YES.param)
     assert found(tooled, YES, None, prompt_end="<think>\n\n</think>\n\n") == YES
-    assert found(tooled, YES, None, dialect=Dialect()) == YES
+    assert found(tooled, YES, None, output_format=OutputFormat()) == YES
     assert found(tooled, None, None) is None
 
 
@@ -49,25 +49,25 @@ def test_a_budget_makes_a_grammar_of_any_reply(tooled: Tokenizer) -> None:
     assert named.param == "thinking_token_budget"
     assert "TEXT" not in named.grammar.text
     markers = ",".join(str(tooled.encode(marker, False)[0]) for marker in ("<tool_call>", "</tool_call>"))
-    called = found(tooled, None, 9, dialect=SPOKEN, tools={"f": {}})
+    called = found(tooled, None, 9, output_format=HERMES, tools={"f": {}})
     assert called is not None
     assert f"<[{markers}]>" in called.grammar.text
     assert found(tooled, None, 9, prompt_end="<think>\n\n</think>\n\n") is None
 
 
 @pytest.mark.parametrize(
-    ("named", "budget", "reading", "param"),
+    ("named", "budget", "spec", "param"),
     [
         (YES, None, {"continued": "x"}, "response_format"),
-        (YES, None, {"dialect": Dialect(has_channels=True)}, "response_format"),
-        (None, 9, {"dialect": Dialect(has_channels=True)}, "thinking_token_budget"),
-        (YES, 9, {"dialect": Dialect(TOOL_FORMATS["hermes"])}, "thinking_token_budget"),
+        (YES, None, {"output_format": OutputFormat(has_channels=True)}, "response_format"),
+        (None, 9, {"output_format": OutputFormat(has_channels=True)}, "thinking_token_budget"),
+        (YES, 9, {"output_format": OutputFormat(TOOL_FORMATS["hermes"])}, "thinking_token_budget"),
         (YES, 9, {}, "thinking_token_budget"),
     ],
 )
 def test_what_no_grammar_spells_is_refused(
-    tokenizer: Tokenizer, named: NamedGrammar | None, budget: int | None, reading: dict[str, Any], param: str
+    tokenizer: Tokenizer, named: NamedGrammar | None, budget: int | None, spec: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(UnsupportedParameterError) as caught:
-        found(tokenizer, named, budget, **reading)
+        found(tokenizer, named, budget, **spec)
     assert caught.value.param == param

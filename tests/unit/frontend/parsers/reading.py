@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxserve.frontend.parsers.dialect import Dialect
 from jaxserve.frontend.parsers.events import Event, merged
 from jaxserve.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from jaxserve.frontend.parsers.output_format import OutputFormat
 
 LONGEST_MARKER = 40
 
@@ -37,13 +37,13 @@ class Reply:
     calls: list[tuple[str, str]] = field(default_factory=list)
 
 
-def dialect(tools: str | None = None, reasoning: str | None = None) -> Dialect:
+def output_format(tools: str | None = None, reasoning: str | None = None) -> OutputFormat:
     if "harmony" in (tools, reasoning):
-        return Dialect(has_channels=True)
-    return Dialect(TOOL_FORMATS[tools] if tools else None, REASONING_FORMATS[reasoning] if reasoning else None)
+        return OutputFormat(has_channels=True)
+    return OutputFormat(TOOL_FORMATS[tools] if tools else None, REASONING_FORMATS[reasoning] if reasoning else None)
 
 
-def events_of(spoken: Dialect, pieces: Iterable[str], prompt_end: str = "", tools: Any = TOOLS) -> list[Event]:
+def events_of(spoken: OutputFormat, pieces: Iterable[str], prompt_end: str = "", tools: Any = TOOLS) -> list[Event]:
     """All events of a reply that arrives in `pieces`, neighbours joined."""
     parser = spoken.parser(tools, prompt_end)
     assert parser is not None
@@ -69,7 +69,7 @@ def reply_of(events: Iterable[Event]) -> Reply:
     return reply
 
 
-def read(spoken: Dialect, text: str, prompt_end: str = "", tools: Any = TOOLS) -> Reply:
+def read(spoken: OutputFormat, text: str, prompt_end: str = "", tools: Any = TOOLS) -> Reply:
     """The reply, after checking that it is the same character by character and that nothing of it is lost."""
     whole = events_of(spoken, [text], prompt_end, tools)
     single = events_of(spoken, text, prompt_end, tools)

@@ -9,13 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxserve.frontend.parsers.dialect import Dialect
-from tests.unit.frontend.parsers.reading import dialect, events_of
+from jaxserve.frontend.parsers.output_format import OutputFormat
+from tests.unit.frontend.parsers.reading import events_of, output_format
 from tests.unit.frontend.parsers.test_tool_formats import ONE_CALL, VARIANTS
 
 NAMES = sorted(ONE_CALL)
 SPECIAL = {
-    name: [*dialect(name).markers(with_tools=True), *(text for key, text in VARIANTS if key == name), ONE_CALL[name]]
+    name: [
+        *output_format(name).markers(with_tools=True),
+        *(text for key, text in VARIANTS if key == name),
+        ONE_CALL[name],
+    ]
     for name in NAMES
 }
 COMMON = [
@@ -25,10 +29,10 @@ COMMON = [
 
 
 @st.composite
-def cut_replies(draw: st.DrawFn) -> tuple[Dialect, str, list[str], str]:
-    """A dialect, a prompt's end, a reply of likely and unlikely parts, and the same reply in pieces."""
+def cut_replies(draw: st.DrawFn) -> tuple[OutputFormat, str, list[str], str]:
+    """A output_format, a prompt's end, a reply of likely and unlikely parts, and the same reply in pieces."""
     name = draw(st.sampled_from(NAMES))
-    spoken = dialect(name, None if name == "harmony" else draw(st.sampled_from([None, "qwen3"])))
+    spoken = output_format(name, None if name == "harmony" else draw(st.sampled_from([None, "qwen3"])))
     parts = st.one_of(st.sampled_from(SPECIAL[name]), st.sampled_from(COMMON), st.text(max_size=4))
     texts = draw(st.lists(parts, max_size=12))
     cuts = draw(st.lists(st.integers(0, 40), max_size=12))
@@ -40,18 +44,18 @@ def cut_replies(draw: st.DrawFn) -> tuple[Dialect, str, list[str], str]:
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(cut_replies())
-def test_any_cutting_gives_the_events_of_the_whole(case: tuple[Dialect, str, list[str], str]) -> None:
+def test_any_cutting_gives_the_events_of_the_whole(case: tuple[OutputFormat, str, list[str], str]) -> None:
     check_cutting(case)
 
 
 @pytest.mark.slow
 @settings(max_examples=2000, deadline=None)
 @given(cut_replies())
-def test_any_cutting_of_many_more_replies(case: tuple[Dialect, str, list[str], str]) -> None:
+def test_any_cutting_of_many_more_replies(case: tuple[OutputFormat, str, list[str], str]) -> None:
     check_cutting(case)
 
 
-def check_cutting(case: tuple[Dialect, str, list[str], str]) -> None:
+def check_cutting(case: tuple[OutputFormat, str, list[str], str]) -> None:
     spoken, prompt_end, pieces, text = case
     whole = events_of(spoken, [text], prompt_end)
     for cut in (pieces, list(text)):
@@ -73,7 +77,7 @@ def check_cutting(case: tuple[Dialect, str, list[str], str]) -> None:
 def test_json_arguments_arrive_as_they_were_written(name: str, value: object, ascii_only: bool) -> None:
     written = json.dumps({"x": value}, ensure_ascii=ascii_only)
     text = ONE_CALL[name].replace(json.dumps({"city": "Par}is", "days": 3}), written)
-    (arguments,) = [event.text for event in events_of(dialect(name), list(text)) if event.kind == "arguments"]
+    (arguments,) = [event.text for event in events_of(output_format(name), list(text)) if event.kind == "arguments"]
     assert arguments == written
 
 
@@ -101,9 +105,9 @@ def read_hostile(name: str, kind: str, size: int, step: int) -> None:
     """`events_of` bounds what waits for a decision at every step: with that, the work is linear."""
     text = hostile_text(name, kind, size)
     pieces = [text[i : i + step] for i in range(0, size, step)]
-    assert "".join(event.source for event in events_of(dialect(name), pieces)) == text
+    assert "".join(event.source for event in events_of(output_format(name), pieces)) == text
     once = begun_once(name, kind, size)
-    assert "".join(event.source for event in events_of(dialect(name), [once])) == once
+    assert "".join(event.source for event in events_of(output_format(name), [once])) == once
 
 
 def begun_once(name: str, kind: str, size: int) -> str:

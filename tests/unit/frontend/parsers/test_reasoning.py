@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from jaxserve.frontend.parsers.events import Event, merged
-from tests.unit.frontend.parsers.reading import dialect, events_of, read, reply_of
+from tests.unit.frontend.parsers.reading import events_of, output_format, read, reply_of
 
-THINK = dialect(reasoning="qwen3")
+THINK = output_format(reasoning="qwen3")
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_thinking_is_reasoning(prompt_end: str, text: str, reasoning: str, conte
 
 
 def test_deepseek_r1_thinks_unless_its_prompt_says_otherwise() -> None:
-    spoken = dialect(reasoning="deepseek_r1")
+    spoken = output_format(reasoning="deepseek_r1")
     assert read(spoken, "Why?</think>So.", "assistant").reasoning == "Why?"
     assert read(spoken, "So.", "<｜Assistant｜></think>").content == "So."
 
@@ -48,7 +48,7 @@ def test_deepseek_r1_thinks_unless_its_prompt_says_otherwise() -> None:
     ],
 )
 def test_a_continued_message_says_where_the_reply_begins(name: str, continued: str, kind: str) -> None:
-    parser = dialect(reasoning=name).parser({}, "assistant\n", continued)
+    parser = output_format(reasoning=name).parser({}, "assistant\n", continued)
     assert parser is not None
     assert [(event.kind, event.text) for event in parser.feed(" so")] == [(kind, " so")]
 
@@ -64,13 +64,13 @@ def test_neighbours_of_one_kind_are_joined_but_not_names() -> None:
     ("name", "text"), [("mistral", "[THINK]Why?[/THINK]So."), ("gemma4", "<|channel>thought\nWhy?<channel|>So.")]
 )
 def test_other_markers(name: str, text: str) -> None:
-    reply = read(dialect(reasoning=name), text)
+    reply = read(output_format(reasoning=name), text)
     assert (reply.reasoning, reply.content) == ("Why?", "So.")
 
 
 def test_calls_in_the_reasoning_are_thoughts_and_behind_it_are_calls() -> None:
     call = '<tool_call>{"name": "now"}</tool_call>'
-    reply = read(dialect("hermes", "qwen3"), f"<think>I could {call}</think>\n{call}")
+    reply = read(output_format("hermes", "qwen3"), f"<think>I could {call}</think>\n{call}")
     assert reply.reasoning == f"I could {call}"
     assert reply.calls == [("now", "{}")]
     assert reply.content == ""
@@ -93,6 +93,6 @@ def test_reasoning_is_shown_as_it_comes() -> None:
 
 
 def test_plain_dialect_has_no_parser() -> None:
-    assert dialect().parser({}, "") is None
-    assert dialect("hermes").parser({}, "") is None
-    assert events_of(dialect("hermes"), ["a"])[0].text == "a"
+    assert output_format().parser({}, "") is None
+    assert output_format("hermes").parser({}, "") is None
+    assert events_of(output_format("hermes"), ["a"])[0].text == "a"

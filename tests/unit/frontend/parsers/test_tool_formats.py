@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from jaxserve.frontend.parsers.formats import TOOL_FORMATS, CallSpelling
-from tests.unit.frontend.parsers.reading import TOOLS, dialect, read
+from jaxserve.frontend.parsers.formats import TOOL_FORMATS, CallSyntax
+from tests.unit.frontend.parsers.reading import TOOLS, output_format, read
 
 WEATHER = {"city": "Par}is", "days": 3}
 JSON = json.dumps(WEATHER)
@@ -57,14 +57,14 @@ def arguments(calls: list[tuple[str, str]]) -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize(("name", "text"), [*ONE_CALL.items(), *VARIANTS])
 def test_a_call_is_read(name: str, text: str) -> None:
-    reply = read(dialect(name), text)
+    reply = read(output_format(name), text)
     assert [(call, arguments_) for call, arguments_ in arguments(reply.calls)] == [("get_weather", WEATHER)]
     assert reply.content == ""
 
 
 @pytest.mark.parametrize(("name", "text"), [*ONE_CALL.items(), *VARIANTS])
 def test_a_complete_call_is_counted_when_its_arguments_end(name: str, text: str) -> None:
-    parser = dialect(name).parser(TOOLS, "")
+    parser = output_format(name).parser(TOOLS, "")
     assert parser is not None
     parser.feed(text.partition("Par")[0])
     assert parser.num_calls_read == 0
@@ -92,12 +92,12 @@ def test_a_complete_call_is_counted_when_its_arguments_end(name: str, text: str)
 def test_two_calls_are_read(name: str, text: str) -> None:
     first = ONE_CALL[name]
     whole = text.format(first, JSON, first.removesuffix("<｜tool▁calls▁end｜>"))
-    assert arguments(read(dialect(name), whole).calls) == [("get_weather", WEATHER), NOW]
+    assert arguments(read(output_format(name), whole).calls) == [("get_weather", WEATHER), NOW]
 
 
 @pytest.mark.parametrize("name", sorted(set(ONE_CALL) - {"llama3_json", "pythonic", "harmony"}))
 def test_content_around_a_call_is_content(name: str) -> None:
-    reply = read(dialect(name), f" Let me see.\n\n{ONE_CALL[name]}\n\nThere. \n")
+    reply = read(output_format(name), f" Let me see.\n\n{ONE_CALL[name]}\n\nThere. \n")
     assert arguments(reply.calls) == [("get_weather", WEATHER)]
     assert reply.content == " Let me see.There. \n"
 
@@ -105,7 +105,7 @@ def test_content_around_a_call_is_content(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(ONE_CALL))
 def test_text_without_a_call_is_content_unchanged(name: str) -> None:
     for text in ("", " ", "Hello", "  a < b [1] {2} \n", "the <tool_cal and [TOOL_ end <", '```json\n{"a": 1}\n```\n'):
-        reply = read(dialect(name), text)
+        reply = read(output_format(name), text)
         assert (reply.content, reply.calls) == (text, [])
 
 
@@ -132,7 +132,7 @@ def test_text_without_a_call_is_content_unchanged(name: str) -> None:
     ],
 )
 def test_what_is_no_call_stays_content(name: str, text: str) -> None:
-    reply = read(dialect(name), text)
+    reply = read(output_format(name), text)
     assert (reply.content, reply.calls) == (text, [])
 
 
@@ -150,39 +150,39 @@ def test_what_is_no_call_stays_content(name: str, text: str) -> None:
     ],
 )
 def test_a_call_cut_short_keeps_what_is_there(name: str, text: str, partial: str) -> None:
-    assert read(dialect(name), text).calls == [("now", partial)]
+    assert read(output_format(name), text).calls == [("now", partial)]
 
 
 def test_text_behind_a_list_of_calls_is_content() -> None:
-    reply = read(dialect("pythonic"), "[now()] now(x=1)")
+    reply = read(output_format("pythonic"), "[now()] now(x=1)")
     assert (reply.calls, reply.content) == ([("now", "{}")], "now(x=1)")
 
 
 def test_a_header_that_is_too_long_hides_no_call_behind_it() -> None:
     long = "<function=" + "x" * 300
-    reply = read(dialect("qwen3_coder"), f"{long}<function=now></function>")
+    reply = read(output_format("qwen3_coder"), f"{long}<function=now></function>")
     assert (reply.calls, reply.content) == ([("now", "{}")], long)
 
 
 def test_two_calls_may_share_a_wrapper() -> None:
     call = "<function=now>\n</function>"
-    reply = read(dialect("qwen3_coder"), f"<tool_call>\n{call}\n{call}\n</tool_call>\ndone")
+    reply = read(output_format("qwen3_coder"), f"<tool_call>\n{call}\n{call}\n</tool_call>\ndone")
     assert (reply.calls, reply.content) == ([("now", "{}")] * 2, "done")
 
 
 def test_a_closer_inside_a_string_ends_nothing() -> None:
     value = {"city": '</tool_call> <tool_call> \\" {'}
     text = '<tool_call>{"name": "now", "arguments": ' + json.dumps(value) + "}</tool_call>done"
-    reply = read(dialect("hermes"), text)
+    reply = read(output_format("hermes"), text)
     assert arguments(reply.calls) == [("now", value)]
     assert reply.content == "done"
 
 
 def test_a_call_that_stops_making_sense_ends_there() -> None:
-    reply = read(dialect("pythonic"), '<|python_start|>[now(city="Paris", 7)]')
+    reply = read(output_format("pythonic"), '<|python_start|>[now(city="Paris", 7)]')
     assert reply.calls == [("now", '{"city": "Paris"')]
     assert reply.content == ", 7)]"
-    reply = read(dialect("hermes"), '<tool_call>{"name": "now", "arguments": {"a": tru</tool_call>ok')
+    reply = read(output_format("hermes"), '<tool_call>{"name": "now", "arguments": {"a": tru</tool_call>ok')
     assert reply.calls == [("now", '{"a": tru')]
     assert reply.content == "ok"
 
@@ -214,7 +214,7 @@ def test_a_call_that_stops_making_sense_ends_there() -> None:
     ],
 )
 def test_python_literals_become_json(literal: str, value: Any) -> None:
-    assert arguments(read(dialect("pythonic"), f"[now(x={literal})]").calls) == [("now", {"x": value})]
+    assert arguments(read(output_format("pythonic"), f"[now(x={literal})]").calls) == [("now", {"x": value})]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_python_literals_become_json(literal: str, value: Any) -> None:
 )
 def test_gemma_values_become_json(text: str, value: Any) -> None:
     call = f"<start_function_call>call:now{{x:{text}}}<end_function_call>"
-    assert arguments(read(dialect("gemma"), call).calls) == [("now", {"x": value})]
+    assert arguments(read(output_format("gemma"), call).calls) == [("now", {"x": value})]
 
 
 @pytest.mark.parametrize(
@@ -252,11 +252,11 @@ def test_gemma_values_become_json(text: str, value: Any) -> None:
 )
 def test_tagged_values_have_the_type_of_the_schema(parameter: str, text: str, value: Any) -> None:
     call = f"<function=get_weather>\n<parameter={parameter}>\n{text}\n</parameter>\n</function>"
-    assert arguments(read(dialect("qwen3_coder"), call).calls) == [("get_weather", {parameter: value})]
+    assert arguments(read(output_format("qwen3_coder"), call).calls) == [("get_weather", {parameter: value})]
 
 
 def test_nesting_beyond_the_limit_is_no_value() -> None:
-    reply = read(dialect("pythonic"), "[now(x=" + "[" * 100 + "]" * 100 + ")]")
+    reply = read(output_format("pythonic"), "[now(x=" + "[" * 100 + "]" * 100 + ")]")
     assert reply.calls == [("now", '{"x": ' + "[" * 64)]
 
 
@@ -266,34 +266,34 @@ def test_harmony_channels_are_reasoning_content_and_calls() -> None:
         "<|start|>assistant<|channel|>commentary<|message|>I will look.<|end|>"
         '<|start|>assistant<|channel|>commentary to=functions.now <|constrain|>json<|message|>{"a":1}<|call|>'
     )
-    reply = read(dialect("harmony"), text, prompt_end="<|end|><|start|>assistant")
+    reply = read(output_format("harmony"), text, prompt_end="<|end|><|start|>assistant")
     assert (reply.reasoning, reply.content) == ("Think.\nMore.", "I will look.")
     assert reply.calls == [("now", '{"a":1}')]
-    without_tools = read(dialect("harmony"), text, tools={})
+    without_tools = read(output_format("harmony"), text, tools={})
     assert without_tools.calls == []
     assert without_tools.content == 'I will look.\n{"a":1}'
 
 
 def test_harmony_goes_on_with_the_message_that_the_prompt_began() -> None:
-    begun = read(dialect("harmony"), "ris.<|end|>", prompt_end="<|start|>assistant<|channel|>final<|message|>Pa")
+    begun = read(output_format("harmony"), "ris.<|end|>", prompt_end="<|start|>assistant<|channel|>final<|message|>Pa")
     assert (begun.content, begun.reasoning) == ("ris.", "")
-    parser = dialect("harmony").parser(TOOLS, "cut off", continued="Pa")
+    parser = output_format("harmony").parser(TOOLS, "cut off", continued="Pa")
     assert parser is not None
     assert [event.text for event in parser.feed(" ris.")] == [" ris."]
-    cut = read(dialect("harmony"), "<|channel|>anal", prompt_end="<|start|>assistant")
+    cut = read(output_format("harmony"), "<|channel|>anal", prompt_end="<|start|>assistant")
     assert (cut.content, cut.reasoning) == ("", "")
 
 
 @pytest.mark.parametrize(
     ("name", "spelling"), [(name, spelling) for name, row in TOOL_FORMATS.items() for spelling in row.spellings]
 )
-def test_what_a_grammar_spells_is_read_as_calls(name: str, spelling: CallSpelling) -> None:
+def test_what_a_grammar_spells_is_read_as_calls(name: str, spelling: CallSyntax) -> None:
     def call(function: str) -> str:
         quoted = json.dumps(function) if spelling.is_name_quoted else function
         return spelling.before + quoted + spelling.between + JSON + spelling.behind
 
     begin, end = spelling.begin, spelling.end
-    assert arguments(read(dialect(name), begin + call("get_weather") + end).calls) == [("get_weather", WEATHER)]
+    assert arguments(read(output_format(name), begin + call("get_weather") + end).calls) == [("get_weather", WEATHER)]
     if spelling.separator is not None:
         both = begin + call("get_weather") + spelling.separator + call("now") + end
-        assert arguments(read(dialect(name), both).calls) == [("get_weather", WEATHER), ("now", WEATHER)]
+        assert arguments(read(output_format(name), both).calls) == [("get_weather", WEATHER), ("now", WEATHER)]

@@ -12,8 +12,8 @@ import pytest
 from jaxserve.apis.openai.messages import CalledFunction, ChatMessage, MessageToolCall, template_messages
 from jaxserve.config import ReasoningParser, ToolCallParser
 from jaxserve.errors import ConfigError
-from jaxserve.frontend.parsers.dialect import choose_dialect
 from jaxserve.frontend.parsers.formats import HARMONY, REASONING_FORMATS, TOOL_FORMATS
+from jaxserve.frontend.parsers.output_format import choose_output_format
 from jaxserve.tokenizer.template import ChatTemplate
 from tests.unit.frontend.parsers.reading import reply_of
 
@@ -35,7 +35,7 @@ def test_flags_offer_every_format() -> None:
     ],
 )
 def test_templates_of_families_are_known(template: str, tools: str | None, reasoning: str | None) -> None:
-    chosen = choose_dialect([(TEMPLATES / f"{template}.jinja").read_text()], "auto", "auto")
+    chosen = choose_output_format([(TEMPLATES / f"{template}.jinja").read_text()], "auto", "auto")
     assert (chosen.tools and chosen.tools.name, chosen.reasoning and chosen.reasoning.name) == (tools, reasoning)
 
 
@@ -57,23 +57,23 @@ def test_templates_of_families_are_known(template: str, tools: str | None, reaso
     ],
 )
 def test_signs_of_a_template(text: str, tools: str | None) -> None:
-    chosen = choose_dialect(["first", text], "auto", "none")
+    chosen = choose_output_format(["first", text], "auto", "none")
     assert (chosen.tools and chosen.tools.name, chosen.reasoning) == (tools, None)
 
 
 def test_channels_carry_both() -> None:
     for flags in (("auto", "auto"), (HARMONY, "auto"), ("auto", HARMONY), (HARMONY, HARMONY)):
-        chosen = choose_dialect(["<|start|>assistant<|channel|>final"], *flags)
+        chosen = choose_output_format(["<|start|>assistant<|channel|>final"], *flags)
         assert chosen.has_channels and chosen.has_tools and chosen.has_reasoning
     with pytest.raises(ConfigError, match="--tool-call-parser harmony with --reasoning-parser qwen3"):
-        choose_dialect([], HARMONY, "qwen3")
+        choose_output_format([], HARMONY, "qwen3")
 
 
 def test_a_flag_decides_over_the_template() -> None:
-    chosen = choose_dialect(["<tool_call> <think>"], "mistral", "deepseek_r1")
+    chosen = choose_output_format(["<tool_call> <think>"], "mistral", "deepseek_r1")
     assert chosen.tools is TOOL_FORMATS["mistral"]
     assert chosen.reasoning is REASONING_FORMATS["deepseek_r1"]
-    assert choose_dialect(["<tool_call> <think>"], "none", "none").has_tools is False
+    assert choose_output_format(["<tool_call> <think>"], "none", "none").has_tools is False
 
 
 CALLS = [("get_weather", {"city": "Paris", "note": 'a "b"\n<c>'}), ("now", {})]
@@ -98,12 +98,12 @@ def test_what_a_template_writes_for_calls_is_read_as_these_calls(template: str, 
 
     prompt = render(1, True)
     reply = render(2, False).removeprefix(prompt)
-    parser = choose_dialect([source], tools, "auto").parser({"get_weather": {}, "now": {}}, prompt)
+    parser = choose_output_format([source], tools, "auto").parser({"get_weather": {}, "now": {}}, prompt)
     assert parser is not None
     seen = reply_of(parser.feed(reply) + parser.finish())
     assert [(name, json.loads(arguments)) for name, arguments in seen.calls] == CALLS[:num_calls]
 
 
 def test_ids_are_as_the_family_takes_them() -> None:
-    assert re.fullmatch(r"call_[0-9a-f]{24}", choose_dialect([], "hermes", "none").new_call_id())
-    assert re.fullmatch(r"[A-Za-z0-9]{9}", choose_dialect([], "mistral", "none").new_call_id())
+    assert re.fullmatch(r"call_[0-9a-f]{24}", choose_output_format([], "hermes", "none").new_call_id())
+    assert re.fullmatch(r"[A-Za-z0-9]{9}", choose_output_format([], "mistral", "none").new_call_id())

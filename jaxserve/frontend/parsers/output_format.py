@@ -21,7 +21,7 @@ _ID_CHARACTERS = string.ascii_letters + string.digits
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class OutputFormat:
     """How replies of the served model are read."""
 
     tools: ToolFormat | None = None
@@ -50,18 +50,18 @@ class Dialect:
         Raises InvalidRequestError when that message has begun a call.
         """
         if self.has_channels:
-            parser = OutputParser(partial(harmony.read_harmony, tools=tools), harmony.primer(prompt_end, continued))
+            parser = OutputParser(partial(harmony.read_harmony, tools=tools), harmony.prefill(prompt_end, continued))
         elif self.reasoning is None and not tools:
             return None
         else:
-            parser = OutputParser(self._reader(tools), self._primer(prompt_end, continued))
+            parser = OutputParser(self._reader(tools), self._prefill(prompt_end, continued))
         if parser.has_begun_call:
             raise invalid("continue_final_message", "the last message ends in a tool call")
         return parser
 
-    def _primer(self, prompt_end: str, continued: str | None) -> str:
+    def _prefill(self, prompt_end: str, continued: str | None) -> str:
         if continued is None:
-            return self.reasoning.primer(prompt_end) if self.reasoning is not None else ""
+            return self.reasoning.prefill(prompt_end) if self.reasoning is not None else ""
         if self.reasoning is not None and self.reasoning.starts_open and self.reasoning.opener not in continued:
             return self.reasoning.opener + continued
         return continued
@@ -93,8 +93,8 @@ class Dialect:
         return read
 
 
-def choose_dialect(templates: Sequence[str], tool_call_parser: str, reasoning_parser: str) -> Dialect:
-    """The dialect of a model with these chat templates; `auto` asks them, a name or `none` decides.
+def choose_output_format(templates: Sequence[str], tool_call_parser: str, reasoning_parser: str) -> OutputFormat:
+    """The output_format of a model with these chat templates; `auto` asks them, a name or `none` decides.
 
     Raises ConfigError when one flag says harmony and the other something else: channels carry both.
     """
@@ -106,10 +106,10 @@ def choose_dialect(templates: Sequence[str], tool_call_parser: str, reasoning_pa
                 f"--tool-call-parser {tool_call_parser} with --reasoning-parser {reasoning_parser}: the channels of "
                 "harmony carry both, so that both must say harmony or auto"
             )
-        return Dialect(has_channels=True)
+        return OutputFormat(has_channels=True)
     if flags == ("auto", "auto") and HARMONY_SIGN in text:
-        return Dialect(has_channels=True)
-    return Dialect(
+        return OutputFormat(has_channels=True)
+    return OutputFormat(
         TOOL_FORMATS.get(tool_call_parser) if tool_call_parser != "auto" else _tools_of(text),
         REASONING_FORMATS.get(reasoning_parser) if reasoning_parser != "auto" else _reasoning_of(text),
     )

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jaxserve.frontend.parsers.bodies import Tools
-from jaxserve.frontend.parsers.dialect import Dialect
+from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.frontend.parsers.parser import OutputParser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplyReading:
-    """The model's dialect, and what the request and its prompt say of the reply. Without arguments: plain text."""
+class ParserSpec:
+    """The model's output_format, and what the request and its prompt say of the reply. Without arguments: plain text."""
 
-    dialect: Dialect = field(default_factory=Dialect)
+    output_format: OutputFormat = field(default_factory=OutputFormat)
     tools: Tools = field(default_factory=dict)
     """Functions that may be called."""
     prompt_end: str = ""
@@ -26,4 +26,4 @@ class ReplyReading:
 
     def new_parser(self) -> OutputParser | None:
         """A parser for one choice; None when its text is its content."""
-        return self.dialect.parser(self.tools, self.prompt_end, self.continued)
+        return self.output_format.parser(self.tools, self.prompt_end, self.continued)
