@@ -26,9 +26,9 @@ from pathlib import Path
 
 import msgspec
 
-from jaxserve.cli.serve import run_serve
 from jaxserve.config import Config, ModelConfig, SchedulerConfig, ServerConfig
 from jaxserve.executor.fake import FakeOptions
+from jaxserve.runtime.server import run_serve
 
 TOKENIZER = Path(__file__).parents[1] / "tests" / "fixtures" / "tokenizers" / "byte_level"
 BLOCK_SIZE = 16

@@ -20,8 +20,8 @@ from typing import Any, Final
 import aiohttp
 from api_process import serve_words, started
 
-from jaxserve.bench.serving import Level, Load, connected
-from jaxserve.bench.workload import make_workload
+from jaxserve.tools.bench.serving import Level, Load, connected
+from jaxserve.tools.bench.workload import make_workload
 
 PERSON: Final = {
     "type": "object",

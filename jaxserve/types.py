@@ -32,3 +32,5 @@ MAX_BAD_WORD_TOKENS = 16
 GPU_SHARE: Final = 0.95
 """Of a GPU's memory, what the engine's JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise. The rest is for
 the CUDA context, its libraries and what others hold."""
+PRELOAD_FLAG: Final = "--preload"
+"""Argument of the engine process: import what a real model needs before the specification arrives."""

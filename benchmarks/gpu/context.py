@@ -8,7 +8,7 @@ from typing import Literal
 
 from benchmarks.gpu.records import Recorder
 from jaxserve.config import AttentionBackend
-from jaxserve.planning.devices import Rates
+from jaxserve.tools.planning.devices import Rates
 
 Platform = Literal["cuda", "cpu"]
 

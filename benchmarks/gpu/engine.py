@@ -16,8 +16,8 @@ from benchmarks.gpu.device import first_device
 from benchmarks.gpu.rig import generate, greedy
 from benchmarks.gpu.shapes import LLAMA_8B, TINY, decoder
 from benchmarks.gpu.steps import StepBench
-from jaxserve.bench.report import percentile
 from jaxserve.runner.inputs import Program
+from jaxserve.tools.bench.report import percentile
 
 BURST = 8
 NUM_CALLS = 5

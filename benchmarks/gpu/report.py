@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.gpu.processes import Outcome
 from benchmarks.gpu.records import Record, Value
-from jaxserve.cli.markdown import markdown_table
+from jaxserve.tools.markdown import markdown_table
 
 
 def as_json(heading: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:

@@ -15,7 +15,6 @@ from jaxserve_kernels.backend import Backend
 
 from benchmarks.gpu.ahead import MAX_COMPILE_THREADS
 from benchmarks.gpu.random_weights import random_pool
-from jaxserve.bench.offline import EngineTotals
 from jaxserve.config import SchedulerConfig
 from jaxserve.engine.core import EngineCore
 from jaxserve.ipc.messages import AddRequest, ModelInfo, TokenLogprobs
@@ -33,6 +32,7 @@ from jaxserve.sampling.params import SamplingParams
 from jaxserve.scheduler.plan import Buckets, StepPlan
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.tools.bench.offline import EngineTotals
 from jaxserve.types import RequestId
 
 BLOCK_SIZE = 16

@@ -19,11 +19,11 @@ from benchmarks.gpu.checkpoint import write_checkpoint
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.shapes import LLAMA_1B, TINY, decoder
 from benchmarks.peers.environment import last_error
-from jaxserve.bench.startup import free_port, http_get, started
 from jaxserve.layers.policy import plain
 from jaxserve.models.skeleton import make_skeleton
-from jaxserve.planning.roofline import decode_bound
-from jaxserve.planning.sizes import make_sizes
+from jaxserve.tools.bench.startup import free_port, http_get, started
+from jaxserve.tools.planning.roofline import decode_bound
+from jaxserve.tools.planning.sizes import make_sizes
 
 HOST = "127.0.0.1"
 MAX_MODEL_LEN = 2048

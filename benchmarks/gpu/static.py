@@ -23,11 +23,11 @@ import jax.numpy as jnp
 from benchmarks.gpu.shapes import LLAMA_8B, decoder
 from jaxserve.layers.policy import plain
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
-from jaxserve.planning.devices import ACCELERATORS
-from jaxserve.planning.targets import described_devices
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.steps import lower
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.tools.planning.devices import ACCELERATORS
+from jaxserve.tools.planning.targets import described_devices
 
 PAGE_SIZE, NUM_PAGES, MAX_PAGES = 16, 8192, 512
 THUNKS = "*thunk_sequence_after_thunk_passes.txt"

@@ -19,12 +19,12 @@ from jaxserve.kv.spec import KVSpec
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import make_skeleton
-from jaxserve.planning.roofline import decode_bound, prefill_bound
-from jaxserve.planning.sizes import make_sizes
 from jaxserve.runner.inputs import Program, programs
 from jaxserve.runner.runner import PendingStep, Runner
 from jaxserve.runner.warmup import rehearsal_plan
 from jaxserve.scheduler.plan import Buckets
+from jaxserve.tools.planning.roofline import decode_bound, prefill_bound
+from jaxserve.tools.planning.sizes import make_sizes
 
 MARGIN = 128
 """Tokens that a row may grow by while a cell is measured."""

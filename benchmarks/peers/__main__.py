@@ -26,9 +26,9 @@ from benchmarks.peers.table import hide_folders, report
 from benchmarks.peers.transformers_server import TransformersServer
 from benchmarks.peers.vllm_server import VLLMServer
 from benchmarks.peers.weights import Weights, WeightsError
-from jaxserve.cli.options import default_model
 from jaxserve.errors import CheckpointError, StartupError
-from jaxserve.planning.sizes import Sizes
+from jaxserve.runtime.options import default_model
+from jaxserve.tools.planning.sizes import Sizes
 
 DEFAULT_PEERS = ("llama-server:f32", "vllm:f32", "transformers:f32")
 DEFAULT_WORKLOADS = ("chat", "prefix", "prefill")

@@ -26,9 +26,9 @@ from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.layers.policy import plain
 from jaxserve.models.registry import decoder_of
 from jaxserve.models.skeleton import make_skeleton
-from jaxserve.planning.devices import Rates
-from jaxserve.planning.roofline import decode_bound
-from jaxserve.planning.sizes import Sizes, make_sizes
+from jaxserve.tools.planning.devices import Rates
+from jaxserve.tools.planning.roofline import decode_bound
+from jaxserve.tools.planning.sizes import Sizes, make_sizes
 
 NUM_COLUMNS = 4096
 READ_REPEATS = 8

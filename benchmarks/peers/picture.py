@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxserve.bench.plot import check_plot, draw
 from jaxserve.errors import ConfigError
+from jaxserve.tools.bench.plot import check_plot, draw
 
 WORKLOAD = "chat"
 OURS = "jaxserve"

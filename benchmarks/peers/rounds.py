@@ -12,7 +12,7 @@ from benchmarks.peers.peer import Entrant, PeerUnavailableError
 from benchmarks.peers.processes import memory_of
 from benchmarks.peers.server import Server
 from benchmarks.peers.weights import Weights
-from jaxserve.bench.startup import free_port
+from jaxserve.tools.bench.startup import free_port
 
 WARM_UP_ROUND = -1
 """Of the load that comes before round 0 and is not counted."""

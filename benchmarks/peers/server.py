@@ -15,7 +15,7 @@ from types import TracebackType
 from benchmarks.peers import processes
 from benchmarks.peers.environment import last_error
 from benchmarks.peers.peer import HOST, Launch, PeerUnavailableError
-from jaxserve.bench.startup import http_get
+from jaxserve.tools.bench.startup import http_get
 
 POLL_INTERVAL_S = 0.05
 STOP_TIMEOUT_S = 30.0

@@ -11,8 +11,8 @@ from benchmarks.peers.bounds import MachineBounds, output_bound, step_bound_s
 from benchmarks.peers.load import Sample
 from benchmarks.peers.ratios import METRICS, Comparison, Metric, compare, faults
 from benchmarks.peers.rounds import Pairing, Start
-from jaxserve.cli.markdown import markdown_table
-from jaxserve.planning.sizes import Sizes
+from jaxserve.tools.markdown import markdown_table
+from jaxserve.tools.planning.sizes import Sizes
 
 OTHERS_LIMIT = 0.1
 """Cores taken by strangers from which a cell's figures deserve a warning."""

@@ -22,10 +22,10 @@ import numpy as np
 from jaxserve.checkpoint.gguf_file import open_gguf
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.planning.model import bytes_by_dtype
 from jaxserve.tokenizer.gguf_vocab import read_gguf_tokenizer
 from jaxserve.tokenizer.source import TokenizerSource
 from jaxserve.tokenizer.tokenizer import load_tokenizer
+from jaxserve.tools.planning.model import bytes_by_dtype
 
 SAMPLE_TEXTS = (
     "The capital of France is Paris.",

@@ -8,12 +8,12 @@ from typing import Any, get_args
 
 from jaxserve.apis.routes import Tag
 from jaxserve.apis.schema.unsupported import NO_OPS, UNSUPPORTED
-from jaxserve.cli.markdown import markdown_table
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import REQUEST_ERRORS, RequestError
 from jaxserve.http.app import collect_routes
 from jaxserve.http.openapi import openapi_document
 from jaxserve.http.schema_words import payload_of, range_text, type_text
+from jaxserve.tools.markdown import markdown_table
 
 _HEADER = """\
 # The API, field by field

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxserve.cli.options import base_url, child_environment, environment_api_key
-from jaxserve.client.remote import NoServerError, RemoteError
-from jaxserve.client.replies import Remote
 from jaxserve.errors import ConfigError
-from jaxserve.terminal.own_server import OwnServer, ServerEndedError, own_server
-from jaxserve.terminal.receiving import Reply
-from jaxserve.terminal.screen import Screen
+from jaxserve.runtime.options import base_url, child_environment, environment_api_key
+from jaxserve.tools.client.remote import NoServerError, RemoteError
+from jaxserve.tools.client.replies import Remote
+from jaxserve.tools.terminal.own_server import OwnServer, ServerEndedError, own_server
+from jaxserve.tools.terminal.receiving import Reply
+from jaxserve.tools.terminal.screen import Screen
 
 SAMPLING = ("temperature", "top_p", "max_tokens", "seed", "stop")
 

@@ -24,19 +24,19 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from jaxserve.bench.client import RequestRecord
-from jaxserve.bench.plot import check_plot, draw
-from jaxserve.bench.serving import Level, Load, connected
-from jaxserve.bench.startup import StartFailedError, measure_startup
-from jaxserve.bench.target import BenchmarkError
-from jaxserve.bench.tokens import LocalTokens, TokenizeError
-from jaxserve.bench.workload import Workload, make_workload
 from jaxserve.cli.bench_flags import add_offline, add_serve, add_startup
 from jaxserve.cli.bench_tables import print_engine, print_notes, print_run, print_startup, print_sweep
-from jaxserve.cli.options import base_url, config_from_flags, environment_api_key, restart_with
-from jaxserve.client.remote import RemoteError
 from jaxserve.errors import ConfigError, RequestError
 from jaxserve.ipc.messages import Grammar
+from jaxserve.runtime.options import base_url, config_from_flags, environment_api_key, restart_with
+from jaxserve.tools.bench.client import RequestRecord
+from jaxserve.tools.bench.plot import check_plot, draw
+from jaxserve.tools.bench.serving import Level, Load, connected
+from jaxserve.tools.bench.startup import StartFailedError, measure_startup
+from jaxserve.tools.bench.target import BenchmarkError
+from jaxserve.tools.bench.tokens import LocalTokens, TokenizeError
+from jaxserve.tools.bench.workload import Workload, make_workload
+from jaxserve.tools.client.remote import RemoteError
 
 Figures = dict[str, Any]
 
@@ -127,15 +127,18 @@ async def _sweep(load: Load, levels: Sequence[Level]) -> list[Figures]:
 
 
 def _run_offline(arguments: argparse.Namespace) -> list[Figures]:
-    from jaxserve.bench.offline import OfflineLoad, measure_offline  # the engine, which `bench serve` does without
     from jaxserve.checkpoint.source import resolve
-    from jaxserve.cli.api_process import tokenizer_of
-    from jaxserve.cli.progress import StartupDisplay
     from jaxserve.engine.process import build_core, build_executor
-    from jaxserve.engine.spawn import ENVIRONMENT
     from jaxserve.engine.spec import EngineSpec
     from jaxserve.ipc.messages import StartupProgress
     from jaxserve.log import configure_logging
+    from jaxserve.runtime.api_process import tokenizer_of
+    from jaxserve.runtime.spawn import ENVIRONMENT
+    from jaxserve.runtime.startup_display import StartupDisplay
+    from jaxserve.tools.bench.offline import (
+        OfflineLoad,
+        measure_offline,
+    )  # the engine, which `bench serve` does without
 
     config = config_from_flags(arguments)
     grammar = _grammar(arguments.structured_outputs, config.structured.max_grammar_depth)

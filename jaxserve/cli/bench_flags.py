@@ -7,10 +7,10 @@ import json
 import math
 from typing import Any, get_args
 
-from jaxserve.bench.report import DEFAULT_PERCENTILES, GOODPUT_METRICS
-from jaxserve.bench.target import ENDPOINTS
-from jaxserve.bench.workload import WorkloadName
-from jaxserve.cli.options import ENGINE_SECTIONS, add_flags
+from jaxserve.runtime.options import ENGINE_SECTIONS, add_flags
+from jaxserve.tools.bench.report import DEFAULT_PERCENTILES, GOODPUT_METRICS
+from jaxserve.tools.bench.target import ENDPOINTS
+from jaxserve.tools.bench.workload import WorkloadName
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jaxserve.bench.report import LATENCIES
+from jaxserve.tools.bench.report import LATENCIES
 
 Figures = Mapping[str, Any]
 

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from jaxserve.cli import ask
-from jaxserve.terminal.chat import Chat
-from jaxserve.terminal.conversation import Conversation
+from jaxserve.tools.terminal.chat import Chat
+from jaxserve.tools.terminal.conversation import Conversation
 
 EXAMPLES = """\
 examples:

@@ -7,12 +7,12 @@ import shlex
 from pathlib import Path
 
 from jaxserve.checkpoint.source import resolve
-from jaxserve.cli.options import ENGINE_SECTIONS, add_flags, config_from_flags
-from jaxserve.cli.progress import StartupDisplay
-from jaxserve.cli.settings import SETTINGS, format_value
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.log import configure_logging
+from jaxserve.runtime.options import ENGINE_SECTIONS, add_flags, config_from_flags
+from jaxserve.runtime.settings import SETTINGS, format_value
+from jaxserve.runtime.startup_display import StartupDisplay
 
 EPILOG = """\
 Run it on the kind of host and device that will serve, with the settings that will be served with. No weights are

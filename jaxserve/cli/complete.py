@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from jaxserve.cli import ask
 from jaxserve.errors import ConfigError
-from jaxserve.terminal.receiving import receive
+from jaxserve.tools.terminal.receiving import receive
 
 DEFAULT_MAX_TOKENS = 128
 

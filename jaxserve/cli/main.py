@@ -125,13 +125,13 @@ def _complain(message: str, exit_code: int = 2) -> int:
 
 
 def _serve(parser: Parser, words: Sequence[str]) -> int:
-    from jaxserve.cli.options import add_flags, child_environment, config_from_flags
-    from jaxserve.engine.spawn import spawned
+    from jaxserve.runtime.options import add_flags, child_environment, config_from_flags
+    from jaxserve.runtime.spawn import spawned
 
     add_flags(parser)
     config = config_from_flags(parser.read(words))
     with spawned(child_environment()) as engine:
-        from jaxserve.cli.serve import run_serve  # now: it takes as long as the engine's own imports
+        from jaxserve.runtime.server import run_serve  # now: it takes as long as the engine's own imports
 
         return run_serve(config, engine=engine)
 

@@ -9,15 +9,15 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jaxserve.cli.options import ENGINE_SECTIONS, add_flags, child_environment, config_from_flags
-from jaxserve.cli.progress import StartupDisplay
-from jaxserve.cli.settings import SETTINGS, parse_value
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
-from jaxserve.planning.devices import NAMES, Device, find_device
+from jaxserve.runtime.options import ENGINE_SECTIONS, add_flags, child_environment, config_from_flags
+from jaxserve.runtime.settings import SETTINGS, parse_value
+from jaxserve.runtime.startup_display import StartupDisplay
+from jaxserve.tools.planning.devices import NAMES, Device, find_device
 
 if TYPE_CHECKING:
-    from jaxserve.planning.plan import Plan
+    from jaxserve.tools.planning.plan import Plan
 
 EXIT_FITS, EXIT_DOES_NOT_FIT = 0, 1
 EPILOG = """\
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     with _only_errors():  # what the engine would warn of stands in the notes
         plan = _make_plan(config, device, arguments)
     if arguments.json:
-        from jaxserve.planning.plan import to_json
+        from jaxserve.tools.planning.plan import to_json
 
         sys.stdout.buffer.write(to_json(plan))
         sys.stdout.flush()
@@ -78,11 +78,11 @@ def _only_errors() -> Iterator[None]:
 def _make_plan(config: Config, device: Device, arguments: argparse.Namespace) -> Plan:
     # Here: jax takes seconds that a mistake in a flag need not wait for.
     from jaxserve.checkpoint.source import resolve
-    from jaxserve.planning.compiler import compile_programs
-    from jaxserve.planning.cpu_rates import measure_cpu_rates
-    from jaxserve.planning.model import read_model
-    from jaxserve.planning.planner import Planner
-    from jaxserve.planning.targets import missing_compiler
+    from jaxserve.tools.planning.compiler import compile_programs
+    from jaxserve.tools.planning.cpu_rates import measure_cpu_rates
+    from jaxserve.tools.planning.model import read_model
+    from jaxserve.tools.planning.planner import Planner
+    from jaxserve.tools.planning.targets import missing_compiler
 
     model = read_model(resolve(config.model.model, config.model.revision, weights=False))
     rates = measure_cpu_rates() if device.platform == "cpu" else device.rates
@@ -107,7 +107,7 @@ def _device_memory(raw: str | None) -> int | None:
 def _print(plan: Plan) -> None:
     from rich.console import Console
 
-    from jaxserve.planning.report import print_plan
+    from jaxserve.tools.planning.report import print_plan
 
     console = Console(highlight=False, soft_wrap=False)
     if not console.is_terminal:

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from jaxserve.cli.api_reference import api_page
-from jaxserve.cli.markdown import markdown_table
-from jaxserve.cli.settings import SETTINGS, Setting, format_value, section_class
 from jaxserve.metrics import BASE_LABELS, METRICS, PREFIX
+from jaxserve.runtime.settings import SETTINGS, Setting, format_value, section_class
+from jaxserve.tools.markdown import markdown_table
 
 HEADER = """\
 # Settings

@@ -1,4 +1,4 @@
-"""The engine process: `python -m jaxserve.engine.process [--preload]`, spawned by `engine.spawn`.
+"""The engine process: `python -m jaxserve.engine.process [--preload]`, spawned by `runtime.spawn`.
 
 stdin     one line, an EngineSpec; its end is the parent's death, and ours
 SIGTERM   stop: every request gets its terminal message, exit 0
@@ -24,7 +24,6 @@ import msgspec
 
 from jaxserve.engine.core import EngineCore
 from jaxserve.engine.loop import EngineLoop
-from jaxserve.engine.spawn import PRELOAD
 from jaxserve.engine.spec import MAX_SPEC_BYTES, EngineSpec, parse_spec
 from jaxserve.engine.startup import start_executor
 from jaxserve.errors import StartupError
@@ -43,6 +42,7 @@ from jaxserve.scheduler.embedding import EmbedScheduler
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.structured.masks import GrammarMasks
 from jaxserve.structured.vocabulary import load_ll_tokenizer
+from jaxserve.types import PRELOAD_FLAG
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def main() -> int:
     """Run one engine; returns the exit code."""
     die_with_parent()
     stop_descriptor, should_stop = stop_on_sigterm()
-    if PRELOAD in sys.argv:
+    if PRELOAD_FLAG in sys.argv:
         with contextlib.suppress(ImportError):  # it comes again, where it can be told
             importlib.import_module("jaxserve.executor.local")
     try:

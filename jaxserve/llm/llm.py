@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
 from jaxserve.apis.schema.decode import shorten
-from jaxserve.cli.progress import StartupDisplay
 from jaxserve.config import Config
 from jaxserve.errors import RequestError, invalid
 from jaxserve.executor.fake import FakeOptions
@@ -27,6 +26,7 @@ from jaxserve.llm.results import EmbeddingRequestOutput, RequestOutput, ScoringR
 from jaxserve.llm.sampling_params import SamplingParams
 from jaxserve.llm.session import engine_session
 from jaxserve.llm.settings import llm_config
+from jaxserve.runtime.startup_display import StartupDisplay
 
 Message = dict[str, Any]
 """As in OpenAI's API: `{"role": "user", "content": "..."}`."""

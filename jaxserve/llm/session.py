@@ -7,11 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Literal
 
 from jaxserve.checkpoint.source import resolve
-from jaxserve.cli.api_process import ApiProcess, make_state, tokenizer_of
-from jaxserve.cli.engine_life import check_tokenizer, engine_process, wait_dead, wait_started
-from jaxserve.cli.tasks import in_thread, running
 from jaxserve.config import Config
-from jaxserve.engine.launcher import EngineProcess
 from jaxserve.engine.spec import EngineSpec
 from jaxserve.executor.fake import FakeOptions
 from jaxserve.frontend.client import EngineClient
@@ -21,6 +17,10 @@ from jaxserve.frontend.tokenization import tokenization
 from jaxserve.http.state import ServerState
 from jaxserve.ipc.address import folder_of, own_address
 from jaxserve.ipc.messages import StartupProgress
+from jaxserve.runtime.api_process import ApiProcess, make_state, tokenizer_of
+from jaxserve.runtime.engine_lifecycle import check_tokenizer, engine_process, wait_dead, wait_started
+from jaxserve.runtime.engine_process import EngineProcess
+from jaxserve.runtime.tasks import in_thread, running
 
 
 @contextlib.asynccontextmanager

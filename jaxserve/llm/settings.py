@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from jaxserve.cli.options import ENGINE_SECTIONS, caches_environment, closest, load_config
-from jaxserve.cli.settings import SETTINGS
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
+from jaxserve.runtime.options import ENGINE_SECTIONS, caches_environment, closest, load_config
+from jaxserve.runtime.settings import SETTINGS
 
 _OF_THE_SERVER: Final = {"tool_call_parser", "reasoning_parser", "log_level", "log_format", "stall_timeout", "uds_dir"}
 _NOT_OURS: Final = {"served_model_name", "max_queued_requests", "max_queued_tokens"}

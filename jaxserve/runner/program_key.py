@@ -21,7 +21,7 @@ import jaxserve_kernels
 import jaxserve
 
 _UNTRACED_ROOMS = (
-    *("apis", "bench", "checkpoint", "cli", "engine", "executor", "frontend", "http", "ipc", "planning", "tokenizer"),
+    *("apis", "checkpoint", "cli", "engine", "executor", "frontend", "http", "ipc", "runtime", "tokenizer", "tools"),
 )
 """Rooms whose source cannot change what a program computes. All others can, or might."""
 _SOURCE_SUFFIXES = (".py", ".cc", ".h", ".json")

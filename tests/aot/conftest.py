@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxserve.planning.targets import TPU_ENVIRONMENT
+from jaxserve.tools.planning.targets import TPU_ENVIRONMENT
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import jax
 
-from jaxserve.planning.devices import ACCELERATORS, Device
-from jaxserve.planning.targets import COMPILERS, described_devices, missing_compiler
+from jaxserve.tools.planning.devices import ACCELERATORS, Device
+from jaxserve.tools.planning.targets import COMPILERS, described_devices, missing_compiler
 
 
 @dataclass(frozen=True)

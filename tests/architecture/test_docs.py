@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from jaxserve import LLM, SamplingParams
-from jaxserve.cli.options import DEFAULT_MODEL_NAME
-from jaxserve.cli.settings import SETTINGS
 from jaxserve.llm.settings import ACCEPTED
+from jaxserve.runtime.options import DEFAULT_MODEL_NAME
+from jaxserve.runtime.settings import SETTINGS
 from tests.architecture.sources import ROOT, program
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")

@@ -39,46 +39,45 @@ UPWARDS = {
 # A room may import itself, EVERYBODY, and what stands here: a whole room, or one module of it.
 MAY_IMPORT: dict[str, set[str]] = {
     "cli": {
-        "bench",
-        "client",
-        "terminal",
-        "planning",
+        "tools",
+        "runtime",
         "http",
         "apis",
         "frontend",
         "engine",
-        "executor.fake",
         "executor.precompile",
         "tokenizer",
         "ipc",
         "checkpoint",
     },
+    "runtime": {"http", "apis", "frontend", "engine.spec", "executor.fake", "tokenizer", "ipc", "checkpoint"},
     "": {"llm"},  # the package itself: its public names, imported when they are asked for
     "llm": {
-        "cli",
+        "runtime",
         "http",
         "apis",
         "frontend",
-        "engine",
+        "engine.spec",
         "executor.fake",
         "tokenizer",
         "ipc",
         "checkpoint",
         "scheduler.admission",
     },
-    "planning": {
-        "runner",
+    "tools": {
         "model_config",
+        "runner",  # planning sizes and compiles the programs
         "models",
         "layers.policy",
         "sharding",
         "checkpoint",
         "kv.spec",
         "scheduler.plan",
+        "tokenizer",
+        "engine",  # `bench offline` runs an EngineCore
+        "ipc.messages",
+        "sampling.params",
     },
-    "terminal": {"client"},
-    "client": set(),
-    "bench": {"client", "tokenizer", "engine", "ipc.messages", "sampling.params"},  # `bench offline` runs an EngineCore
     "http": {"apis", "frontend", "ipc", "sampling.params"},
     "apis": {"frontend", "tokenizer", "ipc", "sampling.params", *UPWARDS["apis"]},
     "frontend": {"tokenizer", "ipc", "sampling.params", "structured.protocol", *UPWARDS["frontend"]},
@@ -141,9 +140,10 @@ NO_JAX = [
     "jaxserve.parent",
     "jaxserve.cli",
     "jaxserve.llm",
-    "jaxserve.bench",
-    "jaxserve.client",
-    "jaxserve.terminal",
+    "jaxserve.runtime",
+    "jaxserve.tools.bench",
+    "jaxserve.tools.client",
+    "jaxserve.tools.terminal",
     "jaxserve.http",
     "jaxserve.apis",
     "jaxserve.frontend",
@@ -160,7 +160,7 @@ NO_JAX = [
 ]
 READ_ENVIRONMENT = (
     "jaxserve.config",
-    "jaxserve.cli.options",
+    "jaxserve.runtime.options",
     "jaxserve.runner.program_key",  # the flags that XLA itself reads are part of a program's key
 )
 JAX_FAMILY = {"jax", "jaxlib", "flax", "orbax", "optax", KERNELS}
@@ -272,7 +272,7 @@ def test_environment_is_read_only_by_the_options() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["jaxserve.http.app", "jaxserve.cli.serve", "jaxserve.cli.bench", "jaxserve.cli.plan", "jaxserve.llm.llm"],
+    ["jaxserve.http.app", "jaxserve.runtime.server", "jaxserve.cli.bench", "jaxserve.cli.plan", "jaxserve.llm.llm"],
 )
 def test_api_process_leaves_jax_and_transformers_unimported(module: str) -> None:
     heavy = "{'jax', 'jaxlib', 'flax', 'transformers', 'torch'}"

@@ -6,10 +6,10 @@ import sys
 
 import msgspec
 
-from jaxserve.cli.serve import run_serve
 from jaxserve.config import Config
 from jaxserve.errors import StartupError
 from jaxserve.executor.fake import FakeOptions
+from jaxserve.runtime.server import run_serve
 
 
 def main() -> int:

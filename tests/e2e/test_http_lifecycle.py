@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from jaxserve.bench.startup import free_port, http_get
 from jaxserve.ipc.address import own_address
+from jaxserve.tools.bench.startup import free_port, http_get
 from tests.e2e.http_server import PYTHON, ROOT, SOURCES, START_TIMEOUT_S, TOKENIZER, running, started, until
 from tests.e2e.test_http_raw import open_post, read_until
 

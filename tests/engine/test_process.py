@@ -15,8 +15,6 @@ import pytest
 
 from jaxserve.config import CacheConfig, Config, ModelConfig, SchedulerConfig, ServerConfig
 from jaxserve.engine.core import STOP_ERROR
-from jaxserve.engine.launcher import EngineProcess
-from jaxserve.engine.spawn import spawn
 from jaxserve.engine.spec import EngineSpec, parse_spec
 from jaxserve.errors import ConfigError
 from jaxserve.executor.fake import FakeOptions, next_token
@@ -32,6 +30,8 @@ from jaxserve.ipc.messages import (
     StepOutputs,
 )
 from jaxserve.ipc.transport import EngineConnection
+from jaxserve.runtime.engine_process import EngineProcess
+from jaxserve.runtime.spawn import spawn
 from jaxserve.types import RequestId
 from tests.engine.rig import add, prompt
 from tests.processes import freeze
@@ -148,7 +148,7 @@ async def test_engine_dies_with_its_parent(client: Client, tmp_path: Path) -> No
     spec.write_bytes(client.spec.to_line())
     code = (
         "import asyncio, pathlib, sys\n"
-        "from jaxserve.engine.launcher import EngineProcess\n"
+        "from jaxserve.runtime.engine_process import EngineProcess\n"
         "from jaxserve.engine.spec import parse_spec\n"
         "async def main():\n"
         "    engine = await EngineProcess.start(parse_spec(pathlib.Path(sys.argv[1]).read_bytes()))\n"

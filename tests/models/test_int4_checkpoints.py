@@ -16,11 +16,11 @@ from jaxserve.config import Config, ModelConfig, ParallelConfig, Quantization
 from jaxserve.errors import CheckpointError
 from jaxserve.models.registry import decoder_config, decoder_of, read_decoder
 from jaxserve.models.skeleton import LeafSpec, make_skeleton
-from jaxserve.planning.devices import ACCELERATORS
-from jaxserve.planning.fit import model_sizes
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.limits import make_policy, quantization_notes
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.tools.planning.devices import ACCELERATORS
+from jaxserve.tools.planning.fit import model_sizes
 from jaxserve.weights.loader import check_tensors, load_params
 from tests.engine.model_engine import ModelEngine, request
 from tests.models.goldens import golden_checkpoint

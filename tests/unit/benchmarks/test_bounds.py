@@ -11,8 +11,8 @@ from benchmarks.peers.bounds import MachineBounds, best_of, output_bound, step_b
 from jaxserve.layers.policy import plain
 from jaxserve.models.registry import decoder_config
 from jaxserve.models.skeleton import make_skeleton
-from jaxserve.planning.sizes import make_sizes
-from tests.unit.planning.configs import LLAMA_8B
+from jaxserve.tools.planning.sizes import make_sizes
+from tests.unit.tools.planning.configs import LLAMA_8B
 
 MACHINE = MachineBounds(read_bytes_per_s=400.0, gemm_flops=8000.0)
 SHAPE = make_sizes(make_skeleton(decoder_config(LLAMA_8B), plain(jnp.dtype("float32"))), 1)

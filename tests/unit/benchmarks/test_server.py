@@ -11,7 +11,7 @@ from benchmarks.peers.peer import Launch, PeerUnavailableError
 from benchmarks.peers.processes import Stat, all_processes, memory_of, parse_busy_s, parse_stat, tree_of
 from benchmarks.peers.rounds import turns
 from benchmarks.peers.server import Server
-from jaxserve.bench.startup import free_port
+from jaxserve.tools.bench.startup import free_port
 
 SERVER = """
 import subprocess, sys

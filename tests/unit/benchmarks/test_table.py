@@ -10,7 +10,7 @@ from benchmarks.peers.load import Cell, CoreUse, Sample
 from benchmarks.peers.ratios import Comparison
 from benchmarks.peers.rounds import Pairing, Start
 from benchmarks.peers.table import command_lines, comparison_table, hide_folders, report
-from jaxserve.cli.markdown import markdown_table
+from jaxserve.tools.markdown import markdown_table
 from tests.unit.benchmarks.test_bounds import SHAPE
 
 CHAT = Cell("chat", 4, 16)

@@ -12,7 +12,7 @@ from jaxserve.cli import compile as compile_ahead
 from jaxserve.cli import plan
 from jaxserve.cli.bench import add_arguments
 from jaxserve.cli.main import COMMANDS, HELP, Parser
-from jaxserve.cli.options import add_flags, load_config
+from jaxserve.runtime.options import add_flags, load_config
 
 ROOT = Path(__file__).parents[3]
 PAGES = {

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jaxserve.cli.settings import SETTINGS
 from jaxserve.config import ServerConfig
 from jaxserve.http.app import collect_routes
+from jaxserve.runtime.settings import SETTINGS
 
 ROOT = Path(__file__).parents[3]
 TOOLS = Path(sys.executable).parent

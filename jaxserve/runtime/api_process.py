@@ -1,0 +1,204 @@
+"""What every API process of a server is made of: HTTP on one side, the engine on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from jaxserve.apis.responses.desk import ResponseDesk
+from jaxserve.config import Config
+from jaxserve.errors import ConfigError
+from jaxserve.frontend.client import EngineClient
+from jaxserve.frontend.grammars import GrammarChecker
+from jaxserve.frontend.link import EngineLink
+from jaxserve.frontend.parsers.output_format import choose_output_format
+from jaxserve.frontend.seeds import SeedStream
+from jaxserve.frontend.siblings import Siblings
+from jaxserve.frontend.tokenization import Tokenization, tokenization
+from jaxserve.http.app import make_app
+from jaxserve.http.auth import KeyRing
+from jaxserve.http.cors import CorsPolicy
+from jaxserve.http.listener import listening
+from jaxserve.http.operations.startup import StartupLog, total_seconds
+from jaxserve.http.state import ServerState
+from jaxserve.ipc.address import folder_of
+from jaxserve.ipc.messages import ModelInfo, StartupProgress
+from jaxserve.ipc.report import PhaseSpan
+from jaxserve.ipc.transport import EngineConnection
+from jaxserve.metrics import Metrics
+from jaxserve.runtime.api_keys import api_keys
+from jaxserve.runtime.tasks import first_of
+from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
+
+_log = logging.getLogger(__name__)
+
+ABORT_FLUSH_S: Final = 2.0
+"""How long the error events of aborted requests may take to be written."""
+DEATH_GRACE_S: Final = 2.0
+"""How long `/health` answers 503 after the engine died, before the process exits."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiProcess:
+    """One running API process."""
+
+    config: Config
+    state: ServerState
+
+    @property
+    def client(self) -> EngineClient:
+        return self.state.client
+
+    @property
+    def metrics(self) -> Metrics:
+        return self.state.metrics
+
+    @property
+    def startup(self) -> StartupLog:
+        return self.state.startup
+
+    def install(self, tokenizer: Tokenizer, path: Path) -> None:
+        """Once the model is found. Raises ConfigError for parsers that do not go together."""
+        server = self.config.server
+        output_format = choose_output_format(
+            tokenizer.chat_template_sources, server.tool_call_parser, server.reasoning_parser
+        )
+        _log.info("%s", output_format)
+        self.state.tokenization.install(tokenizer, output_format)
+        self.state.grammars.install(str(path))
+
+    @contextlib.asynccontextmanager
+    async def engine_life(self, address: str) -> AsyncIterator[EngineLink]:
+        """Talk to the engine that listens at `address`; behind the block there is none, and one to come starts anew."""
+        with contextlib.closing(EngineConnection(address)) as connection:
+            async with self.client.life(connection) as link:
+                yield link
+        self.startup.begin_again()
+
+    def record_start(self, model_info: ModelInfo) -> list[PhaseSpan]:
+        """Make metrics of what the start of the engine took; returns all of its phases."""
+        spans = self.startup.spans(model_info.startup)
+        for span in spans:
+            self.metrics.set("startup_phase_seconds", span.seconds, phase=span.phase)
+        self.metrics.set("startup_phase_seconds", total_seconds(spans), phase="total")
+        for source, number in Counter(program.source for program in model_info.startup.programs).items():
+            self.metrics.set("startup_programs", number, source=source)
+        return spans
+
+    async def drain(self, stop_now: asyncio.Event, engine_gone: Coroutine[Any, Any, Any]) -> None:
+        """Refuse new requests, let those under way finish for a while, and end the rest with an error."""
+        client, timeout_s = self.client, self.config.server.shutdown_timeout
+        _log.info("stopping: %d requests under way may take %g s more", client.num_admitted, timeout_s)
+        client.start_draining()
+        await first_of(client.wait_idle(), stop_now.wait(), engine_gone, asyncio.sleep(timeout_s))
+        if client.num_admitted:
+            _log.warning("aborting %d requests", client.num_admitted)
+            client.abort_all("The server is shutting down.")
+            await first_of(client.wait_idle(), asyncio.sleep(ABORT_FLUSH_S))
+
+    async def fail(self, reason: str, stop: asyncio.Event) -> None:
+        """End every request with an error, and let `/health` say so for a moment."""
+        self.client.fail(reason)
+        _log.error("%s; exiting", reason)
+        await first_of(stop.wait(), asyncio.sleep(DEATH_GRACE_S))
+
+
+@contextlib.asynccontextmanager
+async def serving_api(
+    config: Config,
+    address: str,
+    listener: socket.socket,
+    index: int,
+    on_progress: Callable[[StartupProgress], None] = lambda progress: None,
+) -> AsyncIterator[ApiProcess]:
+    """API process `index` of `--api-processes`, answering on `listener` inside the block.
+
+    Until a tokenizer is installed and an engine ready, requests are refused as "loading".
+    address: of the first engine; other sockets of ours lie beside it.
+    """
+    siblings = Siblings(index, config.server.api_processes, folder_of(address))
+    with tokenization() as tokens:
+        state = make_state(config, siblings, tokens, on_progress)
+        http = listening(
+            make_app(state),
+            listener,
+            config.connection,
+            max_connections=siblings.share_of(config.server.max_connections),
+            on_surplus=partial(state.metrics.inc, "surplus_connections"),
+        )
+        async with (
+            contextlib.aclosing(state.grammars),
+            contextlib.aclosing(state.responses),
+            siblings.answering(state.metrics, state.responses.answers),
+            http,
+        ):
+            yield ApiProcess(config, state)
+
+
+def make_state(
+    config: Config,
+    siblings: Siblings,
+    tokens: Tokenization,
+    on_progress: Callable[[StartupProgress], None],
+) -> ServerState:
+    """What requests need, as the config has it. Whoever asks for it gives the client an engine and closes the rest."""
+    server, names, adapters = config.server, model_names(config), config.model.adapters
+    if both := adapters.keys() & set(names):
+        raise ConfigError(f"--lora-modules: {min(both)!r} is what the model itself is called")
+    metrics, startup = Metrics(names[0]), StartupLog()
+
+    def note(progress: StartupProgress) -> None:
+        startup.note(progress)
+        on_progress(progress)
+
+    return ServerState(
+        model_names=names,
+        adapters=adapters,
+        client=EngineClient(
+            metrics,
+            max_queued_requests=config.scheduler.max_queued_requests,
+            max_queued_tokens=config.scheduler.max_queued_tokens,
+            stall_timeout_s=server.stall_timeout,
+            siblings=siblings,
+            on_progress=note,
+        ),
+        tokenization=tokens,
+        metrics=metrics,
+        keys=KeyRing(api_keys(server)),
+        seeds=SeedStream(config.model.seed, siblings.index, siblings.count),
+        siblings=siblings,
+        limits=config.limits,
+        connection=config.connection,
+        is_strict=server.strict_parameters,
+        cors=CorsPolicy(server.cors_allowed_origins),
+        max_body_size=server.max_body_size,
+        keep_alive_s=server.sse_keep_alive,
+        startup=startup,
+        grammars=GrammarChecker(config.structured),
+        responses=ResponseDesk(config.responses, siblings),
+    )
+
+
+def model_names(config: Config) -> tuple[str, ...]:
+    """The names that requests may use; the first is echoed. Raises ConfigError where none is given."""
+    given = config.model.served_model_name
+    if given is None:
+        return (config.model.model,)
+    names = tuple(dict.fromkeys(name for part in given.split(",") if (name := part.strip())))
+    if not names:
+        raise ConfigError(f"--served-model-name {given!r}: expected names, separated by commas, found none")
+    return names
+
+
+def tokenizer_of(config: Config, path: Path) -> Tokenizer:
+    """The tokenizer of the model at `path`, with the chat template of the config, if any."""
+    template = config.model.chat_template
+    return load_tokenizer(path, chat_template=Path(template) if template is not None else None)

@@ -1,0 +1,112 @@
+"""Keeps an engine running for a server: one life after the other, as often as `--engine-restarts` allows.
+
+Each life has a process, an address and connections of its own. So nothing that was meant for one engine reaches the
+next, however late an API process hears of the end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+
+from jaxserve.engine.spec import EngineSpec
+from jaxserve.errors import StartupError
+from jaxserve.frontend.link import EngineLink
+from jaxserve.ipc.address import incarnation_address
+from jaxserve.runtime.api_process import ApiProcess
+from jaxserve.runtime.engine_lifecycle import engine_process, wait_dead, wait_started
+from jaxserve.runtime.spawn import Spawned
+
+_log = logging.getLogger(__name__)
+
+RESTART_WINDOW_S: Final = 600.0
+"""Restarts count for so long: an engine that dies now and then is mended, one that cannot live is given up."""
+
+
+class RestartBudget:
+    """The restarts that are left."""
+
+    def __init__(self, max_restarts: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_restarts = max_restarts
+        self._clock = clock
+        self._taken: deque[float] = deque()
+
+    def take(self) -> bool:
+        """Count one more restart; False, and nothing counted, where there were too many of late."""
+        now_s = self._clock()
+        while self._taken and now_s - self._taken[0] >= RESTART_WINDOW_S:
+            self._taken.popleft()
+        if len(self._taken) >= self._max_restarts:
+            return False
+        self._taken.append(now_s)
+        return True
+
+    def __str__(self) -> str:
+        return f"{len(self._taken)} of {self._max_restarts} restarts within {RESTART_WINDOW_S / 60:.0f} minutes"
+
+
+class EngineKeeper:
+    """The engines of one server, of which `run` starts the first at once and the others when they are needed."""
+
+    def __init__(
+        self, api: ApiProcess, spec: EngineSpec, process: Spawned | None, on_restart: Callable[[str], Awaitable[None]]
+    ) -> None:
+        """spec, process: of the first. on_restart: told where the next engine will listen."""
+        self._api = api
+        self._spec = spec
+        self._process = process
+        self._on_restart = on_restart
+        self._budget = RestartBudget(spec.config.server.engine_restarts)
+        self._may_restart = False
+        self._lost_s: float | None = None
+        """Since when there is no engine that is ready, of those after the first."""
+
+    def allow_restarts(self) -> None:
+        """From now on: what fails before all is up is a start that failed."""
+        self._may_restart = True
+
+    async def run(self) -> str:
+        """Keep an engine running; returns why there is none any more. Raises StartupError where the first cannot start."""
+        spec, process = self._spec, self._process
+        for number in itertools.count(1):
+            async with self._api.engine_life(spec.address) as link:
+                reason = await self._end_of(link, spec, process)
+                if not self._takes_restart():
+                    self._api.client.fail(reason)  # here: behind the block requests would be told to wait for the next
+                    return reason
+                _log.error("%s; starting it again (%s)", reason, self._budget)
+                self._api.metrics.inc("engine_restarts")
+                address = incarnation_address(self._spec.address, number)
+                await self._on_restart(address)
+            spec, process = msgspec.structs.replace(self._spec, address=address, phases=[]), None
+        raise AssertionError("numbers do not end")
+
+    async def _end_of(self, link: EngineLink, spec: EngineSpec, process: Spawned | None) -> str:
+        """One engine from its start to its end; returns how it ended. Raises StartupError where the first cannot start."""
+        try:
+            async with engine_process(spec, process) as engine:
+                model_info = await wait_started(link, engine)
+                if self._lost_s is not None:
+                    self._api.record_start(model_info)
+                    _log.info("the engine is back after %.1f s", time.monotonic() - self._lost_s)
+                reason = await wait_dead(link, engine)
+                self._lost_s = time.monotonic()
+                return reason
+        except StartupError as error:
+            if self._lost_s is None:
+                raise
+            return str(error)
+
+    def _takes_restart(self) -> bool:
+        if self._api.client.is_draining or not self._may_restart:
+            return False
+        if not self._budget.take():
+            _log.error("the engine is not started again: %s", self._budget)
+            return False
+        return True

@@ -1,0 +1,205 @@
+"""`jaxserve serve`: binds the port, answers HTTP from the first moment, starts the other processes, drains at the end.
+
+SIGTERM, SIGINT   `/ready` turns 503, requests under way may finish (`--shutdown-timeout`), the rest ends
+                  with an error; a second signal ends everything at once. Exit 0.
+the engine dies   requests under way end with an error, and another one is started (`runtime/engine_supervisor`), up to
+                  `--engine-restarts` times in a while; then as with other processes.
+a process dies    a further API process: requests under way end with an error, `/health` turns 503 for a
+                  moment. Exit 1.
+cannot start      one line on stderr. Exit 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from jaxserve.checkpoint.source import resolve
+from jaxserve.config import Config
+from jaxserve.engine.spec import EngineSpec
+from jaxserve.executor.fake import FakeOptions
+from jaxserve.http.listener import bind_sockets
+from jaxserve.http.operations.startup import startup_table
+from jaxserve.ipc.address import own_address
+from jaxserve.ipc.messages import ModelInfo, StartupProgress
+from jaxserve.ipc.report import process_start_s
+from jaxserve.log import configure_logging, line_of
+from jaxserve.runtime.api_keys import api_keys
+from jaxserve.runtime.api_process import ApiProcess, model_names, serving_api, tokenizer_of
+from jaxserve.runtime.api_workers import ApiWorkers, api_workers
+from jaxserve.runtime.descriptors import allow_connections
+from jaxserve.runtime.engine_lifecycle import check_tokenizer
+from jaxserve.runtime.engine_supervisor import EngineKeeper
+from jaxserve.runtime.options import describe
+from jaxserve.runtime.spawn import Spawned
+from jaxserve.runtime.startup_display import StartupDisplay
+from jaxserve.runtime.tasks import StopSignals, in_thread, running
+from jaxserve.tokenizer.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def run_serve(
+    config: Config,
+    *,
+    executor: Literal["local", "fake"] = "local",
+    fake: FakeOptions | None = None,
+    engine: Spawned | None = None,
+) -> int:
+    """Serve until told to stop; returns the exit code. Raises StartupError when there is nothing to serve.
+
+    `executor="fake"` runs an engine without a model, for tests of everything around it. `engine`: a process to use
+    instead of a new one.
+    """
+    configure_logging(config.server.log_level, config.server.log_format)
+    allow_connections(config.server.max_connections)
+    with contextlib.ExitStack() as sockets:
+        listeners = [
+            sockets.enter_context(listener)
+            for listener in bind_sockets(config.server.host, config.server.port, config.server.api_processes)
+        ]
+        for line in describe(config).splitlines():
+            _log.info("%s", line)
+        return asyncio.run(_Server(config, listeners, executor, fake or FakeOptions(), engine).run())
+
+
+class _Server:
+    """One run of the first API process, which owns all others."""
+
+    def __init__(
+        self,
+        config: Config,
+        listeners: Sequence[socket.socket],
+        executor: Literal["local", "fake"],
+        fake: FakeOptions,
+        engine: Spawned | None,
+    ) -> None:
+        self._config = config
+        self._listeners = listeners
+        self._executor: Literal["local", "fake"] = executor
+        self._fake = fake
+        self._spawned = engine
+        self._display = StartupDisplay()
+        self._workers: ApiWorkers | None = None
+
+    async def run(self) -> int:
+        stop = StopSignals(self._pass_on_signal)
+        with own_address(self._config.server.uds_dir) as address, stop.caught():
+            async with serving_api(self._config, address, self._listeners[0], 0, self._display.show) as api:
+                api.startup.own.add("server", process_start_s())
+                return await self._live(api, address, stop)
+
+    async def _live(self, api: ApiProcess, address: str, stop: StopSignals) -> int:
+        """From the start of the other processes to the end of one of us."""
+        async with running(self._others_life(api, address)) as others_life, running(stop.first.wait()) as stopped:
+            await asyncio.wait({others_life, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not others_life.done():
+                await api.drain(stop.second, asyncio.wait({others_life}))
+                return 0
+            await api.fail(others_life.result(), stop.first)
+            return 1
+
+    async def _others_life(self, api: ApiProcess, address: str) -> str:
+        """Start the other processes, announce them, and wait for an end; returns whose. Raises StartupError."""
+        with contextlib.ExitStack() as display:
+            display.enter_context(self._display)
+            model = self._config.model
+            path = await _phase(api, "model", lambda: resolve(model.model, model.revision))
+            keeper = self._engine_keeper(api, path, address)
+            async with running(keeper.run()) as engine_end:
+                tokenizer = await _phase(api, "tokenizer", lambda: tokenizer_of(self._config, path))
+                api.install(tokenizer, path)
+                async with api_workers(self._config, path, address, self._listeners[1:]) as workers:
+                    self._workers = workers
+                    async with running(_all_ready(api, tokenizer, path, workers)) as ready:
+                        await asyncio.wait({ready, engine_end}, return_when=asyncio.FIRST_COMPLETED)
+                        if not engine_end.done():
+                            model_info = ready.result()
+                            keeper.allow_restarts()
+                            display.close()
+                            _report_start(api, model_info)
+                            self._announce(tokenizer, model_info)
+                    reason = await _first_end(engine_end, workers)
+                    api.client.fail(reason)  # now: the end of the other processes takes a while
+                    await workers.fail(reason)
+                    return reason
+
+    def _engine_keeper(self, api: ApiProcess, path: Path, address: str) -> EngineKeeper:
+        spec = EngineSpec(
+            config=self._config,
+            model_path=str(path),
+            address=address,
+            executor=self._executor,
+            fake=self._fake,
+            phases=api.startup.own.take(),
+        )
+        return EngineKeeper(api, spec, self._spawned, self._turn_workers)
+
+    async def _turn_workers(self, address: str) -> None:
+        if self._workers is not None:
+            await self._workers.turn_to(address)
+
+    def _pass_on_signal(self) -> None:
+        if self._workers is not None:
+            self._workers.terminate()
+
+    def _announce(self, tokenizer: Tokenizer, model_info: ModelInfo) -> None:
+        """Print the URL and a command to paste, in one line."""
+        host, port = self._listeners[0].getsockname()[:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        key = ' -H "Authorization: Bearer $JAXSERVE_API_KEY"' if api_keys(self._config.server) else ""
+        prompt: Any
+        if model_info.embedding is not None:
+            path, name, prompt = "embeddings", "input", "Once upon a time"
+        elif tokenizer.has_chat_template:
+            path, name, prompt = "chat/completions", "messages", [{"role": "user", "content": "Hello!"}]
+        else:
+            path, name, prompt = "completions", "prompt", "Once upon a time"
+        data = json.dumps({"model": model_names(self._config)[0], name: prompt}).replace("'", "'\\''")
+        curl = f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{data}'"
+        line = line_of(f"jaxserve is ready at {url} - try: {curl}")
+        with contextlib.suppress(OSError):  # nobody reads it: no reason to stop, now or in a last flush
+            os.write(sys.stdout.fileno(), f"{line}\n".encode())
+
+
+async def _phase(api: ApiProcess, name: str, work: Callable[[], T]) -> T:
+    """A start-up phase of our own, shown and measured like the engine's."""
+    started = time.monotonic()
+    api.client.note_progress(StartupProgress(name, 0, 1))
+    result = await in_thread(work)
+    api.client.note_progress(StartupProgress(name, 1, 1))
+    api.startup.own.add(name, started)
+    return result
+
+
+async def _all_ready(api: ApiProcess, tokenizer: Tokenizer, path: Path, workers: ApiWorkers) -> ModelInfo:
+    """Wait until engine and API processes take requests. Raises StartupError."""
+    model_info = await api.client.wait_started()
+    check_tokenizer(tokenizer, model_info, path)
+    await workers.wait_ready()
+    return model_info
+
+
+def _report_start(api: ApiProcess, model_info: ModelInfo) -> None:
+    """Every phase, in the log and as metrics."""
+    for line in startup_table(api.record_start(model_info), model_info.startup):
+        _log.info("%s", line)
+
+
+async def _first_end(engine_end: asyncio.Task[str], workers: ApiWorkers) -> str:
+    """Wait until there is no engine any more, or one of the workers is gone; returns what happened."""
+    async with running(workers.wait_one_ended()) as worker_end:
+        await asyncio.wait({engine_end, worker_end}, return_when=asyncio.FIRST_COMPLETED)
+        return (engine_end if engine_end.done() else worker_end).result()

@@ -1,0 +1,1 @@
+"""Programs that use the server's packages: benchmarks, planning, terminal chat. Nothing imports them but the commands."""

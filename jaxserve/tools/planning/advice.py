@@ -1,0 +1,159 @@
+"""What would fit where these settings do not: every proposal is tried with the arithmetic of `fit` first."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from jaxserve.config import Config, Dtype, WeightFormat
+from jaxserve.errors import DoesNotFitError
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.runner.limits import kv_spec, weights_dtype
+from jaxserve.tools.planning.devices import ACCELERATORS, Device
+from jaxserve.tools.planning.fit import Fit, make_fit, model_sizes
+
+_LARGEST_PERCENT = 99
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One change that makes it fit, and what is there then."""
+
+    change: str
+    """Flags to add or to replace."""
+    max_model_len: int
+    num_kv_tokens: int
+    """That the KV cache holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    change: str
+    config: Config
+    device: Device
+
+
+def find_advice(config: Config, decoder: DecoderConfig, device: Device) -> tuple[Advice, ...]:
+    """Single changes that fit, the least one of each kind; where none does, one together with more devices."""
+    kinds = [
+        _dtypes(config, device),
+        _quantizations(config, device),
+        _contexts(config, decoder, device),
+        _cache_sizes(config, decoder, device),
+        _fractions(config, device),
+        _device_counts(config, device),
+        _other_devices(config, device),
+    ]
+    found = [advice for kind in kinds if (advice := _first_that_fits(kind, decoder)) is not None]
+    if found:
+        return tuple(found)
+    pairs = [
+        (
+            _Attempt(f"{first.change} {second.change}", second.config, second.device)
+            for first in (*_dtypes(config, device), *_quantizations(config, device))
+            for second in _device_counts(first.config, device)
+        ),
+        (
+            _Attempt(f"{first.change} {second.change}", second.config, second.device)
+            for first in _other_devices(config, device)
+            for second in _device_counts(first.config, first.device)
+        ),
+    ]
+    return tuple(advice for pair in pairs if (advice := _first_that_fits(pair, decoder)) is not None)
+
+
+def cache_flag(num_bytes: int) -> str:
+    """`--kv-cache-memory` with whole MiB, rounded down."""
+    mib = num_bytes >> 20
+    return f"--kv-cache-memory {mib >> 10}GiB" if mib % 1024 == 0 else f"--kv-cache-memory {mib}MiB"
+
+
+def advice_for(change: str, fit: Fit) -> Advice:
+    """The change, with what it leaves room for."""
+    limits = fit.limits
+    return Advice(change, limits.max_model_len, (limits.num_blocks - 1) * limits.spec.block_size)
+
+
+def _first_that_fits(attempts: Iterator[_Attempt], decoder: DecoderConfig) -> Advice | None:
+    for attempt in attempts:
+        try:
+            fit = make_fit(attempt.config, decoder, attempt.device)
+        except DoesNotFitError:
+            continue
+        return advice_for(attempt.change, fit)
+    return None
+
+
+def _dtypes(config: Config, device: Device) -> Iterator[_Attempt]:
+    current = weights_dtype(config, device.platform)
+    for name in get_args(Dtype):
+        if name == "auto":
+            continue
+        smaller = _changed(config, "model", dtype=name)
+        if weights_dtype(smaller, device.platform).itemsize < current.itemsize:
+            yield _Attempt(f"--dtype {name}", smaller, device)
+
+
+def _quantizations(config: Config, device: Device) -> Iterator[_Attempt]:
+    if config.model.quantization in ("auto", "none"):
+        for name in get_args(WeightFormat):
+            if name != "none":
+                yield _Attempt(f"--quantization {name}", _changed(config, "model", quantization=name), device)
+
+
+def _contexts(config: Config, decoder: DecoderConfig, device: Device) -> Iterator[_Attempt]:
+    """Without a wish the engine takes the longest context there is room for: that is the answer."""
+    if config.model.max_model_len is None:
+        return
+    try:
+        fit = make_fit(_changed(config, "model", max_model_len=None), decoder, device)
+    except DoesNotFitError:
+        return
+    length = min(fit.limits.max_model_len, config.model.max_model_len)
+    yield _Attempt(f"--max-model-len {length}", _changed(config, "model", max_model_len=length), device)
+
+
+def _cache_sizes(config: Config, decoder: DecoderConfig, device: Device) -> Iterator[_Attempt]:
+    """The size one longest request needs, and the largest there is room for."""
+    asked = config.cache.kv_cache_memory
+    if asked is None and device.platform != "cpu":
+        return  # it is already all there is: --memory-fraction decides
+    length = config.model.max_model_len or decoder.max_position
+    spec = kv_spec(config, decoder, device.platform)
+    needed = (-(-length // spec.block_size) + 1) * spec.bytes_per_block
+    sizes = [-(-needed >> 20) << 20]
+    free = device.limit_bytes - model_sizes(config, decoder, device).weights_bytes
+    sizes += [free * percent // 100 for percent in range(95, 0, -5)]
+    for num_bytes in sizes:
+        if num_bytes >> 20 and num_bytes != asked:
+            rounded = num_bytes >> 20 << 20
+            yield _Attempt(cache_flag(rounded), _changed(config, "cache", kv_cache_memory=rounded), device)
+
+
+def _fractions(config: Config, device: Device) -> Iterator[_Attempt]:
+    if config.cache.kv_cache_memory is not None or device.platform == "cpu":
+        return
+    for percent in range(int(config.cache.memory_fraction * 100) + 1, _LARGEST_PERCENT + 1):
+        changed = _changed(config, "cache", memory_fraction=percent / 100)
+        yield _Attempt(f"--memory-fraction {percent / 100}", changed, device)
+
+
+def _device_counts(config: Config, device: Device) -> Iterator[_Attempt]:
+    start = config.parallel.tensor_parallel_size * 2
+    for count in itertools.takewhile(lambda count: count <= device.most_per_host, (start << n for n in range(10))):
+        changed = _changed(config, "parallel", tensor_parallel_size=count)
+        yield _Attempt(f"--tensor-parallel-size {count}", changed, device)
+
+
+def _other_devices(config: Config, device: Device) -> Iterator[_Attempt]:
+    if device.platform == "cpu":
+        return
+    for other in sorted(ACCELERATORS.values(), key=lambda other: other.limit_bytes):
+        if other.limit_bytes > device.limit_bytes and config.parallel.tensor_parallel_size <= other.most_per_host:
+            yield _Attempt(f"--device {other.name}", config, other)
+
+
+def _changed(config: Config, section: str, **values: object) -> Config:
+    return replace(config, **{section: replace(getattr(config, section), **values)})

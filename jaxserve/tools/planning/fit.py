@@ -1,0 +1,113 @@
+"""Whether an engine with given settings fits a device: the engine's own arithmetic, over a described device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from jaxserve.config import Config
+from jaxserve.errors import DoesNotFitError
+from jaxserve.kv.spec import KVSpec
+from jaxserve.layers.policy import DtypePolicy
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
+from jaxserve.runner.backend import Chip
+from jaxserve.runner.buckets import resolve_limits
+from jaxserve.runner.inputs import programs
+from jaxserve.runner.limits import Limits, make_limits, make_policy
+from jaxserve.runner.memory import DeviceMemory, kv_bytes_left
+from jaxserve.runner.slots import slots_bytes
+from jaxserve.tools.planning.devices import Device
+from jaxserve.tools.planning.sizes import Sizes, estimate_workspace, make_sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """An engine that has room. Bytes are those of one memory: of one device, or of the whole CPU."""
+
+    limits: Limits
+    limit_bytes: int
+    weights_bytes: int
+    kv_bytes: int
+    workspace_bytes: int
+    """Estimated; the slots of running requests among it."""
+
+
+def planned_policy(config: Config, decoder: DecoderConfig, device: Device) -> DtypePolicy:
+    """As the engine would choose them."""
+    return make_policy(config, decoder, planned_chip(device))
+
+
+def planned_chip(device: Device) -> Chip:
+    """What the engine would see of it."""
+    return Chip(device.platform, device.cuda.capability if device.cuda else None)
+
+
+def model_sizes(config: Config, decoder: DecoderConfig, device: Device) -> Sizes:
+    """Sizes in the types and on the number of devices that `config` asks for."""
+    skeleton = _skeleton(decoder, planned_policy(config, decoder, device))
+    return make_sizes(skeleton, config.parallel.tensor_parallel_size)
+
+
+def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
+    """Share out the memory as the engine would; raises DoesNotFitError in one line."""
+    sizes = model_sizes(config, decoder, device)
+    weights = held_bytes(device, sizes, sizes.weights_bytes)
+    if weights >= device.limit_bytes:
+        raise DoesNotFitError(
+            f"the weights alone ({gib(weights)} in {sizes.stored_as}) are more than the {gib(device.limit_bytes)} "
+            f"that {device.title} gives"
+        )
+    kv_total = config.cache.kv_cache_memory
+    if kv_total is None:
+        num_slots = resolve_limits(device.platform, config.scheduler).max_num_seqs
+        slots = held_bytes(device, sizes, slots_bytes(num_slots, decoder.vocab_size))
+        memory = DeviceMemory(limit=device.limit_bytes, in_use=weights + slots)
+        kv_total = kv_bytes_left(config.cache, device.platform, memory, sizes.kv_shards)
+    limits = make_limits(config, decoder, planned_policy(config, decoder, device), device.platform, kv_total)
+    fit = Fit(
+        limits=limits,
+        limit_bytes=device.limit_bytes,
+        weights_bytes=weights,
+        kv_bytes=pool_bytes(device, sizes, limits.spec, limits.num_blocks),
+        workspace_bytes=held_bytes(device, sizes, _workspace(sizes, limits)),
+    )
+    needed = fit.weights_bytes + fit.kv_bytes + fit.workspace_bytes
+    if needed > fit.limit_bytes:
+        raise DoesNotFitError(
+            f"weights ({gib(fit.weights_bytes)}), KV cache ({gib(fit.kv_bytes)}) and workspace "
+            f"({gib(fit.workspace_bytes)}, estimated) are more than the {gib(fit.limit_bytes)} that {device.title} gives"
+        )
+    return fit
+
+
+def held_bytes(device: Device, sizes: Sizes, bytes_per_device: int) -> int:
+    """What weighs on one memory: the "devices" of a CPU share theirs."""
+    return bytes_per_device * (sizes.num_devices if device.platform == "cpu" else 1)
+
+
+def pool_bytes(device: Device, sizes: Sizes, spec: KVSpec, num_blocks: int) -> int:
+    """The KV pool in one memory."""
+    return held_bytes(device, sizes, num_blocks * spec.bytes_per_block // sizes.kv_shards)
+
+
+def gib(num_bytes: float) -> str:
+    """Bytes as a person reads them."""
+    if num_bytes < 1 << 20:
+        return f"{num_bytes / (1 << 10):,.1f} KiB"
+    if num_bytes < 1 << 30:
+        return f"{num_bytes / (1 << 20):,.1f} MiB"
+    return f"{num_bytes / (1 << 30):,.2f} GiB"
+
+
+def _workspace(sizes: Sizes, limits: Limits) -> int:
+    slots = slots_bytes(limits.buckets.max_num_seqs, sizes.decoder.vocab_size)
+    return slots + max(
+        estimate_workspace(sizes, program.num_tokens, program.num_rows)
+        for program in programs(limits.buckets, limits.max_pages)
+    )
+
+
+@lru_cache(maxsize=8)
+def _skeleton(decoder: DecoderConfig, policy: DtypePolicy) -> ModelSkeleton:
+    return make_skeleton(decoder, policy)

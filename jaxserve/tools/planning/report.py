@@ -1,0 +1,191 @@
+"""A plan for people: short tables with units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jaxserve.tools.planning.fit import gib
+from jaxserve.tools.planning.plan import MemoryPart, Plan
+from jaxserve.tools.planning.roofline import DecodeBound
+
+_BOUNDS = {"weights": "reading weights", "arithmetic": "arithmetic", "kv": "reading KV"}
+_SHORT_BOUNDS = {"weights": "weights", "arithmetic": "arithmetic", "kv": "KV"}
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """Everything of `plan`, the verdict first and last what to do about it."""
+    _print_head(plan, console)
+    _print_memory(plan, console)
+    _print_programs(plan, console)
+    if plan.fits:
+        _print_steps(plan, console)
+        _print_speed(plan, console)
+    if plan.notes:
+        console.print()
+    for note in plan.notes:
+        console.print(f"note: {note}", style="dim")
+    _print_advice(plan, console)
+
+
+def _print_head(plan: Plan, console: Console) -> None:
+    device = plan.device
+    title = device.title if device.count == 1 else f"{device.count} x {device.title}"
+    verdict = Text("fits", "bold green") if plan.fits else Text("does not fit", "bold red")
+    console.print(Text.assemble((Path(plan.model.path).name, "bold"), f" on {title}: ", verdict))
+    if plan.reason:
+        console.print(plan.reason)
+
+
+def _print_memory(plan: Plan, console: Console) -> None:
+    each = " of each device" if plan.device.count > 1 and plan.device.name != "cpu" else ""
+    table = _table("", ">", "")
+    memory, weights = plan.memory, plan.weights_bytes
+    table.add_row("limit", gib(plan.device.limit_bytes), _limit_text(plan))
+    table.add_row("weights", gib(weights if memory is None else memory.weights_bytes), _weights_text(plan))
+    if memory is None or plan.cache is None:
+        table.add_row("KV cache", "-", f"{gib(plan.kv_bytes_per_token)} a token")
+    else:
+        table.add_row("KV cache", gib(memory.kv_bytes), _cache_text(plan))
+        table.add_row("workspace", gib(memory.workspace_bytes), _workspace_text(plan, memory))
+        if plan.fits:
+            table.add_row("free", gib(memory.free_bytes), "")
+    _show(table, f"Memory{each}", console)
+
+
+def _limit_text(plan: Plan) -> str:
+    device = plan.device
+    if device.limit_bytes == device.memory_bytes:
+        return "free memory" if device.name == "cpu" else "what the runtime hands out"
+    return f"{device.limit_bytes / device.memory_bytes:.0%} of {gib(device.memory_bytes)}"
+
+
+def _weights_text(plan: Plan) -> str:
+    model = plan.model
+    stored = ""
+    if model.stored_bytes is not None:
+        stored = f"; stored as {', '.join(model.stored_dtypes)}: {gib(model.stored_bytes)}"
+    return f"{plan.weights_stored_as}, {model.num_parameters:,} parameters{stored}"
+
+
+def _cache_text(plan: Plan) -> str:
+    cache = plan.cache
+    if cache is None:
+        return ""
+    return (
+        f"{cache.dtype}, {gib(cache.bytes_per_token)} a token: {cache.num_blocks:,} pages of {cache.block_size}, "
+        f"{cache.num_tokens:,} tokens"
+    )
+
+
+def _workspace_text(plan: Plan, memory: MemoryPart) -> str:
+    if memory.workspace_is == "estimated":
+        return "estimated from shapes"
+    return f"as compiled: {max(plan.programs, key=lambda program: program.peak_bytes).name}"
+
+
+def _print_programs(plan: Plan, console: Console) -> None:
+    if not plan.programs:
+        return
+    table = _table("program", *(f">{name}" for name in _PROGRAM_COLUMNS))
+    for program in plan.programs:
+        name, *sizes = astuple(program)
+        table.add_row(name, *map(gib, sizes))
+    _show(table, "Programs, by the device's compiler", console)
+
+
+_PROGRAM_COLUMNS = ("arguments", "output", "aliased", "temporary", "code", "peak")
+
+
+def _print_steps(plan: Plan, console: Console) -> None:
+    step = plan.step
+    if step is None:
+        return
+    table = _table("", "")
+    table.add_row("decode", f"{_numbers(step.decode_rows)} rows")
+    table.add_row("mixed", f"{_numbers(step.mixed_tokens)} tokens")
+    _show(table, "Step shapes", console)
+    table = _table(">length", ">requests", "limited by")
+    for row in plan.concurrency:
+        limit = "KV cache" if row.limited_by == "kv" else f"--max-num-seqs {step.max_num_seqs}"
+        table.add_row(f"{row.length:,}", f"{row.num_requests:,}", limit)
+    _show(table, "Requests at once", console)
+
+
+def _print_speed(plan: Plan, console: Console) -> None:
+    rates = plan.device.rates
+    if not plan.decode or rates is None:
+        return
+    lengths = list(dict.fromkeys(bound.context for bound in plan.decode))
+    table = _table(">requests", *(f">{length:,} tokens   " for length in lengths))
+    for batch in dict.fromkeys(bound.num_requests for bound in plan.decode):
+        row = [bound for bound in plan.decode if bound.num_requests == batch]
+        if any(bound.fits for bound in row):
+            table.add_row(str(batch), *map(_decode_cell, row))
+    _show(table, "Decode at best: tok/s, and what limits it, by length of the requests", console)
+    table = _table(">tokens", ">time", ">tok/s", "limited by")
+    for prompt in plan.prefill:
+        bound = _BOUNDS[prompt.limited_by]
+        table.add_row(f"{prompt.num_tokens:,}", _time(prompt.seconds), _rate(prompt.tokens_per_s), bound)
+    _show(table, "Prefill at best, one prompt", console)
+    flops = rates.of(plan.arithmetic)
+    console.print(
+        f"at {rates.bytes_per_s / 1e9:,.0f} GB/s and {flops / 1e12:,.4g} TFLOP/s {plan.arithmetic} "
+        f"({rates.source}); launches, sampling and exchange between devices not counted",
+        style="dim",
+    )
+
+
+def _decode_cell(bound: DecodeBound) -> str:
+    return f"{_rate(bound.tokens_per_s)} {_SHORT_BOUNDS[bound.limited_by]:<10}" if bound.fits else f"{'-':<12}"
+
+
+def _print_advice(plan: Plan, console: Console) -> None:
+    if plan.fits:
+        return
+    if not plan.advice:
+        console.print("\nNo change that was tried makes it fit.")
+        return
+    table = _table("change", ">context", ">KV cache, tokens")
+    for advice in plan.advice:
+        table.add_row(advice.change, f"{advice.max_model_len:,}", f"{advice.num_kv_tokens:,}")
+    _show(table, "What would fit", console)
+
+
+def _show(table: Table, title: str, console: Console) -> None:
+    """The title above, as wide as it is: a table's own would be broken to the table's width."""
+    console.print()
+    console.print(title, style="bold")
+    console.print(table)
+
+
+def _table(*columns: str) -> Table:
+    """Columns by header; a leading `>` sets one to the right."""
+    table = Table(
+        box=None,
+        show_header=any(column.strip(">") for column in columns),
+        header_style="dim",
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    for column in columns:
+        is_right = column.startswith(">")
+        table.add_column(column.removeprefix(">"), justify="right" if is_right else "left", no_wrap=is_right)
+    return table
+
+
+def _numbers(sizes: Sequence[int]) -> str:
+    return " ".join(str(size) for size in sizes)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:,.3g} ms" if seconds < 1 else f"{seconds:,.1f} s"
+
+
+def _rate(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:,.0f}" if tokens_per_s >= 10 else f"{tokens_per_s:.2g}"

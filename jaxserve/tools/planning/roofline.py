@@ -1,0 +1,77 @@
+"""How fast a model could run at best: bytes over bandwidth, operations over arithmetic, whichever takes longer.
+
+A step of B rows with C tokens each:  max(weights / BW, 2 x products x B / FLOPS) + KV bytes x C x B / BW
+A prompt of T tokens, in chunks of c: sum over chunks of max(weights / BW, 2 x products x c / FLOPS)
+                                      + 4 x query width x attended pairs / FLOPS of activations
+Of experts, weights and products are those that the tokens take: see `Sizes.step_bytes`. All per device. What devices say to each other, launches and sampling are not counted, so nothing is faster
+than this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxserve.tools.planning.devices import Rates
+from jaxserve.tools.planning.sizes import Sizes
+
+Bound = Literal["weights", "arithmetic", "kv"]
+"""What takes longest: reading weights, multiplying, or reading keys and values."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBound:
+    """One step in which each of `num_requests` rows, `context` tokens long, makes a token."""
+
+    num_requests: int
+    context: int
+    step_s: float
+    tokens_per_s: float
+    limited_by: Bound
+    fits: bool
+    """Whether the KV cache holds so many requests of that length, and the scheduler runs them together."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillBound:
+    """One prompt alone, from nothing to its first token."""
+
+    num_tokens: int
+    seconds: float
+    tokens_per_s: float
+    limited_by: Bound
+
+
+def decode_bound(
+    sizes: Sizes, rates: Rates, kv_itemsize: int, num_requests: int, context: int, *, fits: bool
+) -> DecodeBound:
+    """The least time of a decode step."""
+    decoder = sizes.decoder
+    per_token = 2 * decoder.num_kv_heads * decoder.head_dim * kv_itemsize // sizes.kv_shards  # of one layer
+    weights_s = sizes.step_bytes(num_requests) / rates.bytes_per_s
+    arithmetic_s = 2 * sizes.num_products * num_requests / sizes.num_devices / rates.of(sizes.arithmetic)
+    kv_s = per_token * sizes.attended_tokens(context) * num_requests / rates.bytes_per_s
+    step_s = max(weights_s, arithmetic_s) + kv_s
+    bound = _longest(weights=weights_s, arithmetic=arithmetic_s, kv=kv_s)
+    return DecodeBound(num_requests, context, step_s, num_requests / step_s, bound, fits)
+
+
+def prefill_bound(sizes: Sizes, rates: Rates, num_tokens: int, chunk: int) -> PrefillBound:
+    """The least time of a prompt computed `chunk` tokens a step."""
+    decoder = sizes.decoder
+    flops = rates.of(sizes.arithmetic) * sizes.num_devices
+    attention_flops = rates.of("float32" if sizes.activation_itemsize == 4 else "bfloat16") * sizes.num_devices
+    full, rest = divmod(num_tokens, chunk)
+    chunks = [chunk] * full + ([rest] if rest else [])
+    weights_s = [sizes.step_bytes(size) / rates.bytes_per_s for size in chunks]
+    products_s = [2 * (sizes.num_layer_products * size + sizes.num_head_products) / flops for size in chunks]
+    attention_s = 4 * decoder.num_heads * decoder.head_dim * sizes.attended_pairs(num_tokens) / attention_flops
+    seconds = sum(map(max, weights_s, products_s)) + attention_s
+    bound = _longest(weights=sum(weights_s), arithmetic=sum(products_s) + attention_s)
+    return PrefillBound(num_tokens, seconds, num_tokens / seconds, bound)
+
+
+def _longest(weights: float, arithmetic: float, kv: float = 0.0) -> Bound:
+    if kv > max(weights, arithmetic):
+        return "kv"
+    return "arithmetic" if arithmetic > weights else "weights"

@@ -1,0 +1,130 @@
+"""Sizes and work of one decoder over some devices: what follows from shapes alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from jaxserve.layers.policy import DtypePolicy
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.skeleton import LeafSpec, ModelSkeleton
+from jaxserve.sharding.mesh import MODEL_AXIS, axis_rules
+from jaxserve.tools.planning.devices import Arithmetic
+
+_EMBEDDING = "model.embed_tokens.weight"
+_HEAD = "lm_head.weight"
+_SCALE_SUFFIXES = ("_scale", "_offset")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of one model on `num_devices` devices; parameters are counted once, bytes as each device holds them."""
+
+    decoder: DecoderConfig
+    stored_as: str
+    """What weights are in memory: a dtype, or the name of a quantisation."""
+    arithmetic: Arithmetic
+    activation_itemsize: int
+    num_devices: int
+    kv_shards: int
+    """Over how many devices the KV cache is split; 1 where the heads do not divide: each holds all of it."""
+    num_parameters: int
+    num_layer_products: int
+    """Parameters of the layers' matrices that a token is multiplied with: two operations per token each."""
+    num_head_products: int
+    weights_bytes: int
+    """On one device."""
+    read_bytes: int
+    """Of them, what a step has to read on one device: all matrices, but of an embedding only a few rows."""
+    expert_bytes: int
+    """Of those, what is of experts: a step of few tokens does not take them all."""
+
+    @property
+    def num_products(self) -> int:
+        return self.num_layer_products + self.num_head_products
+
+    def step_bytes(self, num_tokens: int) -> float:
+        """Of `read_bytes`, what so many tokens have read, if each takes its experts at random."""
+        experts = self.decoder.experts
+        if experts is None:
+            return self.read_bytes
+        are_idle = (1 - experts.num_per_token / experts.num_experts) ** num_tokens
+        return self.read_bytes - are_idle * self.expert_bytes
+
+    def attended_tokens(self, context: int) -> int:
+        """Keys that one query at the end of `context` tokens sees, summed over the layers."""
+        return sum(min(context, layer.sliding_window or context) for layer in self.decoder.layers)
+
+    def attended_pairs(self, num_tokens: int) -> float:
+        """Query-key pairs of a causal prompt, summed over the layers."""
+        pairs = 0.0
+        for layer in self.decoder.layers:
+            window = min(num_tokens, layer.sliding_window or num_tokens)
+            pairs += window * (num_tokens - window / 2)
+        return pairs
+
+
+def make_sizes(skeleton: ModelSkeleton, num_devices: int) -> Sizes:
+    """Count the leaves of `skeleton`, split as the engine would split them."""
+    rules, policy = axis_rules(skeleton.config, num_devices), skeleton.policy
+
+    def local_bytes(leaf: LeafSpec) -> int:
+        is_split = any(axis is not None and rules[axis] == MODEL_AXIS for axis in leaf.axes)
+        return leaf.num_bytes // (num_devices if is_split else 1)
+
+    head = _EMBEDDING if skeleton.config.tied_embeddings else _HEAD
+    of_layers = [leaf for leaf in skeleton.leaves if len(leaf.shape) > 1 and leaf.name not in (_EMBEDDING, _HEAD)]
+    matrices = [leaf for leaf in of_layers if not leaf.name.endswith(_SCALE_SUFFIXES)]
+    of_experts = [leaf for leaf in skeleton.leaves if leaf.num_experts is not None]
+    heads = [leaf for leaf in skeleton.leaves if leaf.name == head]
+    return Sizes(
+        decoder=skeleton.config,
+        stored_as=policy.quantization if policy.is_quantized else str(policy.weights),
+        arithmetic=_arithmetic(policy),
+        activation_itemsize=policy.activations.itemsize,
+        num_devices=num_devices,
+        kv_shards=num_devices if rules["kv_heads"] == MODEL_AXIS else 1,
+        num_parameters=sum(
+            math.prod(leaf.shape) for leaf in skeleton.leaves if not leaf.name.endswith(_SCALE_SUFFIXES)
+        ),
+        num_layer_products=sum(_num_products(leaf, skeleton.config) for leaf in matrices),
+        num_head_products=sum(math.prod(leaf.shape) for leaf in heads),
+        weights_bytes=sum(local_bytes(leaf) for leaf in skeleton.leaves),
+        read_bytes=sum(local_bytes(leaf) for leaf in (*of_layers, *heads)),
+        expert_bytes=sum(local_bytes(leaf) for leaf in of_experts),
+    )
+
+
+def _num_products(matrix: LeafSpec, config: DecoderConfig) -> int:
+    """Its parameters that one token meets."""
+    if matrix.num_experts is None or config.experts is None:
+        return math.prod(matrix.shape)
+    return math.prod(matrix.own_shape) * config.experts.num_per_token
+
+
+def _arithmetic(policy: DtypePolicy) -> Arithmetic:
+    if policy.is_dynamic:
+        return "int8" if policy.matrices == jnp.int8 else "fp8"
+    return "float32" if policy.activations == jnp.float32 else "bfloat16"
+
+
+def estimate_workspace(sizes: Sizes, num_tokens: int, num_rows: int) -> int:
+    """Bytes for activations and logits of one step on one device, roughly.
+
+    The widest point of a layer (residual, its norm, gate, up and their product; of experts these and what goes in, for
+    each that a token takes), and three float32 copies of the logits that sampling works on. A compiler may need several
+    times as much where it copies the KV pool.
+    """
+    decoder = sizes.decoder
+
+    def share(count: int) -> int:
+        return count // sizes.num_devices if count % sizes.num_devices == 0 else count
+
+    blocks = [3 * share(decoder.intermediate_size)]
+    if decoder.experts is not None:
+        own = decoder.hidden_size + 3 * share(decoder.experts.intermediate_size)
+        blocks.append(decoder.experts.num_per_token * own)
+    width = 2 * decoder.hidden_size + max(blocks)
+    return num_tokens * width * sizes.activation_itemsize + 3 * num_rows * share(decoder.vocab_size) * 4

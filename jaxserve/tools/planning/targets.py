@@ -1,0 +1,120 @@
+"""Devices that are only described, as `jax.Device`s that programs can be compiled for, and who compiles for them.
+
+The compilers of CUDA and TPU run on any x86 machine that has their package; no device is asked or touched.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import jax
+from jax.experimental import topologies
+
+from jaxserve.errors import ConfigError
+from jaxserve.tools.planning.devices import CudaChip, Device, Platform
+
+COMPILERS: dict[Platform, tuple[str, ...]] = {
+    "cpu": (),
+    "gpu": ("jax-cuda13-pjrt", "jax-cuda12-pjrt"),
+    "tpu": ("libtpu",),
+}
+"""By platform: the packages of which any one holds the compiler."""
+
+TPU_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_LOG_DIR": "disabled",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+"""Keeps libtpu from asking the network what machine this is, from writing logs, and from claiming the machine for one
+process (it only compiles); read when it is loaded."""
+
+
+def missing_compiler(device: Device, num_devices: int) -> str | None:
+    """Why programs for this device cannot be compiled here, in a few words; None when they can."""
+    packages = COMPILERS[device.platform]
+    if packages and not any(_is_installed(package) for package in packages):
+        return f"{packages[0]} is not installed"
+    if packages and num_devices > device.most_per_host:
+        return f"{num_devices} devices are more than the {device.most_per_host} of one host"
+    return None
+
+
+def described_devices(device: Device, num_devices: int) -> list[jax.Device]:
+    """The first `num_devices` of one host. Call in a process with JAX_PLATFORMS=cpu and TPU_ENVIRONMENT."""
+    if device.platform == "cpu":
+        if num_devices > 1:
+            jax.config.update("jax_num_cpu_devices", num_devices)
+        return jax.devices("cpu")[:num_devices]
+    if device.platform == "gpu":
+        topology = topologies.get_topology_desc(
+            platform="cuda",
+            target_config=cuda_target_config(device),
+            topology=f"1x1x{num_devices}",  # partitions, hosts, devices
+        )
+        return list(topology.devices[:num_devices])
+    for name in device.topologies:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+        if len(found) >= num_devices:
+            return list(found[:num_devices])
+    raise ConfigError(f"--tensor-parallel-size {num_devices}: a host has {device.most_per_host} {device.title}")
+
+
+def cuda_target_config(device: Device) -> str:
+    """The CUDA compiler's description of a GPU (xla.GpuTargetConfigProto)."""
+    chip, rates = device.cuda, device.rates
+    if chip is None or rates is None:
+        raise ValueError(f"{device.name} is no CUDA device")
+    major, minor = chip.capability
+    fields = {
+        "core_count": chip.num_cores,
+        "fpus_per_core": chip.fpus_per_core,
+        "clock_rate_ghz": chip.clock_ghz,
+        "device_memory_size": device.memory_bytes,
+        "memory_bandwidth": int(rates.bytes_per_s),
+        "l2_cache_size": chip.l2_bytes,
+        "shared_memory_per_core": chip.shared_bytes_per_core,
+        "shared_memory_per_block_optin": chip.shared_bytes_per_block,
+        **_SAME_FOR_ALL,
+    }
+    lines = "\n".join(f"  {name}: {value}" for name, value in fields.items())
+    return (
+        "gpu_device_info {\n"
+        f"  cuda_compute_capability {{ major: {major} minor: {minor} {_features(chip)} }}\n"
+        f'{lines}\n  device_vendor: "NVIDIA Corporation"\n  name: "{device.title}"\n'
+        '  driver_version: "13.0.0"\n  runtime_version: "13.0.0"\n  compile_time_toolkit_version: "13.0.0"\n'
+        '  dnn_version: "9.28.0"\n}\n'
+        f'dnn_version_info {{ major: 9 minor: 28 }}\nplatform_name: "CUDA"\ndevice_description_str: "{device.title}"\n'
+    )
+
+
+# The table of compute capabilities in the CUDA programming guide: alike from 8.0 to 10.0.
+_SAME_FOR_ALL = {
+    "threads_per_warp": 32,
+    "threads_per_block_limit": 1024,
+    "threads_per_core_limit": 2048,
+    "registers_per_block_limit": 65536,
+    "registers_per_core_limit": 65536,
+    "shared_memory_per_block": 49152,
+    "thread_dim_limit_x": 1024,
+    "thread_dim_limit_y": 1024,
+    "thread_dim_limit_z": 64,
+    "block_dim_limit_x": 2147483647,
+    "block_dim_limit_y": 65535,
+    "block_dim_limit_z": 65535,
+    "device_address_bits": 64,
+}
+
+
+def _features(chip: CudaChip) -> str:
+    """From Hopper on, instructions of the very architecture (wgmma, tcgen05) are allowed."""
+    return "feature_extension: ACCELERATED_FEATURES" if chip.capability >= (9, 0) else ""
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

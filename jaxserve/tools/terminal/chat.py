@@ -1,0 +1,160 @@
+"""The loop of `jaxserve chat`: a line is a question, unless it begins with a slash."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jaxserve.tools.client.remote import RemoteError
+from jaxserve.tools.client.replies import Remote
+from jaxserve.tools.terminal.conversation import Conversation
+from jaxserve.tools.terminal.receiving import Reply, receive
+from jaxserve.tools.terminal.screen import Screen
+
+PROMPT, MORE_PROMPT = "> ", ". "
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`/name WORDS`; `do` gets the words and returns what to say of it."""
+
+    name: str
+    words: str
+    summary: str
+    do: Callable[[Chat, str], str | None]
+
+
+class LeaveError(Exception):
+    """The user has enough."""
+
+
+@dataclass(slots=True)
+class Chat:
+    """One user, one server, one conversation."""
+
+    remote: Remote
+    model: str
+    runner: asyncio.Runner
+    screen: Screen
+    complain: Callable[[str], None]
+    """Shows a line about something that went wrong."""
+    is_verbose: bool = False
+    conversation: Conversation = field(default_factory=Conversation)
+    _saved: set[Path] = field(default_factory=set)
+
+    def run(self, read_line: Callable[[str], str]) -> None:
+        """Until the input ends. `read_line` shows a prompt; EOFError is Ctrl-D, KeyboardInterrupt drops the line."""
+        while True:
+            try:
+                line = read_message(read_line)
+                self.take(line)
+            except KeyboardInterrupt:
+                self.screen.remark("\n(Ctrl-D ends the chat)")
+            except RemoteError as error:
+                self.complain(str(error))
+            except EOFError:
+                self.screen.leave_line()
+                return
+            except LeaveError:
+                return
+
+    def take(self, line: str) -> None:
+        """Do what one line asks for. Raises RemoteError, the conversation being as before, or LeaveError."""
+        if not line.strip():
+            return
+        if not line.startswith("/") or line.startswith("//"):
+            self.ask(line.removeprefix("/") if line.startswith("//") else line)
+            return
+        name, _, words = line[1:].strip().partition(" ")
+        command = COMMANDS.get(name)
+        if command is None:
+            self.screen.remark(f"there is no /{name}: /help lists the commands; a message begins with // for /")
+        elif (said := command.do(self, words.strip())) is not None:
+            self.screen.remark(said)
+
+    def ask(self, text: str) -> Reply:
+        """Ask, show the reply and remember both; of a reply that was stopped, what had come. Raises RemoteError."""
+        self.conversation.ask(text)
+        fields = {"model": self.model, "messages": self.conversation.messages}
+        try:
+            reply = receive(self.runner, self.remote.stream("/v1/chat/completions", fields), self.screen)
+        except RemoteError:
+            self.conversation.take_back()
+            raise
+        if reply.text:
+            self.conversation.answer(reply.text)
+        else:
+            self.conversation.take_back()
+        if self.is_verbose:
+            self.screen.remark(f"[{reply.summary()}]")
+        elif reply.is_stopped:
+            self.screen.remark("[stopped]")
+        elif reply.finish_reason == "length":
+            self.screen.remark("[cut off by --max-tokens or the model's context]")
+        return reply
+
+    def set_system(self, words: str) -> str:
+        self.conversation.system = words or None
+        return "the system prompt is set" if words else "there is no system prompt any more"
+
+    def save(self, words: str) -> str:
+        path = Path(words).expanduser()
+        if not words or (path.exists() and path not in self._saved):
+            return f"{path} exists: choose another name" if words else "/save FILE"
+        try:
+            self.conversation.save(path, self.model)
+        except OSError as error:
+            return f"{path}: {error.strerror}"
+        self._saved.add(path)
+        return f"{len(self.conversation.messages)} messages saved to {path}"
+
+    def reset(self, words: str) -> str:
+        self.conversation.turns.clear()
+        return "the conversation begins anew"
+
+    def undo(self, words: str) -> str:
+        question = self.conversation.take_back()
+        return "there is nothing to undo" if question is None else f"forgotten: {question}"
+
+    def regenerate(self, words: str) -> str | None:
+        before = [*self.conversation.turns]
+        question = self.conversation.take_back()
+        if question is None:
+            return "there is nothing to regenerate"
+        try:
+            self.ask(question)
+        except RemoteError:
+            self.conversation.turns = before
+            raise
+        return None
+
+    def help(self, words: str) -> str:
+        lines = [f"/{command.name} {command.words}".ljust(16) + command.summary for command in COMMANDS.values()]
+        return "\n".join([*lines, r"A line that ends with \ goes on with the next one. Ctrl-C stops a reply."])
+
+    def leave(self, words: str) -> None:
+        raise LeaveError
+
+
+COMMANDS = {
+    command.name: command
+    for command in (
+        Command("help", "", "this list", Chat.help),
+        Command("system", "TEXT", "set the system prompt, or without TEXT remove it", Chat.set_system),
+        Command("regenerate", "", "ask the last question again", Chat.regenerate),
+        Command("undo", "", "forget the last question and its reply", Chat.undo),
+        Command("reset", "", "forget all but the system prompt", Chat.reset),
+        Command("save", "FILE", "write the conversation as JSON", Chat.save),
+        Command("exit", "", "end the chat, as Ctrl-D does", Chat.leave),
+    )
+}
+
+
+def read_message(read_line: Callable[[str], str]) -> str:
+    r"""One message: a line, and as many more as end with `\`."""
+    line = read_line(PROMPT)
+    while line.endswith("\\"):
+        line = line[:-1] + "\n" + read_line(MORE_PROMPT)
+    return line

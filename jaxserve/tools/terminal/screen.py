@@ -1,0 +1,64 @@
+"""Writes a reply as it comes. On a terminal reasoning and remarks are dim; elsewhere they are left out."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from jaxserve.tools.client.replies import Piece
+
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+_UNPRINTABLE = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""A reply could move the cursor, or rename the window."""
+
+
+class Screen:
+    """One output, reply by reply: `show` its pieces, then `end` it."""
+
+    def __init__(self, output: TextIO) -> None:
+        self._output = output
+        self._is_terminal = output.isatty()
+        self._is_reasoning = False
+        self._last = "\n"
+
+    def show(self, piece: Piece) -> None:
+        """Write what the piece has to say, at once."""
+        if piece.reasoning and self._is_terminal:
+            if not self._is_reasoning:
+                self._is_reasoning = True
+                self._output.write(DIM)
+            self._write(piece.reasoning)
+        if piece.text:
+            if self._is_reasoning:
+                self._end_reasoning()
+                self._output.write("\n" if self._last == "\n" else "\n\n")
+            self._write(piece.text)
+
+    def end(self) -> None:
+        """Whatever comes next begins a line."""
+        self._end_reasoning()
+        if self._last != "\n":
+            self._write("\n")
+
+    def remark(self, text: str) -> None:
+        """A line that is not the model's."""
+        if self._is_terminal:
+            self.end()
+            self._output.write(f"{DIM}{text}{PLAIN}\n")
+            self._output.flush()
+
+    def leave_line(self) -> None:
+        """Behind a prompt that got no answer: the shell's own begins a line."""
+        if self._is_terminal:
+            self._write("\n")
+
+    def _end_reasoning(self) -> None:
+        if self._is_reasoning:
+            self._is_reasoning = False
+            self._output.write(PLAIN)
+            self._output.flush()
+
+    def _write(self, text: str) -> None:
+        text = text.translate(_UNPRINTABLE)
+        self._output.write(text)
+        self._output.flush()
+        self._last = text[-1:] or self._last

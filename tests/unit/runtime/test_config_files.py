@@ -1,0 +1,24 @@
+"""Every file in configs/ is taken by the loader that `jaxserve serve --config` uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jaxserve.runtime.options import load_config
+
+FILES = sorted((Path(__file__).parents[3] / "configs").glob("*"))
+
+
+def test_there_is_a_config_for_each_kind_of_device_and_task() -> None:
+    assert [file.name for file in FILES] == ["gpu-8b.yaml", "laptop-cpu.yaml", "minilm-cpu.yaml", "tpu-v5e.yaml"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_config_file_is_loaded(file: Path) -> None:
+    alone = load_config(flags={"model": "other", "port": "1"})
+    config = load_config(flags={"model": "other", "port": "1"}, file=file)
+    assert config.model.model == "other"
+    assert config.server.port == 1
+    assert config.scheduler != alone.scheduler, "the file changed nothing"

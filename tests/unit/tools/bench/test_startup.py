@@ -1,0 +1,59 @@
+"""`jaxserve bench startup` with small servers in place of the real one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxserve.tools.bench.startup import StartFailedError, measure_startup
+
+SERVER = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+cache = Path(options["--compile-cache"])
+is_warm = cache.exists()
+cache.mkdir(exist_ok=True)
+with open(options["--log"], "a") as log:
+    print("warm" if is_warm else "cold", file=log)
+
+class Handler(BaseHTTPRequestHandler):
+    left = 0 if is_warm else 3
+
+    def do_GET(self):
+        Handler.left -= 1
+        self.send_response(200 if Handler.left < 0 else 503)
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+HTTPServer(("127.0.0.1", int(options["--port"])), Handler).serve_forever()
+"""
+
+
+def test_first_start_is_cold_and_the_others_find_the_cache(tmp_path: Path) -> None:
+    script = tmp_path / "server.py"
+    script.write_text(SERVER)
+    log = tmp_path / "starts"
+    command = [sys.executable, "-S", str(script), "--log", str(log)]
+    figures = measure_startup(command, num_warm=2, timeout_s=60.0)
+    assert log.read_text().split() == ["cold", "warm", "warm"]
+    assert len(figures["warm_ready_s"]) == 2
+    assert 0 < figures["cold_listening_s"] < figures["cold_ready_s"]
+
+
+def test_a_server_that_ends_is_reported_with_its_last_words() -> None:
+    command = [sys.executable, "-S", "-c", "import sys; sys.exit('no such model')"]
+    with pytest.raises(StartFailedError, match=r"exit code 1 before it was ready\nno such model"):
+        measure_startup(command, num_warm=0, timeout_s=60.0)
+
+
+def test_a_server_that_never_gets_ready_is_stopped() -> None:
+    command = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    with pytest.raises(StartFailedError, match=r"not ready after 0\.2 s"):
+        measure_startup(command, num_warm=0, timeout_s=0.2)

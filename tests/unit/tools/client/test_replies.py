@@ -1,0 +1,84 @@
+"""Replies of servers that are not all like ours, over real sockets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from jaxserve.tools.client.remote import NoServerError, RemoteError
+from jaxserve.tools.client.replies import Piece, Remote
+
+CHUNK = 'data: {"choices": [{"index": 0, "delta": {"content": "Hi"}, "finish_reason": %s}]}\n\n'
+
+
+async def replies(*parts: str, status: int = 200, options: dict[str, Any] | None = None) -> tuple[list[Piece], Any]:
+    """The pieces of a server that says `parts` and closes the connection, and the request it got."""
+    seen: list[Any] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        seen.append((await request.json(), request.headers.get("Authorization")))
+        response = web.StreamResponse(status=status)
+        response.force_close()
+        await response.prepare(request)
+        for part in parts:
+            await response.write(part.encode())
+        return response
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    async with TestServer(app) as server:
+        remote = Remote(url=str(server.make_url("")).rstrip("/"), api_key="sk-1", options=options or {})
+        pieces = [piece async for piece in remote.stream("/v1/chat/completions", {"model": "m"})]
+    return pieces, seen[0]
+
+
+async def test_pieces_have_text_reasoning_end_and_usage() -> None:
+    pieces, (body, key) = await replies(
+        ": a comment\n\n",
+        'data: {"error": null, "choices": [{"delta": {"content": null, "reasoning": "hm", "reasoning_content": "hm"}}]}\n\n',
+        'data: {"choices": [{"text": "old", "finish_reason": null}]}\n\n',
+        CHUNK % '"stop"',
+        'data: {"choices": [], "usage": {"completion_tokens": 3}}\n\ndata: [DONE]\n\n',
+        options={"seed": 4},
+    )
+    assert body == {"model": "m", "seed": 4, "stream": True}
+    assert key == "Bearer sk-1"
+    assert [(p.text, p.reasoning, p.finish_reason) for p in pieces[:-1]] == [
+        ("", "hm", None),
+        ("old", "", None),
+        ("Hi", "", "stop"),
+    ]
+    assert pieces[-1].usage == {"completion_tokens": 3}
+
+
+async def test_a_server_that_never_says_done_is_fine_once_it_finished() -> None:
+    assert [piece.text for piece in (await replies(CHUNK % '"stop"'))[0]] == ["Hi"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "status", "message"),
+    [
+        (['{"error": {"message": "no\\nway"}}'], 400, "400 no way"),
+        (["<html>gone</html>"], 502, "502 <html>gone</html>"),
+        ([CHUNK % "null", 'data: {"error": {"message": "engine died"}}\n\n'], 200, "engine died"),
+        ([CHUNK % "null"], 200, "broke off: the server closed the connection"),
+        (["data: [1]\n\n"], 200, "not a chunk"),
+        (["data: {\n\n"], 200, "broke off: JSONDecodeError"),
+    ],
+)
+async def test_failures_are_one_line(parts: list[str], status: int, message: str) -> None:
+    with pytest.raises(RemoteError) as failure:
+        await replies(*parts, status=status)
+    assert message in str(failure.value)
+    assert "\n" not in str(failure.value)
+
+
+async def test_nobody_there() -> None:
+    remote = Remote(url="http://127.0.0.1:1", options={})
+    with pytest.raises(NoServerError, match=r"no server at http://127\.0\.0\.1:1: Connection refused"):
+        await remote.first_model()
+    with pytest.raises(NoServerError, match="Connection refused"):
+        _ = [piece async for piece in remote.stream("/v1/completions", {})]

@@ -1,0 +1,79 @@
+"""The compiling process when it does not do what it should, and what compilers are told of devices."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from jaxserve.config import Config, ModelConfig
+from jaxserve.errors import StartupError
+from jaxserve.model_config.decoder import CheckpointQuantization
+from jaxserve.runner.inputs import programs
+from jaxserve.scheduler.plan import Buckets
+from jaxserve.tools.planning.compiler import compile_programs
+from jaxserve.tools.planning.devices import ACCELERATORS, NAMES, find_device
+from jaxserve.tools.planning.job import CompileJob
+from jaxserve.tools.planning.model import read_model
+from jaxserve.tools.planning.targets import cuda_target_config, missing_compiler
+from tests.unit.tools.planning.configs import TINY, write_config
+
+
+def small_job(folder: Path) -> CompileJob:
+    path = write_config(folder, TINY)
+    return CompileJob(
+        config=Config(model=ModelConfig(model=str(path))),
+        device=find_device("cpu", 1 << 30),
+        decoder=read_model(path).decoder,
+        kv_dtype="float32",
+        pool_shape=(2, 8, 2, 16, 8),
+        programs=programs(Buckets(decode=(1,), mixed=(16,), max_num_seqs=1, max_decode_steps=1), 8),
+    )
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        None,
+        CheckpointQuantization("none", note="dequantised"),
+        CheckpointQuantization("int4-weight-only", ("lm_head",), 32, has_offsets=True),
+    ],
+)
+def test_a_job_survives_the_trip_whatever_the_checkpoint_is_stored_in(
+    tmp_path: Path, stored: CheckpointQuantization | None
+) -> None:
+    job = small_job(tmp_path)
+    job = msgspec.structs.replace(job, decoder=replace(job.decoder, stored=stored))
+    assert msgspec.json.decode(msgspec.json.encode(job), type=CompileJob) == job
+
+
+def test_a_compiling_process_that_dies_is_one_line(tmp_path: Path) -> None:
+    job = small_job(tmp_path)
+    told: list[tuple[int, int, str]] = []
+    with pytest.raises(StartupError, match=r"the compiler for this machine's CPU.* died: .*No module named gone"):
+        compile_programs(job, os.environ, lambda *progress: told.append(progress), module="gone")
+    assert told == [(0, 2, "")]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "cpu"])
+def test_every_accelerator_is_described_in_full(name: str) -> None:
+    device = ACCELERATORS[name]
+    assert device.rates is not None
+    assert device.rates.source.startswith("published spec: ")
+    assert device.rates.float32_flops < device.rates.bfloat16_flops <= device.rates.int8_ops
+    assert device.limit_bytes <= device.memory_bytes
+    if device.platform == "gpu":
+        text = cuda_target_config(device)
+        assert f"device_memory_size: {device.memory_bytes}" in text
+        assert ("ACCELERATED_FEATURES" in text) == (name != "a100")
+    else:
+        assert device.topologies
+
+
+def test_more_devices_than_a_host_has_are_not_compiled_for() -> None:
+    assert missing_compiler(find_device("cpu"), 4) is None
+    missing = missing_compiler(ACCELERATORS["v5p"], 8)
+    assert missing in ("libtpu is not installed", "8 devices are more than the 4 of one host")
