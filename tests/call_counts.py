@@ -10,13 +10,12 @@ from typing import Any
 
 
 class CallCounts(Counter[str]):
-    """Calls that this thread made inside the `with` block, by qualified name; Python's functions and C's alike.
+    """Calls that this thread made inside `with` blocks, by qualified name; Python's functions and C's alike.
 
-    Garbage is not collected meanwhile, since finalizers run at any time.
+    Garbage is not collected meanwhile: its finalizers would be counted, too.
     """
 
     def __enter__(self) -> CallCounts:
-        gc.collect()
         gc.disable()
         sys.setprofile(self._note)
         return self
