@@ -72,8 +72,12 @@ class Server:
         until(lambda: self.metric(sample) == value, f"{sample} never became {value}")
 
     def engine_pid(self) -> int:
-        """The process of the engine that was started last."""
-        (pid,) = (pid for pid in children_of(self.process.pid) if b"jaxserve.engine.process" in command_of(pid))
+        """Return the process of the engine that was started last."""
+        return self.child_pid("jaxserve.engine.process")
+
+    def child_pid(self, module: str) -> int:
+        """Return the only child process that runs `module`."""
+        (pid,) = (pid for pid in children_of(self.process.pid) if module.encode() in command_of(pid))
         return pid
 
     def stop(self, number: int = signal.SIGTERM) -> int:
