@@ -22,7 +22,7 @@ from jaxserve.layers.mlp import ACTIVATIONS
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.experts import ExpertsConfig
-from jaxserve.sharding.shares import Axes, add_shares, num_shares, on_each_device
+from jaxserve.sharding.shard_map import Axes, all_reduce, num_shards, sharded
 
 SPLIT_AXIS = "expert_ffn"
 """What devices share: each has its part of every expert."""
@@ -67,14 +67,14 @@ class ExpertLinear(Matrix):
         self.bias = self._declared((out_dim,), axes[:1], policy.vectors) if bias else None
 
     def __call__(
-        self, x: Float[Array, "R I"], group_sizes: Int[Array, "E"], *, num_shares: int = 1
+        self, x: Float[Array, "R I"], group_sizes: Int[Array, "E"], *, num_shards: int = 1
     ) -> Float[Array, "R O"]:
-        """x @ weight.T in float32, of each row with its expert's. num_shares: how many such results are added up."""
+        """x @ weight.T in float32, of each row with its expert's. num_shards: how many such results are added up."""
         y = self._product(x, group_sizes)
         if self.bias is None:
             return y
         experts = jnp.repeat(jnp.arange(len(group_sizes)), group_sizes, total_repeat_length=len(x))
-        return y + self.bias[...].astype(jnp.float32)[experts] / num_shares
+        return y + self.bias[...].astype(jnp.float32)[experts] / num_shards
 
     def _product(self, x: Float[Array, "R I"], group_sizes: Int[Array, "E"]) -> Float[Array, "R O"]:
         scales = None if self.weight_scale is None else self.weight_scale[...]
@@ -98,11 +98,11 @@ class ExpertMLPs(nnx.Module):
         self.down_proj = own(d, f, ("embed", SPLIT_AXIS))
         self.activation, self.clamp = config.activation, experts.clamp
 
-    def __call__(self, x: Float[Array, "T D"], routing: Routing, *, num_shares: int = 1) -> Float[Array, "T D"]:
-        """The weighted sums, in float32; a token's choices are added in their order. num_shares: devices whose parts
+    def __call__(self, x: Float[Array, "T D"], routing: Routing, *, num_shards: int = 1) -> Float[Array, "T D"]:
+        """The weighted sums, in float32; a token's choices are added in their order. num_shards: devices whose parts
         of the sums are added up."""
         gate, up = (part.astype(x.dtype) for part in self.gate_up_proj(x[routing.tokens], routing.group_sizes))
-        made = self.down_proj(self._gated(gate, up), routing.group_sizes, num_shares=num_shares)  # (R, D)
+        made = self.down_proj(self._gated(gate, up), routing.group_sizes, num_shards=num_shards)  # (R, D)
         return (made[routing.rows] * routing.weights[:, :, None]).sum(1)
 
     def _gated(self, gate: Float[Array, "R F"], up: Float[Array, "R F"]) -> Float[Array, "R F"]:
@@ -137,15 +137,15 @@ class Experts(nnx.Module):
 
         XLA, left to itself, would exchange the sums of every tile of a loop.
         """
-        shares = num_shares(SPLIT_AXIS, self.split_axes)
+        shards = num_shards(SPLIT_AXIS, self.split_axes)
         graph, state = nnx.split(self.experts)
         leaves, treedef = jax.tree.flatten(state)
         axes = [variable.get_metadata()["axes"] for _, variable in nnx.to_flat_state(state)]
 
         def compute(x: Float[Array, "T D"], routing: Routing, *leaves: Array) -> Float[Array, "T D"]:
             own = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
-            made = own(x, routing, num_shares=shares)
-            return add_shares(made, x.dtype) if shares > 1 else made
+            made = own(x, routing, num_shards=shards)
+            return all_reduce(made, x.dtype) if shards > 1 else made
 
         operands = [(x, ()), (routing, ()), *zip(leaves, axes, strict=True)]
-        return on_each_device(compute, operands, (), self.split_axes)
+        return sharded(compute, operands, (), self.split_axes)

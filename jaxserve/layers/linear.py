@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.sharding.shares import Axes, add_shares, num_shares, on_each_device
+from jaxserve.sharding.shard_map import Axes, all_reduce, num_shards, sharded
 
 
 class Tokens(NamedTuple):
@@ -70,17 +70,17 @@ class Matrix(nnx.Module):
         """
         split_axes = self.policy.split_axes
         out_axis, in_axis = self.weight.get_metadata()["axes"]
-        is_sum = num_shares(in_axis, split_axes) > 1
+        is_sum = num_shards(in_axis, split_axes) > 1
 
         def product(x: Float[Array, "T I"], num_rows: Int[Array, ""], *params: Array) -> Float[Array, "T O"]:
-            made = self._multiply_share(x, num_rows, *params)
-            return add_shares(made, x.dtype) if is_sum else made
+            made = self._multiply_shard(x, num_rows, *params)
+            return all_reduce(made, x.dtype) if is_sum else made
 
         params = [each for each in (self.weight, self.weight_scale, self.weight_offset) if each is not None]
         operands = [(each[...], each.get_metadata()["axes"]) for each in params]
-        return on_each_device(product, [(x, (None, in_axis)), (num_rows, ()), *operands], (None, out_axis), split_axes)
+        return sharded(product, [(x, (None, in_axis)), (num_rows, ()), *operands], (None, out_axis), split_axes)
 
-    def _multiply_share(
+    def _multiply_shard(
         self,
         x: Float[Array, "T I"],
         num_rows: Int[Array, ""],

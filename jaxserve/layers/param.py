@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxserve.sharding.shares import Axes
+from jaxserve.sharding.shard_map import Axes
 
 
 def parameter(shape: tuple[int, ...], axes: Axes, dtype: jnp.dtype) -> nnx.Param[jax.Array]:

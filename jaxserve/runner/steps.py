@@ -42,7 +42,7 @@ from jaxserve.sampling.bits import num_words
 from jaxserve.sampling.sampler import Sampled, Scored, sample, score, unpack_options
 from jaxserve.scheduler.plan import UNREAD_TOKEN
 from jaxserve.sharding.mesh import Sharding
-from jaxserve.sharding.shares import on_own_rows
+from jaxserve.sharding.shard_map import batch_sharded
 from jaxserve.types import MAX_TOP_LOGPROBS, NO_LOGPROBS, Pooling
 
 MAX_SCORE_BLOCKS = 8
@@ -246,7 +246,7 @@ def _one_step(
             return sample(logits, options, SamplerState(slots, which, vocab_size), positions, num_top_logprobs)
 
         logits, by_row = model.logits(newest, num_rows), (options, field["slots"], rows.kv_lengths)
-        sampled = on_own_rows(choose, logits, by_row, (slots, tops), skeleton.policy.split_axes)
+        sampled = batch_sharded(choose, logits, by_row, (slots, tops), skeleton.policy.split_axes)
     slots, has_end = store_tokens(slots, field, rows, sampled.token_ids, is_penalized(options), vocab_size)
     shown = jnp.where(rows.is_over, UNREAD_TOKEN, sampled.token_ids)
     return pool, slots, sampled._replace(token_ids=shown), has_end, hidden
@@ -275,7 +275,7 @@ def score_prompts(
         targets = jnp.maximum(jax.lax.dynamic_slice_in_dim(field["targets"], start, size), 0)
         logits = model.logits(jax.lax.dynamic_slice_in_dim(hidden, start, size), jnp.int32(size))
         wanted = (field["num_prompt_logprobs"],)
-        parts = on_own_rows(score, logits, (targets,), wanted, skeleton.policy.split_axes)
+        parts = batch_sharded(score, logits, (targets,), wanted, skeleton.policy.split_axes)
         updated = (
             jax.lax.dynamic_update_slice_in_dim(whole, part, start, 0)
             for whole, part in zip(scored, parts, strict=True)

@@ -1,1 +1,1 @@
-"""The device mesh, and the one table from logical to mesh axes."""
+"""The device mesh, the table from logical to mesh axes, and collectives written by hand."""

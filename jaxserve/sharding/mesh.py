@@ -1,4 +1,4 @@
-"""The devices of one engine as a mesh, and where arrays live on it.
+"""The device mesh of one engine, and the sharding of every array on it.
 
 Tensor parallelism is this table, not a code path: XLA partitions the one step function by the
 shardings of its arguments (GSPMD, arXiv 2105.04663).
@@ -24,13 +24,13 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """A mesh, and which logical axis is split over which mesh axis (None: every device holds it whole)."""
+    """A mesh, and the mesh axis of every logical axis (None: replicated)."""
 
     mesh: Mesh
     rules: Mapping[str, str | None]
 
     def place(self, axes: tuple[str | None, ...]) -> NamedSharding:
-        """The sharding of an array with these logical axes."""
+        """Return the sharding of an array with these logical axes."""
         spec = [None if axis is None else self.rules[axis] for axis in axes]
         used = [name for name in spec if name is not None]
         if len(used) != len(set(used)):
@@ -47,17 +47,17 @@ class Sharding:
 
     @property
     def kv_pool(self) -> NamedSharding:
-        """Of `[L, P, K, S, H]`."""
+        """Sharding of a KV pool `[L, P, K, S, H]`."""
         return NamedSharding(self.mesh, PartitionSpec(None, None, self.rules["kv_heads"]))
 
 
 def make_sharding(
     config: DecoderConfig | EncoderConfig, tensor_parallel_size: int, devices: Sequence[jax.Device] | None = None
 ) -> Sharding:
-    """Split what divides evenly; what does not stays whole on every device, and a log line says so.
+    """Split every axis that divides evenly; replicate the others and log a warning.
 
-    devices: those to take from; None: those of this process. Programs can be compiled for devices that are
-    only described.
+    devices: devices to choose from, which may be only descriptions to compile for; None: those of this process.
+    Raises ConfigError if there are fewer than `tensor_parallel_size`.
     """
     devices = jax.devices() if devices is None else devices
     if tensor_parallel_size > len(devices):
@@ -75,19 +75,19 @@ def make_sharding(
 
 
 def axis_rules(config: DecoderConfig | EncoderConfig, size: int) -> dict[str, str | None]:
-    """Which logical axis is split over which mesh axis when `size` devices share every layer."""
+    """Return the mesh axis of every logical axis for a tensor-parallel size (None: replicated)."""
     split = split_axes(config, size)
     return {axis: MODEL_AXIS if axis in split else None for axis in ("embed", "heads", *_split_counts(config))}
 
 
 def split_axes(config: DecoderConfig | EncoderConfig, size: int) -> tuple[str, ...]:
-    """Logical axes that divide evenly over `size` devices; those that do not stay whole."""
+    """Return the logical axes that divide evenly over `size` devices; the others are replicated."""
     split = [axis for axis, count in _split_counts(config).items() if size > 1 and count % size == 0]
     return (*split, "heads") if "kv_heads" in split else tuple(split)
 
 
 def _split_counts(config: DecoderConfig | EncoderConfig) -> dict[str, int]:
-    """How many there are of what devices share. Query heads follow their kv heads, so that attention needs no exchange."""
+    """Return the size of every axis that can be split. Query heads follow their kv heads: attention needs no exchange."""
     counts = {"vocab": config.vocab_size, "ffn": config.intermediate_size, "kv_heads": config.num_kv_heads}
     if isinstance(config, DecoderConfig) and config.experts is not None:
         counts["expert_ffn"] = config.experts.intermediate_size

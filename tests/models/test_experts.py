@@ -164,7 +164,7 @@ def _filled(policy: DtypePolicy, params: dict[str, np.ndarray]) -> Callable[[jax
     block = Experts(config, config.experts, policy)
     modules = {
         "gate": block.gate,
-        "experts.gate_up_proj": block.experts.gate_up_proj.joined,
+        "experts.gate_up_proj": block.experts.gate_up_proj.fused,
         "experts.down_proj": block.experts.down_proj,
     }
     for name, array in params.items():

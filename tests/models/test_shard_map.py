@@ -1,4 +1,4 @@
-"""What two devices share of products and batches, against one device and numpy."""
+"""Compare matmuls and batches sharded over two devices with one device and with numpy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxserve_kernels.matmul import gpu
 
 from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.policy import DtypePolicy, plain
-from jaxserve.sharding.shares import on_own_rows
+from jaxserve.sharding.shard_map import batch_sharded
 
 NUM_TOKENS, NUM_INPUTS, NUM_OUTPUTS = 5, 64, 24
 BY_INPUTS, BY_OUTPUTS = ("embed", "ffn"), ("ffn", "embed")
@@ -31,7 +31,7 @@ def _mesh() -> Mesh:
 
 
 def _on_two(call: Callable[[jax.Array], jax.Array], x: jax.Array) -> tuple[np.ndarray, str]:
-    """The result, and the program."""
+    """Return the result and the text of the lowered program."""
     with jax.set_mesh(_mesh()):
         lowered = jax.jit(call).lower(x)
         return np.asarray(lowered.compile()(x), np.float64), lowered.as_text()
@@ -43,7 +43,7 @@ def _inputs(dtype: str) -> jax.Array:
 
 
 def _linear(policy: DtypePolicy, axes: tuple[str, str]) -> Linear:
-    """With random numbers for its parameters."""
+    """Return a Linear with random parameters."""
     linear = Linear(NUM_OUTPUTS, NUM_INPUTS, axes, policy, bias=True)
     random = np.random.default_rng(1)
     for name, param in nnx.to_flat_state(nnx.state(linear, nnx.Param)):
@@ -61,7 +61,7 @@ def test_two_devices_compute_what_one_computes(axes: tuple[str, str]) -> None:
     assert program.count("all_reduce") == (axes == BY_INPUTS)
 
 
-def test_sums_are_exchanged_in_the_type_of_the_activations() -> None:
+def test_all_reduce_exchanges_the_activations_dtype() -> None:
     linear, x = _linear(_policy("bfloat16"), BY_INPUTS), _inputs("bfloat16")
     found, program = _on_two(lambda x: linear(x, TOKENS), x)
     np.testing.assert_allclose(found, np.asarray(linear(x, TOKENS), np.float64), rtol=2e-2, atol=0.1)
@@ -69,27 +69,27 @@ def test_sums_are_exchanged_in_the_type_of_the_activations() -> None:
     assert f"(tensor<{NUM_TOKENS}x{NUM_OUTPUTS}xbf16>)" in exchange
 
 
-def test_activations_are_rounded_by_the_largest_value_of_a_device_s_own_share() -> None:
+def test_each_device_quantises_activations_by_the_largest_value_of_its_shard() -> None:
     linear, x = _linear(replace(_policy("float32"), quantization="int8"), BY_INPUTS), _inputs("float32")
-    x = x.at[:, 0].set(100.0)  # leaves few steps for its own share, and none fewer for the other
+    x = x.at[:, 0].set(100.0)  # coarsens the scale of the first shard only
     assert linear.weight_scale is not None
     assert linear.bias is not None
     wide = np.asarray(linear.weight[...], np.float64) * np.asarray(linear.weight_scale[...], np.float64)[:, None]
     expected = np.asarray(linear.bias[...], np.float64)
-    for share in (slice(0, NUM_INPUTS // 2), slice(NUM_INPUTS // 2, NUM_INPUTS)):
-        own = np.asarray(x[:, share])
+    for shard in (slice(0, NUM_INPUTS // 2), slice(NUM_INPUTS // 2, NUM_INPUTS)):
+        own = np.asarray(x[:, shard])
         scales = np.abs(own).max(1, keepdims=True) / np.float32(127)
-        expected = expected + np.round(own / scales).astype(np.float64) * scales @ wide[:, share].T
+        expected = expected + np.round(own / scales).astype(np.float64) * scales @ wide[:, shard].T
     found, program = _on_two(lambda x: linear(x, TOKENS), x)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-2)
-    assert np.abs(np.asarray(linear(x, TOKENS)) - expected).max() > 1, "one device rounds all by the largest of all"
+    assert np.abs(np.asarray(linear(x, TOKENS)) - expected).max() > 1, "one device uses one scale for all inputs"
     assert program.count("all_reduce") == 1
 
 
 @pytest.mark.parametrize(
     ("num_rows", "num_columns"), [(6, 10), (6, 9), (5, 10)], ids=["rows", "whole columns", "all rows"]
 )
-def test_devices_have_rows_of_their_own_between_two_exchanges(num_rows: int, num_columns: int) -> None:
+def test_devices_compute_different_rows_between_two_exchanges(num_rows: int, num_columns: int) -> None:
     random = np.random.default_rng(0)
     logits, scale = jnp.asarray(random.standard_normal((num_rows, num_columns))), jnp.arange(1.0, num_rows + 1)
     seen: list[int] = []
@@ -101,7 +101,7 @@ def test_devices_have_rows_of_their_own_between_two_exchanges(num_rows: int, num
 
     def run(logits: jax.Array) -> jax.Array:
         split_axes = ("vocab",) if num_columns % 2 == 0 else ()
-        totals, first = on_own_rows(compute, logits, ({"scale": scale},), (jnp.float32(2),), split_axes)
+        totals, first = batch_sharded(compute, logits, ({"scale": scale},), (jnp.float32(2),), split_axes)
         return jnp.concatenate((totals[:, None], first), 1)
 
     found, program = _on_two(run, logits)
@@ -110,7 +110,7 @@ def test_devices_have_rows_of_their_own_between_two_exchanges(num_rows: int, num
     assert program.count("all_to_all") == ((num_rows, num_columns) == (6, 10))
 
 
-def test_within_a_share_a_product_may_be_a_kernel_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_chosen_only_inside_shard_map(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "_FIRST_JAX", (0, 0, 0))
     x, scales = jnp.zeros((8, 512), jnp.bfloat16), jnp.zeros((4, 256), jnp.bfloat16)
     weight = jnp.zeros((256, 512), jnp.int4)
