@@ -7,11 +7,12 @@ field of a config dataclass needs nothing here.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -87,7 +88,7 @@ class Setting:
 def declared_settings() -> tuple[Setting, ...]:
     """Every field of every section, in the order of declaration."""
     return tuple(
-        _setting(section.name, field, hints[field.name])
+        declared_setting(section.name, field, hints[field.name])
         for section in dataclasses.fields(Config)
         for hints in (typing.get_type_hints(section_class(section.name)),)
         for field in dataclasses.fields(section_class(section.name))
@@ -141,10 +142,11 @@ def format_value(setting: Setting, value: Value) -> str:
     return str(value)
 
 
-def _setting(section: str, field: dataclasses.Field[Any], hint: Any) -> Setting:
+def declared_setting(section: str, field: dataclasses.Field[Any], hint: Any) -> Setting:
+    """Return the setting that a field of type `hint` declares."""
     members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     (inner,) = [member for member in members if member is not type(None)]
-    choices = typing.get_args(inner) if typing.get_origin(inner) is Literal else ()
+    choices = typing.get_args(inner) if typing.get_origin(inner) is Literal else _registered_choices(field)
     kind: Kind = "choice" if choices else _KINDS[inner]
     return Setting(
         section=section,
@@ -158,6 +160,16 @@ def _setting(section: str, field: dataclasses.Field[Any], hint: Any) -> Setting:
         least=field.metadata["ge"],
         most=field.metadata["le"],
     )
+
+
+def _registered_choices(field: dataclasses.Field[Any]) -> tuple[str, ...]:
+    """Return the default and the names that the function of `choices_from` returns; nothing without one."""
+    source: str | None = field.metadata["choices_from"]
+    if source is None:
+        return ()
+    module, _, function = source.partition(":")
+    names: Iterable[str] = getattr(importlib.import_module(module), function)()
+    return tuple(dict.fromkeys([str(field.default), *names]))
 
 
 def _text(raw: object) -> str:

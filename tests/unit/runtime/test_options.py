@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from jaxserve.cli.main import main
+from jaxserve.config import option
 from jaxserve.errors import ConfigError
 from jaxserve.llm.settings import llm_config
 from jaxserve.runtime import options
 from jaxserve.runtime.options import add_flags, base_url, config_from_flags, describe, load_config, server_url
-from jaxserve.runtime.settings import SETTINGS, parse_value
+from jaxserve.runtime.settings import SETTINGS, declared_setting, parse_value
+
+
+def registered_names() -> list[str]:
+    return ["plain", "fancy"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    name: str = option("auto", help="A name.", choices_from=f"{__name__}:registered_names")
+
 
 SETTING = {setting.name: setting for setting in SETTINGS}
 
@@ -37,6 +49,15 @@ def test_names_are_unique_over_all_sections() -> None:
 
 def test_every_setting_has_a_help_text() -> None:
     assert [setting.name for setting in SETTINGS if not setting.help] == []
+
+
+def test_choices_may_come_from_a_registry() -> None:
+    [field] = dataclasses.fields(Section)
+    setting = declared_setting("section", field, str)
+    assert setting.choices == ("auto", "plain", "fancy")
+    assert parse_value(setting, "fancy", "--name") == "fancy"
+    with pytest.raises(ConfigError, match="--name 'other': expected one of auto, plain, fancy"):
+        parse_value(setting, "other", "--name")
 
 
 def test_defaults_are_those_of_the_dataclasses() -> None:
