@@ -21,6 +21,7 @@ from benchmarks.gpu.random_weights import host_leaves
 from benchmarks.gpu.rig import BLOCK_SIZE, Generation, Rig, generate, greedy
 from benchmarks.gpu.shapes import FAMILIES, LLAMA_8B, TINY, decoder
 from jaxserve.config import CompileConfig, Config, Dtype, ModelConfig
+from jaxserve.executor.self_test.comparison import TOLERANCE, compare
 from jaxserve.layers.attention import KVPool, StepContext
 from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.layers.rope import rotation, sliding_rotation
@@ -28,7 +29,6 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.backend import chip_of
 from jaxserve.runner.inputs import programs
-from jaxserve.runner.trial import TOLERANCE, compare
 from jaxserve.scheduler.plan import Buckets
 
 NUM_TOKENS, NUM_PROMPT = 72, 64
@@ -55,13 +55,13 @@ def run(context: Context) -> None:
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         for name, config in families:
             threads.submit(context.recorder.attempt, name, partial(check_family, context, name, config))
-    context.recorder.attempt("trial", partial(check_trial, context))
+    context.recorder.attempt("self-test", partial(check_self_test, context))
     dtypes: tuple[Dtype, ...] = ("float32",) if context.is_quick else ("float32", "bfloat16")
     for dtype in dtypes:
         context.recorder.attempt(f"batches {dtype}", partial(check_batches, context, dtype))
 
 
-def check_trial(context: Context) -> None:
+def check_self_test(context: Context) -> None:
     """What a server does before it uses its kernels, with a model of this size."""
     config = Config(
         model=ModelConfig(model="random"), compile=CompileConfig(attention_backend=context.attention_backend)
@@ -71,7 +71,7 @@ def check_trial(context: Context) -> None:
     if found is None:
         context.recorder.note("The server would try no kernels on this device.")
         return
-    name = f"trial of the server's kernels, {time.monotonic() - started:.0f} s"
+    name = f"self-test of the server's kernels, {time.monotonic() - started:.0f} s"
     context.recorder.check(name, passed=found.fault is None, error=found.largest, tolerance=TOLERANCE)
 
 

@@ -25,11 +25,11 @@ from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.runner import PendingStep, Runner
-from jaxserve.runner.steps import lower
-from jaxserve.runner.upkeep import Keeper, Keeping
-from jaxserve.runner.warmup import executables, make_upkeep
+from jaxserve.runner.state import DeviceState, StateShapes
+from jaxserve.runner.steps import GENERATION, lower
+from jaxserve.runner.warmup import executables, make_state_programs
 from jaxserve.sampling.params import SamplingParams
-from jaxserve.scheduler.plan import Buckets, StepPlan
+from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.tools.bench.offline import EngineTotals
@@ -60,12 +60,12 @@ class Generation:
 class RunnerExecutor:
     """What an engine asks of an executor, over a runner that is there already."""
 
-    runner: Runner
+    runner: Runner[StepPlan, StepResult]
     model_info: ModelInfo
     buckets: Buckets
     eos_token_ids: frozenset[int] = frozenset()
 
-    def submit(self, plan: StepPlan) -> PendingStep:
+    def submit(self, plan: StepPlan) -> PendingStep[StepPlan, StepResult]:
         return self.runner.submit(plan)
 
     def compilations(self) -> dict[str, int]:
@@ -121,21 +121,27 @@ class Rig:
 
     def runner(
         self, params: tuple[jax.Array, ...], made: Mapping[Program, Compiled], *, pool_seed: int | None = None
-    ) -> Runner:
+    ) -> Runner[StepPlan, StepResult]:
         """`pool_seed`: fill the KV pool at random instead of with zeros."""
 
         steps = {program: each.executable for program, each in made.items()}
         num_slots = max(program.num_slots for program in steps)
-        keeping = Keeping(self.pool_shape, self.kv_dtype, num_slots, self.skeleton.config.vocab_size)
-        keeper = Keeper(keeping, executables(make_upkeep(keeping, self.sharding, ProgramCache(None))))
-        if pool_seed is None:
-            pool = keeper.new_pool()
-        else:
+        shapes = StateShapes(self.pool_shape, self.kv_dtype, num_slots, self.skeleton.config.vocab_size)
+        state = DeviceState(shapes, executables(make_state_programs(shapes, self.sharding, ProgramCache(None))))
+        if pool_seed is not None:
+            for half in state.arrays.pool or ():
+                half.delete()
             pool = random_pool(self.pool_shape, self.kv_dtype, self.sharding, pool_seed)
-        return Runner(params, pool, keeper, steps)
+            state.arrays = state.arrays._replace(pool=pool)
+        return Runner(GENERATION, params, state, steps)
 
     def core(
-        self, runner: Runner, programs: Iterable[Program], *, depth: int = 1, max_burst_ms: float = 0.0
+        self,
+        runner: Runner[StepPlan, StepResult],
+        programs: Iterable[Program],
+        *,
+        depth: int = 1,
+        max_burst_ms: float = 0.0,
     ) -> EngineCore:
         """A fresh scheduler, which knows only `programs`, and a loop with `depth` steps in flight."""
         buckets = buckets_of(programs)

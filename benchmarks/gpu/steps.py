@@ -19,9 +19,8 @@ from jaxserve.kv.spec import KVSpec
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import make_skeleton
-from jaxserve.runner.inputs import Program, programs
+from jaxserve.runner.inputs import Program, dummy_plan, programs
 from jaxserve.runner.runner import PendingStep, Runner
-from jaxserve.runner.warmup import rehearsal_plan
 from jaxserve.scheduler.plan import Buckets
 from jaxserve.tools.planning.roofline import decode_bound, prefill_bound
 from jaxserve.tools.planning.sizes import make_sizes
@@ -82,7 +81,7 @@ class StepBench:
         weights_s = time.perf_counter() - started_s
         self.runner = self.rig.runner(self.params, self.made, pool_seed=context.seed)
         for program in self.made:
-            self.runner.submit(rehearsal_plan(program)).result()
+            self.runner.submit(dummy_plan(program)).result()
         stats = jax.devices()[0].memory_stats() or {}
         context.recorder.figure(
             "memory",

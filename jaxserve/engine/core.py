@@ -19,12 +19,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from jaxserve.engine.meter import StepMeter
-from jaxserve.engine.protocol import Plan, Result, StepExecutor, StepScheduler, StepUnderWay
+from jaxserve.engine.protocol import Plan, Result, StepScheduler
 from jaxserve.errors import InternalError, RequestError, UnavailableError
 from jaxserve.executor.profiler import Profiler
+from jaxserve.executor.protocol import Executor, Pending
 from jaxserve.ipc.messages import (
     Abort,
     AddRequest,
@@ -60,7 +61,7 @@ class _Dispatched:
     """A step that the device has."""
 
     plan: Plan
-    pending: StepUnderWay
+    pending: Pending[Result]
     gap_s: float | None
     """How long the device was idle before it, at most; None when it had nothing to do."""
     dispatched_s: float
@@ -89,7 +90,7 @@ class EngineCore:
     def __init__(
         self,
         scheduler: StepScheduler,
-        executor: StepExecutor,
+        executor: Executor[Any, Result],
         *,
         depth: int = 1,
         profiler: Profiler | None = None,
@@ -202,7 +203,7 @@ class EngineCore:
         """Hand a step to the device. False when it did not take it: that shows when the step's turn comes."""
         now = self._look_at_device()
         gap_s = None if self._last_busy is None else now - self._last_busy
-        pending: StepUnderWay
+        pending: Pending[Result]
         try:
             pending = self._executor.submit(plan)
         except Exception as error:

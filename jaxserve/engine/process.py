@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import msgspec
 
@@ -30,8 +30,7 @@ from jaxserve.errors import StartupError
 from jaxserve.executor.fake import FakeExecutor
 from jaxserve.executor.fake_embedding import FakeEmbeddingExecutor
 from jaxserve.executor.profiler import Profiler
-from jaxserve.executor.protocol import EmbeddingExecutor, Executor, Progress
-from jaxserve.executor.task import resolve_task
+from jaxserve.executor.protocol import Executor, Progress
 from jaxserve.ipc.address import discard_address, remove_socket
 from jaxserve.ipc.report import PhaseClock, StartupReport, process_start_s
 from jaxserve.ipc.transport import EngineSocket
@@ -94,9 +93,7 @@ def serve(spec: EngineSpec, socket: EngineSocket, should_stop: Callable[[], bool
     return code
 
 
-def build_executor(
-    spec: EngineSpec, progress: Progress, clock: PhaseClock | None = None
-) -> Executor | EmbeddingExecutor:
+def build_executor(spec: EngineSpec, progress: Progress, clock: PhaseClock | None = None) -> Executor[Any, Any]:
     """The executor the spec asks for. `clock` is told what this process took until it can start one."""
     clock = clock or PhaseClock()
     if spec.executor == "fake":
@@ -105,23 +102,17 @@ def build_executor(
         if spec.config.model.task == "embed":
             return FakeEmbeddingExecutor(spec.config, spec.fake)
         return FakeExecutor.start(spec.config, spec.fake)
-    path = Path(spec.model_path)
-    if resolve_task(spec.config.model, path) == "embed":
-        from jaxserve.executor import embedding  # here, so that a fake engine needs no jax
-
-        clock.add("engine", process_start_s())
-        return embedding.LocalEmbeddingExecutor.start(spec.config, path, progress)
-    from jaxserve.executor.local import LocalExecutor
+    from jaxserve.executor.local import LocalExecutor  # here, so that a fake engine needs no jax
 
     clock.add("engine", process_start_s())
-    return LocalExecutor.start(spec.config, path, progress)
+    return LocalExecutor.start(spec.config, Path(spec.model_path), progress)
 
 
-def build_core(spec: EngineSpec, executor: Executor | EmbeddingExecutor) -> EngineCore:
+def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
     """The scheduler that goes with the executor, with pages and grammars if it generates."""
     model_info, config = executor.model_info, spec.config
     depth, profiler = int(config.scheduler.overlap), Profiler(config.server.profile_dir)
-    if executor.task == "embed":
+    if model_info.embedding is not None:
         texts = EmbedScheduler(config.scheduler, executor.buckets, model_info.max_model_len, model_info.vocab_size)
         return EngineCore(texts, executor, depth=depth, profiler=profiler)
     kv = KVManager(

@@ -51,22 +51,6 @@ class Result(Protocol):
     def device_seconds(self) -> float: ...
 
 
-class StepUnderWay(Protocol):
-    """A step under way; see `executor.protocol.Pending`."""
-
-    def is_done(self) -> bool: ...
-
-    def result(self) -> Result: ...
-
-
-class StepExecutor(Protocol):
-    """Runs plans in the order of their submission; see `executor.protocol.Executor`."""
-
-    def submit(self, plan: Any) -> StepUnderWay: ...
-
-    def compilations(self) -> dict[str, int]: ...
-
-
 class StepScheduler(Protocol):
     """Makes plans of requests, and news of results; see `scheduler.scheduler.Scheduler`."""
 

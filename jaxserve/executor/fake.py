@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -124,8 +124,6 @@ class FakePending:
 
 class FakeExecutor:
     """An Executor without a device."""
-
-    task: Literal["generate"] = "generate"
 
     def __init__(
         self,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from jaxserve.config import Config
 from jaxserve.executor.fake import FakeOptions, powers_of_two
 from jaxserve.ipc.messages import EmbeddingInfo, ModelInfo
-from jaxserve.runner.buckets import embed_limits
-from jaxserve.scheduler.embed_plan import EmbedBuckets, EmbedPlan, EmbedResult
+from jaxserve.runner.buckets import resolve_embed_limits
+from jaxserve.scheduler.embed_plan import EmbedPlan, EmbedResult
+from jaxserve.scheduler.plan import Buckets
 
 
 def fake_vector(token_ids: Sequence[int] | np.ndarray, size: int) -> np.ndarray:
@@ -41,13 +41,13 @@ class FakeVectors:
 class FakeEmbeddingExecutor:
     """An executor of texts without a device."""
 
-    task: Literal["embed"] = "embed"
+    eos_token_ids: frozenset[int] = frozenset()
 
     def __init__(self, config: Config, options: FakeOptions) -> None:
-        limits = embed_limits("cpu", config.scheduler, config.model.max_model_len)
+        limits = resolve_embed_limits("cpu", config.scheduler, config.model.max_model_len)
         self._options = options
         self._num_steps = 0
-        self.buckets = EmbedBuckets(powers_of_two(limits.max_num_batched_tokens), limits.max_num_seqs)
+        self.buckets = Buckets((), powers_of_two(limits.max_num_batched_tokens), limits.max_num_seqs)
         longest = min(options.max_model_len, limits.max_num_batched_tokens)
         self.model_info = ModelInfo(
             vocab_size=options.vocab_size,
@@ -63,7 +63,7 @@ class FakeEmbeddingExecutor:
         )
 
     def submit(self, plan: EmbedPlan) -> FakeVectors:
-        if plan.bucket not in self.buckets.tokens or plan.num_tokens > plan.bucket:
+        if plan.bucket not in self.buckets.mixed or plan.num_tokens > plan.bucket:
             raise ValueError(f"there is no program for {plan.num_tokens} tokens in embed/{plan.bucket}")
         is_failing = self._num_steps in self._options.fail_at_steps
         self._num_steps += 1
@@ -71,7 +71,7 @@ class FakeEmbeddingExecutor:
 
     def compilations(self) -> dict[str, int]:
         """As if every program had been compiled at the start."""
-        return {"warmup": len(self.buckets.tokens), "serving": 0}
+        return {"warmup": len(self.buckets.mixed), "serving": 0}
 
     def close(self) -> None:
         """There is nothing to release."""

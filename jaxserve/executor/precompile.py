@@ -9,13 +9,13 @@ from jaxserve.config import Config
 from jaxserve.errors import ConfigError, StartupError
 from jaxserve.executor.adapters import adapters_config, open_adapters
 from jaxserve.executor.preparation import prepare
-from jaxserve.executor.trial import with_tried_kernels
+from jaxserve.executor.self_test.check import with_tested_kernels
 from jaxserve.ipc.report import PhaseClock
 from jaxserve.models.registry import read_decoder
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.manifest import FORMAT, Manifest, ManifestEntry, write_manifest
 from jaxserve.runner.program_cache import SUFFIX, ProgramCache
-from jaxserve.runner.upkeep import Upkeep
+from jaxserve.runner.state import StateProgram
 from jaxserve.runner.warmup import MadeProgram, Progress
 
 
@@ -45,12 +45,12 @@ def precompile(
         raise ConfigError(f"--output {directory}: not a directory that can be trusted (see the warning above)")
     decoder, _ = read_decoder(model_path)
     there = replace(config, compile=replace(config.compile, compile_cache=str(directory)))
-    config = with_tried_kernels(there, decoder, PhaseClock(), lambda *_: None)
+    config = with_tested_kernels(there, decoder, PhaseClock(), lambda *_: None)
     prepared = prepare(config, decoder, adapters_config(open_adapters(config, decoder)))
-    steps, upkeep = prepared.make_programs(cache, progress), prepared.make_upkeep(cache)
-    made: list[tuple[Program | Upkeep, MadeProgram]] = [*steps.items(), *upkeep.items()]
+    steps, state_programs = prepared.make_programs(cache, progress), prepared.make_state_programs(cache)
+    made: list[tuple[Program | StateProgram, MadeProgram]] = [*steps.items(), *state_programs.items()]
     entries = [_entry(program.name, result, cache, directory) for program, result in made]
-    manifest = Manifest(FORMAT, str(config.model.model), prepared.facts(), settings, entries)
+    manifest = Manifest(FORMAT, str(config.model.model), prepared.key_parts(), settings, entries)
     write_manifest(directory, manifest)
     spec = prepared.limits.spec
     return Precompiled(manifest, prepared.limits.num_blocks * spec.bytes_per_block)

@@ -1,6 +1,6 @@
-"""All of an engine that is known before its weights are read: the model's shape, the devices, the programs.
+"""An engine before its weights are read: the model's shape, the devices, the limits, the programs.
 
-Loading the model and filling a compile cache for another machine both begin here.
+Starting an engine and filling a compile cache for another machine both begin here.
 """
 
 from __future__ import annotations
@@ -8,26 +8,39 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import jax
 
-from jaxserve.config import Config
+from jaxserve.checkpoint.sentence import SentenceModules
+from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import ConfigError
+from jaxserve.executor.embedding import embed_limits, embedding_info
+from jaxserve.ipc.messages import EmbeddingInfo
 from jaxserve.model_config.adapters import AdaptersConfig
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.skeleton import ModelSkeleton, array_bytes, make_skeleton
-from jaxserve.runner.backend import chip_of
+from jaxserve.model_config.encoder import EncoderConfig
+from jaxserve.models.skeleton import (
+    EncoderSkeleton,
+    ModelSkeleton,
+    array_bytes,
+    make_encoder_skeleton,
+    make_skeleton,
+)
+from jaxserve.runner.backend import Chip, chip_of
 from jaxserve.runner.buckets import resolve_limits
-from jaxserve.runner.inputs import Program, programs
-from jaxserve.runner.limits import Limits, context_notes, make_limits, make_policy
+from jaxserve.runner.embedding import embedding_task
+from jaxserve.runner.inputs import Program
+from jaxserve.runner.limits import Limits, context_notes, make_encoder_policy, make_limits, make_policy
 from jaxserve.runner.memory import kv_cache_bytes
 from jaxserve.runner.program_cache import ProgramCache
-from jaxserve.runner.program_key import host_facts
+from jaxserve.runner.program_key import host_key_parts
 from jaxserve.runner.slots import slots_bytes
-from jaxserve.runner.steps import abstract_params
-from jaxserve.runner.upkeep import Keeping, Upkeep
-from jaxserve.runner.warmup import MadeProgram, Progress, make_programs, make_upkeep
+from jaxserve.runner.state import StateProgram, StateShapes
+from jaxserve.runner.steps import GENERATION, abstract_params
+from jaxserve.runner.task import StepTask
+from jaxserve.runner.warmup import MadeProgram, Progress, make_programs, make_state_programs
 from jaxserve.sharding.mesh import MODEL_AXIS, Sharding, make_sharding
 
 MAX_COMPILE_THREADS = 8
@@ -36,27 +49,39 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """One model on one set of devices, without its numbers."""
+    """One model on one set of devices, without its weights."""
 
     device: jax.Device
-    skeleton: ModelSkeleton
+    skeleton: ModelSkeleton | EncoderSkeleton
     sharding: Sharding
     limits: Limits
-
-    @property
-    def decoder(self) -> DecoderConfig:
-        return self.skeleton.config
+    task: StepTask[Any, Any] = GENERATION
+    embedding: EmbeddingInfo | None = None
+    """None: the engine generates."""
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """All that this engine needs, largest first."""
-        return programs(self.limits.buckets, self.limits.max_pages)
+        """Every program that this engine needs, largest first."""
+        return self.task.programs(self.limits.buckets, self.limits.max_pages)
 
-    def facts(self) -> dict[str, str]:
-        """What the keys of the programs depend on, by name."""
-        limits, policy, adapters = self.limits, self.skeleton.policy, self.skeleton.adapters
-        model = hashlib.sha256(repr((self.decoder, self.skeleton.leaves)).encode()).hexdigest()[:16]
-        return host_facts() | {
+    @property
+    def summary(self) -> str:
+        """The values that the settings left open, by setting."""
+        pooling = "" if self.embedding is None else f"task=embed pooling={self.embedding.pooling} "
+        return pooling + self.limits.summary
+
+    @property
+    def pool_shape(self) -> tuple[int, ...] | None:
+        """None for an encoder."""
+        return self.limits.pool_shape if self.limits.num_blocks else None
+
+    def key_parts(self) -> dict[str, str]:
+        """Return everything that the cache keys of the programs depend on, by name."""
+        limits, policy = self.limits, self.skeleton.policy
+        adapters = self.skeleton.adapters if isinstance(self.skeleton, ModelSkeleton) else None
+        model = hashlib.sha256(repr((self.skeleton.config, self.skeleton.leaves)).encode()).hexdigest()[:16]
+        return host_key_parts() | {
+            "task": self.task.name,
             "model config": model,
             "dtype policy": str(policy),
             "adapters": "none" if adapters is None else f"{adapters.count} of rank {adapters.rank}",
@@ -72,22 +97,22 @@ class Preparation:
         }
 
     @property
-    def keeping(self) -> Keeping:
-        limits = self.limits
-        return Keeping(
-            limits.pool_shape,
-            limits.kv_dtype,
-            limits.buckets.max_num_seqs,
-            self.decoder.vocab_size,
+    def state_shapes(self) -> StateShapes:
+        return StateShapes(
+            self.pool_shape,
+            self.limits.kv_dtype,
+            self.limits.buckets.max_num_seqs if self.embedding is None else 0,
+            self.skeleton.config.vocab_size,
             self.skeleton.policy.backend,
         )
 
     def make_programs(self, cache: ProgramCache, progress: Progress) -> dict[Program, MadeProgram]:
-        """Load or compile all of them. Needs no weights."""
+        """Load or compile the step programs. Needs no weights."""
         return make_programs(
+            self.task,
             self.skeleton,
             self.sharding,
-            self.limits.pool_shape,
+            self.pool_shape,
             self.limits.kv_dtype,
             self.programs,
             cache,
@@ -95,32 +120,80 @@ class Preparation:
             progress=progress,
         )
 
-    def make_upkeep(self, cache: ProgramCache) -> dict[Upkeep, MadeProgram]:
-        """The same for those that run between steps."""
-        return make_upkeep(self.keeping, self.sharding, cache)
+    def make_state_programs(self, cache: ProgramCache) -> dict[StateProgram, MadeProgram]:
+        """Load or compile the state programs."""
+        return make_state_programs(self.state_shapes, self.sharding, cache)
 
 
-def prepare(config: Config, decoder: DecoderConfig, adapters: AdaptersConfig | None = None) -> Preparation:
-    """Size the engine, with room for `adapters`. Raises StartupError in one line, also when memory will not do."""
-    for note in context_notes(config, decoder):
+def resolve_task(config: ModelConfig, model: DecoderConfig | EncoderConfig) -> Literal["generate", "embed"]:
+    """Return the task that `config` asks for, or that `model` is made for. Raises ConfigError if `model` cannot do it."""
+    is_encoder = isinstance(model, EncoderConfig)
+    if config.task == "generate" and is_encoder:
+        raise ConfigError("--task generate: this model is an encoder: it makes vectors, no text; use embed or auto")
+    if config.task != "embed" and not is_encoder:
+        config.check_generates()
+        return "generate"
+    if config.adapters:
+        raise ConfigError("--lora-modules: adapters of models that embed are not served")
+    return "embed"
+
+
+def prepare(
+    config: Config,
+    model: DecoderConfig | EncoderConfig,
+    adapters: AdaptersConfig | None = None,
+    modules: SentenceModules | None = None,
+) -> Preparation:
+    """Size an engine for `model` and its `adapters`. Raises StartupError in one line, also when memory does not suffice.
+
+    modules: how the checkpoint says that texts become vectors.
+    """
+    device = first_device(config.parallel.tensor_parallel_size)
+    if isinstance(model, EncoderConfig) or resolve_task(config.model, model) == "embed":
+        return _prepare_embedding(config, model, modules, device)
+    for note in context_notes(config, model):
         _LOG.info(note)
-    decoder = decoder.with_context(config.model.max_model_len)
+    model = model.with_context(config.model.max_model_len)
+    policy = make_policy(config, model, chip_of(device))
+    skeleton = make_skeleton(model, policy, adapters)
     size = config.parallel.tensor_parallel_size
-    device = first_device(size)
-    policy = make_policy(config, decoder, chip_of(device))
-    skeleton = make_skeleton(decoder, policy, adapters)
-    sharding = make_sharding(decoder, size)
+    sharding = make_sharding(model, size)
     kv_shards = size if sharding.rules["kv_heads"] == MODEL_AXIS else 1
     num_slots = resolve_limits(device.platform, config.scheduler).max_num_seqs
-    held_bytes = _weight_bytes(skeleton, sharding) + slots_bytes(num_slots, decoder.vocab_size)
+    held_bytes = _weight_bytes(skeleton, sharding) + slots_bytes(num_slots, model.vocab_size)
     held_bytes *= size if device.platform == "cpu" else 1
     kv_bytes = kv_cache_bytes(config.cache, device, kv_shards, held_bytes)
-    limits = make_limits(config, decoder, policy, device.platform, kv_bytes)
-    return Preparation(device, skeleton, sharding, limits)
+    return Preparation(device, skeleton, sharding, make_limits(config, model, policy, device.platform, kv_bytes))
+
+
+def _prepare_embedding(
+    config: Config, model: DecoderConfig | EncoderConfig, modules: SentenceModules | None, device: jax.Device
+) -> Preparation:
+    skeleton = _embedding_skeleton(config, model, chip_of(device))
+    limits = embed_limits(config, skeleton.config, device.platform, modules)
+    model_info = embedding_info(config, skeleton.config, modules)
+    return Preparation(
+        device,
+        skeleton,
+        make_sharding(skeleton.config, config.parallel.tensor_parallel_size),
+        limits,
+        embedding_task(model_info.pooling, limits.spec.block_size, limits.max_model_len),
+        model_info,
+    )
+
+
+def _embedding_skeleton(
+    config: Config, model: DecoderConfig | EncoderConfig, chip: Chip
+) -> ModelSkeleton | EncoderSkeleton:
+    if isinstance(model, EncoderConfig):
+        return make_encoder_skeleton(model, make_encoder_policy(config, chip))
+    # Tied embeddings, so that no memory goes into an unused head.
+    model = replace(model.with_context(config.model.max_model_len), tied_embeddings=True)
+    return make_skeleton(model, make_policy(config, model, chip))
 
 
 def _weight_bytes(skeleton: ModelSkeleton, sharding: Sharding) -> int:
-    """What the weights take on each device."""
+    """Return the bytes of the weights on each device."""
     total = 0
     for leaf in abstract_params(skeleton, sharding):
         shape = leaf.sharding.shard_shape(leaf.shape) if leaf.sharding is not None else leaf.shape
@@ -129,12 +202,12 @@ def _weight_bytes(skeleton: ModelSkeleton, sharding: Sharding) -> int:
 
 
 def first_device(num_devices: int) -> jax.Device:
-    """The first of those to use. Where there is no accelerator, the CPU is made to look like as many devices as are asked for."""
+    """Return the first device to use. Without an accelerator, JAX is set to split the CPU into `num_devices` devices."""
     if num_devices > 1 and jax.config.jax_num_cpu_devices < num_devices:  # type: ignore[attr-defined]
         jax.config.update("jax_num_cpu_devices", num_devices)
     try:
         return jax.devices()[0]
-    except (RuntimeError, AssertionError) as error:  # the latter, without a word, where the plugin is missing
+    except (RuntimeError, AssertionError) as error:  # AssertionError, without a text, if the plugin is missing
         platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
         reason = str(error) or "JAX has no plugin for it"
         raise ConfigError(f"no device can be used with JAX_PLATFORMS={platforms or '(not set)'}: {reason}") from error

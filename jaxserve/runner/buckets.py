@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxserve.config import SchedulerConfig
-from jaxserve.scheduler.embed_plan import EmbedBuckets
 from jaxserve.scheduler.plan import Buckets
 
 MIN_MIXED_TOKENS = 16
@@ -64,7 +63,7 @@ an accelerator's products."""
 MAX_EMBED_TOKENS = 8192
 
 
-def embed_limits(platform: str, config: SchedulerConfig, max_model_len: int | None) -> StepLimits:
+def resolve_embed_limits(platform: str, config: SchedulerConfig, max_model_len: int | None) -> StepLimits:
     """Texts and tokens of a step that embeds; max_model_len: what is asked for, if anything, which has to fit in."""
     default = CPU_LIMITS if platform == "cpu" else ACCELERATOR_LIMITS
     tokens = config.max_num_batched_tokens
@@ -73,11 +72,11 @@ def embed_limits(platform: str, config: SchedulerConfig, max_model_len: int | No
     return StepLimits(min(config.max_num_seqs or default.max_num_seqs, tokens), tokens)
 
 
-def embed_buckets(platform: str, limits: StepLimits) -> EmbedBuckets:
+def embed_buckets(platform: str, limits: StepLimits) -> Buckets:
     """The bucket table for these limits."""
     floor = MIN_MIXED_TOKENS if platform == "cpu" else 8 * MIN_MIXED_TOKENS
     tokens = limits.max_num_batched_tokens
-    return EmbedBuckets(_ladder(min(floor, tokens), tokens, 2), limits.max_num_seqs)
+    return Buckets((), _ladder(min(floor, tokens), tokens, 2), limits.max_num_seqs)
 
 
 def _ladder(smallest: int, largest: int, growth: int) -> tuple[int, ...]:

@@ -1,15 +1,20 @@
-"""The forward half of a step whose outcome is a vector per text: packed texts in, pooled vectors out.
+"""Embedding as a task of the runner: packed texts in, one pooled vector per text out.
 
-Every text is whole. A decoder keeps its keys and values in pages, as always, but only within the step: the texts'
-pages lie one behind the other from page 1 on, and the next step writes over them. An encoder has none.
+Every text is whole. A decoder keeps keys and values in pages only within the step: the texts' pages follow each other
+from page 1 on, and the next step overwrites them. An encoder has no pages.
+
+Letters: B texts, T tokens of the step, D numbers of a vector, M pages of a text.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxserve_kernels.paged_attention import Paging, ragged_layout
 from jaxtyping import Array, Float, Int
 
@@ -17,31 +22,93 @@ from jaxserve.layers.attention import KVPool, StepContext
 from jaxserve.layers.rope import rotation, sliding_rotation
 from jaxserve.layers.segment_attention import Texts
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
-from jaxserve.runner.inputs import Program, split
-from jaxserve.types import Pooling
+from jaxserve.runner.inputs import Program, leading_ones, packed_size, split
+from jaxserve.runner.state import StateArrays
+from jaxserve.runner.task import StepTask
+from jaxserve.scheduler.embed_plan import EmbedPlan, EmbedResult
+from jaxserve.scheduler.plan import Buckets
+from jaxserve.types import Pooling, RequestId
 
 EMBED_FIELDS: Final = {
     "num_single_rows": "",  # texts of one token, at the start
     "tokens": "T",
     "positions": "T",
     "token_types": "T",
-    "rows": "T",  # text of each token; padding tokens point at row B, which is nobody's
-    "starts": "B+1",  # of each text; behind the last one stands the number of tokens
+    "rows": "T",  # text of each token; B for padding tokens
+    "starts": "B+1",  # first token of each text, then the number of tokens
     "first_pages": "B",
 }
+DUMMY_TOKENS: Final = 8
+"""Tokens of the second text in a dummy run; the first one has a single token."""
+
+
+def embedding_task(pooling: Pooling, page_size: int, max_model_len: int) -> StepTask[EmbedPlan, EmbedResult]:
+    """Return the task of an engine that embeds. page_size: tokens; 1 for an encoder, whose pages are only counted."""
+    return StepTask(
+        name=f"embed {pooling}",
+        step=partial(embed, pooling=pooling),
+        fields=EMBED_FIELDS,
+        programs=embed_programs,
+        pack=partial(pack_texts, page_size=page_size),
+        unpack=_unpack,
+        dummy_plan=partial(_dummy_plan, max_model_len=max_model_len),
+    )
+
+
+def embed_programs(buckets: Buckets, max_pages: int) -> tuple[Program, ...]:
+    """Return every program of these buckets, largest first. max_pages: pages of the longest text."""
+    return tuple(Program("embed", size, buckets.mixed_rows(size), max_pages, 0) for size in reversed(buckets.mixed))
+
+
+def pool_pages(buckets: Buckets, page_size: int) -> int:
+    """Return the pages that hold any step, the null page included: each text may leave its last page nearly empty."""
+    return max(buckets.mixed) // page_size + buckets.mixed_rows(max(buckets.mixed)) + 1
+
+
+def pack_texts(plan: EmbedPlan, program: Program, page_size: int) -> np.ndarray:
+    """Return the packed input of `program`; what the plan does not fill is padding."""
+    packed = np.zeros(packed_size(program, EMBED_FIELDS), np.int32)
+    field = split(packed, program, EMBED_FIELDS)
+    counts, num_tokens, num_texts = plan.num_text_tokens, plan.num_tokens, len(plan.num_text_tokens)
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    rows = np.repeat(np.arange(num_texts), counts)
+    pages = -(-counts // page_size)
+    field["num_single_rows"][...] = leading_ones(counts)
+    field["tokens"][:num_tokens] = plan.token_ids
+    field["positions"][:num_tokens] = np.arange(num_tokens) - starts[rows]
+    field["token_types"][:num_tokens] = field["positions"][:num_tokens] >= plan.text_pair_starts[rows]
+    field["rows"][:num_tokens] = rows
+    field["rows"][num_tokens:] = program.num_rows
+    field["starts"][: num_texts + 1] = starts
+    field["starts"][num_texts + 1 :] = num_tokens
+    field["first_pages"][:num_texts] = 1 + np.cumsum(pages) - pages
+    return packed
+
+
+def _unpack(plan: EmbedPlan, program: Program, outputs: Sequence[np.ndarray], device_seconds: float) -> EmbedResult:
+    return EmbedResult(outputs[0][: len(plan.request_ids)], device_seconds)
+
+
+def _dummy_plan(program: Program, max_model_len: int) -> EmbedPlan:
+    counts = np.array([1, min(DUMMY_TOKENS, program.num_tokens - 1, max_model_len)], np.int32)
+    counts = counts[counts > 0][: program.num_rows]
+    names = tuple(RequestId(f"dummy-{row}") for row in range(len(counts)))
+    return EmbedPlan(program.num_tokens, names, counts, np.zeros(counts.sum(), np.int32), counts)
 
 
 def embed(
     skeleton: ModelSkeleton | EncoderSkeleton,
     params: tuple[Array, ...],
-    pool: KVPool | None,
+    state: StateArrays,
     packed: Int[Array, "I"],
     program: Program,
     pooling: Pooling,
-) -> tuple[KVPool | None, Float[Array, "B D"]]:
-    """The texts' vectors, float32 and as long as they come, or the pairs' scores, (B, 1); rows behind the last text hold
-    no meaning."""
-    field = split(packed, program, EMBED_FIELDS)
+) -> tuple[StateArrays, tuple[Float[Array, "B D"]]]:
+    """Compute the texts' vectors in float32, not normalised, or the scores of pairs, (B, 1). DONATES the state.
+
+    Rows after the last text have no meaning.
+    """
+    field, pool = split(packed, program, EMBED_FIELDS), state.pool
     if isinstance(skeleton, EncoderSkeleton):
         longest = min(program.max_pages, program.num_tokens)  # a page of an encoder is a token
         texts = Texts(field["rows"], field["starts"][-1], longest)
@@ -49,20 +116,21 @@ def embed(
         hidden = model.hidden(field["tokens"], field["positions"], field["token_types"], texts)
         if skeleton.config.scoring is not None:
             firsts = pooled(hidden, field["rows"], field["starts"], "cls")
-            return pool, model.scores(firsts, skeleton.config.scoring)
+            return state, (model.scores(firsts, skeleton.config.scoring),)
     else:
         if pool is None:
             raise ValueError("a decoder needs pages")
         context = _context(skeleton, field, pool, program)
         hidden, pool = skeleton.build(params).hidden(field["tokens"], pool, context)
     with jax.named_scope("pool"):
-        return pool, pooled(hidden.astype(jnp.float32), field["rows"], field["starts"], pooling)
+        vectors = pooled(hidden.astype(jnp.float32), field["rows"], field["starts"], pooling)
+        return StateArrays(pool, None), (vectors,)
 
 
 def pooled(
     hidden: Float[Array, "T D"], rows: Int[Array, "T"], starts: Int[Array, "B1"], pooling: Pooling
 ) -> Float[Array, "B D"]:
-    """One vector for each row of tokens."""
+    """Return one vector for each text."""
     if pooling == "last":
         return hidden[jnp.maximum(starts[1:] - 1, 0)]
     if pooling == "cls":

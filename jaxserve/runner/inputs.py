@@ -8,6 +8,7 @@ ones 50 to 80 us.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
@@ -16,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxserve.sampling.params import COLUMNS
+from jaxserve.sampling.params import COLUMNS, SamplingParams, device_row
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, NO_SLOT, Buckets, PromptScores, StepPlan, StepResult
-from jaxserve.types import MAX_TOP_LOGPROBS, ProgramKind
+from jaxserve.types import MAX_TOP_LOGPROBS, ProgramKind, RequestId
 
 A = TypeVar("A", np.ndarray, jax.Array)
 
@@ -78,7 +79,7 @@ OUTPUT_FIELDS: Final = {
 }
 
 
-def field_shapes(program: Program, fields: dict[str, str]) -> dict[str, tuple[int, ...]]:
+def field_shapes(program: Program, fields: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
     """Concrete shape of every field for one program."""
     letters = {
         "T": program.num_tokens,
@@ -93,12 +94,12 @@ def field_shapes(program: Program, fields: dict[str, str]) -> dict[str, tuple[in
     return {name: tuple(letters[letter] for letter in shape.split()) for name, shape in fields.items()}
 
 
-def packed_size(program: Program, fields: dict[str, str]) -> int:
+def packed_size(program: Program, fields: Mapping[str, str]) -> int:
     """Length of the packed vector."""
     return sum(math.prod(shape) for shape in field_shapes(program, fields).values())
 
 
-def split(packed: A, program: Program, fields: dict[str, str]) -> dict[str, A]:
+def split(packed: A, program: Program, fields: Mapping[str, str]) -> dict[str, A]:
     """Views of the packed vector by field name."""
     views, start = {}, 0
     for name, shape in field_shapes(program, fields).items():
@@ -158,7 +159,7 @@ class Outcome(NamedTuple):
     top_logprobs: Float[Array, "B W"]
 
 
-def pack_arrays(arrays: NamedTuple, fields: dict[str, str]) -> jax.Array:
+def pack_arrays(arrays: NamedTuple, fields: Mapping[str, str]) -> jax.Array:
     """The arrays of these names as one vector, floats by their bits. Traced."""
     parts = []
     for name in fields:
@@ -169,9 +170,9 @@ def pack_arrays(arrays: NamedTuple, fields: dict[str, str]) -> jax.Array:
     return jnp.concatenate(parts)
 
 
-def unpack_result(packed: np.ndarray, program: Program, num_rows: int, device_seconds: float) -> StepResult:
-    """The first `num_rows` rows of a packed result."""
-    field = split(packed, program, OUTPUT_FIELDS)
+def unpack(plan: StepPlan, program: Program, outputs: Sequence[np.ndarray], device_seconds: float) -> StepResult:
+    """Return the rows of a packed result that `plan` fills, and the scores of its prompt tokens from a second output."""
+    field, num_rows = split(outputs[0], program, OUTPUT_FIELDS), len(plan.request_ids)
     num_steps = int(field["num_steps"])
     return StepResult(
         token_ids=field["token_ids"][:num_steps, :num_rows],
@@ -179,15 +180,44 @@ def unpack_result(packed: np.ndarray, program: Program, num_rows: int, device_se
         top_token_ids=field["top_token_ids"][:num_rows],
         top_logprobs=field["top_logprobs"][:num_rows].view(np.float32),
         device_seconds=device_seconds,
+        prompt_scores=None if len(outputs) == 1 else _prompt_scores(outputs[1], program, plan.num_tokens),
     )
 
 
-def unpack_scores(packed: np.ndarray, program: Program, num_tokens: int) -> PromptScores:
-    """The scores of the first `num_tokens` tokens."""
+def _prompt_scores(packed: np.ndarray, program: Program, num_tokens: int) -> PromptScores:
     field = {name: values[:num_tokens] for name, values in split(packed, program, SCORE_FIELDS).items()}
     return PromptScores(
         logprobs=field["logprobs"].view(np.float32),
         ranks=field["ranks"],
         top_token_ids=field["top_token_ids"],
         top_logprobs=field["top_logprobs"].view(np.float32),
+    )
+
+
+DUMMY_ROWS: Final = 4
+DUMMY_CHUNK: Final = 8
+"""Tokens of the last row in a mixed dummy run. Enough to run the kernels of single rows and of chunks; one page holds them."""
+
+
+def dummy_plan(program: Program) -> StepPlan:
+    """A step of no request: a few rows of one token and, in mixed programs, a chunk. Its keys and values go to the null page,
+    its samples are not kept."""
+    num_rows = min(program.num_rows, DUMMY_ROWS)
+    counts = np.ones(num_rows, np.int32)
+    if program.kind == "mixed":
+        counts[-1] = min(program.num_tokens - num_rows + 1, DUMMY_CHUNK)
+    return StepPlan(
+        kind=program.kind,
+        bucket=program.num_tokens,
+        request_ids=tuple(RequestId(f"dummy-{row}") for row in range(num_rows)),
+        slots=np.arange(num_rows, dtype=np.int32),
+        num_scheduled_tokens=counts,
+        num_computed_tokens=np.zeros(num_rows, np.int32),
+        token_ids=np.zeros(counts.sum(), np.int32),
+        block_tables=np.zeros((num_rows, program.max_pages), np.int32),
+        is_sampling=np.zeros(num_rows, np.bool_),
+        sampling=np.tile(device_row(SamplingParams()), (num_rows, 1)),
+        length_limits=np.full(num_rows, np.iinfo(np.int32).max, np.int32),
+        stop_token_ids=np.full((num_rows, MAX_STOP_TOKENS), -1, np.int32),
+        num_top_logprobs=0,
     )

@@ -40,6 +40,7 @@ class Limits:
 
     @property
     def pool_shape(self) -> tuple[int, ...]:
+        """`[L, P, K, S, H]`"""
         spec = self.spec
         return (spec.num_layers, self.num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
 

@@ -43,7 +43,7 @@ _PROCESSOR_LINES = ("vendor_id", "cpu family", "model\t", "flags", "CPU implemen
 """Of /proc/cpuinfo, on x86 and on ARM."""
 
 
-def host_facts() -> dict[str, str]:
+def host_key_parts() -> dict[str, str]:
     """What every program of this process depends on, by name."""
     device = jax.devices()[0]
     settings = jax.config.values

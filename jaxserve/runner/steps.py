@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial, reduce
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -24,125 +24,100 @@ from jaxserve.layers.attention import KVPool, StepContext
 from jaxserve.layers.rope import rotation, sliding_rotation
 from jaxserve.model_config.adapters import AdaptersConfig
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
-from jaxserve.runner.embedding import EMBED_FIELDS, embed
 from jaxserve.runner.inputs import (
     INPUT_FIELDS,
     OUTPUT_FIELDS,
     SCORE_FIELDS,
     Outcome,
     Program,
+    dummy_plan,
+    pack,
     pack_arrays,
     packed_size,
+    programs,
     split,
+    unpack,
 )
 from jaxserve.runner.slots import MASKS_AT_ONCE, SamplerState, init_slot, put_masks, slots_shape, store_tokens, take_up
-from jaxserve.runner.upkeep import Upkeep
+from jaxserve.runner.state import DeviceState, StateArrays, StateProgram
+from jaxserve.runner.task import StepTask
 from jaxserve.sampling.adjust import is_penalized
 from jaxserve.sampling.bits import num_words
 from jaxserve.sampling.sampler import Sampled, Scored, sample, score, unpack_options
-from jaxserve.scheduler.plan import UNREAD_TOKEN
+from jaxserve.scheduler.plan import UNREAD_TOKEN, StepPlan
 from jaxserve.sharding.mesh import Sharding
 from jaxserve.sharding.shard_map import batch_sharded
-from jaxserve.types import MAX_TOP_LOGPROBS, NO_LOGPROBS, Pooling
+from jaxserve.types import MAX_TOP_LOGPROBS, NO_LOGPROBS
 
 MAX_SCORE_BLOCKS = 8
 """In which the targets of a step are scored; of as many tokens as it has rows, if that is more. GPUs compile each."""
 
 
 def lower(
-    skeleton: ModelSkeleton,
-    sharding: Sharding,
-    program: Program,
-    pool_shape: tuple[int, ...],
-    kv_dtype: jnp.dtype | None = None,
-) -> jax.stages.Lowered:
-    """Trace one program for abstract arguments; nothing is allocated on a device. kv_dtype: None is the model's."""
-
-    def step(
-        params: tuple[Array, ...], k: Array, v: Array, slots: Int[Array, "X1 S"], packed: Int[Array, "I"]
-    ) -> tuple[Array, ...]:
-        pool, slots, *results = run_step(skeleton, params, KVPool(k, v), slots, packed, program)
-        return pool.k, pool.v, slots, *results
-
-    pool_sharding, whole = sharding.kv_pool, sharding.replicated
-    num_results = 2 if program.kind == "mixed" else 1
-    jitted = jax.jit(
-        step,
-        donate_argnames=("k", "v", "slots"),
-        out_shardings=(pool_sharding, pool_sharding, whole, *[whole] * num_results),
-    )
-    pool = jax.ShapeDtypeStruct(pool_shape, kv_dtype or skeleton.dtype, sharding=pool_sharding)
-    slots = jax.ShapeDtypeStruct(slots_shape(program.num_slots, skeleton.config.vocab_size), jnp.int32, sharding=whole)
-    inputs = jax.ShapeDtypeStruct((packed_size(program, INPUT_FIELDS),), jnp.int32, sharding=whole)
-    # Kernels ask the mesh in context which chip they are compiled for, and how many share their heads.
-    with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
-        return jitted.lower(abstract_params(skeleton, sharding), pool, pool, slots, inputs)
-
-
-def lower_forward(
-    skeleton: ModelSkeleton, sharding: Sharding, program: Program, pool_shape: tuple[int, ...], kv_dtype: jnp.dtype
-) -> jax.stages.Lowered:
-    """Trace a step without its sampling: to the pool (DONATED) and the vectors that the head would be given, `[T, D]`."""
-
-    def forward(params: tuple[Array, ...], k: Array, v: Array, packed: Int[Array, "I"]) -> tuple[Array, Array, Array]:
-        pool, field = KVPool(k, v), split(packed, program, INPUT_FIELDS)
-        hidden, pool = skeleton.build(params).hidden(field["tokens"], pool, _context(skeleton, field, pool, program))
-        return pool.k, pool.v, hidden
-
-    places = (sharding.kv_pool, sharding.kv_pool, sharding.replicated)
-    pool = jax.ShapeDtypeStruct(pool_shape, kv_dtype, sharding=sharding.kv_pool)
-    inputs = jax.ShapeDtypeStruct((packed_size(program, INPUT_FIELDS),), jnp.int32, sharding=sharding.replicated)
-    with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
-        jitted = jax.jit(forward, donate_argnames=("k", "v"), out_shardings=places)
-        return jitted.lower(abstract_params(skeleton, sharding), pool, pool, inputs)
-
-
-def lower_embedding(
     skeleton: ModelSkeleton | EncoderSkeleton,
     sharding: Sharding,
     program: Program,
-    pooling: Pooling,
     pool_shape: tuple[int, ...] | None,
-    kv_dtype: jnp.dtype,
+    kv_dtype: jnp.dtype | None = None,
+    task: StepTask[Any, Any] | None = None,
 ) -> jax.stages.Lowered:
-    """Trace a program that makes vectors. pool_shape: of a decoder's pages, which are DONATED; None for an encoder."""
+    """Trace one program of `task` for abstract arguments; nothing is allocated on a device.
+
+    pool_shape: None for an encoder. kv_dtype: None for the model's. task: None for GENERATION.
+    """
+    task = task or GENERATION
 
     def step(
-        params: tuple[Array, ...], pool: KVPool | None, packed: Int[Array, "I"]
-    ) -> tuple[KVPool | None, Float[Array, "B D"]]:
-        return embed(skeleton, params, pool, packed, program, pooling)
+        params: tuple[Array, ...], state: StateArrays, packed: Int[Array, "I"]
+    ) -> tuple[StateArrays, tuple[Array, ...]]:
+        return task.step(skeleton, params, state, packed, program)
 
-    pool = None
-    if pool_shape is not None:
-        pool = KVPool(*(jax.ShapeDtypeStruct(pool_shape, kv_dtype, sharding=sharding.kv_pool) for _ in range(2)))  # type: ignore[arg-type]
-    whole = sharding.replicated
-    shardings = (None if pool is None else KVPool(sharding.kv_pool, sharding.kv_pool), whole)  # type: ignore[arg-type]
-    inputs = jax.ShapeDtypeStruct((packed_size(program, EMBED_FIELDS),), jnp.int32, sharding=whole)
+    state = _abstract_state(skeleton, sharding, program, pool_shape, kv_dtype)
+    places = jax.tree.map(lambda array: array.sharding, state), sharding.replicated
+    inputs = jax.ShapeDtypeStruct((packed_size(program, task.fields),), jnp.int32, sharding=sharding.replicated)
+    # Kernels ask the mesh in context which chip they are compiled for, and how many devices share their heads.
     with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
-        jitted = jax.jit(step, donate_argnames="pool", out_shardings=shardings)
-        return jitted.lower(abstract_params(skeleton, sharding), pool, inputs)
+        jitted = jax.jit(step, donate_argnames="state", out_shardings=places)
+        return jitted.lower(abstract_params(skeleton, sharding), state, inputs)
 
 
-def lower_upkeep(sharding: Sharding, program: Upkeep) -> jax.stages.Lowered:
-    """Trace a program that runs between steps."""
-    keeping, place = program.keeping, sharding.replicated
-    shape = slots_shape(keeping.num_slots, keeping.vocab_size)
+def _abstract_state(
+    skeleton: ModelSkeleton | EncoderSkeleton,
+    sharding: Sharding,
+    program: Program,
+    pool_shape: tuple[int, ...] | None,
+    kv_dtype: jnp.dtype | None,
+) -> StateArrays:
+    pool, slots = None, None
+    if pool_shape is not None:
+        half = jax.ShapeDtypeStruct(pool_shape, kv_dtype or skeleton.policy.weights, sharding=sharding.kv_pool)
+        pool = KVPool(half, half)  # type: ignore[arg-type]
+    if program.num_slots:
+        shape = slots_shape(program.num_slots, skeleton.config.vocab_size)
+        slots = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.replicated)
+    return StateArrays(pool, slots)  # type: ignore[arg-type]
+
+
+def lower_state(sharding: Sharding, program: StateProgram) -> jax.stages.Lowered:
+    """Trace a state program."""
+    shapes, place = program.shapes, sharding.replicated
+    shape = slots_shape(shapes.num_slots, shapes.vocab_size)
     slots, slot, row, which, words = (
         jax.ShapeDtypeStruct(dims, jnp.int32, sharding=place)
-        for dims in (shape, (), shape[1:], (MASKS_AT_ONCE,), (MASKS_AT_ONCE, num_words(keeping.vocab_size)))
+        for dims in (shape, (), shape[1:], (MASKS_AT_ONCE,), (MASKS_AT_ONCE, num_words(shapes.vocab_size)))
     )
     match program.kind:
         case "pool":
             pools = sharding.kv_pool
-            half = jax.ShapeDtypeStruct(keeping.pool_shape, keeping.kv_dtype)
-            zeros = native.untouched_zeros if keeping.backend in NATIVE else _zeros
+            half = jax.ShapeDtypeStruct(shapes.pool_shape or (), shapes.kv_dtype)
+            zeros = native.untouched_zeros if shapes.backend in NATIVE else _zeros
             return jax.jit(lambda: tuple(zeros(half, half)), out_shardings=(pools, pools)).lower()
         case "slots":
             return jax.jit(lambda: jnp.zeros(shape, jnp.int32), out_shardings=place).lower()
         case "init_slot":
             return jax.jit(init_slot, donate_argnames="slots", out_shardings=place).lower(slots, slot, row)
         case "masks":
-            put = partial(put_masks, vocab_size=keeping.vocab_size)
+            put = partial(put_masks, vocab_size=shapes.vocab_size)
             return jax.jit(put, donate_argnames="slots", out_shardings=place).lower(slots, which, words)
 
 
@@ -158,23 +133,19 @@ def abstract_params(skeleton: ModelSkeleton | EncoderSkeleton, sharding: Shardin
 
 
 def run_step(
-    skeleton: ModelSkeleton,
-    params: tuple[Array, ...],
-    pool: KVPool,
-    slots: Int[Array, "X1 S"],
-    packed: Int[Array, "I"],
-    program: Program,
-) -> tuple[KVPool, Int[Array, "X1 S"], *tuple[Int[Array, "O"], ...]]:
-    """One call: write KV, attend, sample. DONATES pool and slots; returns them with the packed result, and behind it
-    the scores of prompt tokens if it is a mixed program."""
-    field = split(packed, program, INPUT_FIELDS)
+    skeleton: ModelSkeleton, params: tuple[Array, ...], state: StateArrays, packed: Int[Array, "I"], program: Program
+) -> tuple[StateArrays, tuple[Int[Array, "O"], ...]]:
+    """Write KV, attend, sample. DONATES the state; returns it and the packed result, in a mixed program followed by the
+    scores of prompt tokens."""
+    field, (pool, slots) = split(packed, program, INPUT_FIELDS), state
+    assert pool is not None and slots is not None, "a decoder that samples"
     if program.max_steps == 1:
         pool, slots, sampled, _, hidden = _one_step(skeleton, params, pool, slots, field, program)
         outcome = Outcome(jnp.int32(1), sampled.token_ids[None], sampled.logprobs[None], *sampled[2:])
-        result = pack_arrays(outcome, OUTPUT_FIELDS)
-        if program.kind == "decode":
-            return pool, slots, result
-        return pool, slots, result, pack_arrays(score_prompts(skeleton, params, hidden, field, program), SCORE_FIELDS)
+        outputs: tuple[Array, ...] = (pack_arrays(outcome, OUTPUT_FIELDS),)
+        if program.kind == "mixed":
+            outputs += (pack_arrays(score_prompts(skeleton, params, hidden, field, program), SCORE_FIELDS),)
+        return StateArrays(pool, slots), outputs
 
     def is_going_on(carry: tuple[KVPool, Array, Outcome, Bool[Array, ""]]) -> Bool[Array, ""]:
         _, _, outcome, has_end = carry
@@ -196,7 +167,17 @@ def run_step(
 
     start = (pool, slots, _no_outcome(program), jnp.bool_(False))
     pool, slots, outcome, _ = jax.lax.while_loop(is_going_on, go_on, start)
-    return pool, slots, pack_arrays(outcome, OUTPUT_FIELDS)
+    return StateArrays(pool, slots), (pack_arrays(outcome, OUTPUT_FIELDS),)
+
+
+def forward(
+    skeleton: ModelSkeleton, params: tuple[Array, ...], state: StateArrays, packed: Int[Array, "I"], program: Program
+) -> tuple[StateArrays, tuple[Float[Array, "T D"]]]:
+    """Compute a step without sampling: returns the state (DONATED) and the head's input of each token."""
+    field, pool = split(packed, program, INPUT_FIELDS), state.pool
+    assert pool is not None, "a decoder"
+    hidden, pool = skeleton.build(params).hidden(field["tokens"], pool, _context(skeleton, field, pool, program))
+    return StateArrays(pool, state.slots), (hidden,)
 
 
 def _no_outcome(program: Program) -> Outcome:
@@ -334,3 +315,21 @@ def _context(skeleton: ModelSkeleton, field: dict[str, Any], pool: KVPool, progr
 def _own_ranks(config: AdaptersConfig | None, adapters: Int[Array, "T"]) -> Bool[Array, "T A"] | None:
     """Which of all ranks are those of each token's adapter."""
     return None if config is None else adapters[:, None] == 1 + jnp.arange(config.num_ranks) // config.rank
+
+
+def _update_state(state: DeviceState, plan: StepPlan) -> None:
+    state.init_slots(plan.slot_inits, plan.masks)
+
+
+GENERATION: Final = StepTask(
+    name="generate",
+    step=run_step,
+    fields=INPUT_FIELDS,
+    programs=programs,
+    pack=pack,
+    unpack=unpack,
+    dummy_plan=dummy_plan,
+    num_outputs=lambda plan: 1 if plan.targets is None else 2,
+    update_state=_update_state,
+)
+"""Decode and mixed steps that sample."""

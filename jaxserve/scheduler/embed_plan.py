@@ -13,23 +13,6 @@ from jaxserve.types import ProgramKind, RequestId
 
 
 @dataclass(frozen=True, slots=True)
-class EmbedBuckets:
-    """The shapes that exist: tokens of a step, ascending."""
-
-    tokens: tuple[int, ...]
-    max_num_seqs: int
-    """Texts of a step."""
-
-    def rows(self, num_tokens: int) -> int:
-        """Room for texts in the bucket of `num_tokens`."""
-        return min(num_tokens, self.max_num_seqs)
-
-    def pick(self, num_tokens: int) -> int:
-        """The smallest bucket that holds so many tokens."""
-        return next(bucket for bucket in self.tokens if bucket >= num_tokens)
-
-
-@dataclass(frozen=True, slots=True)
 class EmbedPlan:
     """One step: whole texts, one behind the other."""
 
@@ -39,7 +22,7 @@ class EmbedPlan:
     token_ids: np.ndarray  # int32 [sum(num_text_tokens)]
     text_pair_starts: (
         np.ndarray
-    )  # int32 [B], where the second text of a pair begins; behind the last token if it is none
+    )  # int32 [B], first token of a pair's second text; the number of tokens if it is no pair
 
     @property
     def kind(self) -> ProgramKind:

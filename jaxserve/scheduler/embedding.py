@@ -20,7 +20,8 @@ from jaxserve.config import SchedulerConfig
 from jaxserve.errors import ContextLengthError, InvalidRequestError, RateLimitError, RequestError
 from jaxserve.ipc.messages import AddRequest, EngineStats, ErrorInfo, RequestOutput
 from jaxserve.scheduler.admission import error_info
-from jaxserve.scheduler.embed_plan import EmbedBuckets, EmbedPlan, EmbedResult
+from jaxserve.scheduler.embed_plan import EmbedPlan, EmbedResult
+from jaxserve.scheduler.plan import Buckets
 from jaxserve.types import FinishReason, RequestId
 
 
@@ -46,13 +47,13 @@ class EmbedScheduler:
     def __init__(
         self,
         config: SchedulerConfig,
-        buckets: EmbedBuckets,
+        buckets: Buckets,
         max_model_len: int,
         vocab_size: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._buckets = buckets
-        self._max_tokens = max(buckets.tokens)
+        self._max_tokens = max(buckets.mixed)
         self._max_model_len = min(max_model_len, self._max_tokens)
         self._vocab_size = vocab_size
         self._max_requests = buckets.max_num_seqs + config.max_queued_requests
@@ -115,7 +116,7 @@ class EmbedScheduler:
         for text in texts:
             text.queue_seconds = now - text.arrival_s
         plan = EmbedPlan(
-            bucket=self._buckets.pick(num_tokens),
+            bucket=self._buckets.pick("embed", num_tokens),
             request_ids=tuple(text.request_id for text in texts),
             num_text_tokens=np.array([len(text.token_ids) for text in texts], np.int32),
             token_ids=np.concatenate([text.token_ids for text in texts]),

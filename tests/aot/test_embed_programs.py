@@ -12,8 +12,9 @@ import pytest
 from jaxserve.layers.policy import plain
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.skeleton import make_encoder_skeleton, make_skeleton
+from jaxserve.runner.embedding import embedding_task
 from jaxserve.runner.inputs import Program
-from jaxserve.runner.steps import lower_embedding
+from jaxserve.runner.steps import lower
 from jaxserve.sharding.mesh import make_sharding
 from tests.aot.devices import H200, V6E, Target
 from tests.aot.test_step_programs import PAGE_SIZE, SMALL
@@ -38,7 +39,7 @@ def test_a_decoder_keeps_its_pages_in_place(target: Target, backend: Any) -> Non
     skeleton = make_skeleton(ONE_LAYER, replace(BFLOAT16, backend=backend))
     shape = (ONE_LAYER.num_layers, 1024, ONE_LAYER.num_kv_heads, PAGE_SIZE, ONE_LAYER.head_dim)
     program = Program("embed", 512, 32, 32, 0)
-    step = lower_embedding(skeleton, sharding, program, "last", shape, jnp.dtype("bfloat16")).compile()
+    step = lower(skeleton, sharding, program, shape, task=embedding_task("last", PAGE_SIZE, 512)).compile()
     memory = step.memory_analysis()
     assert memory is not None
     assert memory.alias_size_in_bytes == 2 * 2 * prod(shape)
@@ -52,7 +53,7 @@ def test_an_encoder_needs_room_for_a_block_of_queries_not_for_all_pairs(target: 
     skeleton = make_encoder_skeleton(MINILM, BFLOAT16)
     sharding = make_sharding(MINILM, 1, target.devices(1))
     program = Program("embed", num_tokens, num_tokens // 16, num_tokens // 16, 0)
-    step = lower_embedding(skeleton, sharding, program, "mean", None, jnp.dtype("bfloat16")).compile()
+    step = lower(skeleton, sharding, program, None, task=embedding_task("mean", 1, 512)).compile()
     memory = step.memory_analysis()
     assert memory is not None
     pairs_bytes = 2 * MINILM.num_heads * num_tokens**2

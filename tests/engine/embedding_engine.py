@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxserve.config import CompileConfig, Config, ModelConfig, ParallelConfig, SchedulerConfig
 from jaxserve.engine.core import EngineCore
-from jaxserve.executor.embedding import LocalEmbeddingExecutor
+from jaxserve.executor.local import LocalExecutor
 from jaxserve.ipc.messages import AddRequest, RequestOutput
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.scheduler.embedding import EmbedScheduler
@@ -42,7 +42,7 @@ class EmbeddingEngine:
             parallel=ParallelConfig(tensor_parallel_size=tensor_parallel_size),
             compile=CompileConfig(compile_cache=str(shared_programs()), cpu_kernels=cpu_kernels),
         )
-        self.executor = LocalEmbeddingExecutor.start(self.config, path, lambda *_: None)
+        self.executor = LocalExecutor.start(self.config, path, lambda *_: None)
         self.model_info = self.executor.model_info
         self.scheduler = EmbedScheduler(
             self.config.scheduler, self.executor.buckets, self.model_info.max_model_len, self.model_info.vocab_size

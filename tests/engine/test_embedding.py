@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from safetensors.flax import load_file, save_file
 
+from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import ConfigError
-from jaxserve.executor.embedding import LocalEmbeddingExecutor
 from jaxserve.executor.precompile import precompile
-from jaxserve.executor.task import resolve_task
+from jaxserve.executor.preparation import resolve_task
 from jaxserve.ipc.messages import Abort, EmbeddingInfo
+from jaxserve.models.registry import model_of
 from tests.engine.embedding_engine import EmbeddingEngine, text
 from tests.models.goldens import DATA, decoder_vectors, encoder_golden, minilm_golden, pair_golden
 from tests.unit.checkpoint.checkpoint_files import minilm_directory, smollm2_file
@@ -224,7 +225,7 @@ def test_settings_that_cannot_be_are_refused_before_anything_is_loaded(settings:
 
 def test_the_task_follows_from_the_model() -> None:
     def resolved(path: Path, **settings: Any) -> str:
-        return resolve_task(ModelConfig(model="any", **settings), path)
+        return resolve_task(ModelConfig(model="any", **settings), model_of(open_checkpoint(path)))
 
     assert resolved(BERT.path) == "embed"
     assert resolved(DATA / "llama3_tiny") == "generate"
@@ -245,7 +246,6 @@ def test_an_encoder_without_modules_json_embeds_one_text_at_a_time(tmp_path: Pat
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).symlink_to(BERT.path / name)
     engine = EmbeddingEngine(tmp_path, max_num_batched_tokens=16, max_num_seqs=1)
-    assert isinstance(engine.executor, LocalEmbeddingExecutor)
     for found, expected in zip(engine.vectors(BERT.token_ids[:3]), MEANS[:3], strict=True):
         np.testing.assert_allclose(found, expected, atol=2e-5)
     assert engine.model_info.embedding == EmbeddingInfo(32, "mean", normalizes=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,8 +50,8 @@ def test_a_server_starts_from_what_was_compiled_ahead_of_a_config_alone(
     manifest = read_manifest(cache)
     assert manifest == result.manifest
     assert steps == [(0, 2), (1, 2), (2, 2)]
-    between_steps = {f"between steps/{kind}" for kind in ("pool", "slots", "init_slot", "masks")}
-    assert {entry.name for entry in manifest.programs} == {"decode/1", "mixed/16"} | between_steps
+    state_programs = {f"state/{kind}" for kind in ("pool", "slots", "init_slot", "masks")}
+    assert {entry.name for entry in manifest.programs} == {"decode/1", "mixed/16"} | state_programs
     assert {entry.file for entry in manifest.programs} | {FILE_NAME} == {file.name for file in cache.iterdir()}
     assert all(entry.num_bytes > 0 and entry.compile_seconds for entry in manifest.programs)
     assert result.kv_cache_bytes <= 1 << 20
@@ -62,7 +63,7 @@ def test_a_server_starts_from_what_was_compiled_ahead_of_a_config_alone(
     assert executor.compilations() == {"warmup": 0, "serving": 0}
     assert {span.phase for span in report.phases} == {"open", "load", "compile", "kv_cache", "first_run"}
     assert "had to be compiled" not in caplog.text
-    _check_rehearsal_left_no_trace(executor)
+    _check_dummy_run_left_no_trace(executor)
     executor.close()
 
     other = LocalExecutor.start(config_for(model, cache, max_model_len=16), model, ignore)
@@ -71,12 +72,12 @@ def test_a_server_starts_from_what_was_compiled_ahead_of_a_config_alone(
     other.close()
 
 
-def _check_rehearsal_left_no_trace(executor: LocalExecutor) -> None:
-    runner = executor._runner
-    pool_k, pool_v = (np.asarray(half) for half in runner._pool)
+def _check_dummy_run_left_no_trace(executor: LocalExecutor[Any, Any]) -> None:
+    pool, slots = executor._runner._state.arrays
+    pool_k, pool_v = (np.asarray(half) for half in pool)
     assert not pool_k[:, 1:].any() and not pool_v[:, 1:].any()
     assert pool_k[:, 0].any(), "every program wrote to the null page"
-    assert not np.asarray(runner._slots)[:-1].any()
+    assert not np.asarray(slots)[:-1].any()
 
 
 def test_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:

@@ -8,11 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.runner.embed_inputs import embed_programs, pack_texts, pool_pages
-from jaxserve.runner.embed_runner import EmbedRunner
-from jaxserve.runner.embedding import EMBED_FIELDS, pooled
+from jaxserve.runner.embedding import (
+    EMBED_FIELDS,
+    embed_programs,
+    embedding_task,
+    pack_texts,
+    pool_pages,
+    pooled,
+)
 from jaxserve.runner.inputs import Program, split
-from jaxserve.scheduler.embed_plan import EmbedBuckets, EmbedPlan
+from jaxserve.runner.runner import Runner
+from jaxserve.scheduler.embed_plan import EmbedPlan
+from jaxserve.scheduler.plan import Buckets
 from jaxserve.types import RequestId
 
 PROGRAM = Program("embed", 16, 4, 3, 0)
@@ -38,7 +45,7 @@ def test_texts_lie_one_behind_the_other_each_on_pages_of_its_own() -> None:
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_the_pool_holds_the_worst_step(page_size: int) -> None:
-    buckets = EmbedBuckets((16, 64), 8)
+    buckets = Buckets((), (16, 64), 8)
     worst = plan(*[2 * page_size + 1] * 7, 64 - 7 * (2 * page_size + 1)) if page_size < 4 else plan(*[1] * 8)
     field = split(
         pack_texts(worst, Program("embed", 64, 8, 4, 0), page_size), Program("embed", 64, 8, 4, 0), EMBED_FIELDS
@@ -57,19 +64,24 @@ def test_pooling_reads_the_tokens_it_names_and_no_padding() -> None:
 
 
 def test_a_step_that_fails_leaves_fresh_pages_and_the_next_one_runs() -> None:
-    pools: list[int] = []
-
-    def new_pool() -> Any:
-        pools.append(len(pools))
-        return pools[-1]
+    state = CountingState()
 
     def step(params: Any, pool: Any, packed: Any) -> Any:
         if pool == 0:
             raise RuntimeError("broken")
-        return pool, jnp.full((4, 2), float(pool))
+        return pool, (jnp.full((4, 2), float(pool)),)
 
-    runner = EmbedRunner((), new_pool, 4, {PROGRAM: step})
+    runner = Runner(embedding_task("mean", 4, 16), (), state, {PROGRAM: step})  # type: ignore[arg-type, unused-ignore]
     with pytest.raises(RuntimeError, match="broken"):
         runner.submit(plan(2, 3))
     assert runner.submit(plan(2, 3)).result().vectors.tolist() == [[1, 1], [1, 1]]
-    assert pools == [0, 1]
+    assert state.arrays == 1
+
+
+class CountingState:
+    """State whose arrays are the number of times it was renewed."""
+
+    arrays = 0
+
+    def renew(self) -> None:
+        self.arrays += 1

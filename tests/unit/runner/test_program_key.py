@@ -9,47 +9,47 @@ import jax
 import pytest
 
 from jaxserve.runner import program_key as module
-from jaxserve.runner.program_key import host_facts, program_key
+from jaxserve.runner.program_key import host_key_parts, program_key
 
 
 def test_facts_are_the_same_when_nothing_changed() -> None:
-    assert host_facts() == host_facts()
-    assert program_key(host_facts(), "a", 1) == program_key(host_facts(), "a", 1)
-    assert program_key(host_facts(), "a", 1) != program_key(host_facts(), "a", 2)
+    assert host_key_parts() == host_key_parts()
+    assert program_key(host_key_parts(), "a", 1) == program_key(host_key_parts(), "a", 1)
+    assert program_key(host_key_parts(), "a", 1) != program_key(host_key_parts(), "a", 2)
 
 
 @pytest.mark.parametrize(
     "name", ["jaxserve", "jaxserve source", "jax", "jaxlib", "platform", "device kind", "runtime", "processor", "cores"]
 )
 def test_each_fact_of_the_host_is_in_the_key(name: str) -> None:
-    facts = host_facts()
+    facts = host_key_parts()
     assert facts[name]
     assert program_key(facts | {name: "another"}) != program_key(facts)
 
 
 @pytest.mark.parametrize("variable", ["XLA_FLAGS", "LIBTPU_INIT_ARGS"])
 def test_flags_are_in_the_key(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = program_key(host_facts())
+    before = program_key(host_key_parts())
     monkeypatch.setenv(variable, os.environ.get(variable, "") + " --xla_dump_hlo_as_text=false")
-    assert program_key(host_facts()) != before
+    assert program_key(host_key_parts()) != before
 
 
 @pytest.mark.parametrize(
     ("setting", "value"), [("jax_default_matmul_precision", "highest"), ("jax_numpy_dtype_promotion", "strict")]
 )
 def test_settings_of_jax_are_in_the_key(setting: str, value: str) -> None:
-    before, old = program_key(host_facts()), jax.config.values[setting]
+    before, old = program_key(host_key_parts()), jax.config.values[setting]
     jax.config.update(setting, value)
     try:
-        assert program_key(host_facts()) != before
+        assert program_key(host_key_parts()) != before
     finally:
         jax.config.update(setting, old)
 
 
 def test_another_processor_is_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = host_facts()
+    before = host_key_parts()
     monkeypatch.setattr(module, "_processor", lambda: "flags : fpu sse2")
-    assert program_key(host_facts()) != program_key(before)
+    assert program_key(host_key_parts()) != program_key(before)
 
 
 def test_the_source_of_what_is_traced_is_in_the_key_and_that_of_the_server_is_not(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,8 +11,10 @@ import pytest
 from jaxserve.layers.attention import KVPool
 from jaxserve.runner.inputs import OUTPUT_FIELDS, Program, packed_size
 from jaxserve.runner.runner import Runner, StepLostError
+from jaxserve.runner.state import DeviceState, StateArrays
+from jaxserve.runner.steps import GENERATION
 from jaxserve.sampling.params import COLUMNS
-from jaxserve.scheduler.plan import MAX_STOP_TOKENS, SlotInit, StepPlan
+from jaxserve.scheduler.plan import MAX_STOP_TOKENS, StepPlan, StepResult
 from jaxserve.types import RequestId
 
 PROGRAM = Program("decode", num_tokens=1, num_rows=1, max_pages=1, num_slots=1)
@@ -54,39 +55,36 @@ class CountingStep:
         self.fails_at, self.failing_step = fails_at, failing_step
         self.num_steps = 0
 
-    def __call__(
-        self, params: Any, k: jax.Array, v: jax.Array, slots: Any, packed: np.ndarray
-    ) -> tuple[Any, Any, Any, Any]:
+    def __call__(self, params: Any, state: StateArrays, packed: np.ndarray) -> tuple[StateArrays, tuple[Any]]:
         is_failing = self.num_steps == self.failing_step
         self.num_steps += 1
-        pool = (k + 1, v + 1)
-        k.delete()
-        v.delete()
+        pool = KVPool(*(half + 1 for half in state.pool or ()))
+        for half in state.pool or ():
+            half.delete()
         if is_failing and self.fails_at == "submit":
             raise RuntimeError("the device is unhappy")
-        result = jnp.full(packed_size(PROGRAM, OUTPUT_FIELDS), pool[0][0], jnp.int32)
-        return *pool, slots + 1, LostResult() if is_failing else result.at[0].set(1)
+        result = jnp.full(packed_size(PROGRAM, OUTPUT_FIELDS), pool.k[0], jnp.int32)
+        return StateArrays(pool, None), (LostResult() if is_failing else result.at[0].set(1),)
 
 
-class CountingKeeper:
-    """Slots whose words all say how many requests were given a slot since they were made."""
+class ZeroState(DeviceState):
+    """A pool of one number, without programs."""
 
-    def new_pool(self) -> KVPool:
-        return KVPool(jnp.zeros(1), jnp.zeros(1))  # type: ignore[arg-type, unused-ignore]
+    def __init__(self) -> None:
+        self.arrays = self._new_arrays()
 
-    def new_slots(self) -> jax.Array:
-        return jnp.zeros(1)
+    def _new_arrays(self) -> StateArrays:
+        return StateArrays(KVPool(jnp.zeros(1), jnp.zeros(1)), None)  # type: ignore[arg-type, unused-ignore]
 
-    def init_slot(self, slots: jax.Array, init: SlotInit) -> jax.Array:
-        return slots + 1
-
-
-def new_runner(step: CountingStep) -> Runner:
-    keeper = CountingKeeper()
-    return Runner((), keeper.new_pool(), keeper, {PROGRAM: step})  # type: ignore[arg-type, unused-ignore]
+    def init_slots(self, inits: Any, masks: Any) -> None:
+        pass
 
 
-def tokens(runner: Runner) -> list[int]:
+def new_runner(step: CountingStep) -> Runner[StepPlan, StepResult]:
+    return Runner(GENERATION, (), ZeroState(), {PROGRAM: step})
+
+
+def tokens(runner: Runner[StepPlan, StepResult]) -> list[int]:
     return runner.submit(PLAN).result().token_ids[0].tolist()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -15,10 +16,10 @@ from jaxserve.layers.attention import KVPool
 from jaxserve.layers.policy import plain
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
-from jaxserve.runner import steps
 from jaxserve.runner.inputs import INPUT_FIELDS, Program, packed_size
 from jaxserve.runner.slots import slots_shape
-from jaxserve.runner.steps import lower
+from jaxserve.runner.state import StateArrays
+from jaxserve.runner.steps import GENERATION, lower
 from jaxserve.sharding.mesh import make_sharding
 from tests.call_counts import CallCounts
 
@@ -87,39 +88,41 @@ def test_float32_is_multiplied_as_float32_on_every_device(skeleton: ModelSkeleto
     assert [product for product in products if "precision = [HIGHEST, HIGHEST]" not in product] == []
 
 
-def test_dispatch_costs_no_more_than_the_bare_arrays(skeleton: ModelSkeleton, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dispatch_costs_no_more_than_the_bare_arrays(skeleton: ModelSkeleton) -> None:
     """Count the calls of a step call and of one over a bare tuple of the same leaves: no module is on the hot path."""
     program = PROGRAMS[0]
 
     def touch(params: tuple[jax.Array, ...]) -> jax.Array:
         return sum(leaf.ravel()[:1].astype(jnp.int32) for leaf in params)
 
-    def run_step(skeleton: ModelSkeleton, params: Any, pool: KVPool, slots: Any, packed: Any, program: Program) -> Any:
-        return pool, slots, touch(params) + packed[:1]
+    def step(skeleton: ModelSkeleton, params: Any, state: StateArrays, packed: Any, program: Program) -> Any:
+        return state, (touch(params) + packed[:1],)
 
-    monkeypatch.setattr(steps, "run_step", run_step)
-    step = lower(skeleton, make_sharding(CONFIG, 1), program, POOL).compile()
+    task = replace(GENERATION, step=step)
+    compiled = lower(skeleton, make_sharding(CONFIG, 1), program, POOL, task=task).compile()
 
-    def bare(params: Any, k: jax.Array, v: jax.Array, slots: jax.Array, packed: jax.Array) -> Any:
-        return k, v, slots, touch(params) + packed[:1]
+    def bare(params: Any, state: StateArrays, packed: jax.Array) -> Any:
+        return state, (touch(params) + packed[:1],)
 
     params = tuple(jax.device_put(np.zeros(leaf.shape, leaf.dtype)) for leaf in skeleton.leaves)
     packed = np.zeros(packed_size(program, INPUT_FIELDS), np.int32)
-    slots = jnp.zeros(slots_shape(program.num_slots, CONFIG.vocab_size), jnp.int32)
-    pool = jnp.zeros(POOL)
-    plain = jax.jit(bare, donate_argnums=(1, 2, 3)).lower(params, pool, pool, slots, packed).compile()
+
+    def new_state() -> StateArrays:
+        slots = jnp.zeros(slots_shape(program.num_slots, CONFIG.vocab_size), jnp.int32)
+        return StateArrays(KVPool(jnp.zeros(POOL), jnp.zeros(POOL)), slots)
+
+    plain = jax.jit(bare, donate_argnums=1).lower(params, new_state(), packed).compile()
 
     def calls_of(executable: jax.stages.Compiled) -> CallCounts:
-        slots = jnp.zeros(slots_shape(program.num_slots, CONFIG.vocab_size), jnp.int32)
-        arguments = (params, jnp.zeros(POOL), jnp.zeros(POOL), slots)
-        if executable is step:
-            arguments = jax.device_put(arguments, step.input_shardings[0][:4])
-        leaves, k, v, slots = arguments
-        k, v, slots, _ = executable(leaves, k, v, slots, packed)  # now jax has its fast path
+        arguments = (params, new_state())
+        if executable is compiled:
+            arguments = jax.device_put(arguments, compiled.input_shardings[0][:2])
+        leaves, state = arguments
+        state, _ = executable(leaves, state, packed)  # now jax has its fast path
         with CallCounts() as calls:
-            executable(leaves, k, v, slots, packed)
+            executable(leaves, state, packed)
         return calls
 
-    of_step, of_plain = calls_of(step), calls_of(plain)
+    of_step, of_plain = calls_of(compiled), calls_of(plain)
     assert of_step == of_plain
     assert of_step.total() < 10

@@ -12,8 +12,9 @@ from jaxserve.errors import InternalError
 from jaxserve.ipc.messages import AddRequest
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.scheduler.admission import error_info
-from jaxserve.scheduler.embed_plan import EmbedBuckets, EmbedPlan, EmbedResult
+from jaxserve.scheduler.embed_plan import EmbedPlan, EmbedResult
 from jaxserve.scheduler.embedding import EmbedScheduler
+from jaxserve.scheduler.plan import Buckets
 from jaxserve.types import RequestId
 
 ERROR = error_info(InternalError("broken"))
@@ -21,7 +22,7 @@ ERROR = error_info(InternalError("broken"))
 
 def scheduler(max_num_seqs: int = 4, max_queued_requests: int = 100) -> EmbedScheduler:
     config = SchedulerConfig(max_queued_requests=max_queued_requests)
-    return EmbedScheduler(config, EmbedBuckets((8, 16, 20), max_num_seqs), 16, 100, clock=lambda: 5.0)
+    return EmbedScheduler(config, Buckets((), (8, 16, 20), max_num_seqs), 16, 100, clock=lambda: 5.0)
 
 
 def add(texts: EmbedScheduler, name: str, length: int, priority: int = 0) -> None:

@@ -1,7 +1,7 @@
-"""Whether the kernels of a device compute what XLA computes there, for one model's shapes.
+"""Compares the kernels of a device with XLA there, for one model's shapes.
 
-A layer of each kind, with random weights in the model's own types, does a few steps without sampling: prompts, rows that
-decode beside a prompt, rows that decode alone. Once by the kernels, and once without them.
+A layer of each kind, with random weights in the model's own types, computes a few steps without sampling, with kernels
+and without: prompts, rows that decode beside a prompt, rows that only decode.
 """
 
 from __future__ import annotations
@@ -15,26 +15,28 @@ import numpy as np
 from jaxserve_kernels.backend import NATIVE
 
 from jaxserve.config import Config
+from jaxserve.layers.attention import KVPool
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import LeafSpec, ModelSkeleton, make_skeleton
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.inputs import Program, pack
 from jaxserve.runner.limits import kv_cache_dtype, kv_spec, make_policy
-from jaxserve.runner.steps import lower_forward
+from jaxserve.runner.state import StateArrays
+from jaxserve.runner.steps import GENERATION, forward, lower
 from jaxserve.sampling.params import SamplingParams, device_row
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, StepPlan
 from jaxserve.sharding.mesh import Sharding, make_sharding
 from jaxserve.types import NO_LOGPROBS, ProgramKind, RequestId
 
 MAX_VOCAB: Final = 4096
-NUM_SLOTS: Final = 8
+NUM_ROWS: Final = 8
 MIXED_TOKENS: Final = 512
 CONTEXT: Final = 1024
 """Tokens that a row has pages for."""
 TOLERANCE: Final = 0.1
-"""Of a token's vector: the length of the difference over that of the vector. Meant to be far above rounding, and far below
-what a token that saw wrong pages has; not measured on a device yet."""
+"""Largest allowed distance of a token's vector: the length of the difference over that of the vector. Meant to be far above
+rounding, and far below the distance of a token that saw wrong pages; not measured on a device yet."""
 
 _STEPS: Final[tuple[tuple[ProgramKind, tuple[tuple[int, int, int], ...]], ...]] = (
     ("mixed", ((0, 0, 330), (1, 0, 150))),
@@ -42,28 +44,28 @@ _STEPS: Final[tuple[tuple[ProgramKind, tuple[tuple[int, int, int], ...]], ...]] 
     ("mixed", ((0, 331, 1), (2, 500, 510))),
     ("decode", ((0, 332, 1), (1, 151, 1), (2, 1010, 1))),
 )
-"""For each row: of which request, how many tokens are computed, and how many the step computes."""
+"""For each row: (request, tokens computed before, tokens that the step computes)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Of what two ways compute."""
+    """The distance between the results of the kernels and of XLA."""
 
     largest: float
-    """Of any token, or of most tokens of any step in a model with experts; see TOLERANCE."""
+    """The largest of all tokens, or in a model with experts the largest median of a step; see TOLERANCE."""
 
     @property
-    def fault(self) -> str | None:
-        """What is wrong with it, in a few words."""
+    def error(self) -> str | None:
+        """None if the difference is small enough."""
         if self.largest <= TOLERANCE:  # which NaN is not
             return None
         return f"a token's vector differs from XLA's by {self.largest:.3g} of its length, {TOLERANCE:g} are allowed"
 
 
 def compare(config: Config, decoder: DecoderConfig, chip: Chip, on_reference: Callable[[], None]) -> Difference | None:
-    """The difference that the kernels make; None where the model would be served without any.
+    """Return the difference that the kernels make; None if the model would be served without any.
 
-    on_reference: called when everything but the kernels has worked.
+    on_reference: called when everything except the kernels has worked.
     """
     decoder = decoder.with_context(config.model.max_model_len)
     layers = tuple(dict.fromkeys(decoder.layers))
@@ -77,26 +79,26 @@ def compare(config: Config, decoder: DecoderConfig, chip: Chip, on_reference: Ca
 def difference(
     config: Config, model: DecoderConfig, chip: Chip, policy: DtypePolicy, on_reference: Callable[[], None]
 ) -> Difference:
-    """Between the backend of `policy` and the reference."""
+    """Return the difference between the backend of `policy` and the reference."""
     sharding = make_sharding(model, config.parallel.tensor_parallel_size)
     plain = make_skeleton(model, replace(policy, backend="reference"))
     params = random_params(plain, sharding)
     wanted = _vectors(config, plain, sharding, params, chip)
     on_reference()
     found = _vectors(config, make_skeleton(model, policy), sharding, params, chip)
-    # A rounding may send a token to another expert, which tells nothing of kernels: there most tokens of a step count.
+    # A rounding may send a token to another expert, which is no error of a kernel: with experts the median counts.
     of_step = np.max if all(layer.experts is None for layer in model.layers) else np.median
     return Difference(float(np.max([of_step(_distances(*step)) for step in zip(found, wanted, strict=True)])))
 
 
 def _distances(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Of each token; see TOLERANCE."""
+    """Return the distance of each token; see TOLERANCE."""
     distances: np.ndarray = np.linalg.norm(found - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
     return distances
 
 
 def random_params(skeleton: ModelSkeleton, sharding: Sharding) -> tuple[jax.Array, ...]:
-    """Leaves in the types that the skeleton declares, the same ones every time, such that attention matters."""
+    """Return fixed random leaves in the types that the skeleton declares, large enough that attention matters."""
     noise = np.random.default_rng(7).standard_normal(1_000_003, np.float32)  # a prime: no two rows are alike
     return tuple(
         jax.device_put(
@@ -125,21 +127,24 @@ def _random_leaf(leaf: LeafSpec, noise: np.ndarray, policy: DtypePolicy, hidden_
 def _vectors(
     config: Config, skeleton: ModelSkeleton, sharding: Sharding, params: tuple[jax.Array, ...], chip: Chip
 ) -> list[np.ndarray]:
-    """What the head would be given for every token, step by step: float64 [tokens, D]."""
+    """Return the head's input of every token, step by step: float64 [tokens, D]."""
     spec, kv_dtype = kv_spec(config, skeleton.config, chip.platform), kv_cache_dtype(config, chip.platform)
     pages = CONTEXT // spec.block_size
     pool_shape = (spec.num_layers, 1 + 3 * pages, spec.num_kv_heads, spec.block_size, spec.head_dim)
     programs = (
-        Program("mixed", MIXED_TOKENS, NUM_SLOTS, pages, NUM_SLOTS),
-        Program("decode", NUM_SLOTS, NUM_SLOTS, pages, NUM_SLOTS),
+        Program("mixed", MIXED_TOKENS, NUM_ROWS, pages, 0),
+        Program("decode", NUM_ROWS, NUM_ROWS, pages, 0),
     )
-    compiled = {each.kind: lower_forward(skeleton, sharding, each, pool_shape, kv_dtype).compile() for each in programs}
-    k, v = (jax.device_put(np.zeros(pool_shape, kv_dtype), sharding.kv_pool) for _ in range(2))
+    task = replace(GENERATION, step=forward)
+    compiled = {each.kind: lower(skeleton, sharding, each, pool_shape, kv_dtype, task).compile() for each in programs}
+    state = StateArrays(
+        KVPool(*(jax.device_put(np.zeros(pool_shape, kv_dtype), sharding.kv_pool) for _ in range(2))), None
+    )
     vectors = []
     for kind, rows in _STEPS:
         plan = _plan(kind, rows, pages, skeleton.config.vocab_size)
         program = next(each for each in programs if each.kind == kind)
-        k, v, hidden = compiled[kind](params, k, v, pack(plan, program))
+        state, (hidden,) = compiled[kind](params, state, pack(plan, program))
         vectors.append(np.asarray(hidden)[: plan.num_tokens].astype(np.float64))
     return vectors
 
@@ -149,8 +154,8 @@ def _plan(kind: ProgramKind, rows: tuple[tuple[int, int, int], ...], pages: int,
     token_ids = np.random.default_rng(rows[0]).integers(0, vocab_size, counts.sum(), np.int32)
     return StepPlan(
         kind=kind,
-        bucket=MIXED_TOKENS if kind == "mixed" else NUM_SLOTS,
-        request_ids=tuple(RequestId(f"trial-{owner}") for owner in owners),
+        bucket=MIXED_TOKENS if kind == "mixed" else NUM_ROWS,
+        request_ids=tuple(RequestId(f"self-test-{owner}") for owner in owners),
         slots=owners,
         num_scheduled_tokens=counts,
         num_computed_tokens=computed,

@@ -1,4 +1,4 @@
-"""Kernels are tried before they are trusted, and whatever becomes of the trial, a server starts."""
+"""Kernels are tested before their first use, and the server starts however the self-test ends."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from jaxserve_kernels.paged_attention import api
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.config import CompileConfig, Config, ModelConfig
 from jaxserve.errors import ConfigError
-from jaxserve.executor import trial
-from jaxserve.executor.trial import ask, with_tried_kernels
-from jaxserve.executor.trial_process import TrialNews, TrialSpec
+from jaxserve.executor.self_test import check
+from jaxserve.executor.self_test.check import run_self_test, with_tested_kernels
+from jaxserve.executor.self_test.comparison import TOLERANCE, Difference, difference
+from jaxserve.executor.self_test.process import SelfTestReport, SelfTestSpec
 from jaxserve.ipc.report import PhaseClock
 from jaxserve.models.registry import decoder_of
 from jaxserve.runner.backend import chip_of
 from jaxserve.runner.limits import make_policy
-from jaxserve.runner.trial import TOLERANCE, Difference, difference
 from tests.models.goldens import golden_checkpoint
 
 MODEL = "mistral_sliding_tiny"
@@ -39,95 +39,102 @@ def config(tmp_path: Path) -> Config:
 
 
 @pytest.fixture(scope="module")
-def spec() -> TrialSpec:
-    return TrialSpec(Config(model=ModelConfig(model="any")), decoder_of(open_checkpoint(golden_checkpoint(MODEL).path)))
+def spec() -> SelfTestSpec:
+    return SelfTestSpec(
+        Config(model=ModelConfig(model="any")), decoder_of(open_checkpoint(golden_checkpoint(MODEL).path))
+    )
 
 
 def says(*lines: str, then: str = "") -> list[str]:
-    """A process that says these lines."""
+    """Return the command of a process that prints these lines."""
     return [sys.executable, "-c", f"import os, sys, time; print({chr(10).join(lines)!r}, flush=True); {then}"]
 
 
 @pytest.mark.parametrize(
-    ("command", "fault"),
+    ("command", "error"),
     [
         (says(REFERENCE, '{"kind": "verdict", "device": "H200", "difference": 0.01}'), None),
         (says('{"kind": "nothing", "device": "A100"}'), None),
-        (says(REFERENCE, '{"kind": "verdict", "device": "H200", "fault": "wrong"}'), "wrong"),
-        (says(REFERENCE, then=f"os.kill(os.getpid(), {signal.SIGKILL})"), "their trial was ended by signal 9"),
-        (says(REFERENCE, then="sys.exit(3)"), "their trial ended with code 3"),
+        (says(REFERENCE, '{"kind": "verdict", "device": "H200", "error": "wrong"}'), "wrong"),
+        (says(REFERENCE, then=f"os.kill(os.getpid(), {signal.SIGKILL})"), "their self-test was ended by signal 9"),
+        (says(REFERENCE, then="sys.exit(3)"), "their self-test ended with code 3"),
         pytest.param(
-            says(REFERENCE, then="time.sleep(600)"), "their trial gave no answer in 5 s", marks=pytest.mark.slow
+            says(REFERENCE, then="time.sleep(600)"), "their self-test gave no answer in 5 s", marks=pytest.mark.slow
         ),
     ],
 )
-def test_a_trial_ends_in_a_verdict_however_it_ends(spec: TrialSpec, command: list[str], fault: str | None) -> None:
-    news = ask(spec, command, timeout_s=5 if "sleep" in command[-1] else 60)
-    assert news is not None
-    assert news.fault == fault
-
-
-def test_a_trial_that_never_came_to_the_kernels_decides_nothing(
-    spec: TrialSpec, caplog: pytest.LogCaptureFixture
+def test_a_self_test_ends_in_a_verdict_however_its_process_ends(
+    spec: SelfTestSpec, command: list[str], error: str | None
 ) -> None:
-    assert ask(spec, [sys.executable, "-c", "raise SystemExit('no memory left')"]) is None
-    assert "kernels are used untried, their trial ended with code 1: no memory left" in caplog.text
+    report = run_self_test(spec, command, timeout_s=5 if "sleep" in command[-1] else 60)
+    assert report is not None
+    assert report.error == error
+
+
+def test_a_self_test_that_never_called_a_kernel_decides_nothing(
+    spec: SelfTestSpec, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run_self_test(spec, [sys.executable, "-c", "raise SystemExit('no memory left')"]) is None
+    assert "kernels are used untested, their self-test ended with code 1: no memory left" in caplog.text
 
 
 @pytest.mark.slow
-def test_the_process_says_that_a_cpu_has_nothing_to_try(spec: TrialSpec) -> None:
-    assert ask(spec) == TrialNews("nothing", "cpu")
+def test_the_process_reports_that_a_cpu_has_nothing_to_test(spec: SelfTestSpec) -> None:
+    assert run_self_test(spec) == SelfTestReport("nothing", "cpu")
 
 
 class Asked:
-    """Stands in for the process."""
+    """Replaces the process."""
 
-    def __init__(self, news: TrialNews | None) -> None:
-        self.news = news
+    def __init__(self, report: SelfTestReport | None) -> None:
+        self.report = report
         self.times = 0
 
-    def __call__(self, spec: TrialSpec) -> TrialNews | None:
+    def __call__(self, spec: SelfTestSpec) -> SelfTestReport | None:
         self.times += 1
-        return self.news
+        return self.report
 
 
-def start(config: Config, news: TrialNews | None, monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:
-    """The attention backend of a start on an accelerator, and how often the process was asked."""
-    asked = Asked(news)
-    monkeypatch.setattr(trial, "ask", asked)
-    monkeypatch.setattr(trial, "_has_accelerator", lambda: True)
+def start(config: Config, report: SelfTestReport | None, monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:
+    """Return the attention backend of a start on an accelerator, and how often the process was started."""
+    asked = Asked(report)
+    monkeypatch.setattr(check, "run_self_test", asked)
+    monkeypatch.setattr(check, "_has_accelerator", lambda: True)
     decoder = decoder_of(open_checkpoint(golden_checkpoint(MODEL).path))
-    chosen = with_tried_kernels(config, decoder, PhaseClock(), lambda *_: None)
+    chosen = with_tested_kernels(config, decoder, PhaseClock(), lambda *_: None)
     return chosen.compile.attention_backend, asked.times
 
 
-GOOD = TrialNews("verdict", "H200", difference=0.01)
-BAD = TrialNews("verdict", "H200", fault="they are wrong")
+GOOD = SelfTestReport("verdict", "H200", difference=0.01)
+BAD = SelfTestReport("verdict", "H200", error="they are wrong")
 
 
-def test_kernels_that_were_found_good_are_not_tried_again(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_passed_are_not_tested_again(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     assert start(config, GOOD, monkeypatch) == ("auto", 1)
     assert start(config, BAD, monkeypatch) == ("auto", 0)
     other = replace(config, model=replace(config.model, quantization="int8"))
-    assert start(other, TrialNews("nothing", "cpu"), monkeypatch) == ("auto", 1)  # for once there was no accelerator
+    assert start(other, SelfTestReport("nothing", "cpu"), monkeypatch) == (
+        "auto",
+        1,
+    )  # for once there was no accelerator
     assert start(other, GOOD, monkeypatch) == ("auto", 1)
 
 
-def test_kernels_that_fail_are_left_out_with_one_line_and_tried_again(
+def test_kernels_that_fail_are_left_out_with_one_line_and_tested_again(
     config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
         assert start(config, BAD, monkeypatch) == ("reference", 1)
     assert caplog.messages == ["H200: kernels fail here, attention is left to XLA: they are wrong"]
     assert start(config, BAD, monkeypatch) == ("reference", 1)
-    assert start(config, None, monkeypatch) == ("auto", 1)  # nobody knows
+    assert start(config, None, monkeypatch) == ("auto", 1)  # no verdict
     assert start(config, GOOD, monkeypatch) == ("auto", 1)
 
 
 @pytest.mark.parametrize(
     "settings", [{"attention_backend": "reference"}, {"try_kernels": False}], ids=lambda settings: next(iter(settings))
 )
-def test_who_wants_no_trial_gets_none(
+def test_no_self_test_runs_when_kernels_are_off_or_trusted(
     config: Config, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(config, compile=replace(config.compile, **settings))
@@ -142,14 +149,14 @@ def test_kernels_that_were_asked_for_and_fail_are_an_error(config: Config, monke
         start(config, BAD, monkeypatch)
 
 
-def test_nan_is_a_fault() -> None:
-    assert Difference(float("nan")).fault is not None
-    assert Difference(TOLERANCE).fault is None
+def test_nan_is_a_error() -> None:
+    assert Difference(float("nan")).error is not None
+    assert Difference(TOLERANCE).error is None
 
 
 @pytest.mark.slow
 def test_right_kernels_pass_and_one_page_too_few_does_not(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the native kernels of CPUs, since those of accelerators do not run here."""
+    """Checked with the native kernels for CPUs, since those of accelerators do not run here."""
     try:
         build()
     except BuildError as error:
@@ -159,7 +166,7 @@ def test_right_kernels_pass_and_one_page_too_few_does_not(config: Config, monkey
     policy = make_policy(config, model, chip)
     assert policy.backend in NATIVE
     stages: list[str] = []
-    assert difference(config, model, chip, policy, lambda: stages.append("reference")).fault is None
+    assert difference(config, model, chip, policy, lambda: stages.append("reference")).error is None
     assert stages == ["reference"]
     whole = api.cpu.write_and_attend
 
@@ -168,6 +175,6 @@ def test_right_kernels_pass_and_one_page_too_few_does_not(config: Config, monkey
         return whole(q, k, v, k_pages, v_pages, layer, tables.at[2, 1].set(0), *where, **options)
 
     monkeypatch.setattr(api.cpu, "write_and_attend", cut)
-    fault = difference(config, model, chip, policy, lambda: None).fault
-    assert fault is not None
-    assert fault.startswith("a token's vector differs from XLA's by ")
+    error = difference(config, model, chip, policy, lambda: None).error
+    assert error is not None
+    assert error.startswith("a token's vector differs from XLA's by ")

@@ -1,9 +1,4 @@
-"""Kernels are tried before they are trusted: the first time a model of this shape meets this host's accelerators.
-
-A process of its own computes a few steps with them and without (`runner.trial`). Where the results differ, or it crashes,
-or gives no answer, attention is left to XLA, with a line that says so: slower, and right. Kernels that were found good
-are not tried again, as long as source, versions, driver and model stay; that is noted in the compile cache.
-"""
+"""Decides if this host's kernels need a self-test, runs it in a process of its own, and acts on the verdict."""
 
 from __future__ import annotations
 
@@ -25,7 +20,7 @@ import msgspec
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.executor.protocol import Progress
-from jaxserve.executor.trial_process import TrialNews, TrialSpec
+from jaxserve.executor.self_test.process import SelfTestReport, SelfTestSpec
 from jaxserve.ipc.report import PhaseClock
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.runner.cache_directory import cache_directory, trusted_directory
@@ -33,69 +28,72 @@ from jaxserve.runner.program_cache import write_whole
 from jaxserve.runner.program_key import source_hash
 
 _LOG = logging.getLogger(__name__)
-_COMMAND: Final = (sys.executable, "-m", "jaxserve.executor.trial_process")
+_COMMAND: Final = (sys.executable, "-m", "jaxserve.executor.self_test.process")
 TIMEOUT_S: Final = 150.0
-SUFFIX: Final = ".trial"
+SUFFIX: Final = ".self-test"
+PHASE: Final = "trial"
+"""The phase's published name, in start-up reports."""
 _DEVICES: Final = ("nvidia[0-9]*", "accel[0-9]*", "vfio/[0-9]*")
 """Device files of GPUs and TPUs."""
 
 
-def with_tried_kernels(config: Config, decoder: DecoderConfig, clock: PhaseClock, progress: Progress) -> Config:
-    """`config`, without kernels that fail here. To be asked before this process takes the devices.
+def with_tested_kernels(config: Config, decoder: DecoderConfig, clock: PhaseClock, progress: Progress) -> Config:
+    """Return `config` without kernels that fail here. Call it before this process takes the devices.
 
-    Raises ConfigError when kernels that were asked for fail.
+    Raises ConfigError if kernels that the user asked for fail.
     """
     wanted = config.compile.attention_backend
     if not config.compile.try_kernels or wanted == "reference" or not _has_accelerator():
         return config
-    spec = TrialSpec(config, decoder)
+    spec = SelfTestSpec(config, decoder)
     mark = _mark(spec)
     if mark is not None and mark.exists():
         return config
-    progress("trial", 0, 1, "")
-    with clock.phase("trial"):
-        news = ask(spec)
-    progress("trial", 1, 1, "")
-    if news is None:
+    progress(PHASE, 0, 1, "")
+    with clock.phase(PHASE):
+        report = run_self_test(spec)
+    progress(PHASE, 1, 1, "")
+    if report is None:
         return config
-    if news.fault is None:
-        if mark is not None and news.device != "cpu":  # the accelerator may be there next time
-            _keep(mark)
+    if report.error is None:
+        if mark is not None and report.device != "cpu":  # the accelerator may be there next time
+            _write(mark)
         return config
     if wanted == "pallas":
-        raise ConfigError(f"--attention-backend pallas: its kernels fail here: {news.fault}; use auto or reference")
-    _LOG.warning("%s: kernels fail here, attention is left to XLA: %s", news.device, news.fault)
+        raise ConfigError(f"--attention-backend pallas: its kernels fail here: {report.error}; use auto or reference")
+    _LOG.warning("%s: kernels fail here, attention is left to XLA: %s", report.device, report.error)
     return replace(config, compile=replace(config.compile, attention_backend="reference"))
 
 
-def ask(spec: TrialSpec, command: Sequence[str] = _COMMAND, timeout_s: float = TIMEOUT_S) -> TrialNews | None:
-    """The last news of a trial; None, with a warning, when it ended before it came to the kernels."""
+def run_self_test(
+    spec: SelfTestSpec, command: Sequence[str] = _COMMAND, timeout_s: float = TIMEOUT_S
+) -> SelfTestReport | None:
+    """Return the last report of a self-test; None, with a warning, if it ended before it called the kernels."""
     started = time.monotonic()
     with tempfile.TemporaryFile() as question, tempfile.TemporaryFile() as answers, tempfile.TemporaryFile() as errors:
         question.write(msgspec.json.encode(spec))
         question.seek(0)
         end = _run(command, question, answers, errors, timeout_s)
         answers.seek(0)
-        told = [msgspec.json.decode(line, type=TrialNews) for line in answers]
-        if not told:
-            _LOG.warning("kernels are used untried, their trial %s: %s", end, _last_words(errors))
+        reports = [msgspec.json.decode(line, type=SelfTestReport) for line in answers]
+        if not reports:
+            _LOG.warning("kernels are used untested, their self-test %s: %s", end, _last_line(errors))
             return None
-    news = told[-1]
-    if news.kind == "reference":
-        return TrialNews("verdict", news.device, f"their trial {end}")
-    if news.difference is not None and news.fault is None:
-        seconds = time.monotonic() - started
+    report = reports[-1]
+    if report.kind == "reference":
+        return SelfTestReport("verdict", report.device, f"their self-test {end}")
+    if report.difference is not None and report.error is None:
         _LOG.info(
-            "%s: kernels tried in %.0f s: at most %.2g of a vector's length from XLA's results",
-            news.device,
-            seconds,
-            news.difference,
+            "%s: kernels passed their self-test in %.0f s: at most %.2g of a vector's length from XLA's results",
+            report.device,
+            time.monotonic() - started,
+            report.difference,
         )
-    return news
+    return report
 
 
 def _run(command: Sequence[str], question: IO[bytes], answers: IO[bytes], errors: IO[bytes], timeout_s: float) -> str:
-    """How it ended, in words that follow "their trial"."""
+    """Return how the process ended, in words that follow "their self-test"."""
     try:
         code = subprocess.run(
             command, stdin=question, stdout=answers, stderr=errors, timeout=timeout_s, check=False
@@ -105,21 +103,21 @@ def _run(command: Sequence[str], question: IO[bytes], answers: IO[bytes], errors
     return f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
 
 
-def _last_words(errors: IO[bytes]) -> str:
+def _last_line(errors: IO[bytes]) -> str:
     errors.seek(0)
     lines = [line for line in errors.read().decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1].strip()[:300] if lines else "no word on stderr"
+    return lines[-1].strip()[:300] if lines else "nothing on stderr"
 
 
 def _has_accelerator() -> bool:
-    """Asked of files: JAX would take the devices."""
+    """Read from device files: JAX would take the devices."""
     if jax.config.jax_platforms == "cpu":  # type: ignore[attr-defined]
         return False
     return any(found for pattern in _DEVICES for found in Path("/dev").glob(pattern))
 
 
-def _mark(spec: TrialSpec) -> Path | None:
-    """The file that says that these kernels are good here; None without a place for it."""
+def _mark(spec: SelfTestSpec) -> Path | None:
+    """Return the file that marks these kernels as tested here; None without a compile cache."""
     directory = cache_directory(spec.config.compile.compile_cache)
     directory = None if directory is None else trusted_directory(directory)
     if directory is None:
@@ -132,15 +130,15 @@ def _mark(spec: TrialSpec) -> Path | None:
 
 
 def _drivers() -> tuple[str, ...]:
-    """What NVIDIA's driver says of itself and its GPUs, serial numbers and addresses left out."""
+    """Return NVIDIA's driver version and GPU models, without serial numbers and addresses."""
     nvidia = Path("/proc/driver/nvidia")
     files = [nvidia / "version", *sorted(nvidia.glob("gpus/*/information"))]
     lines = (line for file in files if file.is_file() for line in file.read_text(errors="replace").splitlines())
     return tuple(line for line in lines if line.startswith(("NVRM", "Model", "Video BIOS")))
 
 
-def _keep(mark: Path) -> None:
+def _write(mark: Path) -> None:
     try:
         write_whole(mark, b"")
-    except OSError as error:  # a read-only cache: tried again next time
+    except OSError as error:  # a read-only cache: tested again next time
         _LOG.info("not noted in the compile cache: %s", error)
