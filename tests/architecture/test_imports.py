@@ -96,6 +96,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "checkpoint",
         "sampling",
         "layers.attention",  # KVPool
+        "layers.policy",
+        KERNELS,  # the names of backends
         "ipc.messages",
         "ipc.report",
         "scheduler.plan",
