@@ -1,4 +1,4 @@
-"""A grammar for replies with tool calls in them: the model's own spelling around arguments held to their schemas."""
+"""A grammar for replies with tool calls: the call syntax of the model around arguments constrained to their schemas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from jaxserve.apis.openai.tools import FunctionDefinition, ToolChoice, ToolDefinition, named_function, offered_tools
 from jaxserve.apis.schema.structured import NamedGrammar, schema_grammar
 from jaxserve.errors import unsupported
-from jaxserve.frontend.parsers.formats import CallSyntax
+from jaxserve.frontend.parsers.tool_format import CallSyntax
 from jaxserve.frontend.tokenization import Tokenization
 from jaxserve.ipc.messages import CallGrammar, CallTemplate, Grammar
 
@@ -25,10 +25,10 @@ def call_grammar(
     is_parallel: bool,
     max_depth: int,
 ) -> NamedGrammar | None:
-    """What `tool_choice` and `strict` functions ask for; None when they leave the model free.
+    """Return the grammar that `tool_choice` and `strict` functions require; None if they do not constrain the reply.
 
-    A choice that forces a call holds every function to its schema. One that does not holds the strict ones, wherever
-    the model calls them. Raises UnsupportedParameterError when no grammar spells this model's calls.
+    A choice that forces a call constrains the arguments of every function to its schema; other choices constrain those
+    of strict functions. Raises UnsupportedParameterError if no grammar can express the model's calls.
     """
     functions = offered_tools(tools, choice)
     named = named_function(choice)
@@ -36,8 +36,8 @@ def call_grammar(
     strict = [i for i, function in enumerate(functions) if function.strict]
     if not is_forced and not strict:
         return None
-    spelling = _spelling(tokens)
-    if spelling is None:
+    syntax = _syntax(tokens)
+    if syntax is None:
         raise unsupported(
             "tool_choice" if is_forced else f"tools[{strict[0]}].function.strict",
             "is not supported: nothing can hold calls to a form in the format in which this model writes them "
@@ -49,29 +49,29 @@ def call_grammar(
         if named in (None, function.name):
             is_held = is_forced or function.strict
             schema = _arguments(function, f"tools[{i}].function.parameters", max_depth) if is_held else _ANY_ARGUMENTS
-            name = msgspec.json.encode(function.name).decode() if spelling.is_name_quoted else function.name
-            before = spelled(spelling.before + name + spelling.between)
-            templates.append(CallTemplate(before, schema, spelled(spelling.behind)))
-    separator = spelling.separator if is_parallel and named is None else None
+            name = msgspec.json.encode(function.name).decode() if syntax.is_name_quoted else function.name
+            before = spelled(syntax.before + name + syntax.between)
+            templates.append(CallTemplate(before, schema, spelled(syntax.after)))
+    separator = syntax.separator if is_parallel and named is None else None
     calls = CallGrammar(
-        spelled(spelling.begin),
+        spelled(syntax.begin),
         templates,
         None if separator is None else spelled(separator),
-        spelled(spelling.end),
+        spelled(syntax.end),
         allows_text=not is_forced,
         reasoning=tokens.output_format.reasoning.opener if tokens.output_format.reasoning is not None else "",
     )
     return NamedGrammar(Grammar("calls", msgspec.json.encode(calls).decode()), "tools")
 
 
-def _spelling(tokens: Tokenization) -> CallSyntax | None:
-    """The first way to write calls that the model's vocabulary has the tokens for."""
-    spellings = tokens.output_format.tools.spellings if tokens.output_format.tools is not None else ()
-    return next((way for way in spellings if tokens.tokenizer.has_control_tokens(way.control_tokens)), None)
+def _syntax(tokens: Tokenization) -> CallSyntax | None:
+    """Return the first call syntax whose control tokens the vocabulary has."""
+    syntaxes = tokens.output_format.tools.syntaxes if tokens.output_format.tools is not None else ()
+    return next((one for one in syntaxes if tokens.tokenizer.has_control_tokens(one.control_tokens)), None)
 
 
 def _arguments(function: FunctionDefinition, param: str, max_depth: int) -> dict[str, Any]:
-    """The schema, of an object in any case."""
+    """Return the schema of the arguments, which are always an object."""
     if function.parameters is None:
         return _NO_PARAMETERS
     schema_grammar(function.parameters, param, max_depth)

@@ -1,7 +1,6 @@
-"""Has the grammars of requests checked, by a process of their own.
+"""Checks the grammars of requests in a separate process.
 
-The process is started with the first grammar; a second of waiting for whoever sends it. When it dies, the next
-grammar starts another.
+The first grammar starts the process, which takes about a second. If the process dies, the next grammar starts another.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from jaxserve.structured.protocol import MODULE, CheckReply, CheckRequest, Check
 _log = logging.getLogger(__name__)
 
 _MAX_CHECKS: Final = 8
-"""At a time."""
+"""Largest number of concurrent checks."""
 _MAX_KEPT_BYTES: Final = 8 << 20
-"""Of grammars whose verdict is remembered."""
+"""Largest total size of the grammars whose check is remembered."""
 
 
 class GrammarChecker:
-    """The checks of one API process. `aclose` ends the process."""
+    """Grammar checks of one API process. `aclose` ends the checking process."""
 
     def __init__(self, config: StructuredConfig) -> None:
         self.config = config
@@ -42,15 +41,15 @@ class GrammarChecker:
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[str | None]] = {}
         self._fine: OrderedDict[Grammar, int] = OrderedDict()
-        """Those that were found right, and their bytes."""
+        """Valid grammars and their sizes in bytes, least recently used first."""
         self._num_kept_bytes = 0
 
     def install(self, model_path: str) -> None:
-        """Called once, when the model is found."""
+        """Set the model; called once, when its path is known."""
         self._model_path = model_path
 
     async def check(self, grammar: Grammar, param: str) -> None:
-        """Raise InvalidRequestError, naming `param`, when the grammar cannot be followed."""
+        """Raise InvalidRequestError naming `param` if the grammar is invalid or too large."""
         num_bytes = len(grammar.text.encode())
         if num_bytes > self.config.max_grammar_size:
             raise invalid(param, f"at most {self.config.max_grammar_size} bytes (--max-grammar-size), got {num_bytes}")
@@ -66,7 +65,7 @@ class GrammarChecker:
 
     async def aclose(self) -> None:
         """End the process."""
-        if self._reading is not None:  # first: its end is no news now
+        if self._reading is not None:  # first, so that the end of the process is not logged as an error
             self._reading.cancel()
             await asyncio.wait({self._reading})
         if self._process is not None:
@@ -105,7 +104,7 @@ class GrammarChecker:
             return self._process
 
     async def _read(self, process: asyncio.subprocess.Process, waiting: dict[int, asyncio.Future[str | None]]) -> None:
-        """Pass on verdicts until the process ends, which those that are `waiting` for it are told."""
+        """Deliver results until the process ends, then fail the checks that are still `waiting`."""
         assert process.stdout is not None
         try:
             async for line in process.stdout:

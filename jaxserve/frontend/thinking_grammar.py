@@ -1,4 +1,4 @@
-"""What may stand before a reply's form: the model's reasoning, as long as the model or a budget lets it be."""
+"""Grammars that begin after the model's reasoning, which a token budget may end."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ _BUDGET: Final = "thinking_token_budget"
 def after_thinking(
     tokens: Tokenization, spec: ParserSpec, named: NamedGrammar | None, budget: int | None
 ) -> NamedGrammar | None:
-    """The grammar, beginning where the reasoning ends; None for any reply after any reasoning.
+    """Return the grammar preceded by the model's reasoning; None if neither is constrained.
 
-    budget: tokens after which the reasoning is ended, whatever follows it. Raises UnsupportedParameterError.
+    budget: number of tokens after which the reasoning ends. Raises UnsupportedParameterError if the format of the model's
+    reasoning does not allow either.
     """
     if named is None and budget is None:
         return None
     param = named.param if named is not None else _BUDGET
     if spec.continued is not None:
         raise _unsupported(param, "for the rest of a message (continue_final_message)")
-    if spec.output_format.has_channels:
+    if spec.output_format.channels is not None:
         raise _unsupported(param, "with this model's format of reasoning (--reasoning-parser none)")
     reasoning = spec.output_format.reasoning
     if reasoning is None:
@@ -58,7 +59,7 @@ def _closing_token(tokens: Tokenization, reasoning: ReasoningFormat) -> int:
 
 
 def _any_reply(tokens: Tokenization, spec: ParserSpec, reasoning: ReasoningFormat) -> Grammar:
-    """Any text that does not begin with reasoning, with the control tokens that mark calls."""
+    """Return a grammar of any text that does not begin with reasoning, with the control tokens that mark calls."""
     format_ = spec.output_format.tools if spec.tools else None
     markers = [marker for section in format_.sections for marker in section.markers] if format_ is not None else []
     token_ids = sorted(tokens.tokenizer.special_tokens_in([marker for marker in markers if marker]))

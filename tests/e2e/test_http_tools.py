@@ -49,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     model = {"model": str(folder), "served_model_name": "tiny", "chat_template": str(template)}
     parsers = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3", "api_processes": 2}
     with running(fake, model=model, server=parsers) as running_server:
-        assert "replies are read as: tool calls hermes, reasoning qwen3" in running_server.output
+        assert "output format: tool calls hermes, reasoning qwen3" in running_server.output
         yield running_server
 
 

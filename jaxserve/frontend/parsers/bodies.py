@@ -1,8 +1,8 @@
-"""How a call is written between its markers: one class per way, one instance per family.
+"""Parsers of tool calls between their markers: one class per syntax, one instance per model family.
 
-A body reads the calls that follow an opener. It emits the name once it is sure of a call; before that, a
-MalformedError gives the text back as content. After that, what cannot be read ends the call where it stands:
-its arguments stay as they are, and the rest is content.
+A body reads the calls that follow an opener. It emits the name once it is sure of a call. Before that, a MalformedError
+turns the text back into content. After that, malformed text ends the call: the arguments read so far stay, and the rest
+is content.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ MAX_HEADER_CHARS = 256
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where calls are being read."""
+    """Context in which a body reads calls."""
 
     tools: Tools
     closer: str = ""
-    """What ends the calls; not taken by a body. Empty: nothing does."""
+    """Text that ends the calls; a body does not consume it. Empty: there is none."""
     is_marked: bool = True
-    """Whether a marker says that calls follow. If not, only the name of a tool makes a call."""
+    """True if a marker has announced calls. Otherwise only the name of an offered tool makes a call."""
 
     @property
     def closers(self) -> tuple[str, ...]:
         return (self.closer,) if self.closer else ()
 
     def announce(self, scanner: Scanner, name: str) -> None:
-        """Emit a name; the draft is the call's text so far."""
+        """Emit a name; the draft is the text of the call so far. Raises MalformedError if it is no call."""
         if not name or not (self.is_marked or name in self.tools):
             raise MalformedError
         scanner.emit("name", name)
 
 
 class Body(Protocol):
-    """One way to write calls."""
+    """One syntax of calls."""
 
     def read(self, scanner: Scanner, place: Place) -> Reading[None]:
-        """Read the calls behind an opener."""
+        """Read the calls after an opener."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class JsonBody:
-    """Objects with a name and arguments, one, several or a list: `{"name": "f", "arguments": {...}}`."""
+    """JSON objects with a name and arguments, one, several or a list: `{"name": "f", "arguments": {...}}`."""
 
     def read(self, scanner: Scanner, place: Place) -> Reading[None]:
         yield from scanner.run(_SPACE_OR_OPENING)
@@ -83,7 +83,7 @@ class _JsonCall:
         self._is_named = False
         self._has_arguments = False
         self._early_arguments: str | None = None
-        """Those that stand before the name."""
+        """Arguments that came before the name."""
 
     def read(self) -> Reading[None]:
         yield from self._scanner.expect("{")
@@ -116,7 +116,7 @@ class _JsonCall:
         elif key in _OTHER_KEYS or self._is_named:
             yield from pass_value(scanner, self._place.closers, lambda piece: scanner.take(len(piece)))
         else:
-            raise MalformedError  # an object that is no call: known at once, so it is shown at once
+            raise MalformedError  # an object that is no call: shown as content at once
 
     def _read_arguments(self) -> Reading[None]:
         scanner = self._scanner
@@ -143,7 +143,7 @@ class HeaderBody:
     """A name in a header, then its arguments as JSON: `f[ARGS]{...}`. A list of objects is read like a JsonBody."""
 
     header: re.Pattern[str]
-    """The text before the arguments; its group `name` is the name."""
+    """Pattern of the text before the arguments; its group `name` is the name."""
     trailer: re.Pattern[str] = SPACE
     """Characters between the arguments and the closer."""
 
@@ -167,7 +167,7 @@ class HeaderBody:
 
 @dataclass(frozen=True, slots=True)
 class TaggedBody:
-    """A tag per parameter, `<parameter=city>\\nParis\\n</parameter>`: the schema says what is no string."""
+    """One tag per parameter, `<parameter=city>\\nParis\\n</parameter>`: the schema says which values are not strings."""
 
     name_end: str
     parameter: str
@@ -212,7 +212,7 @@ def _properties(tools: Tools, name: str) -> Mapping[str, Any]:
 
 
 def _types(schema: Any) -> frozenset[str]:
-    """What a value may be; nothing when the schema does not say."""
+    """Return the JSON types that a schema allows; empty if it does not say."""
     if not isinstance(schema, dict):
         return frozenset()
     alternatives = [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
@@ -222,7 +222,7 @@ def _types(schema: Any) -> frozenset[str]:
 
 
 def _typed_json(text: str, types: frozenset[str]) -> str:
-    """The JSON of a value that may be something else than a string; what cannot be is passed on as one."""
+    """Return the JSON of a value that need not be a string; text that is no JSON becomes a string."""
     text = text.strip()
     text = {"True": "true", "False": "false", "None": "null"}.get(text, text)
     try:
@@ -251,7 +251,7 @@ class PythonBody:
             yield from scanner.run(SPACE)
             first = yield from scanner.peek()
             if first != ")" and not first.isidentifier():
-                raise MalformedError  # an argument without a name has no place in JSON
+                raise MalformedError  # a positional argument cannot become JSON
             place.announce(scanner, name)
             yield from convert_members(scanner, PYTHON, "=", ")")
             scanner.num_calls_read += 1
@@ -267,7 +267,7 @@ _BETWEEN_CALLS = re.compile(r"[\s\],;]*")
 
 @dataclass(frozen=True, slots=True)
 class GemmaBody:
-    """`call:f{city:<escape>Paris<escape>,days:3}`, with whatever Gemma quotes strings with."""
+    """Calls of Gemma: `call:f{city:<escape>Paris<escape>,days:3}`, with any of its string markers."""
 
     def read(self, scanner: Scanner, place: Place) -> Reading[None]:
         yield from scanner.run(SPACE)

@@ -1,4 +1,4 @@
-"""Where calls stand in a reply: sections between markers, with content around them."""
+"""Parser of a reply with tool calls: sections between markers, with content around them."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from jaxserve.frontend.parsers.scanner import SPACE, MalformedError, Reading, Sc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Markers, and how the calls between them are written."""
+    """Markers, and the syntax of the calls between them."""
 
     body: Body
     opener: str = ""
-    """Before each call. Empty: the calls begin the reply, and no marker says so."""
+    """Text before each call. Empty: the reply begins with the calls, without a marker."""
     closer: str = ""
-    """Behind each call; may be missing in a text."""
+    """Text after each call; a model may omit it."""
     wrapper: str = ""
-    """Before all calls of a section; may be missing in a text."""
+    """Text before all calls of a section; a model may omit it."""
     wrapper_end: str = ""
     inner: tuple[str, ...] = ()
-    """Control tokens between the markers, which must not be hidden either."""
+    """Further control tokens that the parser needs to see."""
 
     @property
     def starts(self) -> tuple[str, ...]:
-        """What tells that calls follow."""
+        """Return the markers that announce calls."""
         return tuple(marker for marker in (self.wrapper, self.opener) if marker)
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Everything that may be a control token."""
+        """Return every marker that may be a control token."""
         return (*self.starts, self.closer, self.wrapper_end, *self.inner)
 
 
 def read_reply(scanner: Scanner, sections: tuple[Section, ...], tools: Tools) -> Reading[None]:
-    """Read content with calls in it to the end. White space between them is nobody's."""
+    """Read content and calls to the end, and drop white space between them."""
     for section in sections:
         if not section.opener:
             yield from _read_bare(scanner, section, tools)
@@ -60,7 +60,7 @@ def _read_bare(scanner: Scanner, section: Section, tools: Tools) -> Reading[None
 
 
 def _read_section(scanner: Scanner, section: Section, tools: Tools) -> Reading[None]:
-    """Read one call, or several that are written as one, and the markers beside it."""
+    """Read one call, or several under one opener, with their markers."""
     try:
         if section.wrapper and (yield from scanner.accept(section.wrapper)):
             yield from scanner.run(SPACE)

@@ -1,4 +1,4 @@
-"""What a parser says of a text."""
+"""Events that an output parser emits."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["content", "reasoning", "name", "arguments", "syntax"]
-"""`name` begins a call, `arguments` continue the newest one, `syntax` is nobody's text: markers and space beside them."""
+"""`name` begins a call, `arguments` continue the newest call, `syntax` is dropped: markers and white space beside them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """The next stretch of a text. The `source`s of all events, joined, are the text: nothing is lost or doubled."""
+    """The next part of a reply. The joined `source`s of all events equal the text: nothing is lost or repeated."""
 
     kind: Kind
     text: str
-    """What it means: empty for syntax; JSON for arguments, however the model spells them."""
+    """Parsed text: JSON for arguments, empty for syntax."""
     source: str
-    """What stands in the text for it; may be empty."""
+    """Model output that it came from; may be empty."""
 
 
 def merged(events: list[Event]) -> list[Event]:
-    """The same with neighbours of one kind joined. A name never joins another."""
+    """Join neighbours of one kind. A name never joins another name."""
     runs: list[list[Event]] = []
     for event in events:
         if runs and runs[-1][0].kind == event.kind != "name":

@@ -1,4 +1,4 @@
-"""JSON as models write it: passed on as it stands, with no more understood than where it ends."""
+"""JSON written by a model: passed through unchanged, parsed only as far as to find its end."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _BRACKETS = ('"', "{", "}", "[", "]")
 
 
 def escaped(text: str) -> str:
-    """`text` inside a JSON string. Pieces of a text may be escaped one by one."""
+    """Return `text` escaped for the inside of a JSON string. Pieces of a text may be escaped one by one."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def read_string(scanner: Scanner) -> Reading[str]:
-    """Take a JSON string and return what it says."""
+    """Take a JSON string and return its value."""
     pieces: list[str] = []
     yield from _pass_string(scanner, lambda piece: pieces.append(scanner.take(len(piece))))
     try:
@@ -30,9 +30,9 @@ def read_string(scanner: Scanner) -> Reading[str]:
 
 
 def pass_value(scanner: Scanner, closers: tuple[str, ...], consume: Callable[[str], object]) -> Reading[None]:
-    """Give a value, piece by piece, to `consume`, which must take it.
+    """Pass a value piece by piece to `consume`, which must take it.
 
-    Objects and lists end with their last bracket, or before a closer that stands outside their strings.
+    Objects and lists end with their last bracket, or before a closer outside their strings.
     """
     first = yield from scanner.peek()
     if first == '"':

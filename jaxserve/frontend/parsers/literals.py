@@ -1,7 +1,7 @@
-"""Values in a model's own spelling to JSON, piece by piece: Python literals, and Gemma's objects.
+"""Incremental conversion of Python literals and Gemma's objects to JSON.
 
-Nothing is ever evaluated. What is neither a number nor a known word is a string: a model that forgets the
-quotes of `Paris` means a string.
+Nothing is evaluated. An atom that is neither a number nor a known word is a string: a model that forgets the quotes of
+`Paris` means a string.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jaxserve.frontend.parsers.json_value import escaped
 from jaxserve.frontend.parsers.scanner import SPACE, MalformedError, Reading, Scanner, Stops, stops
 
 MAX_DEPTH = 64
-"""Lists and objects inside one another; deeper ones are malformed."""
+"""Largest nesting of lists and objects; deeper ones are malformed."""
 
 _MAX_NUMBER_CHARS = 64
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -26,25 +26,25 @@ _HEX = re.compile(r"[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Spelling:
-    """How a family writes values."""
+class LiteralSyntax:
+    """Syntax of values in a model family's calls."""
 
     quotes: tuple[str, ...]
     has_escapes: bool
     words: Mapping[str, str]
-    """Words with a meaning, and their JSON."""
+    """JSON of each known word."""
     atom_stops: Stops
-    """What ends a number, a word, or a string without quotes."""
+    """Texts that end a number, a word, or a string without quotes."""
 
 
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
-PYTHON = Spelling(
+PYTHON = LiteralSyntax(
     quotes=('"""', "'''", '"', "'"),
     has_escapes=True,
     words=_WORDS,
     atom_stops=stops(*",()[]{}"),
 )
-GEMMA = Spelling(
+GEMMA = LiteralSyntax(
     quotes=("<escape>", '<|"|>', '"'),
     has_escapes=False,
     words=_WORDS,
@@ -52,39 +52,39 @@ GEMMA = Spelling(
 )
 
 
-def convert_value(scanner: Scanner, spelling: Spelling, depth: int = 0) -> Reading[None]:
-    """Take a value and emit it as arguments. Raises MalformedError where it makes no sense."""
+def convert_value(scanner: Scanner, syntax: LiteralSyntax, depth: int = 0) -> Reading[None]:
+    """Take a value and emit it as arguments. Raises MalformedError."""
     yield from scanner.run(SPACE)
-    quote = yield from scanner.starting(*spelling.quotes)
+    quote = yield from scanner.starting(*syntax.quotes)
     if quote:
-        yield from _convert_string(scanner, spelling, quote)
+        yield from _convert_string(scanner, syntax, quote)
         return
     first = yield from scanner.peek()
     if first == "{":
         scanner.take(1)
-        yield from convert_members(scanner, spelling, ":", "}", depth + 1)
+        yield from convert_members(scanner, syntax, ":", "}", depth + 1)
     elif first in ("[", "("):
         scanner.take(1)
-        yield from _convert_list(scanner, spelling, "]" if first == "[" else ")", depth + 1)
+        yield from _convert_list(scanner, syntax, "]" if first == "[" else ")", depth + 1)
     else:
-        scanner.emit("arguments", _atom_json((yield from _read_atom(scanner, spelling.atom_stops)), spelling))
+        scanner.emit("arguments", _atom_json((yield from _read_atom(scanner, syntax.atom_stops)), syntax))
 
 
-def convert_members(scanner: Scanner, spelling: Spelling, sign: str, end: str, depth: int = 0) -> Reading[None]:
+def convert_members(scanner: Scanner, syntax: LiteralSyntax, sign: str, end: str, depth: int = 0) -> Reading[None]:
     """Take the rest of an object, whose opening is in the draft: keys, `sign`, values, up to `end`."""
     _check_depth(depth)
     scanner.emit("arguments", "{")
     between = ""
     while not (yield from _at_end(scanner, end)):
-        key = yield from _read_key(scanner, spelling, sign)
+        key = yield from _read_key(scanner, syntax, sign)
         scanner.emit("arguments", f"{between}{json.dumps(key, ensure_ascii=False)}: ")
         between = ", "
-        yield from convert_value(scanner, spelling, depth)
+        yield from convert_value(scanner, syntax, depth)
         yield from _pass_comma(scanner, end)
     scanner.emit("arguments", "}")
 
 
-def _convert_list(scanner: Scanner, spelling: Spelling, end: str, depth: int) -> Reading[None]:
+def _convert_list(scanner: Scanner, syntax: LiteralSyntax, end: str, depth: int) -> Reading[None]:
     _check_depth(depth)
     scanner.emit("arguments", "[")
     is_first = True
@@ -92,7 +92,7 @@ def _convert_list(scanner: Scanner, spelling: Spelling, end: str, depth: int) ->
         if not is_first:
             scanner.emit("arguments", ", ")
         is_first = False
-        yield from convert_value(scanner, spelling, depth)
+        yield from convert_value(scanner, syntax, depth)
         yield from _pass_comma(scanner, end)
     scanner.emit("arguments", "]")
 
@@ -113,8 +113,8 @@ def _pass_comma(scanner: Scanner, end: str) -> Reading[None]:
         yield from scanner.expect(",")
 
 
-def _read_key(scanner: Scanner, spelling: Spelling, sign: str) -> Reading[str]:
-    quote = yield from scanner.accept(*spelling.quotes)
+def _read_key(scanner: Scanner, syntax: LiteralSyntax, sign: str) -> Reading[str]:
+    quote = yield from scanner.accept(*syntax.quotes)
     if quote:
         key = yield from scanner.text_until(stops(quote))
         scanner.take(len(quote))
@@ -132,13 +132,13 @@ def _read_atom(scanner: Scanner, ends: Stops) -> Reading[str]:
     return atom
 
 
-def _atom_json(atom: str, spelling: Spelling) -> str:
-    if atom in spelling.words:
-        return spelling.words[atom]
+def _atom_json(atom: str, syntax: LiteralSyntax) -> str:
+    if atom in syntax.words:
+        return syntax.words[atom]
     if len(atom) <= _MAX_NUMBER_CHARS:
         if _NUMBER.fullmatch(atom) and math.isfinite(float(atom)):
             return atom
-        for kind in (int, float):  # 1_000, .5, +3: numbers of Python that JSON spells differently
+        for kind in (int, float):  # 1_000, .5, +3: numbers that Python writes in another way than JSON
             try:
                 number = kind(atom)
             except ValueError:
@@ -148,10 +148,10 @@ def _atom_json(atom: str, spelling: Spelling) -> str:
     return json.dumps(atom, ensure_ascii=False)
 
 
-def _convert_string(scanner: Scanner, spelling: Spelling, quote: str) -> Reading[None]:
+def _convert_string(scanner: Scanner, syntax: LiteralSyntax, quote: str) -> Reading[None]:
     scanner.take(len(quote))
     scanner.emit("arguments", '"')
-    ends = stops(quote, "\\") if spelling.has_escapes else stops(quote)
+    ends = stops(quote, "\\") if syntax.has_escapes else stops(quote)
     while True:
         stop = yield from scanner.until(ends, scanner.show("arguments", escaped))
         if not stop:
@@ -181,6 +181,6 @@ def _convert_escape(scanner: Scanner) -> Reading[None]:
     if not is_character:
         scanner.emit("arguments", escaped("\\" + letter + digits))
     elif 0xD800 <= int(digits, 16) < 0xE000:
-        scanner.emit("arguments", f"\\u{int(digits, 16):04x}")  # half of a pair, as JSON spells it
+        scanner.emit("arguments", f"\\u{int(digits, 16):04x}")  # half of a surrogate pair, in JSON's form
     else:
         scanner.emit("arguments", escaped(chr(int(digits, 16))))

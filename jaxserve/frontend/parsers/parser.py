@@ -1,4 +1,4 @@
-"""One reply being read: text in, events out."""
+"""Incremental parser of one reply: text in, events out."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from jaxserve.frontend.parsers.scanner import Reading, Scanner, stops
 
 
 class OutputParser:
-    """Drives a reader over the text of one reply. Not thread-safe; one per sequence."""
+    """Feeds the text of one reply to a reader. Not thread-safe; one per sequence."""
 
     def __init__(self, read: Callable[[Scanner], Reading[None]], prefill: str = "") -> None:
-        """`prefill` is text that the prompt has already written for the reader: it makes no events."""
+        """prefill: text of the reply that the prompt has already written; it makes no events."""
         self._scanner = Scanner()
         self._reading = self._read_all(read)
         self.has_begun_call = any(event.kind == "name" for event in self.feed(prefill))
-        """Whether the prompt ends inside a call, or behind one."""
+        """True if the prompt ends inside or after a call."""
         self._scanner.forget_draft()
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the text so far ends inside reasoning."""
+        """Return True if the text so far ends inside reasoning."""
         return self._scanner.is_reasoning
 
     @property
     def num_calls_read(self) -> int:
-        """Calls whose arguments are complete."""
+        """Return the number of calls whose arguments are complete."""
         return self._scanner.num_calls_read
 
     @property
     def num_unread(self) -> int:
-        """Characters that wait for a decision: never more than a marker has."""
+        """Return the number of characters that are still undecided: never more than a marker has."""
         return self._scanner.num_unread
 
     def feed(self, text: str) -> list[Event]:
-        """What is certain once `text` is there too."""
+        """Add text and return the events that are now certain."""
         self._scanner.feed(text)
         next(self._reading, None)
         return merged(self._scanner.take_events())
 
     def finish(self) -> list[Event]:
-        """What the end of the text decides."""
+        """End the text and return the last events."""
         self._scanner.feed("", is_last=True)
         next(self._reading, None)
         return merged(self._scanner.take_events())

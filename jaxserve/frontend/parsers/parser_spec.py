@@ -1,4 +1,4 @@
-"""How the replies to one request are read."""
+"""The parser of the replies to one request, as data."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from jaxserve.frontend.parsers.parser import OutputParser
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParserSpec:
-    """The model's output_format, and what the request and its prompt say of the reply. Without arguments: plain text."""
+    """The model's output format and the facts of the request that parsing needs. Default: plain text."""
 
     output_format: OutputFormat = field(default_factory=OutputFormat)
     tools: Tools = field(default_factory=dict)
-    """Functions that may be called."""
+    """Parameter schemas of the functions that may be called, by name."""
     prompt_end: str = ""
+    """End of the prompt's text, control tokens included."""
     continued: str | None = None
     """The message that the reply continues."""
     shown_token_ids: frozenset[int] = frozenset()
-    """Control tokens that a parser has to see."""
+    """Control tokens that the parser needs in the text."""
     max_calls: int | None = None
-    """A reply ends with so many calls; None: it may make any number."""
+    """Number of calls that ends a reply. None: any number."""
 
     def new_parser(self) -> OutputParser | None:
-        """A parser for one choice; None when its text is its content."""
+        """Return a parser for one choice, or None if its text is its content."""
         return self.output_format.parser(self.tools, self.prompt_end, self.continued)

@@ -9,20 +9,22 @@ from jaxserve.frontend.parsers.scanner import SPACE, Reading, Scanner, stops
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFormat:
-    """Markers of a family that thinks before it answers."""
+    """Reasoning of a model family, before its answer."""
 
     name: str
+    """Its name as a choice of `--reasoning-parser`."""
     opener: str
     closer: str
     starts_open: bool = False
-    """Whether a reply begins inside the reasoning unless its prompt says otherwise."""
+    """True if a reply begins inside the reasoning unless its prompt ended it."""
     template_signs: tuple[str, ...] = ()
-    """A chat template with one of these is of this family."""
+    """Texts that show in a chat template that the model uses this format; one is enough."""
+    priority: int = 0
 
     def prefill(self, prompt_end: str) -> str:
-        """What of the format the prompt has already written, as if the reply began with it.
+        """Return the markers that the prompt has already written, as if the reply began with them.
 
-        `prompt_end` is the end of the prompt's text, control tokens included.
+        prompt_end: end of the prompt's text, control tokens included.
         """
         prompt_end = prompt_end.rstrip()
         if prompt_end.endswith(self.closer):
@@ -31,7 +33,7 @@ class ReasoningFormat:
 
 
 def read_reasoning(scanner: Scanner, markers: ReasoningFormat) -> Reading[None]:
-    """Read the reasoning that a reply may begin with. White space beside its markers is nobody's."""
+    """Read the reasoning that a reply may begin with, and drop white space beside its markers."""
     yield from scanner.run(SPACE)
     if not (yield from scanner.accept(markers.opener)):
         return

@@ -1,14 +1,12 @@
-"""A text that arrives in pieces, read by generators that wait for more.
+"""Scanner for text that arrives in pieces; readers are generators that yield until more text arrives.
 
-A reader is a generator: it asks the scanner for what comes next, and its `yield` means "not here yet". So a
-format is written as if its whole text were there, and where the text was cut cannot change what is read:
-every question waits until the text, or its end, decides it.
+A reader is written as if the whole text were present. Every question to the scanner waits until the text, or its end,
+decides the answer, so the cuts between pieces cannot change the result.
 
-Cost: a question leaves at most a marker's length unread, so that each character is looked at a bounded
-number of times whatever the pieces are.
+Cost: a question leaves at most a marker's length unread, so each character is looked at a bounded number of times.
 
-What is taken goes to the draft, and `emit` makes an event of the whole draft. No other way leads out, so that
-the events' sources always join to the text.
+Taken text goes to the draft, and `emit` turns the whole draft into an event. There is no other output, so the sources of
+all events join to the text.
 """
 
 from __future__ import annotations
@@ -23,17 +21,17 @@ from jaxserve.frontend.parsers.events import Event, Kind
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
-"""A reader under way; yields when it needs more text, returns what it read."""
+"""A running reader: it yields when it needs more text, and returns its result."""
 
 SPACE = re.compile(r"\s*")
 
 
 class MalformedError(Exception):
-    """The text is not what the reader expected: what is still in the draft is ordinary content."""
+    """The text is not what the reader expected; the text in the draft is ordinary content."""
 
 
 class Stops:
-    """Markers that end a stretch of text. None may be part of another: then the first one complete is the first one."""
+    """Markers that end a stretch of text. None may contain another, so the first complete one is the first one."""
 
     def __init__(self, markers: tuple[str, ...]) -> None:
         assert not any(a != b and a in b for a in markers for b in markers), f"{markers} overlap"
@@ -42,11 +40,11 @@ class Stops:
         self._num_held = max(map(len, markers), default=1) - 1
 
     def first(self, text: str, start: int) -> re.Match[str] | None:
-        """The first marker at or behind `start`."""
+        """Return the first marker at or after `start`."""
         return self._pattern.search(text, start)
 
     def beginning(self, text: str, start: int) -> int:
-        """Where an incomplete marker at the end of `text` begins; its length if there is none."""
+        """Return where an incomplete marker at the end of `text` begins; the length of `text` if there is none."""
         for place in range(max(start, len(text) - self._num_held), len(text)):
             if any(marker.startswith(text[place:]) for marker in self._markers):
                 return place
@@ -55,12 +53,12 @@ class Stops:
 
 @functools.cache
 def stops(*markers: str) -> Stops:
-    """One `Stops` for each set of markers; for those of formats, not of requests."""
+    """Return the cached `Stops` of these markers. Only for markers of formats: the cache is unbounded."""
     return Stops(markers)
 
 
 class Scanner:
-    """The text between who feeds it and who reads it."""
+    """Buffer between the incoming text and a reader, and the reader's events."""
 
     def __init__(self) -> None:
         self._buffer = ""
@@ -69,33 +67,33 @@ class Scanner:
         self._draft: list[str] = []
         self._events: list[Event] = []
         self.is_reasoning = False
-        """Whether what comes next is reasoning, as far as is known."""
+        """True if the next text is reasoning, as far as is known."""
         self.num_calls_read = 0
-        """Calls whose arguments are complete."""
+        """Number of calls whose arguments are complete."""
 
     @property
     def num_unread(self) -> int:
-        """Characters that wait for a decision."""
+        """Return the number of characters that are still undecided."""
         return len(self._buffer) - self._at
 
     @property
     def draft(self) -> str:
-        """What was taken and not yet emitted."""
+        """Return the text that was taken and not yet emitted."""
         return "".join(self._draft)
 
     def feed(self, text: str, *, is_last: bool = False) -> None:
-        """More text. For whoever drives the reader."""
+        """Add text. Called by the parser, not by readers."""
         self._buffer = self._buffer[self._at :] + text
         self._at = 0
         self._is_ended = is_last
 
     def take_events(self) -> list[Event]:
-        """The events since the last call. For whoever drives the reader."""
+        """Return the events since the last call. Called by the parser, not by readers."""
         events, self._events = self._events, []
         return events
 
     def emit(self, kind: Kind, text: str | None = None) -> None:
-        """The draft becomes an event; its text is the draft itself unless given (syntax has none)."""
+        """Turn the draft into an event; its text is the draft unless given (syntax has none)."""
         source = self.draft
         self._draft.clear()
         if text is None:
@@ -104,7 +102,7 @@ class Scanner:
             self._events.append(Event(kind, text, source))
 
     def peek(self) -> Reading[str]:
-        """The next character; empty at the end."""
+        """Return the next character; empty at the end."""
         while self._at == len(self._buffer):
             if self._is_ended:
                 return ""
@@ -112,14 +110,14 @@ class Scanner:
         return self._buffer[self._at]
 
     def take(self, num_characters: int) -> str:
-        """Move characters that are known to be there into the draft."""
+        """Move characters that are known to be present into the draft."""
         taken = self._buffer[self._at : self._at + num_characters]
         self._at += num_characters
         self._draft.append(taken)
         return taken
 
     def starting(self, *markers: str) -> Reading[str]:
-        """The longest of `markers` that comes next, not taken; empty when none does."""
+        """Return the longest of `markers` that comes next, without taking it; empty if none does."""
         longest = max(map(len, markers))
         while True:
             rest = self._buffer[self._at : self._at + longest]
@@ -128,12 +126,12 @@ class Scanner:
             yield
 
     def accept(self, *markers: str) -> Reading[str]:
-        """Take the longest of `markers` that comes next, if one does."""
+        """Take and return the longest of `markers` that comes next; empty if none does."""
         marker = yield from self.starting(*markers)
         return self.take(len(marker)) if marker else ""
 
     def expect(self, *markers: str) -> Reading[str]:
-        """Take one of `markers`; raises MalformedError when none comes next."""
+        """Take one of `markers`. Raises MalformedError if none comes next."""
         marker = yield from self.accept(*markers)
         if not marker:
             raise MalformedError
@@ -151,7 +149,7 @@ class Scanner:
             yield
 
     def until(self, markers: Stops, consume: Callable[[str], object]) -> Reading[str]:
-        """Give `consume`, which must take them, the pieces before a marker; returns it, not taken, or empty at the end."""
+        """Pass the pieces before a marker to `consume`, which must take them; return the marker, or empty at the end."""
         while True:
             match = markers.first(self._buffer, self._at)
             if match is not None:
@@ -167,7 +165,7 @@ class Scanner:
             yield
 
     def text_until(self, markers: Stops, limit: int | None = None) -> Reading[str]:
-        """The text before a marker, kept in the draft. Raises MalformedError behind `limit` characters and at the end."""
+        """Return the text before a marker, kept in the draft. Raises MalformedError after `limit` characters or at the end."""
         pieces: list[str] = []
         num_left = sys.maxsize if limit is None else limit
 
@@ -183,7 +181,7 @@ class Scanner:
         return "".join(pieces)
 
     def show(self, kind: Kind, encode: Callable[[str], str] | None = None) -> Callable[[str], None]:
-        """A `consume` that emits each piece at once."""
+        """Return a `consume` that emits each piece at once."""
 
         def consume(piece: str) -> None:
             self.take(len(piece))
@@ -192,7 +190,7 @@ class Scanner:
         return consume
 
     def show_but_trailing_space(self, kind: Kind) -> Callable[[str], None]:
-        """A `consume` that leaves white space in the draft until something else follows it."""
+        """Return a `consume` that keeps white space in the draft until other text follows it."""
 
         def consume(piece: str) -> None:
             num_shown = len(piece.rstrip())
@@ -205,7 +203,7 @@ class Scanner:
         return consume
 
     def show_but_last_newline(self, kind: Kind, encode: Callable[[str], str]) -> Callable[[str], None]:
-        """A `consume` that leaves a newline in the draft until something else follows it."""
+        """Return a `consume` that keeps a newline in the draft until other text follows it."""
 
         def consume(piece: str) -> None:
             is_held = piece.endswith("\n")
@@ -217,5 +215,5 @@ class Scanner:
         return consume
 
     def forget_draft(self) -> None:
-        """What was taken so far is no part of the text: it came before it."""
+        """Drop the draft: it came before the text."""
         self._draft.clear()

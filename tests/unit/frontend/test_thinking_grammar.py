@@ -8,7 +8,7 @@ import pytest
 
 from jaxserve.apis.schema.structured import NamedGrammar
 from jaxserve.errors import UnsupportedParameterError
-from jaxserve.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from jaxserve.frontend.parsers.formats import CHANNEL_FORMATS, REASONING_FORMATS, TOOL_FORMATS
 from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.frontend.parsers.parser_spec import ParserSpec
 from jaxserve.frontend.thinking_grammar import after_thinking
@@ -59,8 +59,8 @@ def test_a_budget_makes_a_grammar_of_any_reply(tooled: Tokenizer) -> None:
     ("named", "budget", "spec", "param"),
     [
         (YES, None, {"continued": "x"}, "response_format"),
-        (YES, None, {"output_format": OutputFormat(has_channels=True)}, "response_format"),
-        (None, 9, {"output_format": OutputFormat(has_channels=True)}, "thinking_token_budget"),
+        (YES, None, {"output_format": OutputFormat(channels=CHANNEL_FORMATS["harmony"])}, "response_format"),
+        (None, 9, {"output_format": OutputFormat(channels=CHANNEL_FORMATS["harmony"])}, "thinking_token_budget"),
         (YES, 9, {"output_format": OutputFormat(TOOL_FORMATS["hermes"])}, "thinking_token_budget"),
         (YES, 9, {}, "thinking_token_budget"),
     ],

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxserve.frontend.parsers.events import Event, merged
-from jaxserve.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from jaxserve.frontend.parsers.formats import CHANNEL_FORMATS, REASONING_FORMATS, TOOL_FORMATS
 from jaxserve.frontend.parsers.output_format import OutputFormat
 
 LONGEST_MARKER = 40
@@ -39,7 +39,7 @@ class Reply:
 
 def output_format(tools: str | None = None, reasoning: str | None = None) -> OutputFormat:
     if "harmony" in (tools, reasoning):
-        return OutputFormat(has_channels=True)
+        return OutputFormat(channels=CHANNEL_FORMATS["harmony"])
     return OutputFormat(TOOL_FORMATS[tools] if tools else None, REASONING_FORMATS[reasoning] if reasoning else None)
 
 

@@ -1,4 +1,4 @@
-"""Which parser a model gets: by flag, or by what its chat template contains."""
+"""The output format of a model is chosen by flag, or by signs in its chat template."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ import pytest
 from jaxserve.apis.openai.messages import CalledFunction, ChatMessage, MessageToolCall, template_messages
 from jaxserve.config import ReasoningParser, ToolCallParser
 from jaxserve.errors import ConfigError
-from jaxserve.frontend.parsers.formats import HARMONY, REASONING_FORMATS, TOOL_FORMATS
+from jaxserve.frontend.parsers.formats import (
+    CHANNEL_FORMATS,
+    REASONING_FORMATS,
+    REASONING_PARSERS,
+    TOOL_CALL_PARSERS,
+    TOOL_FORMATS,
+)
 from jaxserve.frontend.parsers.output_format import choose_output_format
 from jaxserve.tokenizer.template import ChatTemplate
 from tests.unit.frontend.parsers.reading import reply_of
@@ -21,8 +27,8 @@ TEMPLATES = Path(__file__).parents[2] / "tokenizer" / "data" / "templates"
 
 
 def test_flags_offer_every_format() -> None:
-    assert set(get_args(ToolCallParser)) == {"auto", "none", HARMONY, *TOOL_FORMATS}
-    assert set(get_args(ReasoningParser)) == {"auto", "none", HARMONY, *REASONING_FORMATS}
+    assert sorted(get_args(ToolCallParser)) == sorted(TOOL_CALL_PARSERS)
+    assert sorted(get_args(ReasoningParser)) == sorted(REASONING_PARSERS)
 
 
 @pytest.mark.parametrize(
@@ -62,11 +68,11 @@ def test_signs_of_a_template(text: str, tools: str | None) -> None:
 
 
 def test_channels_carry_both() -> None:
-    for flags in (("auto", "auto"), (HARMONY, "auto"), ("auto", HARMONY), (HARMONY, HARMONY)):
+    for flags in (("auto", "auto"), ("harmony", "auto"), ("auto", "harmony"), ("harmony", "harmony")):
         chosen = choose_output_format(["<|start|>assistant<|channel|>final"], *flags)
-        assert chosen.has_channels and chosen.has_tools and chosen.has_reasoning
+        assert chosen.channels is CHANNEL_FORMATS["harmony"] and chosen.has_tools and chosen.has_reasoning
     with pytest.raises(ConfigError, match="--tool-call-parser harmony with --reasoning-parser qwen3"):
-        choose_output_format([], HARMONY, "qwen3")
+        choose_output_format([], "harmony", "qwen3")
 
 
 def test_a_flag_decides_over_the_template() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from jaxserve.frontend.parsers.formats import TOOL_FORMATS, CallSyntax
+from jaxserve.frontend.parsers.formats import TOOL_FORMATS
+from jaxserve.frontend.parsers.tool_format import CallSyntax
 from tests.unit.frontend.parsers.reading import TOOLS, output_format, read
 
 WEATHER = {"city": "Par}is", "days": 3}
@@ -285,15 +286,15 @@ def test_harmony_goes_on_with_the_message_that_the_prompt_began() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "spelling"), [(name, spelling) for name, row in TOOL_FORMATS.items() for spelling in row.spellings]
+    ("name", "syntax"), [(name, syntax) for name, row in TOOL_FORMATS.items() for syntax in row.syntaxes]
 )
-def test_what_a_grammar_spells_is_read_as_calls(name: str, spelling: CallSyntax) -> None:
+def test_what_a_grammar_spells_is_read_as_calls(name: str, syntax: CallSyntax) -> None:
     def call(function: str) -> str:
-        quoted = json.dumps(function) if spelling.is_name_quoted else function
-        return spelling.before + quoted + spelling.between + JSON + spelling.behind
+        quoted = json.dumps(function) if syntax.is_name_quoted else function
+        return syntax.before + quoted + syntax.between + JSON + syntax.after
 
-    begin, end = spelling.begin, spelling.end
+    begin, end = syntax.begin, syntax.end
     assert arguments(read(output_format(name), begin + call("get_weather") + end).calls) == [("get_weather", WEATHER)]
-    if spelling.separator is not None:
-        both = begin + call("get_weather") + spelling.separator + call("now") + end
+    if syntax.separator is not None:
+        both = begin + call("get_weather") + syntax.separator + call("now") + end
         assert arguments(read(output_format(name), both).calls) == [("get_weather", WEATHER), ("now", WEATHER)]

@@ -1,4 +1,4 @@
-"""The channels of gpt-oss: every message of a reply names its channel, and its recipient if it is a call.
+"""Harmony, the format of gpt-oss: every message of a reply names its channel, and its recipient if it is a call.
 
     <|start|>assistant<|channel|>analysis<|message|>...<|end|>
     <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>
@@ -13,28 +13,28 @@ import re
 from typing import Final
 
 from jaxserve.frontend.parsers.bodies import MAX_HEADER_CHARS, Tools
+from jaxserve.frontend.parsers.channels import ChannelFormat
 from jaxserve.frontend.parsers.events import Kind
 from jaxserve.frontend.parsers.scanner import SPACE, MalformedError, Reading, Scanner, stops
 
-START: Final = "<|start|>"
+_START: Final = "<|start|>"
 _MESSAGE: Final = "<|message|>"
 _ENDS: Final = ("<|end|>", "<|call|>", "<|return|>")
 _CHANNEL_MARKER: Final = "<|channel|>"
 _CHANNEL = re.compile(re.escape(_CHANNEL_MARKER) + r"\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
-MARKERS: Final = (START, _MESSAGE, *_ENDS, _CHANNEL_MARKER, "<|constrain|>")
 
 
-def prefill(prompt_end: str, continued: str | None) -> str:
-    """The message that the prompt has begun; one that is `continued` stands in the final channel."""
+def _prefill(prompt_end: str, continued: str | None) -> str:
+    """Return the message that the prompt has begun; a `continued` message is in the final channel."""
     if continued is not None:
-        return f"{START}assistant{_CHANNEL_MARKER}final{_MESSAGE}{continued}"
-    begin = prompt_end.rfind(START)
+        return f"{_START}assistant{_CHANNEL_MARKER}final{_MESSAGE}{continued}"
+    begin = prompt_end.rfind(_START)
     return prompt_end[begin:] if begin >= 0 else ""
 
 
-def read_harmony(scanner: Scanner, tools: Tools) -> Reading[None]:
-    """Read messages to the end. Messages that are shown in the same place are put on lines of their own."""
+def _read(scanner: Scanner, tools: Tools) -> Reading[None]:
+    """Read messages to the end. Messages of one kind are joined by newlines."""
     shown: set[Kind] = set()
     while (yield from scanner.peek()):
         try:
@@ -43,7 +43,7 @@ def read_harmony(scanner: Scanner, tools: Tools) -> Reading[None]:
             if _CHANNEL_MARKER in scanner.draft and not (yield from scanner.peek()):
                 scanner.emit("syntax")  # the reply was cut inside a header
                 return
-            yield from scanner.until(stops(START), scanner.show("content"))
+            yield from scanner.until(stops(_START), scanner.show("content"))
             scanner.emit("content")
             continue
         scanner.take(len(_MESSAGE))
@@ -55,7 +55,7 @@ def read_harmony(scanner: Scanner, tools: Tools) -> Reading[None]:
 
 
 def _begin_message(scanner: Scanner, header: str, tools: Tools) -> Kind:
-    """Emit what the header says; returns what the text of the message is."""
+    """Emit the events of a header and return the kind of the message."""
     recipient = _RECIPIENT.search(header)
     if recipient is not None:
         name = recipient[1].removeprefix("functions.")
@@ -71,12 +71,21 @@ def _read_body(scanner: Scanner, kind: Kind) -> Reading[None]:
     scanner.is_reasoning = kind == "reasoning"
     yield from scanner.run(SPACE)
     scanner.emit("syntax" if kind == "arguments" else kind)
-    if kind == "arguments" and (yield from scanner.starting(START, *_ENDS)):
+    if kind == "arguments" and (yield from scanner.starting(_START, *_ENDS)):
         scanner.emit("arguments", "{}")
-    end = yield from scanner.until(stops(START, *_ENDS), scanner.show_but_trailing_space(kind))
+    end = yield from scanner.until(stops(_START, *_ENDS), scanner.show_but_trailing_space(kind))
     scanner.emit("syntax" if kind == "arguments" else kind)
     if end in _ENDS:
         scanner.take(len(end))
         scanner.emit("syntax")
     scanner.num_calls_read += kind == "arguments"
     scanner.is_reasoning = False
+
+
+HARMONY: Final = ChannelFormat(
+    name="harmony",
+    template_signs=(_CHANNEL_MARKER,),
+    markers=(_START, _MESSAGE, *_ENDS, _CHANNEL_MARKER, "<|constrain|>"),
+    read=_read,
+    prefill=_prefill,
+)

@@ -1,0 +1,44 @@
+"""Registry of output formats: every file of this folder declares how one model family writes calls or reasoning.
+
+A file declares any number of `ToolFormat`, `ReasoningFormat` and `ChannelFormat` values. Nothing else lists them: the
+choices of `--tool-call-parser` and `--reasoning-parser`, the detection from a chat template and the tests use this registry.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import Final, Protocol, TypeVar
+
+from jaxserve.frontend.parsers.channels import ChannelFormat
+from jaxserve.frontend.parsers.reasoning import ReasoningFormat
+from jaxserve.frontend.parsers.tool_format import ToolFormat
+
+
+class _Declared(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def priority(self) -> int: ...
+
+
+F = TypeVar("F", bound=_Declared)
+
+
+def _declared(kind: type[F]) -> Mapping[str, F]:
+    """Return the formats of one kind by name, in the order in which templates are matched."""
+    modules = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, kind)]
+    found.sort(key=lambda format_: (-format_.priority, format_.name))
+    return MappingProxyType({format_.name: format_ for format_ in found})
+
+
+TOOL_FORMATS: Final = _declared(ToolFormat)
+REASONING_FORMATS: Final = _declared(ReasoningFormat)
+CHANNEL_FORMATS: Final = _declared(ChannelFormat)
+TOOL_CALL_PARSERS: Final = ("auto", "none", *sorted({*TOOL_FORMATS, *CHANNEL_FORMATS}))
+"""Choices of `--tool-call-parser`."""
+REASONING_PARSERS: Final = ("auto", "none", *sorted({*REASONING_FORMATS, *CHANNEL_FORMATS}))
+"""Choices of `--reasoning-parser`."""

@@ -1,0 +1,48 @@
+"""The declaration of how a model family writes tool calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxserve.frontend.parsers.calls import Section
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSyntax:
+    """Texts around the name and the JSON arguments of a call, from which a grammar for calls is built."""
+
+    begin: str = ""
+    """Text before the first call. Empty: the calls are the whole reply."""
+    before: str
+    """Text before a name."""
+    between: str
+    """Text between name and arguments."""
+    after: str
+    """Text after the arguments."""
+    separator: str | None = None
+    """Text between two calls. None: a reply has at most one call."""
+    end: str = ""
+    """Text after the last call."""
+    is_name_quoted: bool = True
+    """True if the name is a JSON string."""
+    control_tokens: tuple[str, ...] = ()
+    """Control tokens that the vocabulary must have for this syntax."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
+    """Tool calls of a model family."""
+
+    name: str
+    """Its name as a choice of `--tool-call-parser`."""
+    sections: tuple[Section, ...]
+    template_signs: tuple[str, ...]
+    """Texts that show in a chat template that the model uses this format; one is enough."""
+    foreign_signs: tuple[str, ...] = ()
+    """Texts that show that the template only looks like it: an unsupported format that uses the same marker."""
+    num_id_characters: int | None = None
+    """Length of call ids, letters and digits, if the template requires one. None: any id."""
+    syntaxes: tuple[CallSyntax, ...] = ()
+    """Syntaxes for a grammar; the first one whose control tokens exist is used. Empty: calls cannot be constrained."""
+    priority: int = 3
+    """Formats with a higher priority are matched against templates first. Lower: its signs also occur in other formats."""
