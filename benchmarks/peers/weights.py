@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxserve.checkpoint.gguf_file import open_gguf
-from jaxserve.checkpoint.open import open_checkpoint
+from jaxserve.checkpoint.gguf.file import open_gguf
 from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.models.registry import open_model
 from jaxserve.tokenizer.gguf_vocab import read_gguf_tokenizer
 from jaxserve.tokenizer.source import TokenizerSource
 from jaxserve.tokenizer.tokenizer import load_tokenizer
@@ -61,7 +61,7 @@ class Weights:
 
 def source_format(source: Path) -> str:
     """The type of most bytes of a GGUF file: "q4_1"."""
-    return next(iter(bytes_by_dtype(open_checkpoint(source)))).lower()
+    return next(iter(bytes_by_dtype(open_model(source)))).lower()
 
 
 def write_directory(weights: Weights) -> None:
@@ -71,12 +71,12 @@ def write_directory(weights: Weights) -> None:
     unfinished = weights.directory.with_suffix(".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    checkpoint = open_checkpoint(weights.source)
+    checkpoint = open_model(weights.source)
     _write_json(unfinished / "config.json", checkpoint.config | {"dtype": "float32"})
     _write_json(unfinished / "generation_config.json", checkpoint.generation_config)
     _write_tokenizer(unfinished, read_gguf_tokenizer(open_gguf(weights.source).metadata, str(weights.source)))
     write_safetensors(unfinished / "model.safetensors", checkpoint)
-    compare_tensors(open_checkpoint(unfinished), checkpoint)
+    compare_tensors(open_model(unfinished), checkpoint)
     compare_tokens(unfinished, weights.source)
     unfinished.rename(weights.directory)
 

@@ -5,22 +5,23 @@ Nothing in it is ever executed: `auto_map` is data nobody reads, and pickle weig
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.joined import with_parts
 from jaxserve.checkpoint.json_file import read_object
 from jaxserve.checkpoint.mapped_file import shown
 from jaxserve.checkpoint.protocol import Checkpoint, TensorInfo
-from jaxserve.checkpoint.renamed import with_expert_names, with_norm_names
+from jaxserve.checkpoint.renamed import with_our_names
 from jaxserve.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
 from jaxserve.checkpoint.stacked import with_each_expert
 from jaxserve.checkpoint.stored import as_stored
-from jaxserve.checkpoint.text_part import text_config, with_text_alone
+from jaxserve.checkpoint.text_part import text_config, with_text_names
 from jaxserve.errors import CheckpointError
 
 _SINGLE_FILE = "model.safetensors"
@@ -46,8 +47,8 @@ class HuggingFaceCheckpoint:
         return self.shards[info.file].read(name)
 
 
-def open_huggingface(directory: Path) -> Checkpoint:
-    """Opens a directory and validates every shard's header."""
+def open_huggingface(directory: Path, families: Collection[Family]) -> Checkpoint:
+    """Open a directory and validate every shard's header; `families` say how tensors are named."""
     index = directory / _INDEX_FILE
     if (directory / _SINGLE_FILE).is_file():
         shards = {directory / _SINGLE_FILE: open_safetensors(directory / _SINGLE_FILE)}
@@ -65,13 +66,24 @@ def open_huggingface(directory: Path) -> Checkpoint:
     generation_file = directory / "generation_config.json"
     checkpoint = HuggingFaceCheckpoint(
         path=directory,
-        config=text_config(read_object(config_file)),
+        config=text_config(read_object(config_file), families),
         generation_config=read_object(generation_file) if generation_file.is_file() else {},
         tensors=tensors,
         shards=shards,
     )
-    named = with_each_expert(with_expert_names(with_norm_names(with_text_alone(checkpoint))))
+    named = with_text_names(checkpoint)
+    family = _find_family(checkpoint.config, families)
+    if family is not None:
+        named = with_our_names(named, family.renames)
+        named = with_each_expert(named) if family.has_stacked_experts else named
     return with_parts(as_stored(named))
+
+
+def _find_family(config: Mapping[str, Any], families: Collection[Family]) -> Family | None:
+    """Return the family of a decoder; None for encoders and unknown architectures, which the registry rejects."""
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    return next((family for family in families if name in family.architectures), None)
 
 
 def _weight_map(index: Path) -> dict[str, Path]:

@@ -1,10 +1,12 @@
-"""Opens whatever checkpoint a path is."""
+"""Open the checkpoint at a path, whatever its format."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
-from jaxserve.checkpoint.gguf_checkpoint import open_gguf_checkpoint
+from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.checkpoint import open_gguf_checkpoint
 from jaxserve.checkpoint.huggingface import open_huggingface
 from jaxserve.checkpoint.joined import with_parts
 from jaxserve.checkpoint.protocol import Checkpoint
@@ -13,10 +15,10 @@ from jaxserve.errors import CheckpointError
 _GGUF_MAGIC = b"GGUF"
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """A Hugging Face directory or a GGUF file, told apart by what is there; raises CheckpointError in one line."""
+def open_checkpoint(path: Path, families: Collection[Family]) -> Checkpoint:
+    """Open a Hugging Face directory or a GGUF file; raise CheckpointError in one line."""
     if path.is_dir():
-        return open_huggingface(path)
+        return open_huggingface(path, families)
     try:
         with path.open("rb") as file:
             magic = file.read(len(_GGUF_MAGIC))
@@ -27,4 +29,4 @@ def open_checkpoint(path: Path) -> Checkpoint:
             f"{path}: expected a GGUF file or a directory with config.json and safetensors, "
             f"found a file that starts with {magic!r}"
         )
-    return with_parts(open_gguf_checkpoint(path))
+    return with_parts(open_gguf_checkpoint(path, families))

@@ -21,7 +21,6 @@ from jaxserve.checkpoint.view import CheckpointView
 from jaxserve.config import WeightFormat
 from jaxserve.errors import CheckpointError
 
-_ROUTER: Final = ".mlp.router."
 _WHOLE: Final = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
 _PARTS: Final[Mapping[str, tuple[tuple[str, slice], ...]]] = {
     "gate_up_proj": (("gate_proj", slice(0, None, 2)), ("up_proj", slice(1, None, 2))),
@@ -75,13 +74,11 @@ class StackedCheckpoint(CheckpointView):
     """A checkpoint some of whose tensors are parts of others."""
 
     places: Mapping[str, _Place]
-    names: Mapping[str, str]
-    """The stored name of what is whole."""
 
     def read(self, name: str) -> np.ndarray:
         place = self.places.get(name)
         if place is None:
-            return self.inner.read(self.names[name])
+            return self.inner.read(name)
         stored: np.ndarray = self.inner.read(place.stored)[place.expert]
         if place.stored.endswith(_BIAS):
             return stored[place.outputs]
@@ -100,23 +97,19 @@ def widened_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def with_each_expert(checkpoint: Checkpoint) -> Checkpoint:
-    """The same with a matrix and a bias for each expert, and Qwen's name for the router.
+    """Return the checkpoint with a matrix and a bias for each expert.
 
     Raises CheckpointError for blocks and scales that do not fit.
     """
-    if not any(_ROUTER in name for name in checkpoint.tensors):
-        return checkpoint
     tensors: dict[str, TensorInfo] = {}
     places: dict[str, _Place] = {}
-    names: dict[str, str] = {}
     for name, info in checkpoint.tensors.items():
         if not any(part in name for part in _WHOLE):
-            own = name.replace(_ROUTER, ".mlp.gate.")
-            names[own], tensors[own] = name, replace(info, name=own)
+            tensors[name] = info
         elif not name.endswith(_SCALES):
             for own, part, place in _parts(checkpoint, name, info):
                 tensors[own], places[own] = part, place
-    return StackedCheckpoint(checkpoint, tensors, places, names)
+    return StackedCheckpoint(checkpoint, tensors, places)
 
 
 def _parts(checkpoint: Checkpoint, name: str, info: TensorInfo) -> list[tuple[str, TensorInfo, _Place]]:

@@ -14,7 +14,6 @@ import jax
 
 from jaxserve import __version__
 from jaxserve.checkpoint.adapted import with_adapters
-from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.renamed import with_decoder_names, with_encoder_names
 from jaxserve.checkpoint.sentence import read_sentence_modules
@@ -28,7 +27,7 @@ from jaxserve.ipc.messages import ModelInfo
 from jaxserve.ipc.report import PhaseClock, PhaseSpan, ProgramReport, StartupReport
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
-from jaxserve.models.registry import model_of
+from jaxserve.models.registry import model_of, open_model
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.runner.cache_directory import cache_directory
 from jaxserve.runner.compilations import CompilationCounter
@@ -70,7 +69,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         clock = PhaseClock()
         counter = CompilationCounter()
         with clock.phase("open"):
-            checkpoint = open_checkpoint(model_path)
+            checkpoint = open_model(model_path)
             model = model_of(checkpoint)
             if isinstance(model, DecoderConfig):
                 config = with_tested_kernels(config, model, clock, progress)

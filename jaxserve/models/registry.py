@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import structs
 
+from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.fp8 import ROW_SCALES, StoredFp8
 from jaxserve.checkpoint.json_file import read_object
 from jaxserve.checkpoint.open import open_checkpoint
@@ -24,36 +25,51 @@ from jaxserve.checkpoint.text_part import text_config
 from jaxserve.errors import CheckpointError
 from jaxserve.model_config.decoder import CheckpointQuantization, DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
-from jaxserve.models import encoders, families
+from jaxserve.models import encoders as encoders_package
+from jaxserve.models import families as families_package
 from jaxserve.models.families._keys import Keys
 
-ReadConfig = Callable[[dict[str, Any]], DecoderConfig]
+T = TypeVar("T")
 ReadEncoderConfig = Callable[[dict[str, Any]], EncoderConfig]
 
 
 @cache
-def architectures() -> Mapping[str, ReadConfig]:
-    """By the name `config.json` gives in `architectures`: the function that reads such a config of a decoder."""
-    return _found(families, "decoder_config")
+def families() -> tuple[Family, ...]:
+    """Return the FAMILY of every module in `families/`."""
+    return tuple(module.FAMILY for module in _modules(families_package))
+
+
+@cache
+def architectures() -> Mapping[str, Family]:
+    """Return the decoder families by the name that `config.json` gives in `architectures`."""
+    return _by_name((name, family) for family in families() for name in family.architectures)
 
 
 @cache
 def encoder_architectures() -> Mapping[str, ReadEncoderConfig]:
-    """The same for encoders."""
-    return _found(encoders, "encoder_config")
+    """Return the functions that read encoder configs, by the name that `config.json` gives in `architectures`."""
+    return _by_name(
+        (name, module.encoder_config) for module in _modules(encoders_package) for name in module.ARCHITECTURES
+    )
 
 
-def _found(package: ModuleType, reader: str) -> Mapping[str, Callable[[dict[str, Any]], Any]]:
-    """The function of this name in every module of a folder, by the architectures that it reads."""
-    found: dict[str, Callable[[dict[str, Any]], Any]] = {}
+def open_model(path: Path) -> Checkpoint:
+    """Open the checkpoint of any known family, or of an encoder; raise CheckpointError in one line."""
+    return open_checkpoint(path, families())
+
+
+def _modules(package: ModuleType) -> Iterator[ModuleType]:
     for module_info in pkgutil.iter_modules(package.__path__):
-        if module_info.name.startswith("_"):
-            continue
-        family = import_module(f"{package.__name__}.{module_info.name}")
-        for name in family.ARCHITECTURES:
-            if name in found:
-                raise RuntimeError(f"two families claim {name}; the second is {module_info.name}")
-            found[name] = getattr(family, reader)
+        if not module_info.name.startswith("_"):
+            yield import_module(f"{package.__name__}.{module_info.name}")
+
+
+def _by_name(claims: Iterable[tuple[str, T]]) -> Mapping[str, T]:
+    found: dict[str, T] = {}
+    for name, value in claims:
+        if name in found:
+            raise RuntimeError(f"two families claim {name}")
+        found[name] = value
     return MappingProxyType(found)
 
 
@@ -62,9 +78,9 @@ def decoder_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None =
 
     Raises CheckpointError naming the key for an architecture or a value that is not supported.
     """
-    read = _reader(hf)
+    family = _find_family(hf)
     stored = read_stored(hf)
-    config = read(dict(hf))
+    config = family.decoder_config(dict(hf))
     bos = hf.get("bos_token_id")
     return replace(
         config,
@@ -121,9 +137,11 @@ def read_decoder(path: Path) -> tuple[DecoderConfig, Checkpoint | None]:
     """
     config, generation = path / "config.json", path / "generation_config.json"
     if not config.is_file() or any(path.glob("*.safetensors")):
-        checkpoint = open_checkpoint(path)
+        checkpoint = open_model(path)
         return decoder_of(checkpoint), checkpoint
-    return _named(path, text_config(read_object(config)), read_object(generation) if generation.is_file() else {}), None
+    return _named(
+        path, text_config(read_object(config), families()), read_object(generation) if generation.is_file() else {}
+    ), None
 
 
 def _named(path: Path, hf: Mapping[str, Any], generation: Mapping[str, Any]) -> DecoderConfig:
@@ -139,7 +157,7 @@ def _architecture(hf: Mapping[str, Any]) -> str | None:
     return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
 
 
-def _reader(hf: Mapping[str, Any]) -> ReadConfig:
+def _find_family(hf: Mapping[str, Any]) -> Family:
     name = _architecture(hf)
     known = architectures()
     supported = ", ".join(sorted(known))

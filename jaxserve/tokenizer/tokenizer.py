@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxserve.checkpoint.gguf_file import open_gguf
+from jaxserve.checkpoint.gguf.file import open_gguf
 from jaxserve.errors import CheckpointError, InvalidRequestError, invalid
 from jaxserve.tokenizer.gguf_vocab import read_gguf_tokenizer
 from jaxserve.tokenizer.hf_vocab import read_hf_tokenizer

@@ -122,7 +122,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sampling": set(),
     "sharding": {"model_config"},
     "model_config": set(),
-    "checkpoint": set(),
+    "checkpoint": {"model_config"},
     "metrics": {"ipc.messages"},
     "bounds": set(),
     "config": set(),

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 from safetensors.flax import load_file, save_file
 
-from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.executor.precompile import precompile
 from jaxserve.executor.preparation import resolve_task
 from jaxserve.ipc.messages import Abort, EmbeddingInfo
-from jaxserve.models.registry import model_of
+from jaxserve.models.registry import model_of, open_model
 from tests.engine.embedding_engine import EmbeddingEngine, text
 from tests.models.goldens import DATA, decoder_vectors, encoder_golden, minilm_golden, pair_golden
 from tests.unit.checkpoint.checkpoint_files import minilm_directory, smollm2_file
@@ -225,7 +224,7 @@ def test_settings_that_cannot_be_are_refused_before_anything_is_loaded(settings:
 
 def test_the_task_follows_from_the_model() -> None:
     def resolved(path: Path, **settings: Any) -> str:
-        return resolve_task(ModelConfig(model="any", **settings), model_of(open_checkpoint(path)))
+        return resolve_task(ModelConfig(model="any", **settings), model_of(open_model(path)))
 
     assert resolved(BERT.path) == "embed"
     assert resolved(DATA / "llama3_tiny") == "generate"

@@ -12,14 +12,13 @@ import pytest
 from jaxserve_kernels.paged_attention import Paging, ragged_layout
 
 from jaxserve.checkpoint.adapted import with_adapters
-from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import CheckpointError
 from jaxserve.executor.adapters import adapters_config, open_adapters
 from jaxserve.layers.attention import KVPool, StepContext
 from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.layers.rope import rotation, sliding_rotation
-from jaxserve.models.registry import decoder_of
+from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.weights.loader import load_params
@@ -41,7 +40,7 @@ def logits(model: str, adapter: str, policy: DtypePolicy, num_devices: int = 1) 
     goldens = adapter_goldens(model)
     names = [name for name in goldens if name != "base"]
     modules = ",".join(f"{name}={goldens[name].path}" for name in names)
-    checkpoint = open_checkpoint(DATA / model)
+    checkpoint = open_model(DATA / model)
     decoder = decoder_of(checkpoint)
     adapters = open_adapters(Config(model=ModelConfig(model=model, lora_modules=modules)), decoder)
     room = adapters_config(adapters)
@@ -106,7 +105,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
         f"{module}.lora_B.weight": np.ones((64, 4), np.float32),
     }
     write_safetensors(tmp_path / "adapter_model.safetensors", tensors)
-    checkpoint = open_checkpoint(DATA / "llama3_tiny")
+    checkpoint = open_model(DATA / "llama3_tiny")
     decoder = decoder_of(checkpoint)
     adapters = open_adapters(Config(model=ModelConfig(model="any", lora_modules=f"other={tmp_path}")), decoder)
     room = adapters_config(adapters)

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from jaxserve_kernels.paged_attention import Paging, ragged_layout
 
-from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.layers.attention import KVPool, StepContext
 from jaxserve.layers.policy import plain
 from jaxserve.layers.rope import inverse_frequencies, rotation, sliding_rotation
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.registry import decoder_config
+from jaxserve.models.registry import decoder_config, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.weights.loader import load_params
@@ -29,7 +28,7 @@ def prompt_logits(
     golden: GoldenCheckpoint, dtype: str, kv_dtype: str | None = None, *, num_devices: int = 1, fused_for: int = 0
 ) -> np.ndarray:
     """Logits of the last 8 prompt positions, the prompt computed in one mixed pass."""
-    checkpoint = open_checkpoint(golden.path)
+    checkpoint = open_model(golden.path)
     config = decoder_config(checkpoint.config, checkpoint.generation_config).with_context(MAX_MODEL_LEN)
     policy = replace(plain(jnp.dtype(dtype)), fused_for=fused_for, num_devices=num_devices)
     skeleton = make_skeleton(config, policy)

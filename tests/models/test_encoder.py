@@ -11,12 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.errors import CheckpointError
 from jaxserve.layers.policy import plain
 from jaxserve.layers.segment_attention import QUERY_BLOCK, Texts, attend
 from jaxserve.model_config.encoder import EncoderConfig
-from jaxserve.models.registry import decoder_of, model_of
+from jaxserve.models.registry import decoder_of, model_of, open_model
 from jaxserve.models.skeleton import make_encoder_skeleton
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.weights.loader import load_params
@@ -29,7 +28,7 @@ def packed_hidden(
     path: Path, texts: list[np.ndarray], num_tokens: int, num_devices: int = 1, fused_for: int = 0
 ) -> list[np.ndarray]:
     """What the encoder makes of each token, by text, on an axis of `num_tokens` with padding at its end."""
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_model(path)
     config = model_of(checkpoint)
     assert isinstance(config, EncoderConfig)
     skeleton = make_encoder_skeleton(config, replace(plain(jnp.dtype("float32")), fused_for=fused_for))
@@ -86,7 +85,7 @@ def test_attention_stays_within_each_text_at_every_border(num_tokens: int) -> No
 
 def test_an_encoder_is_no_decoder() -> None:
     with pytest.raises(CheckpointError, match="BertModel is an encoder"):
-        decoder_of(open_checkpoint(DATA / "encoders" / "bert_tiny"))
+        decoder_of(open_model(DATA / "encoders" / "bert_tiny"))
 
 
 @pytest.mark.parametrize("golden", [encoder_golden(name) for name in NAMES], ids=NAMES)

@@ -13,13 +13,12 @@ import pytest
 from flax import nnx
 from scipy.special import softmax
 
-from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.config import WeightFormat
 from jaxserve.layers.experts import Experts, route
 from jaxserve.layers.linear import Tokens
 from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.model_config.experts import ExpertsConfig
-from jaxserve.models.registry import decoder_of
+from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.weights.rows import quantize_rows, row_scales
 from tests.models.goldens import golden_checkpoint
@@ -70,7 +69,7 @@ def test_a_token_depends_neither_on_its_neighbours_nor_on_padding() -> None:
 def test_the_tensors_of_all_experts_are_one_parameter(quantization: WeightFormat, fused_for: int) -> None:
     folder = golden_checkpoint("qwen3_moe_tiny").path
     params = loaded(folder, replace(FLOAT32, quantization=quantization, fused_for=fused_for))
-    stored, layer = open_checkpoint(folder), "model.layers.2.mlp"
+    stored, layer = open_model(folder), "model.layers.2.mlp"
     down = params[f"{layer}.experts.down_proj.weight"]
     assert down.shape == (6, 64, 32)
     for expert in range(6):
@@ -99,7 +98,7 @@ def test_the_tensors_of_all_experts_are_one_parameter(quantization: WeightFormat
 @pytest.mark.parametrize("layout", ["channels", "fp8 blocks"])
 def test_experts_that_are_stored_in_fp8_are_kept_or_widened_as_other_matrices(tmp_path: Path, layout: str) -> None:
     worth = write_fp8(tmp_path, golden_checkpoint("olmoe_tiny").path, LAYOUTS[layout])
-    decoder = decoder_of(open_checkpoint(tmp_path))
+    decoder = decoder_of(open_model(tmp_path))
     assert decoder.stored is not None
     policy = replace(
         FLOAT32, quantization=decoder.stored.format, plain_matrices=decoder.stored.plain_matrices, fused_for=1
@@ -115,7 +114,7 @@ def test_experts_that_are_stored_in_fp8_are_kept_or_widened_as_other_matrices(tm
 def test_one_expert_that_is_not_quantised_keeps_all_whole() -> None:
     folder = golden_checkpoint("olmoe_tiny").path
     policy = replace(FLOAT32, quantization="int8", plain_matrices=("model.layers.0.mlp.experts.3.up_proj",))
-    leaves = {leaf.name: leaf for leaf in make_skeleton(decoder_of(open_checkpoint(folder)), policy).leaves}
+    leaves = {leaf.name: leaf for leaf in make_skeleton(decoder_of(open_model(folder)), policy).leaves}
     assert leaves["model.layers.0.mlp.experts.up_proj.weight"].dtype == np.float32
     assert leaves["model.layers.0.mlp.experts.gate_proj.weight"].dtype == np.int8
 
@@ -159,7 +158,7 @@ def _first_block(policy: DtypePolicy) -> dict[str, np.ndarray]:
 
 def _filled(policy: DtypePolicy, params: dict[str, np.ndarray]) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """The block with these parameters, whose gate and up are joined."""
-    config = decoder_of(open_checkpoint(golden_checkpoint("qwen3_moe_tiny").path))
+    config = decoder_of(open_model(golden_checkpoint("qwen3_moe_tiny").path))
     assert config.experts is not None
     block = Experts(config, config.experts, policy)
     modules = {

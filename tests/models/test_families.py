@@ -156,7 +156,7 @@ def test_layers_slide_and_rotate_as_in_transformers(name: str) -> None:
 
 @pytest.mark.parametrize("architecture", sorted(architectures()))
 def test_defaults_of_absent_keys_are_those_of_transformers(architecture: str) -> None:
-    family = import_module(architectures()[architecture].__module__)
+    family = import_module(architectures()[architecture].decoder_config.__module__)
     theirs = config_goldens()["defaults"][architecture]
     assert {key: theirs[key] for key in family.DEFAULTS} == family.DEFAULTS
     assert set(theirs) - set(family.DEFAULTS) <= {"head_dim"}

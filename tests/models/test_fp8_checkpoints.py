@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.config import Config, ModelConfig, Quantization
 from jaxserve.errors import CheckpointError
-from jaxserve.models.registry import decoder_config, decoder_of, read_decoder
+from jaxserve.models.registry import decoder_config, decoder_of, open_model, read_decoder
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.limits import make_policy, quantization_notes
@@ -44,7 +43,7 @@ LLAMA = {
 
 def loaded(folder: Path, quantization: Quantization) -> tuple[str, dict[str, np.ndarray]]:
     """The format chosen and every parameter, on a CPU in float32."""
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_model(folder)
     decoder = decoder_of(checkpoint)
     config = Config(model=ModelConfig(model=str(folder), quantization=quantization))
     policy = make_policy(config, decoder, Chip("cpu"))
@@ -195,15 +194,15 @@ def test_other_formats_are_refused_in_one_line_with_what_would_do(found: Any, ex
 
 def test_a_scale_that_is_missing_or_misshaped_is_named(tmp_path: Path) -> None:
     write_fp8(tmp_path, SOURCE, LAYOUTS["channels"])
-    whole = open_checkpoint(tmp_path)
+    whole = open_model(tmp_path)
     tensors = {name: whole.read(name) for name in whole.tensors}
     name = "model.layers.1.mlp.up_proj.weight"
     for scale, expected in ((None, "expected its weight_scale, found none"), (np.ones(3, np.float32), "shape (3,)")):
         changed = {**tensors, f"{name}_scale": scale}
         write_safetensors(tmp_path / "model.safetensors", {key: at for key, at in changed.items() if at is not None})
         with pytest.raises(CheckpointError) as caught:
-            open_checkpoint(tmp_path)
+            open_model(tmp_path)
         assert name in str(caught.value) and expected in str(caught.value)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     with pytest.raises(CheckpointError, match="no quantization_config that says what they are"):
-        open_checkpoint(tmp_path)
+        open_model(tmp_path)

@@ -10,11 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.config import Config, ModelConfig, ParallelConfig, Quantization
 from jaxserve.errors import CheckpointError
-from jaxserve.models.registry import decoder_config, decoder_of, read_decoder
+from jaxserve.models.registry import decoder_config, decoder_of, open_model, read_decoder
 from jaxserve.models.skeleton import LeafSpec, make_skeleton
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.limits import make_policy, quantization_notes
@@ -38,7 +37,7 @@ def loaded(
     folder: Path, quantization: Quantization = "auto", chip: Chip | None = None, num_devices: int = 1
 ) -> tuple[str, dict[str, np.ndarray]]:
     """The format chosen and every parameter."""
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_model(folder)
     decoder = decoder_of(checkpoint)
     config = Config(
         model=ModelConfig(model=str(folder), quantization=quantization),
@@ -230,7 +229,7 @@ def test_a_tensor_that_is_missing_or_says_something_else_is_named(
 @pytest.mark.parametrize("name", ["packed zeros", "gptq zeros", "awq"])
 def test_matrices_that_are_stored_as_one_are_parted_with_their_scales(tmp_path: Path, name: str) -> None:
     """As Phi-3 stores queries, keys and values, and gate and up."""
-    whole, joined = open_checkpoint(SOURCE), tmp_path / "joined"
+    whole, joined = open_model(SOURCE), tmp_path / "joined"
     joined.mkdir()
     names = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
     tensors = {key: np.asarray(whole.read(key), np.float32) for key in whole.tensors}

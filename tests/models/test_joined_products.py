@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.config import Config, ModelConfig, ParallelConfig, WeightFormat
 from jaxserve.layers.policy import DtypePolicy, plain
-from jaxserve.models.registry import decoder_of
+from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.limits import make_policy
@@ -27,7 +26,7 @@ GATE_UP = ("gate_proj", "up_proj")
 
 
 def loaded(folder: Path, policy: DtypePolicy) -> dict[str, np.ndarray]:
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_model(folder)
     decoder = decoder_of(checkpoint)
     skeleton = make_skeleton(decoder, policy)
     check_tensors(checkpoint, skeleton)
@@ -78,7 +77,7 @@ def test_one_matrix_that_is_not_quantised_keeps_those_beside_it_whole() -> None:
 
 @pytest.mark.parametrize(("chip", "expected"), [(Chip("gpu", (8, 0)), 2), (Chip("tpu"), 0)], ids=["gpu", "tpu"])
 def test_gpus_join_for_as_many_as_share_the_layers(chip: Chip, expected: int) -> None:
-    decoder = decoder_of(open_checkpoint(golden_checkpoint("llama3_tiny").path))
+    decoder = decoder_of(open_model(golden_checkpoint("llama3_tiny").path))
     config = Config(model=ModelConfig(model="any"), parallel=ParallelConfig(tensor_parallel_size=2))
     assert make_policy(config, decoder, chip).fused_for == expected
     alone = Config(model=ModelConfig(model="any"))

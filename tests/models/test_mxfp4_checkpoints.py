@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.config import Config, ModelConfig, Quantization
 from jaxserve.errors import CheckpointError
-from jaxserve.models.registry import decoder_of
+from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.limits import make_policy, quantization_notes
@@ -46,7 +45,7 @@ def meant(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
 def write_mxfp4(folder: Path, *, num_scales: int = WIDTH // 32) -> dict[str, np.ndarray]:
     """The tiny checkpoint with random blocks in place of its experts; what those of the first layer mean."""
     folder.mkdir()
-    stored = open_checkpoint(SOURCE).inner  # type: ignore[attr-defined]
+    stored = open_model(SOURCE).inner  # type: ignore[attr-defined]
     tensors = {name: np.asarray(stored.read(name)) for name in stored.tensors if not name.endswith("_proj")}
     random = np.random.default_rng(3)
     expected = {}
@@ -66,7 +65,7 @@ def write_mxfp4(folder: Path, *, num_scales: int = WIDTH // 32) -> dict[str, np.
 
 
 def loaded(folder: Path, quantization: Quantization) -> dict[str, np.ndarray]:
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_model(folder)
     decoder = decoder_of(checkpoint)
     config = Config(model=ModelConfig(model=str(folder), quantization=quantization))
     assert any("MXFP4" in note for note in quantization_notes(config, decoder, Chip("cpu"))) == (quantization == "auto")
@@ -95,4 +94,4 @@ def test_experts_in_mxfp4_can_be_kept_in_four_bits(tmp_path: Path) -> None:
 def test_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     write_mxfp4(tmp_path / "a", num_scales=1)
     with pytest.raises(CheckpointError, match=r"gate_up_proj_blocks': expected blocks of 16 bytes .*\(4, 64, 1\)"):
-        open_checkpoint(tmp_path / "a")
+        open_model(tmp_path / "a")

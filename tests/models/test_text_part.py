@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.errors import CheckpointError
-from jaxserve.models.registry import decoder_of, read_decoder
+from jaxserve.models.registry import decoder_of, open_model, read_decoder
 from tests.models.goldens import golden_checkpoint
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
@@ -25,7 +24,7 @@ SPELLINGS = {
 
 def seeing_checkpoint(folder: Path, source: str, architecture: str, spelling: str) -> Checkpoint:
     """The tiny checkpoint as the text part of another, whose config has it in a table; and that tiny one itself."""
-    plain = open_checkpoint(golden_checkpoint(source).path)
+    plain = open_model(golden_checkpoint(source).path)
     prefix, seeing = SPELLINGS[spelling]
     tensors = {seeing + name: np.zeros(shape, np.float32) for name, shape in SEEING.items()}
     for name in plain.tensors:
@@ -49,7 +48,7 @@ def seeing_checkpoint(folder: Path, source: str, architecture: str, spelling: st
 )
 def test_the_text_part_is_the_model_by_itself(tmp_path: Path, source: str, architecture: str, spelling: str) -> None:
     plain = seeing_checkpoint(tmp_path, source, architecture, spelling)
-    found = open_checkpoint(tmp_path)
+    found = open_model(tmp_path)
     assert decoder_of(found) == decoder_of(plain)
     assert found.tensors.keys() == plain.tensors.keys()
     assert all(np.array_equal(found.read(name), plain.read(name)) for name in plain.tensors)
@@ -60,7 +59,7 @@ def test_the_text_part_is_the_model_by_itself(tmp_path: Path, source: str, archi
 def test_a_text_part_of_another_kind_is_refused(tmp_path: Path) -> None:
     seeing_checkpoint(tmp_path, "gemma3_tiny", "LlavaForConditionalGeneration", "old")
     with pytest.raises(CheckpointError, match="'LlavaForConditionalGeneration' is not supported"):
-        decoder_of(open_checkpoint(tmp_path))
+        decoder_of(open_model(tmp_path))
 
 
 def test_published_gemma_3_configs_leave_their_common_sizes_out(tmp_path: Path) -> None:
@@ -76,7 +75,7 @@ def test_published_gemma_3_configs_leave_their_common_sizes_out(tmp_path: Path) 
 
 def test_joined_matrices_are_read_as_their_parts() -> None:
     folder = golden_checkpoint("phi3_tiny").path
-    found, config = open_checkpoint(folder), decoder_of(open_checkpoint(folder))
+    found, config = open_model(folder), decoder_of(open_model(folder))
     sizes = {"q": config.num_heads, "k": config.num_kv_heads, "v": config.num_kv_heads}
     for name, heads in sizes.items():
         tensor = f"model.layers.0.self_attn.{name}_proj.weight"
@@ -94,5 +93,5 @@ def test_joined_matrices_of_another_size_are_named(tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "num_attention_heads": 8}))
-    found = open_checkpoint(tmp_path / "model")
+    found = open_model(tmp_path / "model")
     assert "model.layers.0.self_attn.qkv_proj.weight" in found.tensors

@@ -14,11 +14,10 @@ import numpy as np
 from jaxserve_kernels.paged_attention import Paging, ragged_layout
 from jaxtyping import Array
 
-from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.config import CompileConfig, Config, CpuKernels, ModelConfig
 from jaxserve.layers.attention import KVPool, StepContext
 from jaxserve.layers.rope import rotation, sliding_rotation
-from jaxserve.models.registry import decoder_of
+from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.backend import chip_of
 from jaxserve.runner.limits import kv_cache_dtype, make_policy
@@ -34,7 +33,7 @@ class TinyModel:
     def __init__(self, path: Path, *, cpu_kernels: CpuKernels = "xla", **model: Any) -> None:
         """model: other settings than the defaults of `ModelConfig`."""
         config = Config(model=ModelConfig(model=str(path), **model), compile=CompileConfig(cpu_kernels=cpu_kernels))
-        checkpoint = open_checkpoint(path)
+        checkpoint = open_model(path)
         decoder = decoder_of(checkpoint).with_context(NUM_PAGES * PAGE_SIZE)
         self.policy = make_policy(config, decoder, chip_of(jax.devices()[0]))
         skeleton = make_skeleton(decoder, self.policy)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import build, layer_types, num_layers, read_window
@@ -42,3 +44,13 @@ def gemma(keys: Keys, *, pattern: int) -> DecoderConfig:
 
 def _cap(keys: Keys, key: str) -> float | None:
     return None if keys.get(key) is None else keys.number(key)
+
+
+def gemma_gguf_config(config: Mapping[str, Any], *, num_layers_of_27b: int) -> dict[str, Any]:
+    """Return what no key of a GGUF file carries: the 27B models scale scores by D / N instead of H."""
+    is_27b = config["num_hidden_layers"] == num_layers_of_27b
+    by_width = config["hidden_size"] / config["num_attention_heads"]
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": by_width if is_27b else config["head_dim"],
+    }

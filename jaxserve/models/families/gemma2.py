@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import SANDWICH_NORMS, GGUFArchitecture
+from jaxserve.checkpoint.gguf.keys import WINDOW, GGUFKeys, layer_types
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families._gemma import gemma
+from jaxserve.models.families._gemma import gemma, gemma_gguf_config
 from jaxserve.models.families._keys import Keys
-
-ARCHITECTURES = ("Gemma2ForCausalLM",)
 
 DEFAULTS: Mapping[str, Any] = {
     "num_key_value_heads": 4,
@@ -29,3 +30,21 @@ DEFAULTS: Mapping[str, Any] = {
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Every second layer sees everything; scores and logits are capped."""
     return gemma(Keys({**DEFAULTS, **hf}), pattern=2)
+
+
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    if keys.number("rope.freq_base_swa", config["rope_theta"]) != config["rope_theta"]:
+        keys.fail("rope.freq_base_swa", "the base of all layers", keys.get("rope.freq_base_swa"))
+    return gemma_gguf_config(config, num_layers_of_27b=46) | {
+        "sliding_window": keys.integer(WINDOW, 4096),
+        "layer_types": layer_types(keys, config, 2),
+        "attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": keys.number("final_logit_softcapping", 30.0),
+    }
+
+
+FAMILY = Family(
+    ("Gemma2ForCausalLM",),
+    decoder_config,
+    gguf=GGUFArchitecture("gemma2", norm_offset=1.0, tensor_names=SANDWICH_NORMS, config=_gguf_config),
+)

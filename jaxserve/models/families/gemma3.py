@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import SANDWICH_NORMS, GGUFArchitecture
+from jaxserve.checkpoint.gguf.keys import WINDOW, GGUFKeys, layer_types
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import MAX_LAYERS
-from jaxserve.models.families._gemma import gemma
+from jaxserve.models.families._gemma import gemma, gemma_gguf_config
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import by_kind_of_layer
-
-ARCHITECTURES = ("Gemma3ForCausalLM",)
 
 DEFAULTS: Mapping[str, Any] = {
     "num_key_value_heads": 4,
@@ -54,3 +55,21 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
         # Its modelling code has the setting, and computes nothing with it.
         attention_softcap=None,
     )
+
+
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    has_window, cap = bool(keys.get(WINDOW)), "final_logit_softcapping"
+    return gemma_gguf_config(config, num_layers_of_27b=62) | {
+        "sliding_window": keys.integer(WINDOW) if has_window else None,
+        "layer_types": layer_types(keys, config, 6 if has_window else 1),
+        "rope_local_base_freq": keys.number("rope.freq_base_swa", 10_000.0),
+        cap: keys.number(cap) if keys.has(cap) else None,
+    }
+
+
+FAMILY = Family(
+    ("Gemma3ForCausalLM",),
+    decoder_config,
+    text_part_of=("Gemma3ForConditionalGeneration",),
+    gguf=GGUFArchitecture("gemma3", norm_offset=1.0, tensor_names=SANDWICH_NORMS, config=_gguf_config),
+)

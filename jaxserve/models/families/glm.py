@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import build, full_layers
 from jaxserve.models.families._keys import Keys
-
-ARCHITECTURES = ("GlmForCausalLM",)
 
 DEFAULTS: Mapping[str, Any] = {
     "num_key_value_heads": 2,
@@ -35,3 +34,9 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
         computed=("partial_rotary_factor",),
     )
     return replace(config, rotary_pairs="adjacent")
+
+
+FAMILY = Family(
+    ("GlmForCausalLM",),
+    decoder_config,
+)

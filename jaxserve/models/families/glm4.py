@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import glm
-
-ARCHITECTURES = ("Glm4ForCausalLM",)
 
 DEFAULTS = glm.DEFAULTS
 
@@ -16,3 +15,14 @@ DEFAULTS = glm.DEFAULTS
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """GLM-4 with norms behind the blocks, too."""
     return replace(glm.decoder_config(hf), norm_placement="sandwich")
+
+
+FAMILY = Family(
+    ("Glm4ForCausalLM",),
+    decoder_config,
+    renames={
+        "post_self_attn_layernorm": "post_attention_layernorm",
+        "post_attention_layernorm": "pre_feedforward_layernorm",
+        "post_mlp_layernorm": "post_feedforward_layernorm",
+    },
+)

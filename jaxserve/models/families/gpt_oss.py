@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.experts import ClampedGate
 from jaxserve.models.families._common import build, layer_types, num_layers, read_window
 from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
 from jaxserve.models.families._keys import Keys
-
-ARCHITECTURES = ("GptOssForCausalLM",)
 
 DEFAULTS: Mapping[str, Any] = {
     "num_key_value_heads": 8,
@@ -59,3 +58,11 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
         computed=COUNT_KEYS,
     )
     return replace(config, norm_weights="wide", has_sinks=True)
+
+
+FAMILY = Family(
+    ("GptOssForCausalLM",),
+    decoder_config,
+    renames={"router": "gate"},
+    has_stacked_experts=True,
+)

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
+from jaxserve.checkpoint.gguf.keys import GGUFKeys, no_window
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import build, full_layers
 from jaxserve.models.families._keys import Keys
-
-ARCHITECTURES = ("GraniteForCausalLM",)
 
 DEFAULTS: Mapping[str, Any] = {
     "num_key_value_heads": None,
@@ -47,3 +48,21 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
         attention_scale=keys.number("attention_multiplier"),
         logit_scale=1 / keys.number("logits_scaling"),
     )
+
+
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    if keys.get("rope.scaling.finetuned") is False:
+        keys.fail("rope.scaling.finetuned", "true or none: positions are not left out", False)
+    return no_window(keys, config) | {
+        "embedding_multiplier": keys.number("embedding_scale", 1.0),
+        "residual_multiplier": keys.number("residual_scale", 1.0),
+        "attention_multiplier": keys.number("attention.scale", config["head_dim"] ** -0.5),
+        "logits_scaling": keys.number("logit_scale", 1.0),
+    }
+
+
+FAMILY = Family(
+    ("GraniteForCausalLM",),
+    decoder_config,
+    gguf=GGUFArchitecture("granite", is_rope_permuted=True, has_bias_flags=True, config=_gguf_config),
+)

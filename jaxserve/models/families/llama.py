@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
+from jaxserve.checkpoint.gguf.keys import WINDOW, GGUFKeys
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import build, full_layers
 from jaxserve.models.families._keys import Keys
-
-ARCHITECTURES = ("LlamaForCausalLM",)
 
 DEFAULTS: Mapping[str, Any] = {
     "num_key_value_heads": None,
@@ -34,3 +35,17 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
         attention_out_bias=has_attention_bias,
         mlp_bias=keys.flag("mlp_bias"),
     )
+
+
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a llama file with a window as Mistral; the window counts the query itself in both vocabularies."""
+    if not keys.get(WINDOW):
+        return {}
+    return {"architectures": ["MistralForCausalLM"], "sliding_window": keys.integer(WINDOW)}
+
+
+FAMILY = Family(
+    ("LlamaForCausalLM",),
+    decoder_config,
+    gguf=GGUFArchitecture("llama", is_rope_permuted=True, has_bias_flags=True, config=_gguf_config),
+)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import build, like_layers
 from jaxserve.models.families._keys import Keys
-
-ARCHITECTURES = ("MistralForCausalLM",)
 
 DEFAULTS: Mapping[str, Any] = {
     "num_key_value_heads": 8,
@@ -28,3 +27,10 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     keys.require("attention_bias", False, None)
     keys.require("mlp_bias", False, None)
     return build(keys, layers=like_layers(keys))
+
+
+FAMILY = Family(
+    ("MistralForCausalLM",),
+    decoder_config,
+    text_part_of=("Mistral3ForConditionalGeneration",),
+)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import build, like_layers
 from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
 from jaxserve.models.families._keys import Keys
-
-ARCHITECTURES = ("MixtralForCausalLM",)
 
 DEFAULTS: Mapping[str, Any] = {
     "num_key_value_heads": 8,
@@ -32,3 +31,10 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     keys.require("mlp_bias", False, None)
     experts = read_experts(keys, "num_local_experts", "intermediate_size", is_normalized=True)
     return build(keys, layers=all_with_experts(like_layers(keys), experts), computed=COUNT_KEYS)
+
+
+FAMILY = Family(
+    ("MixtralForCausalLM",),
+    decoder_config,
+    renames={"block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"},
+)

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import POST_NORMS, GGUFArchitecture
+from jaxserve.checkpoint.gguf.keys import WINDOW, GGUFKeys, layer_types
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import build, full_layers
 from jaxserve.models.families._keys import Keys
-
-ARCHITECTURES = ("Olmo2ForCausalLM",)
 
 DEFAULTS: Mapping[str, Any] = {
     "num_key_value_heads": None,
@@ -34,3 +35,32 @@ def olmo(keys: Keys, layers: tuple[LayerConfig, ...]) -> DecoderConfig:
     has_bias = keys.flag("attention_bias")
     config = build(keys, layers=layers, qkv_bias=has_bias, attention_out_bias=has_bias)
     return replace(config, norm_placement="post", norm_weights="wide", qk_norm="whole")
+
+
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Read an olmo2 file with a window as OLMo 3, which scales rope in layers with full attention only."""
+    if not keys.get(WINDOW):
+        return {}
+    theta = config["rope_theta"]
+    return {
+        "architectures": ["Olmo3ForCausalLM"],
+        "sliding_window": keys.integer(WINDOW),
+        "layer_types": layer_types(keys, config, 4),
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", **(config.get("rope_scaling") or {}), "rope_theta": theta},
+            "sliding_attention": {"rope_theta": keys.number("rope.freq_base_swa", theta)},
+        },
+        "rope_scaling": None,
+    }
+
+
+FAMILY = Family(
+    ("Olmo2ForCausalLM",),
+    decoder_config,
+    gguf=GGUFArchitecture(
+        "olmo2",
+        tensor_names=POST_NORMS,
+        attention_factor_keys=("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"),
+        config=_gguf_config,
+    ),
+)

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import layer_types, num_layers, read_window
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import by_kind_of_layer
 from jaxserve.models.families.olmo2 import olmo
-
-ARCHITECTURES = ("Olmo3ForCausalLM",)
 
 DEFAULTS: Mapping[str, Any] = {
     "num_key_value_heads": None,
@@ -33,3 +32,9 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     default = tuple(window is not None and (index + 1) % 4 != 0 for index in range(num_layers(keys)))
     layers = tuple(LayerConfig(window if slides else None) for slides in layer_types(keys, window, default))
     return replace(olmo(keys, layers), sliding_rope_theta=sliding_theta)
+
+
+FAMILY = Family(
+    ("Olmo3ForCausalLM",),
+    decoder_config,
+)

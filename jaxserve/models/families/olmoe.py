@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import build, full_layers
 from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
 from jaxserve.models.families._keys import Keys
-
-ARCHITECTURES = ("OlmoeForCausalLM",)
 
 DEFAULTS: Mapping[str, Any] = {
     "num_key_value_heads": None,
@@ -35,3 +34,9 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     layers = all_with_experts(full_layers(keys), experts)
     config = build(keys, layers=layers, qkv_bias=has_bias, attention_out_bias=has_bias, computed=COUNT_KEYS)
     return replace(config, qk_norm="whole")
+
+
+FAMILY = Family(
+    ("OlmoeForCausalLM",),
+    decoder_config,
+)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
+from jaxserve.checkpoint.gguf.keys import WINDOW, GGUFKeys
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import build, like_layers
 from jaxserve.models.families._keys import Keys
-
-ARCHITECTURES = ("Phi3ForCausalLM",)
 
 DEFAULTS: Mapping[str, Any] = {
     "num_key_value_heads": None,
@@ -44,3 +45,21 @@ def _renamed(keys: Keys) -> Keys:
     Keys(table, f"{name}.").require("rope_type", "default", "longrope", None)
     Keys(table, f"{name}.").require("type", "default", "longrope", *_LONGROPE, None)
     return Keys({**keys.table, name: table}, keys.prefix)
+
+
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    own: dict[str, Any] = {"sliding_window": keys.integer(WINDOW) if keys.get(WINDOW) else None}
+    original = (config.get("rope_scaling") or {}).get("original_max_position_embeddings")
+    return own if original is None else own | {"original_max_position_embeddings": original}  # the outer key wins
+
+
+FAMILY = Family(
+    ("Phi3ForCausalLM",),
+    decoder_config,
+    gguf=GGUFArchitecture(
+        "phi3",
+        has_partial_rotary=True,
+        tensor_names={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        config=_gguf_config,
+    ),
+)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import build, qwen_layers
 from jaxserve.models.families._keys import Keys
-
-ARCHITECTURES = ("Qwen2ForCausalLM",)
 
 DEFAULTS: Mapping[str, Any] = {
     "num_key_value_heads": 32,
@@ -29,3 +29,10 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     keys.require("attention_bias", True, None)
     keys.require("mlp_bias", False, None)
     return build(keys, layers=qwen_layers(keys), qkv_bias=True)
+
+
+FAMILY = Family(
+    ("Qwen2ForCausalLM",),
+    decoder_config,
+    gguf=GGUFArchitecture("qwen2"),
+)

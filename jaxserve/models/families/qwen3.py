@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import build, qwen_layers
 from jaxserve.models.families._keys import Keys
-
-ARCHITECTURES = ("Qwen3ForCausalLM",)
 
 DEFAULTS: Mapping[str, Any] = {
     "num_key_value_heads": 32,
@@ -33,3 +33,10 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     has_attention_bias = keys.flag("attention_bias")
     config = build(keys, layers=qwen_layers(keys), qkv_bias=has_attention_bias, attention_out_bias=has_attention_bias)
     return replace(config, qk_norm="heads")
+
+
+FAMILY = Family(
+    ("Qwen3ForCausalLM",),
+    decoder_config,
+    gguf=GGUFArchitecture("qwen3", has_bias_flags=True),
+)

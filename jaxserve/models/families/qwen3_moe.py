@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import build, like_layers
 from jaxserve.models.families._experts import COUNT_KEYS, read_experts, some_with_experts
 from jaxserve.models.families._keys import Keys
-
-ARCHITECTURES = ("Qwen3MoeForCausalLM",)
 
 DEFAULTS: Mapping[str, Any] = {
     "num_key_value_heads": 4,
@@ -44,3 +43,9 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     layers = some_with_experts(keys, like_layers(keys), experts)
     config = build(keys, layers=layers, qkv_bias=has_bias, attention_out_bias=has_bias, computed=COUNT_KEYS)
     return replace(config, qk_norm="heads")
+
+
+FAMILY = Family(
+    ("Qwen3MoeForCausalLM",),
+    decoder_config,
+)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
+from jaxserve.checkpoint.gguf.keys import GGUFKeys, no_window
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import MAX_LAYERS, build, layer_types, num_layers, optional_window
 from jaxserve.models.families._keys import Keys
-
-ARCHITECTURES = ("SmolLM3ForCausalLM",)
 
 DEFAULTS: Mapping[str, Any] = {
     "num_key_value_heads": 4,
@@ -54,3 +55,17 @@ def _rope_layers(keys: Keys) -> tuple[bool, ...]:
     if not isinstance(marks, list) or len(marks) < count or any(mark not in (0, 1) for mark in marks):
         raise keys.refusal("no_rope_layers", f"a list of 0 and 1 with an entry for each of the {count} layers")
     return tuple(bool(mark) for mark in marks[:count])
+
+
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Set the interval of layers without rope, which llama.cpp hard-codes and no key carries."""
+    interval = DEFAULTS["no_rope_layer_interval"]
+    rotates = [int((layer + 1) % interval != 0) for layer in range(config["num_hidden_layers"])]
+    return no_window(keys, config) | {"no_rope_layers": rotates}
+
+
+FAMILY = Family(
+    ("SmolLM3ForCausalLM",),
+    decoder_config,
+    gguf=GGUFArchitecture("smollm3", is_rope_permuted=True, has_bias_flags=True, config=_gguf_config),
+)

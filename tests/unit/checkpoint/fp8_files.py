@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jaxserve.checkpoint.open import open_checkpoint
+from jaxserve.models.registry import open_model
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -63,7 +63,7 @@ LAYOUTS = {
 
 def write_fp8(folder: Path, source: Path, layout: Layout) -> dict[str, np.ndarray]:
     """The checkpoint at `source` in fp8; what its tensors are then worth, float32."""
-    whole = open_checkpoint(source)
+    whole = open_model(source)
     tensors: dict[str, np.ndarray] = {}
     worth: dict[str, np.ndarray] = {}
     for name, info in whole.tensors.items():

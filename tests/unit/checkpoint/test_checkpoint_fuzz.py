@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxserve.checkpoint.gguf_checkpoint import open_gguf_checkpoint
-from jaxserve.checkpoint.gguf_file import open_gguf
+from jaxserve.checkpoint.gguf.file import open_gguf
 from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.errors import CheckpointError
+from jaxserve.models.registry import open_model
 from tests.unit.checkpoint.checkpoint_files import decoder_metadata, stored, write_gguf, write_safetensors
 
 MAX_PEAK_BYTES = 4_000_000
@@ -96,7 +96,7 @@ def test_edited_gguf_is_read_or_refused(
         file = open_gguf(victim)
         for name in file.tensors:
             file.read(name)
-        checkpoint = open_gguf_checkpoint(victim)
+        checkpoint = open_model(victim)
         for name in checkpoint.tensors:
             checkpoint.read(name)
 

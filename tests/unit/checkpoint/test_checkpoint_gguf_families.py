@@ -12,12 +12,11 @@ import gguf
 import numpy as np
 import pytest
 
-from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.view import CheckpointView
 from jaxserve.errors import CheckpointError
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.registry import decoder_config, decoder_of
+from jaxserve.models.registry import decoder_config, decoder_of, open_model
 from tests.models.goldens import golden_checkpoint
 from tests.unit.checkpoint.checkpoint_files import HIDDEN, as_llama_cpp_stores, write_decoder, write_gguf
 
@@ -156,8 +155,8 @@ def test_newer_families_are_read_as_their_safetensors(tmp_path: Path, name: str)
     hf = json.loads((folder / "config.json").read_text())
     if "query_pre_attn_scalar" in hf:
         hf["query_pre_attn_scalar"] = hf["head_dim"]  # what no key carries, but of the 27B models
-    checkpoint = open_checkpoint(folder)
-    found = open_checkpoint(write_as_gguf(tmp_path / "a.gguf", checkpoint, hf))
+    checkpoint = open_model(folder)
+    found = open_model(write_as_gguf(tmp_path / "a.gguf", checkpoint, hf))
     assert rounded(decoder_of(found)) == rounded(decoder_config(hf))
     assert found.tensors.keys() == checkpoint.tensors.keys()
     for tensor in checkpoint.tensors:
@@ -180,7 +179,7 @@ def test_gemmas_of_27b_score_with_width_over_heads(tmp_path: Path) -> None:
             options = {"block_count": count, "attention__sliding_window": 8, "attention__head_count": 2}
             options |= {"attention__key_length": 8, "attention__value_length": 8}
             scales.append(
-                decoder_of(open_checkpoint(write_decoder(tmp_path / "a.gguf", architecture, **options))).attention_scale
+                decoder_of(open_model(write_decoder(tmp_path / "a.gguf", architecture, **options))).attention_scale
             )
         assert scales == [(HIDDEN / 2) ** -0.5, 8**-0.5]
 
@@ -203,11 +202,11 @@ def test_keys_that_are_not_computed_are_refused(
     tmp_path: Path, architecture: str, changes: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(CheckpointError) as caught:
-        open_checkpoint(write_decoder(tmp_path / "a.gguf", architecture, **changes))
+        open_model(write_decoder(tmp_path / "a.gguf", architecture, **changes))
     assert expected in str(caught.value)
 
 
 def test_two_tensors_in_one_place_are_refused(tmp_path: Path) -> None:
     extra = {f"blk.0.{name}.weight": np.ones(HIDDEN, np.float32) for name in ("post_attention_norm", "post_ffw_norm")}
     with pytest.raises(CheckpointError, match="no place in it"):
-        open_checkpoint(write_decoder(tmp_path / "a.gguf", "olmo2", extra))
+        open_model(write_decoder(tmp_path / "a.gguf", "olmo2", extra))

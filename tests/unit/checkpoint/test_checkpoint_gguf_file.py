@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from jaxserve.checkpoint.gguf_file import open_gguf
-from jaxserve.checkpoint.gguf_types import GGML_TYPE_NAMES, GGML_TYPES
+from jaxserve.checkpoint.gguf.file import open_gguf
+from jaxserve.checkpoint.gguf.header import GGML_TYPE_NAMES, GGML_TYPES
 from jaxserve.errors import CheckpointError
 from tests.unit.checkpoint.checkpoint_files import (
     gguf_string,
@@ -248,14 +248,14 @@ def test_damage_is_named_in_one_line(tmp_path: Path, case: str) -> None:
 
 
 def test_arrays_are_limited_in_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxserve.checkpoint.gguf_header._MAX_ARRAY_ELEMENTS", 5)
+    monkeypatch.setattr("jaxserve.checkpoint.gguf.header._MAX_ARRAY_ELEMENTS", 5)
     path = write_gguf(tmp_path / "a.gguf", "llama", {"a": [1, 2, 3], "b": ["x", "y", "z"]}, {})
     with pytest.raises(CheckpointError, match="key 'b': expected at most 5 array elements in the file, found 6"):
         open_gguf(path)
 
 
 def test_header_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxserve.checkpoint.gguf_header.MAX_HEADER_BYTES", 100)
+    monkeypatch.setattr("jaxserve.checkpoint.gguf.header.MAX_HEADER_BYTES", 100)
     path = write_gguf(tmp_path / "a.gguf", "llama", {"a": "x" * 200}, {})
     with pytest.raises(CheckpointError, match=r"key 'a': expected 200 bytes, found \d+ left of the 100 bytes a header"):
         open_gguf(path)

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve.checkpoint.gguf_checkpoint import open_gguf_checkpoint
 from jaxserve.errors import CheckpointError
+from jaxserve.models.registry import open_model
 from tests.unit.checkpoint.checkpoint_files import HEAD_DIM, write_decoder
 
 
 def config_of(path: Path) -> dict[str, Any]:
-    return open_gguf_checkpoint(path).config
+    return open_model(path).config
 
 
 def refusal(path: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
-        open_gguf_checkpoint(path)
+        open_model(path)
     return str(caught.value).removeprefix(f"{path}: ")
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from jaxserve.checkpoint.huggingface import open_huggingface
-from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.errors import CheckpointError
+from jaxserve.models.registry import open_model
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
 INDEX = "model.safetensors.index.json"
@@ -41,13 +41,13 @@ def sharded(tmp_path: Path) -> Path:
 
 def refusal(directory: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
-        open_checkpoint(directory)
+        open_model(directory)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_single_file_is_opened(single: Path) -> None:
-    checkpoint = open_huggingface(single)
+    checkpoint = open_huggingface(single, ())
     assert checkpoint.path == single
     assert checkpoint.config["architectures"] == ["LlamaForCausalLM"]
     assert checkpoint.generation_config == {}
@@ -59,7 +59,7 @@ def test_single_file_is_opened(single: Path) -> None:
 
 
 def test_shards_are_opened_as_one(sharded: Path) -> None:
-    checkpoint = open_huggingface(sharded)
+    checkpoint = open_huggingface(sharded, ())
     assert set(checkpoint.tensors) == {"a", "b"}
     assert checkpoint.tensors["b"].file == sharded / "model-2.safetensors"
     np.testing.assert_array_equal(checkpoint.read("a"), A)
@@ -68,12 +68,12 @@ def test_shards_are_opened_as_one(sharded: Path) -> None:
 
 def test_generation_config_is_read(single: Path) -> None:
     write_json(single / "generation_config.json", {"eos_token_id": [1, 2]})
-    assert open_huggingface(single).generation_config == {"eos_token_id": [1, 2]}
+    assert open_huggingface(single, ()).generation_config == {"eos_token_id": [1, 2]}
 
 
 def test_unknown_tensor_is_named(single: Path) -> None:
     with pytest.raises(CheckpointError, match="tensor 'c': expected in the checkpoint, found none"):
-        open_huggingface(single).read("c")
+        open_huggingface(single, ()).read("c")
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])

@@ -1,4 +1,4 @@
-"""The checkpoint room is light: the API process imports it for the tokenizer in a GGUF file."""
+"""Importing jaxserve.checkpoint is cheap: the API process needs it for the tokenizer in a GGUF file."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ HEAVY = ("jax", "transformers", "huggingface_hub", "gguf", "torch")
 
 def test_importing_every_checkpoint_module_imports_nothing_heavy() -> None:
     program = (
-        "import importlib, pkgutil, sys, jaxserve.checkpoint as room\n"
-        "for module in pkgutil.iter_modules(room.__path__): importlib.import_module(f'{room.__name__}.{module.name}')\n"
+        "import importlib, pkgutil, sys, jaxserve.checkpoint as package\n"
+        "for module in pkgutil.walk_packages(package.__path__, 'jaxserve.checkpoint.'): importlib.import_module(module.name)\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     root = Path(__file__).parents[3]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from jaxserve.checkpoint.adapted import with_adapters
-from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.peft import Adapter, open_adapter
 from jaxserve.errors import CheckpointError
+from jaxserve.models.registry import open_model
 from tests.models.goldens import DATA
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
@@ -43,7 +43,7 @@ def saved(
 def test_adapters_lie_beside_each_other_and_fill_up_with_zeros(tmp_path: Path) -> None:
     first = saved(tmp_path / "first")
     second = saved(tmp_path / "second", matrices(rank=3), r=3, lora_alpha=3)
-    model = with_adapters(open_checkpoint(DATA / "llama3_tiny"), (first, second), 4)
+    model = with_adapters(open_model(DATA / "llama3_tiny"), (first, second), 4)
     down, up = (model.read(f"{MODULE}.lora_{side}.weight") for side in "AB")
     expected_down, expected_up = np.zeros((8, 64), np.float32), np.zeros((64, 8), np.float32)
     for start, rank, scale in ((0, 2, 3.0), (4, 3, 1.0)):
@@ -52,7 +52,7 @@ def test_adapters_lie_beside_each_other_and_fill_up_with_zeros(tmp_path: Path) -
     np.testing.assert_array_equal(down, expected_down)
     np.testing.assert_allclose(up, expected_up, rtol=1e-6)
     np.testing.assert_array_equal(
-        model.read(f"{MODULE}.weight"), open_checkpoint(DATA / "llama3_tiny").read(f"{MODULE}.weight")
+        model.read(f"{MODULE}.weight"), open_model(DATA / "llama3_tiny").read(f"{MODULE}.weight")
     )
 
 
@@ -130,4 +130,4 @@ def test_a_folder_without_an_adapter_is_told(tmp_path: Path) -> None:
 def test_adapters_of_other_shapes_are_refused(tmp_path: Path) -> None:
     adapters = (saved(tmp_path / "a"), saved(tmp_path / "b", matrices(columns=32)))
     with pytest.raises(CheckpointError, match=r"adapter 'mine': .*where another has"):
-        with_adapters(open_checkpoint(DATA / "llama3_tiny"), adapters, 4)
+        with_adapters(open_model(DATA / "llama3_tiny"), adapters, 4)

@@ -15,7 +15,6 @@ from jaxserve_kernels.backend import NATIVE
 from jaxserve_kernels.native.build import BuildError, build
 from jaxserve_kernels.paged_attention import api
 
-from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.config import CompileConfig, Config, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.executor.self_test import check
@@ -23,7 +22,7 @@ from jaxserve.executor.self_test.check import run_self_test, with_tested_kernels
 from jaxserve.executor.self_test.comparison import TOLERANCE, Difference, difference
 from jaxserve.executor.self_test.process import SelfTestReport, SelfTestSpec
 from jaxserve.ipc.report import PhaseClock
-from jaxserve.models.registry import decoder_of
+from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.runner.backend import chip_of
 from jaxserve.runner.limits import make_policy
 from tests.models.goldens import golden_checkpoint
@@ -40,9 +39,7 @@ def config(tmp_path: Path) -> Config:
 
 @pytest.fixture(scope="module")
 def spec() -> SelfTestSpec:
-    return SelfTestSpec(
-        Config(model=ModelConfig(model="any")), decoder_of(open_checkpoint(golden_checkpoint(MODEL).path))
-    )
+    return SelfTestSpec(Config(model=ModelConfig(model="any")), decoder_of(open_model(golden_checkpoint(MODEL).path)))
 
 
 def says(*lines: str, then: str = "") -> list[str]:
@@ -100,7 +97,7 @@ def start(config: Config, report: SelfTestReport | None, monkeypatch: pytest.Mon
     asked = Asked(report)
     monkeypatch.setattr(check, "run_self_test", asked)
     monkeypatch.setattr(check, "_has_accelerator", lambda: True)
-    decoder = decoder_of(open_checkpoint(golden_checkpoint(MODEL).path))
+    decoder = decoder_of(open_model(golden_checkpoint(MODEL).path))
     chosen = with_tested_kernels(config, decoder, PhaseClock(), lambda *_: None)
     return chosen.compile.attention_backend, asked.times
 
@@ -161,7 +158,7 @@ def test_right_kernels_pass_and_one_page_too_few_does_not(config: Config, monkey
         build()
     except BuildError as error:
         pytest.skip(f"native kernels: {error}")
-    decoder, chip = decoder_of(open_checkpoint(golden_checkpoint(MODEL).path)), chip_of(jax.devices()[0])
+    decoder, chip = decoder_of(open_model(golden_checkpoint(MODEL).path)), chip_of(jax.devices()[0])
     model = replace(decoder, layers=tuple(dict.fromkeys(decoder.layers)))
     policy = make_policy(config, model, chip)
     assert policy.backend in NATIVE

@@ -12,10 +12,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.errors import CheckpointError
 from jaxserve.layers.policy import plain
-from jaxserve.models.registry import decoder_config
+from jaxserve.models.registry import decoder_config, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.weights.loader import load_params
@@ -33,7 +32,7 @@ def _tensors(dtype: np.dtype | type = np.float32) -> dict[str, np.ndarray]:
 def _load(folder: Path, tensors: dict[str, np.ndarray], config: dict[str, object] | None = None) -> list[str]:
     (folder / "config.json").write_text(json.dumps(config or CONFIG))
     write_safetensors(folder / "model.safetensors", tensors)
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_model(folder)
     decoder = decoder_config(checkpoint.config)
     names: list[str] = []
     load_params(
@@ -78,14 +77,14 @@ _MEASURE = """
 import resource, sys
 from pathlib import Path
 import jax, jax.numpy as jnp
-from jaxserve.checkpoint.open import open_checkpoint
+from jaxserve.models.registry import open_model
 from jaxserve.models.registry import decoder_config
 from jaxserve.layers.policy import plain
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.weights.loader import load_params
 jax.config.update("jax_platforms", "cpu")
-checkpoint = open_checkpoint(Path(sys.argv[1]))
+checkpoint = open_model(Path(sys.argv[1]))
 config = decoder_config(checkpoint.config)
 skeleton, sharding = make_skeleton(config, plain(jnp.dtype("float32"))), make_sharding(config, 1)
 jnp.zeros(1).block_until_ready()

@@ -1,17 +1,18 @@
-"""A GGUF file presented as a Hugging Face checkpoint: its names, its config, its row order."""
+"""A GGUF file presented as a Hugging Face checkpoint: names, config and row order."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxserve.checkpoint.gguf_config import architecture, generation_config, hf_config
-from jaxserve.checkpoint.gguf_file import GGUFFile, open_gguf
-from jaxserve.checkpoint.gguf_names import NO_WEIGHTS, hf_name
+from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import NO_WEIGHTS
+from jaxserve.checkpoint.gguf.config import find_family, generation_config, hf_config
+from jaxserve.checkpoint.gguf.file import GGUFFile, open_gguf
 from jaxserve.checkpoint.mapped_file import shown
 from jaxserve.checkpoint.protocol import TensorInfo
 from jaxserve.errors import CheckpointError
@@ -28,9 +29,9 @@ class GGUFCheckpoint:
     stored_names: Mapping[str, str]
     """llama.cpp's name by Hugging Face name."""
     permuted_heads: Mapping[str, int]
-    """How many heads the rows of a reordered tensor hold, by Hugging Face name."""
+    """Number of heads in a tensor whose rows are reordered, by Hugging Face name."""
     norm_offset: float
-    """What the file has added to the weights of norms."""
+    """Offset that the file adds to norm weights."""
 
     @property
     def path(self) -> Path:
@@ -49,15 +50,18 @@ class GGUFCheckpoint:
         return array if num_heads is None else split_halves(array, num_heads)
 
 
-def open_gguf_checkpoint(path: Path) -> GGUFCheckpoint:
-    """Opens a GGUF file of an architecture we know; raises CheckpointError for a tensor with no place in it."""
+def open_gguf_checkpoint(path: Path, families: Collection[Family]) -> GGUFCheckpoint:
+    """Open a GGUF file of one of `families`; raise CheckpointError for a tensor that its decoder does not have."""
     file = open_gguf(path)
-    kind, config = architecture(file), hf_config(file)
+    family = find_family(file, families)
+    architecture = family.gguf
+    assert architecture is not None, "find_family returns families with GGUF files"
+    config = hf_config(file, family.architectures[0], architecture)
     stored_names: dict[str, str] = {}
     for stored_name in file.tensors:
         if stored_name in NO_WEIGHTS:
             continue
-        name = hf_name(stored_name, kind, config["num_hidden_layers"])
+        name = architecture.hf_name(stored_name, config["num_hidden_layers"])
         if name is None or name in stored_names:
             raise CheckpointError(
                 f"{path}: tensor {shown(stored_name)}: expected the tensors of a dense decoder with "
@@ -70,13 +74,13 @@ def open_gguf_checkpoint(path: Path) -> GGUFCheckpoint:
         generation_config=generation_config(file, config),
         tensors={name: _info(file, name, stored_name) for name, stored_name in stored_names.items()},
         stored_names=stored_names,
-        permuted_heads=_permuted_heads(file, stored_names, config) if kind.is_rope_permuted else {},
-        norm_offset=kind.norm_offset,
+        permuted_heads=_permuted_heads(file, stored_names, config) if architecture.is_rope_permuted else {},
+        norm_offset=architecture.norm_offset,
     )
 
 
 def split_halves(array: np.ndarray, num_heads: int) -> np.ndarray:
-    """Undoes llama.cpp's row order: within a head, rows (0, h, 1, h+1, ...) become (0, 1, ..., h, h+1, ...).
+    """Undo llama.cpp's row order: within a head, rows (0, h, 1, h+1, ...) become (0, 1, ..., h, h+1, ...).
 
     llama.cpp rotates adjacent rows, Hugging Face row i with row i + head_dim / 2.
     """

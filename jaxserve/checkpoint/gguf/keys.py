@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from jaxserve.checkpoint.gguf_file import GGUFFile
+from jaxserve.checkpoint.gguf.file import GGUFFile
 from jaxserve.checkpoint.mapped_file import shown
 from jaxserve.errors import CheckpointError
+
+WINDOW: Final = "attention.sliding_window"
+_PATTERN: Final = "attention.sliding_window_pattern"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class GGUFKeys:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """As a decimal: 1e-05, not 9.999999747378752e-06."""
+        """Return a positive number as a decimal: 1e-05, not 9.999999747378752e-06."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             self.fail(key, "a positive number", value)
@@ -51,5 +55,25 @@ class GGUFKeys:
 
 
 def decimal(value: Any) -> Any:
-    """Of a number that was stored as float32 the shortest decimal that means it; all else as it is."""
+    """Return the shortest decimal of a number stored as float32, and any other value unchanged."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def no_window(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return no keys of its own for `config.json`; raise CheckpointError if the file has a sliding window."""
+    if keys.get(WINDOW):
+        keys.fail(WINDOW, "none for this architecture", keys.get(WINDOW))
+    return {}
+
+
+def layer_types(keys: GGUFKeys, config: Mapping[str, Any], period: int) -> list[str]:
+    """Return `layer_types` as the file lists them; by default the last of every `period` layers has full attention."""
+    count, stored = config["num_hidden_layers"], keys.get(_PATTERN)
+    if isinstance(stored, list):
+        if len(stored) != count or not all(isinstance(slides, bool) for slides in stored):
+            keys.fail(_PATTERN, f"true or false for each of the {count} layers", stored)
+        is_sliding = stored
+    else:
+        period = keys.integer(_PATTERN, period)
+        is_sliding = [(layer + 1) % period != 0 for layer in range(count)]
+    return ["sliding_attention" if is_windowed else "full_attention" for is_windowed in is_sliding]

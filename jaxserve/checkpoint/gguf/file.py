@@ -15,8 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jaxserve.checkpoint.gguf_header import read_header
-from jaxserve.checkpoint.gguf_types import GGML_TYPE_NAMES
+from jaxserve.checkpoint.gguf.header import GGML_TYPE_NAMES, read_header
 from jaxserve.checkpoint.mapped_file import map_array, shown
 from jaxserve.errors import CheckpointError
 

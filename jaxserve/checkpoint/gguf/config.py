@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
-from jaxserve.checkpoint.gguf_families import own_config
-from jaxserve.checkpoint.gguf_file import GGUFFile
-from jaxserve.checkpoint.gguf_keys import GGUFKeys, decimal
-from jaxserve.checkpoint.gguf_names import ARCHITECTURES, LONG_DIVISORS, ROPE_FACTORS, SHORT_DIVISORS, GGUFArchitecture
+from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import LONG_DIVISORS, ROPE_FACTORS, SHORT_DIVISORS, GGUFArchitecture
+from jaxserve.checkpoint.gguf.file import GGUFFile
+from jaxserve.checkpoint.gguf.keys import GGUFKeys, decimal
 from jaxserve.checkpoint.mapped_file import shown
 from jaxserve.errors import CheckpointError
 
 _EMBEDDING = "token_embd.weight"
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL = 1.0, 4.0, 8192
-"""The only values Llama 3.x was published with; the file keeps the resulting factors, not the formula."""
+"""Parameters of every published Llama 3.x: the file keeps the resulting factors, not the formula."""
 
 _YARN_KEYS_WITHOUT_HF_MEANING = (
     "rope.scaling.attn_factor",
@@ -38,14 +38,15 @@ _SAMPLING = {
 """Hugging Face's names of llama.cpp's `general.sampling` keys."""
 
 
-def architecture(file: GGUFFile) -> GGUFArchitecture:
-    """What `general.architecture` names; raises CheckpointError for what is not a whole decoder we know."""
+def find_family(file: GGUFFile, families: Collection[Family]) -> Family:
+    """Return the family that `general.architecture` names; raise CheckpointError unless it is a whole known decoder."""
     name = file.metadata.get("general.architecture")
-    found = ARCHITECTURES.get(name) if isinstance(name, str) else None
+    known = {family.gguf.name: family for family in families if family.gguf is not None}
+    found = known.get(name) if isinstance(name, str) else None
     if found is None:
         what = "none" if name is None else shown(str(name))
         raise CheckpointError(
-            f"{file.path}: key 'general.architecture': expected one of {', '.join(ARCHITECTURES)}, found {what}"
+            f"{file.path}: key 'general.architecture': expected one of {', '.join(sorted(known))}, found {what}"
         )
     kind = file.metadata.get("general.type", "model")
     if kind != "model":
@@ -59,21 +60,21 @@ def architecture(file: GGUFFile) -> GGUFArchitecture:
     return found
 
 
-def hf_config(file: GGUFFile) -> dict[str, Any]:
-    """The config of a GGUF file in Hugging Face's vocabulary."""
-    kind = architecture(file)
-    keys = GGUFKeys(file, str(file.metadata["general.architecture"]))
+def hf_config(file: GGUFFile, hf_architecture: str, architecture: GGUFArchitecture) -> dict[str, Any]:
+    """Return `config.json` as it would be for the file."""
+    keys = GGUFKeys(file, architecture.name)
     if keys.has("expert_count") and keys.get("expert_count") != 0:
         keys.fail("expert_count", "a dense model (0 experts)", keys.get("expert_count"))
     vocab_size, hidden_size = _embedding_shape(file, keys)
     num_heads = keys.integer("attention.head_count")
     head_dim = _head_dim(keys, hidden_size, num_heads)
     rotary_dim = keys.integer("rope.dimension_count", head_dim)
-    if rotary_dim != head_dim and not (kind.rotates_in_part and rotary_dim % 2 == 0 and rotary_dim < head_dim):
+    if rotary_dim != head_dim and not (
+        architecture.has_partial_rotary and rotary_dim % 2 == 0 and rotary_dim < head_dim
+    ):
         keys.fail("rope.dimension_count", f"the head size {head_dim}", rotary_dim)
     config: dict[str, Any] = {
-        "architectures": [kind.hf_architecture],
-        "model_type": kind.hf_model_type,
+        "architectures": [hf_architecture],
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
         "intermediate_size": keys.integer("feed_forward_length"),
@@ -87,23 +88,19 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         "rope_theta": keys.number("rope.freq_base", 10_000.0),
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
-    if kind.has_bias_flags:
+    if architecture.has_bias_flags:
         config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
         config["mlp_bias"] = "blk.0.ffn_down.bias" in file.tensors
-    if kind.no_rope_interval is not None:
-        config["no_rope_layers"] = [
-            int((layer + 1) % kind.no_rope_interval != 0) for layer in range(config["num_hidden_layers"])
-        ]
     if rotary_dim != head_dim:
         config["partial_rotary_factor"] = math.nextafter(rotary_dim / head_dim, 1.0)  # it is rounded down when read
-    scaling = _rope_scaling(keys, rotary_dim, config["rope_theta"])
+    scaling = _rope_scaling(keys, architecture, rotary_dim, config["rope_theta"])
     if scaling is not None:
         config["rope_scaling"] = scaling
-    return config | own_config(keys, config) | special_tokens(file, vocab_size)
+    return config | architecture.config(keys, config) | special_tokens(file, vocab_size)
 
 
 def special_tokens(file: GGUFFile, vocab_size: int) -> dict[str, Any]:
-    """`bos_token_id` and `eos_token_id` (a list: end of text, end of turn, end of message)."""
+    """Return `bos_token_id` and `eos_token_id` (a list: end of text, end of turn, end of message)."""
     bos = _token_id(file, "bos_token_id", vocab_size)
     ends = (_token_id(file, key, vocab_size) for key in ("eos_token_id", "eot_token_id", "eom_token_id"))
     eos = list(dict.fromkeys(token for token in ends if token is not None))
@@ -111,7 +108,7 @@ def special_tokens(file: GGUFFile, vocab_size: int) -> dict[str, Any]:
 
 
 def generation_config(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Any]:
-    """`generation_config.json` as it would be: the special tokens of `config`, and what is recommended for sampling."""
+    """Return `generation_config.json` as it would be: special tokens of `config` and recommended sampling parameters."""
     tokens = {key: config[key] for key in ("bos_token_id", "eos_token_id") if config[key] is not None}
     stored = {name: file.metadata.get(f"general.sampling.{key}") for key, name in _SAMPLING.items()}
     return tokens | {name: decimal(value) for name, value in stored.items() if value is not None}
@@ -153,8 +150,10 @@ def _head_dim(keys: GGUFKeys, hidden_size: int, num_heads: int) -> int:
     return head_dim
 
 
-def _rope_scaling(keys: GGUFKeys, rotary_dim: int, theta: float) -> dict[str, Any] | None:
-    """`rope_scaling`: from the scaling keys, from longrope's divisors, or recognised in Llama 3's stored factors."""
+def _rope_scaling(
+    keys: GGUFKeys, architecture: GGUFArchitecture, rotary_dim: int, theta: float
+) -> dict[str, Any] | None:
+    """Return `rope_scaling` from the scaling keys, from longrope's divisors or from the factors of Llama 3."""
     kind = keys.get("rope.scaling.type") or "none"
     if LONG_DIVISORS in keys.file.tensors:
         return _longrope_scaling(keys, kind)
@@ -166,7 +165,7 @@ def _rope_scaling(keys: GGUFKeys, rotary_dim: int, theta: float) -> dict[str, An
     if kind == "linear":
         return {"rope_type": "linear", "factor": keys.number("rope.scaling.factor")}
     if kind == "yarn":
-        return _yarn_scaling(keys)
+        return _yarn_scaling(keys, architecture.attention_factor_keys)
     if kind != "none":
         keys.fail("rope.scaling.type", "none, linear or yarn", kind)
     return None
@@ -185,9 +184,7 @@ def _longrope_scaling(keys: GGUFKeys, kind: str) -> dict[str, Any]:
     }
 
 
-def _yarn_scaling(keys: GGUFKeys) -> dict[str, Any]:
-    # Of OLMo 3 either of two keys has Hugging Face's `attention_factor`.
-    factors = ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor") if keys.architecture == "olmo2" else ()
+def _yarn_scaling(keys: GGUFKeys, factors: tuple[str, ...]) -> dict[str, Any]:
     stored = next((key for key in factors if keys.has(key)), None)
     for key in set(_YARN_KEYS_WITHOUT_HF_MEANING).difference(factors):
         if keys.get(key) not in (None, 1.0):
@@ -239,7 +236,7 @@ def _llama3_scaling(file: GGUFFile, head_dim: int, theta: float) -> dict[str, An
 
 
 def _llama3_smoothness(head_dim: int, theta: float) -> np.ndarray:
-    """Per frequency: 1 where it stays as it is (fast), 0 where it is divided by the whole factor (slow)."""
+    """Return 1 for a frequency that is kept (fast), 0 for one divided by the whole factor (slow), between for others."""
     wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     turns = _LLAMA3_ORIGINAL / wavelengths
     smooth: np.ndarray = np.clip((turns - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW), 0.0, 1.0)

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from jaxserve.checkpoint.gguf_types import GGML_TYPES, GGMLType
 from jaxserve.checkpoint.mapped_file import MAX_HEADER_BYTES, file_size, shown
 from jaxserve.errors import CheckpointError
 
@@ -30,6 +29,38 @@ _NUMBERS: dict[int, str] = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 10: "<u8", 11: "<i8", 12: "<f8",
 }  # fmt: skip
 """numpy dtypes by GGUF value type."""
+
+
+@dataclass(frozen=True, slots=True)
+class GGMLType:
+    """How a tensor's elements are stored: `block_elements` of them in `block_bytes`."""
+
+    code: int
+    name: str
+    block_elements: int
+    block_bytes: int
+
+
+_TYPES = (
+    GGMLType(0, "F32", 1, 4),
+    GGMLType(1, "F16", 1, 2),
+    GGMLType(30, "BF16", 1, 2),
+    GGMLType(2, "Q4_0", 32, 18),
+    GGMLType(3, "Q4_1", 32, 20),
+    GGMLType(6, "Q5_0", 32, 22),
+    GGMLType(7, "Q5_1", 32, 24),
+    GGMLType(8, "Q8_0", 32, 34),
+    GGMLType(10, "Q2_K", 256, 84),
+    GGMLType(11, "Q3_K", 256, 110),
+    GGMLType(12, "Q4_K", 256, 144),
+    GGMLType(13, "Q5_K", 256, 176),
+    GGMLType(14, "Q6_K", 256, 210),
+)
+
+GGML_TYPES: dict[int, GGMLType] = {kind.code: kind for kind in _TYPES}
+"""By the code a GGUF tensor record carries."""
+
+GGML_TYPE_NAMES: dict[str, GGMLType] = {kind.name: kind for kind in _TYPES}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""GGUF files presented as Hugging Face checkpoints. Families declare their names and keys as a `GGUFArchitecture`."""

@@ -1,0 +1,77 @@
+"""llama.cpp's names for a decoder's tensors, and how a family declares its GGUF files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from jaxserve.checkpoint.gguf.keys import GGUFKeys, no_window
+
+_TOP_LEVEL = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+
+_PER_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+POST_NORMS: Final[Mapping[str, str]] = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+"""`tensor_names` of a decoder with norms after its blocks."""
+SANDWICH_NORMS: Final[Mapping[str, str]] = {**POST_NORMS, "ffn_norm": "pre_feedforward_layernorm"}
+"""`tensor_names` of a decoder with norms before and after its blocks."""
+
+_BLOCK_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\.([a-z_]+)\.(weight|bias)")
+
+ROPE_FACTORS = "rope_freqs.weight"
+SHORT_DIVISORS, LONG_DIVISORS = "rope_factors_short.weight", "rope_factors_long.weight"
+NO_WEIGHTS = (ROPE_FACTORS, SHORT_DIVISORS, LONG_DIVISORS)
+"""Tensors that hold divisors of rotary frequencies (see gguf/config.py), not weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFArchitecture:
+    """How llama.cpp stores one family."""
+
+    name: str
+    """`general.architecture`."""
+    is_rope_permuted: bool = False
+    """True if the rows of q and k are reordered from Hugging Face's half-split rope to adjacent pairs."""
+    has_bias_flags: bool = False
+    """True if the family reads `attention_bias` and `mlp_bias`; they are set if the file has such tensors."""
+    has_partial_rotary: bool = False
+    """True if fewer dimensions than a head has may rotate."""
+    norm_offset: float = 0.0
+    """Offset that the file adds to norm weights."""
+    tensor_names: Mapping[str, str] = field(default_factory=dict)
+    """Hugging Face name by llama.cpp name, for parts of a layer that differ from Llama's."""
+    attention_factor_keys: tuple[str, ...] = ()
+    """Keys that may hold yarn's `attention_factor`; in other families they must be 1 or absent."""
+    config: Callable[[GGUFKeys, Mapping[str, Any]], dict[str, Any]] = no_window
+    """Return the keys of `config.json` that the family adds to, or replaces in, those common to all files."""
+
+    def hf_name(self, gguf_name: str, num_layers: int) -> str | None:
+        """Return the Hugging Face name of a GGUF tensor; None if a decoder with that many layers has no such tensor."""
+        if gguf_name in _TOP_LEVEL:
+            return _TOP_LEVEL[gguf_name]
+        match = _BLOCK_NAME.fullmatch(gguf_name)
+        if match is None or int(match[1]) >= num_layers:
+            return None
+        part = self.tensor_names.get(match[2], _PER_LAYER.get(match[2]))
+        return None if part is None else f"model.layers.{match[1]}.{part}.{match[3]}"
