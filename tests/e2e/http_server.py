@@ -99,7 +99,7 @@ def command_of(pid: int) -> bytes:
         return b""
 
 
-def until(condition: Any, complaint: str, timeout_s: float = 20.0) -> None:
+def until(condition: Any, complaint: str, timeout_s: float = START_TIMEOUT_S) -> None:
     """Poll a condition that no event announces."""
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()

@@ -124,7 +124,7 @@ def test_second_signal_ends_at_once() -> None:
         server.process.send_signal(signal.SIGINT)
         assert b"shutting down" in read_all(connection)
         connection.close()
-        assert server.process.wait(10) == 0
+        assert server.process.wait(30) == 0
 
 
 def test_killed_engine_that_may_not_be_started_again_ends_streams_cleanly_and_turns_health_red() -> None:

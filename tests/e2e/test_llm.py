@@ -332,7 +332,7 @@ from jaxserve.executor.fake import FakeOptions
 config = Config(model=ModelConfig(model=sys.argv[1]), scheduler=SchedulerConfig(max_num_seqs=1))
 async def get_client(state):
     return state.client
-llm = LLM.from_config(config, executor="fake", fake=FakeOptions(vocab_size=389, num_blocks=2048, device_seconds=0.01))
+llm = LLM.from_config(config, executor="fake", fake=FakeOptions(vocab_size=389, num_blocks=2048, device_seconds=0.1))
 client = llm._engine.call(get_client)
 def tell():
     while not client._link._generations:
@@ -358,7 +358,7 @@ def test_ctrl_c_ends_the_work_and_the_program_its_engine() -> None:
         assert program.stdout.readline() == "running\n"
         [engine] = engines_of(program.pid)
         os.killpg(program.pid, signal.SIGINT)
-        output, errors = program.communicate(timeout=10)  # the 2000 tokens would take 20 s
+        output, errors = program.communicate(timeout=100)  # the 2000 tokens would take 200 s
     assert (program.returncode, output) == (0, f"{continued([5, 6], 5)}\n"), errors
     assert errors == ""
     until(lambda: not Path(f"/proc/{engine}").exists(), "the engine lives on")

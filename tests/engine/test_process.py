@@ -169,7 +169,7 @@ async def test_engine_dies_with_its_parent(client: Client, tmp_path: Path) -> No
     await parent.wait()
     gone = asyncio.Event()
     asyncio.get_running_loop().add_reader(engine, gone.set)  # a pidfd is readable when its process has ended
-    await asyncio.wait_for(gone.wait(), 20)
+    await asyncio.wait_for(gone.wait(), 60)
     asyncio.get_running_loop().remove_reader(engine)
     os.close(engine)
 

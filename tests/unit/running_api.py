@@ -116,15 +116,15 @@ class ScriptedEngine:
     async def is_heard(self) -> None:
         """Wait until the client has taken in all that was said so far."""
         self.say(StartupProgress("mark", 1, 1))
-        await asyncio.wait_for(self.marks.get(), 10)
+        await asyncio.wait_for(self.marks.get(), 60)
 
     async def added(self) -> AddRequest:
         """The next request that was submitted."""
-        return await asyncio.wait_for(self._added.get(), 10)
+        return await asyncio.wait_for(self._added.get(), 60)
 
     async def was_aborted(self) -> RequestId:
         """The next request that was aborted."""
-        return await asyncio.wait_for(self._aborts.get(), 10)
+        return await asyncio.wait_for(self._aborts.get(), 60)
 
 
 @dataclass(frozen=True)

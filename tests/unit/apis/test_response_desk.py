@@ -29,7 +29,7 @@ async def ask(api: Api, method: str, path: str) -> tuple[int, Any]:
 
 async def ended(api: Api, response_id: str) -> Any:
     """The response once nothing of it is under way."""
-    await asyncio.wait_for(api.client.wait_idle(), 10)
+    await asyncio.wait_for(api.client.wait_idle(), 60)
     return (await ask(api, "GET", response_id))[1]
 
 
@@ -127,7 +127,7 @@ async def test_the_end_of_a_desk_ends_its_runs(desks: list[ResponseDesk]) -> Non
     ends: asyncio.Queue[bool] = asyncio.Queue()
     desks[0].run("a", asyncio.sleep(60), ends.put_nowait)
     desks[0].run("b", asyncio.sleep(0), ends.put_nowait)
-    assert await asyncio.wait_for(ends.get(), 10) is False
+    assert await asyncio.wait_for(ends.get(), 60) is False
     await desks[0].aclose()
     assert ends.get_nowait() is True
 

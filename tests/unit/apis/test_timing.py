@@ -38,7 +38,7 @@ def chunks_of(body: bytes) -> list[Any]:
 
 def check(timing: dict[str, float]) -> None:
     assert timing["queue_seconds"] == 0.25
-    assert 0 < timing["time_to_first_token_seconds"] <= timing["total_seconds"] < 10
+    assert 0 < timing["time_to_first_token_seconds"] <= timing["total_seconds"] < 300
     assert timing["tokens_per_second"] >= 2 / timing["total_seconds"]
 
 

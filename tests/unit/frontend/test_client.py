@@ -13,7 +13,7 @@ from jaxserve.config import ConnectionConfig
 from jaxserve.errors import InvalidRequestError, RateLimitError, StartupError, UnavailableError
 from jaxserve.frontend import link as link_module
 from jaxserve.frontend.client import EngineClient
-from jaxserve.frontend.link import Generation
+from jaxserve.frontend.link import STALL_LOOKS, Generation
 from jaxserve.http.listener import NUM_SURPLUS
 from jaxserve.ipc.messages import (
     AddRequest,
@@ -33,7 +33,12 @@ from jaxserve.metrics import Metrics
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from jaxserve.types import RequestId
+from tests.loop_clock import LoopClock
 from tests.unit.running_api import ALONE, FACTS, Api, ScriptedEngine, running_api
+
+STALL_TIMEOUT_S = 4.0
+LOOK_S = 2 * STALL_TIMEOUT_S / STALL_LOOKS
+HEADER_TIMEOUT_S = 20.0
 
 
 def add(name: str) -> AddRequest:
@@ -197,28 +202,29 @@ async def test_silence_with_work_is_sick_and_without_work_is_not(api: Api, monke
     assert api.client.ailment() is None
 
 
-async def test_an_engine_that_says_nothing_counts_as_dead_in_the_end() -> None:
-    engine = ScriptedEngine()
-    client = EngineClient(Metrics("tiny"), max_queued_requests=1, siblings=ALONE, stall_timeout_s=0.04)
+async def test_engine_that_stays_silent_counts_as_dead() -> None:
+    engine, clock = ScriptedEngine(), LoopClock()
+    client = EngineClient(Metrics("tiny"), max_queued_requests=1, siblings=ALONE, stall_timeout_s=STALL_TIMEOUT_S)
     async with client.life(engine) as link:
         stalled = asyncio.create_task(link.wait_stalled())
-        for _ in range(20):
+        await clock.advance(0)
+        for _ in range(3 * STALL_LOOKS):
             engine.say(Heartbeat())
-            await asyncio.sleep(0.005)
+            await clock.advance(LOOK_S)
         assert not stalled.done()
+        for _ in range(STALL_LOOKS):
+            await clock.advance(LOOK_S)
         await stalled
-        assert link.reason == "the engine has been silent for more than 0.08 s"
+        assert link.reason == "the engine has been silent for more than 8 s"
 
 
-async def test_time_in_which_we_did_nothing_proves_nothing() -> None:
-    engine = ScriptedEngine()
-    client = EngineClient(Metrics("tiny"), max_queued_requests=1, siblings=ALONE, stall_timeout_s=0.04)
+async def test_time_in_which_this_process_was_stopped_does_not_count_as_silence() -> None:
+    engine, clock = ScriptedEngine(), LoopClock()
+    client = EngineClient(Metrics("tiny"), max_queued_requests=1, siblings=ALONE, stall_timeout_s=STALL_TIMEOUT_S)
     async with client.life(engine) as link:
         stalled = asyncio.create_task(link.wait_stalled())
-        await asyncio.sleep(0)
-        engine.say(Heartbeat())
-        time.sleep(0.2)  # noqa: ASYNC251  the whole process is stopped, and the engine with it
-        await asyncio.sleep(0.001)
+        await clock.advance(0)
+        await clock.advance(100 * STALL_TIMEOUT_S)
         assert not stalled.done()
         stalled.cancel()
 
@@ -342,7 +348,7 @@ async def test_connection_beyond_the_limit_hears_of_it_and_carries_health_checks
         ):
             reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
             writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-            reply = await asyncio.wait_for(reader.read(), 10)  # to the end: it is closed behind the reply
+            reply = await asyncio.wait_for(reader.read(), 60)  # to the end: it is closed behind the reply
             assert status in reply.splitlines()[0]
             assert sign in reply
             assert b"\r\nConnection: close\r\n" in reply
@@ -355,27 +361,27 @@ async def test_connection_beyond_the_limit_hears_of_it_and_carries_health_checks
 async def test_connection_far_beyond_the_limit_is_closed_at_once(tokenizer: Tokenizer) -> None:
     async with running_api(tokenizer, max_connections=1) as api:
         opened = [await asyncio.open_connection("127.0.0.1", api.port) for _ in range(1 + NUM_SURPLUS + 1)]
-        assert await asyncio.wait_for(opened[-1][0].read(), 10) == b""
+        assert await asyncio.wait_for(opened[-1][0].read(), 60) == b""
         assert not any(reader.at_eof() for reader, _ in opened[:-1])
         for _, writer in opened:
             writer.close()
 
 
 async def test_connection_that_sends_no_headers_is_closed(tokenizer: Tokenizer) -> None:
-    async with running_api(tokenizer, connection=ConnectionConfig(header_timeout=0.05)) as api:
+    async with running_api(tokenizer, connection=ConnectionConfig(header_timeout=HEADER_TIMEOUT_S)) as api:
         reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
         writer.write(b"GET /health HTTP/1.1\r\nHost: ")
-        assert await asyncio.wait_for(reader.read(), 10) == b""
+        assert (await api.post("/tokenize", {"prompt": "x"}))[0] == 200  # by now the server has both connections
+        await LoopClock().advance(HEADER_TIMEOUT_S)
+        assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
 
 
 async def test_silence_is_allowed_once_a_request_was_made(tokenizer: Tokenizer) -> None:
-    async with running_api(tokenizer, connection=ConnectionConfig(header_timeout=0.05)) as api:
+    async with running_api(tokenizer, connection=ConnectionConfig(header_timeout=HEADER_TIMEOUT_S)) as api:
         reply: Any = asyncio.create_task(api.post("/v1/completions", {"prompt": "x"}))
         request = await api.engine.added()
-        silent, silent_writer = await asyncio.open_connection("127.0.0.1", api.port)
-        assert await asyncio.wait_for(silent.read(), 10) == b""  # by now the other one's time is over as well
-        silent_writer.close()
+        await LoopClock().advance(HEADER_TIMEOUT_S)
         api.engine.output(request, [5], finish_reason="length")
         assert (await reply)[0] == 200
 

@@ -32,7 +32,7 @@ from jaxserve.ipc.transport import QUIET_S, ClientId, EngineConnection, EngineSo
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.types import RequestId
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 STATS = EngineStats(0, 0, 0.0)
 
 

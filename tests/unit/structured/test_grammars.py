@@ -191,7 +191,7 @@ def follow(
 ) -> tuple[GrammarMasks, GrammarState]:
     masks = GrammarMasks(lambda: vocabulary, vocab_size, CONFIG)
     state = masks.follow(grammar, allowed, jump_forward=jump_forward)
-    state.wait(10)
+    state.wait(60)
     return masks, state
 
 
@@ -207,7 +207,7 @@ def test_masks_have_the_width_of_the_models_vocabulary(
     np.testing.assert_array_equal(state.mask, pack_bits(expected, vocab_size))
     for token in Vocabulary(tokenizer)(b"yes"):
         state.advance(token)
-        state.wait(10)
+        state.wait(60)
     assert state.is_over
     assert state.error is None
     masks.close()
@@ -237,11 +237,11 @@ def test_requests_that_wait_hold_no_matchers(
     masks = GrammarMasks(lambda: vocabulary, tokenizer.max_token_id + 1, CONFIG)
     states = [masks.follow(Grammar("regex", f"a{i}"), []) for i in range(8)]
     for state in states:
-        state.wait(10)
+        state.wait(60)
     assert len(Counted.living) == 2
     a, one = Vocabulary(tokenizer)(b"a")[0], Vocabulary(tokenizer)(b"1")[0]
     states[1].advance(a)  # its start had to make room
-    states[1].wait(10)
+    states[1].wait(60)
     np.testing.assert_array_equal(states[1].mask, pack_bits([one], tokenizer.max_token_id + 1))
     assert len(Counted.living) == 3
     masks.close()
@@ -252,7 +252,7 @@ def test_a_token_that_does_not_fit_ends_the_request_and_not_the_engine(
 ) -> None:
     masks, state = follow(vocabulary, tokenizer.max_token_id + 1, [])
     state.advance(Vocabulary(tokenizer)(b"x")[0])
-    state.wait(10)
+    state.wait(60)
     assert state.error
     masks.close()
 
@@ -265,7 +265,7 @@ def test_a_vocabulary_that_cannot_be_read_ends_the_request(tokenizer: Tokenizer)
 
     masks = GrammarMasks(broken, tokenizer.max_token_id + 1, CONFIG)
     state = masks.follow(YES, [])
-    state.wait(10)
+    state.wait(60)
     assert state.error == "the file is gone"
     masks.close()
 
@@ -275,7 +275,7 @@ def test_text_without_choice_is_forced(vocabulary: LLTokenizer, tokenizer: Token
     grammar = Grammar("regex", "(a|b) very long word [0-9]")
     masks, state = follow(vocabulary, tokenizer.max_token_id + 1, [], grammar, jump_forward=jump_forward)
     state.advance(Vocabulary(tokenizer)(b"a")[0])
-    state.wait(10)
+    state.wait(60)
     forced = b"".join(tokenizer.token_bytes(token) for token in state.take_jump_forward())
     assert state.take_jump_forward() == []
     if jump_forward:
@@ -285,7 +285,7 @@ def test_text_without_choice_is_forced(vocabulary: LLTokenizer, tokenizer: Token
         assert forced == b""
     for token in Vocabulary(tokenizer)(b" very long word 7"[len(forced) :]):  # the mask is for what comes behind
         state.advance(token)
-        state.wait(10)
+        state.wait(60)
         state.take_jump_forward()
         if state.is_over:
             break

@@ -165,7 +165,7 @@ def running(server: FakeServer) -> Iterator[FakeServer]:
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
-    assert is_up.wait(10)
+    assert is_up.wait(60)
     try:
         yield server
     finally:
