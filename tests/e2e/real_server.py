@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -23,13 +24,15 @@ BATCH_PROGRAMS = ("--max-num-seqs", "16", "--max-num-batched-tokens", "32")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the kernel says about one process."""
+    """Resources of one process, as the kernel counts them."""
 
     resident_bytes: int
     num_descriptors: int
     num_threads: int
     cpu_ticks: int
     """Of all its threads, in user and kernel mode."""
+    num_switches: int
+    """How often its threads gave up a processor, to wait or because their time slice was over."""
 
 
 def model() -> GoldenCheckpoint:
@@ -66,10 +69,12 @@ def process_usage(pid: int) -> Usage:
     process = Path(f"/proc/{pid}")
     # The name in parentheses may hold spaces; the fields after it are numbers. See proc_pid_stat(5).
     fields = (process / "stat").read_text().rpartition(")")[2].split()
+    statuses = "".join(task.read_text() for task in process.glob("task/*/status"))
     resident_pages = int((process / "statm").read_text().split()[1])
     return Usage(
         resident_bytes=resident_pages * 4096,
         num_descriptors=len(list((process / "fd").iterdir())),
         num_threads=int(fields[17]),
         cpu_ticks=int(fields[11]) + int(fields[12]),
+        num_switches=sum(map(int, re.findall(r"ctxt_switches:\s+(\d+)", statuses))),
     )
