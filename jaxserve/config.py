@@ -20,10 +20,6 @@ Quantization = Literal["auto", WeightFormat]
 CpuKernels = Literal["auto", "native", "matrix", "vector", "xla"]
 KVCacheDtype = Literal["auto", "fp8"]
 AttentionBackend = Literal["auto", "reference", "pallas"]
-ToolCallParser = Literal[
-    "auto", "none", "deepseek", "gemma", "harmony", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder"
-]
-ReasoningParser = Literal["auto", "none", "deepseek_r1", "gemma4", "harmony", "mistral", "qwen3"]
 Task = Literal["auto", "generate", "embed"]
 PoolingChoice = Literal["auto", "last", "mean", "cls"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -194,11 +190,15 @@ class ServerConfig:
         None, help="origins whose web pages may call, comma separated, or `*` (default: none)"
     )
     strict_parameters: bool = option(False, help="answer request fields that nobody knows 400 instead of ignoring them")
-    tool_call_parser: ToolCallParser = option(
-        "auto", help="how the model writes tool calls; auto: as its chat template says; none: tools are refused"
+    tool_call_parser: str = option(
+        "auto",
+        choices_from="jaxserve.frontend.parsers.formats:tool_call_parsers",
+        help="format of the model's tool calls; auto: as its chat template shows; none: refuse tools",
     )
-    reasoning_parser: ReasoningParser = option(
-        "auto", help="how the model marks its reasoning; auto: as its chat template says; none: it is content"
+    reasoning_parser: str = option(
+        "auto",
+        choices_from="jaxserve.frontend.parsers.formats:reasoning_parsers",
+        help="format of the model's reasoning; auto: as its chat template shows; none: reasoning is content",
     )
     shutdown_timeout: float = option(30.0, ge=0, help="seconds in-flight requests may take after SIGTERM")
     engine_restarts: int = option(

@@ -38,7 +38,13 @@ def _declared(kind: type[F]) -> Mapping[str, F]:
 TOOL_FORMATS: Final = _declared(ToolFormat)
 REASONING_FORMATS: Final = _declared(ReasoningFormat)
 CHANNEL_FORMATS: Final = _declared(ChannelFormat)
-TOOL_CALL_PARSERS: Final = ("auto", "none", *sorted({*TOOL_FORMATS, *CHANNEL_FORMATS}))
-"""Choices of `--tool-call-parser`."""
-REASONING_PARSERS: Final = ("auto", "none", *sorted({*REASONING_FORMATS, *CHANNEL_FORMATS}))
-"""Choices of `--reasoning-parser`."""
+
+
+def tool_call_parsers() -> list[str]:
+    """Return the choices of `--tool-call-parser` besides `auto`."""
+    return ["none", *sorted({*TOOL_FORMATS, *CHANNEL_FORMATS})]
+
+
+def reasoning_parsers() -> list[str]:
+    """Return the choices of `--reasoning-parser` besides `auto`."""
+    return ["none", *sorted({*REASONING_FORMATS, *CHANNEL_FORMATS})]

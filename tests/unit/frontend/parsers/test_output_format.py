@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from jaxserve.apis.openai.messages import CalledFunction, ChatMessage, MessageToolCall, template_messages
-from jaxserve.config import ReasoningParser, ToolCallParser
 from jaxserve.errors import ConfigError
 from jaxserve.frontend.parsers.formats import (
     CHANNEL_FORMATS,
     REASONING_FORMATS,
-    REASONING_PARSERS,
-    TOOL_CALL_PARSERS,
     TOOL_FORMATS,
 )
 from jaxserve.frontend.parsers.output_format import choose_output_format
+from jaxserve.runtime.settings import SETTINGS
 from jaxserve.tokenizer.template import ChatTemplate
 from tests.unit.frontend.parsers.reading import reply_of
 
@@ -27,8 +24,9 @@ TEMPLATES = Path(__file__).parents[2] / "tokenizer" / "data" / "templates"
 
 
 def test_flags_offer_every_format() -> None:
-    assert sorted(get_args(ToolCallParser)) == sorted(TOOL_CALL_PARSERS)
-    assert sorted(get_args(ReasoningParser)) == sorted(REASONING_PARSERS)
+    choices = {setting.name: setting.choices for setting in SETTINGS}
+    assert set(choices["tool_call_parser"]) == {"auto", "none", *TOOL_FORMATS, *CHANNEL_FORMATS}
+    assert set(choices["reasoning_parser"]) == {"auto", "none", *REASONING_FORMATS, *CHANNEL_FORMATS}
 
 
 @pytest.mark.parametrize(
