@@ -25,7 +25,7 @@ from jaxserve.ipc.report import PhaseClock
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.runner.cache_directory import cache_directory, trusted_directory
 from jaxserve.runner.program_cache import write_whole
-from jaxserve.runner.program_key import source_hash
+from jaxserve.runner.traced_source import source_hash
 
 _LOG = logging.getLogger(__name__)
 _COMMAND: Final = (sys.executable, "-m", "jaxserve.executor.self_test.process")
