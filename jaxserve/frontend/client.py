@@ -11,8 +11,9 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from jaxserve.errors import InvalidRequestError, RateLimitError, StartupError, UnavailableError
-from jaxserve.frontend.link import LOADING, Connection, EngineLink, Generation
-from jaxserve.frontend.siblings import Siblings
+from jaxserve.frontend.connection import LOADING, EngineConnection, Socket
+from jaxserve.frontend.output_stream import OutputStream
+from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.ipc.messages import AddRequest, CommandName, EmbeddingInfo, ModelInfo, StartupProgress
 from jaxserve.metrics import Metrics
 
@@ -27,17 +28,17 @@ class EngineClient:
         max_queued_requests: int,
         max_queued_tokens: int | None = None,
         stall_timeout_s: float,
-        siblings: Siblings,
+        peers: PeerProcesses,
         on_progress: Callable[[StartupProgress], None] = lambda progress: None,
     ) -> None:
         self._metrics = metrics
         self._max_queued_requests = max_queued_requests
-        self._max_waiting_tokens = None if max_queued_tokens is None else siblings.share_of(max_queued_tokens)
+        self._max_waiting_tokens = None if max_queued_tokens is None else peers.share_of(max_queued_tokens)
         self._stall_timeout_s = stall_timeout_s
-        self._siblings = siblings
+        self._peers = peers
         self.note_progress = on_progress
         """Told of every phase of the start; the phases of our own process are given to it as well."""
-        self._link: EngineLink | None = None
+        self._connection: EngineConnection | None = None
         self._num_admitted = 0
         self._nothing_admitted = asyncio.Event()
         self._nothing_admitted.set()
@@ -46,22 +47,22 @@ class EngineClient:
         self._is_draining = False
 
     @contextlib.asynccontextmanager
-    async def life(self, connection: Connection) -> AsyncIterator[EngineLink]:
-        """One life of the engine: inside the block requests go to it, at its end those under way end with an error."""
-        link = self._link = EngineLink(
-            connection,
+    async def connected(self, socket: Socket) -> AsyncIterator[EngineConnection]:
+        """Send requests to the engine at `socket` inside the block; those under way end with an error after it."""
+        connection = self._connection = EngineConnection(
+            socket,
             self._metrics,
             max_waiting_tokens=self._max_waiting_tokens,
             stall_timeout_s=self._stall_timeout_s,
             on_progress=self.note_progress,
             on_ready=self._started.set,
         )
-        run = asyncio.create_task(link.run())
+        run = asyncio.create_task(connection.run())
         try:
-            yield link
+            yield connection
         finally:
-            link.end()
-            self._link = None
+            connection.end()
+            self._connection = None
             self._metrics.forget_engine()
             run.cancel()
             await asyncio.wait({run})
@@ -69,7 +70,7 @@ class EngineClient:
     @property
     def model_info(self) -> ModelInfo | None:
         """Of the engine that takes requests; None while there is none."""
-        return self._link.model_info if self._link is not None and self._link.is_ready else None
+        return self._connection.model_info if self._connection is not None and self._connection.is_ready else None
 
     @property
     def is_ready(self) -> bool:
@@ -89,7 +90,7 @@ class EngineClient:
         """Why the engine is not healthy; None when it is, or there is none yet."""
         if self._failure is not None:
             return self._failure
-        return None if self._link is None else self._link.ailment()
+        return None if self._connection is None else self._connection.ailment()
 
     async def wait_started(self) -> ModelInfo:
         """Wait until the first engine is ready. Raises StartupError when it is given up before."""
@@ -140,7 +141,7 @@ class EngineClient:
     @property
     def max_admitted(self) -> int:
         """Sequences that may be under way: our share of the engine's."""
-        return self._siblings.share_of(self.require_ready().max_num_seqs + self._max_queued_requests)
+        return self._peers.share_of(self.require_ready().max_num_seqs + self._max_queued_requests)
 
     @contextlib.contextmanager
     def admission(self, num_sequences: int) -> Iterator[None]:
@@ -164,20 +165,23 @@ class EngineClient:
             if self._num_admitted == 0:
                 self._nothing_admitted.set()
 
-    def generate(self, requests: Sequence[AddRequest]) -> Generation:
-        """News of `requests` once entered; each gets exactly one output with a `finish_reason`."""
+    def submit(self, requests: Sequence[AddRequest]) -> OutputStream:
+        """Return the outputs of `requests`, which are submitted when it is entered.
+
+        Each request gets exactly one output with a `finish_reason`.
+        """
         self.require_alive()
-        return Generation(self._require_link(), requests)
+        return OutputStream(self._require_connection(), requests)
 
     async def command(self, name: CommandName) -> None:
         """Have the engine do something for whoever runs the server. Raises RequestError when it does not."""
         self.require_ready()
-        await self._require_link().command(name)
+        await self._require_connection().command(name)
 
-    def _require_link(self) -> EngineLink:
-        if self._link is None:
+    def _require_connection(self) -> EngineConnection:
+        if self._connection is None:
             raise UnavailableError(LOADING)
-        return self._link
+        return self._connection
 
     def require_alive(self) -> None:
         """Raises UnavailableError when the engine is given up."""
@@ -194,8 +198,8 @@ class EngineClient:
 
     def abort_all(self, message: str) -> None:
         """End every request under way with an UnavailableError."""
-        if self._link is not None:
-            self._link.abort_all(message)
+        if self._connection is not None:
+            self._connection.abort_all(message)
 
     def fail(self, reason: str) -> None:
         """There will be no engine any more: requests under way end with an error. Later calls change nothing."""
@@ -203,5 +207,5 @@ class EngineClient:
             return
         self._failure = reason
         self._started.set()
-        if self._link is not None:
-            self._link.end(reason)
+        if self._connection is not None:
+            self._connection.end(reason)

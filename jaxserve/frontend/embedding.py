@@ -155,9 +155,9 @@ async def _run(
             return True
 
         try:
-            with state.client.generate(part) as generation:
+            with state.client.submit(part) as generation:
                 while not generation.is_finished:
-                    await generation.feed(gather)
+                    await generation.consume(gather)
         finally:
             state.metrics.inc("request_success", len(num_tokens), finished_reason="abort")
 

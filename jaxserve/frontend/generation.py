@@ -19,10 +19,10 @@ from jaxserve.apis.schema.structured import NamedGrammar, requested_grammar
 from jaxserve.apis.schema.timing import RequestTiming
 from jaxserve.apis.schema.usage import Usage, make_usage
 from jaxserve.errors import RequestError, invalid, unsupported
-from jaxserve.frontend.link import Generation
+from jaxserve.frontend.output_stream import OutputStream
 from jaxserve.frontend.parsers.parser_spec import ParserSpec
 from jaxserve.frontend.seeds import child_seed
-from jaxserve.frontend.stream import ChoiceStream, Piece, pieces_of
+from jaxserve.frontend.stream import ChoiceStream, OutputDelta, deltas_of
 from jaxserve.frontend.thinking_grammar import after_thinking
 from jaxserve.http.errors import hide_internal_error
 from jaxserve.http.request_id import request_id_of
@@ -97,7 +97,7 @@ class ReplyFormat(Protocol):
         """Chunks before the first piece."""
         ...
 
-    def chunks(self, piece: Piece, usage: Usage | None) -> Sequence[msgspec.Struct]:
+    def chunks(self, piece: OutputDelta, usage: Usage | None) -> Sequence[msgspec.Struct]:
         """The chunks of one piece; `usage` when every chunk is to carry it."""
         ...
 
@@ -105,7 +105,7 @@ class ReplyFormat(Protocol):
         """Chunks behind the last piece."""
         ...
 
-    def reply(self, choices: list[list[Piece]], usage: Usage) -> msgspec.Struct:
+    def reply(self, choices: list[list[OutputDelta]], usage: Usage) -> msgspec.Struct:
         """The whole reply, from the pieces of each choice."""
         ...
 
@@ -226,10 +226,10 @@ async def answer(http: web.Request, request: CommonFields, job: Job, spelling: R
 
 
 @contextlib.contextmanager
-def generating(state: ServerState, job: Job) -> Iterator[Generation]:
+def generating(state: ServerState, job: Job) -> Iterator[OutputStream]:
     """The job's news inside the block, whose end ends the job."""
     try:
-        with state.client.generate(job.requests) as generation:
+        with state.client.submit(job.requests) as generation:
             yield generation
     finally:
         for choice in job.choices:
@@ -240,7 +240,7 @@ def generating(state: ServerState, job: Job) -> Iterator[Generation]:
 
 
 async def answer_without_engine(
-    http: web.Request, request: CommonFields, pieces: Sequence[Piece], usage: Usage, spelling: ReplyFormat
+    http: web.Request, request: CommonFields, pieces: Sequence[OutputDelta], usage: Usage, spelling: ReplyFormat
 ) -> web.StreamResponse:
     """Reply with pieces that need no generation, one per choice."""
     if not request.stream:
@@ -252,22 +252,22 @@ async def answer_without_engine(
     return events.response
 
 
-async def take_pieces(job: Job, generation: Generation, take: Callable[[Piece], object]) -> None:
+async def take_deltas(job: Job, generation: OutputStream, take: Callable[[OutputDelta], object]) -> None:
     """Give every piece of every choice to `take`."""
     choices = job.choices_by_id
 
     def take_news(news: list[RequestOutput]) -> bool:
-        for piece in pieces_of(news, choices, generation):
+        for piece in deltas_of(news, choices, generation):
             take(piece)
         return True
 
     while not generation.is_finished:
-        await generation.feed(take_news)
+        await generation.consume(take_news)
 
 
-async def _collect(job: Job, spelling: ReplyFormat, generation: Generation) -> web.Response:
-    collected: list[list[Piece]] = [[] for _ in job.choices]
-    await take_pieces(job, generation, lambda piece: collected[piece.index].append(piece))
+async def _collect(job: Job, spelling: ReplyFormat, generation: OutputStream) -> web.Response:
+    collected: list[list[OutputDelta]] = [[] for _ in job.choices]
+    await take_deltas(job, generation, lambda piece: collected[piece.index].append(piece))
 
     def spell() -> bytes:
         return msgspec.json.encode(spelling.reply(collected, job.usage()))
@@ -278,7 +278,7 @@ async def _collect(job: Job, spelling: ReplyFormat, generation: Generation) -> w
 
 
 async def _stream(
-    http: web.Request, request: CommonFields, job: Job, spelling: ReplyFormat, generation: Generation
+    http: web.Request, request: CommonFields, job: Job, spelling: ReplyFormat, generation: OutputStream
 ) -> web.StreamResponse:
     events = EventStream(http)
     framing = spelling.framing
@@ -286,7 +286,7 @@ async def _stream(
     frames = [frame(chunk) for chunk in spelling.opening()]
 
     def show(news: list[RequestOutput]) -> bool:
-        pieces = pieces_of(news, choices, generation)
+        pieces = deltas_of(news, choices, generation)
         usage = job.usage() if request.wants_continuous_usage else None
         frames.extend([frame(chunk) for piece in pieces for chunk in spelling.chunks(piece, usage)])
         if events.has_room and frames and not generation.is_finished:
@@ -296,7 +296,7 @@ async def _stream(
 
     try:
         while not generation.is_finished:
-            if not await generation.feed(show, http.app[STATE].keep_alive_s):
+            if not await generation.consume(show, http.app[STATE].keep_alive_s):
                 frames.append(framing.keep_alive)
             if not generation.is_finished:  # else the last text leaves with the end
                 await events.send(frames)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from jaxserve.apis.openai.logprobs import ScoredToken, prompt_tokens
 from jaxserve.frontend.content_tokens import ContentToken, ContentTokens
-from jaxserve.frontend.link import Generation
+from jaxserve.frontend.output_stream import OutputStream
 from jaxserve.frontend.parsers.events import Event, merged
 from jaxserve.frontend.parsers.parser import OutputParser
 from jaxserve.http.errors import request_error
@@ -23,7 +23,7 @@ from jaxserve.types import RequestId
 
 
 @dataclass(slots=True)
-class Piece:
+class OutputDelta:
     """News of one choice, worth a chunk: some text, or the end."""
 
     index: int
@@ -96,7 +96,7 @@ class ChoiceStream:
     def num_prompt_tokens(self) -> int:
         return len(self.request.prompt_token_ids)
 
-    def push(self, outputs: list[RequestOutput]) -> Piece | None:
+    def push(self, outputs: list[RequestOutput]) -> OutputDelta | None:
         """Take news in order. None when nothing of it can be shown yet; raises the engine's RequestError."""
         texts = []
         for output in outputs:
@@ -110,7 +110,7 @@ class ChoiceStream:
             self._record_tokens(output)
             if self.is_prompt_only and output.token_ids:
                 self._record_end(output, "length")
-                return self._told(Piece(self.index, "", finish_reason="length"))
+                return self._told(OutputDelta(self.index, "", finish_reason="length"))
             texts.append(self._take_tokens(output))
             if self._has_all_calls:
                 return self._end(output, texts, "stop", self._stop)
@@ -127,7 +127,7 @@ class ChoiceStream:
         text = "".join(texts)
         if not (text if self._parser is None else self._events):
             return None
-        return self._told(Piece(self.index, text, self._take_events(), self._take_unsent(), self._content.take()))
+        return self._told(OutputDelta(self.index, text, self._take_events(), self._take_unsent(), self._content.take()))
 
     def abandon(self) -> None:
         """Count a choice whose reader left before its end."""
@@ -135,15 +135,15 @@ class ChoiceStream:
             self.is_finished = True
             self._metrics.inc("request_success", finished_reason="abort")
 
-    def _end(self, output: RequestOutput, texts: list[str], reason: str, detail: str | int | None) -> Piece:
+    def _end(self, output: RequestOutput, texts: list[str], reason: str, detail: str | int | None) -> OutputDelta:
         self._record_end(output, reason)
         if self._parser is not None:
             self._keep(self._parser.finish())
-        piece = Piece(self.index, "".join(texts), self._take_events(), self._take_unsent(), self._content.take())
+        piece = OutputDelta(self.index, "".join(texts), self._take_events(), self._take_unsent(), self._content.take())
         piece.finish_reason, piece.stop_reason = reason, detail
         return self._told(piece)
 
-    def _told(self, piece: Piece) -> Piece:
+    def _told(self, piece: OutputDelta) -> OutputDelta:
         """The piece with the prompt's tokens, if it is the first one and somebody wants them."""
         if not self._has_told_prompt:
             self._has_told_prompt = True
@@ -258,14 +258,14 @@ class ChoiceStream:
             metrics.observe("request_inference_time_seconds", prefill_s + decode_s)
 
 
-def events_of(pieces: Iterable[Piece]) -> list[Event]:
+def events_of(pieces: Iterable[OutputDelta]) -> list[Event]:
     """What a whole choice says, neighbours of one kind joined."""
     return merged([event for piece in pieces for event in piece.told])
 
 
-def pieces_of(
-    news: list[RequestOutput], choices: Mapping[RequestId, ChoiceStream], generation: Generation
-) -> list[Piece]:
+def deltas_of(
+    news: list[RequestOutput], choices: Mapping[RequestId, ChoiceStream], generation: OutputStream
+) -> list[OutputDelta]:
     """One piece per choice that has something to show, however much news of it gathered.
 
     A choice that a stop string ended is stopped in the engine. Raises the RequestError of the first

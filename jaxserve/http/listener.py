@@ -160,7 +160,7 @@ def connection_of(request: web.Request) -> Connection:
     return request.protocol
 
 
-class _Doorkeeper:
+class _ConnectionLimiter:
     """Makes one protocol per connection; caps their number and how long the first headers may take."""
 
     def __init__(
@@ -216,20 +216,20 @@ async def listening(
 
     on_surplus: called for each connection beyond `max_connections`.
     """
-    doorkeeper: _Doorkeeper | None = None
+    limiter: _ConnectionLimiter | None = None
 
     @web.middleware
     async def note_speaker(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if doorkeeper is not None:
-            doorkeeper.has_spoken(request.protocol)
+        if limiter is not None:
+            limiter.has_spoken(request.protocol)
         return await handler(request)
 
     app.middlewares.insert(0, note_speaker)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CLOSE_TIMEOUT_S)
     await runner.setup()
     assert runner.server is not None, "setup makes the server"
-    doorkeeper = _Doorkeeper(runner.server, config, max_connections, on_surplus)
-    server = await asyncio.get_running_loop().create_server(doorkeeper, sock=listener, backlog=BACKLOG)
+    limiter = _ConnectionLimiter(runner.server, config, max_connections, on_surplus)
+    server = await asyncio.get_running_loop().create_server(limiter, sock=listener, backlog=BACKLOG)
     try:
         yield
     finally:

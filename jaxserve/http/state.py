@@ -11,14 +11,14 @@ from typing import Any
 from aiohttp import web
 
 from jaxserve import __version__
-from jaxserve.apis.responses.desk import ResponseDesk
+from jaxserve.apis.responses.service import ResponseService
 from jaxserve.apis.schema.decode import shorten
 from jaxserve.config import ConnectionConfig, LimitsConfig
 from jaxserve.errors import ModelNotFoundError
 from jaxserve.frontend.client import EngineClient
 from jaxserve.frontend.grammars import GrammarChecker
+from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.frontend.seeds import SeedStream
-from jaxserve.frontend.siblings import Siblings
 from jaxserve.frontend.tokenization import Tokenization
 from jaxserve.http.auth import KeyRing
 from jaxserve.http.cors import CorsPolicy
@@ -40,10 +40,10 @@ class ServerState:
     metrics: Metrics
     keys: KeyRing
     seeds: SeedStream
-    siblings: Siblings
+    peers: PeerProcesses
     grammars: GrammarChecker
     limits: LimitsConfig
-    responses: ResponseDesk
+    responses: ResponseService
     connection: ConnectionConfig
     is_strict: bool = False
     """Whether fields that nobody knows are refused."""

@@ -1,6 +1,6 @@
 """The socket pair between API processes and the engine: ZeroMQ over a private Unix socket.
 
-`EngineSocket` is the engine's end: blocking, one thread, any number of clients. `EngineConnection` is an
+`EngineSocket` is the engine's end: blocking, one thread, any number of clients. `ClientSocket` is an
 API process's end: asyncio. No message is ever dropped while both live (no high-water mark), and a
 closed end is felt by the other: the engine learns which requests have lost their client.
 """
@@ -149,7 +149,7 @@ class EngineSocket:
         return orphans
 
 
-class EngineConnection:
+class ClientSocket:
     """An API process's end. Connecting does not wait for the engine: messages wait until it listens."""
 
     def __init__(self, address: str) -> None:

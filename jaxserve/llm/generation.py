@@ -19,7 +19,7 @@ from jaxserve.apis.schema.decode import invalid_field
 from jaxserve.errors import RequestError
 from jaxserve.frontend.chat_job import make_chat_job
 from jaxserve.frontend.generation import Job, generating, grammar_of, make_job
-from jaxserve.frontend.stream import ChoiceStream, Piece, events_of, pieces_of
+from jaxserve.frontend.stream import ChoiceStream, OutputDelta, deltas_of, events_of
 from jaxserve.http.errors import first_leaf, request_error
 from jaxserve.http.state import ServerState
 from jaxserve.ipc.messages import AddRequest, ModelInfo
@@ -109,19 +109,19 @@ async def run_all(state: ServerState, works: Sequence[Work], on_done: Callable[[
 async def _run(state: ServerState, work: Work, on_done: Callable[[], None]) -> RequestOutput:
     job = work.job
     choices = job.choices_by_id
-    pieces: list[list[Piece]] = [[] for _ in job.choices]
+    pieces: list[list[OutputDelta]] = [[] for _ in job.choices]
     token_ids: defaultdict[str, list[int]] = defaultdict(list)
 
     def gather(news: list[News]) -> bool:
         for output in news:
             token_ids[output.request_id] += output.token_ids
-        for piece in pieces_of(news, choices, generation):
+        for piece in deltas_of(news, choices, generation):
             pieces[piece.index].append(piece)
         return True
 
     with generating(state, job) as generation:
         while not generation.is_finished:
-            await generation.feed(gather)
+            await generation.consume(gather)
     first = job.choices[0]
     tokenizer = state.tokenization.tokenizer
     num_top = work.num_prompt_logprobs
@@ -142,7 +142,7 @@ async def _run(state: ServerState, work: Work, on_done: Callable[[], None]) -> R
 
 
 def _output(
-    state: ServerState, choice: ChoiceStream, pieces: list[Piece], token_ids: list[int], num_top: int | None
+    state: ServerState, choice: ChoiceStream, pieces: list[OutputDelta], token_ids: list[int], num_top: int | None
 ) -> CompletionOutput:
     tokenizer, end = state.tokenization.tokenizer, pieces[-1]
     scored = [token for piece in pieces for token in piece.tokens]

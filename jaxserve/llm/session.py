@@ -11,8 +11,8 @@ from jaxserve.config import Config
 from jaxserve.engine.spec import EngineSpec
 from jaxserve.executor.fake import FakeOptions
 from jaxserve.frontend.client import EngineClient
-from jaxserve.frontend.link import EngineLink
-from jaxserve.frontend.siblings import Siblings
+from jaxserve.frontend.connection import EngineConnection
+from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.frontend.tokenization import tokenization
 from jaxserve.http.state import ServerState
 from jaxserve.ipc.address import folder_of, own_address
@@ -32,7 +32,7 @@ async def engine_session(
 ) -> AsyncIterator[ServerState]:
     """A ready engine inside the block, and what the server's own code needs to ask it: a server without a port."""
     with own_address(config.server.uds_dir) as address, tokenization() as tokens:
-        state = make_state(config, Siblings(0, 1, folder_of(address)), tokens, on_progress)
+        state = make_state(config, PeerProcesses(0, 1, folder_of(address)), tokens, on_progress)
         async with (
             contextlib.aclosing(state.grammars),
             _engine(config, address, executor, fake, state),
@@ -48,13 +48,13 @@ async def _engine(
     path = await in_thread(lambda: resolve(config.model.model, config.model.revision))
     spec = EngineSpec(config=config, model_path=str(path), address=address, executor=executor, fake=fake)
     api = ApiProcess(config, state)
-    async with api.engine_life(address) as link, engine_process(spec) as engine:
+    async with api.engine_life(address) as connection, engine_process(spec) as engine:
         tokenizer = await in_thread(lambda: tokenizer_of(config, path))
         api.install(tokenizer, path)
-        check_tokenizer(tokenizer, await wait_started(link, engine), path)
-        async with running(_mourn(state.client, link, engine)):
+        check_tokenizer(tokenizer, await wait_started(connection, engine), path)
+        async with running(_mourn(state.client, connection, engine)):
             yield
 
 
-async def _mourn(client: EngineClient, link: EngineLink, engine: EngineProcess) -> None:
-    client.fail(await wait_dead(link, engine))
+async def _mourn(client: EngineClient, connection: EngineConnection, engine: EngineProcess) -> None:
+    client.fail(await wait_dead(connection, engine))

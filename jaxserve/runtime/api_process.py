@@ -13,15 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from jaxserve.apis.responses.desk import ResponseDesk
+from jaxserve.apis.responses.service import ResponseService
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.frontend.client import EngineClient
+from jaxserve.frontend.connection import EngineConnection
 from jaxserve.frontend.grammars import GrammarChecker
-from jaxserve.frontend.link import EngineLink
 from jaxserve.frontend.parsers.output_format import choose_output_format
+from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.frontend.seeds import SeedStream
-from jaxserve.frontend.siblings import Siblings
 from jaxserve.frontend.tokenization import Tokenization, tokenization
 from jaxserve.http.app import make_app
 from jaxserve.http.auth import KeyRing
@@ -32,7 +32,7 @@ from jaxserve.http.state import ServerState
 from jaxserve.ipc.address import folder_of
 from jaxserve.ipc.messages import ModelInfo, StartupProgress
 from jaxserve.ipc.report import PhaseSpan
-from jaxserve.ipc.transport import EngineConnection
+from jaxserve.ipc.transport import ClientSocket
 from jaxserve.metrics import Metrics
 from jaxserve.runtime.api_keys import api_keys
 from jaxserve.runtime.tasks import first_of
@@ -76,11 +76,11 @@ class ApiProcess:
         self.state.grammars.install(str(path))
 
     @contextlib.asynccontextmanager
-    async def engine_life(self, address: str) -> AsyncIterator[EngineLink]:
+    async def engine_life(self, address: str) -> AsyncIterator[EngineConnection]:
         """Talk to the engine that listens at `address`; behind the block there is none, and one to come starts anew."""
-        with contextlib.closing(EngineConnection(address)) as connection:
-            async with self.client.life(connection) as link:
-                yield link
+        with contextlib.closing(ClientSocket(address)) as socket:
+            async with self.client.connected(socket) as connection:
+                yield connection
         self.startup.begin_again()
 
     def record_start(self, model_info: ModelInfo) -> list[PhaseSpan]:
@@ -124,20 +124,20 @@ async def serving_api(
     Until a tokenizer is installed and an engine ready, requests are refused as "loading".
     address: of the first engine; other sockets of ours lie beside it.
     """
-    siblings = Siblings(index, config.server.api_processes, folder_of(address))
+    peers = PeerProcesses(index, config.server.api_processes, folder_of(address))
     with tokenization() as tokens:
-        state = make_state(config, siblings, tokens, on_progress)
+        state = make_state(config, peers, tokens, on_progress)
         http = listening(
             make_app(state),
             listener,
             config.connection,
-            max_connections=siblings.share_of(config.server.max_connections),
+            max_connections=peers.share_of(config.server.max_connections),
             on_surplus=partial(state.metrics.inc, "surplus_connections"),
         )
         async with (
             contextlib.aclosing(state.grammars),
             contextlib.aclosing(state.responses),
-            siblings.answering(state.metrics, state.responses.answers),
+            peers.answering(state.metrics, state.responses.answers),
             http,
         ):
             yield ApiProcess(config, state)
@@ -145,7 +145,7 @@ async def serving_api(
 
 def make_state(
     config: Config,
-    siblings: Siblings,
+    peers: PeerProcesses,
     tokens: Tokenization,
     on_progress: Callable[[StartupProgress], None],
 ) -> ServerState:
@@ -167,14 +167,14 @@ def make_state(
             max_queued_requests=config.scheduler.max_queued_requests,
             max_queued_tokens=config.scheduler.max_queued_tokens,
             stall_timeout_s=server.stall_timeout,
-            siblings=siblings,
+            peers=peers,
             on_progress=note,
         ),
         tokenization=tokens,
         metrics=metrics,
         keys=KeyRing(api_keys(server)),
-        seeds=SeedStream(config.model.seed, siblings.index, siblings.count),
-        siblings=siblings,
+        seeds=SeedStream(config.model.seed, peers.index, peers.count),
+        peers=peers,
         limits=config.limits,
         connection=config.connection,
         is_strict=server.strict_parameters,
@@ -183,7 +183,7 @@ def make_state(
         keep_alive_s=server.sse_keep_alive,
         startup=startup,
         grammars=GrammarChecker(config.structured),
-        responses=ResponseDesk(config.responses, siblings),
+        responses=ResponseService(config.responses, peers),
     )
 
 

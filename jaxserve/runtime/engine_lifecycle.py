@@ -10,7 +10,7 @@ from typing import Final
 
 from jaxserve.engine.spec import EngineSpec
 from jaxserve.errors import CheckpointError, StartupError
-from jaxserve.frontend.link import EngineLink
+from jaxserve.frontend.connection import EngineConnection
 from jaxserve.ipc.address import remove_socket
 from jaxserve.ipc.messages import ModelInfo
 from jaxserve.runtime.engine_process import EngineProcess
@@ -43,20 +43,20 @@ async def engine_process(spec: EngineSpec, process: Spawned | None = None) -> As
             remove_socket(spec.address)
 
 
-async def wait_started(link: EngineLink, engine: EngineProcess) -> ModelInfo:
+async def wait_started(connection: EngineConnection, engine: EngineProcess) -> ModelInfo:
     """Return the info of the loaded model. Raises StartupError when the engine refuses, or ends before it is ready."""
-    await first_of(link.wait_started(), engine.wait())
-    if link.model_info is None:
+    await first_of(connection.wait_started(), engine.wait())
+    if connection.model_info is None:
         await asyncio.sleep(LAST_WORDS_S)
-        link.end(f"{obituary(engine.returncode)} before it was ready")  # unless it said why
-    return await link.wait_started()
+        connection.end(f"{obituary(engine.returncode)} before it was ready")  # unless it said why
+    return await connection.wait_started()
 
 
-async def wait_dead(link: EngineLink, engine: EngineProcess) -> str:
+async def wait_dead(connection: EngineConnection, engine: EngineProcess) -> str:
     """Wait for the end of an engine and for its last words; returns how it ended. One that only hangs is killed."""
-    await first_of(link.wait_over(), engine.wait(), link.wait_stalled())
+    await first_of(connection.wait_over(), engine.wait(), connection.wait_stalled())
     await asyncio.sleep(LAST_WORDS_S)
-    reason = link.reason or obituary(engine.returncode)
+    reason = connection.reason or obituary(engine.returncode)
     engine.kill()
     return reason
 

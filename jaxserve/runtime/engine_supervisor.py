@@ -17,7 +17,7 @@ import msgspec
 
 from jaxserve.engine.spec import EngineSpec
 from jaxserve.errors import StartupError
-from jaxserve.frontend.link import EngineLink
+from jaxserve.frontend.connection import EngineConnection
 from jaxserve.ipc.address import incarnation_address
 from jaxserve.runtime.api_process import ApiProcess
 from jaxserve.runtime.engine_lifecycle import engine_process, wait_dead, wait_started
@@ -75,8 +75,8 @@ class EngineKeeper:
         """Keep an engine running; returns why there is none any more. Raises StartupError where the first cannot start."""
         spec, process = self._spec, self._process
         for number in itertools.count(1):
-            async with self._api.engine_life(spec.address) as link:
-                reason = await self._end_of(link, spec, process)
+            async with self._api.engine_life(spec.address) as connection:
+                reason = await self._end_of(connection, spec, process)
                 if not self._takes_restart():
                     self._api.client.fail(reason)  # here: behind the block requests would be told to wait for the next
                     return reason
@@ -87,15 +87,15 @@ class EngineKeeper:
             spec, process = msgspec.structs.replace(self._spec, address=address, phases=[]), None
         raise AssertionError("numbers do not end")
 
-    async def _end_of(self, link: EngineLink, spec: EngineSpec, process: Spawned | None) -> str:
+    async def _end_of(self, connection: EngineConnection, spec: EngineSpec, process: Spawned | None) -> str:
         """One engine from its start to its end; returns how it ended. Raises StartupError where the first cannot start."""
         try:
             async with engine_process(spec, process) as engine:
-                model_info = await wait_started(link, engine)
+                model_info = await wait_started(connection, engine)
                 if self._lost_s is not None:
                     self._api.record_start(model_info)
                     _log.info("the engine is back after %.1f s", time.monotonic() - self._lost_s)
-                reason = await wait_dead(link, engine)
+                reason = await wait_dead(connection, engine)
                 self._lost_s = time.monotonic()
                 return reason
         except StartupError as error:

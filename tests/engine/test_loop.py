@@ -16,14 +16,14 @@ from jaxserve.engine.loop import EngineLoop
 from jaxserve.ipc.address import new_address
 from jaxserve.ipc.codec import decode_from_engine
 from jaxserve.ipc.messages import Abort, Heartbeat, Hello, Ready, RequestOutput, StepOutputs
-from jaxserve.ipc.transport import EngineConnection, EngineSocket
+from jaxserve.ipc.transport import ClientSocket, EngineSocket
 from jaxserve.types import RequestId
 from tests.engine.rig import Rig, add, expected, prompt
 
 ENDLESS = 19_000
 """Tokens of a request that no test waits for."""
 
-Connect = Callable[[], Awaitable[EngineConnection]]
+Connect = Callable[[], Awaitable[ClientSocket]]
 
 
 class Gate(threading.Event):
@@ -87,10 +87,10 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 @pytest.fixture
 async def connect(engine: Engine) -> AsyncIterator[Connect]:
     """Makes clients that were greeted; closes them."""
-    connections: list[EngineConnection] = []
+    connections: list[ClientSocket] = []
 
-    async def connected() -> EngineConnection:
-        connection = EngineConnection(engine.address)
+    async def connected() -> ClientSocket:
+        connection = ClientSocket(engine.address)
         connections.append(connection)
         await connection.send(Hello())
         assert await connection.receive() == Ready(engine.rig.executor.model_info)
@@ -101,14 +101,14 @@ async def connect(engine: Engine) -> AsyncIterator[Connect]:
         connection.close()
 
 
-async def first_news(connection: EngineConnection) -> RequestOutput:
+async def first_news(connection: ClientSocket) -> RequestOutput:
     while True:
         message = await connection.receive()
         if isinstance(message, StepOutputs) and message.outputs:
             return message.outputs[0]
 
 
-async def ending(connection: EngineConnection) -> tuple[list[int], RequestOutput]:
+async def ending(connection: ClientSocket) -> tuple[list[int], RequestOutput]:
     """The tokens of the client's only request from here on, and its terminal message."""
     tokens: list[int] = []
     while True:

@@ -29,7 +29,7 @@ from jaxserve.ipc.messages import (
     StartupFailed,
     StepOutputs,
 )
-from jaxserve.ipc.transport import EngineConnection
+from jaxserve.ipc.transport import ClientSocket
 from jaxserve.runtime.engine_process import EngineProcess
 from jaxserve.runtime.spawn import spawn
 from jaxserve.types import RequestId
@@ -56,7 +56,7 @@ class Client:
             executor="fake",
             fake=fake,
         )
-        self.connection = EngineConnection(self.spec.address)
+        self.connection = ClientSocket(self.spec.address)
         self.started: EngineProcess | None = None
 
     @property

@@ -14,7 +14,7 @@ from jaxserve.errors import CheckpointError, StartupError
 from jaxserve.executor.protocol import Executor, Progress
 from jaxserve.ipc.address import new_address
 from jaxserve.ipc.messages import Hello, StartupFailed, StartupProgress, StepOutputs
-from jaxserve.ipc.transport import EngineConnection, EngineSocket
+from jaxserve.ipc.transport import ClientSocket, EngineSocket
 from tests.engine.rig import Rig, add
 
 Build = Callable[[Progress], Executor]
@@ -53,14 +53,14 @@ def startup(tmp_path: Path) -> Iterator[Startup]:
 
 
 @pytest.fixture
-def connection(startup: Startup) -> Iterator[EngineConnection]:
-    connection = EngineConnection(startup.address)
+def connection(startup: Startup) -> Iterator[ClientSocket]:
+    connection = ClientSocket(startup.address)
     yield connection
     connection.close()
 
 
 async def test_greeting_is_answered_with_progress_and_requests_with_not_yet(
-    startup: Startup, connection: EngineConnection
+    startup: Startup, connection: ClientSocket
 ) -> None:
     executor = Rig().executor
 
@@ -95,7 +95,7 @@ async def test_greeting_is_answered_with_progress_and_requests_with_not_yet(
     ],
 )
 async def test_failure_is_told_to_a_client_that_greets_only_afterwards(
-    startup: Startup, connection: EngineConnection, error: Exception, line: str
+    startup: Startup, connection: ClientSocket, error: Exception, line: str
 ) -> None:
     def build(progress: Progress) -> Executor:
         raise error

@@ -14,14 +14,14 @@ import msgspec
 import pytest
 from aiohttp import ClientSession
 
-from jaxserve.apis.responses.desk import ResponseDesk
+from jaxserve.apis.responses.service import ResponseService
 from jaxserve.config import ConnectionConfig, LimitsConfig, ResponsesConfig, StructuredConfig
 from jaxserve.frontend.client import EngineClient
+from jaxserve.frontend.connection import EngineConnection
 from jaxserve.frontend.grammars import GrammarChecker
-from jaxserve.frontend.link import EngineLink
 from jaxserve.frontend.parsers.output_format import OutputFormat
+from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.frontend.seeds import SeedStream
-from jaxserve.frontend.siblings import Siblings
 from jaxserve.frontend.tokenization import tokenization
 from jaxserve.http.app import make_app
 from jaxserve.http.auth import KeyRing
@@ -51,7 +51,7 @@ TOKENIZERS = Path(__file__).parents[1] / "fixtures" / "tokenizers"
 MAX_MODEL_LEN = 64
 MAX_BODY_SIZE = 16 << 10
 MAX_QUEUED_REQUESTS = 5
-ALONE = Siblings(0, 1, Path())
+ALONE = PeerProcesses(0, 1, Path())
 
 FACTS = ModelInfo(
     vocab_size=400,
@@ -134,12 +134,12 @@ class Api:
     http: ClientSession
     engine: ScriptedEngine
     client: EngineClient
-    link: EngineLink
+    connection: EngineConnection
     life: contextlib.AsyncExitStack
     """Of `engine`: closed, it is over."""
     metrics: Metrics
     tokenizer: Tokenizer
-    responses: ResponseDesk
+    responses: ResponseService
     port: int
 
     async def post(self, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
@@ -185,7 +185,7 @@ async def running_api(
         max_queued_requests=MAX_QUEUED_REQUESTS,
         max_queued_tokens=max_queued_tokens,
         stall_timeout_s=60.0,
-        siblings=ALONE,
+        peers=ALONE,
         on_progress=note,
     )
     with tokenization() as tokens:
@@ -198,7 +198,7 @@ async def running_api(
             metrics=metrics,
             keys=KeyRing(api_key.split(",") if api_key else ()),
             seeds=SeedStream(0),
-            siblings=ALONE,
+            peers=ALONE,
             limits=LimitsConfig(),
             connection=connection or ConnectionConfig(),
             is_strict=is_strict,
@@ -207,10 +207,10 @@ async def running_api(
             keep_alive_s=keep_alive_s,
             startup=startup,
             grammars=GrammarChecker(StructuredConfig()),
-            responses=ResponseDesk(responses or ResponsesConfig(), ALONE),
+            responses=ResponseService(responses or ResponsesConfig(), ALONE),
         )
         async with contextlib.AsyncExitStack() as life:
-            link = await life.enter_async_context(client.life(engine))
+            engine_connection = await life.enter_async_context(client.connected(engine))
             if is_ready:
                 engine.say(Ready(msgspec.structs.replace(FACTS, max_model_len=max_model_len)))
                 await client.wait_started()
@@ -226,7 +226,7 @@ async def running_api(
                     ),
                     ClientSession(f"http://127.0.0.1:{port}/") as http,
                 ):
-                    yield Api(http, engine, client, link, life, metrics, tokenizer, state.responses, port)
+                    yield Api(http, engine, client, engine_connection, life, metrics, tokenizer, state.responses, port)
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from jaxserve.apis.schema.usage import Usage
 from jaxserve.frontend.chat_job import make_chat_job
 from jaxserve.frontend.conversation import encode_conversation
 from jaxserve.frontend.generation import Job, answer
-from jaxserve.frontend.stream import Piece, events_of
+from jaxserve.frontend.stream import OutputDelta, events_of
 from jaxserve.http.body import read_body
 from jaxserve.http.reply import json_reply
 from jaxserve.http.request_id import request_id_of
@@ -110,12 +110,12 @@ class MessageFormat:
         self._id = f"msg_{uuid.uuid4().hex}"
         self._job = job
         self._request = request
-        self._last: Piece | None = None
+        self._last: OutputDelta | None = None
 
     def opening(self) -> list[msgspec.Struct]:
         return [MessageStart(self._message([], MessageEnd(None, None), self._job.usage())), Ping()]
 
-    def chunks(self, piece: Piece, usage: Usage | None) -> list[msgspec.Struct]:
+    def chunks(self, piece: OutputDelta, usage: Usage | None) -> list[msgspec.Struct]:
         self._last = piece
         seen = self._blocks.of(piece.told)
         return [*seen, *self._blocks.end()] if piece.finish_reason is not None else [*seen]
@@ -127,7 +127,7 @@ class MessageFormat:
             MessageStop(),
         ]
 
-    def reply(self, choices: list[list[Piece]], usage: Usage) -> msgspec.Struct:
+    def reply(self, choices: list[list[OutputDelta]], usage: Usage) -> msgspec.Struct:
         (pieces,) = choices
         content = blocks_of([*self._blocks.of(events_of(pieces)), *self._blocks.end()])
         message = self._message(content, self._end(pieces[-1]), usage)
@@ -144,7 +144,7 @@ class MessageFormat:
             usage=message_usage(usage),
         )
 
-    def _end(self, last: Piece) -> MessageEnd:
+    def _end(self, last: OutputDelta) -> MessageEnd:
         if isinstance(last.stop_reason, str):
             return MessageEnd("stop_sequence", last.stop_reason)
         reason: StopReason = "tool_use" if self._blocks.has_calls else "end_turn"

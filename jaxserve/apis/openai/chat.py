@@ -24,7 +24,7 @@ from jaxserve.apis.routes import Route
 from jaxserve.apis.schema.usage import Usage
 from jaxserve.frontend.chat_job import make_chat_job
 from jaxserve.frontend.generation import Job, answer
-from jaxserve.frontend.stream import Piece, events_of
+from jaxserve.frontend.stream import OutputDelta, events_of
 from jaxserve.http.body import read_body
 from jaxserve.http.sse import Framing
 from jaxserve.http.state import STATE, ServerState
@@ -77,7 +77,7 @@ class ChatFormat:
             for index in range(self._request.num_choices)
         ]
 
-    def chunks(self, piece: Piece, usage: Usage | None) -> list[msgspec.Struct]:
+    def chunks(self, piece: OutputDelta, usage: Usage | None) -> list[msgspec.Struct]:
         deltas = self._deltas(piece)
         is_end = piece.finish_reason is not None
         if (is_end and deltas and deltas[-1].tool_calls) or (not deltas and (is_end or piece.tokens)):
@@ -98,7 +98,7 @@ class ChatFormat:
         chunk.metrics = self._job.told_timing(self._request)
         return [chunk]
 
-    def reply(self, choices: list[list[Piece]], usage: Usage) -> msgspec.Struct:
+    def reply(self, choices: list[list[OutputDelta]], usage: Usage) -> msgspec.Struct:
         return ChatCompletion(
             **self._heading,
             choices=[
@@ -119,17 +119,17 @@ class ChatFormat:
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None) -> ChatChunk:
         return ChatChunk(**self._heading, choices=choices, usage=self._no_usage if usage is None else usage)
 
-    def _deltas(self, piece: Piece) -> list[Delta]:
+    def _deltas(self, piece: OutputDelta) -> list[Delta]:
         if piece.events is None:
             return [Delta(content=piece.text)] if piece.text else []
         return self._messages[piece.index].of(piece.events)
 
-    def _finish_reason(self, piece: Piece) -> str:
+    def _finish_reason(self, piece: OutputDelta) -> str:
         """A reply that ends by itself and has calls ends for their sake, unless the request named the function."""
         has_calls = self._messages[piece.index].has_calls and named_function(self._request.tool_choice) is None
         return "tool_calls" if has_calls and piece.finish_reason == "stop" else piece.finish_reason or "stop"
 
-    def _logprobs(self, pieces: list[Piece]) -> ChoiceLogprobs | None:
+    def _logprobs(self, pieces: list[OutputDelta]) -> ChoiceLogprobs | None:
         num_top = self._request.num_top_logprobs
         if num_top is None:
             return None

@@ -20,7 +20,7 @@ from jaxserve.apis.routes import Route
 from jaxserve.apis.schema.timing import RequestTiming
 from jaxserve.apis.schema.usage import Usage, make_usage
 from jaxserve.frontend.generation import Job, answer, answer_without_engine, grammar_of, make_job
-from jaxserve.frontend.stream import Piece
+from jaxserve.frontend.stream import OutputDelta
 from jaxserve.http.body import read_body
 from jaxserve.http.sse import Framing
 from jaxserve.http.state import STATE, ServerState
@@ -75,7 +75,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
         )
         if job is not None:
             return await answer(http, request, job, spelling)
-        pieces = [Piece(index, "", finish_reason="length") for index in range(len(echoes or ()))]
+        pieces = [OutputDelta(index, "", finish_reason="length") for index in range(len(echoes or ()))]
         return await answer_without_engine(http, request, pieces, make_usage(sum(map(len, token_ids)), 0, 0), spelling)
 
 
@@ -132,7 +132,7 @@ class CompletionFormat:
             for index, echo in enumerate(self._echoes or ())
         ]
 
-    def chunks(self, piece: Piece, usage: Usage | None) -> list[msgspec.Struct]:
+    def chunks(self, piece: OutputDelta, usage: Usage | None) -> list[msgspec.Struct]:
         choice = CompletionChoice(
             piece.index, piece.text, self._logprobs([piece]), piece.finish_reason, piece.stop_reason
         )
@@ -143,7 +143,7 @@ class CompletionFormat:
             return []
         return [self._completion([], usage, self._timing())]
 
-    def reply(self, choices: list[list[Piece]], usage: Usage) -> msgspec.Struct:
+    def reply(self, choices: list[list[OutputDelta]], usage: Usage) -> msgspec.Struct:
         return self._completion(
             [
                 CompletionChoice(
@@ -173,7 +173,7 @@ class CompletionFormat:
     ) -> Completion:
         return Completion(**self._heading, choices=choices, usage=usage, metrics=timing)
 
-    def _logprobs(self, pieces: list[Piece]) -> CompletionLogprobs | None:
+    def _logprobs(self, pieces: list[OutputDelta]) -> CompletionLogprobs | None:
         num_top = self._request.num_top_logprobs
         if num_top is None:
             return None

@@ -25,7 +25,7 @@ from jaxserve.apis.schema.decode import shorten
 from jaxserve.apis.schema.renaming import renamed
 from jaxserve.errors import InvalidRequestError, RequestError, ResponseNotFoundError
 from jaxserve.frontend.chat_job import make_chat_job
-from jaxserve.frontend.generation import Job, answer, generating, take_pieces
+from jaxserve.frontend.generation import Job, answer, generating, take_deltas
 from jaxserve.http.body import ignored_fields, read_body
 from jaxserve.http.errors import hide_internal_error
 from jaxserve.http.query import NoQuery, read_query
@@ -111,7 +111,7 @@ def _start(state: ServerState, job: Job, reply: ResponseReply, room: contextlib.
     async def work() -> None:
         try:
             with generating(state, job) as generation:
-                await take_pieces(job, generation, lambda piece: reply.chunks(piece, None))
+                await take_deltas(job, generation, lambda piece: reply.chunks(piece, None))
             reply.closing(job.usage())
         except Exception as error:
             reply.fail(error if isinstance(error, RequestError) else hide_internal_error(error, reply.id))

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from jaxserve.apis.responses.desk import ResponseDesk
 from jaxserve.apis.responses.items import Item
+from jaxserve.apis.responses.service import ResponseService
 from jaxserve.apis.schema.decode import shorten
 from jaxserve.errors import InvalidRequestError, invalid
 
 _PARAM = "previous_response_id"
 
 
-async def items_before(desk: ResponseDesk, previous_response_id: str | None) -> list[Item]:
+async def items_before(service: ResponseService, previous_response_id: str | None) -> list[Item]:
     """Input and output of every response of the chain, in order. Raises InvalidRequestError where one is missing."""
     turns: list[list[Item]] = []
     response_id = previous_response_id
     while response_id is not None:
-        stored = await desk.get(response_id)
+        stored = await service.get(response_id)
         if stored is None:
             raise InvalidRequestError(
                 f"Previous response with id {shorten(response_id)} not found.",

@@ -22,7 +22,7 @@ from jaxserve.apis.responses.response import (
 from jaxserve.apis.schema.timing import RequestTiming
 from jaxserve.apis.schema.usage import Usage
 from jaxserve.errors import RateLimitError, RequestError
-from jaxserve.frontend.stream import Piece
+from jaxserve.frontend.stream import OutputDelta
 from jaxserve.frontend.tokenization import Tokenization
 from jaxserve.http.sse import Framing
 
@@ -76,7 +76,7 @@ class ResponseReply:
             events.ResponseInProgress(response, next(self._numbers)),
         ]
 
-    def chunks(self, piece: Piece, usage: Usage | None) -> Sequence[msgspec.Struct]:
+    def chunks(self, piece: OutputDelta, usage: Usage | None) -> Sequence[msgspec.Struct]:
         told = self._output.take(piece.told, self._logprobs(piece))
         if piece.finish_reason is None:
             return told
@@ -88,7 +88,7 @@ class ResponseReply:
         last = events.ResponseIncomplete if self._is_cut else events.ResponseCompleted
         return [last(response, next(self._numbers))]
 
-    def reply(self, choices: list[list[Piece]], usage: Usage) -> msgspec.Struct:
+    def reply(self, choices: list[list[OutputDelta]], usage: Usage) -> msgspec.Struct:
         for piece in choices[0]:
             self.chunks(piece, None)
         return self._finished(usage)
@@ -123,7 +123,7 @@ class ResponseReply:
     def _state(self, status: ResponseStatus) -> ResponseObject:
         return msgspec.structs.replace(self._response, status=status, output=self._output.items("incomplete"))
 
-    def _logprobs(self, piece: Piece) -> list[PlacedLogprob]:
+    def _logprobs(self, piece: OutputDelta) -> list[PlacedLogprob]:
         if self._num_top_logprobs is None:
             return []
         spelled = chat_logprobs(self._tokenizer, [content.token for content in piece.content], self._num_top_logprobs)

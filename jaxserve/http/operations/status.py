@@ -67,5 +67,5 @@ async def version(request: web.Request) -> web.StreamResponse:
 async def metrics(request: web.Request) -> web.StreamResponse:
     """Numbers for Prometheus, summed over all API processes."""
     state = request.app[STATE]
-    body = await state.siblings.exposition(state.metrics)
+    body = await state.peers.exposition(state.metrics)
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -14,7 +14,7 @@ from jaxserve.apis.responses.response import ResponseObject
 from jaxserve.apis.schema.usage import make_usage
 from jaxserve.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from jaxserve.frontend.parsers.output_format import OutputFormat
-from jaxserve.frontend.stream import Piece
+from jaxserve.frontend.stream import OutputDelta
 from jaxserve.frontend.tokenization import tokenization
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.unit.apis.test_replies import EOS, ids, play
@@ -193,7 +193,7 @@ def test_a_client_that_leaves_during_the_last_event_finds_a_completed_response(t
             keep=lambda response, is_first: kept.append(response),
         )
     reply.opening()
-    reply.chunks(Piece(0, "Hey", finish_reason="stop"), None)
+    reply.chunks(OutputDelta(0, "Hey", finish_reason="stop"), None)
     reply.closing(make_usage(1, 1, 0))
     reply.cancel()
     assert [response.status for response in kept] == ["in_progress", "completed"]

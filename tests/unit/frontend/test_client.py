@@ -11,9 +11,10 @@ import pytest
 
 from jaxserve.config import ConnectionConfig
 from jaxserve.errors import InvalidRequestError, RateLimitError, StartupError, UnavailableError
-from jaxserve.frontend import link as link_module
+from jaxserve.frontend import connection as connection_module
 from jaxserve.frontend.client import EngineClient
-from jaxserve.frontend.link import STALL_LOOKS, Generation
+from jaxserve.frontend.connection import STALL_LOOKS
+from jaxserve.frontend.output_stream import OutputStream
 from jaxserve.http.listener import NUM_SURPLUS
 from jaxserve.ipc.messages import (
     AddRequest,
@@ -45,7 +46,7 @@ def add(name: str) -> AddRequest:
     return AddRequest(RequestId(name), [1], SamplingParams())
 
 
-async def drained(generation: Generation) -> list[RequestOutput]:
+async def drained(generation: OutputStream) -> list[RequestOutput]:
     outputs: list[RequestOutput] = []
 
     def keep(news: list[RequestOutput]) -> bool:
@@ -53,12 +54,12 @@ async def drained(generation: Generation) -> list[RequestOutput]:
         return True
 
     while not generation.is_finished:
-        await generation.feed(keep)
+        await generation.consume(keep)
     return outputs
 
 
 async def test_news_reaches_its_generation_in_order(api: Api) -> None:
-    with api.client.generate([add("a"), add("b")]) as mine, api.client.generate([add("c")]) as other:
+    with api.client.submit([add("a"), add("b")]) as mine, api.client.submit([add("c")]) as other:
         requests = {request.request_id: request for request in [await api.engine.added() for _ in range(3)]}
         api.engine.output(requests[RequestId("a")], [1])
         api.engine.output(requests[RequestId("c")], [3], finish_reason="stop")
@@ -70,20 +71,20 @@ async def test_news_reaches_its_generation_in_order(api: Api) -> None:
 
 
 async def test_leaving_a_generation_aborts_only_what_still_runs(api: Api) -> None:
-    with api.client.generate([add("a"), add("b")]) as generation:
+    with api.client.submit([add("a"), add("b")]) as generation:
         requests = [await api.engine.added() for _ in range(2)]
         api.engine.output(requests[0], [1], finish_reason="stop")
-        await generation.feed(lambda news: False)
+        await generation.consume(lambda news: False)
     assert await api.engine.was_aborted() == "b"
     api.engine.output(requests[1], [], finish_reason="abort")
-    with api.client.generate([add("c")]) as generation:
+    with api.client.submit([add("c")]) as generation:
         api.engine.output(await api.engine.added(), [1], finish_reason="stop")
         assert [o.request_id for o in await drained(generation)] == ["c"]
     assert api.engine.aborted == ["b"]
 
 
 async def test_dead_engine_ends_every_request_once_and_takes_no_more(api: Api) -> None:
-    with api.client.generate([add("a"), add("b")]) as generation:
+    with api.client.submit([add("a"), add("b")]) as generation:
         api.client.fail("the engine process was ended by signal 9")
         api.client.fail("a second reason")
         outputs = await drained(generation)
@@ -92,7 +93,7 @@ async def test_dead_engine_ends_every_request_once_and_takes_no_more(api: Api) -
     assert api.client.ailment() == "the engine process was ended by signal 9"
     with pytest.raises(UnavailableError):
         api.client.require_ready()
-    with pytest.raises(UnavailableError), api.client.generate([add("c")]):
+    with pytest.raises(UnavailableError), api.client.submit([add("c")]):
         pass
     for path, status in (("/health", 503), ("/ready", 503)):
         async with api.http.get(path) as response:
@@ -130,17 +131,17 @@ async def test_broken_connection_counts_as_a_dead_engine() -> None:
         async def receive(self) -> FromEngine:
             raise OSError("gone")
 
-    client = EngineClient(Metrics("tiny"), max_queued_requests=1, siblings=ALONE, stall_timeout_s=60.0)
-    async with client.life(Broken()) as link:
-        await link.wait_over()
-        assert client.ailment() == link.reason == "the connection to the engine broke"
+    client = EngineClient(Metrics("tiny"), max_queued_requests=1, peers=ALONE, stall_timeout_s=60.0)
+    async with client.connected(Broken()) as connection:
+        await connection.wait_over()
+        assert client.ailment() == connection.reason == "the connection to the engine broke"
         with pytest.raises(StartupError):
-            await link.wait_started()
+            await connection.wait_started()
     assert client.ailment() is None, "there may be a next one"
 
 
 async def test_next_engine_hears_nothing_that_was_meant_for_the_last(api: Api) -> None:
-    with api.client.generate([add("a")]) as generation:
+    with api.client.submit([add("a")]) as generation:
         await api.engine.added()
         api.engine.say(Heartbeat(EngineStats(1, 2, 0.5, compilations={"warmup": 7})))
         await api.engine.is_heard()
@@ -148,18 +149,18 @@ async def test_next_engine_hears_nothing_that_was_meant_for_the_last(api: Api) -
         for path, status in (("/health", 200), ("/ready", 503)):
             async with api.http.get(path) as response:
                 assert response.status == status
-        with pytest.raises(UnavailableError, match="loading"), api.client.generate([add("b")]):
+        with pytest.raises(UnavailableError, match="loading"), api.client.submit([add("b")]):
             pass
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
             assert api.metrics.value(name) == 0
         engine = ScriptedEngine()
-        async with api.client.life(engine) as link:
-            with pytest.raises(UnavailableError, match="loading"), api.client.generate([add("b")]):
+        async with api.client.connected(engine) as connection:
+            with pytest.raises(UnavailableError, match="loading"), api.client.submit([add("b")]):
                 pass
             engine.say(Ready(FACTS))
-            await link.wait_started()
+            await connection.wait_started()
             engine.say(Heartbeat(EngineStats(0, 0, 0.0, compilations={"warmup": 5})))
-            with api.client.generate([add("c")]) as other:
+            with api.client.submit([add("c")]) as other:
                 request = await engine.added()
                 assert request.request_id == "c"
                 engine.output(request, [3], finish_reason="stop")
@@ -167,7 +168,7 @@ async def test_next_engine_hears_nothing_that_was_meant_for_the_last(api: Api) -
             outputs = await drained(generation)
             assert [(o.request_id, o.finish_reason) for o in outputs] == [("a", "error")]
             generation.stop(RequestId("a"))
-            with api.client.generate([add("d")]):
+            with api.client.submit([add("d")]):
                 await engine.added()
             assert await engine.was_aborted() == "d"
     assert (engine.said_hello, engine.aborted, api.engine.aborted) == (True, ["d"], [])
@@ -179,17 +180,17 @@ async def test_failed_start_is_told_in_the_engines_words(tokenizer: Tokenizer) -
         api.engine.say(StartupProgress("load", 3, 9))
         api.engine.say(StartupFailed("model.safetensors: truncated"))
         with pytest.raises(StartupError, match=r"^model.safetensors: truncated$"):
-            await api.link.wait_started()
+            await api.connection.wait_started()
         assert api.engine.said_hello
         assert api.engine.marks.get_nowait() == StartupProgress("load", 3, 9)
 
 
 async def test_silence_with_work_is_sick_and_without_work_is_not(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.monotonic()
-    monkeypatch.setattr(link_module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(connection_module.time, "monotonic", lambda: now)
     now += 500
     assert api.client.ailment() is None
-    with api.client.generate([add("a")]) as generation:
+    with api.client.submit([add("a")]) as generation:
         request = await api.engine.added()
         now += 59
         assert api.client.ailment() is None
@@ -204,9 +205,9 @@ async def test_silence_with_work_is_sick_and_without_work_is_not(api: Api, monke
 
 async def test_engine_that_stays_silent_counts_as_dead() -> None:
     engine, clock = ScriptedEngine(), LoopClock()
-    client = EngineClient(Metrics("tiny"), max_queued_requests=1, siblings=ALONE, stall_timeout_s=STALL_TIMEOUT_S)
-    async with client.life(engine) as link:
-        stalled = asyncio.create_task(link.wait_stalled())
+    client = EngineClient(Metrics("tiny"), max_queued_requests=1, peers=ALONE, stall_timeout_s=STALL_TIMEOUT_S)
+    async with client.connected(engine) as connection:
+        stalled = asyncio.create_task(connection.wait_stalled())
         await clock.advance(0)
         for _ in range(3 * STALL_LOOKS):
             engine.say(Heartbeat())
@@ -215,14 +216,14 @@ async def test_engine_that_stays_silent_counts_as_dead() -> None:
         for _ in range(STALL_LOOKS):
             await clock.advance(LOOK_S)
         await stalled
-        assert link.reason == "the engine has been silent for more than 8 s"
+        assert connection.reason == "the engine has been silent for more than 8 s"
 
 
 async def test_time_in_which_this_process_was_stopped_does_not_count_as_silence() -> None:
     engine, clock = ScriptedEngine(), LoopClock()
-    client = EngineClient(Metrics("tiny"), max_queued_requests=1, siblings=ALONE, stall_timeout_s=STALL_TIMEOUT_S)
-    async with client.life(engine) as link:
-        stalled = asyncio.create_task(link.wait_stalled())
+    client = EngineClient(Metrics("tiny"), max_queued_requests=1, peers=ALONE, stall_timeout_s=STALL_TIMEOUT_S)
+    async with client.connected(engine) as connection:
+        stalled = asyncio.create_task(connection.wait_stalled())
         await clock.advance(0)
         await clock.advance(100 * STALL_TIMEOUT_S)
         assert not stalled.done()

@@ -28,7 +28,7 @@ from jaxserve.ipc.messages import (
     StepOutputs,
     ToEngine,
 )
-from jaxserve.ipc.transport import QUIET_S, ClientId, EngineConnection, EngineSocket
+from jaxserve.ipc.transport import QUIET_S, ClientId, ClientSocket, EngineSocket
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.types import RequestId
 
@@ -58,7 +58,7 @@ def expect(engine: EngineSocket, count: int = 1) -> list[tuple[ClientId, ToEngin
 
 
 async def test_messages_cross_in_order_in_both_directions(engine: EngineSocket, address: str) -> None:
-    connection = EngineConnection(address)
+    connection = ClientSocket(address)
     sent: list[ToEngine] = [Hello(), AddRequest(RequestId("a"), [1], SamplingParams()), Abort([RequestId("a")])]
     for message in sent:
         await connection.send(message)
@@ -70,7 +70,7 @@ async def test_messages_cross_in_order_in_both_directions(engine: EngineSocket, 
 
 
 async def test_message_sent_before_the_engine_listens_arrives(address: str) -> None:
-    connection = EngineConnection(address)
+    connection = ClientSocket(address)
     await connection.send(Hello())
     engine = EngineSocket(address)
     assert expect(engine)[0][1] == Hello()
@@ -79,14 +79,14 @@ async def test_message_sent_before_the_engine_listens_arrives(address: str) -> N
 
 
 async def test_what_is_said_to_a_dead_engine_reaches_no_next_one(address: str) -> None:
-    late = EngineConnection(address)
+    late = ClientSocket(address)
     await late.send(Hello())
     first = EngineSocket(address)
     expect(first)
     first.close()
     await late.send(AddRequest(RequestId("stale"), [1], SamplingParams()))
     next_address = incarnation_address(address, 1)
-    second, connection = EngineSocket(next_address), EngineConnection(next_address)
+    second, connection = EngineSocket(next_address), ClientSocket(next_address)
     await connection.send(Hello())
     assert [message for _, message in expect(second)] == [Hello()]
     again = EngineSocket(address)  # as it would be at the address of the first: by now it has been delivered
@@ -105,7 +105,7 @@ def test_every_life_of_an_engine_has_an_address_of_its_own_beside_the_first(addr
 
 
 async def test_each_client_gets_the_news_of_its_own_requests(engine: EngineSocket, address: str) -> None:
-    first, second = EngineConnection(address), EngineConnection(address)
+    first, second = ClientSocket(address), ClientSocket(address)
     ids = [RequestId("a"), RequestId("b")]
     for connection, request_id in zip((first, second), ids, strict=True):
         await connection.send(AddRequest(request_id, [1], SamplingParams()))
@@ -122,7 +122,7 @@ async def test_each_client_gets_the_news_of_its_own_requests(engine: EngineSocke
 
 
 async def test_requests_of_a_lost_client_are_reported_once(engine: EngineSocket, address: str) -> None:
-    connection = EngineConnection(address)
+    connection = ClientSocket(address)
     await connection.send(Hello())
     client, _ = expect(engine)[0]
     engine.claim(RequestId("a"), client)
@@ -251,7 +251,7 @@ def test_an_address_is_given_where_directories_cannot_be_locked(
 
 
 async def test_counters_of_a_heartbeat_go_to_one_client_only(engine: EngineSocket, address: str) -> None:
-    first, second = EngineConnection(address), EngineConnection(address)
+    first, second = ClientSocket(address), ClientSocket(address)
     for connection in (first, second):
         await connection.send(Hello())
         expect(engine)
@@ -265,7 +265,7 @@ async def test_counters_of_a_heartbeat_go_to_one_client_only(engine: EngineSocke
 async def test_client_whose_requests_wait_hears_that_the_engine_lives(address: str) -> None:
     now = 0.0
     engine = EngineSocket(address, clock=lambda: now)
-    busy, waiting = EngineConnection(address), EngineConnection(address)
+    busy, waiting = ClientSocket(address), ClientSocket(address)
     for connection in (busy, waiting):
         await connection.send(Hello())
         client, _ = expect(engine)[0]

@@ -7,53 +7,53 @@ import socket
 
 import pytest
 
-from jaxserve.frontend.feeding import Feeding
+from jaxserve.frontend.output_stream import PushConsumer
 from jaxserve.ipc.messages import RequestOutput, StepOutputs
 from jaxserve.types import RequestId
 from tests.unit.apis.test_replies import events, ids
 from tests.unit.frontend.test_client import add
 from tests.unit.running_api import Api
 
-NEWS = [RequestOutput(RequestId("a"), [1])]
+OUTPUTS = [RequestOutput(RequestId("a"), [1])]
 
 
 async def test_reader_has_the_news_before_the_giver_goes_on() -> None:
     seen: list[list[RequestOutput]] = []
-    with Feeding(lambda news: seen.append(news) is None, 0) as feeding:
-        feeding.give(NEWS)
-        feeding.give(NEWS)
-        assert seen == [NEWS, NEWS]
-        feeding.stop()
-        assert not feeding.is_hungry
-        assert await feeding.end()
+    with PushConsumer(lambda news: seen.append(news) is None, 0) as consumer:
+        consumer.push(OUTPUTS)
+        consumer.push(OUTPUTS)
+        assert seen == [OUTPUTS, OUTPUTS]
+        consumer.stop()
+        assert not consumer.is_open
+        assert await consumer.end()
 
 
 async def test_reader_that_wants_no_more_is_given_no_more() -> None:
-    with Feeding(lambda news: False, 0) as feeding:
-        feeding.give(NEWS)
-        assert not feeding.is_hungry
-        assert await feeding.end()
+    with PushConsumer(lambda news: False, 0) as consumer:
+        consumer.push(OUTPUTS)
+        assert not consumer.is_open
+        assert await consumer.end()
 
 
 async def test_silence_ends_the_feeding() -> None:
-    with Feeding(lambda news: True, 0.01) as feeding:
-        assert not await feeding.end()
+    with PushConsumer(lambda news: True, 0.01) as consumer:
+        assert not await consumer.end()
 
 
 async def test_news_put_off_the_end_by_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(loop, "time", lambda: now)
-    with Feeding(lambda news: True, 10) as feeding:
+    with PushConsumer(lambda news: True, 10) as consumer:
         now = 6.0
-        feeding.give(NEWS)
+        consumer.push(OUTPUTS)
         now = 10.0
         await turn_of_the_loop()
-        assert feeding.is_hungry
+        assert consumer.is_open
         now = 16.0
         await turn_of_the_loop()
-        assert not feeding.is_hungry
-        assert not await feeding.end()
+        assert not consumer.is_open
+        assert not await consumer.end()
 
 
 async def test_reader_that_fails_costs_the_others_nothing(api: Api) -> None:
@@ -66,8 +66,8 @@ async def test_reader_that_fails_costs_the_others_nothing(api: Api) -> None:
         seen.extend(news)
         return True
 
-    with api.client.generate([add("bad")]) as bad, api.client.generate([add("good")]) as good:
-        failing, feeding = asyncio.create_task(bad.feed(fail)), asyncio.create_task(good.feed(keep))
+    with api.client.submit([add("bad")]) as bad, api.client.submit([add("good")]) as good:
+        failing, feeding = asyncio.create_task(bad.consume(fail)), asyncio.create_task(good.consume(keep))
         requests = [await api.engine.added() for _ in range(2)]
         outputs = [RequestOutput(request.request_id, [1], finish_reason="stop") for request in requests]
         api.engine.say(StepOutputs(outputs))

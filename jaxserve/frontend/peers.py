@@ -42,7 +42,7 @@ _SNAPSHOT: msgspec.msgpack.Decoder[list[FamilySnapshot]] = msgspec.msgpack.Decod
 
 
 @dataclass(frozen=True, slots=True)
-class Siblings:
+class PeerProcesses:
     """This API process among those of its server."""
 
     index: int

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from jaxserve.apis.responses.desk import ResponseDesk
+from jaxserve.apis.responses.service import ResponseService
 from jaxserve.config import ResponsesConfig
 from jaxserve.errors import UnavailableError
-from jaxserve.frontend.siblings import Siblings
+from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.metrics import Metrics
 from tests.unit.apis.test_replies import EOS, ids, play
 from tests.unit.apis.test_response_store import stored
@@ -95,16 +95,16 @@ async def test_a_response_that_was_not_made_in_the_background_cannot_be_cancelle
 
 
 @pytest.fixture
-async def desks(tmp_path: Path) -> AsyncIterator[list[ResponseDesk]]:
+async def desks(tmp_path: Path) -> AsyncIterator[list[ResponseService]]:
     """Of two API processes."""
-    siblings = [Siblings(index, 2, tmp_path) for index in range(2)]
-    made = [ResponseDesk(ResponsesConfig(max_stored_responses=6), one) for one in siblings]
+    peers = [PeerProcesses(index, 2, tmp_path) for index in range(2)]
+    made = [ResponseService(ResponsesConfig(max_stored_responses=6), one) for one in peers]
     metrics = Metrics("m")
-    async with siblings[0].answering(metrics, made[0].answers), siblings[1].answering(metrics, made[1].answers):
+    async with peers[0].answering(metrics, made[0].answers), peers[1].answering(metrics, made[1].answers):
         yield made
 
 
-async def test_each_process_finds_and_deletes_the_responses_of_the_other(desks: list[ResponseDesk]) -> None:
+async def test_each_process_finds_and_deletes_the_responses_of_the_other(desks: list[ResponseService]) -> None:
     kept = stored(desks[1].new_id())
     response_id = kept.response.id
     desks[1].store.put(kept)
@@ -114,7 +114,7 @@ async def test_each_process_finds_and_deletes_the_responses_of_the_other(desks: 
     assert len(desks[1].store) == 0
 
 
-async def test_a_run_is_cancelled_where_it_is(desks: list[ResponseDesk]) -> None:
+async def test_a_run_is_cancelled_where_it_is(desks: list[ResponseService]) -> None:
     kept = stored(desks[1].new_id())
     desks[1].store.put(kept)
     ends: list[bool] = []
@@ -123,7 +123,7 @@ async def test_a_run_is_cancelled_where_it_is(desks: list[ResponseDesk]) -> None
     assert ends == [True]
 
 
-async def test_the_end_of_a_desk_ends_its_runs(desks: list[ResponseDesk]) -> None:
+async def test_the_end_of_a_desk_ends_its_runs(desks: list[ResponseService]) -> None:
     ends: asyncio.Queue[bool] = asyncio.Queue()
     desks[0].run("a", asyncio.sleep(60), ends.put_nowait)
     desks[0].run("b", asyncio.sleep(0), ends.put_nowait)
@@ -133,18 +133,18 @@ async def test_the_end_of_a_desk_ends_its_runs(desks: list[ResponseDesk]) -> Non
 
 
 @pytest.mark.parametrize("response_id", ["", "resp_x", "resp_00g" + "0" * 32, "resp_002" + "0" * 32, "../x"])
-async def test_an_id_that_nobody_gave_is_nobodys(desks: list[ResponseDesk], response_id: str) -> None:
+async def test_an_id_that_nobody_gave_is_nobodys(desks: list[ResponseService], response_id: str) -> None:
     assert await desks[0].get(response_id) is None
 
 
 async def test_a_process_that_is_gone_is_unavailable(tmp_path: Path) -> None:
-    desk = ResponseDesk(ResponsesConfig(), Siblings(0, 2, tmp_path))
+    service = ResponseService(ResponsesConfig(), PeerProcesses(0, 2, tmp_path))
     with pytest.raises(UnavailableError):
-        await desk.get("resp_001" + "0" * 32)
+        await service.get("resp_001" + "0" * 32)
 
 
 def test_the_room_of_a_server_is_divided() -> None:
-    desk = ResponseDesk(ResponsesConfig(max_stored_responses=6), Siblings(0, 2, Path()))
+    service = ResponseService(ResponsesConfig(max_stored_responses=6), PeerProcesses(0, 2, Path()))
     for number in range(5):
-        desk.store.put(stored(str(number)))
-    assert len(desk.store) == 3
+        service.store.put(stored(str(number)))
+    assert len(service.store) == 3

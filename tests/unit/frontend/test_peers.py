@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.frontend.siblings import Siblings
+from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.metrics import Metrics
 
 
@@ -23,7 +23,7 @@ def disconnects(text: bytes) -> str:
 
 async def test_each_sibling_tells_the_sum(tmp_path: Path) -> None:
     metrics = [numbered(1), numbered(20)]
-    first, second = (Siblings(index, 2, tmp_path) for index in range(2))
+    first, second = (PeerProcesses(index, 2, tmp_path) for index in range(2))
     async with first.answering(metrics[0]), second.answering(metrics[1]):
         assert disconnects(await first.exposition(metrics[0])) == "21.0"
         assert disconnects(await second.exposition(metrics[1])) == "21.0"
@@ -33,18 +33,18 @@ async def test_each_sibling_tells_the_sum(tmp_path: Path) -> None:
 async def test_sibling_that_is_gone_is_left_out_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    only, metrics = Siblings(0, 2, tmp_path), numbered(1)
+    only, metrics = PeerProcesses(0, 2, tmp_path), numbered(1)
     async with only.answering(metrics):
         assert disconnects(await only.exposition(metrics)) == "1.0"
     assert "API process 1 does not tell its metrics" in caplog.text
 
 
 async def test_process_without_siblings_needs_no_socket(tmp_path: Path) -> None:
-    alone, metrics = Siblings(0, 1, tmp_path), numbered(1)
+    alone, metrics = PeerProcesses(0, 1, tmp_path), numbered(1)
     async with alone.answering(metrics):
         assert os.listdir(tmp_path) == []
         assert disconnects(await alone.exposition(metrics)) == "1.0"
 
 
 def test_shares_of_a_limit_reach_it() -> None:
-    assert [Siblings(0, count, Path()).share_of(10) for count in (1, 2, 3, 20)] == [10, 5, 4, 1]
+    assert [PeerProcesses(0, count, Path()).share_of(10) for count in (1, 2, 3, 20)] == [10, 5, 4, 1]

@@ -1,7 +1,7 @@
 """One life of the engine, seen from an API process: the requests it was given, their news, and its end.
 
 Every submitted request gets exactly one output with a `finish_reason`, also when the engine dies. Leaving
-a `Generation` aborts whatever of it still runs. Nothing here blocks: messages to the engine go through an
+a `OutputStream` aborts whatever of it still runs. Nothing here blocks: messages to the engine go through an
 outbox in order, which ends with this life: the next engine hears of none of them.
 """
 
@@ -15,7 +15,7 @@ from typing import Protocol
 
 from jaxserve.errors import RateLimitError, StartupError, UnavailableError
 from jaxserve.frontend.commands import Commands
-from jaxserve.frontend.feeding import Consumer, Feeding
+from jaxserve.frontend.output_stream import OutputStream
 from jaxserve.frontend.waiting import WaitingPrompts
 from jaxserve.ipc.messages import (
     Abort,
@@ -43,77 +43,20 @@ STALL_LOOKS = 8
 LOADING = "The model is loading."
 
 
-class Connection(Protocol):
-    """A message pipe to the engine; `ipc.transport.EngineConnection` in production. Whoever made it closes it."""
+class Socket(Protocol):
+    """A message pipe to the engine; `ipc.transport.ClientSocket` in production. Its maker closes it."""
 
     async def send(self, message: ToEngine) -> None: ...
 
     async def receive(self) -> FromEngine: ...
 
 
-class Generation:
-    """The sequences of one HTTP request. Use as a context manager: leaving it aborts what still runs."""
-
-    def __init__(self, link: EngineLink, requests: Sequence[AddRequest]) -> None:
-        self._link = link
-        self._requests = requests
-        self._open = {request.request_id for request in requests}
-        self._news: list[RequestOutput] = []
-        self._feeding: Feeding | None = None
-
-    def __enter__(self) -> Generation:
-        self._link.attach(self, self._requests)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.stop(*self._open)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether every sequence has ended and nothing is left to take."""
-        return not self._open and not self._news
-
-    async def feed(self, consume: Consumer, idle_s: float = 0) -> bool:
-        """Give news to `consume` until every sequence has ended or it wants no more; False after `idle_s` without any.
-
-        `consume` runs inside the loop that receives the news: no task wakes up for a token. News that came
-        while nobody was fed are given at once. What `consume` raises is raised here.
-        """
-        with Feeding(consume, idle_s) as self._feeding:
-            try:
-                self.hand_over()
-                return await self._feeding.end()
-            finally:
-                self._feeding = None
-
-    def put(self, output: RequestOutput) -> None:
-        """Called by the link for each piece of news; `hand_over` follows when the message is through."""
-        self._news.append(output)
-        if output.finish_reason is not None:
-            self._open.discard(output.request_id)
-
-    def hand_over(self) -> None:
-        """Called by the link: give all news to whoever is being fed, else keep them."""
-        feeding = self._feeding
-        if feeding is not None and feeding.is_hungry and self._news:
-            news, self._news = self._news, []
-            feeding.give(news)
-            if self.is_finished:
-                feeding.stop()
-
-    def stop(self, *request_ids: RequestId) -> None:
-        """End sequences whose further output nobody wants."""
-        running = [request_id for request_id in request_ids if request_id in self._open]
-        self._open.difference_update(running)
-        self._link.detach(running)
-
-
-class EngineLink:
+class EngineConnection:
     """The only user of the connection. `run` must be running for anything to move."""
 
     def __init__(
         self,
-        connection: Connection,
+        socket: Socket,
         metrics: Metrics,
         *,
         max_waiting_tokens: int | None,
@@ -121,14 +64,14 @@ class EngineLink:
         on_progress: Callable[[StartupProgress], None],
         on_ready: Callable[[], None],
     ) -> None:
-        self._connection = connection
+        self._socket = socket
         self._metrics = metrics
         self._on_progress = on_progress
         self._on_ready = on_ready
         self._waiting = WaitingPrompts(max_waiting_tokens)
         self._outbox: asyncio.Queue[ToEngine] = asyncio.Queue()
         self._outbox.put_nowait(Hello())
-        self._generations: dict[RequestId, Generation] = {}
+        self._streams: dict[RequestId, OutputStream] = {}
         self._commands = Commands()
         self._started = asyncio.Event()
         self._over = asyncio.Event()
@@ -150,7 +93,7 @@ class EngineLink:
         if self._is_broken:
             return self.reason
         silent_s = time.monotonic() - max(self._last_word, self._busy_since)
-        if self._generations and 0 < self._stall_timeout_s < silent_s:
+        if self._streams and 0 < self._stall_timeout_s < silent_s:
             return f"the engine has work and has been silent for more than {self._stall_timeout_s:g} s"
         return None
 
@@ -188,8 +131,8 @@ class EngineLink:
             num_silent = num_silent + 1 if self._last_word == last_word else 0
         self.end(f"the engine has been silent for more than {patience_s:g} s")
 
-    def attach(self, generation: Generation, requests: Sequence[AddRequest]) -> None:
-        """Submit; called by `Generation`. Raises RateLimitError where too many tokens wait."""
+    def attach(self, stream: OutputStream, requests: Sequence[AddRequest]) -> None:
+        """Submit; called by `OutputStream`. Raises RateLimitError where too many tokens wait."""
         if not self.is_ready:
             raise UnavailableError(LOADING)
         try:
@@ -197,16 +140,16 @@ class EngineLink:
         except RateLimitError:
             self._metrics.inc("admission_rejections", reason="queued_tokens")
             raise
-        if not self._generations:
+        if not self._streams:
             self._busy_since = time.monotonic()
         for request in requests:
-            self._generations[request.request_id] = generation
+            self._streams[request.request_id] = stream
             self._outbox.put_nowait(request)
 
     def detach(self, request_ids: list[RequestId]) -> None:
-        """Abort; called by `Generation`. The terminal messages of these requests find nobody."""
+        """Abort; called by `OutputStream`. The terminal messages of these requests find nobody."""
         for request_id in request_ids:
-            self._generations.pop(request_id, None)
+            self._streams.pop(request_id, None)
             self._waiting.remove(request_id)
         if request_ids:
             self._outbox.put_nowait(Abort(request_ids))
@@ -219,7 +162,7 @@ class EngineLink:
 
     def abort_all(self, message: str) -> None:
         """End every request under way with an UnavailableError."""
-        request_ids = list(self._generations)
+        request_ids = list(self._streams)
         self._end_all(message)
         if request_ids:
             self._outbox.put_nowait(Abort(request_ids))
@@ -236,20 +179,20 @@ class EngineLink:
 
     def _end_all(self, message: str) -> None:
         error = ErrorInfo("UnavailableError", message)
-        generations, self._generations = self._generations, {}
-        for request_id, generation in generations.items():
+        streams, self._streams = self._streams, {}
+        for request_id, stream in streams.items():
             self._waiting.remove(request_id)
-            generation.put(RequestOutput(request_id, [], finish_reason="error", error=error))
-        for generation in dict.fromkeys(generations.values()):
-            generation.hand_over()
+            stream.put(RequestOutput(request_id, [], finish_reason="error", error=error))
+        for stream in dict.fromkeys(streams.values()):
+            stream.push()
 
     async def _send_loop(self) -> None:
         while True:
-            await self._connection.send(await self._outbox.get())
+            await self._socket.send(await self._outbox.get())
 
     async def _receive_loop(self) -> None:
         while True:
-            self._dispatch(await self._connection.receive())
+            self._dispatch(await self._socket.receive())
 
     def _dispatch(self, message: FromEngine) -> None:
         self._last_word = time.monotonic()
@@ -273,15 +216,15 @@ class EngineLink:
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         """All news of one engine step; an HTTP request with several sequences hears of them together."""
-        fresh: dict[Generation, None] = {}
+        fresh: dict[OutputStream, None] = {}
         for output in outputs:
             self._waiting.remove(output.request_id)
             if output.finish_reason is not None:
-                generation = self._generations.pop(output.request_id, None)
+                stream = self._streams.pop(output.request_id, None)
             else:
-                generation = self._generations.get(output.request_id)
-            if generation is not None:
-                generation.put(output)
-                fresh[generation] = None
-        for generation in fresh:
-            generation.hand_over()
+                stream = self._streams.get(output.request_id)
+            if stream is not None:
+                stream.put(output)
+                fresh[stream] = None
+        for stream in fresh:
+            stream.push()

@@ -17,23 +17,23 @@ import msgspec
 
 from jaxserve.apis.responses.store import ResponseStore, StoredResponse
 from jaxserve.config import ResponsesConfig
-from jaxserve.frontend.siblings import Siblings
+from jaxserve.frontend.peers import PeerProcesses
 
 _ID: Final = re.compile(r"resp_([0-9a-f]{3})[0-9a-f]{32}")
 _ANSWER: Final[msgspec.msgpack.Decoder[StoredResponse | None]] = msgspec.msgpack.Decoder(StoredResponse | None)
 
 
-class ResponseDesk:
+class ResponseService:
     """Keeps the responses made here, runs those that are made in the background, and asks for the others."""
 
-    def __init__(self, config: ResponsesConfig, siblings: Siblings) -> None:
+    def __init__(self, config: ResponsesConfig, peers: PeerProcesses) -> None:
         share = dataclasses.replace(
             config,
-            max_stored_responses=siblings.share_of(config.max_stored_responses),
-            max_stored_bytes=siblings.share_of(config.max_stored_bytes),
+            max_stored_responses=peers.share_of(config.max_stored_responses),
+            max_stored_bytes=peers.share_of(config.max_stored_bytes),
         )
         self.store = ResponseStore(share)
-        self._siblings = siblings
+        self._peers = peers
         self._runs: dict[str, asyncio.Task[None]] = {}
         self._own: dict[str, Callable[[str], Awaitable[StoredResponse | None]]] = {
             "get": self._get,
@@ -43,7 +43,7 @@ class ResponseDesk:
 
     def new_id(self) -> str:
         """An id for a response that is made here."""
-        return f"resp_{self._siblings.index:03x}{uuid.uuid4().hex}"
+        return f"resp_{self._peers.index:03x}{uuid.uuid4().hex}"
 
     async def get(self, response_id: str) -> StoredResponse | None:
         """The response; None when nobody keeps it. A use of it."""
@@ -87,11 +87,11 @@ class ResponseDesk:
 
     async def _ask(self, what: str, response_id: str) -> StoredResponse | None:
         match = _ID.fullmatch(response_id)
-        if match is None or (index := int(match[1], 16)) >= self._siblings.count:
+        if match is None or (index := int(match[1], 16)) >= self._peers.count:
             return None
-        if index == self._siblings.index:
+        if index == self._peers.index:
             return await self._own[what](response_id)
-        return _ANSWER.decode(await self._siblings.ask(index, f"response.{what}", response_id))
+        return _ANSWER.decode(await self._peers.ask(index, f"response.{what}", response_id))
 
     async def _get(self, response_id: str) -> StoredResponse | None:
         return self.store.get(response_id)
