@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxserve.errors import ConfigError
-from jaxserve.runtime.options import base_url, child_environment, environment_api_key
+from jaxserve.runtime.environment import base_url, child_environment, environment_api_key
 from jaxserve.tools.client.remote import NoServerError, RemoteError
 from jaxserve.tools.client.replies import Remote
 from jaxserve.tools.terminal.own_server import OwnServer, ServerEndedError, own_server

@@ -26,9 +26,10 @@ from rich.progress import (
 
 from jaxserve.cli.bench_flags import add_offline, add_serve, add_startup
 from jaxserve.cli.bench_tables import print_engine, print_notes, print_run, print_startup, print_sweep
+from jaxserve.cli.flags import config_from_flags
 from jaxserve.errors import ConfigError, RequestError
 from jaxserve.ipc.messages import Grammar
-from jaxserve.runtime.options import base_url, config_from_flags, environment_api_key, restart_with
+from jaxserve.runtime.environment import base_url, environment_api_key, restart_with
 from jaxserve.tools.bench.client import RequestRecord
 from jaxserve.tools.bench.plot import check_plot, draw
 from jaxserve.tools.bench.serving import Level, Load, connected

@@ -7,7 +7,8 @@ import json
 import math
 from typing import Any, get_args
 
-from jaxserve.runtime.options import ENGINE_SECTIONS, add_flags
+from jaxserve.cli.flags import add_flags
+from jaxserve.runtime.settings import ENGINE_SECTIONS
 from jaxserve.tools.bench.report import DEFAULT_PERCENTILES, GOODPUT_METRICS
 from jaxserve.tools.bench.target import ENDPOINTS
 from jaxserve.tools.bench.workload import WorkloadName

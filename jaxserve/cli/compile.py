@@ -7,11 +7,11 @@ import shlex
 from pathlib import Path
 
 from jaxserve.checkpoint.source import resolve
+from jaxserve.cli.flags import add_flags, config_from_flags
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.log import configure_logging
-from jaxserve.runtime.options import ENGINE_SECTIONS, add_flags, config_from_flags
-from jaxserve.runtime.settings import SETTINGS, format_value
+from jaxserve.runtime.settings import ENGINE_SECTIONS, SETTINGS, format_value, value_of
 from jaxserve.runtime.startup_display import StartupDisplay
 
 EPILOG = """\
@@ -66,7 +66,7 @@ def _settings(config: Config) -> dict[str, str]:
         setting.name: str(format_value(setting, value))
         for setting in SETTINGS
         if setting.section in ENGINE_SECTIONS and setting.name not in ("model", "compile_cache")
-        if (value := getattr(getattr(config, setting.section), setting.name)) != setting.default
+        if (value := value_of(config, setting)) != setting.default
     }
 
 

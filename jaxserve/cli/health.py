@@ -7,7 +7,7 @@ import sys
 import urllib.error
 import urllib.request
 
-from jaxserve.runtime.options import base_url
+from jaxserve.runtime.environment import base_url
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

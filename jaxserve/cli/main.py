@@ -1,6 +1,6 @@
-"""The `jaxserve` command: finds the subcommand, imports only that, and turns errors into one line and an exit code.
+"""The `jaxserve` command: imports the subcommand, runs it, and turns errors into one line and an exit code.
 
-`jaxserve --help` imports nothing but argparse.
+It imports no other subcommand, so that `jaxserve --help` is quick.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import importlib
 import logging
 import sys
 from argparse import _SubParsersAction
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from jaxserve import __version__
 from jaxserve.errors import ConfigError, StartupError
 from jaxserve.log import tell
 
@@ -42,14 +41,13 @@ Every setting is a flag (--max-num-seqs), an environment variable (JAXSERVE_MAX_
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but a mistake is one line with the nearest flag in it."""
+    """An argparse parser whose errors are ConfigErrors of one line that names the nearest flag."""
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse all of `words`; raises ConfigError."""
+        """Parse all of `words`. Raises ConfigError."""
         arguments, unknown = self.parse_known_args(words)
         if unknown:
-            near = difflib.get_close_matches(unknown[0].split("=")[0], self._flags(), n=1)
-            hint = f"did you mean `{near[0]}`?" if near else f"`{self.prog} --help` lists the options"
+            hint = _hint(unknown[0].split("=")[0], self._flags(), f"`{self.prog} --help` lists the options")
             raise ConfigError(f"unknown option `{unknown[0]}`; {hint}")
         return arguments
 
@@ -64,19 +62,22 @@ class Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A subcommand: the module of its name adds its arguments and runs it, unless it has a `run` of its own."""
+    """A subcommand. The module of its name in this package has `add_arguments` and `run`."""
 
     name: str
     summary: str
     usage: str = "[OPTIONS]"
-    run: Callable[[Parser, Sequence[str]], int] | None = None
     takes_serve_words: bool = False
-    """Words behind `--` are for a server of its own."""
+    """True if words after `--` are options for a server that the command starts."""
 
-    def __call__(self, parser: Parser, words: Sequence[str]) -> int:
-        """Read `words` with an empty parser and do what they say."""
-        if self.run is not None:
-            return self.run(parser, words)
+    def __call__(self, words: Sequence[str]) -> int:
+        """Parse `words` and run the command; returns the exit code."""
+        parser = Parser(
+            prog=f"jaxserve {self.name}",
+            usage=f"jaxserve {self.name} {self.usage}",
+            description=self.summary,
+            allow_abbrev=False,
+        )
         module = importlib.import_module(f"jaxserve.cli.{self.name}")
         module.add_arguments(parser)
         cut = words.index("--") if self.takes_serve_words and "--" in words else len(words)
@@ -86,7 +87,7 @@ class Command:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit code: 2 for a mistake of the user's, 130 for Ctrl-C."""
+    """Run one subcommand and return its exit code: 2 for a user's mistake, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help())
@@ -95,22 +96,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         words[0] = "version"
     commands = {command.name: command for command in COMMANDS}
     if words[0] not in commands:
-        near = difflib.get_close_matches(words[0], commands, n=1)
-        hint = f"did you mean `{near[0]}`?" if near else "`jaxserve --help` lists the commands"
+        hint = _hint(words[0], commands, "`jaxserve --help` lists the commands")
         return _complain(f"unknown command `{words[0]}`; {hint}")
-    command = commands[words[0]]
-    parser = Parser(
-        prog=f"jaxserve {command.name}",
-        usage=f"jaxserve {command.name} {command.usage}",
-        description=command.summary,
-        allow_abbrev=False,
-    )
     try:
-        return command(parser, words[1:])
+        return commands[words[0]](words[1:])
     except StartupError as error:
         return _complain(str(error), error.exit_code)
     except KeyboardInterrupt:
         return 130
+
+
+def _hint(word: str, known: Iterable[str], otherwise: str) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean `{near[0]}`?" if near else otherwise
 
 
 def _help() -> str:
@@ -124,29 +122,8 @@ def _complain(message: str, exit_code: int = 2) -> int:
     return exit_code
 
 
-def _serve(parser: Parser, words: Sequence[str]) -> int:
-    from jaxserve.runtime.options import add_flags, child_environment, config_from_flags
-    from jaxserve.runtime.spawn import spawned
-
-    add_flags(parser)
-    config = config_from_flags(parser.read(words))
-    with spawned(child_environment()) as engine:
-        from jaxserve.runtime.server import run_serve  # now: it takes as long as the engine's own imports
-
-        return run_serve(config, engine=engine)
-
-
-def _version(parser: Parser, words: Sequence[str]) -> int:
-    import platform
-    from importlib import metadata
-
-    parser.read(words)
-    print(f"jaxserve {__version__} (jax {metadata.version('jax')}, Python {platform.python_version()})")
-    return 0
-
-
 COMMANDS = (
-    Command("serve", "serve a model over HTTP", "[MODEL] [OPTIONS]", _serve),
+    Command("serve", "serve a model over HTTP", "[MODEL] [OPTIONS]"),
     Command("chat", "talk to a model in the terminal", "[MODEL] [OPTIONS] [-- SERVE OPTIONS]", takes_serve_words=True),
     Command(
         "complete",
@@ -162,7 +139,7 @@ COMMANDS = (
     ),
     Command("bench", "measure a running server, the engine alone, or how fast a server starts"),
     Command("health", "exit 0 if a server is alive, for container health checks"),
-    Command("version", "print the versions of jaxserve, jax and Python", run=_version),
+    Command("version", "print the versions of jaxserve, jax and Python"),
 )
 
 if __name__ == "__main__":

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from jaxserve.cli.flags import add_flags, config_from_flags
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
-from jaxserve.runtime.options import ENGINE_SECTIONS, add_flags, child_environment, config_from_flags
-from jaxserve.runtime.settings import SETTINGS, parse_value
+from jaxserve.runtime.environment import child_environment
+from jaxserve.runtime.settings import BY_NAME, ENGINE_SECTIONS, parse_value
 from jaxserve.runtime.startup_display import StartupDisplay
 from jaxserve.tools.planning.devices import NAMES, Device, find_device
 
@@ -99,8 +100,7 @@ def _make_plan(config: Config, device: Device, arguments: argparse.Namespace) ->
 def _device_memory(raw: str | None) -> int | None:
     if raw is None:
         return None
-    (size,) = [setting for setting in SETTINGS if setting.name == "kv_cache_memory"]
-    value = parse_value(size, raw, "--device-memory")
+    value = parse_value(BY_NAME["kv_cache_memory"], raw, "--device-memory")
     return value if isinstance(value, int) else None
 
 

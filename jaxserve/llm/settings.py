@@ -7,8 +7,9 @@ from typing import Final
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
-from jaxserve.runtime.options import ENGINE_SECTIONS, caches_environment, closest, load_config
-from jaxserve.runtime.settings import SETTINGS
+from jaxserve.runtime.config_loader import load_config
+from jaxserve.runtime.environment import caches_environment
+from jaxserve.runtime.settings import ENGINE_SECTIONS, SETTINGS, closest
 
 _OF_THE_SERVER: Final = {"tool_call_parser", "reasoning_parser", "log_level", "log_format", "stall_timeout", "uds_dir"}
 _NOT_OURS: Final = {"served_model_name", "max_queued_requests", "max_queued_tokens"}

@@ -14,7 +14,7 @@ from jaxserve.frontend.connection import EngineConnection
 from jaxserve.ipc.address import remove_socket
 from jaxserve.ipc.messages import ModelInfo
 from jaxserve.runtime.engine_process import EngineProcess
-from jaxserve.runtime.options import child_environment
+from jaxserve.runtime.environment import child_environment
 from jaxserve.runtime.spawn import Spawned
 from jaxserve.runtime.tasks import first_of
 from jaxserve.tokenizer.tokenizer import Tokenizer

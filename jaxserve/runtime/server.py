@@ -39,7 +39,7 @@ from jaxserve.runtime.api_workers import ApiWorkers, api_workers
 from jaxserve.runtime.descriptors import allow_connections
 from jaxserve.runtime.engine_lifecycle import check_tokenizer
 from jaxserve.runtime.engine_supervisor import EngineKeeper
-from jaxserve.runtime.options import describe
+from jaxserve.runtime.settings import describe
 from jaxserve.runtime.spawn import Spawned
 from jaxserve.runtime.startup_display import StartupDisplay
 from jaxserve.runtime.tasks import StopSignals, in_thread, running

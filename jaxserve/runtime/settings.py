@@ -7,6 +7,7 @@ field of a config dataclass needs nothing here.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
 import math
 import re
@@ -230,4 +231,30 @@ def _plain(bound: float) -> str:
 
 
 SETTINGS = declared_settings()
-"""In the order of declaration. Names are unique over all sections, so a flat key needs no section."""
+"""All settings in the order of declaration. Names are unique over all sections, so a flat key needs no section."""
+BY_NAME: Mapping[str, Setting] = types.MappingProxyType({setting.name: setting for setting in SETTINGS})
+SECTIONS = tuple(dict.fromkeys(setting.section for setting in SETTINGS))
+ENGINE_SECTIONS = ("model", "cache", "scheduler", "parallel", "compile")
+"""Sections that an engine needs; the others are about HTTP."""
+
+
+def value_of(config: Config, setting: Setting) -> Value:
+    """Return the value of `setting` in `config`."""
+    value: Value = getattr(getattr(config, setting.section), setting.name)
+    return value
+
+
+def describe(config: Config) -> str:
+    """Return the settings in force, one line per section, with secrets masked."""
+    width = max(map(len, SECTIONS))
+    shown = {s: f"{s.name}={format_value(s, value_of(config, s))}" for s in SETTINGS}
+    return "\n".join(
+        f"{section:<{width}} " + " ".join(text for s, text in shown.items() if s.section == section)
+        for section in SECTIONS
+    )
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean X?` for the nearest known word, or an empty text."""
+    matches = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean `{matches[0]}`?" if matches else ""

@@ -162,7 +162,7 @@ NO_JAX = [
 ]
 READ_ENVIRONMENT = (
     "jaxserve.config",
-    "jaxserve.runtime.options",
+    "jaxserve.runtime.environment",
     "jaxserve.runner.program_key",  # the flags that XLA itself reads are part of a program's key
 )
 JAX_FAMILY = {"jax", "jaxlib", "flax", "orbax", "optax", KERNELS}

@@ -11,8 +11,9 @@ import pytest
 from jaxserve.cli import compile as compile_ahead
 from jaxserve.cli import plan
 from jaxserve.cli.bench import add_arguments
+from jaxserve.cli.flags import add_flags
 from jaxserve.cli.main import COMMANDS, HELP, Parser
-from jaxserve.runtime.options import add_flags, load_config
+from jaxserve.runtime.config_loader import load_config
 
 ROOT = Path(__file__).parents[3]
 PAGES = {

@@ -1,0 +1,47 @@
+"""Command-line flags of the settings, made from the table of `runtime.settings`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from jaxserve.config import Config
+from jaxserve.runtime.config_loader import CONFIG_FILE_VARIABLE
+from jaxserve.runtime.environment import load_config_here
+from jaxserve.runtime.settings import BY_NAME, SECTIONS, SETTINGS, Setting, format_value, section_class
+
+_METAVARS = {"integer": "N", "number": "X", "bytes": "SIZE", "text": "TEXT"}
+
+
+def add_flags(parser: argparse.ArgumentParser, sections: Sequence[str] = SECTIONS) -> None:
+    """Add one flag per setting of `sections`, grouped by section, plus `MODEL` and `--config`.
+
+    Values stay text until `config_from_flags` reads them. Settings of other sections come from environment and file.
+    """
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=BY_NAME["model"].help)
+    parser.add_argument(
+        "--config", metavar="FILE", help=f"YAML file of settings, by section or flat (env: {CONFIG_FILE_VARIABLE})"
+    )
+    for section in sections:
+        summary = (section_class(section).__doc__ or "").split(".")[0]
+        group = parser.add_argument_group(f"{section}: {summary}")
+        for setting in SETTINGS:
+            if setting.section == section and setting.name != "model":
+                _add_flag(group, setting)
+
+
+def config_from_flags(arguments: argparse.Namespace) -> Config:
+    """Return the config of parsed flags, this process's environment and the file they name. Raises ConfigError."""
+    flags = {name: value for name, value in vars(arguments).items() if name in BY_NAME and value is not None}
+    return load_config_here(flags, arguments.config)
+
+
+def _add_flag(group: Any, setting: Setting) -> None:
+    default = "" if setting.default is None else f" (default: {format_value(setting, setting.default)})"
+    text = (setting.help + default).replace("%", "%%")
+    if setting.kind == "switch":
+        group.add_argument(setting.flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+        return
+    metavar = "{" + ",".join(setting.choices) + "}" if setting.choices else _METAVARS[setting.kind]
+    group.add_argument(setting.flag, metavar=metavar, default=None, help=text)

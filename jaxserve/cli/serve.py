@@ -1,0 +1,22 @@
+"""`jaxserve serve`: serve a model over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+
+from jaxserve.cli.flags import add_flags, config_from_flags
+from jaxserve.runtime.environment import child_environment
+from jaxserve.runtime.spawn import spawned
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal or a failure ends the server; returns its exit code."""
+    config = config_from_flags(arguments)
+    with spawned(child_environment()) as engine:
+        from jaxserve.runtime.server import run_serve  # while the engine process imports jax: both take seconds
+
+        return run_serve(config, engine=engine)
