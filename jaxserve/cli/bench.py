@@ -179,7 +179,7 @@ def _grammar(fields: dict[str, Any] | None, max_depth: int) -> Grammar | None:
     """Of the field `structured_outputs` of a request. Raises ConfigError for what the server would refuse."""
     if fields is None:
         return None
-    from jaxserve.apis.schema.structured import StructuredOutputs, requested_grammar
+    from jaxserve.frontend.grammars.constraint import StructuredOutputs, requested_grammar
 
     try:
         named = requested_grammar(None, msgspec.convert(fields, StructuredOutputs), max_depth)

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from jaxserve.apis.schema.checks import check_token_ids
 from jaxserve.errors import ContextLengthError, invalid
+from jaxserve.frontend.checks import check_token_ids
 from jaxserve.http.errors import first_leaf, request_error
 from jaxserve.http.state import ServerState
 from jaxserve.ipc.messages import AddRequest, EmbeddingInfo, ModelInfo, RequestOutput

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from jaxserve.apis.schema.checks import check_token_ids
 from jaxserve.apis.schema.common import context_error
 from jaxserve.errors import ContextLengthError, UnavailableError
+from jaxserve.frontend.checks import check_token_ids
 from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.tokenizer.tokenizer import Tokenizer
 

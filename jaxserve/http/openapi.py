@@ -12,12 +12,12 @@ import msgspec
 
 from jaxserve import __version__
 from jaxserve.apis.routes import ApiStyle, Route
-from jaxserve.apis.schema.bounds import field_bounds
 from jaxserve.apis.schema.descriptions import field_descriptions
-from jaxserve.apis.schema.sampling import SamplerFields, sampler_defaults, sampler_ranges
 from jaxserve.apis.schema.unsupported import IGNORED_HEADER
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import REQUEST_ERRORS, RequestError
+from jaxserve.frontend.bounds import field_bounds
+from jaxserve.frontend.sampling import SamplerFields, sampler_defaults, sampler_ranges
 from jaxserve.http.request_id import HEADER as REQUEST_ID_HEADER
 from jaxserve.sampling.params import RECOMMENDED
 

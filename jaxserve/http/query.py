@@ -7,9 +7,9 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from jaxserve.apis.schema.bounds import check_bounds
 from jaxserve.apis.schema.decode import invalid_field, shorten
 from jaxserve.apis.schema.unsupported import refuse
+from jaxserve.frontend.bounds import check_bounds
 from jaxserve.http.state import STATE
 
 T = TypeVar("T", bound=msgspec.Struct)

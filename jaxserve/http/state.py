@@ -15,8 +15,8 @@ from jaxserve.apis.responses.service import ResponseService
 from jaxserve.apis.schema.decode import shorten
 from jaxserve.config import ConnectionConfig, LimitsConfig
 from jaxserve.errors import ModelNotFoundError
-from jaxserve.frontend.client import EngineClient
-from jaxserve.frontend.grammars import GrammarChecker
+from jaxserve.frontend.engine_client.client import EngineClient
+from jaxserve.frontend.grammars.checker import GrammarChecker
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.frontend.seeds import SeedStream
 from jaxserve.frontend.tokenization import Tokenization

@@ -17,9 +17,9 @@ from jaxserve.apis.openai.logprobs import ScoredToken
 from jaxserve.apis.schema.common import CommonFields
 from jaxserve.apis.schema.decode import invalid_field
 from jaxserve.errors import RequestError
-from jaxserve.frontend.chat_job import make_chat_job
-from jaxserve.frontend.generation import Job, generating, grammar_of, make_job
-from jaxserve.frontend.stream import ChoiceStream, OutputDelta, deltas_of, events_of
+from jaxserve.frontend.choice_stream import ChoiceStream, OutputDelta, deltas_of, events_of
+from jaxserve.frontend.handle import Job, generating, grammar_of, make_job
+from jaxserve.frontend.prepare import make_chat_job
 from jaxserve.http.errors import first_leaf, request_error
 from jaxserve.http.state import ServerState
 from jaxserve.ipc.messages import AddRequest, ModelInfo

@@ -10,8 +10,8 @@ from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
 from jaxserve.engine.spec import EngineSpec
 from jaxserve.executor.fake import FakeOptions
-from jaxserve.frontend.client import EngineClient
-from jaxserve.frontend.connection import EngineConnection
+from jaxserve.frontend.engine_client.client import EngineClient
+from jaxserve.frontend.engine_client.connection import EngineConnection
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.frontend.tokenization import tokenization
 from jaxserve.http.state import ServerState

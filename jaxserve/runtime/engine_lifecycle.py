@@ -10,7 +10,7 @@ from typing import Final
 
 from jaxserve.engine.spec import EngineSpec
 from jaxserve.errors import CheckpointError, StartupError
-from jaxserve.frontend.connection import EngineConnection
+from jaxserve.frontend.engine_client.connection import EngineConnection
 from jaxserve.ipc.address import remove_socket
 from jaxserve.ipc.messages import ModelInfo
 from jaxserve.runtime.engine_process import EngineProcess

@@ -17,7 +17,7 @@ import msgspec
 
 from jaxserve.engine.spec import EngineSpec
 from jaxserve.errors import StartupError
-from jaxserve.frontend.connection import EngineConnection
+from jaxserve.frontend.engine_client.connection import EngineConnection
 from jaxserve.ipc.address import incarnation_address
 from jaxserve.runtime.api_process import ApiProcess
 from jaxserve.runtime.engine_lifecycle import engine_process, wait_dead, wait_started

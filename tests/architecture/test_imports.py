@@ -27,11 +27,8 @@ KERNELS = "jaxserve_kernels"
 UPWARDS = {
     "apis": {f"http.{name}" for name in ("body", "errors", "query", "reply", "request_id", "sse", "state")},
     "frontend": {
-        *(
-            f"apis.openai.{name}"
-            for name in ("chat_schema", "conversation", "embeddings_schema", "logprobs", "messages", "tools")
-        ),
-        *(f"apis.schema.{name}" for name in ("checks", "common", "sampling", "structured", "timing", "usage")),
+        *(f"apis.openai.{name}" for name in ("chat_schema", "conversation", "embeddings_schema", "logprobs")),
+        *(f"apis.schema.{name}" for name in ("common", "decode", "limits", "timing", "unsupported", "usage")),
         *(f"http.{name}" for name in ("errors", "request_id", "sse", "state")),
     },
 }

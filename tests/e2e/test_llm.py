@@ -22,7 +22,6 @@ import pytest
 import jaxserve
 from jaxserve import LLM, SamplingParams
 from jaxserve.apis.openai.completions_schema import CompletionRequest
-from jaxserve.apis.schema.sampling import sampling_params
 from jaxserve.config import Config, ModelConfig, ServerConfig
 from jaxserve.errors import (
     ConfigError,
@@ -33,6 +32,7 @@ from jaxserve.errors import (
     UnavailableError,
 )
 from jaxserve.executor.fake import FakeOptions, Script, next_token
+from jaxserve.frontend.sampling import sampling_params
 from jaxserve.llm.background import Background
 from jaxserve.llm.settings import llm_config
 from jaxserve.sampling.params import COLUMNS

@@ -16,9 +16,9 @@ from aiohttp import ClientSession
 
 from jaxserve.apis.responses.service import ResponseService
 from jaxserve.config import ConnectionConfig, LimitsConfig, ResponsesConfig, StructuredConfig
-from jaxserve.frontend.client import EngineClient
-from jaxserve.frontend.connection import EngineConnection
-from jaxserve.frontend.grammars import GrammarChecker
+from jaxserve.frontend.engine_client.client import EngineClient
+from jaxserve.frontend.engine_client.connection import EngineConnection
+from jaxserve.frontend.grammars.checker import GrammarChecker
 from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.frontend.seeds import SeedStream

@@ -34,10 +34,10 @@ from jaxserve.apis.openai.chat_schema import check_chat
 from jaxserve.apis.routes import ApiStyle, Route
 from jaxserve.apis.schema.renaming import renamed
 from jaxserve.apis.schema.usage import Usage
-from jaxserve.frontend.chat_job import make_chat_job
-from jaxserve.frontend.conversation import encode_conversation
-from jaxserve.frontend.generation import Job, answer
-from jaxserve.frontend.stream import OutputDelta, events_of
+from jaxserve.frontend.choice_stream import OutputDelta, events_of
+from jaxserve.frontend.handle import Job, answer
+from jaxserve.frontend.prepare import make_chat_job
+from jaxserve.frontend.request import encode_conversation
 from jaxserve.http.body import read_body
 from jaxserve.http.reply import json_reply
 from jaxserve.http.request_id import request_id_of

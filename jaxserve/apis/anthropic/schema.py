@@ -7,7 +7,6 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from jaxserve.apis.schema.bounds import check_bounds
 from jaxserve.apis.schema.common import GenerationFields
 from jaxserve.apis.schema.decode import missing
 from jaxserve.apis.schema.limits import MAX_ECHOED_CHARS
@@ -15,6 +14,7 @@ from jaxserve.apis.schema.unsupported import refuse
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid
+from jaxserve.frontend.bounds import check_bounds
 
 
 class TextInput(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):

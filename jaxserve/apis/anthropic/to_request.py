@@ -20,14 +20,14 @@ from jaxserve.apis.anthropic.schema import (
 )
 from jaxserve.apis.openai.chat_schema import ChatRequest
 from jaxserve.apis.openai.conversation import ReasoningEffort
-from jaxserve.apis.openai.messages import CalledFunction, ChatMessage, ContentPart, MessageToolCall
-from jaxserve.apis.openai.tools import FunctionDefinition, ToolChoice, ToolDefinition
 from jaxserve.apis.schema.common import GenerationFields
-from jaxserve.apis.schema.structured import JsonSchemaFormat, ResponseFormat
 from jaxserve.apis.schema.unsupported import refuse
 from jaxserve.errors import invalid
-from jaxserve.frontend.conversation import THINKING_SWITCHES
+from jaxserve.frontend.grammars.constraint import JsonSchemaFormat, ResponseFormat
+from jaxserve.frontend.messages import CalledFunction, ChatMessage, ContentPart, MessageToolCall
+from jaxserve.frontend.request import THINKING_SWITCHES
 from jaxserve.frontend.tokenization import Tokenization
+from jaxserve.frontend.tools import FunctionDefinition, ToolChoice, ToolDefinition
 
 NAMES: Final = (
     (re.compile(r"\bthinking_token_budget\b"), "thinking.budget_tokens"),

@@ -19,12 +19,12 @@ from jaxserve.apis.openai.chat_schema import (
 )
 from jaxserve.apis.openai.deltas import MessageDeltas, message_of
 from jaxserve.apis.openai.logprobs import chat_logprobs, prompt_logprobs
-from jaxserve.apis.openai.tools import named_function
 from jaxserve.apis.routes import Route
 from jaxserve.apis.schema.usage import Usage
-from jaxserve.frontend.chat_job import make_chat_job
-from jaxserve.frontend.generation import Job, answer
-from jaxserve.frontend.stream import OutputDelta, events_of
+from jaxserve.frontend.choice_stream import OutputDelta, events_of
+from jaxserve.frontend.handle import Job, answer
+from jaxserve.frontend.prepare import make_chat_job
+from jaxserve.frontend.tools import named_function
 from jaxserve.http.body import read_body
 from jaxserve.http.sse import Framing
 from jaxserve.http.state import STATE, ServerState

@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from jaxserve.apis.openai.conversation import ReasoningEffort, check_conversation
-from jaxserve.apis.openai.messages import ChatMessage
-from jaxserve.apis.openai.tools import ToolChoice, ToolDefinition
 from jaxserve.apis.schema.common import CommonFields, PromptLogprob, check_common, check_listed_logprobs
 from jaxserve.apis.schema.timing import RequestTiming
 from jaxserve.apis.schema.usage import Usage
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError
+from jaxserve.frontend.messages import ChatMessage
+from jaxserve.frontend.tools import ToolChoice, ToolDefinition
 
 
 class PredictedPart(msgspec.Struct, kw_only=True):

@@ -19,8 +19,8 @@ from jaxserve.apis.openai.logprobs import completion_logprobs, prompt_logprobs
 from jaxserve.apis.routes import Route
 from jaxserve.apis.schema.timing import RequestTiming
 from jaxserve.apis.schema.usage import Usage, make_usage
-from jaxserve.frontend.generation import Job, answer, answer_without_engine, grammar_of, make_job
-from jaxserve.frontend.stream import OutputDelta
+from jaxserve.frontend.choice_stream import OutputDelta
+from jaxserve.frontend.handle import Job, answer, answer_without_engine, grammar_of, make_job
 from jaxserve.http.body import read_body
 from jaxserve.http.sse import Framing
 from jaxserve.http.state import STATE, ServerState

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from jaxserve.apis.schema.bounds import check_bound
 from jaxserve.apis.schema.common import CommonFields, PromptLogprob, check_common, check_listed_logprobs
 from jaxserve.apis.schema.inputs import texts_or_ids
 from jaxserve.apis.schema.timing import RequestTiming
@@ -15,6 +14,7 @@ from jaxserve.apis.schema.usage import Usage
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid
+from jaxserve.frontend.bounds import check_bound
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for text completions."""

@@ -6,12 +6,12 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from jaxserve.apis.openai.messages import ChatMessage, check_final_message, check_messages
-from jaxserve.apis.openai.tools import ToolChoice, ToolDefinition, check_tools
-from jaxserve.apis.schema.bounds import check_bound
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError
+from jaxserve.frontend.bounds import check_bound
+from jaxserve.frontend.messages import ChatMessage, check_final_message, check_messages
+from jaxserve.frontend.tools import ToolChoice, ToolDefinition, check_tools
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 

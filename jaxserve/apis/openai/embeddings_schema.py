@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from jaxserve.apis.schema.bounds import check_bound, check_bounds
 from jaxserve.apis.schema.inputs import texts_or_ids
 from jaxserve.apis.schema.limits import MAX_REQUEST_ID_CHARS
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid
+from jaxserve.frontend.bounds import check_bound, check_bounds
 
 EncodingFormat = Literal["float", "base64"]
 

@@ -15,8 +15,8 @@ from jaxserve.apis.openai.tokenize_schema import (
     check_tokenize,
 )
 from jaxserve.apis.routes import Route
-from jaxserve.apis.schema.checks import check_token_ids
-from jaxserve.frontend.conversation import encode_conversation
+from jaxserve.frontend.checks import check_token_ids
+from jaxserve.frontend.request import encode_conversation
 from jaxserve.http.body import read_body
 from jaxserve.http.reply import json_reply
 from jaxserve.http.state import STATE

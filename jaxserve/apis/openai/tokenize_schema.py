@@ -7,12 +7,12 @@ from typing import Annotated, Any
 import msgspec
 
 from jaxserve.apis.openai.conversation import ReasoningEffort, check_conversation
-from jaxserve.apis.openai.messages import ChatMessage
-from jaxserve.apis.openai.tools import ToolChoice, ToolDefinition
-from jaxserve.apis.schema.bounds import check_bounds
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError
+from jaxserve.frontend.bounds import check_bounds
+from jaxserve.frontend.messages import ChatMessage
+from jaxserve.frontend.tools import ToolChoice, ToolDefinition
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

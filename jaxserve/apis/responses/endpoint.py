@@ -24,8 +24,8 @@ from jaxserve.apis.routes import Route
 from jaxserve.apis.schema.decode import shorten
 from jaxserve.apis.schema.renaming import renamed
 from jaxserve.errors import InvalidRequestError, RequestError, ResponseNotFoundError
-from jaxserve.frontend.chat_job import make_chat_job
-from jaxserve.frontend.generation import Job, answer, generating, take_deltas
+from jaxserve.frontend.handle import Job, answer, generating, take_deltas
+from jaxserve.frontend.prepare import make_chat_job
 from jaxserve.http.body import ignored_fields, read_body
 from jaxserve.http.errors import hide_internal_error
 from jaxserve.http.query import NoQuery, read_query

@@ -7,7 +7,6 @@ from typing import Final
 
 import msgspec
 
-from jaxserve.apis.openai.messages import ContentPart, check_parts
 from jaxserve.apis.responses.items import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -22,6 +21,7 @@ from jaxserve.apis.responses.items import (
 from jaxserve.apis.schema.decode import missing, shorten
 from jaxserve.apis.schema.unsupported import refuse
 from jaxserve.errors import invalid
+from jaxserve.frontend.messages import ContentPart, check_parts
 
 _ROLES: Final = ("user", "system", "developer", "assistant")
 

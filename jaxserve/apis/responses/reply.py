@@ -22,7 +22,7 @@ from jaxserve.apis.responses.response import (
 from jaxserve.apis.schema.timing import RequestTiming
 from jaxserve.apis.schema.usage import Usage
 from jaxserve.errors import RateLimitError, RequestError
-from jaxserve.frontend.stream import OutputDelta
+from jaxserve.frontend.choice_stream import OutputDelta
 from jaxserve.frontend.tokenization import Tokenization
 from jaxserve.http.sse import Framing
 

@@ -9,8 +9,6 @@ from typing import Any, Final
 import msgspec
 
 from jaxserve.apis.openai.chat_schema import ChatRequest, check_chat
-from jaxserve.apis.openai.messages import CalledFunction, ChatMessage, ContentPart, MessageToolCall
-from jaxserve.apis.openai.tools import FunctionDefinition, ToolChoice, ToolDefinition
 from jaxserve.apis.responses.items import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -24,9 +22,11 @@ from jaxserve.apis.responses.schema import FunctionTool, ResponsesRequest
 from jaxserve.apis.schema.common import GenerationFields
 from jaxserve.apis.schema.decode import shorten
 from jaxserve.apis.schema.renaming import renamed
-from jaxserve.apis.schema.structured import JsonSchemaFormat, ResponseFormat
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid
+from jaxserve.frontend.grammars.constraint import JsonSchemaFormat, ResponseFormat
+from jaxserve.frontend.messages import CalledFunction, ChatMessage, ContentPart, MessageToolCall
+from jaxserve.frontend.tools import FunctionDefinition, ToolChoice, ToolDefinition
 
 NAMES: Final = (
     (re.compile(r"\bresponse_format(\.json_schema)?\b"), "text.format"),

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import msgspec
 
-from jaxserve.apis.schema.bounds import check_bounds
 from jaxserve.apis.schema.decode import shorten
 from jaxserve.apis.schema.limits import MAX_REQUEST_ID_CHARS, MAX_SALT_CHARS
-from jaxserve.apis.schema.sampling import SamplerFields
-from jaxserve.apis.schema.structured import ResponseFormat, StructuredOutputs
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import ContextLengthError, InvalidRequestError
+from jaxserve.frontend.bounds import check_bounds
+from jaxserve.frontend.grammars.constraint import ResponseFormat, StructuredOutputs
+from jaxserve.frontend.sampling import SamplerFields
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):

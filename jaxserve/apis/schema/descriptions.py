@@ -9,7 +9,7 @@ import textwrap
 
 import msgspec
 
-from jaxserve.apis.schema.sampling import SamplerFields
+from jaxserve.frontend.sampling import SamplerFields
 from jaxserve.sampling.params import SamplingParams
 
 _TOLD_BY: dict[type, type] = {SamplerFields: SamplingParams}

@@ -12,10 +12,10 @@ from jaxserve.apis.anthropic.schema import MessagesRequest
 from jaxserve.apis.openai.chat_schema import ChatRequest, check_chat
 from jaxserve.apis.openai.completions_schema import CompletionRequest, check_completion
 from jaxserve.apis.schema.decode import decode_request
-from jaxserve.apis.schema.sampling import sampling_params
 from jaxserve.apis.schema.unsupported import NO_OPS, UNSUPPORTED, is_neutral
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, UnsupportedParameterError
+from jaxserve.frontend.sampling import sampling_params
 from jaxserve.sampling.params import COLUMNS
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}

@@ -12,9 +12,9 @@ import pytest
 from jaxserve.apis.responses.reply import ResponseReply
 from jaxserve.apis.responses.response import ResponseObject
 from jaxserve.apis.schema.usage import make_usage
+from jaxserve.frontend.choice_stream import OutputDelta
 from jaxserve.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from jaxserve.frontend.parsers.output_format import OutputFormat
-from jaxserve.frontend.stream import OutputDelta
 from jaxserve.frontend.tokenization import tokenization
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.unit.apis.test_replies import EOS, ids, play

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from jaxserve.apis.openai.tools import FunctionDefinition, ToolDefinition
 from jaxserve.errors import UnsupportedParameterError
-from jaxserve.frontend.call_grammar import call_grammar
+from jaxserve.frontend.grammars.calls import call_grammar
 from jaxserve.frontend.parsers.formats import TOOL_FORMATS
 from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.frontend.tokenization import tokenization
+from jaxserve.frontend.tools import FunctionDefinition, ToolDefinition
 from jaxserve.ipc.messages import CallGrammar, CallTemplate
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.apis.test_tools import tooled

@@ -11,10 +11,10 @@ import pytest
 
 from jaxserve.config import ConnectionConfig
 from jaxserve.errors import InvalidRequestError, RateLimitError, StartupError, UnavailableError
-from jaxserve.frontend import connection as connection_module
-from jaxserve.frontend.client import EngineClient
-from jaxserve.frontend.connection import STALL_LOOKS
-from jaxserve.frontend.output_stream import OutputStream
+from jaxserve.frontend.engine_client import connection as connection_module
+from jaxserve.frontend.engine_client.client import EngineClient
+from jaxserve.frontend.engine_client.connection import STALL_LOOKS
+from jaxserve.frontend.engine_client.output_stream import OutputStream
 from jaxserve.http.listener import NUM_SURPLUS
 from jaxserve.ipc.messages import (
     AddRequest,

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from jaxserve.frontend.output_stream import PushConsumer
+from jaxserve.frontend.engine_client.output_stream import PushConsumer
 from jaxserve.ipc.messages import RequestOutput, StepOutputs
 from jaxserve.types import RequestId
 from tests.unit.apis.test_replies import events, ids

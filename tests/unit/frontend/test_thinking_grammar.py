@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from jaxserve.apis.schema.structured import NamedGrammar
 from jaxserve.errors import UnsupportedParameterError
+from jaxserve.frontend.grammars.constraint import NamedGrammar
+from jaxserve.frontend.grammars.thinking import after_thinking
 from jaxserve.frontend.parsers.formats import CHANNEL_FORMATS, REASONING_FORMATS, TOOL_FORMATS
 from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.frontend.parsers.parser_spec import ParserSpec
-from jaxserve.frontend.thinking_grammar import after_thinking
 from jaxserve.frontend.tokenization import tokenization
 from jaxserve.ipc.messages import Grammar, Thinking, ThinkingBudget
 from jaxserve.tokenizer.tokenizer import Tokenizer

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.apis.openai.messages import CalledFunction, ChatMessage, MessageToolCall, template_messages
 from jaxserve.errors import ConfigError
+from jaxserve.frontend.messages import CalledFunction, ChatMessage, MessageToolCall, template_messages
 from jaxserve.frontend.parsers.formats import (
     CHANNEL_FORMATS,
     REASONING_FORMATS,

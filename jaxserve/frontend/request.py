@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from jaxserve.apis.openai.conversation import ConversationFields
-from jaxserve.apis.openai.messages import ChatMessage, content_text, template_messages
-from jaxserve.apis.openai.tools import offered_tools, parameter_schemas, template_tools
 from jaxserve.errors import UnsupportedParameterError, unsupported
+from jaxserve.frontend.messages import ChatMessage, content_text, template_messages
 from jaxserve.frontend.parsers.parser_spec import ParserSpec
 from jaxserve.frontend.tokenization import Tokenization
+from jaxserve.frontend.tools import offered_tools, parameter_schemas, template_tools
 
 THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
 """What templates call the variable that turns thinking on and off."""

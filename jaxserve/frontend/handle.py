@@ -14,16 +14,16 @@ import msgspec
 from aiohttp import web
 
 from jaxserve.apis.schema.common import CommonFields, GenerationFields, resolve_max_tokens
-from jaxserve.apis.schema.sampling import sampling_params
-from jaxserve.apis.schema.structured import NamedGrammar, requested_grammar
 from jaxserve.apis.schema.timing import RequestTiming
 from jaxserve.apis.schema.usage import Usage, make_usage
 from jaxserve.errors import RequestError, invalid, unsupported
-from jaxserve.frontend.output_stream import OutputStream
+from jaxserve.frontend.choice_stream import ChoiceStream, OutputDelta, deltas_of
+from jaxserve.frontend.engine_client.output_stream import OutputStream
+from jaxserve.frontend.grammars.constraint import NamedGrammar, requested_grammar
+from jaxserve.frontend.grammars.thinking import after_thinking
 from jaxserve.frontend.parsers.parser_spec import ParserSpec
+from jaxserve.frontend.sampling import sampling_params
 from jaxserve.frontend.seeds import child_seed
-from jaxserve.frontend.stream import ChoiceStream, OutputDelta, deltas_of
-from jaxserve.frontend.thinking_grammar import after_thinking
 from jaxserve.http.errors import hide_internal_error
 from jaxserve.http.request_id import request_id_of
 from jaxserve.http.sse import EventStream, Framing, frame

@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from jaxserve.apis.schema.structured import NamedGrammar
 from jaxserve.errors import UnsupportedParameterError, unsupported
+from jaxserve.frontend.grammars.constraint import NamedGrammar
 from jaxserve.frontend.parsers.parser_spec import ParserSpec
 from jaxserve.frontend.parsers.reasoning import ReasoningFormat
 from jaxserve.frontend.tokenization import Tokenization

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from jaxserve.apis.openai.logprobs import ScoredToken, prompt_tokens
 from jaxserve.frontend.content_tokens import ContentToken, ContentTokens
-from jaxserve.frontend.output_stream import OutputStream
+from jaxserve.frontend.engine_client.output_stream import OutputStream
 from jaxserve.frontend.parsers.events import Event, merged
 from jaxserve.frontend.parsers.parser import OutputParser
 from jaxserve.http.errors import request_error

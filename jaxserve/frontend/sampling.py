@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import msgspec
 
-from jaxserve.apis.schema.checks import check_count, check_token_ids
 from jaxserve.apis.schema.decode import invalid_field
 from jaxserve.bounds import Bound
 from jaxserve.errors import invalid
+from jaxserve.frontend.checks import check_count, check_token_ids
 from jaxserve.sampling.params import COLUMNS, SamplingParams
 from jaxserve.types import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
 

@@ -11,8 +11,8 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from jaxserve.errors import InvalidRequestError, RateLimitError, StartupError, UnavailableError
-from jaxserve.frontend.connection import LOADING, EngineConnection, Socket
-from jaxserve.frontend.output_stream import OutputStream
+from jaxserve.frontend.engine_client.connection import LOADING, EngineConnection, Socket
+from jaxserve.frontend.engine_client.output_stream import OutputStream
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.ipc.messages import AddRequest, CommandName, EmbeddingInfo, ModelInfo, StartupProgress
 from jaxserve.metrics import Metrics

@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import msgspec
 
-from jaxserve.apis.openai.tools import FunctionDefinition, ToolChoice, ToolDefinition, named_function, offered_tools
-from jaxserve.apis.schema.structured import NamedGrammar, schema_grammar
 from jaxserve.errors import unsupported
+from jaxserve.frontend.grammars.constraint import NamedGrammar, schema_grammar
 from jaxserve.frontend.parsers.tool_format import CallSyntax
 from jaxserve.frontend.tokenization import Tokenization
+from jaxserve.frontend.tools import FunctionDefinition, ToolChoice, ToolDefinition, named_function, offered_tools
 from jaxserve.ipc.messages import CallGrammar, CallTemplate, Grammar
 
 _NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from jaxserve.apis.openai.chat_schema import ChatRequest
-from jaxserve.frontend.call_grammar import call_grammar
-from jaxserve.frontend.conversation import encode_conversation, parser_spec
-from jaxserve.frontend.generation import Job, grammar_of, make_job
+from jaxserve.frontend.grammars.calls import call_grammar
+from jaxserve.frontend.handle import Job, grammar_of, make_job
+from jaxserve.frontend.request import encode_conversation, parser_spec
 from jaxserve.http.state import ServerState
 from jaxserve.ipc.messages import ModelInfo
 

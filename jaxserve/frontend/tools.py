@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from jaxserve.apis.schema.bounds import check_bound
 from jaxserve.apis.schema.decode import missing, shorten
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, invalid, unsupported
+from jaxserve.frontend.bounds import check_bound
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
