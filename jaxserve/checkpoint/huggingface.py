@@ -17,7 +17,7 @@ from jaxserve.checkpoint.joined import with_parts
 from jaxserve.checkpoint.json_file import read_object
 from jaxserve.checkpoint.mapped_file import shown
 from jaxserve.checkpoint.protocol import Checkpoint, TensorInfo
-from jaxserve.checkpoint.renamed import with_our_names
+from jaxserve.checkpoint.renamed import with_our_names, without_mtp_layers
 from jaxserve.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
 from jaxserve.checkpoint.stacked import with_each_expert
 from jaxserve.checkpoint.stored import as_stored
@@ -71,7 +71,7 @@ def open_huggingface(directory: Path, families: Collection[Family]) -> Checkpoin
         tensors=tensors,
         shards=shards,
     )
-    named = with_text_names(checkpoint)
+    named = without_mtp_layers(with_text_names(checkpoint))
     family = _find_family(checkpoint.config, families)
     if family is not None:
         named = with_our_names(named, family.renames)

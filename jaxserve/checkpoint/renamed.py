@@ -40,6 +40,15 @@ def with_our_names(checkpoint: Checkpoint, renames: Mapping[str, str]) -> Checkp
     return renamed(checkpoint, lambda name: ".".join(renames.get(part, part) for part in name.split(".")))
 
 
+def without_mtp_layers(checkpoint: Checkpoint) -> Checkpoint:
+    """Leave out the multi-token-prediction layers that follow the last layer of some decoders (DeepSeek-V3, GLM-4.5)."""
+    count, first = (checkpoint.config.get(key) for key in ("num_nextn_predict_layers", "num_hidden_layers"))
+    if not isinstance(count, int) or not isinstance(first, int):
+        return checkpoint
+    prefixes = tuple(f"model.layers.{first + index}." for index in range(count))
+    return renamed(checkpoint, lambda name: None if name.startswith(prefixes) else name)
+
+
 def with_encoder_names(checkpoint: Checkpoint) -> Checkpoint:
     """Remove the prefix of an encoder that was saved with a head."""
 

@@ -1,14 +1,13 @@
-"""The feed-forward block of many experts, of which each token takes a few (Shazeer et al., arXiv 1701.06538).
+"""Mixture-of-experts feed-forward block (Shazeer et al., arXiv 1701.06538).
 
-Rows are tokens once for each expert that they take, sorted by expert: three products with ragged groups serve any mix
-of choices, read the weights of no expert that nobody took, and give a row the same result whatever its neighbours.
+Every token has one row per expert it uses, and rows are sorted by expert: three grouped matmuls serve any routing,
+read no weights of unused experts, and give a row the same result whatever its neighbours.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,47 +17,19 @@ from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import Linear, Matrix, Tokens
-from jaxserve.layers.mlp import ACTIVATIONS
+from jaxserve.layers.mlp import ACTIVATIONS, MLP
 from jaxserve.layers.policy import DtypePolicy
+from jaxserve.layers.routing import Router, Routing
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.sharding.shard_map import Axes, all_reduce, num_shards, sharded
 
 SPLIT_AXIS = "expert_ffn"
-"""What devices share: each has its part of every expert."""
-
-
-class Routing(NamedTuple):
-    """Who takes which experts. R = T * k rows, those of padding tokens behind all others."""
-
-    tokens: Int[Array, "R"]
-    """Of each row."""
-    group_sizes: Int[Array, "E"]
-    """Rows of each expert."""
-    rows: Int[Array, "T k"]
-    """Of each token's choices, the best first."""
-    weights: Float[Array, "T k"]
-
-
-def route(scores: Float[Array, "T E"], num_tokens: Int[Array, ""], config: ExpertsConfig) -> Routing:
-    """Scores behind `num_tokens` are padding."""
-    num_choices = config.num_per_token
-    best, experts = jax.lax.top_k(scores, num_choices)
-    weights = jnp.exp(best - jax.nn.logsumexp(best if config.is_normalized else scores, axis=-1, keepdims=True))
-    is_padding = jnp.arange(len(scores)) >= num_tokens
-    owners = jnp.where(is_padding[:, None], config.num_experts, experts).reshape(-1)
-    order = jnp.argsort(owners, stable=True)
-    rows = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)), unique_indices=True)
-    return Routing(
-        tokens=order // num_choices,
-        group_sizes=(owners[:, None] == jnp.arange(config.num_experts)).sum(0, dtype=jnp.int32),
-        rows=rows.reshape(-1, num_choices),
-        weights=weights,
-    )
+"""Axis split over devices: each holds a part of every expert."""
 
 
 class ExpertLinear(Matrix):
-    """A matrix for each expert, and perhaps a bias."""
+    """One matrix per expert, and perhaps a bias."""
 
     def __init__(
         self, out_dim: int, in_dim: int, axes: Axes, policy: DtypePolicy, *, num_experts: int, bias: bool
@@ -69,7 +40,7 @@ class ExpertLinear(Matrix):
     def __call__(
         self, x: Float[Array, "R I"], group_sizes: Int[Array, "E"], *, num_shards: int = 1
     ) -> Float[Array, "R O"]:
-        """x @ weight.T in float32, of each row with its expert's. num_shards: how many such results are added up."""
+        """Return x @ weight.T of each row's expert, in float32. num_shards: partial results that will be added up."""
         y = self._product(x, group_sizes)
         if self.bias is None:
             return y
@@ -88,7 +59,7 @@ class ExpertLinear(Matrix):
 
 
 class ExpertMLPs(nnx.Module):
-    """down(activation(gate(x)) * up(x)) of each expert, or with a `ClampedGate`."""
+    """Compute down(activation(gate(x)) * up(x)) for each expert, or with a `ClampedGate`."""
 
     def __init__(self, config: DecoderConfig, experts: ExpertsConfig, policy: DtypePolicy) -> None:
         d, f = config.hidden_size, experts.intermediate_size
@@ -99,8 +70,8 @@ class ExpertMLPs(nnx.Module):
         self.activation, self.clamp = config.activation, experts.clamp
 
     def __call__(self, x: Float[Array, "T D"], routing: Routing, *, num_shards: int = 1) -> Float[Array, "T D"]:
-        """The weighted sums, in float32; a token's choices are added in their order. num_shards: devices whose parts
-        of the sums are added up."""
+        """Return each token's weighted sum over its experts, best first, in float32. num_shards: devices whose partial
+        sums will be added up."""
         gate, up = (part.astype(x.dtype) for part in self.gate_up_proj(x[routing.tokens], routing.group_sizes))
         made = self.down_proj(self._gated(gate, up), routing.group_sizes, num_shards=num_shards)  # (R, D)
         return (made[routing.rows] * routing.weights[:, :, None]).sum(1)
@@ -114,37 +85,44 @@ class ExpertMLPs(nnx.Module):
 
 
 class Experts(nnx.Module):
-    """A router, which is never quantised, and its experts."""
+    """A router, its experts, and perhaps a shared expert that every token uses."""
 
     def __init__(self, config: DecoderConfig, experts: ExpertsConfig, policy: DtypePolicy) -> None:
-        whole = replace(policy, quantization="none")
-        self.gate = Linear(experts.num_experts, config.hidden_size, (None, "embed"), whole, bias=experts.has_biases)
+        self.gate = Router(config.hidden_size, experts, policy)
         self.experts = ExpertMLPs(config, experts, policy)
-        self.config, self.split_axes = experts, policy.split_axes
+        width, plain = experts.shared_intermediate_size, replace(policy, quantization="none")
+        self.shared_experts = None if width is None else MLP(config, policy, width=width, axis="shared_ffn")
+        self.shared_expert_gate = (
+            Linear(1, config.hidden_size, (None, "embed"), plain) if experts.has_shared_gate else None
+        )
+        self.split_axes = policy.split_axes
 
     def __call__(self, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T D"]:
-        """Of padding tokens: zeros."""
+        """Return the block's output, zeros for padding tokens."""
         with jax.named_scope("route"):
-            scores = self.gate.multiply(x, tokens.num_real)
-            if self.gate.bias is not None:
-                scores = scores + self.gate.bias[...]
-            routing = route(scores, tokens.num_real, self.config)
-        made = self._on_every_device(x, routing).astype(x.dtype)
-        return jnp.where(jnp.arange(len(x))[:, None] < tokens.num_real, made, 0)
+            routing = self.gate.route(x, tokens)
+        made = self._sharded(x, routing)
+        if self.shared_experts is not None:
+            with jax.named_scope("shared_experts"):
+                made = made + self._shared(self.shared_experts, x, tokens)
+        return jnp.where(jnp.arange(len(x))[:, None] < tokens.num_real, made.astype(x.dtype), 0)
 
-    def _on_every_device(self, x: Float[Array, "T D"], routing: Routing) -> Float[Array, "T D"]:
-        """By each its part of all experts, and one sum behind them.
+    def _shared(self, mlp: MLP, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T D"]:
+        made = mlp(x, tokens).astype(jnp.float32)
+        if self.shared_expert_gate is None:
+            return made
+        return made * jax.nn.sigmoid(self.shared_expert_gate.multiply(x, tokens.num_real))
 
-        XLA, left to itself, would exchange the sums of every tile of a loop.
-        """
+    def _sharded(self, x: Float[Array, "T D"], routing: Routing) -> Float[Array, "T D"]:
+        """Compute every device's part of all experts, then one all-reduce: XLA would exchange every tile of a loop."""
         shards = num_shards(SPLIT_AXIS, self.split_axes)
         graph, state = nnx.split(self.experts)
         leaves, treedef = jax.tree.flatten(state)
         axes = [variable.get_metadata()["axes"] for _, variable in nnx.to_flat_state(state)]
 
         def compute(x: Float[Array, "T D"], routing: Routing, *leaves: Array) -> Float[Array, "T D"]:
-            own = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
-            made = own(x, routing, num_shards=shards)
+            mlps = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
+            made = mlps(x, routing, num_shards=shards)
             return all_reduce(made, x.dtype) if shards > 1 else made
 
         operands = [(x, ()), (routing, ()), *zip(leaves, axes, strict=True)]

@@ -31,14 +31,16 @@ ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {
 
 
 class MLP(nnx.Module):
-    """down(activation(gate(x)) * up(x))."""
+    """Compute down(activation(gate(x)) * up(x)). width: F, by default the config's; axis: its logical axis."""
 
-    def __init__(self, config: DecoderConfig, policy: DtypePolicy) -> None:
-        d, f, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+    def __init__(
+        self, config: DecoderConfig, policy: DtypePolicy, *, width: int | None = None, axis: str = "ffn"
+    ) -> None:
+        d, f, bias = config.hidden_size, width or config.intermediate_size, config.mlp_bias
         parts = {"gate_proj": f, "up_proj": f}
-        make = partial(Linear, in_dim=d, axes=("ffn", "embed"), policy=policy, bias=bias)
+        make = partial(Linear, in_dim=d, axes=(axis, "embed"), policy=policy, bias=bias)
         self.gate_up_proj = FusedLinear(parts, make, policy, num_units=f)
-        self.down_proj = Linear(d, f, ("embed", "ffn"), policy, bias=bias)
+        self.down_proj = Linear(d, f, ("embed", axis), policy, bias=bias)
         self.activation = config.activation
 
     def __call__(self, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T D"]:

@@ -4,7 +4,7 @@ Modules are schema and forward code. Their parameters are built under `nnx.eval_
 declaration costs no memory; the loader fills them by their path, which is the checkpoint's name.
 
 Logical axes: "vocab", "embed" (D), "heads" (N*H), "kv_heads" (K*H), "ffn" (F), "expert_ffn" (F
-of each expert), None (never split).
+of each expert), "shared_ffn" (F of the shared expert), None (never split).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,20 @@ class ExpertsConfig:
     intermediate_size: int  # F
     """Width of one expert."""
     is_normalized: bool
-    """True if the weights of a token's k experts add up to 1; otherwise those of all E experts would."""
+    """True if the weights of a token's k experts are divided by their sum."""
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    """Function from a router's logits to weights."""
+    has_correction_bias: bool = False
+    """True if a bias is added to the scores that choose experts, though not to their weights (DeepSeek-V3)."""
+    weight_scale: float = 1.0
+    """Factor on all weights (`routed_scaling_factor`)."""
+    num_groups: int = 1
+    """Groups of consecutive experts; a token chooses groups first, then experts in them."""
+    num_groups_per_token: int = 1
+    shared_intermediate_size: int | None = None
+    """Width of the shared expert, which every token uses with weight 1; None: there is none."""
+    has_shared_gate: bool = False
+    """True if the shared expert's output is multiplied by sigmoid of a score (Qwen2-MoE)."""
     has_biases: bool = False
     """True if the router and every matmul of an expert have a bias."""
     clamp: ClampedGate | None = None

@@ -91,4 +91,6 @@ def _split_counts(config: DecoderConfig | EncoderConfig) -> dict[str, int]:
     counts = {"vocab": config.vocab_size, "ffn": config.intermediate_size, "kv_heads": config.num_kv_heads}
     if isinstance(config, DecoderConfig) and config.experts is not None:
         counts["expert_ffn"] = config.experts.intermediate_size
+        if config.experts.shared_intermediate_size is not None:
+            counts["shared_ffn"] = config.experts.shared_intermediate_size
     return counts

@@ -14,9 +14,10 @@ from flax import nnx
 from scipy.special import softmax
 
 from jaxserve.config import WeightFormat
-from jaxserve.layers.experts import Experts, route
+from jaxserve.layers.experts import Experts
 from jaxserve.layers.linear import Tokens
 from jaxserve.layers.policy import DtypePolicy, plain
+from jaxserve.layers.routing import Routing, route
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
@@ -47,6 +48,41 @@ def test_weights_are_shares_of_what_a_token_takes_or_of_all(is_normalized: bool)
     best = np.sort(softmax(SCORES, axis=1), axis=1)[:, :-3:-1]
     expected = best / best.sum(1, keepdims=True) if is_normalized else best
     np.testing.assert_allclose(routing.weights, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_groups", [1, 3])
+def test_sigmoid_router_chooses_by_corrected_scores_and_weighs_by_plain_ones(num_groups: int) -> None:
+    """Compare with DeepSeek-V3's router (arXiv 2412.19437, 2.1.2) written out token by token."""
+    random = np.random.default_rng(4)
+    logits, correction = random.standard_normal((7, 6), np.float32), random.standard_normal(6, np.float32)
+    config = ExpertsConfig(
+        num_experts=6,
+        num_per_token=2,
+        intermediate_size=32,
+        is_normalized=True,
+        score="sigmoid",
+        has_correction_bias=True,
+        weight_scale=2.5,
+        num_groups=num_groups,
+        num_groups_per_token=1,
+    )
+    routing = route(jnp.asarray(logits), jnp.int32(7), config, jnp.asarray(correction))
+    size = 6 // num_groups
+    for token, row in enumerate(logits):
+        scores = 1 / (1 + np.exp(-row))
+        ranks = scores + correction
+        groups = [range(start, start + size) for start in range(0, 6, size)]
+        allowed = max(groups, key=lambda group: sum(sorted(ranks[list(group)])[-2:]))
+        chosen = sorted(allowed, key=lambda expert: -ranks[expert])[:2]
+        expected = 2.5 * scores[chosen] / scores[chosen].sum()
+        np.testing.assert_allclose(routing.weights[token], expected, rtol=1e-5)
+        assert routing.tokens[routing.rows[token]].tolist() == [token, token]
+        assert _experts_of(routing, token) == chosen
+
+
+def _experts_of(routing: Routing, token: int) -> list[int]:
+    ends = np.cumsum(routing.group_sizes)
+    return [int((np.asarray(row) >= ends).sum()) for row in routing.rows[token]]
 
 
 def test_a_token_depends_neither_on_its_neighbours_nor_on_padding() -> None:

@@ -129,6 +129,8 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
         "sliding_window": 16,
         "max_window_layers": 3,
     },
+    "qwen2_moe_default": {"architectures": ["Qwen2MoeForCausalLM"]},
+    "glm4_moe_default": {"architectures": ["Glm4MoeForCausalLM"]},
     "mixtral_default": {"architectures": ["MixtralForCausalLM"]},
     "olmoe_default": {"architectures": ["OlmoeForCausalLM"]},
     "gpt_oss_default": {"architectures": ["GptOssForCausalLM"]},
@@ -147,7 +149,9 @@ DEFAULTED_KEYS += ("tie_word_embeddings", "hidden_activation", "query_pre_attn_s
 DEFAULTED_KEYS += ("final_logit_softcapping", "embedding_multiplier", "residual_multiplier", "attention_multiplier")
 DEFAULTED_KEYS += ("logits_scaling", "original_max_position_embeddings", "decoder_sparse_step", "mlp_only_layers")
 DEFAULTED_KEYS += ("moe_intermediate_size", "num_experts", "num_local_experts", "num_experts_per_tok", "norm_topk_prob")
-DEFAULTED_KEYS += ("swiglu_alpha", "swiglu_limit")
+DEFAULTED_KEYS += ("swiglu_alpha", "swiglu_limit", "qkv_bias", "use_qk_norm", "shared_expert_intermediate_size")
+DEFAULTED_KEYS += ("n_routed_experts", "n_shared_experts", "routed_scaling_factor", "n_group", "topk_group")
+DEFAULTED_KEYS += ("first_k_dense_replace",)
 
 
 def rope_case(keys: dict[str, Any]) -> dict[str, Any]:

@@ -59,6 +59,13 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
         else:
             value = noise * 1.5 / weight.shape[-1] ** 0.5
         weight.data.copy_(value)
+    for bias in corrections(model).values():
+        bias.copy_(0.2 * torch.randn(bias.shape, generator=generator))
+
+
+def corrections(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return the routers' correction biases, which transformers keeps as buffers in float32."""
+    return {name: buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")}
 
 
 def _gemma_norm(name: str) -> float:
@@ -73,7 +80,7 @@ def save_weights(model: transformers.PreTrainedModel, tiny: TinyCheckpoint, fold
         name: part.detach().to(dtype).contiguous()
         for whole, weight in model.named_parameters()
         for name, part in published(whole, weight, model.config.model_type).items()
-    }
+    } | corrections(model)
     if tiny.num_shards == 1:
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
         return

@@ -38,6 +38,8 @@ NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "clip_qkv": (None,),
     "num_experts": (0, None),
     "num_local_experts": (0, None),
+    "n_shared_experts": (0, None),
+    "shared_expert_intermediate_size": (0, None),
     "is_encoder_decoder": (False, None),
     "add_cross_attention": (False, None),
 }

@@ -1,4 +1,4 @@
-"""What the families with experts share: how their config says how many there are, and in which layers."""
+"""Keys that families with experts share: number and width of experts, and the layers that have them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from jaxserve.models.families._common import MAX_LAYERS, MAX_WIDTH
 from jaxserve.models.families._keys import Keys
 
 COUNT_KEYS = ("num_experts", "num_local_experts")
-"""Two spellings of one number: transformers reads either."""
+"""Keys for the number of experts: transformers reads either."""
 _MAX_EXPERTS = 4096
 """Far above every published model."""
 
 
 def read_experts(keys: Keys, count_key: str, width_key: str, *, is_normalized: bool) -> ExpertsConfig:
-    """count_key: the family's own spelling of how many there are, which has the default. width_key: where the width of
-    each stands. What makes a router learn well changes nothing here."""
-    for key in ("n_shared_experts", "shared_expert_intermediate_size"):
-        keys.require(key, 0, None)
-    (other,) = set(COUNT_KEYS) - {count_key}
-    num_experts = keys.integer(count_key if keys.get(other) is None else other, _MAX_EXPERTS)
+    """Read the keys that all families share. count_key: the family's key for E, which has the default. width_key: the
+    key for F. Keys that only matter in training are ignored."""
+    given = [key for key in COUNT_KEYS if key != count_key and keys.get(key) is not None]
+    num_experts = keys.integer(given[0] if given else count_key, _MAX_EXPERTS)
     return ExpertsConfig(
         num_experts=num_experts,
         num_per_token=keys.integer("num_experts_per_tok", num_experts),
@@ -31,7 +29,7 @@ def read_experts(keys: Keys, count_key: str, width_key: str, *, is_normalized: b
 
 
 def some_with_experts(keys: Keys, layers: tuple[LayerConfig, ...], experts: ExpertsConfig) -> tuple[LayerConfig, ...]:
-    """Every `decoder_sparse_step`-th layer, but those of `mlp_only_layers`."""
+    """Add experts to every `decoder_sparse_step`-th layer except those of `mlp_only_layers`."""
     step, dense = keys.integer("decoder_sparse_step", MAX_LAYERS), keys.get("mlp_only_layers") or []
     if not isinstance(dense, list) or any(type(index) is not int or index not in range(len(layers)) for index in dense):
         raise keys.refusal("mlp_only_layers", f"a list of layers from 0 to {len(layers) - 1}")
@@ -42,5 +40,29 @@ def some_with_experts(keys: Keys, layers: tuple[LayerConfig, ...], experts: Expe
 
 
 def all_with_experts(layers: tuple[LayerConfig, ...], experts: ExpertsConfig) -> tuple[LayerConfig, ...]:
-    """Every layer."""
+    """Add experts to every layer."""
     return tuple(replace(layer, experts=experts) for layer in layers)
+
+
+def dense_first(keys: Keys, layers: tuple[LayerConfig, ...], experts: ExpertsConfig) -> tuple[LayerConfig, ...]:
+    """Add experts to every layer after the first `first_k_dense_replace`."""
+    count = keys.integer("first_k_dense_replace", len(layers), low=0)
+    return (*layers[:count], *all_with_experts(layers[count:], experts))
+
+
+def with_sigmoid_router(keys: Keys, experts: ExpertsConfig) -> ExpertsConfig:
+    """Add DeepSeek-V3's router: sigmoid scores, a correction bias, groups of experts and a factor on the weights."""
+    num_groups = keys.integer("n_group", experts.num_experts)
+    if experts.num_experts % num_groups or experts.num_experts < 2 * num_groups:
+        raise keys.refusal("n_group", f"a divisor of the {experts.num_experts} experts, at least two to a group")
+    num_groups_per_token = keys.integer("topk_group", num_groups)
+    if experts.num_per_token > num_groups_per_token * (experts.num_experts // num_groups):
+        raise keys.refusal("topk_group", f"groups with at least num_experts_per_tok ({experts.num_per_token}) experts")
+    return replace(
+        experts,
+        score="sigmoid",
+        has_correction_bias=True,
+        weight_scale=keys.number("routed_scaling_factor"),
+        num_groups=num_groups,
+        num_groups_per_token=num_groups_per_token,
+    )

@@ -125,6 +125,6 @@ def estimate_workspace(sizes: Sizes, num_tokens: int, num_rows: int) -> int:
     blocks = [3 * share(decoder.intermediate_size)]
     if decoder.experts is not None:
         own = decoder.hidden_size + 3 * share(decoder.experts.intermediate_size)
-        blocks.append(decoder.experts.num_per_token * own)
+        blocks.append(decoder.experts.num_per_token * own + 3 * share(decoder.experts.shared_intermediate_size or 0))
     width = 2 * decoder.hidden_size + max(blocks)
     return num_tokens * width * sizes.activation_itemsize + 3 * num_rows * share(decoder.vocab_size) * 4

@@ -1,0 +1,97 @@
+"""Routers of mixture-of-experts blocks: which experts each token uses, and with which weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxserve.layers.linear import Linear, Tokens
+from jaxserve.layers.param import parameter
+from jaxserve.layers.policy import DtypePolicy
+from jaxserve.model_config.experts import ExpertsConfig
+
+
+class Routing(NamedTuple):
+    """Tokens sorted by expert. R = T * k rows; rows of padding tokens come last."""
+
+    tokens: Int[Array, "R"]
+    """Token of each row."""
+    group_sizes: Int[Array, "E"]
+    """Rows of each expert."""
+    rows: Int[Array, "T k"]
+    """Row of each of a token's experts, the best first."""
+    weights: Float[Array, "T k"]
+
+
+class Router(Linear):
+    """Matmul that scores experts; never quantised."""
+
+    def __init__(self, dim: int, config: ExpertsConfig, policy: DtypePolicy) -> None:
+        plain = replace(policy, quantization="none")
+        super().__init__(config.num_experts, dim, (None, "embed"), plain, bias=config.has_biases)
+        has_correction = config.has_correction_bias
+        self.e_score_correction_bias = (
+            parameter((config.num_experts,), (None,), jnp.dtype(jnp.float32)) if has_correction else None
+        )
+        self.config = config
+
+    def route(self, x: Float[Array, "T D"], tokens: Tokens) -> Routing:
+        """Choose the experts of every token."""
+        logits = self.multiply(x, tokens.num_real)
+        if self.bias is not None:
+            logits = logits + self.bias[...]
+        correction = None if self.e_score_correction_bias is None else self.e_score_correction_bias[...]
+        return route(logits, tokens.num_real, self.config, correction)
+
+
+def route(
+    logits: Float[Array, "T E"],
+    num_tokens: Int[Array, ""],
+    config: ExpertsConfig,
+    correction: Float[Array, "E"] | None = None,
+) -> Routing:
+    """Choose the experts of every token; rows of `logits` from `num_tokens` on are padding."""
+    num_choices = config.num_per_token
+    experts, weights = _choose(logits, config, correction)
+    is_padding = jnp.arange(len(logits)) >= num_tokens
+    owners = jnp.where(is_padding[:, None], config.num_experts, experts).reshape(-1)
+    order = jnp.argsort(owners, stable=True)
+    rows = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)), unique_indices=True)
+    return Routing(
+        tokens=order // num_choices,
+        group_sizes=(owners[:, None] == jnp.arange(config.num_experts)).sum(0, dtype=jnp.int32),
+        rows=rows.reshape(-1, num_choices),
+        weights=weights,
+    )
+
+
+def _choose(
+    logits: Float[Array, "T E"], config: ExpertsConfig, correction: Float[Array, "E"] | None
+) -> tuple[Int[Array, "T k"], Float[Array, "T k"]]:
+    """Return each token's experts and their weights."""
+    if config.score == "softmax" and correction is None and config.num_groups == 1:
+        best, experts = jax.lax.top_k(logits, config.num_per_token)
+        weights = jnp.exp(best - jax.nn.logsumexp(best if config.is_normalized else logits, axis=-1, keepdims=True))
+    else:
+        scores = jax.nn.sigmoid(logits) if config.score == "sigmoid" else jax.nn.softmax(logits)
+        ranks = scores if correction is None else scores + correction
+        _, experts = jax.lax.top_k(_within_best_groups(ranks, config), config.num_per_token)
+        weights = jnp.take_along_axis(scores, experts, axis=1)
+        if config.is_normalized:
+            weights = weights / (weights.sum(-1, keepdims=True) + 1e-20)  # as DeepSeek-V3 guards it
+    return experts, weights if config.weight_scale == 1 else weights * config.weight_scale
+
+
+def _within_best_groups(ranks: Float[Array, "T E"], config: ExpertsConfig) -> Float[Array, "T E"]:
+    """Exclude experts outside each token's best groups, ranked by their two best experts (arXiv 2412.19437, 2.1.2)."""
+    if config.num_groups == 1:
+        return ranks
+    grouped = ranks.reshape(len(ranks), config.num_groups, -1)  # (T, groups, E / groups)
+    best_two, _ = jax.lax.top_k(grouped, 2)
+    _, groups = jax.lax.top_k(best_two.sum(-1), config.num_groups_per_token)
+    is_chosen = (groups[:, :, None] == jnp.arange(config.num_groups)).any(1)  # (T, groups)
+    return jnp.where(is_chosen[:, :, None], grouped, -jnp.inf).reshape(ranks.shape)
