@@ -34,6 +34,10 @@ class Overlay:
     changed: set[str] = field(default_factory=set)
 
     @property
+    def python(self) -> list[str]:
+        return [sys.executable]
+
+    @property
     def python_path(self) -> str:
         return f"{self.root}:{self.root / 'kernels'}"
 
@@ -44,11 +48,11 @@ class Overlay:
         (self.root / path).write_text(text, "utf-8")
         self.changed.add(path)
 
-    def insert(self, path: str, anchor: str, text: str) -> None:
-        """Insert lines after the only line that contains `anchor`."""
+    def insert(self, path: str, text: str, *, before: str) -> None:
+        """Insert lines before the only line that contains `before`."""
         lines = (self.root / path).read_text("utf-8").splitlines(keepends=True)
-        [place] = [number for number, line in enumerate(lines) if anchor in line]
-        lines[place + 1 : place + 1] = [text if text.endswith("\n") else text + "\n"]
+        [place] = [number for number, line in enumerate(lines) if before in line]
+        lines[place:place] = [text + "\n"]
         (self.root / path).unlink()  # a hard link of the original
         (self.root / path).write_text("".join(lines), "utf-8")
         self.changed.add(path)
