@@ -56,12 +56,12 @@ def metrics_table() -> str:
     """All metrics and their labels."""
     rows = [
         (
-            f"`{PREFIX}{spec.name}{'_total' if spec.kind == 'counter' else ''}`",
+            f"`{PREFIX}{name}{'_total' if spec.kind == 'counter' else ''}`",
             spec.kind,
             ", ".join(f"`{label}`" for label in BASE_LABELS + spec.labels),
             spec.help,
         )
-        for spec in METRICS
+        for name, spec in METRICS.items()
     ]
     return markdown_table(("metric", "type", "labels", "meaning"), rows) + "\n"
 

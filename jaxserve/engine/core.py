@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from jaxserve.engine.meter import StepMeter
+from jaxserve.engine.meter import count_call
 from jaxserve.engine.protocol import Plan, Result, StepScheduler
 from jaxserve.errors import InternalError, RequestError, UnavailableError
 from jaxserve.executor.profiler import Profiler
@@ -31,7 +31,6 @@ from jaxserve.ipc.messages import (
     AddRequest,
     Command,
     CommandName,
-    EngineStats,
     ErrorInfo,
     Heartbeat,
     Hello,
@@ -39,6 +38,7 @@ from jaxserve.ipc.messages import (
     StepOutputs,
     ToEngine,
 )
+from jaxserve.ipc.stats import EngineStats
 from jaxserve.scheduler.admission import error_info
 from jaxserve.types import ProgramKind, RequestId
 
@@ -101,7 +101,6 @@ class EngineCore:
         self._depth = depth
         self._profiler = profiler or Profiler(None)
         self._clock = clock
-        self._meter = StepMeter()
         self._num_failures = 0
         self._in_flight: deque[_Dispatched] = deque()
         self._last_busy: float | None = None
@@ -161,8 +160,8 @@ class EngineCore:
     def step(self) -> StepOutputs | None:
         """Dispatch the next step, and take in what is due; its news, or None when nothing was due."""
         self._look_at_device()
+        outputs = self._scheduler.poll_grammars()
         plan = self._scheduler.schedule()
-        outputs = self._scheduler.take_outputs()
         num_kept = 0
         if plan is None:  # nothing to do, or nothing before the oldest step is over
             num_kept = max(0, len(self._in_flight) - 1)
@@ -232,7 +231,7 @@ class EngineCore:
         seconds = result.device_seconds / result.num_steps
         self._recent_seconds[step.program] = self._recent_seconds.get(step.program, (seconds, seconds))[1], seconds
         self._num_failures = 0
-        self._meter.record(step.plan, result, step.gap_s)
+        count_call(self._scheduler.stats, step.plan, result, step.gap_s)
         outputs = self._scheduler.update(step.plan, result)
         if not self._scheduler.has_work:
             self._last_busy = None
@@ -252,8 +251,9 @@ class EngineCore:
         return self._scheduler.fail(plan, MEMORY_ERROR if is_out_of_memory else STEP_ERROR)
 
     def _stats(self) -> EngineStats:
-        meter, self._meter = self._meter, StepMeter()
-        return meter.add_to(self._scheduler.stats(), self._executor.compilations())
+        stats = self._scheduler.take_stats()
+        stats.compilations = self._executor.compilations()
+        return stats
 
 
 def rejected(request_id: RequestId, error: ErrorInfo) -> RequestOutput:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from jaxserve.ipc.messages import AddRequest, EngineStats, ErrorInfo, RequestOutput
+from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput
+from jaxserve.ipc.stats import EngineStats
 from jaxserve.types import ProgramKind, RequestId
 
 
@@ -52,7 +53,9 @@ class Result(Protocol):
 
 
 class StepScheduler(Protocol):
-    """Makes plans of requests, and news of results; see `scheduler.scheduler.Scheduler`."""
+    """Makes plans of requests, and outputs of results; see `scheduler.scheduler.Scheduler`."""
+
+    stats: EngineStats
 
     @property
     def has_work(self) -> bool: ...
@@ -65,12 +68,12 @@ class StepScheduler(Protocol):
 
     def reset_prefix_cache(self) -> None: ...
 
-    def schedule(self) -> Plan | None: ...
+    def poll_grammars(self) -> list[RequestOutput]: ...
 
-    def take_outputs(self) -> list[RequestOutput]: ...
+    def schedule(self) -> Plan | None: ...
 
     def update(self, plan: Any, result: Any) -> list[RequestOutput]: ...
 
     def fail(self, plan: Any, error: ErrorInfo) -> list[RequestOutput]: ...
 
-    def stats(self) -> EngineStats: ...
+    def take_stats(self) -> EngineStats: ...

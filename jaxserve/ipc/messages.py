@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from jaxserve.ipc.report import StartupReport
+from jaxserve.ipc.stats import EngineStats
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.types import FinishReason, Pooling, RequestId
 
@@ -202,7 +203,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     """Prompt tokens whose KV came from the prefix cache. Set on every output."""
     error: ErrorInfo | None = None
     queue_seconds: float | None = None
-    """From arrival in the engine to the first step that computed the request. Set on every output with tokens."""
+    """Time from arrival in the engine to the first step that computed the request; None until then."""
     num_preemptions: int = 0
     """How often the request was put back to waiting so far. Set on every output."""
     prompt_logprobs: list[TokenLogprobs] | None = None
@@ -212,38 +213,6 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     num_accepted_tokens: int = 0
     """Tokens of drafts that were right so far. Set on every output, as the next."""
     num_rejected_tokens: int = 0
-
-
-class EngineStats(msgspec.Struct, frozen=True, array_like=True):
-    """Gauges as they are now; counters as increments since the last `EngineStats`."""
-
-    num_running: int
-    num_waiting: int
-    kv_cache_usage: float
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    num_preemptions: int = 0
-    num_prompt_tokens: int = 0
-    num_generation_tokens: int = 0
-    num_jump_forward_tokens: int = 0
-    """Generation tokens that a grammar left no choice about: nobody sampled them."""
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    """Of drafts: guesses that were right."""
-    num_steps: int = 0
-    bucket_steps: dict[str, int] = {}
-    """Steps by program, e.g. `{"decode/8": 3}`."""
-    padding_tokens: dict[str, int] = {}
-    """Computed but unused token rows by program kind."""
-    step_tokens: list[int] = []
-    """Real tokens of each step."""
-    device_step_seconds: list[float] = []
-    host_gap_seconds: list[float] = []
-    num_calls: int = 0
-    """Programs called: fewer than steps where decode steps ran as bursts."""
-    compilations: dict[str, int] = {}
-    """Backend compilations by phase, total so far: {"warmup": n, "serving": n}."""
 
 
 class StepOutputs(Message, frozen=True):

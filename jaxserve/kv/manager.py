@@ -33,7 +33,7 @@ class KVManager:
         self, num_blocks: int, block_size: int, max_model_len: int, *, enable_prefix_caching: bool = True
     ) -> None:
         self.block_size = block_size
-        self._pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks)
         self._max_blocks = self.num_blocks_for(max_model_len)
         self._enable_prefix_caching = enable_prefix_caching
         self._coming: dict[BlockHash, int] = {}
@@ -41,19 +41,14 @@ class KVManager:
         `BlockTable.coming`."""
 
     @property
-    def pool(self) -> BlockPool:
-        """For checks; the scheduler goes through the manager."""
-        return self._pool
-
-    @property
     def num_usable_tokens(self) -> int:
         """Tokens that one request could hold if it were alone."""
-        return self._pool.num_usable * self.block_size
+        return self.pool.num_usable * self.block_size
 
     @property
     def usage(self) -> float:
         """Share of the pages that requests hold."""
-        return 1.0 - self._pool.num_free / self._pool.num_usable
+        return 1.0 - self.pool.num_free / self.pool.num_usable
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -67,7 +62,7 @@ class KVManager:
         blocks: list[BlockId] = []
         if self._enable_prefix_caching:
             for index in range((len(tokens) - 1) // self.block_size):
-                block = self._pool.find(table.chain.name(index, tokens))
+                block = self.pool.find(table.chain.name(index, tokens))
                 if block is None:
                     break
                 blocks.append(block)
@@ -92,17 +87,17 @@ class KVManager:
         if len(cached) == num_shareable or last in self._coming:
             last = None
         num_missing = self.num_blocks_for(len(tokens)) - len(cached)
-        num_free_cached = self._pool.num_free_among(cached)
-        if num_missing + num_spare_blocks > self._pool.num_free - num_free_cached:
+        num_free_cached = self.pool.num_free_among(cached)
+        if num_missing + num_spare_blocks > self.pool.num_free - num_free_cached:
             if may_share:
                 next_name = table.chain.name(len(cached), tokens) if len(cached) < num_shareable else None
                 num_held = len(cached) - num_free_cached
-                table.failure = AllocationFailure(len(tokens), len(cached), num_held, next_name, self._pool.num_gains)
+                table.failure = AllocationFailure(len(tokens), len(cached), num_held, next_name, self.pool.num_gains)
             return None
         table.failure = None
-        self._pool.share(cached)  # first, or allocate might evict them
+        self.pool.share(cached)  # first, or allocate might evict them
         table.append(cached)
-        table.append(self._pool.allocate(num_missing))
+        table.append(self.pool.allocate(num_missing))
         table.num_published = len(cached)
         if last is not None:
             table.coming = last
@@ -114,15 +109,15 @@ class KVManager:
         if num_tokens <= table.num_blocks * self.block_size:
             return True
         num_missing = self.num_blocks_for(num_tokens) - table.num_blocks
-        if num_missing > self._pool.num_free:
+        if num_missing > self.pool.num_free:
             return False
-        table.append(self._pool.allocate(num_missing))
+        table.append(self.pool.allocate(num_missing))
         return True
 
     def extend_all(self, needs: Sequence[tuple[BlockTable, int]]) -> bool:
         """`extend` for every table and number of tokens, or for none."""
         num_missing = sum(max(0, self.num_blocks_for(tokens) - table.num_blocks) for table, tokens in needs)
-        if num_missing > self._pool.num_free:
+        if num_missing > self.pool.num_free:
             return False
         return all(self.extend(table, num_tokens) for table, num_tokens in needs)
 
@@ -136,7 +131,7 @@ class KVManager:
             return
         num_full = num_computed // self.block_size
         for index in range(table.num_published, num_full):
-            self._pool.name(BlockId(int(table.row[index])), table.chain.name(index, tokens))
+            self.pool.name(BlockId(int(table.row[index])), table.chain.name(index, tokens))
         table.num_published = num_full
         if table.coming is not None and num_full >= self._coming[table.coming]:
             self._has_come(table)
@@ -144,12 +139,12 @@ class KVManager:
     def free(self, table: BlockTable) -> None:
         """Give all pages back; what was published can still be found until it is evicted."""
         self._has_come(table)
-        self._pool.release(table.blocks)
+        self.pool.release(table.blocks)
         table.clear()
 
     def reset_prefix_cache(self) -> None:
         """Forget every published page that no request holds."""
-        self._pool.forget_reusable()
+        self.pool.forget_reusable()
 
     def _must_still_fail(self, table: BlockTable, num_tokens: int, num_spare_blocks: int) -> bool:
         """Whether the pool is too full for `table` even if every gain since its failure was one of its pages.
@@ -160,10 +155,10 @@ class KVManager:
         failure = table.failure
         if failure is None or failure.num_tokens != num_tokens:
             return False
-        if failure.next_name is not None and self._pool.find(failure.next_name) is not None:
+        if failure.next_name is not None and self.pool.find(failure.next_name) is not None:
             return False
-        num_held = min(failure.num_held + self._pool.num_gains - failure.num_gains, failure.num_cached)
-        return self.num_blocks_for(num_tokens) - num_held + num_spare_blocks > self._pool.num_free
+        num_held = min(failure.num_held + self.pool.num_gains - failure.num_gains, failure.num_cached)
+        return self.num_blocks_for(num_tokens) - num_held + num_spare_blocks > self.pool.num_free
 
     def _has_come(self, table: BlockTable) -> None:
         """Nobody needs to wait for this table any more."""

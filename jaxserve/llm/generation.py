@@ -20,7 +20,7 @@ from jaxserve.errors import RequestError
 from jaxserve.frontend.choice_stream import ChoiceStream, OutputDelta, deltas_of, events_of
 from jaxserve.frontend.handle import Job, generating, grammar_of, make_job
 from jaxserve.frontend.prepare import make_chat_job
-from jaxserve.http.errors import first_leaf, request_error
+from jaxserve.http.errors import first_leaf
 from jaxserve.http.state import ServerState
 from jaxserve.ipc.messages import AddRequest, ModelInfo
 from jaxserve.ipc.messages import RequestOutput as News
@@ -192,4 +192,4 @@ def _check_room(model_info: ModelInfo, request: AddRequest) -> None:
     )
     error = admission.rejection(request, 0)
     if error is not None:
-        raise request_error(error)
+        raise error

@@ -1,6 +1,6 @@
-"""Whether a request can be served at all. Asked once, when it arrives; nothing here raises.
+"""Decides on arrival whether a request can be served at all. Nothing here raises.
 
-The API process checks most of this before it sends; the engine checks again, because a bad request must
+The API process checks most of this before it sends; the engine checks again, because an invalid request must
 end as one failed request and never as a dead engine.
 """
 
@@ -21,32 +21,31 @@ from jaxserve.sampling.params import SamplingParams
 
 
 def error_info(error: RequestError) -> ErrorInfo:
-    """The error as it crosses the process boundary."""
+    """Return the error as it crosses the process boundary."""
     return ErrorInfo(type(error).__name__, error.message, error.param, error.code)
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The limits every request is held against."""
+    """The limits of an engine that generates."""
 
     max_model_len: int
     vocab_size: int
     num_usable_tokens: int
     """Tokens whose KV one request could hold if it were alone."""
     max_requests: int
-    """Running and waiting together."""
+    """Running and waiting requests together."""
     has_grammars: bool = False
 
     def max_output_tokens(self, message: AddRequest) -> int:
-        """`max_tokens`, cut to what the context leaves."""
+        """Return `max_tokens`, cut to what the context leaves."""
         return min(message.sampling.max_tokens, self.max_model_len - len(message.prompt_token_ids))
 
-    def rejection(self, message: AddRequest, num_requests: int) -> ErrorInfo | None:
-        """Why `message` is refused while `num_requests` are in the house, or None."""
-        error = self._never(message) or self._not_now(num_requests)
-        return None if error is None else error_info(error)
+    def rejection(self, message: AddRequest, num_requests: int) -> RequestError | None:
+        """Return why `message` is rejected while `num_requests` run or wait, or None."""
+        return self._invalid(message) or queue_full(num_requests, self.max_requests)
 
-    def _never(self, message: AddRequest) -> RequestError | None:
+    def _invalid(self, message: AddRequest) -> RequestError | None:
         tokens = message.prompt_token_ids
         num_tokens = len(tokens)
         if not tokens:
@@ -83,14 +82,42 @@ class Admission:
             )
         return None
 
-    def _not_now(self, num_requests: int) -> RequestError | None:
-        if num_requests >= self.max_requests:
-            return RateLimitError(f"the queue is full: {num_requests} requests run or wait. Please retry later.")
-        return None
+
+@dataclass(frozen=True, slots=True)
+class EmbedAdmission:
+    """The limits of an engine that embeds."""
+
+    max_model_len: int
+    vocab_size: int
+    max_requests: int
+    """Running and waiting requests together."""
+
+    def rejection(self, message: AddRequest, num_requests: int) -> RequestError | None:
+        """Return why `message` is rejected while `num_requests` run or wait, or None."""
+        tokens = message.prompt_token_ids
+        if not tokens:
+            return InvalidRequestError("input is empty: at least one token is needed", param="input")
+        if min(tokens) < 0 or max(tokens) >= self.vocab_size:
+            return InvalidRequestError(
+                f"input holds token ids outside of this model's, 0 to {self.vocab_size - 1}", param="input"
+            )
+        if len(tokens) > self.max_model_len:
+            return ContextLengthError(
+                f"This model's maximum context length is {self.max_model_len} tokens, the input has {len(tokens)}.",
+                param="input",
+            )
+        return queue_full(num_requests, self.max_requests)
+
+
+def queue_full(num_requests: int, max_requests: int) -> RateLimitError | None:
+    """Return the error of a request beyond the limit, or None."""
+    if num_requests >= max_requests:
+        return RateLimitError(f"the queue is full: {num_requests} requests run or wait. Please retry later.")
+    return None
 
 
 def _listed_tokens(sampling: SamplingParams) -> dict[str, Collection[int]]:
-    """The token ids that a request's options name, by option."""
+    """Return the token ids in a request's options, by option."""
     return {
         "stop_token_ids": sampling.stop_token_ids,
         "logit_bias": sampling.logit_bias,

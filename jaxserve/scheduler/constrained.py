@@ -1,4 +1,4 @@
-"""The requests that are held to a grammar, and how long anybody waits for their masks."""
+"""Constrained decoding: which requests follow a grammar, and how long a step waits for their masks."""
 
 from __future__ import annotations
 
@@ -15,89 +15,114 @@ from jaxserve.scheduler.grammars import Grammars, GrammarState
 from jaxserve.scheduler.request import Request
 from jaxserve.types import RequestId
 
-_PATIENCE_S: Final = 0.005
-"""How long a step waits for the masks of its rows; those that are late miss it."""
-_IDLE_PATIENCE_S: Final = 0.02
-"""The same when there is nothing else to do: after that, messages are looked at."""
+_MASK_WAIT_S: Final = 0.005
+"""How long a step waits for the masks of its rows; a row whose mask is late misses the step."""
+_IDLE_WAIT_S: Final = 0.02
+"""The wait if there is nothing else to compute; then the engine looks for messages."""
 
 
 @dataclass(slots=True)
-class Settled:
-    """What came of the grammars since the last time."""
+class GrammarEvents:
+    """What grammars have done since the last `poll`."""
 
     prepared: list[Request] = field(default_factory=list)
-    """They can start."""
-    forced: list[tuple[Request, list[int]]] = field(default_factory=list)
-    """Tokens that come next, whatever the model thinks."""
-    over: list[Request] = field(default_factory=list)
-    """Nothing may come behind their newest token."""
+    """New requests whose first mask is ready."""
+    jumped: list[tuple[Request, list[int]]] = field(default_factory=list)
+    """Jump-forward tokens: the only ones that the grammar allows next."""
+    terminated: list[Request] = field(default_factory=list)
+    """Requests whose grammar allows no further token."""
     failed: list[tuple[Request, ErrorInfo]] = field(default_factory=list)
 
 
-class ConstrainedRequests:
-    """The requests whose grammar may have news: all that have one, but for those that only wait for their first step."""
+class ConstrainedDecoding:
+    """The policy of grammars: it starts them, advances them, and knows which rows have no mask yet.
+
+    Masks are made in threads. What they have done shows only after `poll`.
+    """
 
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
-        self._all: dict[RequestId, Request] = {}
-        self._preparing: dict[RequestId, Request] = {}
-        """Their grammar is not ready for the first token."""
+        self._active: dict[RequestId, Request] = {}
+        """Requests whose grammar can change: all but those that wait for their first step."""
+        self._preparing: set[RequestId] = set()
+        """Requests that cannot wait for a step yet: their first mask is not ready."""
+        self._late: set[Request] = set()
+        """Started requests whose next mask is not known to be ready."""
 
     def __bool__(self) -> bool:
-        return bool(self._all)
+        return bool(self._active)
 
-    def follow(self, message: AddRequest) -> GrammarState | None:
-        """The grammar of a new request, just begun; None when it has none."""
+    def new_grammar(self, message: AddRequest) -> GrammarState | None:
+        """Start the grammar of a new request; None if it has none."""
         if message.grammar is None or self._grammars is None:
             return None
-        # What the device keeps of a request's tokens, and log-probabilities, come of sampled tokens alone.
+        # Sampler state and log-probabilities are made from sampled tokens only.
         jump_forward = not needs_state(message.sampling) and message.sampling.num_top_logprobs is None
         return self._grammars.follow(message.grammar, message.sampling.allowed_token_ids, jump_forward=jump_forward)
 
-    def add(self, request: Request) -> None:
-        """A new one; it is to wait until `settle` calls it prepared."""
-        self._all[request.request_id] = self._preparing[request.request_id] = request
+    def prepare(self, request: Request) -> None:
+        """Take a new request with a grammar, until `poll` returns it as prepared."""
+        self._active[request.request_id] = request
+        self._preparing.add(request.request_id)
 
     def start(self, request: Request) -> None:
-        """One that was prepared is to run: its grammar has news with every token."""
+        """Take a request that runs from now on: its grammar changes with every token."""
         if request.grammar is not None:
-            self._all[request.request_id] = request
+            self._active[request.request_id] = request
 
-    def remove(self, request: Request) -> bool:
-        """Forget a request that ends; whether it was still being prepared."""
-        self._all.pop(request.request_id, None)
-        return self._preparing.pop(request.request_id, None) is not None
+    def advance(self, request: Request, token: int) -> None:
+        """Let the grammar of a running request take its newest token."""
+        if request.grammar is not None:
+            request.grammar.advance(token)
+            self._late.add(request)
 
-    def settle(self, running: Sequence[Request], *, is_idle: bool) -> Settled | None:
-        """Let grammars catch up with their tokens, for a short while.
+    def remove(self, request: Request) -> None:
+        """Forget a request that ends."""
+        self._active.pop(request.request_id, None)
+        self._preparing.discard(request.request_id)
+        self._late.discard(request)
 
-        None while a newest token is still in flight: no step can go on from there. One without that row would be of
-        no use, since it would make streams with a grammar half as fast as others.
-        is_idle: there is nothing else to do.
+    def is_late(self, request: Request) -> bool:
+        """Return True if the request has no mask for its next token."""
+        return request in self._late
+
+    def waits_for(self, running: Sequence[Request]) -> bool:
+        """Return True if a request with a grammar has an unread token.
+
+        No step can follow before it is read. A step without that row would be of no use, since it would make
+        constrained streams half as fast as others.
+        """
+        return bool(self._active) and any(
+            request.num_unread_tokens for request in running if request.grammar is not None
+        )
+
+    def poll(self, running: Sequence[Request], *, is_idle: bool) -> GrammarEvents:
+        """Return what grammars have done. Waits a few milliseconds for the masks that are late.
+
+        is_idle: no other request can be computed.
         """
         rows = [request for request in running if request.grammar is not None]
-        if any(request.num_unread_tokens for request in rows):
-            return None
         is_idle = is_idle and len(rows) == len(running)
-        _await_ready(self._all.values() if is_idle else rows, _IDLE_PATIENCE_S if is_idle else _PATIENCE_S)
-        found = Settled()
-        for request in self._all.values():
+        _await_ready(self._active.values() if is_idle else rows, _IDLE_WAIT_S if is_idle else _MASK_WAIT_S)
+        events = GrammarEvents()
+        for request in self._active.values():
             grammar = request.grammar
             if grammar is None or not grammar.is_ready:
                 continue
+            self._late.discard(request)
             if grammar.error is not None:
                 text = f"The grammar of this request cannot be followed: {grammar.error}"
-                found.failed.append((request, error_info(InvalidRequestError(text))))
+                events.failed.append((request, error_info(InvalidRequestError(text))))
                 continue
-            if forced := grammar.take_jump_forward():
-                found.forced.append((request, forced))
-            if grammar.is_over:
-                found.over.append(request)
+            if tokens := grammar.take_jump_forward():
+                events.jumped.append((request, tokens))
+            if grammar.is_terminated:
+                events.terminated.append(request)
             elif request.request_id in self._preparing:
-                found.prepared.append(request)
-        for request in found.prepared:
+                events.prepared.append(request)
+        for request in events.prepared:
             self.remove(request)
-        return found
+        return events
 
 
 def _await_ready(requests: Iterable[Request], seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What the scheduler knows of grammars: a mask for the next token, that takes some time to make after the last one."""
+"""What the scheduler needs of grammars: a mask for the next token, which takes some time to make."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from jaxserve.ipc.messages import Grammar
 
 
 class GrammarState(Protocol):
-    """Where one request stands in its grammar. All but `is_ready` mean something once it is ready."""
+    """The state of one request's grammar. All but `is_ready` is valid once it is ready."""
 
     @property
     def is_ready(self) -> bool: ...
 
     def take_jump_forward(self) -> list[int]:
-        """Tokens that have to come next, before the one that the mask is for; told once."""
+        """Return the only tokens that may come next, before the one that the mask is for. Later calls return none."""
         ...
 
     @property
@@ -26,26 +26,26 @@ class GrammarState(Protocol):
         ...
 
     @property
-    def is_over(self) -> bool:
-        """Whether nothing may come any more."""
+    def is_terminated(self) -> bool:
+        """True if no token may come next."""
         ...
 
     @property
     def error(self) -> str | None:
-        """Why it cannot go on."""
+        """The reason why the grammar cannot be followed any further."""
         ...
 
     def advance(self, token: int) -> None:
-        """Take the token that was chosen; returns at once."""
+        """Take the chosen token; returns at once."""
         ...
 
     def wait(self, seconds: float) -> None:
-        """Until it is ready, but no longer than this."""
+        """Wait until it is ready, at most `seconds`."""
         ...
 
 
 class Grammars(Protocol):
-    """Starts to follow a grammar."""
+    """Starts grammars."""
 
     def follow(
         self, grammar: Grammar, allowed_token_ids: Collection[int], *, jump_forward: bool = False

@@ -1,24 +1,25 @@
-"""Rows to arrays: the only place that tells decode from mixed."""
+"""Packs the rows of a step into arrays, and chooses between the decode and the mixed program."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from jaxserve.scheduler.constrained import ConstrainedDecoding
 from jaxserve.scheduler.plan import UNREAD_TOKEN, Buckets, Mask, StepPlan
 from jaxserve.scheduler.request import Request
 from jaxserve.types import NO_LOGPROBS, ProgramKind
 
 
-def share_budget(running: list[Request], max_tokens: int) -> list[int]:
-    """Tokens of the next step for each running request, in order.
+def share_budget(running: list[Request], max_tokens: int, constrained: ConstrainedDecoding) -> list[int]:
+    """Return the tokens of the next step for each running request, in order.
 
-    Nothing for a request that ends by its length with a token under way, or whose grammar is not ready.
+    Zero for a request that an unread token ends by its length, or that has no mask yet.
     """
     spare = max_tokens - len(running)
     counts = []
     for request in running:
         length = request.num_tokens + request.num_unread_tokens
-        is_next = length < request.length_limit and (request.grammar is None or request.is_ready)
+        is_next = length < request.length_limit and not (request.grammar is not None and constrained.is_late(request))
         count = min(length - request.num_computed_tokens, 1 + spare) if is_next else 0
         spare -= count - 1
         counts.append(count)
@@ -26,12 +27,12 @@ def share_budget(running: list[Request], max_tokens: int) -> list[int]:
 
 
 def pack(
-    requests: list[Request], counts: list[int], buckets: Buckets, num_steps: int, newcomers: list[Request]
+    requests: list[Request], counts: list[int], buckets: Buckets, num_steps: int, started: list[Request]
 ) -> tuple[StepPlan, list[Request]]:
-    """The plan in which request i computes its next `counts[i]` tokens, and the requests in row order.
+    """Return the plan in which request i computes its next `counts[i]` tokens, and the requests in row order.
 
-    Requests with a count of 0 have no row. The arrays are copies: what happens to the requests later does
-    not reach a plan under way. newcomers: those that have just got their slots.
+    Requests with a count of 0 have no row. The arrays are copies: later changes of the requests do not reach the plan.
+    started: the requests that have just got their slots.
     """
     rows = [i for i, count in enumerate(counts) if count == 1]
     num_single = len(rows)
@@ -80,7 +81,7 @@ def pack(
         num_steps=num_steps,
         num_prompt_logprobs=num_prompt_logprobs,
         targets=targets,
-        slot_inits=tuple(request.slot_init() for request in newcomers if request.needs_state),
+        slot_inits=tuple(request.slot_init() for request in started if request.needs_state),
         adapters=_adapters(ordered),
         masks=tuple(masks),
     )
@@ -88,7 +89,7 @@ def pack(
 
 
 def _matrix(rows: list[np.ndarray]) -> np.ndarray:
-    """`np.stack` for rows of one length, without its checks: they would take a quarter of the time of all packing."""
+    """Return `np.stack` of rows of one length, without its checks, which take a quarter of the time of packing."""
     return np.concatenate(rows).reshape(len(rows), -1)
 
 
@@ -98,5 +99,5 @@ def _adapters(ordered: list[Request]) -> np.ndarray | None:
 
 
 def _targets(ordered: list[Request], num_scheduled: np.ndarray) -> np.ndarray:
-    """The tokens that the scheduled ones are scored by: (T,)."""
+    """Return the targets of the scheduled tokens: int32 [T]."""
     return np.concatenate([request.targets(count) for request, count in zip(ordered, num_scheduled, strict=True)])

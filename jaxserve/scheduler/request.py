@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from jaxserve.ipc.messages import AddRequest
 from jaxserve.kv.block_table import BlockTable
 from jaxserve.sampling.params import device_row, needs_state
 from jaxserve.scheduler.grammars import GrammarState
-from jaxserve.scheduler.plan import MAX_STOP_TOKENS, NO_TARGET, SlotInit
+from jaxserve.scheduler.plan import MAX_STOP_TOKENS, NO_TARGET, UNREAD_TOKEN, SlotInit
+from jaxserve.scheduler.prompt_lookup import DraftState
 from jaxserve.types import FinishReason
 
-_PROMPT_END = 16
-"""Tokens that a prediction is thought to have followed once before."""
-_OUTPUT_ROOM = 128
+_SPARE_OUTPUT: Final = 128
 """Output tokens that fit before the token buffer grows."""
 
 
 class Request:
-    """Tokens, progress and pages of one request. Changed by the scheduler only.
+    """Tokens, progress and pages of one request. Only its methods change its attributes.
 
         0 ........ num_prompt_tokens ........ num_tokens          known tokens: prompt, then output
                                               num_tokens ... + num_unread_tokens    sampled by steps in flight
         0 ........ num_computed_tokens                            their KV is in the pages of `table`, once
-                                                                  the steps in flight are over
+                                                                  the steps in flight are done
 
     It waits, runs (holds pages and a slot) or is finished. Preemption sets `num_computed_tokens` back
     to 0 and keeps the tokens.
@@ -31,24 +32,20 @@ class Request:
 
     __slots__ = (
         "_buffer",
-        "_foretold",
+        "_eos_token_ids",
         "adapter",
-        "all_stop_ids",
         "arrival_s",
+        "draft",
         "finish_reason",
         "grammar",
         "is_plain",
         "length_limit",
-        "max_draft_tokens",
-        "max_output_tokens",
         "needs_state",
-        "num_accepted_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_in_flight",
         "num_preemptions",
         "num_prompt_tokens",
-        "num_rejected_tokens",
         "num_tokens",
         "num_unread_tokens",
         "num_unscored",
@@ -57,9 +54,9 @@ class Request:
         "request_id",
         "sampling",
         "sampling_row",
-        "shortest_match",
         "slot",
         "stop_row",
+        "stop_token_id",
         "stop_token_ids",
         "table",
     )
@@ -69,35 +66,30 @@ class Request:
         message: AddRequest,
         table: BlockTable,
         max_output_tokens: int,
-        arrival: int,
+        rank: tuple[int, int],
         arrival_s: float,
-        eos_token_ids: frozenset[int] = frozenset(),
-        grammar: GrammarState | None = None,
+        eos_token_ids: frozenset[int],
+        grammar: GrammarState | None,
+        draft: DraftState,
     ) -> None:
         self.request_id = message.request_id
         self.adapter = message.adapter
         self.sampling = message.sampling
         self.stop_token_ids = frozenset(message.sampling.stop_token_ids)
+        self._eos_token_ids = eos_token_ids
         self.grammar = grammar
-        """Where its reply stands in the grammar that it is held to."""
+        """The state of the grammar that constrains the reply; the scheduler's policy advances it."""
+        self.draft = draft
+        """The state of speculation; the scheduler's policy changes it."""
         self.sampling_row = device_row(message.sampling, is_masked=grammar is not None)
         self.needs_state = needs_state(message.sampling)
-        self.all_stop_ids = self.stop_token_ids | eos_token_ids
-        """What min_tokens keeps back; also with ignore_eos, as in vLLM."""
         self.stop_row = _stop_row(message, eos_token_ids)
-        wanted = (grammar, message.sampling.num_top_logprobs, message.sampling.num_prompt_logprobs)
-        self.is_plain = all(want is None for want in wanted)
-        """Whether nothing but its tokens is wanted, and no grammar restricts them: most requests, in most steps."""
-        self.max_draft_tokens = 0
-        """To guess ahead in the next step; 0 for a request that gets no drafts."""
-        self.shortest_match = 0
-        """Newest tokens that must have stood together before, for what followed to be a draft."""
-        self.num_accepted_tokens = self.num_rejected_tokens = 0
-        """Of all drafts so far."""
+        extras = (grammar, message.sampling.num_top_logprobs, message.sampling.num_prompt_logprobs)
+        self.is_plain = all(extra is None for extra in extras)
+        """True if the request has no grammar and wants no log-probabilities."""
         self.table = table
-        self.max_output_tokens = max_output_tokens
-        self.rank = (message.priority, arrival)
-        """Who goes first: the lower priority value, then the earlier arrival. Unique."""
+        self.rank = rank
+        """Priority, then order of arrival: the lowest goes first. Unique."""
         self.num_prompt_tokens = len(message.prompt_token_ids)
         self.length_limit = self.num_prompt_tokens + max_output_tokens
         self.num_tokens = self.num_prompt_tokens
@@ -106,22 +98,22 @@ class Request:
         self.num_cached_tokens = 0
         """Prompt tokens found in the prefix cache when the request first started."""
         self.num_unscored = 0 if message.sampling.num_prompt_logprobs is None else self.num_prompt_tokens - 1
-        """Prompt tokens at its end whose log-probabilities were asked for and are not known. Such a request finds
-        nothing in the prefix cache: what is not computed has none."""
+        """Prompt tokens at its end whose log-probabilities were asked for and are not known. Such a request takes
+        nothing from the prefix cache: tokens that are not computed have no log-probabilities."""
         self.arrival_s = arrival_s
-        """The scheduler's clock when the request came; `arrival` only counts."""
+        """Time of arrival on the scheduler's clock."""
         self.queue_seconds: float | None = None
-        """From arrival to the step that started it first; None until then."""
+        """Time from arrival to the first start; None until then."""
         self.num_preemptions = 0
         self.slot: int | None = None
-        """Its place in the device's state while it runs."""
+        """Index into the device's per-request state while it runs."""
         self.num_in_flight = 0
         """Submitted steps that still write to its pages."""
         self.finish_reason: FinishReason | None = None
-        self._buffer = np.empty(self.num_tokens + min(max_output_tokens, _OUTPUT_ROOM), np.int32)
+        self.stop_token_id: int | None = None
+        """The entry of `stop_token_ids` that ended the request."""
+        self._buffer = np.empty(self.num_tokens + min(max_output_tokens, _SPARE_OUTPUT), np.int32)
         self._buffer[: self.num_tokens] = message.prompt_token_ids
-        prompt_end, prediction = message.prompt_token_ids[-_PROMPT_END:], message.prediction_token_ids
-        self._foretold = np.array([*prompt_end, *prediction, -1], np.int32) if prediction else None
 
     @property
     def tokens(self) -> np.ndarray:
@@ -129,20 +121,16 @@ class Request:
         return self._buffer[: self.num_tokens]
 
     @property
-    def tokens_to_learn_from(self) -> np.ndarray:
-        """All known tokens, and before them the predicted reply behind the end of the prompt."""
-        return self.tokens if self._foretold is None else np.concatenate([self._foretold, self.tokens])
+    def is_scoring(self) -> bool:
+        """True if the tokens it computes next have targets."""
+        return self.num_unscored > 0 and self.num_computed_tokens < self.num_prompt_tokens - 1
 
     def next_tokens(self, count: int) -> np.ndarray:
-        """The first `count` known tokens that are not computed; a view as `tokens`."""
+        """Return the first `count` known tokens that are not computed; a view as `tokens`."""
         return self._buffer[self.num_computed_tokens : self.num_computed_tokens + count]
 
-    @property
-    def num_output_tokens(self) -> int:
-        return self.num_tokens - self.num_prompt_tokens
-
     def targets(self, count: int) -> np.ndarray:
-        """The prompt tokens behind the next `count` to compute, as far as their log-probabilities are wanted."""
+        """Return the prompt token after each of the next `count`; NO_TARGET unless its log-probability is wanted."""
         targets = np.full(count, NO_TARGET, np.int32)
         first = self.num_prompt_tokens - self.num_unscored  # the first target that is missing
         positions = np.arange(self.num_computed_tokens, self.num_computed_tokens + count) + 1
@@ -150,32 +138,80 @@ class Request:
         targets[is_wanted] = self.tokens[positions[is_wanted]]
         return targets
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether no grammar keeps it from its next token."""
-        return self.grammar is None or self.grammar.is_ready
-
     def slot_init(self) -> SlotInit:
         """Return the initial sampler state of a request that got its slot. All its tokens must have been read."""
         if self.slot is None or self.num_unread_tokens:
             raise RuntimeError(f"{self.request_id} cannot initialise its slot now")
-        return SlotInit(self.slot, self.sampling, self.tokens.copy(), self.num_prompt_tokens, self.all_stop_ids)
+        stop_token_ids = self.stop_token_ids | self._eos_token_ids  # also with ignore_eos, as in vLLM
+        return SlotInit(self.slot, self.sampling, self.tokens.copy(), self.num_prompt_tokens, stop_token_ids)
 
-    @property
-    def is_scoring(self) -> bool:
-        """Whether the tokens it computes next have targets."""
-        return self.num_unscored > 0 and self.num_computed_tokens < self.num_prompt_tokens - 1
+    def start(self, slot: int, num_cached_tokens: int, now_s: float) -> None:
+        """Run from now on, in `slot`, with the first `num_cached_tokens` computed."""
+        self.slot = slot
+        self.num_computed_tokens = num_cached_tokens
+        if self.queue_seconds is None:
+            self.queue_seconds = now_s - self.arrival_s
+            self.num_cached_tokens = num_cached_tokens
 
-    def append(self, token: int) -> None:
-        """One more output token."""
-        if self.num_tokens == len(self._buffer):
-            self._buffer = np.concatenate([self._buffer, np.empty_like(self._buffer)])
-        self._buffer[self.num_tokens] = token
-        self.num_tokens += 1
+    def preempt(self) -> None:
+        """Wait again, with nothing computed."""
+        self.slot = None
+        self.num_computed_tokens = 0
+        self.num_preemptions += 1
+
+    def begin_step(self, num_tokens: int, num_steps: int, *, is_sampling: bool) -> None:
+        """Count one row of a step that is submitted: it computes `num_tokens`, then `num_steps - 1` of its own."""
+        self.num_in_flight += 1
+        self.num_computed_tokens += num_tokens + num_steps - 1
+        if is_sampling:
+            self.num_unread_tokens += num_steps
+
+    def end_step(self) -> None:
+        """Count one row of a step that is done: it writes to no page any more."""
+        self.num_in_flight -= 1
+
+    def land(self, num_sampled: int, num_valid: int) -> None:
+        """Count the tokens that a step sampled as read. The KV of those that are not valid is computed again."""
+        self.num_unread_tokens -= num_sampled
+        self.num_computed_tokens -= num_sampled - num_valid
+
+    def land_scores(self, count: int) -> None:
+        """Count prompt tokens whose log-probabilities are known now."""
+        self.num_unscored -= count
+
+    def append(self, tokens: list[int]) -> list[int]:
+        """Append output tokens up to and with the one that ends the request; returns those. Sets `finish_reason`."""
+        for num_taken, token in enumerate(tokens, 1):
+            if token == UNREAD_TOKEN:
+                raise RuntimeError(f"the device ended {self.request_id}, which is not finished")
+            if self.num_tokens == len(self._buffer):
+                self._buffer = np.concatenate([self._buffer, np.empty_like(self._buffer)])
+            self._buffer[self.num_tokens] = token
+            self.num_tokens += 1
+            if self._is_ended_by(token):
+                return tokens[:num_taken]
+        return tokens
+
+    def finish(self, reason: FinishReason) -> None:
+        """End without a further token."""
+        self.finish_reason = reason
+
+    def _is_ended_by(self, token: int) -> bool:
+        """Set `finish_reason` if `token`, the newest, ends the request.
+
+        The device decides the same for up to MAX_STOP_TOKENS ids; this decision counts.
+        """
+        if token in self._eos_token_ids and not self.sampling.ignore_eos:
+            self.finish_reason = "stop"
+        elif token in self.stop_token_ids:
+            self.finish_reason, self.stop_token_id = "stop", token
+        elif self.num_tokens >= self.length_limit:
+            self.finish_reason = "length"
+        return self.finish_reason is not None
 
 
 def _stop_row(message: AddRequest, eos_token_ids: frozenset[int]) -> np.ndarray:
-    """The ids that end the request, as the device reads them: the first few where there are more."""
+    """Return the ids that end the request, as the device reads them: the first MAX_STOP_TOKENS."""
     ids = [] if message.sampling.ignore_eos else sorted(eos_token_ids)
     ids = [*ids, *message.sampling.stop_token_ids][:MAX_STOP_TOKENS]
     row = np.full(MAX_STOP_TOKENS, -1, np.int32)

@@ -152,7 +152,7 @@ class GrammarState:
         """Tokens that have to come next, before the one that `mask` is for."""
         self.mask = masks.everything
         """The tokens that may come next: int32 `[W]`, not to be written to."""
-        self.is_over = False
+        self.is_terminated = False
         """Whether nothing may come any more."""
         self.error: str | None = None
         """Why it cannot go on."""
@@ -199,7 +199,7 @@ class GrammarState:
 
     def _be_at(self, mask: np.ndarray | None) -> None:
         """What may come next, as far as the request allows it; None: nothing."""
-        self.is_over = mask is None
+        self.is_terminated = mask is None
         if mask is not None:
             self.mask = mask if self._allowed is None else mask & self._allowed
             if not self.mask.any():

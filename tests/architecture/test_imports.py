@@ -73,6 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tokenizer",
         "engine",  # `bench offline` runs an EngineCore
         "ipc.messages",
+        "ipc.stats",
         "sampling.params",
     },
     "http": {"apis", "frontend", "ipc", "sampling.params"},
@@ -82,7 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ipc": {"sampling.params"},
     "engine": {"scheduler", "kv", "executor", "ipc", "sampling.params", "structured"},
     "structured": {"tokenizer", "ipc.messages", "sampling.bits"},
-    "scheduler": {"kv", "sampling.params", "ipc.messages"},
+    "scheduler": {"kv", "sampling.params", "ipc.messages", "ipc.stats"},
     "kv": set(),
     "executor": {
         "runner",
@@ -120,7 +121,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sharding": {"model_config"},
     "model_config": set(),
     "checkpoint": {"model_config"},
-    "metrics": {"ipc.messages"},
+    "metrics": {"ipc.messages", "ipc.stats"},
     "bounds": set(),
     "config": set(),
     "errors": set(),

@@ -152,8 +152,8 @@ class ModelEngine:
             assert news.stats is not None
             self.num_preemptions += news.stats.num_preemptions
             self.num_steps += news.stats.num_steps
-            self.num_calls += news.stats.num_calls
-            self.num_accepted_tokens += news.stats.num_accepted_tokens
+            self.num_calls += news.stats.program_calls
+            self.num_accepted_tokens += news.stats.spec_decode_num_accepted_tokens
             for output in news.outputs:
                 results[output.request_id].add(output)
         return {str(name): generated for name, generated in results.items()}

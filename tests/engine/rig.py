@@ -131,8 +131,8 @@ class Rig:
 
         With a depth, the plan just submitted; or None, and then the oldest step in flight is taken in.
         """
+        self.collect(self.scheduler.poll_grammars())
         plan = self.scheduler.schedule()
-        self.collect(self.scheduler.take_outputs())
         if plan is not None:
             self.plans.append(plan)
             self.pending.append((plan, self.executor.submit(plan)))

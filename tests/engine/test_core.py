@@ -177,7 +177,10 @@ def core_with_clock(device_seconds: float, depth: int = 1) -> tuple[Rig, EngineC
     core = EngineCore(rig.scheduler, rig.executor, depth=depth, clock=lambda: clock[0])
     rig.executor.would_be_done = lambda pending: False  # type: ignore[method-assign]
     rig.send(add("old", prompt(3), max_tokens=20))
-    while len(rig.scheduler.running) == 0 or rig.scheduler.running[0].num_output_tokens < 3:
+    while (
+        len(rig.scheduler.running) == 0
+        or rig.scheduler.running[0].num_tokens - rig.scheduler.running[0].num_prompt_tokens < 3
+    ):
         core.step()
     return rig, core, clock
 
@@ -241,15 +244,15 @@ def test_stats_cover_every_step_once() -> None:
     steps = [rig.core.step() for _ in range(4)]
     stats = [step.stats for step in steps if step is not None and step.stats is not None]
     assert [s.bucket_steps for s in stats] == [{"mixed/16": 1}, {"mixed/4": 1}, {"decode/1": 1}, {"decode/1": 1}]
-    assert [s.step_tokens for s in stats] == [[16], [4], [1], [1]]
+    assert [s.iteration_tokens_total for s in stats] == [[16], [4], [1], [1]]
     assert [s.padding_tokens for s in stats] == [{"mixed": 0}, {"mixed": 0}, {"decode": 0}, {"decode": 0}]
     assert [s.num_steps for s in stats] == [1] * 4
     assert [len(s.device_step_seconds) for s in stats] == [1] * 4
     assert [len(s.host_gap_seconds) for s in stats] == [0, 1, 1, 1]  # before the first, nobody waited
     assert {s.compilations["serving"] for s in stats} == {0}
-    assert sum(s.num_generation_tokens for s in stats) == 3
+    assert sum(s.generation_tokens for s in stats) == 3
     idle = rig.core.heartbeat().stats
-    assert (idle.num_steps, idle.bucket_steps, idle.num_running) == (0, {}, 0)
+    assert (idle.num_steps, idle.bucket_steps, idle.num_requests_running) == (0, {}, 0)
 
 
 @pytest.mark.parametrize("seed", range(40))

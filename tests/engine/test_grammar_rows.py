@@ -40,7 +40,7 @@ class Counting:
         return self.num_looks > 1
 
     @property
-    def is_over(self) -> bool:
+    def is_terminated(self) -> bool:
         return self._next == self._last
 
     def advance(self, token: int) -> None:
@@ -97,7 +97,7 @@ def test_tokens_follow_the_grammar_beside_rows_without(
         assert rig.tokens[message.request_id] == expected(message)
     assert rig.kv.usage == 0.0
     if num_blocks == 14:
-        assert rig.scheduler.stats().num_preemptions > 0, "the pool was meant to be too small"
+        assert rig.scheduler.take_stats().num_preemptions > 0, "the pool was meant to be too small"
 
 
 def run(rig: Rig) -> None:
@@ -111,8 +111,8 @@ def test_tokens_without_choice_take_no_step() -> None:
     run(rig)
     assert rig.tokens["a"] == list(range(5, 5 + LENGTH))
     assert len(rig.plans) == LENGTH / 5
-    stats = rig.scheduler.stats()
-    assert (stats.num_generation_tokens, stats.num_jump_forward_tokens) == (LENGTH, LENGTH * 4 / 5)
+    stats = rig.scheduler.take_stats()
+    assert (stats.generation_tokens, stats.forced_tokens) == (LENGTH, LENGTH * 4 / 5)
 
 
 @pytest.mark.parametrize(("limits", "reason"), [({"max_tokens": 8}, "length"), ({"stop_token_ids": (12,)}, "stop")])

@@ -76,7 +76,7 @@ def test_drafts_change_neither_tokens_nor_their_log_probabilities(
         draft = text[len(tokens) : len(tokens) + count]
         return np.where((len(tokens) + np.arange(len(draft))) % 7 == 0, 3, draft)
 
-    monkeypatch.setattr("jaxserve.scheduler.drafting.continuation", nearly_right)
+    monkeypatch.setattr("jaxserve.scheduler.prompt_lookup.continuation", nearly_right)
     engine.restart(num_speculative_tokens=6)
     drafted = {name: result for i in range(0, len(items), 4) for name, result in engine.run(items[i : i + 4]).items()}
     assert shown(drafted) == shown(plain)

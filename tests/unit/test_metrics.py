@@ -5,22 +5,20 @@ from __future__ import annotations
 import pytest
 
 from jaxserve.cli.reference import metrics_table
-from jaxserve.ipc.messages import EngineStats
+from jaxserve.ipc.stats import EngineStats
 from jaxserve.metrics import METRICS, PREFIX, Metrics, exposition
 
 
-def test_names_are_unique_and_buckets_rise() -> None:
-    names = [spec.name for spec in METRICS]
-    assert len(set(names)) == len(names)
-    for spec in METRICS:
-        assert (spec.kind == "histogram") == bool(spec.buckets), spec.name
-        assert list(spec.buckets) == sorted(set(spec.buckets)), spec.name
+def test_histograms_alone_have_buckets_which_rise() -> None:
+    for name, spec in METRICS.items():
+        assert (spec.kind == "histogram") == bool(spec.buckets), name
+        assert list(spec.buckets) == sorted(set(spec.buckets)), name
 
 
 def test_every_metric_is_exposed_with_its_type() -> None:
     text = exposition(Metrics("m").snapshot()).decode()
-    for spec in METRICS:
-        name = PREFIX + spec.name + ("_total" if spec.kind == "counter" else "")
+    for name, spec in METRICS.items():
+        name = PREFIX + name + ("_total" if spec.kind == "counter" else "")
         assert f"# TYPE {name} {spec.kind}\n" in text
 
 
@@ -33,7 +31,7 @@ def test_samples_carry_model_and_engine() -> None:
 def test_compilations_arrive_as_totals() -> None:
     metrics = Metrics("m")
     for total in (3, 3, 5):
-        metrics.record_stats(EngineStats(0, 0, 0.0, compilations={"warmup": total}))
+        metrics.record_stats(EngineStats(compilations={"warmup": total}))
     assert metrics.value("compilations", phase="warmup") == 5
 
 
@@ -51,7 +49,7 @@ def test_a_metric_is_used_as_what_it_is(method: str, name: str) -> None:
 
 def test_table_names_every_metric() -> None:
     table = metrics_table()
-    assert all(f"`{PREFIX}{spec.name}" in table for spec in METRICS)
+    assert all(f"`{PREFIX}{name}" in table for name in METRICS)
 
 
 def test_numbers_of_several_processes_add_up() -> None:

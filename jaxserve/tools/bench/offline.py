@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxserve.engine.core import EngineCore
-from jaxserve.ipc.messages import AddRequest, EngineStats, Grammar, RequestOutput
+from jaxserve.ipc.messages import AddRequest, Grammar, RequestOutput
+from jaxserve.ipc.stats import EngineStats
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.tools.bench.client import RequestRecord
 from jaxserve.tools.bench.prompts import Form, Prompt, PromptMaker
@@ -63,10 +64,10 @@ class EngineTotals:
         if stats.bucket_steps:
             programs = " + ".join(sorted(stats.bucket_steps))
             self.device_seconds[programs] = self.device_seconds.get(programs, 0.0) + sum(stats.device_step_seconds)
-        self.num_tokens += sum(stats.step_tokens)
+        self.num_tokens += sum(stats.iteration_tokens_total)
         self.num_preemptions += stats.num_preemptions
-        self.num_draft_tokens += stats.num_draft_tokens
-        self.num_accepted_tokens += stats.num_accepted_tokens
+        self.num_draft_tokens += stats.spec_decode_num_draft_tokens
+        self.num_accepted_tokens += stats.spec_decode_num_accepted_tokens
         self.host_gaps_s += stats.host_gap_seconds
         self.compilations = stats.compilations
 

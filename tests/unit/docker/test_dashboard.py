@@ -15,8 +15,8 @@ PANELS: list[dict[str, Any]] = BOARD["panels"]
 EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel.get("targets", [])]
 _SUFFIXES = {"gauge": ("",), "counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
 SERIES = {
-    f"jaxserve:{spec.name}{suffix}": {"model_name", "engine", "instance", "le", *spec.labels}
-    for spec in METRICS
+    f"jaxserve:{name}{suffix}": {"model_name", "engine", "instance", "le", *spec.labels}
+    for name, spec in METRICS.items()
     for suffix in _SUFFIXES[spec.kind]
 }
 

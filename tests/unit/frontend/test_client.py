@@ -19,7 +19,6 @@ from jaxserve.http.listener import NUM_SURPLUS
 from jaxserve.ipc.messages import (
     AddRequest,
     CommandDone,
-    EngineStats,
     ErrorInfo,
     FromEngine,
     Heartbeat,
@@ -30,6 +29,7 @@ from jaxserve.ipc.messages import (
     StepOutputs,
     ToEngine,
 )
+from jaxserve.ipc.stats import EngineStats
 from jaxserve.metrics import Metrics
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.tokenizer.tokenizer import Tokenizer
@@ -143,7 +143,7 @@ async def test_broken_connection_counts_as_a_dead_engine() -> None:
 async def test_next_engine_hears_nothing_that_was_meant_for_the_last(api: Api) -> None:
     with api.client.submit([add("a")]) as generation:
         await api.engine.added()
-        api.engine.say(Heartbeat(EngineStats(1, 2, 0.5, compilations={"warmup": 7})))
+        api.engine.say(Heartbeat(EngineStats(1, 2, kv_cache_usage_perc=0.5, compilations={"warmup": 7})))
         await api.engine.is_heard()
         await api.life.aclose()
         for path, status in (("/health", 200), ("/ready", 503)):
@@ -159,7 +159,7 @@ async def test_next_engine_hears_nothing_that_was_meant_for_the_last(api: Api) -
                 pass
             engine.say(Ready(FACTS))
             await connection.wait_started()
-            engine.say(Heartbeat(EngineStats(0, 0, 0.0, compilations={"warmup": 5})))
+            engine.say(Heartbeat(EngineStats(compilations={"warmup": 5})))
             with api.client.submit([add("c")]) as other:
                 request = await engine.added()
                 assert request.request_id == "c"
@@ -301,17 +301,18 @@ async def test_abort_all_ends_requests_with_an_error(api: Api) -> None:
 
 async def test_stats_become_metrics(api: Api) -> None:
     stats = EngineStats(
-        num_running=2,
-        num_waiting=1,
-        kv_cache_usage=0.5,
+        num_requests_running=2,
+        num_requests_waiting=1,
+        num_requests_waiting_by_reason={"capacity": 1},
+        kv_cache_usage_perc=0.5,
         num_preemptions=1,
-        num_prompt_tokens=10,
-        num_generation_tokens=4,
+        prompt_tokens=10,
+        generation_tokens=4,
         prefix_cache_queries=10,
         prefix_cache_hits=3,
         bucket_steps={"decode/8": 3},
         padding_tokens={"decode": 5},
-        step_tokens=[3, 4],
+        iteration_tokens_total=[3, 4],
         device_step_seconds=[0.1],
         host_gap_seconds=[0.01, 0.02],
         compilations={"warmup": 7, "serving": 0},

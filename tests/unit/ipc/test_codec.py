@@ -16,7 +16,6 @@ from jaxserve.ipc.messages import (
     AddRequest,
     Command,
     CommandDone,
-    EngineStats,
     ErrorInfo,
     FromEngine,
     Heartbeat,
@@ -31,12 +30,15 @@ from jaxserve.ipc.messages import (
     TokenLogprobs,
 )
 from jaxserve.ipc.report import PhaseSpan, ProgramReport, StartupReport
+from jaxserve.ipc.stats import EngineStats
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.types import RequestId
 
 ID = RequestId("chatcmpl-1")
 STARTUP = StartupReport([PhaseSpan("load", 1.5, 2.5)], [ProgramReport("decode/8", "cache", 0.5)])
-STATS = EngineStats(1, 2, 0.5, bucket_steps={"decode/8": 3}, compilations={"warmup": 4, "serving": 0})
+STATS = EngineStats(
+    1, 2, kv_cache_usage_perc=0.5, bucket_steps={"decode/8": 3}, compilations={"warmup": 4, "serving": 0}
+)
 
 
 @pytest.mark.parametrize(

@@ -21,19 +21,19 @@ from jaxserve.ipc.codec import ProtocolError
 from jaxserve.ipc.messages import (
     Abort,
     AddRequest,
-    EngineStats,
     Heartbeat,
     Hello,
     RequestOutput,
     StepOutputs,
     ToEngine,
 )
+from jaxserve.ipc.stats import EngineStats
 from jaxserve.ipc.transport import QUIET_S, ClientId, ClientSocket, EngineSocket
 from jaxserve.sampling.params import SamplingParams
 from jaxserve.types import RequestId
 
 WAIT_S = 60.0
-STATS = EngineStats(0, 0, 0.0)
+STATS = EngineStats()
 
 
 @pytest.fixture

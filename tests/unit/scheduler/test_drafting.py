@@ -9,8 +9,8 @@ import pytest
 from msgspec import structs
 
 from jaxserve.executor.fake import Script
-from jaxserve.scheduler.drafting import continuation
 from jaxserve.scheduler.plan import NO_SLOT, StepPlan
+from jaxserve.scheduler.prompt_lookup import continuation
 from tests.engine.rig import Rig, add, expected, prompt
 
 CUE = 11
@@ -58,9 +58,14 @@ def test_drafts_save_steps_and_change_no_token(script: Script, max_decode_steps:
     plain = Rig(script=script)
     plain.run(*messages)
     assert len(rig.plans) < 0.8 * len(plain.plans)
-    stats = rig.scheduler.stats()
-    assert 0 < stats.num_accepted_tokens <= stats.num_draft_tokens == sum(map(num_guesses, rig.plans))
-    assert stats.num_generation_tokens == 44
+    stats = rig.scheduler.take_stats()
+    assert (
+        0
+        < stats.spec_decode_num_accepted_tokens
+        <= stats.spec_decode_num_draft_tokens
+        == sum(map(num_guesses, rig.plans))
+    )
+    assert stats.generation_tokens == 44
 
 
 def test_the_next_draft_is_as_long_as_the_last_one_was_good() -> None:
@@ -118,7 +123,7 @@ def test_a_draft_takes_no_page_from_others() -> None:
     messages = [add(name, [first, CUE], max_tokens=30) for name, first in (("a", 20), ("b", 21))]
     rig = drafting(PERIODIC, num_blocks=17, block_size=4)
     rig.run(*messages)
-    assert rig.scheduler.stats().num_preemptions == 0
+    assert rig.scheduler.take_stats().num_preemptions == 0
     assert any(map(num_guesses, rig.plans))
     assert rig.tokens == {message.request_id: expected(message, script=PERIODIC) for message in messages}
 

@@ -69,8 +69,8 @@ def test_each_text_gets_its_own_vector_and_is_over() -> None:
     assert (a.request_id, a.finish_reason, a.vector) == ("a", "stop", np.array([0, 1], "<f4").tobytes())
     assert b.vector == np.array([2, 3], "<f4").tobytes()
     assert not texts.has_work
-    assert texts.stats().num_prompt_tokens == 5
-    assert texts.stats().num_prompt_tokens == 0, "counted once"
+    assert texts.take_stats().prompt_tokens == 5
+    assert texts.take_stats().prompt_tokens == 0, "counted once"
 
 
 def test_a_failed_step_ends_its_texts_and_those_behind_it_on_the_device() -> None:

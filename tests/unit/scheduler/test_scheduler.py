@@ -306,10 +306,10 @@ def crowd(**options: Any) -> tuple[Rig, list[str]]:
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
 def test_preempted_request_recomputes_same_tokens(enable_prefix_caching: bool) -> None:
     rig, order = crowd(enable_prefix_caching=enable_prefix_caching)
-    stats = rig.scheduler.stats()
+    stats = rig.scheduler.take_stats()
     assert stats.num_preemptions > 0
     assert order == ["r0", "r1", "r2"]
-    assert (stats.num_prompt_tokens, stats.num_generation_tokens) == (18, 72)
+    assert (stats.prompt_tokens, stats.generation_tokens) == (18, 72)
     # Its own pages, found again, are no prefix hits.
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (18, 0)
     assert {end.num_cached_tokens for end in rig.ends.values()} == {0}
@@ -341,7 +341,7 @@ def test_a_request_that_ends_without_a_token_still_says_how_often_it_was_preempt
     while len(rig.rows(rig.step())) == 2:
         pass
     (end,) = rig.scheduler.abort([RequestId("young")])
-    assert (end.num_preemptions, end.queue_seconds) == (1, None)
+    assert (end.num_preemptions, end.queue_seconds) == (1, 0.0)
 
 
 def test_youngest_is_preempted_and_goes_on_before_newer_requests() -> None:
@@ -379,7 +379,7 @@ def test_newcomer_leaves_a_spare_page_for_each_running_request() -> None:
     for _ in range(4):
         assert rig.rows(rig.step()).keys() == {"old"}  # three pages free, three wanted, one of them is old's next
     assert rig.rows(rig.step()) == {"new": 12}
-    assert rig.scheduler.stats().num_preemptions == 0
+    assert rig.scheduler.take_stats().num_preemptions == 0
 
 
 def test_preemption_hits_the_lowest_priority_even_if_it_came_first() -> None:
@@ -387,7 +387,7 @@ def test_preemption_hits_the_lowest_priority_even_if_it_came_first() -> None:
     rig.send(add("low", prompt(10), max_tokens=16, priority=1), add("high", prompt(10, 5), max_tokens=16))
     rig.finish()
     assert list(rig.ends) == ["high", "low"]
-    assert rig.scheduler.stats().num_preemptions > 0
+    assert rig.scheduler.take_stats().num_preemptions > 0
 
 
 def test_limits_are_those_of_the_buckets_where_the_settings_name_none() -> None:
@@ -493,13 +493,13 @@ def test_stats_hold_gauges_and_increments() -> None:
     rig = Rig(max_num_seqs=1)
     rig.send(add("a", prompt(8), max_tokens=2), add("b", prompt(8), max_tokens=2))
     rig.step()
-    stats = rig.scheduler.stats()
-    assert (stats.num_running, stats.num_waiting) == (1, 1)
-    assert stats.kv_cache_usage == pytest.approx(2 / 64)
+    stats = rig.scheduler.take_stats()
+    assert (stats.num_requests_running, stats.num_requests_waiting) == (1, 1)
+    assert stats.kv_cache_usage_perc == pytest.approx(2 / 64)
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (8, 0)
-    assert (stats.num_prompt_tokens, stats.num_generation_tokens) == (8, 1)
+    assert (stats.prompt_tokens, stats.generation_tokens) == (8, 1)
     rig.finish()
-    stats = rig.scheduler.stats()
-    assert (stats.num_running, stats.num_waiting, stats.kv_cache_usage) == (0, 0, 0.0)
+    stats = rig.scheduler.take_stats()
+    assert (stats.num_requests_running, stats.num_requests_waiting, stats.kv_cache_usage_perc) == (0, 0, 0.0)
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (8, 4)
-    assert (stats.num_prompt_tokens, stats.num_generation_tokens) == (8, 3)
+    assert (stats.prompt_tokens, stats.generation_tokens) == (8, 3)

@@ -208,7 +208,7 @@ def test_masks_have_the_width_of_the_models_vocabulary(
     for token in Vocabulary(tokenizer)(b"yes"):
         state.advance(token)
         state.wait(60)
-    assert state.is_over
+    assert state.is_terminated
     assert state.error is None
     masks.close()
 
@@ -287,7 +287,7 @@ def test_text_without_choice_is_forced(vocabulary: LLTokenizer, tokenizer: Token
         state.advance(token)
         state.wait(60)
         state.take_jump_forward()
-        if state.is_over:
+        if state.is_terminated:
             break
     assert state.error is None
     masks.close()

@@ -1,0 +1,74 @@
+"""The metrics of the engine: one field of `EngineStats` each.
+
+A field declares its metric: name, value before anything is counted, kind, help text and labels. The engine counts on
+the field (`stats.prompt_tokens += 5`), the struct crosses to an API process, and `metrics.Metrics` publishes every field
+under its name with the prefix `jaxserve:`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal, get_type_hints
+
+import msgspec
+
+_STEP_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_STEP_TOKENS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One metric."""
+
+    kind: Literal["counter", "gauge", "histogram"]
+    """The exposition adds `_total` to the name of a counter."""
+    help: str
+    labels: tuple[str, ...] = ()
+    """Added to the labels that every metric has."""
+    buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram's buckets."""
+    is_total: bool = False
+    """True if the engine reports a counter's total instead of its increment."""
+
+
+class EngineStats(msgspec.Struct, array_like=True):
+    """Gauges as they are now; increments of counters and observations of histograms since the last report.
+
+    A metric with labels is a dict from the labels' values, joined by `/`, to the number.
+    """
+
+    # fmt: off
+    num_requests_running: Annotated[int, MetricSpec("gauge", "Requests in the running batch.")] = 0
+    num_requests_waiting: Annotated[int, MetricSpec("gauge", "Requests waiting to be scheduled.")] = 0
+    num_requests_waiting_by_reason: Annotated[dict[str, int], MetricSpec("gauge", "Waiting requests by reason: all wait for capacity.", ("reason",))] = {}
+    kv_cache_usage_perc: Annotated[float, MetricSpec("gauge", "Share of KV pages in use; 1 means all.")] = 0.0
+    prefix_cache_queries: Annotated[int, MetricSpec("counter", "Prompt tokens looked up in the prefix cache.")] = 0
+    prefix_cache_hits: Annotated[int, MetricSpec("counter", "Prompt tokens found in the prefix cache.")] = 0
+    num_preemptions: Annotated[int, MetricSpec("counter", "Requests put back to waiting for lack of KV pages.")] = 0
+    prompt_tokens: Annotated[int, MetricSpec("counter", "Prompt tokens processed.")] = 0
+    generation_tokens: Annotated[int, MetricSpec("counter", "Tokens generated.")] = 0
+    forced_tokens: Annotated[int, MetricSpec("counter", "Generated tokens that a grammar determined (jump-forward): they were not sampled.")] = 0
+    spec_decode_num_drafts: Annotated[int, MetricSpec("counter", "Drafts: guesses at a request's next tokens.")] = 0
+    spec_decode_num_draft_tokens: Annotated[int, MetricSpec("counter", "Tokens of drafts.")] = 0
+    spec_decode_num_accepted_tokens: Annotated[int, MetricSpec("counter", "Tokens of drafts that were right.")] = 0
+    iteration_tokens_total: Annotated[list[int], MetricSpec("histogram", "Tokens computed per engine step.", (), _STEP_TOKENS)] = []
+    compilations: Annotated[dict[str, int], MetricSpec("counter", "Programs compiled; phase `serving` stays 0.", ("phase",), is_total=True)] = {}
+    bucket_steps: Annotated[dict[str, int], MetricSpec("counter", "Steps by program and bucket.", ("kind", "bucket"))] = {}
+    program_calls: Annotated[int, MetricSpec("counter", "Programs called; fewer than steps if one call does several decode steps.")] = 0
+    padding_tokens: Annotated[dict[str, int], MetricSpec("counter", "Token rows computed but unused.", ("kind",))] = {}
+    device_step_seconds: Annotated[list[float], MetricSpec("histogram", "Device time of a step.", (), _STEP_S)] = []
+    host_gap_seconds: Annotated[list[float], MetricSpec("histogram", "Time the device waited for the host between calls, at most.", (), _STEP_S)] = []
+    # fmt: on
+
+    @property
+    def num_steps(self) -> int:
+        return sum(self.bucket_steps.values())
+
+
+def _declared() -> dict[str, MetricSpec]:
+    hints = get_type_hints(EngineStats, include_extras=True)
+    return {name: hints[name].__metadata__[0] for name in EngineStats.__struct_fields__}
+
+
+ENGINE_METRICS: Final = _declared()
+"""The metrics that the engine counts, by name."""

@@ -1,0 +1,138 @@
+"""What the schedulers of token and of embedding engines share: the queue, the steps in flight, ends and numbers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import Final, Generic, Protocol, TypeVar
+
+from jaxserve.errors import InvalidRequestError, RequestError
+from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput
+from jaxserve.ipc.stats import EngineStats
+from jaxserve.scheduler.admission import error_info
+from jaxserve.types import FinishReason, RequestId
+
+by_rank: Final = attrgetter("rank")
+"""Sort key of the waiting and of the running requests."""
+
+
+class Ranked(Protocol):
+    """A request in a queue."""
+
+    @property
+    def request_id(self) -> RequestId: ...
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Priority, then order of arrival: the lowest goes first. Unique."""
+        ...
+
+
+class Admits(Protocol):
+    """Decides which requests an engine can serve."""
+
+    def rejection(self, message: AddRequest, num_requests: int) -> RequestError | None:
+        """Return why `message` is rejected while `num_requests` run or wait, or None."""
+        ...
+
+
+R = TypeVar("R", bound=Ranked)
+P = TypeVar("P")
+
+
+class BaseScheduler(ABC, Generic[R, P]):
+    """Requests `R` from arrival to end, and plans `P` from dispatch to result. Both lists are in order of rank."""
+
+    def __init__(self, admission: Admits, clock: Callable[[], float]) -> None:
+        self.stats = EngineStats()
+        """The numbers since the last `take_stats`; the engine counts its steps here too."""
+        self._admission = admission
+        self._clock = clock
+        self._requests: dict[RequestId, R] = {}
+        self._running: list[R] = []
+        self._waiting: list[R] = []
+        self._in_flight: deque[tuple[P, list[R]]] = deque()
+        self._num_arrivals = 0
+
+    @property
+    def has_work(self) -> bool:
+        """True if a request has not ended, or a step is in flight."""
+        return bool(self._requests or self._in_flight)
+
+    @property
+    def running(self) -> tuple[R, ...]:
+        """Requests that take part in steps, in order of rank."""
+        return tuple(self._running)
+
+    @property
+    def waiting(self) -> tuple[R, ...]:
+        """Requests that can start, in order of rank."""
+        return tuple(self._waiting)
+
+    @property
+    def in_flight(self) -> tuple[R, ...]:
+        """Requests of the submitted steps, including those that have ended."""
+        return tuple(dict.fromkeys(request for _, requests in self._in_flight for request in requests))
+
+    def add(self, message: AddRequest) -> ErrorInfo | None:
+        """Queue a request; returns the error of one that is rejected."""
+        error: RequestError | None
+        if message.request_id in self._requests:
+            error = InvalidRequestError(f"request id {message.request_id!r} is in use", param="request_id")
+        else:
+            error = self._admission.rejection(message, len(self._requests))
+        if error is not None:
+            return error_info(error)
+        self._requests[message.request_id] = self._queue(message, (message.priority, self._num_arrivals))
+        self._num_arrivals += 1
+        return None
+
+    def abort(self, request_ids: Iterable[RequestId]) -> list[RequestOutput]:
+        """End these requests now. Ids of requests that have ended are skipped."""
+        found = [self._requests.get(request_id) for request_id in dict.fromkeys(request_ids)]
+        return [self._end(request, "abort") for request in found if request is not None]
+
+    def abort_all(self, error: ErrorInfo) -> list[RequestOutput]:
+        """End every request with `error`: the engine stops."""
+        return [self._end(request, "error", error) for request in list(self._requests.values())]
+
+    def fail(self, plan: P, error: ErrorInfo) -> list[RequestOutput]:
+        """End all running requests: `plan`, the oldest step in flight, failed. Waiting requests are kept."""
+        self._land(plan)
+        while self._in_flight:
+            self._land(self._in_flight[0][0])
+        return [self._end(request, "error", error) for request in self.running]
+
+    def take_stats(self) -> EngineStats:
+        """Return gauges as they are, and counters since the last call."""
+        stats, self.stats = self.stats, EngineStats()
+        stats.num_requests_running = len(self._running)
+        stats.num_requests_waiting = len(self._waiting)
+        stats.num_requests_waiting_by_reason = {"capacity": len(self._waiting)}
+        return stats
+
+    @abstractmethod
+    def _queue(self, message: AddRequest, rank: tuple[int, int]) -> R:
+        """Return the new request, which waits from now on."""
+
+    @abstractmethod
+    def _end(self, request: R, reason: FinishReason, error: ErrorInfo | None = None) -> RequestOutput:
+        """End `request` without a result."""
+
+    def _land(self, plan: P) -> list[R]:
+        """Take `plan`, which must be the oldest, from the steps in flight; returns its requests by row."""
+        if not self._in_flight or self._in_flight[0][0] is not plan:
+            raise RuntimeError("this plan is not the oldest step in flight")
+        return self._in_flight.popleft()[1]
+
+    def _remove(self, request: R) -> None:
+        """Forget a request that ends."""
+        del self._requests[request.request_id]
+        for line in (self._waiting, self._running):
+            place = bisect_left(line, request.rank, key=by_rank)
+            if place < len(line) and line[place] is request:
+                del line[place]
+                return
