@@ -54,6 +54,37 @@ FAMILY = Family(
     gguf=GGUFArchitecture("plain", tensor_names={"plain_out": "self_attn.o_proj"}),
 )
 '''
+MIXTURE = '''"""A mixture with shared experts and a sigmoid router, after its first dense layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jaxserve.checkpoint.family import Family
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.families._common import build, full_layers
+from jaxserve.models.families._experts import COUNT_KEYS, dense_first, read_experts, with_sigmoid_router
+from jaxserve.models.families._keys import Keys
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """Read config.json."""
+    keys = Keys(hf)
+    experts = read_experts(keys, "n_routed_experts", "moe_intermediate_size", is_normalized=keys.flag("norm_topk_prob"))
+    shared = experts.intermediate_size * keys.integer("n_shared_experts", 8)
+    experts = replace(with_sigmoid_router(keys, experts), shared_intermediate_size=shared)
+    config = build(
+        keys,
+        layers=dense_first(keys, full_layers(keys), experts),
+        qkv_bias=keys.flag("attention_bias"),
+        computed=(*COUNT_KEYS, "n_shared_experts", "partial_rotary_factor"),
+    )
+    return replace(config, qk_norm="heads" if keys.flag("use_qk_norm") else "none")
+
+
+FAMILY = Family(("MixtureForCausalLM",), decoder_config, renames={"moe": "mlp"})
+'''
 GGUF_NAMES = """
 import sys
 from pathlib import Path
@@ -118,3 +149,11 @@ def test_the_file_of_a_family_names_its_gguf_tensors(overlay: Overlay, tmp_path:
     printed = overlay.run("-c", GGUF_NAMES, str(file))
     assert "PlainForCausalLM" in printed
     assert "model.layers.0.self_attn.o_proj.weight" in printed
+
+
+def test_a_mixture_with_shared_experts_and_a_sigmoid_router_is_one_file(overlay: Overlay, tmp_path: Path) -> None:
+    overlay.add("jaxserve/models/families/mixture.py", MIXTURE)
+    assert unnamed(overlay, "a model family, dense or with experts") == set()
+    golden = golden_checkpoint("glm4_moe_tiny")
+    path = as_family(golden, tmp_path / "mixture", "MixtureForCausalLM", {".mlp.": ".moe."})
+    check_served(overlay, path, golden)

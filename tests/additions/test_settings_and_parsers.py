@@ -10,7 +10,7 @@ import pytest
 
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.additions.overlay import Overlay, unnamed
-from tests.e2e.http_server import TOKENIZER, await_ready, launched
+from tests.e2e.http_server import TOKENIZER, await_ready, fake_server_command, launched
 
 pytestmark = pytest.mark.slow
 
@@ -65,11 +65,13 @@ def test_an_output_format_is_one_file(overlay: Overlay, tmp_path: Path) -> None:
     end, start = 2, 1
     script = [*load_tokenizer(folder).encode(f"assistant\n{REPLY}", add_special_tokens=False), end]
     fake = {"vocab_size": 397, "num_blocks": 2048, "script": {"cue": start, "token_ids": script}}
-    config = {
-        "model": {"model": str(folder), "served_model_name": "tiny", "chat_template": str(template)},
-        "server": {"port": 0, "uds_dir": str(tmp_path)},
-    }
-    command = [*overlay.python, "-m", "tests.e2e.fake_engine_server", json.dumps(config), json.dumps(fake)]
+    command = fake_server_command(
+        {
+            "model": {"model": str(folder), "served_model_name": "tiny", "chat_template": str(template)},
+            "server": {"port": 0, "uds_dir": str(tmp_path)},
+        },
+        fake,
+    )
     with launched(command, overlay.root, overlay.python_path) as server:
         await_ready(server)
         assert "output format: tool calls shout" in server.output

@@ -133,14 +133,18 @@ def await_ready(server: Server, timeout_s: float = START_TIMEOUT_S) -> None:
     server.port = int(match[1])
 
 
+def fake_server_command(sections: dict[str, dict[str, Any]], fake: dict[str, Any] | None = None) -> list[str]:
+    """Return the command of a server with the fake engine; `sections` of the config replace their defaults."""
+    config = {"model": {"model": str(TOKENIZER), "served_model_name": "tiny"}} | sections
+    return [PYTHON, "-m", "tests.e2e.fake_engine_server", json.dumps(config), json.dumps(fake or {})]
+
+
 @contextlib.contextmanager
 def started(fake: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Iterator[Server]:
     """A server that may still be loading, on a free port unless one is given; killed at the end."""
     with tempfile.TemporaryDirectory(prefix="jaxserve-test-", ignore_cleanup_errors=True) as sockets:
-        config = {"model": {"model": str(TOKENIZER), "served_model_name": "tiny"}} | sections
-        config["server"] = {"port": 0, "uds_dir": sockets} | config.get("server", {})
-        command = [PYTHON, "-m", "tests.e2e.fake_engine_server", json.dumps(config), json.dumps(fake or {})]
-        with launched(command) as server:
+        server_section = {"port": 0, "uds_dir": sockets} | sections.get("server", {})
+        with launched(fake_server_command(sections | {"server": server_section}, fake)) as server:
             yield server
 
 
