@@ -15,8 +15,6 @@ from jaxserve.errors import ConfigError
 from jaxserve.types import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-WeightFormat = Literal["none", "int8", "int8-weight-only", "fp8", "fp8-weight-only", "int4-weight-only"]
-Quantization = Literal["auto", WeightFormat]
 CpuKernels = Literal["auto", "native", "matrix", "vector", "xla"]
 KVCacheDtype = Literal["auto", "fp8"]
 AttentionBackend = Literal["auto", "reference", "pallas"]
@@ -63,8 +61,9 @@ class ModelConfig:
         "auto",
         help="weights, and but for CPUs (float32) activations and KV cache; auto: float32 on CPU, else bfloat16",
     )
-    quantization: Quantization = option(
+    quantization: str = option(
         "auto",
+        choices_from="jaxserve.quant.names:format_names",
         help="int8, fp8 (e4m3): weights and, token by token, activations; -weight-only: weights; one scale per output, "
         "of int4 for each group of inputs; auto: as the checkpoint is stored",
     )

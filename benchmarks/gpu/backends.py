@@ -6,7 +6,7 @@ import jax
 from jaxserve_kernels.backend import Backend
 
 from benchmarks.gpu.context import Context
-from jaxserve.config import CompileConfig, Config, Dtype, ModelConfig, Quantization
+from jaxserve.config import CompileConfig, Config, Dtype, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig
@@ -15,7 +15,7 @@ from jaxserve.runner.limits import make_policy
 
 
 def server_policy(
-    context: Context, decoder: DecoderConfig, *, dtype: Dtype = "auto", quantization: Quantization = "none"
+    context: Context, decoder: DecoderConfig, *, dtype: Dtype = "auto", quantization: str = "none"
 ) -> DtypePolicy:
     """What `jaxserve serve` would compute this model in, and by which kernels. Raises ConfigError."""
     config = Config(

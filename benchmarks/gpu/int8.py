@@ -9,11 +9,10 @@ from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
 from benchmarks.gpu.shapes import LLAMA_8B, TINY, decoder
 from benchmarks.gpu.steps import StepBench
-from jaxserve.config import Quantization
 
 COMPILE_SHARE = 0.7
 """Of the time that is left."""
-KINDS: tuple[Quantization, ...] = ("fp8", "int4-weight-only", "int8-weight-only", "fp8-weight-only", "int8")
+KINDS: tuple[str, ...] = ("fp8", "int4-weight-only", "int8-weight-only", "fp8-weight-only", "int8")
 """The first are sure to be compiled in time."""
 
 
@@ -23,7 +22,7 @@ def run(context: Context) -> None:
         context.recorder.attempt(kind, partial(_measure, context, kind))
 
 
-def _measure(context: Context, kind: Quantization) -> None:
+def _measure(context: Context, kind: str) -> None:
     shape = decoder(TINY if context.is_quick else LLAMA_8B)
     batches = (1, 4) if context.is_quick else (1, 32)
     cells = [(batch, 64 if context.is_quick else 1024) for batch in batches]

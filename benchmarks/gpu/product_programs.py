@@ -51,7 +51,7 @@ class Chain:
 
     @property
     def stored(self) -> jnp.dtype:
-        """Type of the arrays; 4 bits on CPUs: see `DtypePolicy.four_bits`."""
+        """Type of the arrays; 4 bits on CPUs: see `Int4WeightOnly.values_dtype`."""
         return jnp.dtype("int8" if self.weights == "int4" and jax.default_backend() == "cpu" else self.weights)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Literal
 
 import jax
@@ -11,18 +11,17 @@ import numpy as np
 
 from jaxserve.layers.attention import KVPool
 from jaxserve.models.skeleton import LeafSpec, ModelSkeleton
+from jaxserve.quant.array import ArraySpec
 from jaxserve.sharding.mesh import Sharding
 
 LOGIT_SPREAD = 2.0
 DIFFERENT_PAGES = 64
 """Of a random pool; the rest repeats them at addresses of their own."""
 
-Kind = Literal["norm", "bias", "scale", "embedding", "matrix"]
+Kind = Literal["norm", "bias", "embedding", "matrix"]
 
 
 def kind_of(leaf: LeafSpec) -> Kind:
-    if leaf.name.endswith("weight_scale"):
-        return "scale"
     if leaf.name.endswith("bias"):
         return "bias"
     if len(leaf.shape) == 1:
@@ -31,7 +30,7 @@ def kind_of(leaf: LeafSpec) -> Kind:
 
 
 def host_leaves(skeleton: ModelSkeleton, seed: int) -> tuple[np.ndarray, ...]:
-    """float32, such that heads attend unevenly, every layer matters, and logits spread by about 2.
+    """In the types the skeleton declares, such that heads attend unevenly, every layer matters, and logits spread by about 2.
 
     The same for a model whose products are joined as for one where they are not.
     """
@@ -48,12 +47,13 @@ def host_leaves(skeleton: ModelSkeleton, seed: int) -> tuple[np.ndarray, ...]:
             case _:
                 return noise * np.float32(1.3 / shape[1] ** 0.5)
 
-    wide = (replace(leaf, dtype=jnp.dtype("float32")) for leaf in skeleton.leaves)
-    return tuple(leaf.join(make(leaf, *part) for part in leaf.parts.items()) for leaf in wide)
+    return tuple(
+        array for leaf in skeleton.leaves for array in leaf.assemble(make(leaf, *part) for part in leaf.parts.items())
+    )
 
 
 def device_leaves(skeleton: ModelSkeleton, sharding: Sharding, seed: int) -> tuple[jax.Array, ...]:
-    """Made where they stay, in the types the skeleton declares; small weights with scales that fit them."""
+    """Made where they stay, in the types the skeleton declares; quantised weights with scales that fit them."""
 
     def make(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype, kind: Kind) -> jax.Array:
         if dtype == jnp.int8:
@@ -64,15 +64,24 @@ def device_leaves(skeleton: ModelSkeleton, sharding: Sharding, seed: int) -> tup
             return jax.random.randint(key, shape, -8, 8, jnp.int8).astype(dtype)
         if kind == "norm":
             return jnp.ones(shape, dtype)
-        if kind == "scale":
-            return jnp.full(shape, 1 / ((127 if len(shape) == 1 else 8) * skeleton.config.hidden_size**0.5), dtype)
         return jax.random.normal(key, shape, dtype) * jnp.asarray(shape[-1] ** -0.5, dtype)
+
+    def scales(spec: ArraySpec) -> jax.Array:
+        largest = 127 if len(spec.shape) == 1 else 8
+        return jnp.full(spec.shape, 1 / (largest * skeleton.config.hidden_size**0.5), spec.dtype)
 
     made = jax.jit(make, static_argnums=(1, 2, 3))
     keys = jax.random.split(jax.random.key(seed), len(skeleton.leaves))
+
+    def arrays(key: jax.Array, leaf: LeafSpec) -> Iterator[tuple[ArraySpec, jax.Array]]:
+        values, *others = leaf.arrays
+        yield values, made(key, values.shape, values.dtype, kind_of(leaf))
+        yield from ((spec, scales(spec)) for spec in others)
+
     return tuple(
-        jax.device_put(made(key, leaf.shape, leaf.dtype, kind_of(leaf)), sharding.place(leaf.axes)).block_until_ready()
+        jax.device_put(array, sharding.place(spec.axes)).block_until_ready()
         for key, leaf in zip(keys, skeleton.leaves, strict=True)
+        for spec, array in arrays(key, leaf)
     )
 
 

@@ -101,8 +101,8 @@ class Rig:
     def place(self, leaves: Iterable[np.ndarray]) -> tuple[jax.Array, ...]:
         """Host arrays as the model's parameters."""
         return tuple(
-            jax.device_put(array.astype(leaf.dtype), self.sharding.place(leaf.axes))
-            for array, leaf in zip(leaves, self.skeleton.leaves, strict=True)
+            jax.device_put(array.astype(spec.dtype), self.sharding.place(spec.axes))
+            for array, spec in zip(leaves, self.skeleton.arrays, strict=True)
         )
 
     def compile(self, wanted: Sequence[Program], timeout_s: float) -> dict[Program, Compiled]:

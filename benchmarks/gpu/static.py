@@ -115,7 +115,7 @@ def outside_graphs(sequence: str) -> list[str]:
 
 def _layer_weights(skeleton: ModelSkeleton) -> int:
     leaves = (leaf for leaf in skeleton.leaves if ".layers.0." in leaf.name)
-    return sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in leaves)
+    return sum(leaf.num_bytes for leaf in leaves)
 
 
 def main() -> int:

@@ -13,6 +13,7 @@ from jaxserve.checkpoint.peft import Adapter, Addition
 from jaxserve.checkpoint.protocol import Checkpoint, TensorInfo
 from jaxserve.checkpoint.view import CheckpointView
 from jaxserve.errors import CheckpointError
+from jaxserve.quant.array import Tensor
 
 DOWN: Final = ".lora_A.weight"
 UP: Final = ".lora_B.weight"
@@ -28,7 +29,7 @@ class AdaptedCheckpoint(CheckpointView):
     adapters: Sequence[Adapter]
     rank: int
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str) -> Tensor:
         end = next((end for end in (DOWN, UP) if name.endswith(end)), None)
         if end is None:
             return self.inner.read(name)

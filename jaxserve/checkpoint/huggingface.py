@@ -17,10 +17,10 @@ from jaxserve.checkpoint.joined import with_parts
 from jaxserve.checkpoint.json_file import read_object
 from jaxserve.checkpoint.mapped_file import shown
 from jaxserve.checkpoint.protocol import Checkpoint, TensorInfo
+from jaxserve.checkpoint.quantized import with_quantized_matrices
 from jaxserve.checkpoint.renamed import with_our_names, without_mtp_layers
 from jaxserve.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
 from jaxserve.checkpoint.stacked import with_each_expert
-from jaxserve.checkpoint.stored import as_stored
 from jaxserve.checkpoint.text_part import text_config, with_text_names
 from jaxserve.errors import CheckpointError
 
@@ -75,8 +75,8 @@ def open_huggingface(directory: Path, families: Collection[Family]) -> Checkpoin
     family = _find_family(checkpoint.config, families)
     if family is not None:
         named = with_our_names(named, family.renames)
-        named = with_each_expert(named) if family.has_stacked_experts else named
-    return with_parts(as_stored(named))
+    named = with_quantized_matrices(named)
+    return with_parts(with_each_expert(named) if family is not None and family.has_stacked_experts else named)
 
 
 def _find_family(config: Mapping[str, Any], families: Collection[Family]) -> Family | None:

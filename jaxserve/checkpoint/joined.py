@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.view import CheckpointView
+from jaxserve.quant.array import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +19,7 @@ class PartedCheckpoint(CheckpointView):
     rows: Mapping[str, tuple[str, slice]]
     """Where they lie: in which tensor, and which rows."""
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str) -> Tensor:
         if name not in self.rows:
             return self.inner.read(name)
         whole, rows = self.rows[name]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
+from jaxserve.quant.array import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,8 @@ class TensorInfo:
     """As the file says: "F32", "BF16", "Q4_1", ..."""
     num_stored_bytes: int
     file: Path
+    is_quantized: bool = False
+    """True if `Checkpoint.read` returns its quantised values; False: it returns a float array."""
 
 
 class Checkpoint(Protocol):
@@ -43,11 +45,10 @@ class Checkpoint(Protocol):
         """By Hugging Face name (`model.layers.0.self_attn.q_proj.weight`)."""
         ...
 
-    def read(self, name: str) -> np.ndarray:
-        """One tensor: float32, float16 or bfloat16 (ml_dtypes) as stored, float32 where dequantised.
+    def read(self, name: str) -> Tensor:
+        """Return a tensor: float32, float16 or bfloat16 (ml_dtypes) as stored, float32 if it was dequantised, or its
+        quantised values with their scales (`TensorInfo.is_quantized`).
 
-        float8_e4m3fn where there is also a tensor `NAME_scale` with a float32 factor for each row. int8 where `NAME_scale`
-        has one for each row and group of inputs, [O, G]; with it may be `NAME_offset`, what is then added.
         Raises CheckpointError naming file and tensor.
         """
         ...

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-import numpy as np
-
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.view import CheckpointView
+from jaxserve.quant.array import Tensor
 
 _DECODER_PREFIX: Final = "model."
 _ENCODER_PREFIXES: Final = ("bert", "roberta")
@@ -22,7 +21,7 @@ class RenamedCheckpoint(CheckpointView):
     names: Mapping[str, str]
     """Stored name by new name."""
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str) -> Tensor:
         return self.inner.read(self.names[name])
 
 

@@ -1,8 +1,6 @@
 """Experts that a checkpoint stores all in one tensor, as gpt-oss does, under the names of each.
 
-`gate_up_proj` holds gates and ups in turn. Matrices are inputs by outputs in 16 bits and more, or MXFP4 (OCP Microscaling
-Formats, version 1.0): `_blocks` with two numbers in a byte, the first in its low half, and `_scales` with the exponent
-of every 32.
+`gate_up_proj` holds gates and ups in turn. Matrices are inputs by outputs, or outputs by inputs if they are quantised.
 """
 
 from __future__ import annotations
@@ -11,15 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-import ml_dtypes
-import msgspec
 import numpy as np
 
-from jaxserve.checkpoint.mapped_file import shown
 from jaxserve.checkpoint.protocol import Checkpoint, TensorInfo
 from jaxserve.checkpoint.view import CheckpointView
-from jaxserve.config import WeightFormat
-from jaxserve.errors import CheckpointError
+from jaxserve.quant.array import Tensor
 
 _WHOLE: Final = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
 _PARTS: Final[Mapping[str, tuple[tuple[str, slice], ...]]] = {
@@ -27,38 +21,7 @@ _PARTS: Final[Mapping[str, tuple[tuple[str, slice], ...]]] = {
     "down_proj": (("down_proj", slice(None)),),
 }
 """What lies in a tensor, and in which of its outputs."""
-_BLOCKS, _SCALES, _BIAS = "_blocks", "_scales", "_bias"
-_VALUES: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-"""What the four bits mean (e2m1)."""
-_EXPONENT_BIAS: Final = 127
-_BLOCK: Final = 32
-
-
-class StoredMxfp4(msgspec.Struct, frozen=True, tag=True):
-    """Of a checkpoint whose experts are MXFP4."""
-
-    plain_matrices: tuple[str, ...] = ()
-
-    @property
-    def format(self) -> WeightFormat:
-        """None of ours keeps what is stored."""
-        return "none"
-
-    @property
-    def note(self) -> str:
-        """What a user should know of serving it as it is."""
-        return (
-            "MXFP4 experts are widened as they are loaded; --quantization int4-weight-only keeps 4 bits, rounded again"
-        )
-
-    @property
-    def group_size(self) -> None:
-        """It is widened."""
-        return None
-
-    @property
-    def has_zeros(self) -> bool:
-        return False
+_BIAS: Final = "_bias"
 
 
 class _Place(NamedTuple):
@@ -67,6 +30,8 @@ class _Place(NamedTuple):
     stored: str
     expert: int
     outputs: slice
+    is_by_outputs: bool
+    """True if outputs are the first dimension of an expert's matrix; False: inputs are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,71 +40,41 @@ class StackedCheckpoint(CheckpointView):
 
     places: Mapping[str, _Place]
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str) -> Tensor:
         place = self.places.get(name)
         if place is None:
             return self.inner.read(name)
-        stored: np.ndarray = self.inner.read(place.stored)[place.expert]
-        if place.stored.endswith(_BIAS):
-            return stored[place.outputs]
-        if not place.stored.endswith(_BLOCKS):
-            return stored[:, place.outputs].T
-        scales = self.inner.read(place.stored.removesuffix(_BLOCKS) + _SCALES)[place.expert]
-        return widened_mxfp4(stored[place.outputs], scales[place.outputs])
-
-
-def widened_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """[O, I] in bfloat16, which holds every product of the two, from [O, I / 32, 16] bytes and [O, I / 32] exponents."""
-    numbers = np.stack([blocks & 15, blocks >> 4], axis=-1)  # (O, I/32, 16, 2)
-    factors = np.ldexp(np.float32(1), scales.astype(np.int32) - _EXPONENT_BIAS)
-    wide = _VALUES[numbers] * factors[:, :, None, None]
-    return wide.reshape(len(blocks), -1).astype(ml_dtypes.bfloat16)
+        stored = self.inner.read(place.stored)
+        if isinstance(stored, np.ndarray) and not place.is_by_outputs:
+            return stored[place.expert, :, place.outputs].T
+        return stored[place.expert][place.outputs]
 
 
 def with_each_expert(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with a matrix and a bias for each expert.
-
-    Raises CheckpointError for blocks and scales that do not fit.
-    """
+    """Return the checkpoint with a matrix and a bias for each expert."""
     tensors: dict[str, TensorInfo] = {}
     places: dict[str, _Place] = {}
     for name, info in checkpoint.tensors.items():
         if not any(part in name for part in _WHOLE):
             tensors[name] = info
-        elif not name.endswith(_SCALES):
-            for own, part, place in _parts(checkpoint, name, info):
+        else:
+            for own, part, place in _parts(name, info):
                 tensors[own], places[own] = part, place
     return StackedCheckpoint(checkpoint, tensors, places)
 
 
-def _parts(checkpoint: Checkpoint, name: str, info: TensorInfo) -> list[tuple[str, TensorInfo, _Place]]:
-    """What each expert has in a tensor: its name, its shape, and where it lies."""
+def _parts(name: str, info: TensorInfo) -> list[tuple[str, TensorInfo, _Place]]:
+    """Return what each expert has in a tensor: its name, its shape, and where it lies."""
     above, _, last = name.rpartition(".")
-    whole = last.removesuffix(_BIAS).removesuffix(_BLOCKS)
-    count, *own_shape = info.shape
-    if last.endswith(_BLOCKS):
-        own_shape = _widened_shape(checkpoint, name, info)
-        info = replace(info, stored_dtype="MXFP4")
-    elif not last.endswith(_BIAS):
-        own_shape = own_shape[::-1]
-    kind = "bias" if last.endswith(_BIAS) else "weight"
+    is_bias = last.endswith(_BIAS)
+    is_by_outputs = is_bias or info.is_quantized
+    count, *own_shape = info.shape if is_by_outputs else (info.shape[0], *info.shape[:0:-1])
     found = []
-    for part, outputs in _PARTS.get(whole, ()):
+    for part, outputs in _PARTS.get(last.removesuffix(_BIAS), ()):
         rows = len(range(own_shape[0])[outputs])
         size = info.num_stored_bytes * rows // (own_shape[0] * count)
         for expert in range(count):
-            own = f"{above}.{expert}.{part}.{kind}"
+            own = f"{above}.{expert}.{part}.{'bias' if is_bias else 'weight'}"
             own_info = replace(info, name=own, shape=(rows, *own_shape[1:]), num_stored_bytes=size)
-            found.append((own, own_info, _Place(name, expert, outputs)))
+            found.append((own, own_info, _Place(name, expert, outputs, is_by_outputs)))
     return found
-
-
-def _widened_shape(checkpoint: Checkpoint, name: str, info: TensorInfo) -> list[int]:
-    scales = checkpoint.tensors.get(name.removesuffix(_BLOCKS) + _SCALES)
-    is_whole = len(info.shape) == 4 and info.shape[3] == _BLOCK // 2
-    if not is_whole or scales is None or scales.shape != info.shape[:3]:
-        raise CheckpointError(
-            f"{info.file}: tensor {shown(name)}: expected blocks of {_BLOCK // 2} bytes for each of its scales, found "
-            f"shapes {info.shape} and {None if scales is None else scales.shape}"
-        )
-    return [info.shape[1], info.shape[2] * _BLOCK]

@@ -24,10 +24,10 @@ from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.skeleton import (
     EncoderSkeleton,
     ModelSkeleton,
-    array_bytes,
     make_encoder_skeleton,
     make_skeleton,
 )
+from jaxserve.quant.array import array_bytes
 from jaxserve.runner.backend import Chip, chip_of
 from jaxserve.runner.buckets import resolve_limits
 from jaxserve.runner.embedding import embedding_task

@@ -6,18 +6,17 @@ read no weights of unused experts, and give a row the same result whatever its n
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxserve_kernels.grouped_matmul import grouped_matmul
 from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import Linear, Matrix, Tokens
 from jaxserve.layers.mlp import ACTIVATIONS, MLP
+from jaxserve.layers.param import array_axes, parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.layers.routing import Router, Routing
 from jaxserve.model_config.decoder import DecoderConfig
@@ -35,27 +34,18 @@ class ExpertLinear(Matrix):
         self, out_dim: int, in_dim: int, axes: Axes, policy: DtypePolicy, *, num_experts: int, bias: bool
     ) -> None:
         super().__init__(out_dim, in_dim, axes, policy, num_experts=num_experts)
-        self.bias = self._declared((out_dim,), axes[:1], policy.vectors) if bias else None
+        self.bias = parameter((num_experts, out_dim), (None, axes[0]), policy.vectors) if bias else None
 
     def __call__(
         self, x: Float[Array, "R I"], group_sizes: Int[Array, "E"], *, num_shards: int = 1
     ) -> Float[Array, "R O"]:
         """Return x @ weight.T of each row's expert, in float32. num_shards: partial results that will be added up."""
-        y = self._product(x, group_sizes)
+        weight = self.weight.get_value()
+        y: Array = weight.format.grouped_matmul(x, weight, group_sizes, self.policy.backend)
         if self.bias is None:
             return y
         experts = jnp.repeat(jnp.arange(len(group_sizes)), group_sizes, total_repeat_length=len(x))
         return y + self.bias[...].astype(jnp.float32)[experts] / num_shards
-
-    def _product(self, x: Float[Array, "R I"], group_sizes: Int[Array, "E"]) -> Float[Array, "R O"]:
-        scales = None if self.weight_scale is None else self.weight_scale[...]
-        multiply = partial(grouped_matmul, backend=self.policy.backend)
-        product = multiply(x, self.weight[...], group_sizes, scales, dynamic=self.policy.is_dynamic)
-        if self.weight_offset is None:
-            return product
-        offsets = self.weight_offset[...].swapaxes(1, 2)  # (E, O, G)
-        sums = x.reshape(len(x), offsets.shape[2], -1).astype(jnp.float32).sum(-1)
-        return product + multiply(sums, offsets, group_sizes)
 
 
 class ExpertMLPs(nnx.Module):
@@ -90,10 +80,10 @@ class Experts(nnx.Module):
     def __init__(self, config: DecoderConfig, experts: ExpertsConfig, policy: DtypePolicy) -> None:
         self.gate = Router(config.hidden_size, experts, policy)
         self.experts = ExpertMLPs(config, experts, policy)
-        width, plain = experts.shared_intermediate_size, replace(policy, quantization="none")
+        width = experts.shared_intermediate_size
         self.shared_experts = None if width is None else MLP(config, policy, width=width, axis="shared_ffn")
         self.shared_expert_gate = (
-            Linear(1, config.hidden_size, (None, "embed"), plain) if experts.has_shared_gate else None
+            Linear(1, config.hidden_size, (None, "embed"), policy.unquantized) if experts.has_shared_gate else None
         )
         self.split_axes = policy.split_axes
 
@@ -118,7 +108,7 @@ class Experts(nnx.Module):
         shards = num_shards(SPLIT_AXIS, self.split_axes)
         graph, state = nnx.split(self.experts)
         leaves, treedef = jax.tree.flatten(state)
-        axes = [variable.get_metadata()["axes"] for _, variable in nnx.to_flat_state(state)]
+        axes = [axes for _, variable in nnx.to_flat_state(state) for axes in array_axes(variable)]
 
         def compute(x: Float[Array, "T D"], routing: Routing, *leaves: Array) -> Float[Array, "T D"]:
             mlps = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,12 +35,14 @@ class FusedLayout:
     counts: tuple[int, ...]
     groups: int = 1
 
-    def join(self, parts: Iterable[np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """All of `shape` out of what belongs to each matrix; only one of the parts is held at a time."""
-        joined = np.empty(shape, dtype)
-        grouped = joined.reshape(self.groups, -1, *shape[1:])
+    def join(self, parts: Iterable[Sequence[np.ndarray]]) -> tuple[np.ndarray, ...]:
+        """Return the arrays of the fused matrix from those of each matrix; only one of the parts is held at a time."""
+        joined: tuple[np.ndarray, ...] = ()
         for (start, end), part in zip(self._bounds(), parts, strict=True):
-            grouped[:, start:end] = part.reshape(self.groups, -1, *shape[1:])
+            joined = joined or tuple(np.empty((sum(self.counts), *each.shape[1:]), each.dtype) for each in part)
+            for whole, own in zip(joined, part, strict=True):
+                grouped = whole.reshape(self.groups, -1, *whole.shape[1:])
+                grouped[:, start:end] = own.reshape(self.groups, -1, *own.shape[1:])
         return joined
 
     def split(self, y: Float[Array, "T O"]) -> list[Float[Array, "T _"]]:
@@ -83,9 +85,8 @@ class FusedLinear(nnx.Module):
     def adapt(self, name: str, num_ranks: int) -> None:
         """Declare what adapters add to a part of the joined product."""
         assert isinstance(self.fused, Matrix), "experts have no adapters"
-        axes = self.fused.weight.get_metadata()["axes"]
-        out_dim, in_dim = self.layout.counts[self.names.index(name)], self.fused.weight.shape[1]
-        self.adapters[name] = LowRank(out_dim, in_dim, axes, self.fused.policy, num_ranks)
+        spec, out_dim = self.fused.spec, self.layout.counts[self.names.index(name)]
+        self.adapters[name] = LowRank(out_dim, spec.in_dim, spec.axes, self.fused.policy, num_ranks)
 
     def __call__(self, x: Float[Array, "T I"], rows: Tokens | Int[Array, "E"]) -> list[Float[Array, "T _"]]:
         """The product with each matrix, in the order of their names. rows: what the modules are told of them."""

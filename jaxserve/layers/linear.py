@@ -5,16 +5,15 @@ Output-major is also the faster layout for XLA:CPU's skinny products, and the ti
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxserve_kernels.matmul import matmul, offset_product
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxserve.layers.param import parameter
+from jaxserve.layers.param import matrix_parameter, parameter
 from jaxserve.layers.policy import DtypePolicy
+from jaxserve.quant.array import QuantArray
 from jaxserve.sharding.shard_map import Axes, all_reduce, num_shards, sharded
 
 
@@ -28,68 +27,39 @@ class Tokens(NamedTuple):
 
 
 class Matrix(nnx.Module):
-    """An `[out, in]` weight as `policy` stores it: in its type, or in 8 bits with a scale per output, or in 4 with
-    scales `[groups of inputs, out]`, and offsets where a checkpoint has them. Where no group divides the inputs, 4 bits become 8.
+    """An `[out, in]` weight as its format stores it.
 
-    num_experts: of all of which it has one; they come first in every shape.
+    num_experts: experts that each have one; None: there is one.
     """
 
     def __init__(
         self, out_dim: int, in_dim: int, axes: Axes, policy: DtypePolicy, *, num_experts: int | None = None
     ) -> None:
-        group = policy.group_of(in_dim, is_split=axes[1] in policy.split_axes)
-        if group is None:
-            policy = policy.by_outputs
-        self.num_experts = num_experts
-        self.weight = self._declared((out_dim, in_dim), axes, policy.matrices)
-        scale: nnx.Param[Array] | None = None
-        offset: nnx.Param[Array] | None = None
-        if group is not None:
-            scale = self._declared((in_dim // group, out_dim), axes[::-1], policy.vectors)
-            if policy.has_offsets:
-                offset = self._declared((in_dim // group, out_dim), axes[::-1], jnp.dtype(jnp.float32))
-        elif policy.is_quantized:
-            scale = self._declared((out_dim,), axes[:1], jnp.dtype(jnp.float32))
-        self.weight_scale, self.weight_offset = scale, offset
+        self.spec = policy.matrix(out_dim, in_dim, axes, num_experts)
         self.policy = policy
-
-    def _declared(self, shape: tuple[int, ...], axes: Axes, dtype: jnp.dtype) -> nnx.Param[Array]:
-        experts = () if self.num_experts is None else (self.num_experts,)
-        return parameter((*experts, *shape), (*(None for _ in experts), *axes), dtype)
+        self.weight = matrix_parameter(policy.quant.format.declare(self.spec))
 
     def keep_plain(self) -> None:
-        """Declare the weight as it is where nothing is quantised."""
-        self.weight = parameter(self.weight.shape, self.weight.get_metadata()["axes"], self.policy.weights)
-        self.weight_scale = self.weight_offset = None
+        """Declare the weight without quantisation."""
+        self.weight = matrix_parameter(self.policy.unquantized.quant.format.declare(self.spec))
 
     def multiply(self, x: Float[Array, "T I"], num_rows: Int[Array, ""]) -> Float[Array, "T O"]:
-        """x @ weight.T in float32; rows behind `num_rows` are padding.
+        """Return x @ weight.T in float32; rows after `num_rows` are padding.
 
-        Where devices share the inputs, each rounds by the largest value of its own, and their sums are added up in the
-        type of x.
+        Where devices split the inputs, each quantises its own share of x, and their sums are added in the dtype of x.
         """
         split_axes = self.policy.split_axes
-        out_axis, in_axis = self.weight.get_metadata()["axes"]
+        out_axis, in_axis = self.spec.axes
         is_sum = num_shards(in_axis, split_axes) > 1
+        weight: QuantArray[Array] = self.weight.get_value()
 
-        def product(x: Float[Array, "T I"], num_rows: Int[Array, ""], *params: Array) -> Float[Array, "T O"]:
-            made = self._multiply_shard(x, num_rows, *params)
+        def compute(x: Float[Array, "T I"], num_rows: Int[Array, ""], *arrays: Array) -> Float[Array, "T O"]:
+            shard = weight.with_arrays(arrays)
+            made = weight.format.matmul(x, shard, num_rows, self.policy.backend)
             return all_reduce(made, x.dtype) if is_sum else made
 
-        params = [each for each in (self.weight, self.weight_scale, self.weight_offset) if each is not None]
-        operands = [(each[...], each.get_metadata()["axes"]) for each in params]
-        return sharded(product, [(x, (None, in_axis)), (num_rows, ()), *operands], (None, out_axis), split_axes)
-
-    def _multiply_shard(
-        self,
-        x: Float[Array, "T I"],
-        num_rows: Int[Array, ""],
-        weight: Array,
-        scale: Array | None = None,
-        offset: Array | None = None,
-    ) -> Float[Array, "T O"]:
-        product = matmul(x, weight, scale, num_rows, dynamic=self.policy.is_dynamic, backend=self.policy.backend)
-        return product if offset is None else product + offset_product(x, offset)
+        operands = zip(weight.arrays, self.weight.get_metadata()["axes"].arrays, strict=True)
+        return sharded(compute, [(x, (None, in_axis)), (num_rows, ()), *operands], (None, out_axis), split_axes)
 
 
 class LowRank(nnx.Module):
@@ -100,9 +70,8 @@ class LowRank(nnx.Module):
     """
 
     def __init__(self, out_dim: int, in_dim: int, axes: Axes, policy: DtypePolicy, num_ranks: int) -> None:
-        plain = replace(policy, quantization="none")
-        self.lora_A = Matrix(num_ranks, in_dim, (None, axes[1]), plain)
-        self.lora_B = Matrix(out_dim, num_ranks, (axes[0], None), plain)
+        self.lora_A = Matrix(num_ranks, in_dim, (None, axes[1]), policy.unquantized)
+        self.lora_B = Matrix(out_dim, num_ranks, (axes[0], None), policy.unquantized)
 
     def __call__(self, x: Float[Array, "T I"], tokens: Tokens) -> Float[Array, "T O"]:
         """In float32."""
@@ -121,8 +90,8 @@ class Linear(Matrix):
 
     def adapt(self, num_ranks: int) -> None:
         """Declare what adapters add."""
-        out_dim, in_dim = self.weight.shape
-        self.adapters = nnx.data(LowRank(out_dim, in_dim, self.weight.get_metadata()["axes"], self.policy, num_ranks))
+        spec = self.spec
+        self.adapters = nnx.data(LowRank(spec.out_dim, spec.in_dim, spec.axes, self.policy, num_ranks))
 
     def __call__(self, x: Float[Array, "T I"], tokens: Tokens) -> Float[Array, "T O"]:
         y = self.multiply(x, tokens.num_real)

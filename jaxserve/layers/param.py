@@ -9,10 +9,14 @@ of each expert), "shared_ffn" (F of the shared expert), None (never split).
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+import jaxserve.quant.pytree  # noqa: F401  (registers QuantArray)
+from jaxserve.quant.array import ArraySpec, QuantArray
 from jaxserve.sharding.shard_map import Axes
 
 
@@ -21,3 +25,15 @@ def parameter(shape: tuple[int, ...], axes: Axes, dtype: jnp.dtype) -> nnx.Param
     if len(shape) != len(axes):
         raise ValueError(f"{len(shape)} dimensions {shape} but {len(axes)} axes {axes}")
     return nnx.Param(jnp.zeros(shape, dtype), axes=axes)
+
+
+def matrix_parameter(declared: QuantArray[ArraySpec]) -> nnx.Param[QuantArray[jax.Array]]:
+    """Declare a weight matrix as its format stores it: one parameter of several arrays."""
+    arrays = declared.map(lambda spec: jnp.zeros(spec.shape, spec.dtype))
+    return nnx.Param(arrays, axes=declared.map(lambda spec: spec.axes))
+
+
+def array_axes(parameter: nnx.Variable[Any]) -> tuple[Axes, ...]:
+    """Return the logical axes of each array of a parameter."""
+    axes = parameter.get_metadata()["axes"]
+    return axes.arrays if isinstance(axes, QuantArray) else (axes,)

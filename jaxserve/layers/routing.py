@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -31,8 +30,7 @@ class Router(Linear):
     """Matmul that scores experts; never quantised."""
 
     def __init__(self, dim: int, config: ExpertsConfig, policy: DtypePolicy) -> None:
-        plain = replace(policy, quantization="none")
-        super().__init__(config.num_experts, dim, (None, "embed"), plain, bias=config.has_biases)
+        super().__init__(config.num_experts, dim, (None, "embed"), policy.unquantized, bias=config.has_biases)
         has_correction = config.has_correction_bias
         self.e_score_correction_bias = (
             parameter((config.num_experts,), (None,), jnp.dtype(jnp.float32)) if has_correction else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from jaxserve.config import WeightFormat
 from jaxserve.model_config.experts import ExpertsConfig
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -61,7 +60,7 @@ class LayerConfig:
 class CheckpointQuantization:
     """How a quantised checkpoint is served unless --quantization says otherwise."""
 
-    format: WeightFormat
+    format: str
     """Format that keeps the stored values; "none" if they are dequantised while they are loaded."""
     plain_matrices: tuple[str, ...] = ()
     """Modules that the checkpoint does not quantise."""

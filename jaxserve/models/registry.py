@@ -11,23 +11,19 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
-from msgspec import structs
-
 from jaxserve.checkpoint.family import Family
-from jaxserve.checkpoint.fp8 import ROW_SCALES, StoredFp8
 from jaxserve.checkpoint.json_file import read_object
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.renamed import with_decoder_names
-from jaxserve.checkpoint.stacked import StoredMxfp4
-from jaxserve.checkpoint.stored import Stored, read_stored
 from jaxserve.checkpoint.text_part import text_config
 from jaxserve.errors import CheckpointError
-from jaxserve.model_config.decoder import CheckpointQuantization, DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models import encoders as encoders_package
 from jaxserve.models import families as families_package
 from jaxserve.models.families._keys import Keys
+from jaxserve.quant.registry import read_form
 
 T = TypeVar("T")
 ReadEncoderConfig = Callable[[dict[str, Any]], EncoderConfig]
@@ -78,45 +74,24 @@ def decoder_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None =
 
     Raises CheckpointError naming the key for an architecture or a value that is not supported.
     """
-    family = _find_family(hf)
-    stored = read_stored(hf)
+    family, form = _find_family(hf), read_form(hf)
     config = family.decoder_config(dict(hf))
     bos = hf.get("bos_token_id")
     return replace(
         config,
         eos_token_ids=_eos_token_ids(config.vocab_size, generation or {}, hf),
         bos_token_id=None if bos is None else Keys(hf).integer("bos_token_id", config.vocab_size - 1, low=0),
-        stored=None if stored is None else _quantization(stored),
+        stored=None if form is None else form.quantization(),
     )
 
 
 def decoder_of(checkpoint: Checkpoint) -> DecoderConfig:
     """What `checkpoint` describes; a refusal names it."""
     config = _named(checkpoint.path, checkpoint.config, checkpoint.generation_config)
-    stored = read_stored(checkpoint.config)
-    return config if stored is None else replace(config, stored=_quantization(_as_found(stored, checkpoint)))
-
-
-def _quantization(stored: Stored) -> CheckpointQuantization:
-    return CheckpointQuantization(
-        stored.format, stored.plain_matrices, stored.group_size, stored.has_zeros, stored.note
-    )
-
-
-def _as_found(stored: Stored, checkpoint: Checkpoint) -> Stored:
-    """With what the files say, which is more than the config does."""
-    if isinstance(stored, StoredMxfp4):
-        return stored
-    tensors = with_decoder_names(checkpoint).tensors
-    plain = [
-        name
-        for name, info in tensors.items()
-        if len(info.shape) == 2 and name.endswith(".weight") and name + ROW_SCALES not in tensors
-    ]
-    found = structs.replace(stored, plain_matrices=tuple(sorted(name.removesuffix(".weight") for name in plain)))
-    if not isinstance(found, StoredFp8):
-        return found
-    return structs.replace(found, has_row_scales=any(name.endswith(ROW_SCALES) for name in tensors))
+    form = read_form(checkpoint.config)
+    if form is None:
+        return config
+    return replace(config, stored=form.quantization(with_decoder_names(checkpoint).tensors))
 
 
 def model_of(checkpoint: Checkpoint) -> DecoderConfig | EncoderConfig:

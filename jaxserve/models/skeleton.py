@@ -8,7 +8,6 @@ a flat tuple of leaves costs a tenth of the dispatch time of module objects.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -20,40 +19,47 @@ from flax import nnx
 
 from jaxserve.layers.fused import FusedLayout, FusedLinear
 from jaxserve.layers.linear import Linear, Matrix
+from jaxserve.layers.param import array_axes
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.adapters import AdaptersConfig
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.decoder import Decoder
 from jaxserve.models.encoder import Encoder
+from jaxserve.quant.array import ArraySpec, QuantArray, Tensor
 from jaxserve.sharding.mesh import split_axes
-
-
-def array_bytes(shape: tuple[int, ...], dtype: jnp.dtype) -> int:
-    """What an array takes on a device: two numbers of 4 bits share a byte."""
-    bits = 4 if dtype == jnp.int4 else 8 * dtype.itemsize
-    return math.prod(shape) * bits // 8
 
 
 @dataclass(frozen=True, slots=True)
 class LeafSpec:
-    """One parameter: what it is called, and what must be there."""
+    """One parameter: its name, the arrays that store it, and the tensors it is loaded from."""
 
     name: str
     """The checkpoint's, if it has one."""
     shape: tuple[int, ...]
-    dtype: jnp.dtype
-    axes: tuple[str | None, ...]
+    """Of the parameter; arrays of a quantised one may have others."""
+    declared: QuantArray[ArraySpec] | ArraySpec
+    """The arrays of a matrix, or the one array of any other parameter."""
     tensors: tuple[str, ...]
-    """Of the checkpoint: what the parameter is made of."""
+    """Names of the checkpoint's tensors that the parameter is made of."""
     layout: FusedLayout | None = None
-    """Where each of the tensors lies, if they are several."""
+    """Place of each tensor if they are several."""
     num_experts: int | None = None
-    """Of which all have such tensors: one expert's come behind those of another, and so they do in the parameter."""
+    """Experts that all have such tensors: those of one follow those of another, as they do in the parameter."""
+
+    @property
+    def arrays(self) -> tuple[ArraySpec, ...]:
+        """The arrays on a device."""
+        return self.declared.arrays if isinstance(self.declared, QuantArray) else (self.declared,)
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Dtype of the values."""
+        return self.arrays[0].dtype
 
     @property
     def own_shape(self) -> tuple[int, ...]:
-        """Of one expert, where there are some."""
+        """Shape for one expert; the whole shape if there are no experts."""
         return self.shape if self.num_experts is None else self.shape[1:]
 
     @property
@@ -62,31 +68,39 @@ class LeafSpec:
         counts = (self.own_shape[:1] if self.layout is None else self.layout.counts) * (self.num_experts or 1)
         return {name: (count, *self.own_shape[1:]) for name, count in zip(self.tensors, counts, strict=True)}
 
-    def join(self, parts: Iterable[np.ndarray]) -> np.ndarray:
-        """The parameter out of its tensors, in their order; of all, rows come first."""
-        if self.num_experts is None:
-            return np.ascontiguousarray(self._joined(parts))
-        whole, remaining = np.empty(self.shape, self.dtype), iter(parts)
-        for own in whole:
-            own[...] = self._joined(itertools.islice(remaining, len(self.tensors) // self.num_experts))
-        return whole
-
-    def _joined(self, parts: Iterable[np.ndarray]) -> np.ndarray:
-        """What is of one expert, where there are some."""
-        if self.name.endswith(("_scale", "_offset")) and len(self.own_shape) == 2:  # of groups: outputs come last here
-            return self._by_rows(parts, self.own_shape[::-1]).T
-        return self._by_rows(parts, self.own_shape)
-
-    def _by_rows(self, parts: Iterable[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-        if self.layout is not None:
-            return self.layout.join(parts, shape, self.dtype)
-        (whole,) = parts
-        return whole
-
     @property
     def num_bytes(self) -> int:
-        """Over all devices, each part counted once."""
-        return array_bytes(self.shape, self.dtype)
+        """Bytes over all devices, each part counted once."""
+        return sum(array.num_bytes for array in self.arrays)
+
+    def assemble(self, tensors: Iterable[Tensor]) -> tuple[np.ndarray, ...]:
+        """Return the arrays of the parameter, quantised as declared, from its tensors in their order."""
+        parts = map(self._converted, tensors)
+        if self.num_experts is None:
+            arrays = self._joined(parts)
+        else:
+            arrays, num_parts = (), len(self.tensors) // self.num_experts
+            for expert in range(self.num_experts):
+                own = self._joined(itertools.islice(parts, num_parts))
+                arrays = arrays or tuple(np.empty((self.num_experts, *each.shape), each.dtype) for each in own)
+                for whole, array in zip(arrays, own, strict=True):
+                    whole[expert] = array
+        if isinstance(self.declared, QuantArray):
+            arrays = self.declared.format.to_device(self.declared.with_arrays(arrays)).arrays
+        return tuple(map(np.ascontiguousarray, arrays))
+
+    def _converted(self, tensor: Tensor) -> tuple[np.ndarray, ...]:
+        if isinstance(self.declared, QuantArray):
+            return self.declared.format.convert(tensor, self.declared).arrays
+        values = tensor if isinstance(tensor, np.ndarray) else tensor.dequantize()
+        return (values.astype(self.declared.dtype, copy=False),)
+
+    def _joined(self, parts: Iterable[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
+        """Return what one expert has, or the parameter if there are no experts."""
+        if self.layout is not None:
+            return self.layout.join(parts)
+        (whole,) = parts
+        return whole
 
 
 @dataclass(frozen=True)
@@ -101,13 +115,18 @@ class ModelSkeleton:
     adapters: AdaptersConfig | None = None
 
     @property
+    def arrays(self) -> tuple[ArraySpec, ...]:
+        """The arrays of all leaves: what step programs are given."""
+        return tuple(array for leaf in self.leaves for array in leaf.arrays)
+
+    @property
     def dtype(self) -> jnp.dtype:
         """Of the weights, before any quantisation."""
         return self.policy.weights
 
-    def build(self, leaves: tuple[jax.Array, ...]) -> Decoder:
-        """The module over these arrays, in the order of `self.leaves`. Called while tracing."""
-        model: Decoder = nnx.merge(self.graph, jax.tree.unflatten(self.treedef, leaves))
+    def build(self, arrays: tuple[jax.Array, ...]) -> Decoder:
+        """Return the module over these arrays, in the order of `self.arrays`. Called while tracing."""
+        model: Decoder = nnx.merge(self.graph, jax.tree.unflatten(self.treedef, arrays))
         return model
 
 
@@ -121,9 +140,14 @@ class EncoderSkeleton:
     graph: Any
     treedef: Any
 
-    def build(self, leaves: tuple[jax.Array, ...]) -> Encoder:
-        """The module over these arrays, in the order of `self.leaves`. Called while tracing."""
-        model: Encoder = nnx.merge(self.graph, jax.tree.unflatten(self.treedef, leaves))
+    @property
+    def arrays(self) -> tuple[ArraySpec, ...]:
+        """The arrays of all leaves: what step programs are given."""
+        return tuple(array for leaf in self.leaves for array in leaf.arrays)
+
+    def build(self, arrays: tuple[jax.Array, ...]) -> Encoder:
+        """Return the module over these arrays, in the order of `self.arrays`. Called while tracing."""
+        model: Encoder = nnx.merge(self.graph, jax.tree.unflatten(self.treedef, arrays))
         return model
 
 
@@ -144,7 +168,7 @@ def _declare(
     make: Callable[[], nnx.Module], policy: DtypePolicy, adapters: AdaptersConfig | None = None
 ) -> tuple[tuple[LeafSpec, ...], Any, Any]:
     """Leaves, graph and tree of a module, without allocating anything."""
-    plain = frozenset(policy.plain_matrices)
+    plain = frozenset(policy.quant.plain_matrices)
 
     def declare() -> nnx.Module:
         model = make()
@@ -163,7 +187,7 @@ def _declare(
     graph, state = nnx.split(model)
     leaves = tuple(_leaf(path, variable, modules) for path, variable in nnx.to_flat_state(state))
     arrays, treedef = jax.tree.flatten(state)
-    if [leaf.shape for leaf in arrays] != [leaf.shape for leaf in leaves]:
+    if [array.shape for array in arrays] != [array.shape for leaf in leaves for array in leaf.arrays]:
         raise RuntimeError("flax orders flat state and tree leaves differently: names would go to wrong arrays")
     return leaves, graph, treedef
 
@@ -185,27 +209,38 @@ def _adapt(path: _Path, modules: _Modules, adapters: AdaptersConfig) -> None:
 
 
 def _leaf(path: _Path, variable: Any, modules: _Modules) -> LeafSpec:
-    module, fused = modules[path[:-1]], _fused_linear(path[:-1], modules)
+    module: Any = modules[path[:-1]]
+    fused = _fused_linear(path[:-1], modules)
     layout = None if fused is None else fused.layout
+    declared = _declared(variable)
     (first, *_), parameter = _own_names(path[:-1], modules), path[-1]
     return LeafSpec(
         name=f"{first}.{parameter}" if layout is None else _dotted((*path[:-2], parameter)),
-        shape=variable.shape,
-        dtype=jnp.dtype(variable.dtype),
-        axes=variable.get_metadata()["axes"],
+        shape=declared.shape if isinstance(declared, ArraySpec) else module.spec.shape,
+        declared=declared,
         tensors=tuple(f"{name}.{parameter}" for name in _stored_modules(path[:-1], modules)),
         layout=layout,
-        num_experts=module.num_experts if isinstance(module, Matrix) else None,
+        num_experts=module.spec.num_experts if isinstance(module, Matrix) else None,
     )
+
+
+def _declared(variable: nnx.Variable[Any]) -> QuantArray[ArraySpec] | ArraySpec:
+    value = variable.get_value()
+    arrays = value.arrays if isinstance(value, QuantArray) else (value,)
+    specs = [
+        ArraySpec(array.shape, jnp.dtype(array.dtype), axes)
+        for array, axes in zip(arrays, array_axes(variable), strict=True)
+    ]
+    return value.with_arrays(specs) if isinstance(value, QuantArray) else specs[0]
 
 
 def _stored_modules(path: _Path, modules: _Modules) -> tuple[str, ...]:
     """What a module is made of, as checkpoints call it."""
     module, names = modules[path], _own_names(path, modules)
-    if not isinstance(module, Matrix) or module.num_experts is None:
+    if not isinstance(module, Matrix) or module.spec.num_experts is None:
         return names
     parts = [name.rpartition(".") for name in names]
-    return tuple(f"{above}.{expert}.{name}" for expert in range(module.num_experts) for above, _, name in parts)
+    return tuple(f"{above}.{expert}.{name}" for expert in range(module.spec.num_experts) for above, _, name in parts)
 
 
 def _own_names(path: _Path, modules: _Modules) -> tuple[str, ...]:

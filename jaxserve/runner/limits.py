@@ -6,26 +6,27 @@ Pure arithmetic, so that a plan for a device that is not there and the server th
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax.numpy as jnp
-from jaxserve_kernels.backend import NATIVE
+from jaxserve_kernels.backend import NATIVE, Backend
 from jaxserve_kernels.matmul import multiplies
 from jaxserve_kernels.paged_attention import pool_head_dim
 
-from jaxserve.config import Config, WeightFormat
+from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.kv.spec import KVSpec
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.decoder import CheckpointQuantization, DecoderConfig
+from jaxserve.quant.names import NO_QUANTIZATION
+from jaxserve.quant.policy import QuantPolicy
+from jaxserve.quant.registry import find_format
 from jaxserve.runner.backend import Chip, choose_backend, choose_encoder_backend
 from jaxserve.runner.buckets import make_buckets, resolve_limits
 from jaxserve.runner.memory import fit_model_len, num_kv_blocks
 from jaxserve.scheduler.plan import Buckets
 
 _LOG = logging.getLogger(__name__)
-_ADA = (8, 9)
-"""The first CUDA devices with arithmetic for 8-bit floats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,82 +68,56 @@ def weights_dtype(config: Config, platform: str) -> jnp.dtype:
 
 def make_policy(config: Config, decoder: DecoderConfig, chip: Chip) -> DtypePolicy:
     """CPUs compute activations in float32 whatever the weights are stored in. Raises ConfigError."""
-    weights, activations = weights_dtype(config, chip.platform), _activations(config, chip)
-    backend = choose_backend(config, decoder, chip, activations, kv_cache_dtype(config, chip.platform))
-    quantization = weight_format(config, decoder)
+    backend = choose_backend(config, decoder, chip, _activations(config, chip), kv_cache_dtype(config, chip.platform))
     for note in quantization_notes(config, decoder, chip):
         _LOG.info(note)
-    policy = DtypePolicy(
-        weights,
-        activations,
-        quantization,
-        backend,
-        fused_for=_fused_for(config, chip),
-        num_devices=config.parallel.tensor_parallel_size,
-        four_bits=_four_bits(chip),
-    )
-    stored = decoder.stored
-    if stored is None or stored.format != quantization:
-        return policy
-    return replace(
-        policy,
-        plain_matrices=stored.plain_matrices if config.model.quantization == "auto" else (),
-        group_size=stored.group_size or policy.group_size,
-        has_offsets=stored.has_offsets,
-    )
+    return _policy(config, chip, backend, _quant_policy(config, decoder, chip))
 
 
 def make_encoder_policy(config: Config, chip: Chip) -> DtypePolicy:
-    """The same for an encoder, which is never stored quantised."""
-    wanted = config.model.quantization
+    """Return the policy of an encoder, which is never stored quantised. Raises ConfigError."""
+    quant = QuantPolicy(_format_name(config, None), platform=chip.platform)
+    return _policy(config, chip, choose_encoder_backend(config, chip), quant)
+
+
+def _policy(config: Config, chip: Chip, backend: Backend, quant: QuantPolicy) -> DtypePolicy:
+    num_devices = config.parallel.tensor_parallel_size
     return DtypePolicy(
         weights_dtype(config, chip.platform),
         _activations(config, chip),
-        "none" if wanted == "auto" else wanted,
-        choose_encoder_backend(config, chip),
-        fused_for=_fused_for(config, chip),
-        num_devices=config.parallel.tensor_parallel_size,
-        four_bits=_four_bits(chip),
+        quant,
+        backend,
+        # GPUs start less and compute larger matmuls if they are fused; a CPU would only copy their results.
+        fused_for=num_devices if chip.platform == "gpu" else 0,
+        num_devices=num_devices,
     )
-
-
-def _fused_for(config: Config, chip: Chip) -> int:
-    """GPUs start less and compute larger products where they are joined; a CPU would only copy their results."""
-    return config.parallel.tensor_parallel_size if chip.platform == "gpu" else 0
-
-
-def _four_bits(chip: Chip) -> jnp.dtype:
-    """jax 0.10 has no layout for int4 on CPUs that its compiled programs would take."""
-    return jnp.dtype("int8" if chip.platform == "cpu" else "int4")
 
 
 def _activations(config: Config, chip: Chip) -> jnp.dtype:
     return jnp.dtype("float32") if chip.platform == "cpu" else weights_dtype(config, chip.platform)
 
 
-def weight_format(config: Config, decoder: DecoderConfig) -> WeightFormat:
-    """What matrices are quantised to. auto: what they are stored in, where its scales lie as a format's."""
+def _quant_policy(config: Config, decoder: DecoderConfig, chip: Chip) -> QuantPolicy:
+    name, stored = _format_name(config, decoder.stored), decoder.stored
+    if stored is None or stored.format != name:
+        return QuantPolicy(name, platform=chip.platform)
+    plain_matrices = stored.plain_matrices if config.model.quantization == "auto" else ()
+    return QuantPolicy(name, stored.group_size, stored.has_offsets, plain_matrices, chip.platform)
+
+
+def _format_name(config: Config, stored: CheckpointQuantization | None) -> str:
+    """Return the format of matrices. auto: the one that keeps what is stored."""
     if config.model.quantization != "auto":
         return config.model.quantization
-    return "none" if decoder.stored is None else decoder.stored.format
+    return NO_QUANTIZATION if stored is None else stored.format
 
 
 def quantization_notes(config: Config, decoder: DecoderConfig, chip: Chip) -> list[str]:
-    """What a user of small weights should know of this model on this device."""
-    notes, chosen = [], weight_format(config, decoder)
-    if config.model.quantization == "auto" and decoder.stored is not None and decoder.stored.note is not None:
-        notes.append(decoder.stored.note)
-    is_wide = chip.platform == "cpu" or (chip.capability is not None and chip.capability < _ADA)
-    if is_wide and chosen.startswith("fp8"):
-        notes.append(
-            "fp8 weights save memory here but no time: this device has no arithmetic for them, every step widens them "
-            "first; --quantization none does it once"
-        )
-    if chip.platform == "cpu" and chosen.startswith("int4"):
-        notes.append(
-            "4-bit weights take 8 here, and no less time: every step widens them first; --quantization "
-            "int8-weight-only is as small and has a kernel of its own"
-        )
+    """Return what a user should know of quantised weights of this model on this device."""
+    stored, notes = decoder.stored, list[str]()
+    if config.model.quantization == "auto" and stored is not None and stored.note is not None:
+        notes.append(stored.note)
+    notes.extend(find_format(_format_name(config, stored)).notes(chip.platform, chip.capability))
     return notes
 
 
@@ -186,8 +161,9 @@ def make_limits(config: Config, decoder: DecoderConfig, policy: DtypePolicy, pla
     num_blocks = num_kv_blocks(kv_bytes, spec, longest, step.max_num_seqs)
     # One row makes XLA:CPU convert a weight that is not float32 first, all of it; two do not. On GPUs a layer takes a
     # fifth more kernels with one row (docs/benchmarks/h200-static.md).
-    is_float32 = policy.weights == jnp.float32 and not policy.is_quantized
-    is_native = policy.backend in NATIVE and multiplies(policy.matrices, dynamic=policy.is_dynamic)
+    is_float32 = policy.matrices == jnp.float32
+    dynamic = policy.quant.format.quantizes_activations
+    is_native = policy.backend in NATIVE and multiplies(policy.matrices, dynamic=dynamic)
     slow_single_row = platform == "gpu" or (platform == "cpu" and not is_native and not is_float32)
     return Limits(
         spec=spec,

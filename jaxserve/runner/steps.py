@@ -128,7 +128,7 @@ def _zeros(*arrays: jax.ShapeDtypeStruct) -> Sequence[Array]:
 def abstract_params(skeleton: ModelSkeleton | EncoderSkeleton, sharding: Sharding) -> tuple[jax.ShapeDtypeStruct, ...]:
     """The parameters' shapes and places."""
     return tuple(
-        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding.place(leaf.axes)) for leaf in skeleton.leaves
+        jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding.place(array.axes)) for array in skeleton.arrays
     )
 
 

@@ -12,6 +12,7 @@ from jaxserve.checkpoint.view import CheckpointView
 from jaxserve.layers.rope import row_order
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
+from jaxserve.quant.array import Tensor
 
 _ROTATED: Final = ("q_proj", "k_proj", "q_norm", "k_norm")
 
@@ -26,12 +27,12 @@ class ReorderedCheckpoint(CheckpointView):
     order: np.ndarray
     """Of the rows of a head."""
 
-    def read(self, name: str) -> np.ndarray:
-        rows = self.inner.read(name)
+    def read(self, name: str) -> Tensor:
+        tensor = self.inner.read(name)
         if not name.rpartition(".")[0].removesuffix(_ADDED).endswith(_ROTATED):
-            return rows
-        heads = rows.reshape(-1, len(self.order), *rows.shape[1:])
-        return heads[:, self.order].reshape(rows.shape)
+            return tensor
+        starts = np.arange(0, self.tensors[name].shape[0], len(self.order))
+        return tensor[(starts[:, None] + self.order).ravel()]
 
 
 def with_rotary_order(checkpoint: Checkpoint, config: DecoderConfig | EncoderConfig) -> Checkpoint:

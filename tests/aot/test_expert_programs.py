@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.gpu.static import THUNKS, outside_graphs
-from jaxserve.config import WeightFormat
 from jaxserve.layers.policy import plain
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.experts import ExpertsConfig
@@ -46,15 +45,14 @@ DECODE = Program("decode", 8, 8, 64, num_slots=8)
     ids=["h200", "h200-fp8", "v5e-x4", "v5e-x4-int4"],
 )
 def test_a_decode_step_of_experts_is_one_graph_and_exchanges_two_sums(
-    target: Target, num_devices: int, quantization: WeightFormat, tmp_path: Path
+    target: Target, num_devices: int, quantization: str, tmp_path: Path
 ) -> None:
     if not target.has_compiler:
         pytest.skip(f"{target.compiler} is not installed: nothing compiled for {target.platform} (make kernels-check)")
     is_gpu = target.platform == "gpu"
     policy = replace(
-        plain(jnp.dtype("bfloat16")),
+        plain(jnp.dtype("bfloat16"), quantization),
         backend="mosaic_gpu" if is_gpu else "mosaic_tpu",
-        quantization=quantization,
         fused_for=num_devices if is_gpu else 0,
         num_devices=num_devices,
     )

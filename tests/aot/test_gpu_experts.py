@@ -15,7 +15,6 @@ from jaxserve_kernels.grouped_matmul import grouped_matmul
 from jaxserve_kernels.grouped_matmul.tiles import most_tiles
 from jaxserve_kernels.grouped_matmul.tuning import grouped_tuning
 
-from jaxserve.config import WeightFormat
 from jaxserve.layers.policy import plain
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.skeleton import make_skeleton
@@ -129,7 +128,7 @@ def test_what_is_kept_aside_is_small(built: Built) -> None:
     ("quantization", "num_devices"),
     [("none", 1), ("none", 4), ("fp8", 1), ("int8-weight-only", 4), ("int4-weight-only", 4)],
 )
-def test_a_step_takes_the_kernels_for_its_experts(quantization: WeightFormat, num_devices: int) -> None:
+def test_a_step_takes_the_kernels_for_its_experts(quantization: str, num_devices: int) -> None:
     if not H200.has_compiler:
         pytest.skip(f"{H200.compiler} is not installed: nothing compiled for GPUs (make kernels-check)")
     experts = ExpertsConfig(num_experts=8, num_per_token=2, intermediate_size=512, is_normalized=True)
@@ -137,9 +136,8 @@ def test_a_step_takes_the_kernels_for_its_experts(quantization: WeightFormat, nu
     model = replace(SMALL, layers=(replace(layer, experts=experts),))
     sharding = make_sharding(model, num_devices, H200.devices(num_devices))
     policy = replace(
-        plain(jnp.dtype("bfloat16")),
+        plain(jnp.dtype("bfloat16"), quantization),
         backend="mosaic_gpu",
-        quantization=quantization,
         fused_for=num_devices,
         num_devices=num_devices,
     )

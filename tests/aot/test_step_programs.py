@@ -18,7 +18,6 @@ import pytest
 from jaxserve_kernels.backend import Backend
 
 from benchmarks.gpu.static import THUNKS, launches, outside_graphs
-from jaxserve.config import WeightFormat
 from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.model_config.adapters import AdaptersConfig
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, RopeScaling
@@ -83,7 +82,7 @@ class Case:
     num_pages: int
     program: Program
     backend: Backend = "reference"
-    quantization: WeightFormat = "none"
+    quantization: str = "none"
     adapters: AdaptersConfig | None = None
 
     @property
@@ -99,11 +98,9 @@ class Case:
     def policy(self) -> DtypePolicy:
         """As the server chooses them on such a device."""
         fused_for = self.num_devices if self.target.platform == "gpu" else 0
-        plainly = plain(jnp.dtype("bfloat16"))
         return replace(
-            plainly,
+            plain(jnp.dtype("bfloat16"), self.quantization),
             backend=self.backend,
-            quantization=self.quantization,
             fused_for=fused_for,
             num_devices=self.num_devices,
         )

@@ -66,6 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "runner",  # planning sizes and compiles the programs
         "models",
         "layers.policy",
+        "quant",
         "sharding",
         "checkpoint",
         "kv.spec",
@@ -95,6 +96,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sampling",
         "layers.attention",  # KVPool
         "layers.policy",
+        "quant.array",
         KERNELS,  # the names of backends
         "ipc.messages",
         "ipc.report",
@@ -106,6 +108,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "model_config",
         "models",
         "layers",
+        "quant",
         "sampling",
         "sharding",
         "weights",
@@ -114,14 +117,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         "scheduler.embed_plan",
         KERNELS,
     },
-    "models": {"model_config", "layers", "sharding", "checkpoint", KERNELS},
-    "layers": {"model_config", "sharding", KERNELS},
-    "weights": {"model_config", "models", "layers", "sharding", "checkpoint"},
+    "models": {"model_config", "layers", "quant", "sharding", "checkpoint", KERNELS},
+    "layers": {"model_config", "quant", "sharding", KERNELS},
+    "weights": {"model_config", "models", "layers", "quant", "sharding", "checkpoint"},
     "sampling": set(),
     "sharding": {"model_config"},
     "model_config": set(),
-    "checkpoint": {"model_config"},
     "metrics": {"ipc.messages", "ipc.stats"},
+    "checkpoint": {"model_config", "quant"},
+    "quant": {"model_config", "checkpoint.protocol", "checkpoint.mapped_file", KERNELS},
     "bounds": set(),
     "config": set(),
     "errors": set(),
@@ -277,6 +281,18 @@ def test_environment_is_read_only_by_the_options() -> None:
 def test_api_process_leaves_jax_and_transformers_unimported(module: str) -> None:
     heavy = "{'jax', 'jaxlib', 'flax', 'transformers', 'torch'}"
     script = f"import sys, {module}; sys.exit(', '.join({heavy} & set(sys.modules)) or 0)"
+    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_quantisation_formats_leave_jax_unimported() -> None:
+    """Checkpoints are opened and formats listed in processes without jax."""
+    script = (
+        "import sys, jaxserve.quant.registry as registry, jaxserve.quant.names as names; "
+        "[registry.find_format(name) for name in names.format_names()]; registry.read_form({}); "
+        "sys.exit(', '.join({'jax', 'jaxlib', 'flax', 'jaxserve_kernels'} & set(sys.modules)) or 0)"
+    )
     environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,6 @@ from jaxserve.config import (
     CpuKernels,
     ModelConfig,
     ParallelConfig,
-    Quantization,
     SchedulerConfig,
 )
 from jaxserve.engine.core import EngineCore
@@ -75,7 +74,7 @@ class ModelEngine:
         num_blocks: int | None = None,
         kv_cache_memory: int = 64 << 20,
         cpu_kernels: CpuKernels = "xla",
-        quantization: Quantization = "none",
+        quantization: str = "none",
         lora_modules: str | None = None,
     ) -> None:
         model = ModelConfig(

@@ -87,7 +87,7 @@ def test_devices_share_them(fused_for: int) -> None:
 
 def test_adapters_stay_whole_beside_quantised_weights() -> None:
     """Of a model in int8 they are not rounded as well: the model's own distance is all there is."""
-    coarse = replace(PLAIN, quantization="int8-weight-only")
+    coarse = plain(jnp.dtype("float32"), "int8-weight-only")
     away = [
         np.abs(logits("llama3_tiny", name, coarse) - adapter_goldens("llama3_tiny")[name].logits).max()
         for name in ("base", "second")

@@ -13,7 +13,6 @@ import pytest
 from flax import nnx
 from scipy.special import softmax
 
-from jaxserve.config import WeightFormat
 from jaxserve.layers.experts import Experts
 from jaxserve.layers.linear import Tokens
 from jaxserve.layers.policy import DtypePolicy, plain
@@ -21,9 +20,10 @@ from jaxserve.layers.routing import Routing, route
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
-from jaxserve.weights.rows import quantize_rows, row_scales
+from jaxserve.quant.formats.int8 import Int8
+from jaxserve.quant.policy import QuantPolicy
 from tests.models.goldens import golden_checkpoint
-from tests.models.test_joined_products import loaded
+from tests.models.loading import load
 from tests.unit.checkpoint.fp8_files import LAYOUTS, write_fp8
 
 CONFIG = ExpertsConfig(num_experts=5, num_per_token=2, intermediate_size=32, is_normalized=True)
@@ -102,9 +102,9 @@ def test_a_token_depends_neither_on_its_neighbours_nor_on_padding() -> None:
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4-weight-only"])
 @pytest.mark.parametrize("fused_for", [0, 2])
-def test_the_tensors_of_all_experts_are_one_parameter(quantization: WeightFormat, fused_for: int) -> None:
+def test_the_tensors_of_all_experts_are_one_parameter(quantization: str, fused_for: int) -> None:
     folder = golden_checkpoint("qwen3_moe_tiny").path
-    params = loaded(folder, replace(FLOAT32, quantization=quantization, fused_for=fused_for))
+    params = load(folder, replace(plain(jnp.dtype("float32"), quantization), fused_for=fused_for))
     stored, layer = open_model(folder), "model.layers.2.mlp"
     down = params[f"{layer}.experts.down_proj.weight"]
     assert down.shape == (6, 64, 32)
@@ -120,9 +120,10 @@ def test_the_tensors_of_all_experts_are_one_parameter(quantization: WeightFormat
                 expected = np.concatenate((parts[0], parts[2], parts[1], parts[3]))
                 np.testing.assert_array_equal(params[f"{layer}.experts.gate_up_proj.weight"][expert], expected)
         elif quantization == "int8":
-            np.testing.assert_array_equal(down[expert], quantize_rows(own_down, np.dtype(np.int8)))
+            alone = Int8().quantize(own_down, None)  # type: ignore[arg-type]
+            np.testing.assert_array_equal(down[expert], alone.values)
             scales = params[f"{layer}.experts.down_proj.weight_scale"][expert]
-            np.testing.assert_array_equal(scales, row_scales(own_down, np.dtype(np.int8)))
+            np.testing.assert_array_equal(scales, alone.scales)
         else:
             scales = params[f"{layer}.experts.down_proj.weight_scale"][expert]
             assert scales.shape == (1, 64), "one group of 32 inputs"
@@ -136,10 +137,9 @@ def test_experts_that_are_stored_in_fp8_are_kept_or_widened_as_other_matrices(tm
     worth = write_fp8(tmp_path, golden_checkpoint("olmoe_tiny").path, LAYOUTS[layout])
     decoder = decoder_of(open_model(tmp_path))
     assert decoder.stored is not None
-    policy = replace(
-        FLOAT32, quantization=decoder.stored.format, plain_matrices=decoder.stored.plain_matrices, fused_for=1
-    )
-    params = loaded(tmp_path, policy)
+    quant = QuantPolicy(decoder.stored.format, plain_matrices=decoder.stored.plain_matrices)
+    policy = replace(FLOAT32, quant=quant, fused_for=1)
+    params = load(tmp_path, policy)
     found = params["model.layers.1.mlp.experts.down_proj.weight"].astype(np.float32)
     if layout == "channels":
         found *= params["model.layers.1.mlp.experts.down_proj.weight_scale"][:, :, None]
@@ -149,7 +149,7 @@ def test_experts_that_are_stored_in_fp8_are_kept_or_widened_as_other_matrices(tm
 
 def test_one_expert_that_is_not_quantised_keeps_all_whole() -> None:
     folder = golden_checkpoint("olmoe_tiny").path
-    policy = replace(FLOAT32, quantization="int8", plain_matrices=("model.layers.0.mlp.experts.3.up_proj",))
+    policy = replace(FLOAT32, quant=QuantPolicy("int8", plain_matrices=("model.layers.0.mlp.experts.3.up_proj",)))
     leaves = {leaf.name: leaf for leaf in make_skeleton(decoder_of(open_model(folder)), policy).leaves}
     assert leaves["model.layers.0.mlp.experts.up_proj.weight"].dtype == np.float32
     assert leaves["model.layers.0.mlp.experts.gate_proj.weight"].dtype == np.int8
@@ -164,11 +164,11 @@ def test_one_expert_that_is_not_quantised_keeps_all_whole() -> None:
         pytest.param("fp8", 0.05, marks=pytest.mark.slow),
     ],
 )
-def test_a_block_computes_what_its_widened_weights_compute(quantization: WeightFormat, tolerance: float) -> None:
+def test_a_block_computes_what_its_widened_weights_compute(quantization: str, tolerance: float) -> None:
     """Of activations as well where those are rounded: a whole model is no measure, as a choice may fall otherwise."""
     folder, layer = golden_checkpoint("qwen3_moe_tiny").path, "model.layers.0.mlp."
-    policy = replace(FLOAT32, quantization=quantization, fused_for=1)
-    small = {name.removeprefix(layer): each for name, each in loaded(folder, policy).items() if name.startswith(layer)}
+    policy = replace(plain(jnp.dtype("float32"), quantization), fused_for=1)
+    small = {name.removeprefix(layer): each for name, each in load(folder, policy).items() if name.startswith(layer)}
     wide = {}
     for name in [name for name in small if name.endswith(".weight")]:
         scales = small.get(f"{name}_scale")
@@ -180,7 +180,7 @@ def test_a_block_computes_what_its_widened_weights_compute(quantization: WeightF
     x = jnp.asarray(np.random.default_rng(2).standard_normal((9, 64), np.float32))
     found, expected = (
         np.asarray(jax.jit(_filled(each, of))(x, jnp.int32(9)))
-        for each, of in ((policy, small), (replace(policy, quantization="none"), wide))
+        for each, of in ((policy, small), (policy.unquantized, wide))
     )
     assert np.abs(found - expected).mean() <= tolerance * np.abs(expected).mean()
 
@@ -188,7 +188,7 @@ def test_a_block_computes_what_its_widened_weights_compute(quantization: WeightF
 def _first_block(policy: DtypePolicy) -> dict[str, np.ndarray]:
     """Parameters of the first layer's block, by their names in it."""
     above = "model.layers.0.mlp."
-    params = loaded(golden_checkpoint("qwen3_moe_tiny").path, policy)
+    params = load(golden_checkpoint("qwen3_moe_tiny").path, policy)
     return {name.removeprefix(above): each for name, each in params.items() if name.startswith(above)}
 
 
@@ -202,8 +202,8 @@ def _filled(policy: DtypePolicy, params: dict[str, np.ndarray]) -> Callable[[jax
         "experts.gate_up_proj": block.experts.gate_up_proj.fused,
         "experts.down_proj": block.experts.down_proj,
     }
-    for name, array in params.items():
-        module, _, parameter = name.rpartition(".")
-        declared = getattr(modules[module], parameter)
-        setattr(modules[module], parameter, nnx.Param(jnp.asarray(array), **declared.get_metadata()))
+    for name, module in modules.items():
+        declared = module.weight.get_value()
+        arrays = [jnp.asarray(params[f"{name}.weight{suffix}"]) for suffix in ("", "_scale")[: len(declared.arrays)]]
+        module.weight = nnx.Param(declared.with_arrays(arrays), **module.weight.get_metadata())
     return lambda x, num_tokens: block(x, Tokens(num_tokens))

@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from jaxserve.config import Config, ModelConfig, Quantization
+from jaxserve.checkpoint.safetensors_file import open_safetensors
+from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import CheckpointError
 from jaxserve.models.registry import decoder_config, decoder_of, open_model, read_decoder
-from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.limits import make_policy, quantization_notes
-from jaxserve.sharding.mesh import make_sharding
 from jaxserve.tools.planning.devices import ACCELERATORS
 from jaxserve.tools.planning.fit import model_sizes
-from jaxserve.weights.loader import check_tensors, load_params
 from tests.models.goldens import golden_checkpoint
+from tests.models.loading import load
 from tests.models.tiny_model import TinyModel
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 from tests.unit.checkpoint.fp8_files import E4M3, LAYOUTS, WHOLE, write_fp8
@@ -41,17 +40,12 @@ LLAMA = {
 }
 
 
-def loaded(folder: Path, quantization: Quantization) -> tuple[str, dict[str, np.ndarray]]:
+def loaded(folder: Path, quantization: str) -> tuple[str, dict[str, np.ndarray]]:
     """The format chosen and every parameter, on a CPU in float32."""
-    checkpoint = open_model(folder)
-    decoder = decoder_of(checkpoint)
+    decoder = decoder_of(open_model(folder))
     config = Config(model=ModelConfig(model=str(folder), quantization=quantization))
     policy = make_policy(config, decoder, Chip("cpu"))
-    skeleton = make_skeleton(decoder, policy)
-    check_tensors(checkpoint, skeleton)
-    params = load_params(checkpoint, skeleton, make_sharding(decoder, 1), lambda *_: None)
-    named = zip(skeleton.leaves, params, strict=True)
-    return policy.quantization, {leaf.name: np.asarray(array) for leaf, array in named}
+    return policy.quant.name, load(folder, policy)
 
 
 def is_matrix(name: str, params: dict[str, np.ndarray]) -> bool:
@@ -83,9 +77,7 @@ def test_scales_of_blocks_are_widened(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("quantization", ["none", "fp8", "int8-weight-only"])
-def test_a_format_that_is_asked_for_is_made_of_what_is_stored(
-    tmp_path: Path, name: str, quantization: Quantization
-) -> None:
+def test_a_format_that_is_asked_for_is_made_of_what_is_stored(tmp_path: Path, name: str, quantization: str) -> None:
     worth = write_fp8(tmp_path, SOURCE, LAYOUTS[name])
     chosen, params = loaded(tmp_path, quantization)
     assert chosen == quantization
@@ -194,8 +186,8 @@ def test_other_formats_are_refused_in_one_line_with_what_would_do(found: Any, ex
 
 def test_a_scale_that_is_missing_or_misshaped_is_named(tmp_path: Path) -> None:
     write_fp8(tmp_path, SOURCE, LAYOUTS["channels"])
-    whole = open_model(tmp_path)
-    tensors = {name: whole.read(name) for name in whole.tensors}
+    stored = open_safetensors(tmp_path / "model.safetensors")
+    tensors = {name: np.array(stored.read(name)) for name in stored.tensors}
     name = "model.layers.1.mlp.up_proj.weight"
     for scale, expected in ((None, "expected its weight_scale, found none"), (np.ones(3, np.float32), "shape (3,)")):
         changed = {**tensors, f"{name}_scale": scale}

@@ -11,18 +11,16 @@ import numpy as np
 import pytest
 
 from jaxserve.checkpoint.safetensors_file import open_safetensors
-from jaxserve.config import Config, ModelConfig, ParallelConfig, Quantization
+from jaxserve.config import Config, ModelConfig, ParallelConfig
 from jaxserve.errors import CheckpointError
 from jaxserve.models.registry import decoder_config, decoder_of, open_model, read_decoder
-from jaxserve.models.skeleton import LeafSpec, make_skeleton
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.limits import make_policy, quantization_notes
-from jaxserve.sharding.mesh import make_sharding
 from jaxserve.tools.planning.devices import ACCELERATORS
 from jaxserve.tools.planning.fit import model_sizes
-from jaxserve.weights.loader import check_tensors, load_params
 from tests.engine.model_engine import ModelEngine, request
 from tests.models.goldens import golden_checkpoint
+from tests.models.loading import load
 from tests.models.test_fp8_checkpoints import LLAMA
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 from tests.unit.checkpoint.fp8_files import WHOLE
@@ -34,21 +32,16 @@ ORDERED = [name for name, layout in LAYOUTS.items() if layout.is_ordered]
 
 
 def loaded(
-    folder: Path, quantization: Quantization = "auto", chip: Chip | None = None, num_devices: int = 1
+    folder: Path, quantization: str = "auto", chip: Chip | None = None, num_devices: int = 1
 ) -> tuple[str, dict[str, np.ndarray]]:
     """The format chosen and every parameter."""
-    checkpoint = open_model(folder)
-    decoder = decoder_of(checkpoint)
+    decoder = decoder_of(open_model(folder))
     config = Config(
         model=ModelConfig(model=str(folder), quantization=quantization),
         parallel=ParallelConfig(tensor_parallel_size=num_devices),
     )
     policy = make_policy(config, decoder, chip or Chip("cpu"))
-    skeleton = make_skeleton(decoder, policy)
-    check_tensors(checkpoint, skeleton)
-    params = load_params(checkpoint, skeleton, make_sharding(decoder, 1), lambda *_: None)
-    named: zip[tuple[LeafSpec, Any]] = zip(skeleton.leaves, params, strict=True)
-    return policy.quantization, {leaf.name: np.asarray(array) for leaf, array in named}
+    return policy.quant.name, load(folder, policy)
 
 
 def restored(name: str, params: dict[str, np.ndarray]) -> np.ndarray:
@@ -62,7 +55,7 @@ def restored(name: str, params: dict[str, np.ndarray]) -> np.ndarray:
 
 @pytest.mark.parametrize("name", KEPT)
 @pytest.mark.parametrize("quantization", ["auto", "int4-weight-only"])
-def test_groups_of_neighbours_keep_the_stored_values(tmp_path: Path, name: str, quantization: Quantization) -> None:
+def test_groups_of_neighbours_keep_the_stored_values(tmp_path: Path, name: str, quantization: str) -> None:
     worth = write_int4(tmp_path, SOURCE, LAYOUTS[name])
     chosen, params = loaded(tmp_path, quantization)
     assert chosen == "int4-weight-only"
@@ -106,7 +99,7 @@ def test_stored_groups_are_cut_where_devices_split_them(tmp_path: Path) -> None:
         *itertools.product(ORDERED, ["auto"]),
     ],
 )
-def test_what_cannot_or_shall_not_be_kept_is_widened(tmp_path: Path, name: str, quantization: Quantization) -> None:
+def test_what_cannot_or_shall_not_be_kept_is_widened(tmp_path: Path, name: str, quantization: str) -> None:
     worth = write_int4(tmp_path, SOURCE, LAYOUTS[name])
     chosen, params = loaded(tmp_path, quantization)
     assert chosen == ("none" if quantization == "auto" else quantization)

@@ -9,15 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.config import Config, ModelConfig, ParallelConfig, WeightFormat
-from jaxserve.layers.policy import DtypePolicy, plain
+from jaxserve.config import Config, ModelConfig, ParallelConfig
+from jaxserve.layers.policy import plain
 from jaxserve.models.registry import decoder_of, open_model
-from jaxserve.models.skeleton import make_skeleton
+from jaxserve.quant.policy import QuantPolicy
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.limits import make_policy
-from jaxserve.sharding.mesh import make_sharding
-from jaxserve.weights.loader import check_tensors, load_params
 from tests.models.goldens import golden_checkpoint
+from tests.models.loading import load
 from tests.unit.checkpoint.fp8_files import LAYOUTS, write_fp8
 
 APART = plain(jnp.dtype("float32"))
@@ -25,22 +24,11 @@ QKV = ("q_proj", "k_proj", "v_proj")
 GATE_UP = ("gate_proj", "up_proj")
 
 
-def loaded(folder: Path, policy: DtypePolicy) -> dict[str, np.ndarray]:
-    checkpoint = open_model(folder)
-    decoder = decoder_of(checkpoint)
-    skeleton = make_skeleton(decoder, policy)
-    check_tensors(checkpoint, skeleton)
-    params = load_params(checkpoint, skeleton, make_sharding(decoder, 1), lambda *_: None)
-    return {leaf.name: np.asarray(array) for leaf, array in zip(skeleton.leaves, params, strict=True)}
-
-
 @pytest.mark.parametrize("quantization", ["none", "int8", "fp8-weight-only", "int4-weight-only"])
 @pytest.mark.parametrize("num_devices", [1, 2])
-def test_each_device_holds_of_every_matrix_what_it_would_hold_of_it_alone(
-    quantization: WeightFormat, num_devices: int
-) -> None:
-    folder, policy = golden_checkpoint("qwen2_tiny").path, replace(APART, quantization=quantization)
-    apart, joined = loaded(folder, policy), loaded(folder, replace(policy, fused_for=num_devices))
+def test_each_device_holds_of_every_matrix_what_it_would_hold_of_it_alone(quantization: str, num_devices: int) -> None:
+    folder, policy = golden_checkpoint("qwen2_tiny").path, plain(jnp.dtype("float32"), quantization)
+    apart, joined = load(folder, policy), load(folder, replace(policy, fused_for=num_devices))
     kinds = ["weight"] if quantization == "none" else ["weight", "weight_scale"]
     expected = {f"self_attn.qkv_proj.{kind}": [f"self_attn.{name}.{kind}" for name in QKV] for kind in (*kinds, "bias")}
     expected |= {f"mlp.gate_up_proj.{kind}": [f"mlp.{name}.{kind}" for name in GATE_UP] for kind in kinds}
@@ -56,7 +44,9 @@ def test_each_device_holds_of_every_matrix_what_it_would_hold_of_it_alone(
 
 def test_what_is_stored_in_fp8_is_fused_as_it_is(tmp_path: Path) -> None:
     worth = write_fp8(tmp_path, golden_checkpoint("llama3_tiny").path, LAYOUTS["channels"])
-    params = loaded(tmp_path, replace(APART, quantization="fp8", plain_matrices=("model.embed_tokens",), fused_for=1))
+    params = load(
+        tmp_path, replace(APART, quant=QuantPolicy("fp8", plain_matrices=("model.embed_tokens",)), fused_for=1)
+    )
     found = params["model.layers.0.mlp.gate_up_proj.weight"].astype(np.float32)
     found *= params["model.layers.0.mlp.gate_up_proj.weight_scale"][:, None]
     np.testing.assert_array_equal(
@@ -67,8 +57,8 @@ def test_what_is_stored_in_fp8_is_fused_as_it_is(tmp_path: Path) -> None:
 def test_one_matrix_that_is_not_quantised_keeps_those_beside_it_whole() -> None:
     folder = golden_checkpoint("qwen2_tiny").path
     whole = "model.layers.1.self_attn.k_proj"
-    policy = replace(APART, quantization="int8", plain_matrices=(whole,), fused_for=1)
-    params, stored = loaded(folder, policy), loaded(folder, APART)
+    policy = replace(APART, quant=QuantPolicy("int8", plain_matrices=(whole,)), fused_for=1)
+    params, stored = load(folder, policy), load(folder, APART)
     found = params["model.layers.1.self_attn.qkv_proj.weight"]
     parts = [stored[f"model.layers.1.self_attn.{name}.weight"] for name in QKV]
     np.testing.assert_array_equal(found, np.concatenate(parts))

@@ -8,15 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxserve.config import Config, ModelConfig, Quantization
+from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import CheckpointError
 from jaxserve.models.registry import decoder_of, open_model
-from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.limits import make_policy, quantization_notes
-from jaxserve.sharding.mesh import make_sharding
-from jaxserve.weights.loader import load_params
 from tests.models.goldens import golden_checkpoint
+from tests.models.loading import load
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
 SOURCE = golden_checkpoint("gpt_oss_tiny").path
@@ -64,14 +62,11 @@ def write_mxfp4(folder: Path, *, num_scales: int = WIDTH // 32) -> dict[str, np.
     return expected
 
 
-def loaded(folder: Path, quantization: Quantization) -> dict[str, np.ndarray]:
-    checkpoint = open_model(folder)
-    decoder = decoder_of(checkpoint)
+def loaded(folder: Path, quantization: str) -> dict[str, np.ndarray]:
+    decoder = decoder_of(open_model(folder))
     config = Config(model=ModelConfig(model=str(folder), quantization=quantization))
     assert any("MXFP4" in note for note in quantization_notes(config, decoder, Chip("cpu"))) == (quantization == "auto")
-    skeleton = make_skeleton(decoder, make_policy(config, decoder, Chip("cpu")))
-    params = load_params(checkpoint, skeleton, make_sharding(decoder, 1), lambda *_: None)
-    return {leaf.name: np.asarray(array) for leaf, array in zip(skeleton.leaves, params, strict=True)}
+    return load(folder, make_policy(config, decoder, Chip("cpu")))
 
 
 def test_experts_in_mxfp4_are_widened_as_the_format_says(tmp_path: Path) -> None:

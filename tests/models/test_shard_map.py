@@ -15,6 +15,7 @@ from jaxserve_kernels.matmul import gpu
 
 from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.policy import DtypePolicy, plain
+from jaxserve.quant.policy import QuantPolicy
 from jaxserve.sharding.shard_map import batch_sharded
 
 NUM_TOKENS, NUM_INPUTS, NUM_OUTPUTS = 5, 64, 24
@@ -46,11 +47,15 @@ def _linear(policy: DtypePolicy, axes: tuple[str, str]) -> Linear:
     """Return a Linear with random parameters."""
     linear = Linear(NUM_OUTPUTS, NUM_INPUTS, axes, policy, bias=True)
     random = np.random.default_rng(1)
-    for name, param in nnx.to_flat_state(nnx.state(linear, nnx.Param)):
-        is_small = param.dtype == jnp.int8
-        drawn = random.integers(-127, 128, param.shape) if is_small else random.standard_normal(param.shape)
-        setattr(linear, str(name[-1]), nnx.Param(jnp.asarray(drawn, param.dtype), **param.get_metadata()))
-    return linear
+
+    def draw(array: jax.Array) -> jax.Array:
+        is_small = array.dtype == jnp.int8
+        drawn = random.integers(-127, 128, array.shape) if is_small else random.standard_normal(array.shape)
+        return jnp.asarray(drawn, array.dtype)
+
+    graph, state = nnx.split(linear)
+    filled: Linear = nnx.merge(graph, jax.tree.map(draw, state))
+    return filled
 
 
 @pytest.mark.parametrize("axes", [BY_INPUTS, BY_OUTPUTS])
@@ -70,11 +75,11 @@ def test_all_reduce_exchanges_the_activations_dtype() -> None:
 
 
 def test_each_device_quantises_activations_by_the_largest_value_of_its_shard() -> None:
-    linear, x = _linear(replace(_policy("float32"), quantization="int8"), BY_INPUTS), _inputs("float32")
+    linear, x = _linear(replace(_policy("float32"), quant=QuantPolicy("int8")), BY_INPUTS), _inputs("float32")
     x = x.at[:, 0].set(100.0)  # coarsens the scale of the first shard only
-    assert linear.weight_scale is not None
     assert linear.bias is not None
-    wide = np.asarray(linear.weight[...], np.float64) * np.asarray(linear.weight_scale[...], np.float64)[:, None]
+    weight = linear.weight.get_value()
+    wide = np.asarray(weight.values, np.float64) * np.asarray(weight.scales, np.float64)[:, None]
     expected = np.asarray(linear.bias[...], np.float64)
     for shard in (slice(0, NUM_INPUTS // 2), slice(NUM_INPUTS // 2, NUM_INPUTS)):
         own = np.asarray(x[:, shard])

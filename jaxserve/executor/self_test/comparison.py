@@ -19,6 +19,7 @@ from jaxserve.layers.attention import KVPool
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import LeafSpec, ModelSkeleton, make_skeleton
+from jaxserve.quant.array import QuantArray
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.inputs import Program, pack
 from jaxserve.runner.limits import kv_cache_dtype, kv_spec, make_policy
@@ -101,27 +102,22 @@ def random_params(skeleton: ModelSkeleton, sharding: Sharding) -> tuple[jax.Arra
     """Return fixed random leaves in the types that the skeleton declares, large enough that attention matters."""
     noise = np.random.default_rng(7).standard_normal(1_000_003, np.float32)  # a prime: no two rows are alike
     return tuple(
-        jax.device_put(
-            _random_leaf(leaf, noise, skeleton.policy, skeleton.config.hidden_size), sharding.place(leaf.axes)
-        )
+        jax.device_put(array, sharding.place(spec.axes))
         for leaf in skeleton.leaves
+        for array, spec in zip(_random_arrays(leaf, noise), leaf.arrays, strict=True)
     )
 
 
-def _random_leaf(leaf: LeafSpec, noise: np.ndarray, policy: DtypePolicy, hidden_size: int) -> np.ndarray:
-    largest, steps = (7, 3) if policy.quantization == "int4-weight-only" else (127, 40)  # steps: of a deviation of 1
-    if leaf.name.endswith("_scale"):
-        return np.full(leaf.shape, 1.3 / steps / hidden_size**0.5).astype(leaf.dtype)
-    if leaf.name.endswith("_offset"):
-        return np.zeros(leaf.shape, leaf.dtype)
+def _random_arrays(leaf: LeafSpec, noise: np.ndarray) -> tuple[np.ndarray, ...]:
+    if isinstance(leaf.declared, QuantArray):
+        return leaf.declared.format.random(noise, leaf.declared, 1.3 / leaf.shape[-1] ** 0.5).arrays
     values: np.ndarray = np.resize(noise, leaf.shape)
-    if leaf.dtype.itemsize == 1:
-        values = np.clip(np.rint(values * steps), -largest, largest)
-    elif len(leaf.shape) == 1:
+    is_vector = len(leaf.own_shape) == 1
+    if is_vector:
         values = 0.3 * values if leaf.name.endswith("bias") else 1 + 0.2 * values
     else:
         values = 1.3 * values / leaf.shape[-1] ** 0.5
-    return values.astype(leaf.dtype)
+    return (values.astype(leaf.declared.dtype),)
 
 
 def _vectors(

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from jaxserve.config import Config, Dtype, WeightFormat
+from jaxserve.config import Config, Dtype
 from jaxserve.errors import DoesNotFitError
 from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.quant.names import NO_QUANTIZATION, format_names
+from jaxserve.quant.registry import find_format
 from jaxserve.runner.limits import kv_spec, weights_dtype
 from jaxserve.tools.planning.devices import ACCELERATORS, Device
 from jaxserve.tools.planning.fit import Fit, make_fit, model_sizes
@@ -97,10 +99,15 @@ def _dtypes(config: Config, device: Device) -> Iterator[_Attempt]:
 
 
 def _quantizations(config: Config, device: Device) -> Iterator[_Attempt]:
-    if config.model.quantization in ("auto", "none"):
-        for name in get_args(WeightFormat):
-            if name != "none":
-                yield _Attempt(f"--quantization {name}", _changed(config, "model", quantization=name), device)
+    """Formats with most bits first; of as many, integers first: every device computes them."""
+    if config.model.quantization not in ("auto", NO_QUANTIZATION):
+        return
+    for name in sorted(set(format_names()) - {NO_QUANTIZATION}, key=_advice_order):
+        yield _Attempt(f"--quantization {name}", _changed(config, "model", quantization=name), device)
+
+
+def _advice_order(name: str) -> tuple[int, bool, str]:
+    return (-find_format(name).bits, not name.startswith("int"), name)
 
 
 def _contexts(config: Config, decoder: DecoderConfig, device: Device) -> Iterator[_Attempt]:

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from jaxserve.tools.planning.advice import Advice
-from jaxserve.tools.planning.devices import Arithmetic, Rates
+from jaxserve.tools.planning.devices import Rates
 from jaxserve.tools.planning.roofline import DecodeBound, PrefillBound
 
 FORMAT_VERSION = 1
@@ -109,7 +109,7 @@ class Plan:
     device: DevicePart
     weights_stored_as: str
     """A dtype, or the name of a quantisation."""
-    arithmetic: Arithmetic
+    arithmetic: str
     """What matrix products are computed in."""
     weights_bytes: int
     """On one device."""

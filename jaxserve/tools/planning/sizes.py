@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import LeafSpec, ModelSkeleton
+from jaxserve.quant.array import ArraySpec
+from jaxserve.quant.names import NO_QUANTIZATION
 from jaxserve.sharding.mesh import MODEL_AXIS, axis_rules
-from jaxserve.tools.planning.devices import Arithmetic
 
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
-_SCALE_SUFFIXES = ("_scale", "_offset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class Sizes:
     decoder: DecoderConfig
     stored_as: str
     """What weights are in memory: a dtype, or the name of a quantisation."""
-    arithmetic: Arithmetic
+    arithmetic: str
+    """Dtype that matmuls multiply in: see `Rates.of`."""
     activation_itemsize: int
     num_devices: int
     kv_shards: int
@@ -70,31 +71,33 @@ def make_sizes(skeleton: ModelSkeleton, num_devices: int) -> Sizes:
     """Count the leaves of `skeleton`, split as the engine would split them."""
     rules, policy = axis_rules(skeleton.config, num_devices), skeleton.policy
 
-    def local_bytes(leaf: LeafSpec) -> int:
-        is_split = any(axis is not None and rules[axis] == MODEL_AXIS for axis in leaf.axes)
-        return leaf.num_bytes // (num_devices if is_split else 1)
+    def local_bytes(array: ArraySpec) -> int:
+        is_split = any(axis is not None and rules[axis] == MODEL_AXIS for axis in array.axes)
+        return array.num_bytes // (num_devices if is_split else 1)
 
     head = _EMBEDDING if skeleton.config.tied_embeddings else _HEAD
-    of_layers = [leaf for leaf in skeleton.leaves if len(leaf.shape) > 1 and leaf.name not in (_EMBEDDING, _HEAD)]
-    matrices = [leaf for leaf in of_layers if not leaf.name.endswith(_SCALE_SUFFIXES)]
+    matrices = [leaf for leaf in skeleton.leaves if len(leaf.shape) > 1 and leaf.name not in (_EMBEDDING, _HEAD)]
     of_experts = [leaf for leaf in skeleton.leaves if leaf.num_experts is not None]
     heads = [leaf for leaf in skeleton.leaves if leaf.name == head]
     return Sizes(
         decoder=skeleton.config,
-        stored_as=policy.quantization if policy.is_quantized else str(policy.weights),
+        stored_as=str(policy.weights) if policy.quant.name == NO_QUANTIZATION else policy.quant.name,
         arithmetic=_arithmetic(policy),
         activation_itemsize=policy.activations.itemsize,
         num_devices=num_devices,
         kv_shards=num_devices if rules["kv_heads"] == MODEL_AXIS else 1,
-        num_parameters=sum(
-            math.prod(leaf.shape) for leaf in skeleton.leaves if not leaf.name.endswith(_SCALE_SUFFIXES)
-        ),
+        num_parameters=sum(math.prod(leaf.shape) for leaf in skeleton.leaves),
         num_layer_products=sum(_num_products(leaf, skeleton.config) for leaf in matrices),
         num_head_products=sum(math.prod(leaf.shape) for leaf in heads),
-        weights_bytes=sum(local_bytes(leaf) for leaf in skeleton.leaves),
-        read_bytes=sum(local_bytes(leaf) for leaf in (*of_layers, *heads)),
-        expert_bytes=sum(local_bytes(leaf) for leaf in of_experts),
+        weights_bytes=sum(map(local_bytes, skeleton.arrays)),
+        read_bytes=sum(local_bytes(array) for leaf in (*matrices, *heads) for array in leaf.arrays if _is_large(array)),
+        expert_bytes=sum(local_bytes(array) for leaf in of_experts for array in leaf.arrays),
     )
+
+
+def _is_large(array: ArraySpec) -> bool:
+    """Return False for a vector: scales of outputs are few bytes."""
+    return len(array.shape) > 1
 
 
 def _num_products(matrix: LeafSpec, config: DecoderConfig) -> int:
@@ -104,10 +107,9 @@ def _num_products(matrix: LeafSpec, config: DecoderConfig) -> int:
     return math.prod(matrix.own_shape) * config.experts.num_per_token
 
 
-def _arithmetic(policy: DtypePolicy) -> Arithmetic:
-    if policy.is_dynamic:
-        return "int8" if policy.matrices == jnp.int8 else "fp8"
-    return "float32" if policy.activations == jnp.float32 else "bfloat16"
+def _arithmetic(policy: DtypePolicy) -> str:
+    wide = "float32" if policy.activations == jnp.float32 else "bfloat16"
+    return policy.quant.format.arithmetic or wide
 
 
 def estimate_workspace(sizes: Sizes, num_tokens: int, num_rows: int) -> int:

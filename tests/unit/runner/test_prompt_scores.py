@@ -36,7 +36,7 @@ def test_every_part_is_scored_on_every_platform(platform: str, monkeypatch: pyte
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda **branches: branches[platform]())
     random = np.random.default_rng(0)
     skeleton = make_skeleton(CONFIG, plain(jnp.dtype("float32")))
-    params = tuple(jnp.asarray(random.standard_normal(leaf.shape, np.float32)) for leaf in skeleton.leaves)
+    params = tuple(jnp.asarray(random.standard_normal(array.shape, np.float32)) for array in skeleton.arrays)
     hidden = jnp.asarray(random.standard_normal((NUM_TOKENS, CONFIG.hidden_size), np.float32))
     targets = jnp.asarray(random.integers(0, CONFIG.vocab_size, NUM_TOKENS), jnp.int32)
     field = {"targets": targets, "is_real": jnp.ones(NUM_TOKENS, jnp.int32), "num_prompt_logprobs": jnp.int32(NUM_TOPS)}

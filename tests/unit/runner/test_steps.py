@@ -104,7 +104,7 @@ def test_dispatch_costs_no_more_than_the_bare_arrays(skeleton: ModelSkeleton) ->
     def bare(params: Any, state: StateArrays, packed: jax.Array) -> Any:
         return state, (touch(params) + packed[:1],)
 
-    params = tuple(jax.device_put(np.zeros(leaf.shape, leaf.dtype)) for leaf in skeleton.leaves)
+    params = tuple(jax.device_put(np.zeros(array.shape, array.dtype)) for array in skeleton.arrays)
     packed = np.zeros(packed_size(program, INPUT_FIELDS), np.int32)
 
     def new_state() -> StateArrays:

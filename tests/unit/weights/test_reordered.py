@@ -10,6 +10,8 @@ import numpy as np
 from jaxserve.checkpoint.protocol import TensorInfo
 from jaxserve.checkpoint.view import CheckpointView
 from jaxserve.models.registry import decoder_config
+from jaxserve.quant.array import QuantArray, Tensor
+from jaxserve.quant.registry import find_format
 from jaxserve.weights.reordered import with_rotary_order
 
 
@@ -17,9 +19,11 @@ from jaxserve.weights.reordered import with_rotary_order
 class Rows(CheckpointView):
     """Two heads of eight rows, which are called by their numbers; a norm is of one head."""
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str) -> Tensor:
         rows = np.arange(8 if "norm" in name else 16)
-        return rows if name.endswith((".bias", "norm.weight")) else np.stack([rows, rows + 100], axis=1)
+        if name.endswith((".bias", "norm.weight")):
+            return rows
+        return QuantArray(find_format("int8"), np.stack([rows, rows + 100], axis=1), rows / 2)
 
 
 def test_weights_biases_scales_and_norms_of_queries_and_keys_move_together() -> None:
@@ -35,13 +39,20 @@ def test_weights_biases_scales_and_norms_of_queries_and_keys_move_together() -> 
             "max_position_embeddings": 64,
         }
     )
-    names = [f"{part}.{of}" for part in ("q_proj", "k_proj", "v_proj") for of in ("weight", "bias", "weight_scale")]
-    tensors = {name: TensorInfo(name, (16,), "F32", 64, Path()) for name in [*names, "q_norm.weight"]}
+    names = [f"{part}.{of}" for part in ("q_proj", "k_proj", "v_proj") for of in ("weight", "bias")]
+    tensors = {name: TensorInfo(name, (16,), "F32", 64, Path()) for name in names}
+    tensors["q_norm.weight"] = TensorInfo("q_norm.weight", (8,), "F32", 32, Path())
     checkpoint = Rows(None, tensors)  # type: ignore[arg-type]
     seen = with_rotary_order(checkpoint, config)
     head = [0, 2, 4, 5, 1, 3, 6, 7]
     both = np.array(head + [8 + row for row in head])
     for name in names:
         expected = checkpoint.read(name) if name.startswith("v_proj") else checkpoint.read(name)[both]
-        np.testing.assert_array_equal(seen.read(name), expected)
-    assert seen.read("q_norm.weight").tolist() == head
+        for found, array in zip(arrays(seen.read(name)), arrays(expected), strict=True):
+            np.testing.assert_array_equal(found, array)
+    assert seen.read("q_norm.weight").tolist() == head  # type: ignore[union-attr]
+
+
+def arrays(tensor: Tensor) -> tuple[np.ndarray, ...]:
+    """Return values and scales of a matrix, or a plain tensor."""
+    return tensor.arrays if isinstance(tensor, QuantArray) else (np.asarray(tensor),)

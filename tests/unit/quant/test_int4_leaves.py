@@ -9,8 +9,11 @@ import pytest
 
 from jaxserve.layers.policy import plain
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
-from jaxserve.models.skeleton import LeafSpec, make_skeleton
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.quant.array import ArraySpec
+from jaxserve.quant.policy import QuantPolicy
 from jaxserve.sharding.mesh import axis_rules
+from tests.models.loading import array_specs
 
 MODEL = DecoderConfig(
     vocab_size=500,
@@ -26,15 +29,11 @@ MODEL = DecoderConfig(
 )
 
 
-def leaves(num_devices: int = 1, group_size: int = 128) -> dict[str, LeafSpec]:
-    policy = replace(
-        plain(jnp.dtype("bfloat16")),
-        quantization="int4-weight-only",
-        num_devices=num_devices,
-        group_size=group_size,
-    )
-    found = {leaf.name: leaf for leaf in make_skeleton(MODEL, policy).leaves}
-    return {name.removeprefix("model.layers.0."): leaf for name, leaf in found.items()}
+def leaves(num_devices: int = 1, group_size: int = 128) -> dict[str, ArraySpec]:
+    quant = QuantPolicy("int4-weight-only", group_size)
+    policy = replace(plain(jnp.dtype("bfloat16")), quant=quant, num_devices=num_devices)
+    found = array_specs(make_skeleton(MODEL, policy))
+    return {name.removeprefix("model.layers.0."): array for name, array in found.items()}
 
 
 def groups(name: str, **options: int) -> int:

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxserve.weights.groups import group_scales, quantize_groups
+from jaxserve.quant.formats.int4_weight_only import group_scales, quantize_groups
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 

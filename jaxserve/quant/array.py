@@ -1,0 +1,141 @@
+"""A quantised weight as one value: numbers, scales and offsets. Imports no jax; `quant.pytree` registers it there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+import ml_dtypes
+import numpy as np
+
+if TYPE_CHECKING:
+    from jaxserve.quant.format import Format
+
+T = TypeVar("T")
+R = TypeVar("R")
+Axes = tuple[str | None, ...]
+"""The logical axis of each dimension."""
+
+
+class QuantizedTensor(Protocol):
+    """A quantised tensor of a checkpoint."""
+
+    def __getitem__(self, index: Any) -> QuantizedTensor:
+        """Index the first dimensions: a matrix of a stack, or rows of a matrix."""
+        ...
+
+    def dequantize(self) -> np.ndarray:
+        """Return `[out, in]` weights in a float dtype."""
+        ...
+
+
+Tensor = np.ndarray | QuantizedTensor
+"""A tensor of a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantArray(Generic[T]):
+    """A weight matrix as its format stores it. T is a numpy or jax array, or what describes one.
+
+    On the host (a checkpoint's tensor) outputs are the first dimension of every array. On a device the arrays lie as
+    `Format.to_device` leaves them.
+    """
+
+    format: Format
+    values: T
+    """`[out, in]`, or as the format packs them."""
+    scales: T | None = None
+    offsets: T | None = None
+
+    @property
+    def arrays(self) -> tuple[T, ...]:
+        """The arrays that there are: values, scales, offsets."""
+        return tuple(each for each in (self.values, self.scales, self.offsets) if each is not None)
+
+    def with_arrays(self, arrays: Iterable[R]) -> QuantArray[R]:
+        """Return the same structure over other arrays, given in the order of `arrays`."""
+        remaining = iter(arrays)
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return QuantArray(**{name: _next(remaining, value, name) for name, value in found.items()})
+
+    def map(self, compute: Callable[[T], R]) -> QuantArray[R]:
+        """Return compute(array) for each array."""
+        return self.with_arrays(map(compute, self.arrays))
+
+    def dequantize(self) -> np.ndarray:
+        """Return `[out, in]` weights in a float dtype. Only for arrays on the host."""
+        host: QuantArray[Any] = self
+        return self.format.dequantize(host)
+
+    def __getitem__(self, index: Any) -> QuantArray[Any]:
+        arrays: tuple[Any, ...] = self.arrays
+        return self.with_arrays(array[index] for array in arrays)
+
+
+def _next(remaining: Any, value: Any, name: str) -> Any:
+    return value if value is None or name == "format" else next(remaining)
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """An array that is declared, not allocated."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    axes: Axes
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes over all devices, each part counted once."""
+        return array_bytes(self.shape, self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixSpec:
+    """A weight matrix as a layer declares it, before a format decides how to store it."""
+
+    out_dim: int
+    in_dim: int
+    axes: Axes
+    """Logical axes of outputs and inputs."""
+    weights: np.dtype
+    """Dtype of weights that are not quantised."""
+    activations: np.dtype
+    num_experts: int | None = None
+    """Experts that each have such a matrix: the first dimension of every array. None: one matrix."""
+    num_input_shards: int = 1
+    """Devices that split the inputs."""
+    group_size: int | None = None
+    """Inputs that share a scale in the checkpoint; a format may cut groups into smaller ones. None: the format's own."""
+    has_offsets: bool = False
+    platform: str = "gpu"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`[out, in]`, or `[experts, out, in]`."""
+        return (*self._experts, self.out_dim, self.in_dim)
+
+    def array(self, shape: tuple[int, ...], axes: Axes, dtype: Any) -> ArraySpec:
+        """Declare an array of one matrix; those of all experts come first."""
+        experts = self._experts
+        return ArraySpec((*experts, *shape), np.dtype(dtype), (*(None for _ in experts), *axes))
+
+    @property
+    def _experts(self) -> tuple[int, ...]:
+        return () if self.num_experts is None else (self.num_experts,)
+
+
+def array_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
+    """Return the bytes of an array on a device, where two 4-bit values share a byte."""
+    return math.prod(shape) * _bits(dtype) // 8
+
+
+def _bits(dtype: np.dtype) -> int:
+    for info in (ml_dtypes.iinfo, ml_dtypes.finfo):
+        try:
+            return int(info(dtype).bits)
+        except ValueError:
+            continue
+    return 8 * dtype.itemsize

@@ -1,0 +1,108 @@
+"""What a quantisation format is: how it stores a matrix, makes it, multiplies with it, and which devices it suits."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from jaxserve.quant.array import ArraySpec, MatrixSpec, QuantArray, Tensor
+
+if TYPE_CHECKING:
+    from jaxserve_kernels.backend import Backend
+
+Host = QuantArray[np.ndarray]
+"""A matrix in host memory: outputs are the first dimension of every array."""
+
+
+class Format(ABC):
+    """One way to store weight matrices. A module of `quant/formats/` has one, called `FORMAT`.
+
+    Methods that compute on a device import jax themselves: a process without jax may import every format.
+    """
+
+    name: ClassVar[str]
+    """The value of `--quantization`: the module's name with dashes."""
+    bits: ClassVar[int]
+    """Of a weight, without scales."""
+    largest: ClassVar[float] = 1.0
+    """Largest value that a stored number may have."""
+    quantizes_activations: ClassVar[bool] = False
+    """True if activations are quantised to the dtype of the weights before a matmul, token by token."""
+    arithmetic: ClassVar[str | None] = None
+    """Dtype that a matmul multiplies in, as `planning.devices.Rates` names it. None: that of activations."""
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def for_tables(self) -> Format:
+        """The format of embedding tables and output heads, whose rows are looked up one by one."""
+        return self
+
+    @abstractmethod
+    def values_dtype(self, weights: np.dtype, platform: str) -> np.dtype:
+        """Return the dtype of the stored values. weights: dtype of weights that are not quantised."""
+
+    @abstractmethod
+    def declare(self, spec: MatrixSpec) -> QuantArray[ArraySpec]:
+        """Return shapes, dtypes and axes of the arrays on a device; another format's if this one does not fit the matrix."""
+
+    @abstractmethod
+    def quantize(self, weights: np.ndarray, declared: QuantArray[ArraySpec]) -> Host:
+        """Return a checkpoint's `[out, in]` tensor in this format."""
+
+    @abstractmethod
+    def dequantize(self, stored: Host) -> np.ndarray:
+        """Return `[out, in]` weights in a float dtype."""
+
+    def keep(self, stored: Host, declared: QuantArray[ArraySpec]) -> Host | None:
+        """Return a quantised tensor without rounding it again, or None if its values are not those of this format."""
+        return None
+
+    def convert(self, tensor: Tensor, declared: QuantArray[ArraySpec]) -> Host:
+        """Return a checkpoint's tensor in this format, as it is stored if possible."""
+        kept = self.keep(tensor, declared) if isinstance(tensor, QuantArray) else None
+        if kept is not None:
+            return kept
+        return self.quantize(tensor if isinstance(tensor, np.ndarray) else tensor.dequantize(), declared)
+
+    def to_device(self, host: Host) -> Host:
+        """Return the arrays in the layout of `declare`."""
+        return host
+
+    def random(self, noise: np.ndarray, declared: QuantArray[ArraySpec], deviation: float) -> Host:
+        """Return random weights in the layout of `declare`. noise: numbers of deviation 1, of which as many are taken."""
+        values, steps = declared.values, self.largest / 3
+        numbers = np.clip(np.rint(np.resize(noise, values.shape) * steps), -self.largest, self.largest)
+        filled = {"scales": deviation / steps, "offsets": 0.0}
+        arrays = {
+            name: None if spec is None else np.full(spec.shape, value).astype(spec.dtype)
+            for name, value in filled.items()
+            for spec in (getattr(declared, name),)
+        }
+        return QuantArray(self, numbers.astype(values.dtype), **arrays)
+
+    def matmul(self, x: Any, weight: QuantArray[Any], num_rows: Any, backend: Backend) -> Any:
+        """Return x @ weight.T in float32. x: `[tokens, in]`; rows after `num_rows` are padding."""
+        from jaxserve_kernels.matmul import matmul
+
+        dynamic = self.quantizes_activations
+        return matmul(x, weight.values, weight.scales, num_rows, dynamic=dynamic, backend=backend)
+
+    def grouped_matmul(self, x: Any, weight: QuantArray[Any], group_sizes: Any, backend: Backend) -> Any:
+        """Return x[r] @ weight[expert of r].T in float32 for rows sorted by expert, `group_sizes` rows of each."""
+        from jaxserve_kernels.grouped_matmul import grouped_matmul
+
+        dynamic = self.quantizes_activations
+        return grouped_matmul(x, weight.values, group_sizes, weight.scales, dynamic=dynamic, backend=backend)
+
+    def lookup(self, table: QuantArray[Any], rows: Any, dtype: Any) -> Any:
+        """Return rows of an embedding table, dequantised to `dtype`."""
+        found = table.values[rows].astype(dtype)
+        return found if table.scales is None else found * table.scales[rows, None].astype(dtype)
+
+    def notes(self, platform: str, capability: tuple[int, int] | None) -> tuple[str, ...]:
+        """Return what a user should know of this format on a device. capability: of CUDA devices."""
+        return ()

@@ -1,0 +1,1 @@
+"""One module per quantisation format, found by `quant.registry`. Modules that begin with `_` are shared by several."""

@@ -1,0 +1,177 @@
+"""e4m3 weights, and activations quantised to e4m3 token by token; checkpoints that are stored in fp8.
+
+A stored scale multiplies the values (`weight_scale`, and `weight_scale_inv` too) and belongs to a matrix, to an output,
+or to a block of outputs and inputs. The tensors decide which matrices are quantised, not the lists and patterns of
+`quantization_config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Final
+
+import ml_dtypes
+import numpy as np
+
+from jaxserve.checkpoint.mapped_file import shown
+from jaxserve.checkpoint.protocol import TensorInfo
+from jaxserve.errors import CheckpointError
+from jaxserve.model_config.decoder import CheckpointQuantization
+from jaxserve.quant.array import QuantArray
+from jaxserve.quant.checkpoint import (
+    COMPRESSED_TENSORS,
+    CheckpointForm,
+    CheckpointForms,
+    Read,
+    ReadMatrix,
+)
+from jaxserve.quant.compressed_tensors import only_scheme
+from jaxserve.quant.format import Host
+from jaxserve.quant.formats._rows import RowFormat
+from jaxserve.quant.unsupported import INSTEAD, unsupported
+
+_STORED_DTYPE: Final = "F8_E4M3"
+_SCALE_SUFFIXES: Final = ("_scale", "_scale_inv")
+_UNUSED: Final = frozenset({"input_scale", "activation_scale", "output_scale", "q_scale", "k_scale", "v_scale"})
+"""Static scales of activations and KV cache: activations are scaled token by token, and the cache has no scales."""
+_DEFAULT_BLOCK: Final = (128, 128)
+_ADA: Final = (8, 9)
+"""Compute capability of the first CUDA devices with arithmetic for 8-bit floats."""
+
+
+class Fp8(RowFormat):
+    """e4m3 weights and activations."""
+
+    name = "fp8"
+    dtype = np.dtype(ml_dtypes.float8_e4m3fn)
+    largest = 448
+    quantizes_activations = True
+    arithmetic: ClassVar[str | None] = "fp8"
+
+    def notes(self, platform: str, capability: tuple[int, int] | None) -> tuple[str, ...]:
+        if platform != "cpu" and (capability is None or capability >= _ADA):
+            return ()
+        return (
+            "fp8 weights save memory here but no time: this device has no arithmetic for them, every step upcasts them "
+            "first; --quantization none does it once",
+        )
+
+
+FORMAT = Fp8()
+
+
+@dataclass(frozen=True)
+class Fp8Form(CheckpointForm):
+    """A checkpoint with matrices in e4m3."""
+
+    quantizes_activations: bool
+    is_kept: bool
+    """False if scales belong to blocks."""
+    block: tuple[int, int] = _DEFAULT_BLOCK
+    """Outputs and inputs of a block."""
+
+    @property
+    def kept(self) -> CheckpointQuantization:
+        return CheckpointQuantization("fp8" if self.quantizes_activations else "fp8-weight-only")
+
+    @property
+    def note(self) -> str:
+        return (
+            "fp8 weights with a scale per block are dequantised as they are loaded; --quantization fp8 keeps 8 bits, "
+            "rounded again to one scale per output"
+        )
+
+    def take_matrices(self, tensors: dict[str, TensorInfo]) -> dict[str, ReadMatrix]:
+        for name in [name for name in tensors if name.rpartition(".")[2] in _UNUSED]:
+            del tensors[name]
+        matrices = [info for info in tensors.values() if info.stored_dtype == _STORED_DTYPE]
+        return {matrix.name: self._take(tensors, matrix) for matrix in matrices}
+
+    def _take(self, tensors: dict[str, TensorInfo], matrix: TensorInfo) -> ReadMatrix:
+        """Take the scales of a matrix."""
+        found = (tensors.pop(name) for end in _SCALE_SUFFIXES if (name := matrix.name + end) in tensors)
+        scale = next(found, None)
+        if scale is None:
+            raise CheckpointError(f"{matrix.file}: tensor {shown(matrix.name)}: expected its weight_scale, found none")
+        num_bytes, rows = matrix.num_stored_bytes + scale.num_stored_bytes, matrix.shape[:1]
+        if scale.shape in ((), (1,), rows, (*rows, 1)):
+            tensors[matrix.name] = replace(matrix, num_stored_bytes=num_bytes, is_quantized=True)
+            return partial(_read_rows, matrix, scale)
+        if scale.shape != tuple(-(-size // of) for size, of in zip(matrix.shape, self.block, strict=False)):
+            raise CheckpointError(
+                f"{scale.file}: tensor {shown(scale.name)}: expected one scale, one for each output of {matrix.shape} "
+                f"or for each block of {self.block}, found shape {scale.shape}"
+            )
+        tensors[matrix.name] = replace(matrix, num_stored_bytes=num_bytes)
+        return partial(_read_blocks, matrix, scale, self.block)
+
+
+def _read_rows(matrix: TensorInfo, scale: TensorInfo, read: Read) -> Host:
+    scales = read(scale.name).astype(np.float32).reshape(-1)
+    return QuantArray(FORMAT, read(matrix.name), np.broadcast_to(scales, matrix.shape[:1]))
+
+
+def _read_blocks(matrix: TensorInfo, scale: TensorInfo, block: tuple[int, int], read: Read) -> np.ndarray:
+    """Dequantise: no format has scales of blocks."""
+    (height, width), wide = block, read(matrix.name).astype(np.float32)
+    for index, scales in enumerate(read(scale.name).astype(np.float32)):
+        wide[index * height : (index + 1) * height] *= np.repeat(scales, width)[: wide.shape[1]]
+    return wide
+
+
+def _read_config(found: Mapping[str, Any]) -> Fp8Form | None:
+    match found.get("quant_method"):
+        case "fp8":
+            return _read_fp8(found)
+        case method if method == COMPRESSED_TENSORS and _has_floats(found):
+            return only_scheme(found, _read_group)
+    return None
+
+
+def _read_fp8(found: Mapping[str, Any]) -> Fp8Form:
+    scheme = found.get("activation_scheme", "dynamic")
+    if scheme not in ("dynamic", "static"):
+        raise unsupported(".activation_scheme", scheme, "dynamic and static")
+    block = found.get("weight_block_size")
+    return Fp8Form(True, block is None, _DEFAULT_BLOCK if block is None else _block("weight_block_size", block))
+
+
+def _has_floats(found: Mapping[str, Any]) -> bool:
+    """Return True if a group of compressed-tensors has 8-bit floats."""
+    groups = found.get("config_groups")
+    tables = groups.values() if isinstance(groups, dict) else ()
+    weights = (table.get("weights") for table in tables if isinstance(table, dict))
+    return any(isinstance(each, dict) and each.get("type") == "float" and each.get("num_bits") == 8 for each in weights)
+
+
+def _read_group(where: str, group: Mapping[str, Any]) -> Fp8Form:
+    weights, activations = group.get("weights", {}), group.get("input_activations")
+    if not _are_eight_bit_floats(weights):
+        raise unsupported(f"{where}.weights", weights, f"symmetric 8-bit floats, {INSTEAD}")
+    if activations is not None and not _are_eight_bit_floats(activations):
+        raise unsupported(f"{where}.input_activations", activations, "8-bit floats or none")
+    strategy = weights.get("strategy", "tensor")
+    if strategy not in ("tensor", "channel", "block"):
+        raise unsupported(f"{where}.weights.strategy", strategy, "tensor, channel and block")
+    block = weights.get("block_structure") if strategy == "block" else None
+    size = _DEFAULT_BLOCK if block is None else _block("config_groups block_structure", block)
+    return Fp8Form(activations is not None, strategy != "block", size)
+
+
+def _are_eight_bit_floats(table: Any) -> bool:
+    match table:
+        case {"num_bits": 8, "type": "float"}:
+            return table.get("symmetric", True) is True
+    return False
+
+
+def _block(key: str, value: object) -> tuple[int, int]:
+    match value:
+        case [int(outputs), int(inputs)] if outputs > 0 and inputs > 0:
+            return outputs, inputs
+    raise unsupported(f".{key}", value, "two positive numbers")
+
+
+CHECKPOINTS = CheckpointForms(("fp8",), _read_config, compressed="8-bit floats")

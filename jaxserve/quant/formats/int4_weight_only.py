@@ -1,0 +1,193 @@
+"""int4 weights with one scale per output and group of neighbouring inputs; checkpoints of GPTQ, AWQ, compressed-tensors.
+
+The value of a group that is farthest from zero becomes -8, the one of the sixteen numbers that has no opposite: scales
+may be negative. That makes steps an eighth of it instead of a seventh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from jaxserve.checkpoint.protocol import TensorInfo
+from jaxserve.model_config.decoder import CheckpointQuantization
+from jaxserve.quant.array import ArraySpec, MatrixSpec, QuantArray
+from jaxserve.quant.checkpoint import CheckpointForm, CheckpointForms, Read, ReadMatrix
+from jaxserve.quant.format import Format, Host
+from jaxserve.quant.formats import int8_weight_only
+from jaxserve.quant.formats._int4_config import Int4Layout, read_config
+from jaxserve.quant.formats._int4_tensors import PackedMatrix, take_matrix
+
+GROUP_SIZES: Final = (128, 64, 32)
+"""Inputs that may share a scale, the preferred number first."""
+
+
+class Int4WeightOnly(Format):
+    """Values `[out, in]`, scales `[groups, out]` and perhaps float32 offsets `[groups, out]`: scale * value + offset.
+
+    On the host scales and offsets are `[out, groups]`. Matrices whose inputs no group divides, and tables, are int8.
+    """
+
+    name = "int4-weight-only"
+    bits = 4
+    largest = 7
+
+    @property
+    def for_tables(self) -> Format:
+        return int8_weight_only.FORMAT
+
+    def values_dtype(self, weights: np.dtype, platform: str) -> np.dtype:
+        """On CPUs int8: jax 0.10 has no layout for int4 there that its compiled programs would take."""
+        return np.dtype(np.int8 if platform == "cpu" else ml_dtypes.int4)
+
+    def declare(self, spec: MatrixSpec) -> QuantArray[ArraySpec]:
+        shard, stored = spec.in_dim // spec.num_input_shards, spec.group_size or GROUP_SIZES[0]
+        size = next((size for size in GROUP_SIZES if stored % size == 0 and shard % size == 0), None)
+        if size is None:
+            return int8_weight_only.FORMAT.declare(spec)
+        groups, axes = (spec.in_dim // size, spec.out_dim), spec.axes[::-1]
+        return QuantArray(
+            self,
+            spec.array((spec.out_dim, spec.in_dim), spec.axes, self.values_dtype(spec.weights, spec.platform)),
+            spec.array(groups, axes, spec.activations),
+            spec.array(groups, axes, np.float32) if spec.has_offsets else None,
+        )
+
+    def quantize(self, weights: np.ndarray, declared: QuantArray[ArraySpec]) -> Host:
+        """Round to nearest under the scales as their dtype rounds them."""
+        assert declared.scales is not None, "every group has a scale"
+        num_groups = declared.scales.shape[-2]
+        scales = group_scales(weights, num_groups, declared.scales.dtype)
+        values = quantize_groups(weights, scales).astype(declared.values.dtype, copy=False)
+        offsets = None if declared.offsets is None else np.zeros(scales.shape, declared.offsets.dtype)
+        return QuantArray(self, values, scales, offsets)
+
+    def keep(self, stored: Host, declared: QuantArray[ArraySpec]) -> Host | None:
+        """Cut stored groups into those that are declared."""
+        if stored.format is not self or stored.scales is None or declared.scales is None:
+            return None
+        cut = declared.scales.shape[-2] // stored.scales.shape[1]
+        scales = stored.scales.repeat(cut, axis=1)
+        offsets = None
+        if declared.offsets is not None:
+            found = np.zeros(scales.shape) if stored.offsets is None else stored.offsets.repeat(cut, axis=1)
+            offsets = found.astype(declared.offsets.dtype)
+        values = stored.values.astype(declared.values.dtype, copy=False)
+        return QuantArray(self, values, scales.astype(declared.scales.dtype), offsets)
+
+    def dequantize(self, stored: Host) -> np.ndarray:
+        assert stored.scales is not None, "every group has a scale"
+        wide: np.ndarray = stored.values.astype(np.float32, order="C")
+        by_group = wide.reshape(*stored.scales.shape, -1)  # a view: `wide` changes with it
+        by_group *= stored.scales[:, :, None]
+        if stored.offsets is not None:
+            by_group += stored.offsets[:, :, None]
+        return wide
+
+    def to_device(self, host: Host) -> Host:
+        scales, offsets = (None if each is None else each.swapaxes(-1, -2) for each in (host.scales, host.offsets))
+        return QuantArray(self, host.values, scales, offsets)
+
+    def matmul(self, x: Any, weight: QuantArray[Any], num_rows: Any, backend: Any) -> Any:
+        from jaxserve_kernels.matmul import offset_product
+
+        product = super().matmul(x, weight, num_rows, backend)
+        return product if weight.offsets is None else product + offset_product(x, weight.offsets)
+
+    def grouped_matmul(self, x: Any, weight: QuantArray[Any], group_sizes: Any, backend: Any) -> Any:
+        import jax.numpy as jnp
+        from jaxserve_kernels.grouped_matmul import grouped_matmul
+
+        product = super().grouped_matmul(x, weight, group_sizes, backend)
+        if weight.offsets is None:
+            return product
+        offsets = weight.offsets.swapaxes(1, 2)  # (E, O, G)
+        sums = x.reshape(len(x), offsets.shape[2], -1).astype(jnp.float32).sum(-1)
+        return product + grouped_matmul(sums, offsets, group_sizes, backend=backend)
+
+    def notes(self, platform: str, capability: tuple[int, int] | None) -> tuple[str, ...]:
+        if platform != "cpu":
+            return ()
+        return (
+            "4-bit weights take 8 here, and no less time: every step upcasts them first; --quantization "
+            "int8-weight-only is as small and has a kernel of its own",
+        )
+
+
+FORMAT = Int4WeightOnly()
+
+
+def group_scales(weights: np.ndarray, num_groups: int, dtype: np.dtype) -> np.ndarray:
+    """Return [O, G] of weights [O, I]; 1 for a group of zeros."""
+    grouped = _grouped(weights, num_groups)
+    farthest = np.abs(grouped).argmax(axis=2, keepdims=True)
+    scales = (np.take_along_axis(grouped, farthest, axis=2)[:, :, 0] / np.float32(-8)).astype(dtype)
+    scales[scales == 0] = 1
+    return scales
+
+
+def quantize_groups(weights: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Return int4 [O, I]: the numbers nearest to the weights under these scales [O, G].
+
+    The exception is a weight that lies opposite to the farthest of its group and is rounded down to 7 steps.
+    """
+    steps = scales.astype(np.float32)[:, :, None]
+    numbers = np.clip(np.rint(_grouped(weights, scales.shape[1]) / steps), -8, 7)
+    return numbers.astype(ml_dtypes.int4).reshape(weights.shape)
+
+
+def _grouped(weights: np.ndarray, num_groups: int) -> np.ndarray:
+    """Return float32 [O, G, I / G]."""
+    return weights.astype(np.float32, copy=False).reshape(len(weights), num_groups, -1)
+
+
+@dataclass(frozen=True)
+class Int4Form(CheckpointForm):
+    """A checkpoint with matrices in 4 bits."""
+
+    layout: Int4Layout
+    is_kept: bool
+    """False if groups are not of neighbours."""
+
+    @property
+    def kept(self) -> CheckpointQuantization:
+        return CheckpointQuantization(FORMAT.name, group_size=self.layout.group_size, has_offsets=self.layout.has_zeros)
+
+    @property
+    def note(self) -> str:
+        return (
+            "4-bit weights whose groups are no neighbours (act-order) are dequantised as they are loaded; --quantization "
+            "int4-weight-only keeps 4 bits, rounded again in groups of neighbours"
+        )
+
+    def take_matrices(self, tensors: dict[str, TensorInfo]) -> dict[str, ReadMatrix]:
+        suffix, matrices = self.layout.suffix, dict[str, ReadMatrix]()
+        for module in [name.removesuffix(suffix) for name in tensors if name.endswith(suffix)]:
+            name, matrix = f"{module}.weight", take_matrix(tensors, module, self.layout)
+            tensors[name] = replace(
+                matrix.numbers,
+                name=name,
+                shape=matrix.shape,
+                stored_dtype="I4",
+                num_stored_bytes=matrix.num_stored_bytes,
+                is_quantized=self.is_kept,
+            )
+            matrices[name] = partial(_read, matrix) if self.is_kept else matrix.dequantize
+        return matrices
+
+
+def _read(matrix: PackedMatrix, read: Read) -> Host:
+    return QuantArray(FORMAT, matrix.read_numbers(read), matrix.read_scales(read), matrix.read_offsets(read))
+
+
+def _read_form(found: Mapping[str, Any]) -> Int4Form | None:
+    layout = read_config(found)
+    return None if layout is None else Int4Form(layout, is_kept=not layout.is_ordered)
+
+
+CHECKPOINTS = CheckpointForms(("gptq", "awq"), _read_form, compressed="4-bit integers with `format` pack-quantized")
