@@ -27,7 +27,7 @@ from pathlib import Path
 import msgspec
 
 from jaxserve.config import Config, ModelConfig, SchedulerConfig, ServerConfig
-from jaxserve.executor.fake import FakeOptions
+from jaxserve.ipc.engine_spec import FakeOptions
 from jaxserve.runtime.server import run_serve
 
 TOKENIZER = Path(__file__).parents[1] / "tests" / "fixtures" / "tokenizers" / "byte_level"

@@ -130,7 +130,7 @@ async def _sweep(load: Load, levels: Sequence[Level]) -> list[Figures]:
 def _run_offline(arguments: argparse.Namespace) -> list[Figures]:
     from jaxserve.checkpoint.source import resolve
     from jaxserve.engine.process import build_core, build_executor
-    from jaxserve.engine.spec import EngineSpec
+    from jaxserve.ipc.engine_spec import EngineSpec
     from jaxserve.ipc.messages import StartupProgress
     from jaxserve.log import configure_logging
     from jaxserve.runtime.api_process import tokenizer_of

@@ -24,7 +24,6 @@ import msgspec
 
 from jaxserve.engine.core import EngineCore
 from jaxserve.engine.loop import EngineLoop
-from jaxserve.engine.spec import MAX_SPEC_BYTES, EngineSpec, parse_spec
 from jaxserve.engine.startup import start_executor
 from jaxserve.errors import StartupError
 from jaxserve.executor.fake import FakeExecutor
@@ -32,6 +31,7 @@ from jaxserve.executor.fake_embedding import FakeEmbeddingExecutor
 from jaxserve.executor.profiler import Profiler
 from jaxserve.executor.protocol import Executor, Progress
 from jaxserve.ipc.address import discard_address, remove_socket
+from jaxserve.ipc.engine_spec import MAX_SPEC_BYTES, EngineSpec, parse_spec
 from jaxserve.ipc.report import PhaseClock, StartupReport, process_start_s
 from jaxserve.ipc.transport import EngineSocket
 from jaxserve.kv.manager import KVManager

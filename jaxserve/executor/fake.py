@@ -22,11 +22,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
 import numpy as np
 
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError
+from jaxserve.ipc.engine_spec import FakeOptions, Script
 from jaxserve.ipc.messages import ModelInfo
 from jaxserve.runner.buckets import resolve_limits
 from jaxserve.sampling.params import COLUMNS
@@ -50,40 +50,6 @@ def next_token(tokens: Sequence[int] | np.ndarray, vocab_size: int, seed: int | 
     if seed is not None:
         total += (seed + 1) * (31 * len(values) + 7)
     return total % vocab_size
-
-
-class Script(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens that always follow the last cue, as in `cue a b c` with the script `a b c d`: the next one is `d`."""
-
-    cue: int
-    token_ids: tuple[int, ...]
-
-    def next_token(self, past: np.ndarray) -> int | None:
-        """What the script says behind `past`; None where it says nothing."""
-        cues = np.flatnonzero(past == self.cue)
-        place = len(past) - 1 - int(cues[-1]) if len(cues) else len(self.token_ids)
-        return self.token_ids[place] if place < len(self.token_ids) else None
-
-
-class FakeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the fake behaves, e.g. in an engine process of its own."""
-
-    vocab_size: int = 997
-    num_blocks: int = 512
-    max_model_len: int = 2048
-    eos_token_ids: tuple[int, ...] = (2,)
-    device_seconds: float = 0.0
-    """How long a step takes. A burst takes as long for each of its steps."""
-    max_decode_steps: int = 1
-    """Decode steps in one call, while nobody waits."""
-    fail_at_steps: tuple[int, ...] = ()
-    """Steps that raise, counted from 0."""
-    script: Script | None = None
-    """What to say instead, where it says anything."""
-    embedding_size: int = 8
-    """Numbers of a vector, where the task is to embed."""
-    start_error: str | None = None
-    """Refuse to start, with this line."""
 
 
 def powers_of_two(largest: int) -> tuple[int, ...]:
@@ -293,7 +259,7 @@ class FakeExecutor:
         for row in live:
             past = self._read(plan, row, step)
             seed = int(plan.sampling[row, _SEED]) if plan.sampling[row, _TEMPERATURE] else None  # 0.0 is all zero bits
-            scripted = self._script.next_token(past) if self._script is not None else None
+            scripted = self._script.next_token(past.tolist()) if self._script is not None else None
             tokens[row] = next_token(past, self._vocab_size, seed) if scripted is None else scripted
             if int(plan.slots[row]) in masks:
                 tokens[row] = _allowed_token(int(tokens[row]), masks[int(plan.slots[row])])

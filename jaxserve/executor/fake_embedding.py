@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxserve.config import Config
-from jaxserve.executor.fake import FakeOptions, powers_of_two
+from jaxserve.executor.fake import powers_of_two
+from jaxserve.ipc.engine_spec import FakeOptions
 from jaxserve.ipc.messages import EmbeddingInfo, ModelInfo
 from jaxserve.runner.buckets import resolve_embed_limits
 from jaxserve.scheduler.embed_plan import EmbedPlan, EmbedResult

@@ -17,8 +17,8 @@ from rich.progress import MofNCompleteColumn, Progress
 from jaxserve.apis.schema.decode import shorten
 from jaxserve.config import Config
 from jaxserve.errors import RequestError, invalid
-from jaxserve.executor.fake import FakeOptions
 from jaxserve.http.state import ServerState
+from jaxserve.ipc.engine_spec import FakeOptions
 from jaxserve.llm.background import Background
 from jaxserve.llm.embedding import EmbeddingOptions, embed_all, score_all
 from jaxserve.llm.generation import Work, chat_work, run_all, text_work

@@ -8,14 +8,13 @@ from typing import Literal
 
 from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
-from jaxserve.engine.spec import EngineSpec
-from jaxserve.executor.fake import FakeOptions
 from jaxserve.frontend.engine_client.client import EngineClient
 from jaxserve.frontend.engine_client.connection import EngineConnection
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.frontend.tokenization import tokenization
 from jaxserve.http.state import ServerState
 from jaxserve.ipc.address import folder_of, own_address
+from jaxserve.ipc.engine_spec import EngineSpec, FakeOptions
 from jaxserve.ipc.messages import StartupProgress
 from jaxserve.runtime.api_process import ApiProcess, make_state, tokenizer_of
 from jaxserve.runtime.engine_lifecycle import check_tokenizer, engine_process, wait_dead, wait_started

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
-from jaxserve.engine.spec import EngineSpec
 from jaxserve.errors import CheckpointError, StartupError
 from jaxserve.frontend.engine_client.connection import EngineConnection
 from jaxserve.ipc.address import remove_socket
+from jaxserve.ipc.engine_spec import EngineSpec
 from jaxserve.ipc.messages import ModelInfo
 from jaxserve.runtime.engine_process import EngineProcess
 from jaxserve.runtime.environment import child_environment

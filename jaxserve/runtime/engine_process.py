@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from jaxserve.engine.spec import EngineSpec
+from jaxserve.ipc.engine_spec import EngineSpec
 from jaxserve.runtime.spawn import Spawned, spawn
 
 

@@ -15,10 +15,10 @@ from typing import Final
 
 import msgspec
 
-from jaxserve.engine.spec import EngineSpec
 from jaxserve.errors import StartupError
 from jaxserve.frontend.engine_client.connection import EngineConnection
 from jaxserve.ipc.address import incarnation_address
+from jaxserve.ipc.engine_spec import EngineSpec
 from jaxserve.runtime.api_process import ApiProcess
 from jaxserve.runtime.engine_lifecycle import engine_process, wait_dead, wait_started
 from jaxserve.runtime.spawn import Spawned

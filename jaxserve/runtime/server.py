@@ -25,11 +25,10 @@ from typing import Any, Literal, TypeVar
 
 from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
-from jaxserve.engine.spec import EngineSpec
-from jaxserve.executor.fake import FakeOptions
 from jaxserve.http.listener import bind_sockets
 from jaxserve.http.operations.startup import startup_table
 from jaxserve.ipc.address import own_address
+from jaxserve.ipc.engine_spec import EngineSpec, FakeOptions
 from jaxserve.ipc.messages import ModelInfo, StartupProgress
 from jaxserve.ipc.report import process_start_s
 from jaxserve.log import configure_logging, line_of

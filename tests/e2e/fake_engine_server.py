@@ -8,7 +8,7 @@ import msgspec
 
 from jaxserve.config import Config
 from jaxserve.errors import StartupError
-from jaxserve.executor.fake import FakeOptions
+from jaxserve.ipc.engine_spec import FakeOptions
 from jaxserve.runtime.server import run_serve
 
 

@@ -31,8 +31,9 @@ from jaxserve.errors import (
     StartupError,
     UnavailableError,
 )
-from jaxserve.executor.fake import FakeOptions, Script, next_token
+from jaxserve.executor.fake import next_token
 from jaxserve.frontend.sampling import sampling_params
+from jaxserve.ipc.engine_spec import FakeOptions, Script
 from jaxserve.llm.background import Background
 from jaxserve.llm.settings import llm_config
 from jaxserve.sampling.params import COLUMNS
@@ -328,7 +329,7 @@ INTERRUPTED = """
 import sys, threading
 from jaxserve import LLM, SamplingParams
 from jaxserve.config import Config, ModelConfig, SchedulerConfig
-from jaxserve.executor.fake import FakeOptions
+from jaxserve.ipc.engine_spec import FakeOptions
 config = Config(model=ModelConfig(model=sys.argv[1]), scheduler=SchedulerConfig(max_num_seqs=1))
 async def get_client(state):
     return state.client

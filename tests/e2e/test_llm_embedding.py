@@ -11,8 +11,8 @@ import pytest
 from jaxserve import LLM
 from jaxserve.config import Config, LimitsConfig, ModelConfig, SchedulerConfig, ServerConfig
 from jaxserve.errors import ContextLengthError, InvalidRequestError
-from jaxserve.executor.fake import FakeOptions
 from jaxserve.executor.fake_embedding import fake_vector
+from jaxserve.ipc.engine_spec import FakeOptions
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.e2e.http_server import TOKENIZER
 from tests.engine.embedding_engine import EmbeddingEngine

@@ -10,7 +10,8 @@ import numpy as np
 
 from jaxserve.config import SchedulerConfig
 from jaxserve.engine.core import EngineCore
-from jaxserve.executor.fake import FakeExecutor, FakePending, Script, next_token, powers_of_two
+from jaxserve.executor.fake import FakeExecutor, FakePending, next_token, powers_of_two
+from jaxserve.ipc.engine_spec import Script
 from jaxserve.ipc.messages import AddRequest, RequestOutput
 from jaxserve.kv.manager import KVManager
 from jaxserve.sampling.params import SamplingParams
@@ -42,7 +43,7 @@ def expected(message: AddRequest, max_model_len: int = 1 << 30, script: Script |
     tokens = list(message.prompt_token_ids)
     output: list[int] = []
     while len(output) < params.max_tokens and len(tokens) < max_model_len:
-        scripted = None if script is None else script.next_token(np.array(tokens))
+        scripted = None if script is None else script.next_token(tokens)
         seed = params.seed if params.temperature else None
         token = next_token(tokens, VOCAB_SIZE, seed) if scripted is None else scripted
         tokens.append(token)

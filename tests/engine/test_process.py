@@ -15,10 +15,10 @@ import pytest
 
 from jaxserve.config import CacheConfig, Config, ModelConfig, SchedulerConfig, ServerConfig
 from jaxserve.engine.core import STOP_ERROR
-from jaxserve.engine.spec import EngineSpec, parse_spec
 from jaxserve.errors import ConfigError
-from jaxserve.executor.fake import FakeOptions, next_token
+from jaxserve.executor.fake import next_token
 from jaxserve.ipc.address import new_address, private_path
+from jaxserve.ipc.engine_spec import EngineSpec, FakeOptions, parse_spec
 from jaxserve.ipc.messages import (
     Abort,
     FromEngine,
@@ -149,7 +149,7 @@ async def test_engine_dies_with_its_parent(client: Client, tmp_path: Path) -> No
     code = (
         "import asyncio, pathlib, sys\n"
         "from jaxserve.runtime.engine_process import EngineProcess\n"
-        "from jaxserve.engine.spec import parse_spec\n"
+        "from jaxserve.ipc.engine_spec import parse_spec\n"
         "async def main():\n"
         "    engine = await EngineProcess.start(parse_spec(pathlib.Path(sys.argv[1]).read_bytes()))\n"
         "    print(engine.pid, flush=True)\n"

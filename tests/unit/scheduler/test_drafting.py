@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from jaxserve.executor.fake import Script
+from jaxserve.ipc.engine_spec import Script
 from jaxserve.scheduler.plan import NO_SLOT, StepPlan
 from jaxserve.scheduler.prompt_lookup import continuation
 from tests.engine.rig import Rig, add, expected, prompt

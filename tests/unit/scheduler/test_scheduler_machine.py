@@ -14,7 +14,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from jaxserve.executor.fake import Script
+from jaxserve.ipc.engine_spec import Script
 from jaxserve.ipc.messages import AddRequest, ErrorInfo
 from jaxserve.scheduler.request import Request
 from jaxserve.types import BlockId, RequestId

@@ -14,8 +14,7 @@ import pytest
 from jaxserve.cli.main import main
 from jaxserve.config import CacheConfig, Config, ModelConfig, SchedulerConfig
 from jaxserve.engine.process import build_core, build_executor
-from jaxserve.engine.spec import EngineSpec
-from jaxserve.executor.fake import FakeOptions
+from jaxserve.ipc.engine_spec import EngineSpec, FakeOptions
 from jaxserve.ipc.messages import Grammar
 from jaxserve.runtime.spawn import ENVIRONMENT
 from jaxserve.tools.bench.client import RequestRecord
