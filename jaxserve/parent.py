@@ -1,4 +1,4 @@
-"""Ties a process to the one that started it, so that it goes with it, however that ends."""
+"""Ends a process when its parent process ends."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send us `number` when the parent dies, even while we are stuck in a device call."""
+    """Have the kernel send this process `number` when the parent dies, even while it is stuck in a device call."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)

@@ -1,4 +1,4 @@
-"""The engine of one LLM: its process, the client that talks to it, and what requests need besides."""
+"""The engine of one LLM: its process, the client of it, and the state that requests use."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from jaxserve.ipc.address import folder_of, own_address
 from jaxserve.ipc.engine_spec import EngineSpec, FakeOptions
 from jaxserve.ipc.messages import StartupProgress
 from jaxserve.runtime.api_process import ApiProcess, make_state, tokenizer_of
-from jaxserve.runtime.engine_lifecycle import check_tokenizer, engine_process, wait_dead, wait_started
-from jaxserve.runtime.engine_process import EngineProcess
+from jaxserve.runtime.engine_process import EngineProcess, check_tokenizer, engine_process, wait_dead, wait_started
 from jaxserve.runtime.tasks import in_thread, running
 
 
@@ -29,7 +28,7 @@ async def engine_session(
     fake: FakeOptions,
     on_progress: Callable[[StartupProgress], None],
 ) -> AsyncIterator[ServerState]:
-    """A ready engine inside the block, and what the server's own code needs to ask it: a server without a port."""
+    """Run an engine inside the block; yields the state that the server's code uses, without HTTP."""
     with own_address(config.server.uds_dir) as address, tokenization() as tokens:
         state = make_state(config, PeerProcesses(0, 1, folder_of(address)), tokens, on_progress)
         async with (
@@ -43,17 +42,17 @@ async def engine_session(
 async def _engine(
     config: Config, address: str, executor: Literal["local", "fake"], fake: FakeOptions, state: ServerState
 ) -> AsyncIterator[None]:
-    """The process, loaded; its end ends what is under way with an error."""
+    """Run the loaded engine process; if it ends, running requests end with an error."""
     path = await in_thread(lambda: resolve(config.model.model, config.model.revision))
     spec = EngineSpec(config=config, model_path=str(path), address=address, executor=executor, fake=fake)
     api = ApiProcess(config, state)
-    async with api.engine_life(address) as connection, engine_process(spec) as engine:
+    async with api.connected(address) as connection, engine_process(spec) as engine:
         tokenizer = await in_thread(lambda: tokenizer_of(config, path))
         api.install(tokenizer, path)
         check_tokenizer(tokenizer, await wait_started(connection, engine), path)
-        async with running(_mourn(state.client, connection, engine)):
+        async with running(_fail_at_end(state.client, connection, engine)):
             yield
 
 
-async def _mourn(client: EngineClient, connection: EngineConnection, engine: EngineProcess) -> None:
+async def _fail_at_end(client: EngineClient, connection: EngineConnection, engine: EngineProcess) -> None:
     client.fail(await wait_dead(connection, engine))

@@ -9,9 +9,9 @@ from jaxserve.errors import ConfigError
 
 
 def api_keys(server: ServerConfig) -> list[str]:
-    """Those of `--api-key` and those of `--api-key-file`; none: the API is open.
+    """Return the keys of `--api-key` and `--api-key-file`; an empty list if neither is set: the API is open.
 
-    Raises ConfigError where keys are asked for and there are none, so that a slip never opens the server.
+    Raises ConfigError if one is set but holds no key, so that a mistake never opens the server.
     """
     keys = []
     if server.api_key is not None:

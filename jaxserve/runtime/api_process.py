@@ -1,4 +1,4 @@
-"""What every API process of a server is made of: HTTP on one side, the engine on the other."""
+"""The parts of an API process: the HTTP application on one side, the connection to the engine on the other."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 _log = logging.getLogger(__name__)
 
 ABORT_FLUSH_S: Final = 2.0
-"""How long the error events of aborted requests may take to be written."""
+"""Time for writing the error events of aborted requests."""
 DEATH_GRACE_S: Final = 2.0
-"""How long `/health` answers 503 after the engine died, before the process exits."""
+"""Time in which `/health` answers 503 between the end of the engine and the exit of the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class ApiProcess:
         return self.state.startup
 
     def install(self, tokenizer: Tokenizer, path: Path) -> None:
-        """Once the model is found. Raises ConfigError for parsers that do not go together."""
+        """Install what depends on the model's files. Raises ConfigError for parsers that do not go together."""
         server = self.config.server
         output_format = choose_output_format(
             tokenizer.chat_template_sources, server.tool_call_parser, server.reasoning_parser
@@ -76,15 +76,15 @@ class ApiProcess:
         self.state.grammars.install(str(path))
 
     @contextlib.asynccontextmanager
-    async def engine_life(self, address: str) -> AsyncIterator[EngineConnection]:
-        """Talk to the engine that listens at `address`; behind the block there is none, and one to come starts anew."""
+    async def connected(self, address: str) -> AsyncIterator[EngineConnection]:
+        """Connect to the engine that listens at `address`, for the block. After it the next engine's start-up is recorded anew."""
         with contextlib.closing(ClientSocket(address)) as socket:
             async with self.client.connected(socket) as connection:
                 yield connection
         self.startup.begin_again()
 
     def record_start(self, model_info: ModelInfo) -> list[PhaseSpan]:
-        """Make metrics of what the start of the engine took; returns all of its phases."""
+        """Set the start-up metrics; returns all phases of the start."""
         spans = self.startup.spans(model_info.startup)
         for span in spans:
             self.metrics.set("startup_phase_seconds", span.seconds, phase=span.phase)
@@ -94,9 +94,9 @@ class ApiProcess:
         return spans
 
     async def drain(self, stop_now: asyncio.Event, engine_gone: Coroutine[Any, Any, Any]) -> None:
-        """Refuse new requests, let those under way finish for a while, and end the rest with an error."""
+        """Refuse new requests, let running ones finish within `--shutdown-timeout`, and end the rest with an error."""
         client, timeout_s = self.client, self.config.server.shutdown_timeout
-        _log.info("stopping: %d requests under way may take %g s more", client.num_admitted, timeout_s)
+        _log.info("stopping: %d running requests may take %g s more", client.num_admitted, timeout_s)
         client.start_draining()
         await first_of(client.wait_idle(), stop_now.wait(), engine_gone, asyncio.sleep(timeout_s))
         if client.num_admitted:
@@ -105,7 +105,7 @@ class ApiProcess:
             await first_of(client.wait_idle(), asyncio.sleep(ABORT_FLUSH_S))
 
     async def fail(self, reason: str, stop: asyncio.Event) -> None:
-        """End every request with an error, and let `/health` say so for a moment."""
+        """End every request with an error, and let `/health` answer 503 until `stop` or the grace period ends."""
         self.client.fail(reason)
         _log.error("%s; exiting", reason)
         await first_of(stop.wait(), asyncio.sleep(DEATH_GRACE_S))
@@ -119,10 +119,10 @@ async def serving_api(
     index: int,
     on_progress: Callable[[StartupProgress], None] = lambda progress: None,
 ) -> AsyncIterator[ApiProcess]:
-    """API process `index` of `--api-processes`, answering on `listener` inside the block.
+    """Run API process `index` of `--api-processes`: it answers on `listener` inside the block.
 
-    Until a tokenizer is installed and an engine ready, requests are refused as "loading".
-    address: of the first engine; other sockets of ours lie beside it.
+    Until a tokenizer is installed and the engine is ready, requests are refused as "loading".
+    address: of the first engine. The sockets between API processes are in the same directory.
     """
     peers = PeerProcesses(index, config.server.api_processes, folder_of(address))
     with tokenization() as tokens:
@@ -149,10 +149,10 @@ def make_state(
     tokens: Tokenization,
     on_progress: Callable[[StartupProgress], None],
 ) -> ServerState:
-    """What requests need, as the config has it. Whoever asks for it gives the client an engine and closes the rest."""
+    """Return the state that endpoints use. The caller connects its client to an engine and closes the other parts."""
     server, names, adapters = config.server, model_names(config), config.model.adapters
     if both := adapters.keys() & set(names):
-        raise ConfigError(f"--lora-modules: {min(both)!r} is what the model itself is called")
+        raise ConfigError(f"--lora-modules: {min(both)!r} is the name of the model itself")
     metrics, startup = Metrics(names[0]), StartupLog()
 
     def note(progress: StartupProgress) -> None:
@@ -188,7 +188,7 @@ def make_state(
 
 
 def model_names(config: Config) -> tuple[str, ...]:
-    """The names that requests may use; the first is echoed. Raises ConfigError where none is given."""
+    """Return the names that requests may use; replies have the first one. Raises ConfigError if the setting has none."""
     given = config.model.served_model_name
     if given is None:
         return (config.model.model,)
@@ -199,6 +199,6 @@ def model_names(config: Config) -> tuple[str, ...]:
 
 
 def tokenizer_of(config: Config, path: Path) -> Tokenizer:
-    """The tokenizer of the model at `path`, with the chat template of the config, if any."""
+    """Load the tokenizer of the model at `path`, with the chat template of the config, if any."""
     template = config.model.chat_template
     return load_tokenizer(path, chat_template=Path(template) if template is not None else None)

@@ -1,12 +1,12 @@
-"""A further API process: `python -m jaxserve.runtime.api_worker LISTENER`, started by `runtime/api_workers`.
+"""An additional API process: `python -m jaxserve.runtime.api_worker LISTENER`, started by `runtime.api_workers`.
 
 argument  the descriptor of its listening socket
-stdin     one line, an ApiWorkerSpec; then orders, each a line: NextEngine where the engine is gone and another is
-          started, Stop where there will be none; its end is the parent's death, and ours
-stdout    one line when it takes requests
+stdin     one line, an ApiWorkerSpec; then one order per line: NextEngine if the engine ended and another is started,
+          Stop if none will be; end of file if the parent process died: the worker exits
+stdout    one line when it accepts requests
 SIGTERM   drain and exit 0
-SIGINT    after that: at once
-exit      0 stopped, 1 told to stop or the parent is gone, 2 could not start
+SIGINT    while draining: exit at once
+exit      0 stopped, 1 ordered to stop or the parent died, 2 could not start
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ READY_LINE: Final = b"ready\n"
 
 
 class ApiWorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a further API process needs to start."""
+    """All that an additional API process needs to start."""
 
     config: Config
     model_path: str
     address: str
-    """Where the first engine listens."""
+    """Address of the first engine."""
     index: int
-    """Its number; the parent is 0."""
+    """Number of the process; the parent is 0."""
 
     def to_line(self) -> bytes:
         return msgspec.json.encode(self) + b"\n"
 
 
 class NextEngine(msgspec.Struct, frozen=True, tag_field="order", tag="next_engine"):
-    """The engine is gone: end its requests, and turn to the next one."""
+    """Order after the end of an engine: end its requests, and connect to the next one."""
 
     address: str
 
 
 class Stop(msgspec.Struct, frozen=True, tag_field="order", tag="stop"):
-    """The server ends: end all requests with an error, and exit."""
+    """Order at the end of the server: end all requests with an error, and exit."""
 
     reason: str
 
@@ -74,26 +74,26 @@ async def serve(listener: socket.socket) -> int:
             tokenizer = await in_thread(lambda: tokenizer_of(spec.config, Path(spec.model_path)))
             async with serving_api(spec.config, spec.address, listener, spec.index) as api:
                 api.install(tokenizer, Path(spec.model_path))
-                return await _live(api, spec.address, orders, stop)
+                return await _serve_until_end(api, spec.address, orders, stop)
 
 
-async def _live(api: ApiProcess, address: str, orders: asyncio.StreamReader, stop: StopSignals) -> int:
-    async with running(_engine_lives(api, address, orders)) as engine_lives, running(_announce(api)):
-        await first_of(stop.first.wait(), asyncio.wait({engine_lives}))
-        if not engine_lives.done():
-            await api.drain(stop.second, asyncio.wait({engine_lives}))
+async def _serve_until_end(api: ApiProcess, address: str, orders: asyncio.StreamReader, stop: StopSignals) -> int:
+    async with running(_follow_engines(api, address, orders)) as engine_end, running(_announce(api)):
+        await first_of(stop.first.wait(), asyncio.wait({engine_end}))
+        if not engine_end.done():
+            await api.drain(stop.second, asyncio.wait({engine_end}))
             return 0
-        await api.fail(engine_lives.result(), stop.first)
+        await api.fail(engine_end.result(), stop.first)
         return 1
 
 
-async def _engine_lives(api: ApiProcess, address: str, orders: asyncio.StreamReader) -> str:
-    """Turn from one engine to the next as we are told; returns why there is none any more."""
+async def _follow_engines(api: ApiProcess, address: str, orders: asyncio.StreamReader) -> str:
+    """Connect to one engine after the other, as ordered; returns why there is none any more."""
     while True:
-        async with api.engine_life(address):
+        async with api.connected(address):
             order = await _next_order(orders)
             if isinstance(order, Stop):
-                api.client.fail(order.reason)  # here: behind the block requests would be told to wait for the next
+                api.client.fail(order.reason)  # inside the block: after it, requests would wait for the next engine
                 return order.reason
         address = order.address
 
@@ -105,7 +105,7 @@ async def _announce(api: ApiProcess) -> None:
 
 
 async def _next_order(orders: asyncio.StreamReader) -> Order:
-    """What the parent wants. Without one there is nobody to serve for: exits at once."""
+    """Return the parent's next order. Exits the process at once if the parent died."""
     line = await orders.readline()
     if not line:
         os._exit(1)
@@ -125,7 +125,7 @@ async def _stdin() -> AsyncIterator[asyncio.StreamReader]:
 
 
 def main() -> int:
-    """Run with the listening socket that the first argument names."""
+    """Run on the listening socket whose descriptor is the first argument."""
     with socket.socket(fileno=int(sys.argv[1])) as listener:
         try:
             return asyncio.run(serve(listener))

@@ -1,4 +1,4 @@
-"""Starts, watches and ends the further API processes of `--api-processes`. Runs in the first one."""
+"""Starts, watches and ends the additional API processes of `--api-processes`. Runs in the first one."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from jaxserve.runtime.api_process import ABORT_FLUSH_S, DEATH_GRACE_S
 from jaxserve.runtime.api_worker import READY_LINE, ApiWorkerSpec, NextEngine, Order, Stop
 
 STOP_GRACE_S: Final = 3.0
-"""How much longer than its own patience a process may take to end."""
+"""Time that a process may take beyond its drain time before it is killed."""
 
 
 class ApiWorkers:
-    """The further API processes. They live no longer than we do: their stdin ends when we end."""
+    """The additional API processes. They end when this process ends: their stdin is closed then."""
 
     def __init__(self, processes: Sequence[asyncio.subprocess.Process], drain_s: float) -> None:
-        """`drain_s`: how long draining may take."""
+        """drain_s: longest time that draining may take."""
         self._processes = processes
         self._drain_s = drain_s
-        self._patience_s = 0.0
-        """How long to wait for their end; 0 until they were told."""
+        self._stop_timeout_s = 0.0
+        """Time to wait for their end; 0 until they are ordered to end."""
 
     async def wait_ready(self) -> None:
-        """Wait until all take requests. Raises StartupError when one ends before that."""
+        """Wait until all accept requests. Raises StartupError if one ends before that."""
         for number, process in enumerate(self._processes, start=1):
             assert process.stdout is not None, "stdout is a pipe"
             if await process.stdout.readline() != READY_LINE:
                 raise StartupError(f"API process {number} ended with exit code {await process.wait()}")
 
     async def wait_one_ended(self) -> str:
-        """Wait until one ends that was not told to; returns what happened."""
+        """Wait until one ends without an order; returns what happened."""
         waits = {asyncio.create_task(process.wait()): n for n, process in enumerate(self._processes, start=1)}
         try:
             if waits:
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            if not waits or self._patience_s:
+            if not waits or self._stop_timeout_s:
                 await asyncio.Event().wait()
         finally:
             for wait in waits:
@@ -56,27 +56,27 @@ class ApiWorkers:
     def terminate(self) -> None:
         """Ask all to drain; the second time, to end at once.
 
-        That is another signal: a busy process gets two of one kind as one.
+        The second call sends another signal: two pending signals of one kind are delivered as one.
         """
-        number = signal.SIGINT if self._patience_s else signal.SIGTERM
-        self._patience_s = self._drain_s + STOP_GRACE_S
+        number = signal.SIGINT if self._stop_timeout_s else signal.SIGTERM
+        self._stop_timeout_s = self._drain_s + STOP_GRACE_S
         for process in self._processes:
             if process.returncode is None:
                 process.send_signal(number)
 
-    async def turn_to(self, address: str) -> None:
-        """Have all end the requests of an engine that is gone, and turn to the one that will listen at `address`."""
-        await self._tell(NextEngine(address))
+    async def switch_engine(self, address: str) -> None:
+        """Order all to end the requests of the dead engine and to connect to the next one, at `address`."""
+        await self._send(NextEngine(address))
 
     async def fail(self, reason: str) -> None:
-        """Have all end their requests with an error and exit."""
-        self._patience_s = DEATH_GRACE_S + STOP_GRACE_S
-        await self._tell(Stop(reason))
+        """Order all to end their requests with an error and to exit."""
+        self._stop_timeout_s = DEATH_GRACE_S + STOP_GRACE_S
+        await self._send(Stop(reason))
 
     async def wait_ended(self) -> None:
-        """Wait for all that were told to end, as long as that may take; kill those that are left."""
+        """Wait for the end of all, as long as that may take; kill those that are left."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._stop_timeout_s):
                 for process in self._processes:
                     await process.wait()
         for process in self._processes:
@@ -84,11 +84,11 @@ class ApiWorkers:
                 process.kill()
                 await process.wait()
 
-    async def _tell(self, order: Order) -> None:
+    async def _send(self, order: Order) -> None:
         line = msgspec.json.encode(order) + b"\n"
         for process in self._processes:
             assert process.stdin is not None, "stdin is a pipe"
-            with contextlib.suppress(ConnectionError):  # it is dead: `wait_one_ended` tells
+            with contextlib.suppress(ConnectionError):  # it is dead: `wait_one_ended` reports it
                 process.stdin.write(line)
                 await process.stdin.drain()
 
@@ -97,7 +97,7 @@ class ApiWorkers:
 async def api_workers(
     config: Config, model_path: Path, address: str, listeners: Sequence[socket.socket]
 ) -> AsyncIterator[ApiWorkers]:
-    """One further API process for each of `listeners`; they have ended when the block is left."""
+    """Start one additional API process for each of `listeners`; they have ended after the block."""
     processes: list[asyncio.subprocess.Process] = []
     workers = ApiWorkers(processes, config.server.shutdown_timeout + ABORT_FLUSH_S)
     try:
@@ -110,7 +110,7 @@ async def api_workers(
 
 
 async def _start(spec: ApiWorkerSpec, listener: socket.socket) -> asyncio.subprocess.Process:
-    """In a session of its own: a Ctrl-C in the terminal reaches us alone, and we decide."""
+    """Start a process in a separate session: a Ctrl-C in the terminal reaches this process only, which then decides."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -122,7 +122,7 @@ async def _start(spec: ApiWorkerSpec, listener: socket.socket) -> asyncio.subpro
         start_new_session=True,
     )
     assert process.stdin is not None, "stdin is a pipe"
-    with contextlib.suppress(ConnectionError):  # it died at once: `wait_ready` tells
+    with contextlib.suppress(ConnectionError):  # it died at once: `wait_ready` reports it
         process.stdin.write(spec.to_line())
         await process.stdin.drain()
     return process

@@ -1,4 +1,4 @@
-"""How many files and sockets this process may have open."""
+"""The limit on open files and sockets of this process."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Final
 _log = logging.getLogger(__name__)
 
 _NUM_OTHERS: Final = 256
-"""What a server opens besides its connections, generously."""
+"""Upper bound of files that a server opens besides its connections."""
 
 
 def allow_connections(max_connections: int) -> None:
-    """Raise the soft limit of this process as far as `max_connections` need and the hard one lets us.
+    """Raise the soft limit to what `max_connections` need, as far as the hard limit allows.
 
-    Shells often give 1024. Without a descriptor a connection is not even refused: it waits in the kernel.
+    Shells often set 1024. Without a free descriptor a connection is not refused: it waits in the kernel's queue.
     """
     wanted = max_connections + _NUM_OTHERS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""Starts and ends the engine process. Runs in the API process: asyncio, and no jax."""
+"""An engine process as seen by the process that owns it: start, wait until ready, wait until it ends. Imports no jax."""
 
 from __future__ import annotations
 
@@ -6,16 +6,29 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Final
 
 import msgspec
 
+from jaxserve.errors import CheckpointError, StartupError
+from jaxserve.frontend.engine_client.connection import EngineConnection
+from jaxserve.ipc.address import remove_socket
 from jaxserve.ipc.engine_spec import EngineSpec
+from jaxserve.ipc.messages import ModelInfo
+from jaxserve.runtime.environment import child_environment
 from jaxserve.runtime.spawn import Spawned, spawn
+from jaxserve.runtime.tasks import first_of
+from jaxserve.tokenizer.tokenizer import Tokenizer
+
+LAST_MESSAGES_S: Final = 0.2
+"""Time in which messages of a dead engine may still arrive."""
+ENGINE_STOP_TIMEOUT_S: Final = 5.0
 
 
 class EngineProcess:
-    """A running engine process. It lives no longer than we do: its stdin ends when we end."""
+    """A running engine process. It ends when the process that started it ends: its stdin is closed then."""
 
     def __init__(self, process: Spawned) -> None:
         self._process = process
@@ -24,17 +37,16 @@ class EngineProcess:
     async def start(
         cls, spec: EngineSpec, environment: Mapping[str, str] | None = None, process: Spawned | None = None
     ) -> EngineProcess:
-        """Hand `spec` to `process`, or to one that is spawned for it.
+        """Send `spec` to `process`, or to a process that is spawned for it with `environment` (as for `spawn`).
 
-        Readiness and failures are told over the socket; an exit code, later, by `wait`.
-        environment: as `spawn` takes it.
+        The engine reports readiness and failures over the socket; `wait` returns its exit code.
         """
         process = process or spawn(environment)
         if process.stdin is None:
             raise RuntimeError("the engine process has no stdin")
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died at once: `wait` tells
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died already: `wait` returns the code
             process.stdin.write(_without_secrets(spec).to_line())
-            process.stdin.flush()  # a pipe holds it: a specification has a few KB
+            process.stdin.flush()  # does not block: a specification has a few KB, a pipe holds 64
         return cls(process)
 
     @property
@@ -43,20 +55,20 @@ class EngineProcess:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs; negative when a signal ended it."""
+        """The exit code; None while the process runs, negative if a signal ended it."""
         return self._process.returncode
 
     async def wait(self) -> int:
-        """The exit code: 0 stopped as told, 1 broken, 2 could not start."""
+        """Return the exit code: 0 stopped on request, 1 failed, 2 could not start."""
         if self._process.poll() is None:
             await _ended(self._process.pid)
         if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # what it never read
+            with contextlib.suppress(BrokenPipeError):  # it did not read everything
                 self._process.stdin.close()
         return self._process.wait()
 
     async def terminate(self, timeout_s: float) -> int:
-        """Ask it to stop; kill it when it has not after `timeout_s`. Returns the exit code."""
+        """Ask the process to stop, kill it after `timeout_s`, and return its exit code."""
         self._process.terminate()
         try:
             return await asyncio.wait_for(self.wait(), timeout_s)
@@ -65,12 +77,63 @@ class EngineProcess:
             return await self.wait()
 
     def kill(self) -> None:
-        """End it at once."""
         self._process.kill()
 
 
+@contextlib.asynccontextmanager
+async def engine_process(spec: EngineSpec, process: Spawned | None = None) -> AsyncIterator[EngineProcess]:
+    """Run an engine inside the block and end it after the block. Raises StartupError if no process can be started.
+
+    process: used instead of a new one.
+    """
+    try:
+        engine = await EngineProcess.start(spec, child_environment(), process)
+    except OSError as error:
+        raise StartupError(f"cannot start the engine process: {error.strerror}") from error
+    try:
+        yield engine
+    finally:
+        try:
+            await engine.terminate(ENGINE_STOP_TIMEOUT_S)
+        finally:
+            remove_socket(spec.address)
+
+
+async def wait_started(connection: EngineConnection, engine: EngineProcess) -> ModelInfo:
+    """Return the loaded model's info. Raises StartupError if the engine reports a failure or ends before it is ready."""
+    await first_of(connection.wait_started(), engine.wait())
+    if connection.model_info is None:
+        await asyncio.sleep(LAST_MESSAGES_S)
+        connection.end(f"{exit_text(engine.returncode)} before it was ready")  # no effect if the engine gave a reason
+    return await connection.wait_started()
+
+
+async def wait_dead(connection: EngineConnection, engine: EngineProcess) -> str:
+    """Wait until the engine has ended and its last messages are read; returns how it ended. Kills one that stalls."""
+    await first_of(connection.wait_over(), engine.wait(), connection.wait_stalled())
+    await asyncio.sleep(LAST_MESSAGES_S)
+    reason = connection.reason or exit_text(engine.returncode)
+    engine.kill()
+    return reason
+
+
+def check_tokenizer(tokenizer: Tokenizer, model_info: ModelInfo, path: Path) -> None:
+    """Raise CheckpointError for a tokenizer with ids that the model does not have."""
+    if tokenizer.max_token_id >= model_info.vocab_size:
+        raise CheckpointError(
+            f"{path}: the tokenizer has ids up to {tokenizer.max_token_id}, the model's embedding has only "
+            f"{model_info.vocab_size} rows: they do not belong together"
+        )
+
+
+def exit_text(code: int | None) -> str:
+    """Return how the engine process ended, in words."""
+    if code is not None and code < 0:
+        return f"the engine process was ended by signal {-code}"
+    return f"the engine process ended with exit code {code}"
+
+
 async def _ended(pid: int) -> None:
-    """Wait for the end of a child that nobody has reaped."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     descriptor = os.pidfd_open(pid)  # readable when the process has ended
     loop.add_reader(descriptor, ended.set)
@@ -82,6 +145,6 @@ async def _ended(pid: int) -> None:
 
 
 def _without_secrets(spec: EngineSpec) -> EngineSpec:
-    """The engine has no use for API keys."""
+    """Return `spec` without API keys, which the engine does not need."""
     server = dataclasses.replace(spec.config.server, api_key=None)
     return msgspec.structs.replace(spec, config=dataclasses.replace(spec.config, server=server))

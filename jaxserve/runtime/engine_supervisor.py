@@ -1,7 +1,7 @@
-"""Keeps an engine running for a server: one life after the other, as often as `--engine-restarts` allows.
+"""Keeps an engine running for a server: restarts it when it dies, as often as `--engine-restarts` allows.
 
-Each life has a process, an address and connections of its own. So nothing that was meant for one engine reaches the
-next, however late an API process hears of the end.
+Each incarnation of the engine has a process, an address and connections. So no message for one engine reaches the next,
+however late an API process learns of the end.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from jaxserve.frontend.engine_client.connection import EngineConnection
 from jaxserve.ipc.address import incarnation_address
 from jaxserve.ipc.engine_spec import EngineSpec
 from jaxserve.runtime.api_process import ApiProcess
-from jaxserve.runtime.engine_lifecycle import engine_process, wait_dead, wait_started
+from jaxserve.runtime.engine_process import engine_process, wait_dead, wait_started
 from jaxserve.runtime.spawn import Spawned
 
 _log = logging.getLogger(__name__)
 
 RESTART_WINDOW_S: Final = 600.0
-"""Restarts count for so long: an engine that dies now and then is mended, one that cannot live is given up."""
+"""Time in which restarts count: an engine that dies rarely is restarted, one that keeps dying is given up."""
 
 
 class RestartBudget:
-    """The restarts that are left."""
+    """Restarts that are left within the window."""
 
     def __init__(self, max_restarts: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_restarts = max_restarts
@@ -38,7 +38,7 @@ class RestartBudget:
         self._taken: deque[float] = deque()
 
     def take(self) -> bool:
-        """Count one more restart; False, and nothing counted, where there were too many of late."""
+        """Count one more restart and return True; return False, without counting, if none is left."""
         now_s = self._clock()
         while self._taken and now_s - self._taken[0] >= RESTART_WINDOW_S:
             self._taken.popleft()
@@ -51,13 +51,13 @@ class RestartBudget:
         return f"{len(self._taken)} of {self._max_restarts} restarts within {RESTART_WINDOW_S / 60:.0f} minutes"
 
 
-class EngineKeeper:
-    """The engines of one server, of which `run` starts the first at once and the others when they are needed."""
+class EngineSupervisor:
+    """Runs the engines of one server, one after the other."""
 
     def __init__(
         self, api: ApiProcess, spec: EngineSpec, process: Spawned | None, on_restart: Callable[[str], Awaitable[None]]
     ) -> None:
-        """spec, process: of the first. on_restart: told where the next engine will listen."""
+        """spec, process: of the first engine. on_restart: called with the address of the next engine."""
         self._api = api
         self._spec = spec
         self._process = process
@@ -65,30 +65,30 @@ class EngineKeeper:
         self._budget = RestartBudget(spec.config.server.engine_restarts)
         self._may_restart = False
         self._lost_s: float | None = None
-        """Since when there is no engine that is ready, of those after the first."""
+        """Time at which the last engine died; None while the first one runs."""
 
     def allow_restarts(self) -> None:
-        """From now on: what fails before all is up is a start that failed."""
+        """Restart engines that die from now on. Before this call the end of the engine is a failed start."""
         self._may_restart = True
 
     async def run(self) -> str:
-        """Keep an engine running; returns why there is none any more. Raises StartupError where the first cannot start."""
+        """Keep an engine running; returns why there is none any more. Raises StartupError if the first cannot start."""
         spec, process = self._spec, self._process
         for number in itertools.count(1):
-            async with self._api.engine_life(spec.address) as connection:
-                reason = await self._end_of(connection, spec, process)
+            async with self._api.connected(spec.address) as connection:
+                reason = await self._run_engine(connection, spec, process)
                 if not self._takes_restart():
-                    self._api.client.fail(reason)  # here: behind the block requests would be told to wait for the next
+                    self._api.client.fail(reason)  # inside the block: after it, requests would wait for the next engine
                     return reason
                 _log.error("%s; starting it again (%s)", reason, self._budget)
                 self._api.metrics.inc("engine_restarts")
                 address = incarnation_address(self._spec.address, number)
                 await self._on_restart(address)
             spec, process = msgspec.structs.replace(self._spec, address=address, phases=[]), None
-        raise AssertionError("numbers do not end")
+        raise AssertionError("unreachable")
 
-    async def _end_of(self, connection: EngineConnection, spec: EngineSpec, process: Spawned | None) -> str:
-        """One engine from its start to its end; returns how it ended. Raises StartupError where the first cannot start."""
+    async def _run_engine(self, connection: EngineConnection, spec: EngineSpec, process: Spawned | None) -> str:
+        """Run one engine and return how it ended. Raises StartupError if the first cannot start."""
         try:
             async with engine_process(spec, process) as engine:
                 model_info = await wait_started(connection, engine)

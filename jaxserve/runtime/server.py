@@ -1,11 +1,10 @@
-"""`jaxserve serve`: binds the port, answers HTTP from the first moment, starts the other processes, drains at the end.
+"""The server: binds the port, answers HTTP at once, starts the other processes, drains at the end.
 
-SIGTERM, SIGINT   `/ready` turns 503, requests under way may finish (`--shutdown-timeout`), the rest ends
+SIGTERM, SIGINT   `/ready` turns 503, running requests may finish (`--shutdown-timeout`), the rest end
                   with an error; a second signal ends everything at once. Exit 0.
-the engine dies   requests under way end with an error, and another one is started (`runtime/engine_supervisor`), up to
-                  `--engine-restarts` times in a while; then as with other processes.
-a process dies    a further API process: requests under way end with an error, `/health` turns 503 for a
-                  moment. Exit 1.
+engine dies       running requests end with an error, and another engine is started (`runtime.engine_supervisor`), at
+                  most `--engine-restarts` times within 10 minutes; after that as for an API process.
+API process dies  running requests end with an error, `/health` answers 503 for 2 s. Exit 1.
 cannot start      one line on stderr. Exit 2.
 """
 
@@ -36,8 +35,8 @@ from jaxserve.runtime.api_keys import api_keys
 from jaxserve.runtime.api_process import ApiProcess, model_names, serving_api, tokenizer_of
 from jaxserve.runtime.api_workers import ApiWorkers, api_workers
 from jaxserve.runtime.descriptors import allow_connections
-from jaxserve.runtime.engine_lifecycle import check_tokenizer
-from jaxserve.runtime.engine_supervisor import EngineKeeper
+from jaxserve.runtime.engine_process import check_tokenizer
+from jaxserve.runtime.engine_supervisor import EngineSupervisor
 from jaxserve.runtime.settings import describe
 from jaxserve.runtime.spawn import Spawned
 from jaxserve.runtime.startup_display import StartupDisplay
@@ -56,10 +55,9 @@ def run_serve(
     fake: FakeOptions | None = None,
     engine: Spawned | None = None,
 ) -> int:
-    """Serve until told to stop; returns the exit code. Raises StartupError when there is nothing to serve.
+    """Serve until a signal or a failure; returns the exit code. Raises StartupError if the server cannot start.
 
-    `executor="fake"` runs an engine without a model, for tests of everything around it. `engine`: a process to use
-    instead of a new one.
+    executor: "fake" runs an engine without a model, for tests. engine: a process to use instead of a new one.
     """
     configure_logging(config.server.log_level, config.server.log_format)
     allow_connections(config.server.max_connections)
@@ -97,26 +95,26 @@ class _Server:
         with own_address(self._config.server.uds_dir) as address, stop.caught():
             async with serving_api(self._config, address, self._listeners[0], 0, self._display.show) as api:
                 api.startup.own.add("server", process_start_s())
-                return await self._live(api, address, stop)
+                return await self._serve_until_end(api, address, stop)
 
-    async def _live(self, api: ApiProcess, address: str, stop: StopSignals) -> int:
-        """From the start of the other processes to the end of one of us."""
-        async with running(self._others_life(api, address)) as others_life, running(stop.first.wait()) as stopped:
-            await asyncio.wait({others_life, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if not others_life.done():
-                await api.drain(stop.second, asyncio.wait({others_life}))
+    async def _serve_until_end(self, api: ApiProcess, address: str, stop: StopSignals) -> int:
+        """Start the other processes and wait until one of them or this one ends; returns the exit code."""
+        async with running(self._run_others(api, address)) as others_end, running(stop.first.wait()) as stopped:
+            await asyncio.wait({others_end, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not others_end.done():
+                await api.drain(stop.second, asyncio.wait({others_end}))
                 return 0
-            await api.fail(others_life.result(), stop.first)
+            await api.fail(others_end.result(), stop.first)
             return 1
 
-    async def _others_life(self, api: ApiProcess, address: str) -> str:
-        """Start the other processes, announce them, and wait for an end; returns whose. Raises StartupError."""
+    async def _run_others(self, api: ApiProcess, address: str) -> str:
+        """Start the other processes, announce the server, and wait; returns which process ended. Raises StartupError."""
         with contextlib.ExitStack() as display:
             display.enter_context(self._display)
             model = self._config.model
             path = await _phase(api, "model", lambda: resolve(model.model, model.revision))
-            keeper = self._engine_keeper(api, path, address)
-            async with running(keeper.run()) as engine_end:
+            supervisor = self._engine_supervisor(api, path, address)
+            async with running(supervisor.run()) as engine_end:
                 tokenizer = await _phase(api, "tokenizer", lambda: tokenizer_of(self._config, path))
                 api.install(tokenizer, path)
                 async with api_workers(self._config, path, address, self._listeners[1:]) as workers:
@@ -125,16 +123,16 @@ class _Server:
                         await asyncio.wait({ready, engine_end}, return_when=asyncio.FIRST_COMPLETED)
                         if not engine_end.done():
                             model_info = ready.result()
-                            keeper.allow_restarts()
+                            supervisor.allow_restarts()
                             display.close()
                             _report_start(api, model_info)
                             self._announce(tokenizer, model_info)
                     reason = await _first_end(engine_end, workers)
-                    api.client.fail(reason)  # now: the end of the other processes takes a while
+                    api.client.fail(reason)  # at once: ending the other processes takes seconds
                     await workers.fail(reason)
                     return reason
 
-    def _engine_keeper(self, api: ApiProcess, path: Path, address: str) -> EngineKeeper:
+    def _engine_supervisor(self, api: ApiProcess, path: Path, address: str) -> EngineSupervisor:
         spec = EngineSpec(
             config=self._config,
             model_path=str(path),
@@ -143,11 +141,11 @@ class _Server:
             fake=self._fake,
             phases=api.startup.own.take(),
         )
-        return EngineKeeper(api, spec, self._spawned, self._turn_workers)
+        return EngineSupervisor(api, spec, self._spawned, self._switch_engine)
 
-    async def _turn_workers(self, address: str) -> None:
+    async def _switch_engine(self, address: str) -> None:
         if self._workers is not None:
-            await self._workers.turn_to(address)
+            await self._workers.switch_engine(address)
 
     def _pass_on_signal(self) -> None:
         if self._workers is not None:
@@ -169,12 +167,12 @@ class _Server:
         data = json.dumps({"model": model_names(self._config)[0], name: prompt}).replace("'", "'\\''")
         curl = f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{data}'"
         line = line_of(f"jaxserve is ready at {url} - try: {curl}")
-        with contextlib.suppress(OSError):  # nobody reads it: no reason to stop, now or in a last flush
+        with contextlib.suppress(OSError):  # a closed stdout is no reason to stop, now or in a last flush
             os.write(sys.stdout.fileno(), f"{line}\n".encode())
 
 
 async def _phase(api: ApiProcess, name: str, work: Callable[[], T]) -> T:
-    """A start-up phase of our own, shown and measured like the engine's."""
+    """Run a start-up phase of this process, shown and measured like the engine's phases."""
     started = time.monotonic()
     api.client.note_progress(StartupProgress(name, 0, 1))
     result = await in_thread(work)
@@ -184,7 +182,7 @@ async def _phase(api: ApiProcess, name: str, work: Callable[[], T]) -> T:
 
 
 async def _all_ready(api: ApiProcess, tokenizer: Tokenizer, path: Path, workers: ApiWorkers) -> ModelInfo:
-    """Wait until engine and API processes take requests. Raises StartupError."""
+    """Wait until engine and API processes accept requests. Raises StartupError."""
     model_info = await api.client.wait_started()
     check_tokenizer(tokenizer, model_info, path)
     await workers.wait_ready()
@@ -192,13 +190,13 @@ async def _all_ready(api: ApiProcess, tokenizer: Tokenizer, path: Path, workers:
 
 
 def _report_start(api: ApiProcess, model_info: ModelInfo) -> None:
-    """Every phase, in the log and as metrics."""
+    """Log every phase and set its metric."""
     for line in startup_table(api.record_start(model_info), model_info.startup):
         _log.info("%s", line)
 
 
 async def _first_end(engine_end: asyncio.Task[str], workers: ApiWorkers) -> str:
-    """Wait until there is no engine any more, or one of the workers is gone; returns what happened."""
+    """Wait until the engine or one of the workers has ended for good; returns what happened."""
     async with running(workers.wait_one_ended()) as worker_end:
         await asyncio.wait({engine_end, worker_end}, return_when=asyncio.FIRST_COMPLETED)
         return (engine_end if engine_end.done() else worker_end).result()

@@ -1,7 +1,7 @@
-"""The settings of `config.py` as a table, and how their values are read from text.
+"""The settings of `config.py` as a table, and the parsing of their values.
 
-Flags, environment variables, file keys and the reference page are all made from `SETTINGS`, so a new
-field of a config dataclass needs nothing here.
+Flags, environment variables, file keys and the reference page derive from `SETTINGS`: a new setting is a new field of a
+config dataclass.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Setting:
 
     @property
     def limits(self) -> str:
-        """What a value may be, in words; empty for free text."""
+        """The allowed values in words; empty for free text."""
         if self.kind == "choice":
             return "one of " + ", ".join(self.choices)
         if self.kind == "switch":
@@ -87,7 +87,7 @@ class Setting:
 
 
 def declared_settings() -> tuple[Setting, ...]:
-    """Every field of every section, in the order of declaration."""
+    """Return the setting of every field of every section, in the order of declaration."""
     return tuple(
         declared_setting(section.name, field, hints[field.name])
         for section in dataclasses.fields(Config)
@@ -97,33 +97,33 @@ def declared_settings() -> tuple[Setting, ...]:
 
 
 def section_class(section: str) -> Any:
-    """The dataclass of a section of `Config`."""
+    """Return the dataclass of a section of `Config`."""
     return typing.get_type_hints(Config)[section]
 
 
 def parse_value(setting: Setting, raw: object, source: str) -> Value:
-    """The value that `raw` (text, or what YAML made of it) stands for.
+    """Return the value of `raw`: text, or a value that YAML parsed.
 
-    Raises ConfigError naming `source` (the flag, variable or file key), the value and what is allowed.
+    Raises ConfigError with `source` (the flag, variable or file key), the value and the allowed values.
     """
     if raw is None and setting.is_optional:
         return None
     try:
         value: Value = _PARSERS[setting.kind](raw)
     except ValueError:
-        raise _refusal(setting, raw, source) from None
+        raise _rejected(setting, raw, source) from None
     if setting.kind == "choice" and value not in setting.choices:
-        raise _refusal(setting, raw, source)
+        raise _rejected(setting, raw, source)
     if isinstance(value, int | float) and not isinstance(value, bool):
         too_small = setting.least is not None and value < setting.least
         too_large = setting.most is not None and value > setting.most
         if too_small or too_large:
-            raise _refusal(setting, raw, source)
+            raise _rejected(setting, raw, source)
     return value
 
 
 def format_bytes(num_bytes: int) -> str:
-    """The shortest exact spelling: 2GiB, 512MiB, 1000."""
+    """Return the shortest exact text: 2GiB, 512MiB, 1000."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if num_bytes and num_bytes % BYTE_UNITS[unit] == 0:
             return f"{num_bytes // BYTE_UNITS[unit]}{unit}"
@@ -131,7 +131,7 @@ def format_bytes(num_bytes: int) -> str:
 
 
 def format_value(setting: Setting, value: Value) -> str:
-    """A value as a person reads it; secrets are masked."""
+    """Return a value as text for people; secrets are masked."""
     if value is None:
         return "none"
     if setting.is_secret:
@@ -218,7 +218,7 @@ _PARSERS: Mapping[Kind, Callable[[object], Value]] = types.MappingProxyType(
 )
 
 
-def _refusal(setting: Setting, raw: object, source: str) -> ConfigError:
+def _rejected(setting: Setting, raw: object, source: str) -> ConfigError:
     shown = "***" if setting.is_secret else repr(raw)[:120]
     hint = ""
     if setting.name == "port" and isinstance(raw, str) and raw.startswith("tcp://"):

@@ -1,6 +1,6 @@
-"""Spawns the engine's process. Imports nothing but the standard library, so that it can be the first thing a server does.
+"""Spawns the engine process. Imports only the standard library, so that a server can do it first.
 
-The process begins with its own imports while its parent is still at its own; then it waits for its EngineSpec.
+The engine process imports its modules while its parent imports others; then it waits for its EngineSpec.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ ENVIRONMENT: Final = {
     "GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in _MALLOC.items()),
     "XLA_PYTHON_CLIENT_MEM_FRACTION": str(GPU_SHARE),
 }
-"""Unless it says otherwise itself. JAX alone would leave a quarter of a GPU to others. On CPUs: weights and KV pool in
-large pages where the kernel gives them on request: with pages of 4 KiB a CPU spends a third of a one-row step on
-finding addresses. And a step's scratch memory stays ours between steps: else the kernel hands out the same 40 MB anew,
-and clears them, at every step of 32 rows."""
+"""Variables of the engine process, unless the environment sets them. By default JAX leaves a quarter of a GPU unused.
+On CPUs weights and KV pool use huge pages if the kernel gives them on request: with 4 KiB pages a CPU spends a third of
+a one-row step on address translation. A step's scratch memory stays allocated between steps: else the kernel maps and
+clears the same 40 MB at every step of 32 rows."""
 
 Spawned: TypeAlias = "subprocess.Popen[bytes]"
 
 
 def spawn(environment: Mapping[str, str] | None, *, preload: bool = False) -> Spawned:
-    """An engine process that waits for its EngineSpec; its stdout and stderr are ours.
+    """Start an engine process that waits for its EngineSpec; it inherits stdout and stderr.
 
-    It gets a session of its own, so that a Ctrl-C in the terminal reaches us alone and we decide. It ends when its
-    stdin does, or with the thread that called this.
+    It runs in a separate session, so that a Ctrl-C in the terminal reaches only this process. It ends when its stdin is
+    closed, or with the thread that called this function.
 
-    environment: put over ENVIRONMENT; None: ours as it is.
+    environment: its variables, over ENVIRONMENT; None: those of this process, unchanged.
     """
     return subprocess.Popen(
         [sys.executable, "-m", "jaxserve.engine.process", *([PRELOAD_FLAG] if preload else [])],
@@ -44,7 +44,7 @@ def spawn(environment: Mapping[str, str] | None, *, preload: bool = False) -> Sp
 
 @contextlib.contextmanager
 def spawned(environment: Mapping[str, str]) -> Iterator[Spawned]:
-    """An engine process for a real model, which is gone at the end of the block, whatever became of it."""
+    """Start an engine process for a real model and kill it after the block, if it still runs."""
     with spawn(environment, preload=True) as process:
         try:
             yield process

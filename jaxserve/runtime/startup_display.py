@@ -1,4 +1,4 @@
-"""How far the start is: bars on a terminal, a line now and then elsewhere."""
+"""Progress of the start on stderr: bars on a terminal, else some lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MIB = 1 << 20
 
 
 class StartupDisplay:
-    """Shows phases of the start on stderr. A context manager; closing leaves the bars as they are, and shows no more."""
+    """Shows the phases of the start inside a `with` block. After it the bars stay, and later messages are not shown."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         columns = (
@@ -56,7 +56,7 @@ class StartupDisplay:
         self.show(StartupProgress("compile", done, total, name))
 
     def show(self, progress: StartupProgress) -> None:
-        """Show one message. Those of an engine that is started again come when it is closed."""
+        """Show one message. Messages of a restarted engine come after the block and are not shown."""
         if self._is_closed:
             return
         name, done, total = progress.phase, progress.done, progress.total

@@ -1,4 +1,4 @@
-"""Small things around asyncio tasks that `jaxserve serve` is built of."""
+"""Helpers around asyncio tasks, threads and signals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class StopSignals:
-    """SIGTERM and SIGINT as events: the first asks for an end, the second for an end at once."""
+    """SIGTERM and SIGINT as events: the first signal asks to drain, the second to end at once."""
 
     def __init__(self, on_signal: Callable[[], None] = lambda: None) -> None:
         self._on_signal = on_signal
@@ -41,7 +41,7 @@ class StopSignals:
 
 @contextlib.asynccontextmanager
 async def running(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
-    """`work` as a task inside the block; cancelled and waited for at its end. Its own error is the caller's to ask."""
+    """Run `work` as a task inside the block, then cancel it and wait for it. The caller asks the task for its error."""
     task = asyncio.create_task(work)
     try:
         yield task
@@ -51,7 +51,7 @@ async def running(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]
 
 
 async def first_of(*works: Coroutine[Any, Any, Any]) -> None:
-    """Wait until one of `works` has ended, in whatever way; the others are cancelled."""
+    """Wait until one of `works` has ended, even with an error, and cancel the others."""
     tasks = {asyncio.create_task(work) for work in works}
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -62,7 +62,7 @@ async def first_of(*works: Coroutine[Any, Any, Any]) -> None:
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a daemon thread: one that hangs on the network must not keep the process from ending."""
+    """Run `work` in a daemon thread, which does not keep the process from ending when it hangs on the network."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -79,7 +79,7 @@ async def in_thread(work: Callable[[], T]) -> T:
             outcome: tuple[T | None, BaseException | None] = (work(), None)
         except BaseException as error:
             outcome = (None, error)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits
             loop.call_soon_threadsafe(deliver, *outcome)
 
     threading.Thread(target=run, daemon=True).start()
