@@ -96,6 +96,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "layers.policy",
         "quant.array",
         KERNELS,  # the names of backends
+        "ipc.engine_spec",  # FakeOptions
         "ipc.messages",
         "ipc.report",
         "scheduler.plan",
