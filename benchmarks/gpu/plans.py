@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.gpu.rig import BLOCK_SIZE
 from jaxserve.runner.inputs import Program
-from jaxserve.sampling.params import SamplingParams, device_row
+from jaxserve.sampling.params import EngineSamplingParams, device_row
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, UNREAD_TOKEN, StepPlan
 from jaxserve.types import RequestId
 
@@ -83,4 +83,4 @@ def prompt_chunks(program: Program, num_tokens: int, vocab_size: int, seed: int)
 
 
 def _greedy(count: int) -> np.ndarray:
-    return np.tile(device_row(SamplingParams(temperature=0.0)), (count, 1))
+    return np.tile(device_row(EngineSamplingParams(temperature=0.0)), (count, 1))

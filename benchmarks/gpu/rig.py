@@ -28,7 +28,7 @@ from jaxserve.runner.runner import PendingStep, Runner
 from jaxserve.runner.state import DeviceState, StateShapes
 from jaxserve.runner.steps import GENERATION, lower
 from jaxserve.runner.warmup import executables, make_state_programs
-from jaxserve.sampling.params import SamplingParams
+from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.sharding.mesh import make_sharding
@@ -182,7 +182,7 @@ def greedy(
     name: str, prompt: Sequence[int] | np.ndarray, num_tokens: int, *, num_top_logprobs: int | None = None
 ) -> AddRequest:
     """A request for exactly `num_tokens` of the most likely tokens."""
-    sampling = SamplingParams(
+    sampling = EngineSamplingParams(
         temperature=0.0, max_tokens=num_tokens, ignore_eos=True, num_top_logprobs=num_top_logprobs
     )
     return AddRequest(RequestId(name), [int(token) for token in prompt], sampling)

@@ -1,25 +1,25 @@
-"""What requests sample with where they say nothing: the recommendation of whoever published the model."""
+"""Defaults of sampling options that the publisher of a model recommends."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
 import msgspec
 
 from jaxserve.checkpoint.json_file import read_object
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.errors import CheckpointError
-from jaxserve.sampling.params import RECOMMENDED, SamplingParams
+from jaxserve.sampling.params import DEFAULTS, OPTIONS, RECOMMENDED, option_type
 
 _FILE: Final = "generation_config.json"
-_TYPES: Final = get_type_hints(SamplingParams, include_extras=True)
 
 
 def sampling_defaults(setting: str, checkpoint: Checkpoint) -> dict[str, int | float]:
-    """By field of SamplingParams; `setting` is `--generation-config`.
+    """Return the recommended defaults by option; `setting` is `--generation-config`.
 
-    Lengths, beams and `do_sample` are not taken: they are for programs that generate one text. Raises CheckpointError for a file that cannot be read, and for a value that no request could have.
+    Lengths, beams and `do_sample` are not taken: they are for programs that generate one text. Raises CheckpointError
+    for a file that cannot be read, and for a value that no request could have.
     """
     if setting == "none":
         return {}
@@ -38,7 +38,9 @@ def _checked(config: dict[str, Any], origin: Path, advice: str) -> dict[str, int
         if value is None:
             continue
         try:
-            defaults[name] = msgspec.convert(0 if (name, value) == ("top_k", -1) else value, _TYPES[name])
+            defaults[name] = (
+                DEFAULTS[name] if value == OPTIONS[name].alias else msgspec.convert(value, option_type(name, str))
+            )
         except msgspec.ValidationError as error:
             raise CheckpointError(f"{origin}: key '{name}': {error}, found {str(value)[:80]} ({advice})") from None
     return defaults

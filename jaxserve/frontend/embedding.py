@@ -16,7 +16,7 @@ from jaxserve.frontend.checks import check_token_ids
 from jaxserve.http.errors import first_leaf, request_error
 from jaxserve.http.state import ServerState
 from jaxserve.ipc.messages import AddRequest, EmbeddingInfo, ModelInfo, RequestOutput
-from jaxserve.sampling.params import SamplingParams
+from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.types import RequestId
 
 _LANES: Final = 4
@@ -115,7 +115,7 @@ async def vectors_of(
     job_id = uuid.uuid4().hex
     starts = text_pair_starts or [None] * len(texts)
     requests = [
-        AddRequest(RequestId(f"{job_id}-{i}"), ids, SamplingParams(), priority, text_pair_start=start)
+        AddRequest(RequestId(f"{job_id}-{i}"), ids, EngineSamplingParams(), priority, text_pair_start=start)
         for i, (ids, start) in enumerate(zip(texts, starts, strict=True))
     ]
     window = min(len(requests), state.client.max_admitted, 2 * model_info.max_num_seqs)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -119,7 +119,7 @@ def make_job(
     asked_max_tokens: int | None,
     default_max_tokens: int | None,
     num_top_logprobs: int | None,
-    bad_words: Sequence[Sequence[int]],
+    words: Mapping[str, Sequence[Sequence[int]]],
     param: str,
     spec: ParserSpec | None = None,
     grammar: Grammar | None = None,
@@ -146,7 +146,7 @@ def make_job(
                 num_top_logprobs=num_top_logprobs,
                 num_prompt_logprobs=request.num_prompt_logprobs,
                 vocab_size=model_info.vocab_size,
-                bad_words=bad_words,
+                words=words,
             )
             add = AddRequest(
                 RequestId(f"{job_id}-{len(choices)}"),

@@ -36,7 +36,7 @@ async def make_chat_job(
         asked_max_tokens=request.output_limit,
         default_max_tokens=default_max_tokens,
         num_top_logprobs=request.num_top_logprobs,
-        bad_words=await tokens.encode_bad_words(request.bad_words),
+        words=await tokens.encode_words(request),
         param="messages",
         spec=spec,
         grammar=await grammar_of(state, request, spec, calls, request.thinking_token_budget),

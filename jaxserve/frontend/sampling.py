@@ -1,87 +1,60 @@
-"""The sampler's options as request fields, and what becomes of them."""
+"""The sampler's options as request fields, and their translation into the engine's sampling parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from jaxserve.apis.schema.decode import invalid_field
 from jaxserve.bounds import Bound
 from jaxserve.errors import invalid
 from jaxserve.frontend.checks import check_count, check_token_ids
-from jaxserve.sampling.params import COLUMNS, SamplingParams
-from jaxserve.types import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
+from jaxserve.sampling.params import (
+    COLUMNS,
+    DEFAULTS,
+    OPTIONS,
+    EngineSamplingParams,
+    TokenIds,
+    option_meta,
+    option_type,
+    plain_type,
+)
+from jaxserve.types import MAX_BAD_WORD_TOKENS
 
 _SEED_MODULUS = 2**31
-_FIELD_TYPES: dict[str, Any] = get_type_hints(SamplingParams, include_extras=True)
-_WIRE_TYPES: dict[str, Any] = {
-    "allowed_token_ids": list[int],
-    "bad_words": list[str],
-    "logprob_token_ids": list[int],
-}
-"""Of fields that a request spells in another way than SamplingParams."""
-_BOUNDS: dict[str, tuple[Bound, ...]] = {
-    "seed": (Bound("value", -(2**63), 2**63 - 1),),
-    "top_k": (Bound("value", -1, 2**31 - 1),),
-    "logit_bias": (Bound("items", 0, "max_logit_bias"),),
-    "bad_words": (Bound("items", 0, "max_bad_words"), Bound("characters", 1, "max_bad_word_chars")),
-    "allowed_token_ids": (Bound("items", 1),),
-    "logprob_token_ids": (Bound("items", 1, "max_top_logprobs"),),
-    "stop_token_ids": (Bound("items", 0, "max_stop_token_ids"),),
-}
-"""Of requests, where they differ from those of SamplingParams or are settings."""
+_SCHEMA_WORDS = {"minimum": "ge", "exclusiveMinimum": "gt", "maximum": "le", "exclusiveMaximum": "lt"}
 
 
-def _sampler_fields() -> list[tuple[str, Any, Any]]:
-    """The device columns of SamplingParams as optional request fields without their ranges.
+def _request_field(name: str) -> tuple[str, Any, None]:
+    """Return an option as an optional request field. Its range is only described.
 
-    The ranges are checked when the request becomes SamplingParams, where the error can name the value.
+    The range is checked when the request becomes EngineSamplingParams, where the error can name the value.
     """
-    types = get_type_hints(SamplingParams) | _WIRE_TYPES
-    return [(name, _bounded(name, types[name] | None), None) for name in COLUMNS]
-
-
-def _bounded(name: str, kind: Any) -> Any:
-    return Annotated[kind, *_BOUNDS[name]] if name in _BOUNDS else kind
+    meta, bounds = (
+        option_meta(name),
+        [extra for extra in option_type(name, str).__metadata__ if isinstance(extra, Bound)],
+    )
+    text, default = meta.description or "", DEFAULTS[name]
+    if name in COLUMNS and isinstance(default, int | float):
+        better = " or what the model recommends" if OPTIONS[name].is_recommended else ""
+        text = f"{text} Without it: {default}{better}."
+    ranges = {} if bounds else {word: getattr(meta, limit) for word, limit in _SCHEMA_WORDS.items()}
+    shown = Meta(
+        description=text, extra_json_schema={word: limit for word, limit in ranges.items() if limit is not None}
+    )
+    return name, Annotated[plain_type(name, str) | None, shown, *bounds], None
 
 
 if TYPE_CHECKING:
 
     class SamplerFields(msgspec.Struct, kw_only=True):
         seed: int | None = None
-        logit_bias: dict[int, float] | None = None
-        allowed_token_ids: list[int] | None = None
-        bad_words: list[str] | None = None
-        logprob_token_ids: list[int] | None = None
-        stop_token_ids: list[int] | None = None
-        ignore_eos: bool | None = None
+        logprob_token_ids: Sequence[int] | None = None
 else:
-    _HOST_FIELDS = [
-        ("stop_token_ids", _bounded("stop_token_ids", list[int] | None), None),
-        ("ignore_eos", bool | None, None),
-    ]
-    SamplerFields = msgspec.defstruct(
-        "SamplerFields", [*_sampler_fields(), *_HOST_FIELDS], kw_only=True, module=__name__
-    )
-
-
-def sampler_ranges() -> dict[str, dict[str, Any]]:
-    """The ranges of SamplingParams that hold for requests as well, in JSON Schema."""
-    names = [name for name in COLUMNS if name not in _BOUNDS]
-    schemas, _ = msgspec.json.schema_components([_FIELD_TYPES[name] for name in names])
-    words = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
-    return {
-        name: {word: schema[word] for word in words if word in schema}
-        for name, schema in zip(names, schemas, strict=True)
-    }
-
-
-def sampler_defaults() -> dict[str, Any]:
-    """What numbers are where a request does not give them; a seed is drawn."""
-    values = msgspec.structs.asdict(SamplingParams())
-    return {name: values[name] for name in COLUMNS if isinstance(values[name], int | float) and name != "seed"}
+    SamplerFields = msgspec.defstruct("SamplerFields", map(_request_field, OPTIONS), kw_only=True, module=__name__)
 
 
 def sampling_params(
@@ -93,32 +66,23 @@ def sampling_params(
     num_top_logprobs: int | None,
     num_prompt_logprobs: int | None = None,
     vocab_size: int,
-    bad_words: Sequence[Sequence[int]] = (),
-) -> SamplingParams:
-    """The request's options, complete. Raises InvalidRequestError naming the field that is out of range.
+    words: Mapping[str, Sequence[Sequence[int]]] | None = None,
+) -> EngineSamplingParams:
+    """Return the request's options, complete. Raises InvalidRequestError naming the field that is out of range.
 
-    defaults: of the model, for what the request leaves out.
-    bad_words: the request's, as token ids.
+    defaults: those of the model, for options that the request leaves out.
+    words: the token ids of options that hold words, as `Tokenization.encode_words` returns them.
     """
-    given = {name: value for name in COLUMNS if (value := getattr(request, name)) is not None}
-    values: dict[str, Any] = {**defaults, **given}
-    if values.get("top_k") == -1:
-        values["top_k"] = 0
-    values |= {
-        "seed": seed % _SEED_MODULUS,
-        "allowed_token_ids": tuple(request.allowed_token_ids or ()),
-        "bad_words": tuple(map(tuple, bad_words)),
-        "logprob_token_ids": tuple(request.logprob_token_ids or ()),
-        "max_tokens": max_tokens,
-        "num_top_logprobs": num_top_logprobs,
-        "num_prompt_logprobs": num_prompt_logprobs,
-        "ignore_eos": bool(request.ignore_eos),
-        "stop_token_ids": tuple(request.stop_token_ids or ()),
-    }
-    _check_tokens(request, bad_words, vocab_size)
+    values: dict[str, Any] = {**defaults, **(words or {})}
+    for name, option in OPTIONS.items():
+        value = getattr(request, name)
+        if value is not None and option.holds != "words":
+            values[name] = DEFAULTS[name] if value == option.alias else value
+    _check_tokens(values, vocab_size)
+    values["seed"] = seed % _SEED_MODULUS
     for name, value in values.items():
         try:
-            msgspec.convert(value, _FIELD_TYPES[name])
+            msgspec.convert(value, option_type(name, TokenIds))
         except msgspec.ValidationError as error:
             reason = str(error).partition(" - at ")[0]
             raise invalid_field(f"{reason} - at `$.{name}`", value=value) from None
@@ -127,15 +91,17 @@ def sampling_params(
             "min_tokens",
             f"must not be more than the {max_tokens} tokens that may be generated, got {values['min_tokens']}",
         )
-    return SamplingParams(**values)
+    return EngineSamplingParams(
+        max_tokens=max_tokens, num_top_logprobs=num_top_logprobs, num_prompt_logprobs=num_prompt_logprobs, **values
+    )
 
 
-def _check_tokens(request: SamplerFields, bad_words: Sequence[Sequence[int]], vocab_size: int) -> None:
-    """Refuse too many tokens, and such that do not exist."""
-    check_token_ids("stop_token_ids", request.stop_token_ids or [], vocab_size)
-    check_token_ids("logit_bias", list(request.logit_bias or ()), vocab_size)
-    for name in ("allowed_token_ids", "logprob_token_ids"):
-        check_token_ids(name, getattr(request, name) or [], vocab_size)
-    check_count("bad_words", len(bad_words), MAX_BAD_WORDS, "spellings of all words together")
-    longest = max(map(len, bad_words), default=0)
-    check_count("bad_words", longest, MAX_BAD_WORD_TOKENS, "tokens in a word")
+def _check_tokens(values: Mapping[str, Any], vocab_size: int) -> None:
+    """Refuse token ids outside the vocabulary, and words of too many tokens."""
+    for name, option in OPTIONS.items():
+        if option.holds == "token_ids":
+            check_token_ids(name, list(values.get(name, ())), vocab_size)
+        elif option.holds == "words":
+            words = values.get(name, ())
+            check_count(name, len(words), option_meta(name).max_length or len(words), "spellings of all words together")
+            check_count(name, max(map(len, words), default=0), MAX_BAD_WORD_TOKENS, "tokens in a word")

@@ -15,6 +15,7 @@ from jaxserve.apis.schema.common import context_error
 from jaxserve.errors import ContextLengthError, UnavailableError
 from jaxserve.frontend.checks import check_token_ids
 from jaxserve.frontend.parsers.output_format import OutputFormat
+from jaxserve.sampling.params import OPTIONS
 from jaxserve.tokenizer.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -129,17 +130,18 @@ class Tokenization:
         )
         return _checked(token_ids, max_tokens, "messages")
 
-    async def encode_bad_words(self, words: list[str] | None) -> list[list[int]]:
-        """Every word as it is spelled at the start of a text and behind a space, each spelling once."""
-        if not words:
-            return []
-        spellings = dict.fromkeys(
-            spelling for word in words for spelling in (word.lstrip() or word, f" {word.lstrip()}")
-        )
+    async def encode_words(self, options: object) -> dict[str, list[tuple[int, ...]]]:
+        """Return the token ids of all options that hold words, by option; `options` has them as attributes."""
+        held = {name: getattr(options, name) for name, option in OPTIONS.items() if option.holds == "words"}
+        return {name: await self._encode_words(words) for name, words in held.items() if words}
 
-        def encode() -> list[list[int]]:
-            encoded = (tuple(self.tokenizer.encode(spelling, False)) for spelling in spellings)
-            return [list(ids) for ids in dict.fromkeys(encoded) if ids]
+    async def _encode_words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
+        """Encode every word as at the start of a text and as after a space, each distinct result once."""
+        variants = dict.fromkeys(text for word in words for text in (word.lstrip() or word, f" {word.lstrip()}"))
+
+        def encode() -> list[tuple[int, ...]]:
+            encoded = (tuple(self.tokenizer.encode(text, False)) for text in variants)
+            return [ids for ids in dict.fromkeys(encoded) if ids]
 
         return await self._call(encode)
 

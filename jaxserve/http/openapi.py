@@ -17,9 +17,7 @@ from jaxserve.apis.schema.unsupported import IGNORED_HEADER
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import REQUEST_ERRORS, RequestError
 from jaxserve.frontend.bounds import field_bounds
-from jaxserve.frontend.sampling import SamplerFields, sampler_defaults, sampler_ranges
 from jaxserve.http.request_id import HEADER as REQUEST_ID_HEADER
-from jaxserve.sampling.params import RECOMMENDED
 
 _SCHEMAS = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)(?::[^}]*)?\}")
@@ -64,12 +62,6 @@ def _describe(struct: type[msgspec.Struct], properties: dict[str, Any], limits: 
     """Add to the schemas of fields what msgspec does not know: their texts and their bounds."""
     names = dict(zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True))
     texts = field_descriptions(struct)
-    if issubclass(struct, SamplerFields):
-        for name, words in sampler_ranges().items():
-            properties[name] |= words
-        for name, default in sampler_defaults().items():
-            better = " or what the model recommends" if name in RECOMMENDED else ""
-            texts[name] = f"{texts[name]} Without it: {default}{better}."
     for name, bounds in field_bounds(struct).items():
         for bound in bounds:
             properties[names[name]] |= bound.keywords(limits)

@@ -15,7 +15,7 @@ import msgspec
 
 from jaxserve.ipc.report import StartupReport
 from jaxserve.ipc.stats import EngineStats
-from jaxserve.sampling.params import SamplingParams
+from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.types import FinishReason, Pooling, RequestId
 
 
@@ -89,7 +89,7 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
 class AddRequest(Message, frozen=True):
     request_id: RequestId
     prompt_token_ids: list[int]
-    sampling: SamplingParams
+    sampling: EngineSamplingParams
     priority: int = 0
     cache_salt: str | None = None
     grammar: Grammar | None = None
@@ -157,7 +157,7 @@ class ModelInfo(msgspec.Struct, frozen=True, array_like=True):
     embedding: EmbeddingInfo | None = None
     """Of an engine that embeds; None: it generates."""
     sampling_defaults: dict[str, int | float] = {}
-    """Fields of SamplingParams that requests leave out, where the model has a better value."""
+    """Fields of EngineSamplingParams that requests leave out, where the model has a better value."""
 
 
 class Ready(Message, frozen=True):

@@ -64,7 +64,7 @@ async def text_work(
         asked_max_tokens=request.max_tokens,
         default_max_tokens=None,
         num_top_logprobs=request.num_top_logprobs,
-        bad_words=await tokens.encode_bad_words(request.bad_words),
+        words=await tokens.encode_words(request),
         param="prompt",
         grammar=await grammar_of(state, request),
     )

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxserve.sampling.params import COLUMNS, SamplingParams, device_row
+from jaxserve.sampling.params import COLUMNS, PADDING_ROW, EngineSamplingParams, device_row
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, NO_SLOT, Buckets, PromptScores, StepPlan, StepResult
 from jaxserve.types import MAX_TOP_LOGPROBS, ProgramKind, RequestId
 
@@ -139,6 +139,7 @@ def pack(plan: StepPlan, program: Program) -> np.ndarray:
     field["length_limits"][:num_rows] = plan.length_limits
     field["stop_token_ids"][:num_rows] = plan.stop_token_ids
     field["sampling"][:num_rows] = plan.sampling
+    field["sampling"][num_rows:] = PADDING_ROW
     field["block_tables"][:num_rows, : plan.block_tables.shape[1]] = plan.block_tables
     return packed
 
@@ -216,7 +217,7 @@ def dummy_plan(program: Program) -> StepPlan:
         token_ids=np.zeros(counts.sum(), np.int32),
         block_tables=np.zeros((num_rows, program.max_pages), np.int32),
         is_sampling=np.zeros(num_rows, np.bool_),
-        sampling=np.tile(device_row(SamplingParams()), (num_rows, 1)),
+        sampling=np.tile(device_row(EngineSamplingParams()), (num_rows, 1)),
         length_limits=np.full(num_rows, np.iinfo(np.int32).max, np.int32),
         stop_token_ids=np.full((num_rows, MAX_STOP_TOKENS), -1, np.int32),
         num_top_logprobs=0,

@@ -16,7 +16,8 @@ from jaxtyping import Array, Int
 
 from jaxserve.layers.attention import KVPool
 from jaxserve.runner.slots import MASKS_AT_ONCE, mask_rows, slot_row
-from jaxserve.scheduler.plan import Mask, SlotInit
+from jaxserve.sampling.params import SlotInit
+from jaxserve.scheduler.plan import Mask
 
 
 class StateArrays(NamedTuple):

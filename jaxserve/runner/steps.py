@@ -9,7 +9,7 @@ only, since tokens come from the slots; so a loop around it carries nothing but 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial, reduce
 from typing import Any, Final
 
@@ -41,9 +41,8 @@ from jaxserve.runner.inputs import (
 from jaxserve.runner.slots import MASKS_AT_ONCE, SamplerState, init_slot, put_masks, slots_shape, store_tokens, take_up
 from jaxserve.runner.state import DeviceState, StateArrays, StateProgram
 from jaxserve.runner.task import StepTask
-from jaxserve.sampling.adjust import is_penalized
 from jaxserve.sampling.bits import num_words
-from jaxserve.sampling.sampler import Sampled, Scored, sample, score, unpack_options
+from jaxserve.sampling.sampler import Sampled, Scored, sample, score
 from jaxserve.scheduler.plan import UNREAD_TOKEN, StepPlan
 from jaxserve.sharding.mesh import Sharding
 from jaxserve.sharding.shard_map import batch_sharded
@@ -218,17 +217,14 @@ def _one_step(
     newest = hidden if program.kind == "decode" else hidden[last]
     num_rows = (field["query_starts"][1:] > field["query_starts"][:-1]).sum(dtype=jnp.int32)
     with jax.named_scope("sample"):
-        options, tops = unpack_options(field["sampling"]), field["num_top_logprobs"]
 
-        def choose(
-            logits: Array, options: Mapping[str, Array], which: Array, positions: Array, *rest: Array
-        ) -> Sampled:
+        def choose(logits: Array, columns: Array, which: Array, num_known: Array, *rest: Array) -> Sampled:
             slots, num_top_logprobs = rest
-            return sample(logits, options, SamplerState(slots, which, vocab_size), positions, num_top_logprobs)
+            return sample(logits, columns, SamplerState(slots, which, vocab_size), num_known, num_top_logprobs)
 
-        logits, by_row = model.logits(newest, num_rows), (options, field["slots"], rows.kv_lengths)
-        sampled = batch_sharded(choose, logits, by_row, (slots, tops), skeleton.policy.split_axes)
-    slots, has_end = store_tokens(slots, field, rows, sampled.token_ids, is_penalized(options), vocab_size)
+        logits, by_row = model.logits(newest, num_rows), (field["sampling"], field["slots"], rows.kv_lengths)
+        sampled = batch_sharded(choose, logits, by_row, (slots, field["num_top_logprobs"]), skeleton.policy.split_axes)
+    slots, has_end = store_tokens(slots, field, rows, sampled.token_ids, vocab_size)
     shown = jnp.where(rows.is_over, UNREAD_TOKEN, sampled.token_ids)
     return pool, slots, sampled._replace(token_ids=shown), has_end, hidden
 

@@ -1,23 +1,72 @@
 """From logits to tokens, for a batch in which every row has its own options.
 
-A row's result depends on its own logits, options, seed and position only. Work that no row asks for
-is skipped at run time (`lax.cond`), so one program serves every mix of options.
+The stages run in the order of `params.STAGES`: biases; penalties in the order repetition, frequency, presence, as in
+vLLM; masks; temperature; top_k, top_p, min_p; the draw. A row's result depends on its own logits, options, state, seed
+and position only. Work that no row asks for is skipped at run time (`lax.cond`), so one program serves every mix of
+options.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from functools import partial, reduce
+from types import ModuleType
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxserve.sampling import transforms
-from jaxserve.sampling.adjust import StateFields, adjust, is_adjusted
-from jaxserve.sampling.params import COLUMNS
-from jaxserve.sampling.topk import CHUNK, chunked, top_k
+from jaxserve.sampling import biases, cuts, draw, logprobs, masks, penalties, scaling
+from jaxserve.sampling.cuts import candidates
+from jaxserve.sampling.draw import categorical, most_likely
+from jaxserve.sampling.params import COLUMNS, DEFAULTS, STAGES, Stage, column_dtype, column_value
+from jaxserve.sampling.topk import top_k
+from jaxserve.sampling.transform import StateField, Transform
 from jaxserve.types import MAX_TOP_LOGPROBS, NO_LOGPROBS
+
+_MODULES: Final[Mapping[Stage, ModuleType]] = {
+    "biases": biases,
+    "penalties": penalties,
+    "masks": masks,
+    "scaling": scaling,
+    "cuts": cuts,
+    "draw": draw,
+    "logprobs": logprobs,
+}
+_ADJUSTING: Final[tuple[Stage, ...]] = ("biases", "penalties", "masks")
+"""Stages that run only in steps in which a row asks for one of their options."""
+_NEUTRAL: Final = {name: column_value(DEFAULTS[name]) for name in COLUMNS}
+BY_STAGE: Final[Mapping[Stage, tuple[str, ...]]] = {
+    stage: tuple(name for name, option in COLUMNS.items() if option.stage == stage) for stage in STAGES
+}
+
+
+def transform_of(name: str, stage: Stage) -> Transform[..., Any]:
+    """Return the device half of an option. Raises RuntimeError if it is missing or differs from what is declared."""
+    module = _MODULES[stage]
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise RuntimeError(f"sampling option '{name}': {module.__name__} has no function of this name")
+    transform = found if isinstance(found, Transform) else Transform(found)
+    if bool(transform.state) != COLUMNS[name].keeps_state:
+        raise RuntimeError(
+            f"sampling option '{name}': {module.__name__} and params.py differ on whether it keeps state"
+        )
+    return transform
+
+
+TRANSFORMS: Final[Mapping[str, Transform[..., Any]]] = {
+    name: transform_of(name, stage) for stage, names in BY_STAGE.items() for name in names
+}
+"""The device half of each option, by its name."""
+STATE_FIELDS: Final = tuple(
+    sorted(
+        dict.fromkeys(field for transform in TRANSFORMS.values() for field in transform.state),
+        key=lambda field: field.after_token is None,
+    )
+)
+"""The state of all options; fields that change with every token are first."""
 
 
 class Sampled(NamedTuple):
@@ -30,7 +79,7 @@ class Sampled(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """What the model thinks of tokens that were given to it."""
+    """Log-probabilities of given tokens."""
 
     logprobs: Float[Array, "B"]
     ranks: Int[Array, "B"]
@@ -39,38 +88,84 @@ class Scored(NamedTuple):
     top_logprobs: Float[Array, "B 20"]
 
 
+@runtime_checkable
+class State(Protocol):
+    """The state of each row's request by the names of STATE_FIELDS, `[B, ...]`; undefined for rows that need none."""
+
+    def __getitem__(self, name: str, /) -> Array: ...
+
+
+class Rows:
+    """The options of a step's rows with their state."""
+
+    def __init__(self, columns: Int[Array, "B C"], state: State, num_known: Int[Array, "B"]) -> None:
+        """num_known: tokens that each row's request has, prompt and output."""
+        self.values = unpack_options(columns)
+        self._state, self._num_known = state, num_known
+        self._active = {name: self._is_active(name) for name in COLUMNS}
+
+    def active(self, names: Sequence[str]) -> Bool[Array, "B"]:
+        """Rows in which any of these options does something."""
+        return reduce(jnp.logical_or, (self._active[name] for name in names))
+
+    def apply(self, name: str, *inputs: Any) -> Any:
+        """Call an option's device half on all rows; options that are not active there have their default."""
+        value = self.values[name]
+        if TRANSFORMS[name].is_active is not None:
+            value = jnp.where(self._active[name], value, _NEUTRAL[name])
+        return TRANSFORMS[name](*inputs, value, *self._state_of(name))
+
+    def _is_active(self, name: str) -> Bool[Array, "B"]:
+        is_set, narrow = self.values[name] != _NEUTRAL[name], TRANSFORMS[name].is_active
+        return is_set if narrow is None else is_set & narrow(self._num_known, *self._state_of(name))
+
+    def _state_of(self, name: str) -> list[Array]:
+        return [self._state[field.name] for field in TRANSFORMS[name].state]
+
+
 def unpack_options(columns: Int[Array, "B C"]) -> dict[str, Array]:
-    """The option columns by name, floats restored from their bits."""
+    """Return the option columns by name, floats restored from their bits."""
     return {
-        name: columns[:, i] if column.dtype == "int32" else jax.lax.bitcast_convert_type(columns[:, i], jnp.float32)
-        for i, (name, column) in enumerate(COLUMNS.items())
+        name: columns[:, i]
+        if column_dtype(name) == "int32"
+        else jax.lax.bitcast_convert_type(columns[:, i], jnp.float32)
+        for i, name in enumerate(COLUMNS)
     }
+
+
+def uses_state(columns: Int[Array, "B C"], field: StateField) -> Bool[Array, "B"]:
+    """Return True for rows with an option that reads this state."""
+    values = unpack_options(columns)
+    return reduce(
+        jnp.logical_or,
+        (values[name] != _NEUTRAL[name] for name, transform in TRANSFORMS.items() if field in transform.state),
+    )
 
 
 def sample(
     logits: Float[Array, "B V"],
-    options: Mapping[str, Array],
-    state: StateFields,
-    positions: Int[Array, "B"],
+    columns: Int[Array, "B C"],
+    state: State,
+    num_known: Int[Array, "B"],
     num_top_logprobs: Int[Array, ""],
 ) -> Sampled:
-    """Choose each row's token for `positions`; log-probabilities are filled as far as any are wanted.
+    """Choose each row's next token; log-probabilities are filled as far as any are wanted.
 
+    num_known: tokens that each row's request has, which is the position of the new one.
     num_top_logprobs: NO_LOGPROBS leaves out the chosen tokens' as well, a pass over all logits on a CPU.
     """
-    is_greedy = options["temperature"] == 0
-    adjusts = is_adjusted(options, state, positions).any()
+    rows = Rows(columns, state, num_known)
+    is_greedy = rows.values["temperature"] == 0
+    adjusts = rows.active([name for stage in _ADJUSTING for name in BY_STAGE[stage]]).any()
 
     def choose() -> Array:
         # Scaling comes inside, since it makes an array of its own anyway: the logits are still needed as they are.
         scaled = jax.lax.cond(
-            adjusts,
-            lambda: transforms.temperature(adjust(logits, options, state, positions), options["temperature"]),
-            lambda: transforms.temperature(logits, options["temperature"]),
+            adjusts, lambda: _changed("scaling", rows, adjust(logits, rows)), lambda: _changed("scaling", rows, logits)
         )
-        return jnp.where(is_greedy, _most_likely(scaled), _draw(scaled, options, positions))
+        return jnp.where(is_greedy, most_likely(scaled), _draw(scaled, rows, num_known, ~is_greedy))
 
-    token_ids = jax.lax.cond(is_greedy.all() & ~adjusts, lambda: _most_likely(logits), choose)
+    token_ids = jax.lax.cond(is_greedy.all() & ~adjusts, lambda: most_likely(logits), choose)
     normalizer = jax.lax.cond(
         num_top_logprobs > NO_LOGPROBS,
         # XLA turns a branch of nothing but reductions into a select of both, unless something stops it.
@@ -78,33 +173,50 @@ def sample(
         lambda: jnp.zeros_like(logits[:, 0]),
     )
     chosen = jnp.take_along_axis(logits, token_ids[:, None], 1)[:, 0] - normalizer
+    return Sampled(token_ids, chosen, *_top(logits, normalizer, num_top_logprobs, rows))
 
-    def shown(most_likely: Array) -> Array:
-        return transforms.logprob_token_ids(options["logprob_token_ids"], state["logprob_ids"], most_likely)
 
-    return Sampled(token_ids, chosen, *_top(logits, normalizer, num_top_logprobs, shown))
+def adjust(logits: Float[Array, "B V"], rows: Rows) -> Float[Array, "B V"]:
+    """Return the logits after biases, penalties and masks."""
+    for stage in _ADJUSTING:
+        change = partial(_biased, rows) if stage == "biases" else partial(_changed, stage, rows)
+        logits = jax.lax.cond(rows.active(BY_STAGE[stage]).any(), change, lambda x: x, logits)
+    return logits
+
+
+def _biased(rows: Rows, logits: Float[Array, "B V"]) -> Float[Array, "B V"]:
+    entries = [rows.apply(name) for name in BY_STAGE["biases"]]
+    ids, amounts = (jnp.concatenate(parts, 1) for parts in zip(*entries, strict=True))
+    return logits.at[jnp.arange(logits.shape[0])[:, None], ids].add(amounts, mode="drop")
+
+
+def _changed(stage: Stage, rows: Rows, inputs: Array) -> Array:
+    """Apply the options of a stage, each to the result of the one before."""
+    return reduce(lambda x, name: rows.apply(name, x), BY_STAGE[stage], inputs)
 
 
 def score(logits: Float[Array, "B V"], token_ids: Int[Array, "B"], num_top_logprobs: Int[Array, ""]) -> Scored:
-    """Log-probabilities of given tokens, and how many tokens are more likely; the tops only if any are wanted."""
+    """Return the log-probabilities and ranks of given tokens; the most likely ones only if any are wanted."""
     normalizer = _normalizer(logits)
     chosen = jnp.take_along_axis(logits, token_ids[:, None], 1)
     ranks = (logits > chosen).sum(-1, dtype=jnp.int32) + 1
-    return Scored(chosen[:, 0] - normalizer, ranks, *_top(logits, normalizer, num_top_logprobs, lambda ids: ids))
+    return Scored(chosen[:, 0] - normalizer, ranks, *_top(logits, normalizer, num_top_logprobs))
 
 
 def _top(
     logits: Float[Array, "B V"],
     normalizer: Float[Array, "B"],
     num_top_logprobs: Int[Array, ""],
-    shown: Callable[[Array], Array],
+    rows: Rows | None = None,
 ) -> tuple[Int[Array, "B 20"], Float[Array, "B 20"]]:
-    """What is `shown` instead of the most likely tokens, and their log-probabilities; no meaning if none are wanted."""
+    """Return the most likely tokens, or those that `rows` ask for, and their log-probabilities; undefined if none are wanted."""
 
     def top() -> tuple[Array, Array]:
         _, likely = top_k(logits, MAX_TOP_LOGPROBS)
         is_missing = jnp.arange(MAX_TOP_LOGPROBS) >= likely.shape[1]  # in a vocabulary of fewer than 20 tokens
-        ids = shown(jnp.pad(likely, ((0, 0), (0, MAX_TOP_LOGPROBS - likely.shape[1]))))
+        ids = jnp.pad(likely, ((0, 0), (0, MAX_TOP_LOGPROBS - likely.shape[1])))
+        if rows is not None:
+            ids = _changed("logprobs", rows, ids)
         values = jnp.take_along_axis(logits, ids, 1) - normalizer[:, None]
         return ids, jnp.where(is_missing, -jnp.inf, values)
 
@@ -114,55 +226,25 @@ def _top(
     )
 
 
-def _draw(scaled: Float[Array, "B V"], options: Mapping[str, Array], positions: Int[Array, "B"]) -> Int[Array, "B"]:
-    """Sample from softmax(scaled) restricted by top_k, then top_p, and min_p."""
-    restricts = (options["top_k"] > 0) | (options["top_p"] < 1) | (options["min_p"] > 0)
-    restricts &= options["temperature"] > 0  # padding rows are greedy
+def _draw(
+    scaled: Float[Array, "B V"], rows: Rows, positions: Int[Array, "B"], draws: Bool[Array, "B"]
+) -> Int[Array, "B"]:
+    """Sample from softmax(scaled), restricted by the cuts. draws: rows whose result is used."""
 
     def threshold() -> Array:
-        rows = transforms.candidates(scaled)
-        kept = transforms.top_k(rows, options["top_k"])
-        kept = transforms.top_p(rows, options["top_p"], kept)
-        return jnp.maximum(kept, transforms.min_p(rows, options["min_p"]))
+        found = candidates(scaled)
+        for name in BY_STAGE["cuts"]:
+            found = found._replace(kept=jnp.maximum(found.kept, rows.apply(name, found)))
+        return found.kept
 
-    lowest = jax.lax.cond(restricts.any(), threshold, lambda: jnp.full(scaled.shape[0], -jnp.inf))
+    is_cut = (rows.active(BY_STAGE["cuts"]) & draws).any()
+    lowest = jax.lax.cond(is_cut, threshold, lambda: jnp.full(scaled.shape[0], -jnp.inf))
     weights = jnp.where(scaled >= lowest[:, None], jnp.exp(scaled - scaled.max(-1, keepdims=True)), 0.0)
-    return _categorical(weights, transforms.seed(options["seed"], positions))
-
-
-def _most_likely(logits: Float[Array, "B V"]) -> Int[Array, "B"]:
-    """Ties go to the lowest id."""
-    return _first_where(logits == logits.max(-1, keepdims=True))
+    (uniforms,) = (rows.apply(name, positions) for name in BY_STAGE["draw"])
+    return categorical(weights, uniforms)
 
 
 def _normalizer(logits: Float[Array, "B V"]) -> Float[Array, "B"]:
-    """What turns logits into log-probabilities when it is taken off."""
+    """Return what logits exceed log-probabilities by."""
     best = logits.max(-1)
     return best + jnp.log(jnp.exp(logits - best[:, None]).sum(-1))
-
-
-def _categorical(weights: Float[Array, "B V"], uniform: Float[Array, "2 B"]) -> Int[Array, "B"]:
-    """Draw by inverse transform in two stages: a chunk by its mass, then a token within it.
-
-    Two independent draws keep both stages exact to float32 and cost two uniforms a row instead of
-    one per token.
-    """
-    chunks = chunked(weights, 0.0)  # (B, C, X)
-    chunk = _inverse(chunks.sum(-1), uniform[0])
-    inside = jnp.take_along_axis(chunks, chunk[:, None, None], 1)[:, 0]  # (B, X)
-    return chunk * CHUNK + _inverse(inside, uniform[1])
-
-
-def _inverse(weights: Float[Array, "B X"], uniform: Float[Array, "B"]) -> Int[Array, "B"]:
-    """The first entry whose cumulative weight exceeds `uniform` of the total; never one of weight zero."""
-    cumulative = jnp.cumsum(weights, -1)
-    above = (cumulative > (uniform * cumulative[:, -1])[:, None]) & (weights > 0)
-    # Rounding can leave none above for a draw next to 1: then the last entry with weight is meant.
-    last = weights.shape[1] - 1 - _first_where(weights[:, ::-1] > 0)
-    return jnp.where(above.any(-1), _first_where(above), last)
-
-
-def _first_where(mask: Array) -> Int[Array, "B"]:
-    """Index of the first True of each row, by a minimum: half the cost of argmax on a CPU at 32 rows."""
-    index = jnp.arange(mask.shape[1], dtype=jnp.int32)
-    return jnp.minimum(jnp.where(mask, index, mask.shape[1]).min(-1), mask.shape[1] - 1)

@@ -6,7 +6,6 @@ end as one failed request and never as a dead engine.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from jaxserve.errors import (
@@ -17,7 +16,7 @@ from jaxserve.errors import (
     UnsupportedParameterError,
 )
 from jaxserve.ipc.messages import AddRequest, ErrorInfo
-from jaxserve.sampling.params import SamplingParams
+from jaxserve.sampling.params import token_ids_of
 
 
 def error_info(error: RequestError) -> ErrorInfo:
@@ -59,7 +58,7 @@ class Admission:
             return InvalidRequestError(
                 f"prompt holds token id {bad}, this model's ids are 0 to {self.vocab_size - 1}", param="prompt"
             )
-        for name, listed in _listed_tokens(message.sampling).items():
+        for name, listed in token_ids_of(message.sampling).items():
             if listed and not 0 <= min(listed) <= max(listed) < self.vocab_size:
                 return InvalidRequestError(
                     f"{name} holds token ids outside of this model's, 0 to {self.vocab_size - 1}", param=name
@@ -114,14 +113,3 @@ def queue_full(num_requests: int, max_requests: int) -> RateLimitError | None:
     if num_requests >= max_requests:
         return RateLimitError(f"the queue is full: {num_requests} requests run or wait. Please retry later.")
     return None
-
-
-def _listed_tokens(sampling: SamplingParams) -> dict[str, Collection[int]]:
-    """Return the token ids in a request's options, by option."""
-    return {
-        "stop_token_ids": sampling.stop_token_ids,
-        "logit_bias": sampling.logit_bias,
-        "allowed_token_ids": sampling.allowed_token_ids,
-        "logprob_token_ids": sampling.logprob_token_ids,
-        "bad_words": [token for word in sampling.bad_words for token in word],
-    }

@@ -58,7 +58,9 @@ class ConstrainedDecoding:
             return None
         # Sampler state and log-probabilities are made from sampled tokens only.
         jump_forward = not needs_state(message.sampling) and message.sampling.num_top_logprobs is None
-        return self._grammars.follow(message.grammar, message.sampling.allowed_token_ids, jump_forward=jump_forward)
+        return self._grammars.follow(
+            message.grammar, message.sampling.allowed_token_ids or (), jump_forward=jump_forward
+        )
 
     def prepare(self, request: Request) -> None:
         """Take a new request with a grammar, until `poll` returns it as prepared."""

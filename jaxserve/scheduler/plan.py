@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from jaxserve.sampling.params import SamplingParams
+from jaxserve.sampling.params import SlotInit
 from jaxserve.types import NO_LOGPROBS, ProgramKind, RequestId
 
 UNREAD_TOKEN: Final = -1
@@ -47,18 +47,6 @@ class Buckets:
             if bucket >= size:
                 return bucket
         raise ValueError(f"no {kind} bucket holds {size}: largest is {(self.decode, self.mixed)}")
-
-
-@dataclass(frozen=True, slots=True)
-class SlotInit:
-    """The initial sampler state of a request that gets a slot and whose options need more than the step's option columns."""
-
-    slot: int
-    sampling: SamplingParams
-    token_ids: np.ndarray  # int32, all known ones: the prompt, then what was generated
-    num_prompt_tokens: int
-    stop_token_ids: frozenset[int]
-    """Every token that `min_tokens` holds back, EOS among them."""
 
 
 @dataclass(frozen=True, slots=True)

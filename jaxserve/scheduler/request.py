@@ -8,9 +8,9 @@ import numpy as np
 
 from jaxserve.ipc.messages import AddRequest
 from jaxserve.kv.block_table import BlockTable
-from jaxserve.sampling.params import device_row, needs_state
+from jaxserve.sampling.params import SlotInit, device_row, needs_state
 from jaxserve.scheduler.grammars import GrammarState
-from jaxserve.scheduler.plan import MAX_STOP_TOKENS, NO_TARGET, UNREAD_TOKEN, SlotInit
+from jaxserve.scheduler.plan import MAX_STOP_TOKENS, NO_TARGET, UNREAD_TOKEN
 from jaxserve.scheduler.prompt_lookup import DraftState
 from jaxserve.types import FinishReason
 

@@ -56,6 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "frontend",
         "tokenizer",
         "ipc",
+        "sampling.params",
         "checkpoint",
         "scheduler.admission",
     },

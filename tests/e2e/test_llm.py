@@ -36,8 +36,7 @@ from jaxserve.frontend.sampling import sampling_params
 from jaxserve.ipc.engine_spec import FakeOptions, Script
 from jaxserve.llm.background import Background
 from jaxserve.llm.settings import llm_config
-from jaxserve.sampling.params import COLUMNS
-from jaxserve.sampling.params import SamplingParams as EngineParams
+from jaxserve.sampling.params import OPTIONS, EngineSamplingParams
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.e2e.http_server import ROOT, SOURCES, TOKENIZER, until
 from tests.e2e.test_http_tools import EOS, REPLY, START, TEMPLATE, TOOLS
@@ -273,11 +272,11 @@ def test_a_prompt_too_large_for_the_cache_is_refused_by_us(tmp_path: Path) -> No
 
 def test_public_options_are_those_of_the_engine_with_its_defaults() -> None:
     names = {field.name for field in dataclasses.fields(SamplingParams)}
-    assert COLUMNS.keys() | {"ignore_eos", "stop_token_ids", "max_tokens"} <= names
+    assert OPTIONS.keys() | {"max_tokens"} <= names
     assert names <= {field.name for field in msgspec.structs.fields(CompletionRequest)}
     request = msgspec.convert(SamplingParams().request_fields() | {"prompt": "x"}, CompletionRequest)
     made = sampling_params(request, {}, max_tokens=16, seed=0, num_top_logprobs=None, vocab_size=VOCAB)
-    assert made == EngineParams()
+    assert made == EngineSamplingParams(seed=0, stop_token_ids=[])
 
 
 def test_settings_are_checked_by_name_and_value() -> None:

@@ -11,7 +11,7 @@ from jaxserve.config import CompileConfig, Config, ModelConfig, ParallelConfig, 
 from jaxserve.engine.core import EngineCore
 from jaxserve.executor.local import LocalExecutor
 from jaxserve.ipc.messages import AddRequest, RequestOutput
-from jaxserve.sampling.params import SamplingParams
+from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.embedding import EmbedScheduler
 from jaxserve.types import RequestId
 from tests.programs import shared_programs
@@ -20,7 +20,7 @@ from tests.programs import shared_programs
 def text(name: str, token_ids: Any, text_pair_start: int | None = None) -> AddRequest:
     """A request of an engine that embeds."""
     ids = [int(token) for token in token_ids]
-    return AddRequest(RequestId(name), ids, SamplingParams(), text_pair_start=text_pair_start)
+    return AddRequest(RequestId(name), ids, EngineSamplingParams(), text_pair_start=text_pair_start)
 
 
 class EmbeddingEngine:

@@ -21,7 +21,7 @@ from jaxserve.engine.core import EngineCore
 from jaxserve.executor.local import LocalExecutor
 from jaxserve.ipc.messages import AddRequest, RequestOutput, TokenLogprobs
 from jaxserve.kv.manager import KVManager
-from jaxserve.sampling.params import SamplingParams
+from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.grammars import Grammars
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.types import RequestId
@@ -55,7 +55,7 @@ class Generated:
 def request(name: str, prompt: list[int] | np.ndarray, *, adapter: int = 0, **sampling: object) -> AddRequest:
     """A request whose options default to 24 greedy tokens, whatever they are."""
     options = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, **sampling}
-    params = SamplingParams(**options)  # type: ignore[arg-type]
+    params = EngineSamplingParams(**options)  # type: ignore[arg-type]
     return AddRequest(RequestId(name), [int(token) for token in prompt], params, adapter=adapter)
 
 

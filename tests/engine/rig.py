@@ -14,7 +14,7 @@ from jaxserve.executor.fake import FakeExecutor, FakePending, next_token, powers
 from jaxserve.ipc.engine_spec import Script
 from jaxserve.ipc.messages import AddRequest, RequestOutput
 from jaxserve.kv.manager import KVManager
-from jaxserve.sampling.params import SamplingParams
+from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.grammars import Grammars
 from jaxserve.scheduler.plan import Buckets, StepPlan
 from jaxserve.scheduler.scheduler import Scheduler
@@ -28,7 +28,7 @@ def add(
     request_id: str, prompt: Sequence[int], *, priority: int = 0, salt: str | None = None, **sampling: object
 ) -> AddRequest:
     """A greedy request that runs to `max_tokens` unless told otherwise."""
-    params = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
+    params = EngineSamplingParams(**{"temperature": 0.0, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
     return AddRequest(RequestId(request_id), list(prompt), params, priority, salt)
 
 

@@ -61,7 +61,7 @@ async def completions(http: web.Request) -> web.StreamResponse:
                 asked_max_tokens=request.max_tokens,
                 default_max_tokens=DEFAULT_MAX_TOKENS,
                 num_top_logprobs=request.num_top_logprobs,
-                bad_words=await state.tokenization.encode_bad_words(request.bad_words),
+                words=await state.tokenization.encode_words(request),
                 param="prompt",
                 grammar=await grammar_of(state, request),
             )

@@ -6,22 +6,23 @@ import ast
 import inspect
 import itertools
 import textwrap
+from typing import get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from jaxserve.frontend.sampling import SamplerFields
-from jaxserve.sampling.params import SamplingParams
-
-_TOLD_BY: dict[type, type] = {SamplerFields: SamplingParams}
-"""Structs that are made of another's fields."""
 
 
 def field_descriptions(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """The text of each field that has one, inherited fields among them."""
-    found: dict[str, str] = {}
+    """Return the text of each field that has one, inherited fields included."""
+    hints = get_type_hints(struct, include_extras=True)
+    metas = {name: [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Meta)]
+             for name, hint in hints.items()}  # fmt: skip
+    found = {name: meta.description for name, extras in metas.items() for meta in extras if meta.description}
     for base in reversed(struct.__mro__):
-        if base is not msgspec.Struct and issubclass(base, msgspec.Struct):
-            found |= _own_descriptions(_TOLD_BY.get(base, base))
+        if base not in (msgspec.Struct, SamplerFields) and issubclass(base, msgspec.Struct):
+            found |= _own_descriptions(base)
     return {name: text for name, text in found.items() if name in struct.__struct_fields__}
 
 

@@ -25,7 +25,7 @@ from jaxserve.runner.inputs import Program, pack
 from jaxserve.runner.limits import kv_cache_dtype, kv_spec, make_policy
 from jaxserve.runner.state import StateArrays
 from jaxserve.runner.steps import GENERATION, forward, lower
-from jaxserve.sampling.params import SamplingParams, device_row
+from jaxserve.sampling.params import EngineSamplingParams, device_row
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, StepPlan
 from jaxserve.sharding.mesh import Sharding, make_sharding
 from jaxserve.types import NO_LOGPROBS, ProgramKind, RequestId
@@ -158,7 +158,7 @@ def _plan(kind: ProgramKind, rows: tuple[tuple[int, int, int], ...], pages: int,
         token_ids=token_ids,
         block_tables=1 + owners[:, None] * pages + np.arange(pages, dtype=np.int32),
         is_sampling=np.ones(len(rows), np.bool_),
-        sampling=np.tile(device_row(SamplingParams(temperature=0.0)), (len(rows), 1)),
+        sampling=np.tile(device_row(EngineSamplingParams(temperature=0.0)), (len(rows), 1)),
         length_limits=np.full(len(rows), np.iinfo(np.int32).max, np.int32),
         stop_token_ids=np.full((len(rows), MAX_STOP_TOKENS), -1, np.int32),
         num_top_logprobs=NO_LOGPROBS,

@@ -16,7 +16,7 @@ from typing import Any
 from jaxserve.engine.core import EngineCore
 from jaxserve.ipc.messages import AddRequest, Grammar, RequestOutput
 from jaxserve.ipc.stats import EngineStats
-from jaxserve.sampling.params import SamplingParams
+from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.tools.bench.client import RequestRecord
 from jaxserve.tools.bench.prompts import Form, Prompt, PromptMaker
 from jaxserve.tools.bench.report import DEFAULT_PERCENTILES, percentile, summarise
@@ -166,7 +166,7 @@ class _Run:
             has_usage=True,
         )
         self._num_left += 1
-        sampling = SamplingParams(temperature=0.0, max_tokens=prompt.num_output_tokens, ignore_eos=True)
+        sampling = EngineSamplingParams(temperature=0.0, max_tokens=prompt.num_output_tokens, ignore_eos=True)
         message = AddRequest(request_id, list(prompt.token_ids), sampling, grammar=self._grammar)
         for output in self._core.handle(message):
             self._note(output, on_done)

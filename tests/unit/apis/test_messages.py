@@ -309,7 +309,7 @@ async def test_options_reach_the_engine(api: Api) -> None:
     body = BODY | sampler | {"stop_token_ids": [9], "priority": 2, "cache_salt": "s", "metadata": {"user_id": "u"}}
     _, request = await asyncio.gather(api.post(PATH, body), play(api, [[EOS]], finish_reason="stop"))
     assert {name: getattr(request.sampling, name) for name in sampler} == sampler
-    assert (request.sampling.max_tokens, request.sampling.stop_token_ids) == (400, (9,))
+    assert (request.sampling.max_tokens, request.sampling.stop_token_ids) == (400, [9])
     assert (request.priority, request.cache_salt) == (2, "s")
 
 

@@ -274,7 +274,7 @@ async def test_bad_words_reach_the_engine_as_their_spellings(api: Api, path: str
     tokenizer = api.tokenizer
     spelled = [tuple(tokenizer.encode(text, False)) for text in ("Hey", " Hey", "you", " you")]
     assert status == 200
-    assert request.sampling.bad_words == tuple(dict.fromkeys(spelled))
+    assert request.sampling.bad_words == list(dict.fromkeys(spelled))
     assert request.sampling.logit_bias == {7: 2.0}
 
 
@@ -340,7 +340,7 @@ async def test_listed_tokens_are_told_in_the_place_of_the_most_likely(api: Api, 
     chat, request = await asyncio.gather(
         api.post(CHAT, {"messages": messages, "logprobs": True, **listed}), play(api, [ids(api, "a")])
     )
-    assert (request.sampling.logprob_token_ids, request.sampling.num_top_logprobs) == ((7, 8), 2)
+    assert (request.sampling.logprob_token_ids, request.sampling.num_top_logprobs) == ([7, 8], 2)
     assert len(chat[1]["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 2
     text, request = await asyncio.gather(
         api.post(TEXT, {"prompt": "x", "logprobs": 5, **listed}), play(api, [ids(api, "a")])

@@ -386,7 +386,7 @@ def test_defaults_and_special_values_become_sampling_params() -> None:
     params = sampling_params(request, {}, max_tokens=7, seed=request.seed or 0, num_top_logprobs=2, vocab_size=10)
     assert (params.top_k, params.temperature, params.top_p, params.min_p) == (0, 1.0, 1.0, 0.0)
     assert (params.seed, params.max_tokens, params.num_top_logprobs) == (5, 7, 2)
-    assert (params.stop_token_ids, params.ignore_eos) == ((3,), True)
+    assert (params.stop_token_ids, params.ignore_eos) == ([3], True)
 
 
 def test_what_a_request_says_goes_before_what_the_model_recommends() -> None:
@@ -411,16 +411,16 @@ def test_every_sampler_option_reaches_the_engine() -> None:
         checked_chat(**options | {"min_tokens": 0}), {}, max_tokens=7, seed=0, num_top_logprobs=None, vocab_size=10
     )
     assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.5, -1.0, 1.5)
-    assert (params.logit_bias, params.allowed_token_ids) == ({3: 5.0, 9: -100.0}, (1, 3))
+    assert (params.logit_bias, params.allowed_token_ids) == ({3: 5.0, 9: -100.0}, [1, 3])
     request, _ = decode_chat(**options)
     params = sampling_params(
-        request, {}, max_tokens=4, seed=0, num_top_logprobs=None, vocab_size=10, bad_words=[[4], [5, 6]]
+        request, {}, max_tokens=4, seed=0, num_top_logprobs=None, vocab_size=10, words={"bad_words": [[4], [5, 6]]}
     )
-    assert (params.min_tokens, params.bad_words) == (4, ((4,), (5, 6)))
+    assert (params.min_tokens, params.bad_words) == (4, [[4], [5, 6]])
     for bad_words in ([[1]] * 257, [[1] * 17]):
         with pytest.raises(InvalidRequestError) as caught:
             sampling_params(
-                request, {}, max_tokens=4, seed=0, num_top_logprobs=None, vocab_size=10, bad_words=bad_words
+                request, {}, max_tokens=4, seed=0, num_top_logprobs=None, vocab_size=10, words={"bad_words": bad_words}
             )
         assert caught.value.param == "bad_words"
 

@@ -31,7 +31,7 @@ from jaxserve.ipc.messages import (
 )
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.metrics import Metrics
-from jaxserve.sampling.params import SamplingParams
+from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from jaxserve.types import RequestId
 from tests.loop_clock import LoopClock
@@ -43,7 +43,7 @@ HEADER_TIMEOUT_S = 20.0
 
 
 def add(name: str) -> AddRequest:
-    return AddRequest(RequestId(name), [1], SamplingParams())
+    return AddRequest(RequestId(name), [1], EngineSamplingParams())
 
 
 async def drained(generation: OutputStream) -> list[RequestOutput]:

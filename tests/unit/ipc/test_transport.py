@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 
@@ -29,7 +30,7 @@ from jaxserve.ipc.messages import (
 )
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.ipc.transport import QUIET_S, ClientId, ClientSocket, EngineSocket
-from jaxserve.sampling.params import SamplingParams
+from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.types import RequestId
 
 WAIT_S = 60.0
@@ -59,11 +60,11 @@ def expect(engine: EngineSocket, count: int = 1) -> list[tuple[ClientId, ToEngin
 
 async def test_messages_cross_in_order_in_both_directions(engine: EngineSocket, address: str) -> None:
     connection = ClientSocket(address)
-    sent: list[ToEngine] = [Hello(), AddRequest(RequestId("a"), [1], SamplingParams()), Abort([RequestId("a")])]
+    sent: list[ToEngine] = [Hello(), AddRequest(RequestId("a"), [1], EngineSamplingParams()), Abort([RequestId("a")])]
     for message in sent:
         await connection.send(message)
     arrivals = expect(engine, 3)
-    assert [message for _, message in arrivals] == sent
+    assert msgspec.json.encode([message for _, message in arrivals]) == msgspec.json.encode(sent)
     engine.send(arrivals[0][0], Heartbeat(STATS))
     assert await connection.receive() == Heartbeat(STATS)
     connection.close()
@@ -84,7 +85,7 @@ async def test_what_is_said_to_a_dead_engine_reaches_no_next_one(address: str) -
     first = EngineSocket(address)
     expect(first)
     first.close()
-    await late.send(AddRequest(RequestId("stale"), [1], SamplingParams()))
+    await late.send(AddRequest(RequestId("stale"), [1], EngineSamplingParams()))
     next_address = incarnation_address(address, 1)
     second, connection = EngineSocket(next_address), ClientSocket(next_address)
     await connection.send(Hello())
@@ -108,7 +109,7 @@ async def test_each_client_gets_the_news_of_its_own_requests(engine: EngineSocke
     first, second = ClientSocket(address), ClientSocket(address)
     ids = [RequestId("a"), RequestId("b")]
     for connection, request_id in zip((first, second), ids, strict=True):
-        await connection.send(AddRequest(request_id, [1], SamplingParams()))
+        await connection.send(AddRequest(request_id, [1], EngineSamplingParams()))
         client, message = expect(engine)[0]
         assert isinstance(message, AddRequest)
         engine.claim(message.request_id, client)

@@ -15,7 +15,7 @@ from jaxserve.runner.buckets import StepLimits, make_buckets, resolve_limits
 from jaxserve.runner.inputs import INPUT_FIELDS, Program, pack, packed_size, programs, split
 from jaxserve.runner.limits import kv_spec
 from jaxserve.runner.memory import DeviceMemory, fit_model_len, kv_bytes_left, num_kv_blocks
-from jaxserve.sampling.params import COLUMNS
+from jaxserve.sampling.params import COLUMNS, PADDING_ROW
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, StepPlan
 from jaxserve.types import RequestId
 
@@ -84,7 +84,7 @@ def test_packing_fills_every_field_and_pads_with_neutral_values() -> None:
     assert field["query_starts"].tolist() == [0, 1, 4, 4, 4]
     assert field["kv_lengths"].tolist() == [21, 8, 0, 0]
     assert field["block_tables"].tolist() == [[4, 5, 0], [6, 0, 0], [0, 0, 0], [0, 0, 0]]
-    assert field["sampling"][2:].sum() == 0
+    assert field["sampling"][2:].tolist() == [PADDING_ROW.tolist()] * 2
     assert field["slots"].tolist() == [2, 0, 4, 4]
     assert field["is_sampling"].tolist() == [1, 1, 0, 0]
     assert field["length_limits"].tolist() == [40, 50, 0, 0]

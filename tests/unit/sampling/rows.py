@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.runner.slots import SamplerState, fields, slot_row
-from jaxserve.sampling import adjust, sampler
-from jaxserve.sampling.params import SamplingParams, device_row, needs_state
-from jaxserve.scheduler.plan import SlotInit
+from jaxserve.sampling import sampler
+from jaxserve.sampling.params import EngineSamplingParams, SlotInit, device_row, needs_state
 
-LEFT_BEHIND = SamplingParams(
+LEFT_BEHIND = EngineSamplingParams(
     presence_penalty=2.0, min_tokens=10**6, logit_bias={0: 100.0}, allowed_token_ids=(0,), bad_words=((0,),)
 )
 
@@ -27,7 +26,7 @@ class Row:
     """Logits, options, and the tokens that the request has."""
 
     logits: np.ndarray
-    params: SamplingParams = field(default_factory=SamplingParams)
+    params: EngineSamplingParams = field(default_factory=EngineSamplingParams)
     prompt: Sequence[int] = (0,)
     output: Sequence[int] = ()
     stops: frozenset[int] = frozenset()
@@ -44,14 +43,13 @@ class Row:
 
 @jax.jit
 def _choose(logits, columns, slots, which, positions, top):  # type: ignore[no-untyped-def]
-    state = SamplerState(slots, which, logits.shape[1])
-    return sampler.sample(logits, sampler.unpack_options(columns), state, positions, top)
+    return sampler.sample(logits, columns, SamplerState(slots, which, logits.shape[1]), positions, top)
 
 
 @jax.jit
 def _adjust(logits, columns, slots, which, num_known):  # type: ignore[no-untyped-def]
-    state = SamplerState(slots, which, logits.shape[1])
-    return adjust.adjust(logits, sampler.unpack_options(columns), state, num_known)
+    rows = sampler.Rows(columns, SamplerState(slots, which, logits.shape[1]), num_known)
+    return sampler.adjust(logits, rows)
 
 
 def _arguments(rows: Sequence[Row]) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
@@ -76,7 +74,7 @@ def choose(
     """
     known = np.array([row.num_known for row in rows]) if positions is None else positions
     missing = max(0, NUM_ROWS - len(rows)) if fill else 0
-    nobody = Row(np.zeros_like(rows[0].logits), SamplingParams(temperature=0.0))
+    nobody = Row(np.zeros_like(rows[0].logits), EngineSamplingParams(temperature=0.0))
     every = jnp.asarray(np.pad(known, (0, missing)), jnp.int32)
     found = _choose(*_arguments([*rows, *[nobody] * missing]), every, jnp.int32(top))
     return sampler.Sampled(*(values[: len(rows)] for values in found))

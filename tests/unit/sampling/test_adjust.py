@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve.sampling.params import COLUMNS, SamplingParams, needs_state
-from jaxserve.sampling.transforms import FORBIDDEN
+from jaxserve.sampling.masks import FORBIDDEN
+from jaxserve.sampling.params import COLUMNS, EngineSamplingParams, needs_state
 from jaxserve.types import MAX_BAD_WORDS, MAX_LOGIT_BIAS
 from tests.unit.sampling.rows import Row, adjusted, choose
 
@@ -28,7 +28,7 @@ def logits(seed: int = 0) -> np.ndarray:
 def specification(row: Row) -> np.ndarray:
     """The definitions of OpenAI (bias, presence, frequency), Hugging Face (repetition) and vLLM (the rest)."""
     params, values = row.params, row.logits.copy()
-    for token, bias in params.logit_bias.items():
+    for token, bias in (params.logit_bias or {}).items():
         values[token] += np.float32(bias)
     counts = Counter(row.output)
     for token in {*row.prompt, *row.output}:
@@ -70,7 +70,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 def rows() -> list[Row]:
     return [
-        Row(logits(i), SamplingParams(**options), PROMPT, OUTPUT, frozenset({EOS, 40}))
+        Row(logits(i), EngineSamplingParams(**options), PROMPT, OUTPUT, frozenset({EOS, 40}))
         for i, options in enumerate(OPTIONS)
     ]
 
@@ -89,7 +89,7 @@ def test_adjusted_logits_are_the_specified_ones_in_a_batch() -> None:
 
 
 def test_bad_words_see_generated_tokens_only() -> None:
-    row = Row(logits(), SamplingParams(bad_words=((7, 299, 11), (299, 8, 12))), PROMPT, (8,))
+    row = Row(logits(), EngineSamplingParams(bad_words=((7, 299, 11), (299, 8, 12))), PROMPT, (8,))
     assert (adjusted([row]) > FORBIDDEN).all(), "the prompt's tokens are not part of a word"
     assert np.flatnonzero(adjusted([replace(row, output=(299, 8))])[0] <= FORBIDDEN).tolist() == [12]
 
@@ -97,7 +97,7 @@ def test_bad_words_see_generated_tokens_only() -> None:
 def test_every_bias_of_the_largest_table_counts() -> None:
     wide = np.zeros(MAX_LOGIT_BIAS + 5, np.float32)
     bias = {token: 1.0 + token for token in range(MAX_LOGIT_BIAS)}
-    found = adjusted([Row(wide, SamplingParams(logit_bias=bias))])[0]
+    found = adjusted([Row(wide, EngineSamplingParams(logit_bias=bias))])[0]
     assert found.tolist() == [*bias.values(), 0, 0, 0, 0, 0]
 
 
@@ -111,14 +111,14 @@ def test_every_bias_of_the_largest_table_counts() -> None:
 )
 def test_row_for_which_all_is_forbidden_still_chooses_from_its_list(options: Any, tokens: set[int]) -> None:
     for seed in range(5):
-        params = SamplingParams(**options, seed=seed)
+        params = EngineSamplingParams(**options, seed=seed)
         row = Row(logits(seed), params, PROMPT, OUTPUT, frozenset({EOS, 40}))
         assert int(choose([row]).token_ids[0]) in tokens
 
 
 def test_greedy_tokens_follow_the_adjusted_logits() -> None:
     batch = [
-        replace(row, params=SamplingParams(**options, temperature=0.0))
+        replace(row, params=EngineSamplingParams(**options, temperature=0.0))
         for row, options in zip(rows(), OPTIONS, strict=True)
     ]
     assert choose(batch).token_ids.tolist() == [int(specification(row).argmax()) for row in batch]
@@ -128,7 +128,7 @@ def test_greedy_tokens_follow_the_adjusted_logits() -> None:
 def test_draws_follow_the_adjusted_distribution() -> None:
     """Chi-squared over cells of at least 5 expected draws; 5 standard deviations above its mean."""
     draws = 4000
-    params = SamplingParams(
+    params = EngineSamplingParams(
         temperature=0.8,
         frequency_penalty=1.0,
         repetition_penalty=1.2,
@@ -159,7 +159,7 @@ def test_row_draws_the_same_alone_and_beside_every_other_option() -> None:
 
 
 def test_logprobs_stay_those_of_the_model() -> None:
-    row = Row(logits(), SamplingParams(allowed_token_ids=(17,), logit_bias={17: 50.0}, presence_penalty=2.0))
+    row = Row(logits(), EngineSamplingParams(allowed_token_ids=(17,), logit_bias={17: 50.0}, presence_penalty=2.0))
     found = choose([row], top=3)
     expected = row.logits - np.log(np.exp(row.logits.astype(np.float64)).sum())
     assert found.token_ids.tolist() == [17]
@@ -169,7 +169,7 @@ def test_logprobs_stay_those_of_the_model() -> None:
 
 def test_listed_tokens_stand_in_for_the_most_likely_ones_of_their_row_only() -> None:
     listed, plain = (
-        Row(logits(i), SamplingParams(**o)) for i, o in enumerate([{"logprob_token_ids": (9, 299, 4)}, {}])
+        Row(logits(i), EngineSamplingParams(**o)) for i, o in enumerate([{"logprob_token_ids": (9, 299, 4)}, {}])
     )
     found = choose([listed, plain], top=3)
     assert found.top_token_ids[0, :3].tolist() == [9, 299, 4]
@@ -179,7 +179,7 @@ def test_listed_tokens_stand_in_for_the_most_likely_ones_of_their_row_only() -> 
 
 
 def test_every_option_with_a_neutral_value_needs_no_state() -> None:
-    assert not needs_state(SamplingParams(temperature=0.3, top_k=4, top_p=0.5, min_p=0.1, seed=9, max_tokens=3))
+    assert not needs_state(EngineSamplingParams(temperature=0.3, top_k=4, top_p=0.5, min_p=0.1, seed=9, max_tokens=3))
     wanted = {name for options in OPTIONS for name in options}
-    assert wanted == {name for name, column in COLUMNS.items() if column.neutral is not None}
-    assert all(needs_state(SamplingParams(**options)) for options in OPTIONS[1:])
+    assert wanted == {name for name, option in COLUMNS.items() if option.keeps_state}
+    assert all(needs_state(EngineSamplingParams(**options)) for options in OPTIONS[1:])

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.sampling import sampler, transforms
-from jaxserve.sampling.params import COLUMNS, SamplingParams, device_row
+from jaxserve.sampling import cuts, sampler, scaling
+from jaxserve.sampling.params import EngineSamplingParams, device_row
 from jaxserve.sampling.topk import top_k
 from jaxserve.types import NO_LOGPROBS
 from tests.unit.sampling.rows import Row, choose
@@ -21,12 +21,12 @@ def _logits(rows: int, *, spread: float = 3.0, seed: int = 0, vocab: int = VOCAB
 
 
 def _run(
-    logits: np.ndarray, params: list[SamplingParams], positions: np.ndarray, top: int = 0, **how: bool
+    logits: np.ndarray, params: list[EngineSamplingParams], positions: np.ndarray, top: int = 0, **how: bool
 ) -> sampler.Sampled:
     return choose([Row(*row) for row in zip(logits, params, strict=True)], positions, top, **how)
 
 
-def _kept(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
+def _kept(logits: np.ndarray, params: EngineSamplingParams) -> np.ndarray:
     """The specification: sort, cut by top_k, renormalise, cut by top_p, then min_p."""
     scaled = logits.astype(np.float64) / params.temperature
     keep = np.ones(len(logits), bool)
@@ -44,41 +44,42 @@ def _kept(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
 
 
 @jax.jit
-def _is_kept(logits: jax.Array, options: dict[str, jax.Array]) -> jax.Array:
-    scaled = transforms.temperature(logits, options["temperature"])
-    rows = transforms.candidates(scaled)
-    kept = transforms.top_p(rows, options["top_p"], transforms.top_k(rows, options["top_k"]))
-    return scaled >= jnp.maximum(kept, transforms.min_p(rows, options["min_p"]))[:, None]
+def _is_kept(logits: jax.Array, columns: jax.Array) -> jax.Array:
+    options = sampler.unpack_options(columns)
+    scaled = scaling.temperature(logits, options["temperature"])
+    found = cuts.candidates(scaled)
+    for cut in (cuts.top_k, cuts.top_p, cuts.min_p):
+        found = found._replace(kept=jnp.maximum(found.kept, cut(found, options[cut.__name__])))
+    return scaled >= found.kept[:, None]
 
 
-def _threshold(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-    options = sampler.unpack_options(jnp.asarray(device_row(params)[None]))
-    return np.asarray(_is_kept(jnp.asarray(logits[None]), options)[0])
+def _threshold(logits: np.ndarray, params: EngineSamplingParams) -> np.ndarray:
+    return np.asarray(_is_kept(jnp.asarray(logits[None]), jnp.asarray(device_row(params)[None]))[0])
 
 
 @pytest.mark.parametrize("spread", [0.1, 1.0, 4.0])
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(top_k=1),
-        SamplingParams(top_k=5),
-        SamplingParams(top_k=64),
-        SamplingParams(top_k=65),
-        SamplingParams(top_k=700),
-        SamplingParams(top_k=VOCAB),
-        SamplingParams(top_p=0.01),
-        SamplingParams(top_p=0.5),
-        SamplingParams(top_p=0.95),
-        SamplingParams(top_p=0.9999),
-        SamplingParams(top_k=40, top_p=0.7),
-        SamplingParams(top_k=300, top_p=0.9),
-        SamplingParams(min_p=0.1),
-        SamplingParams(temperature=0.5, top_k=20, top_p=0.9, min_p=0.02),
-        SamplingParams(temperature=2.0, top_p=0.8),
+        EngineSamplingParams(top_k=1),
+        EngineSamplingParams(top_k=5),
+        EngineSamplingParams(top_k=64),
+        EngineSamplingParams(top_k=65),
+        EngineSamplingParams(top_k=700),
+        EngineSamplingParams(top_k=VOCAB),
+        EngineSamplingParams(top_p=0.01),
+        EngineSamplingParams(top_p=0.5),
+        EngineSamplingParams(top_p=0.95),
+        EngineSamplingParams(top_p=0.9999),
+        EngineSamplingParams(top_k=40, top_p=0.7),
+        EngineSamplingParams(top_k=300, top_p=0.9),
+        EngineSamplingParams(min_p=0.1),
+        EngineSamplingParams(temperature=0.5, top_k=20, top_p=0.9, min_p=0.02),
+        EngineSamplingParams(temperature=2.0, top_p=0.8),
     ],
     ids=repr,
 )
-def test_restrictions_keep_exactly_the_specified_tokens(params: SamplingParams, spread: float) -> None:
+def test_restrictions_keep_exactly_the_specified_tokens(params: EngineSamplingParams, spread: float) -> None:
     logits = _logits(1, spread=spread)[0]
     np.testing.assert_array_equal(_threshold(logits, params), _kept(logits, params))
 
@@ -88,7 +89,7 @@ def test_searches_of_thresholds_are_exact_at_any_number_of_bits_a_pass(bits: int
     keys = np.random.default_rng(0).integers(-(2**31), 2**31, (5, 900)).astype(np.int32)
     keys[0, :2], keys[1] = (-(2**31), 2**31 - 1), 7
     count = np.array([1, 3, 450, 899, 900])
-    found = transforms.smallest_key(jnp.asarray(keys), lambda kept: kept.sum(-1) >= count, bits=bits)
+    found = cuts.smallest_key(jnp.asarray(keys), lambda kept: kept.sum(-1) >= count, bits=bits)
     np.testing.assert_array_equal(found, [np.sort(row)[-n] for row, n in zip(keys, count, strict=True)])
 
 
@@ -96,16 +97,16 @@ def test_searches_of_thresholds_are_exact_at_any_number_of_bits_a_pass(bits: int
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(),
-        SamplingParams(temperature=0.7),
-        SamplingParams(top_k=8),
-        SamplingParams(top_p=0.6),
-        SamplingParams(min_p=0.2),
-        SamplingParams(temperature=1.5, top_k=100, top_p=0.9),
+        EngineSamplingParams(),
+        EngineSamplingParams(temperature=0.7),
+        EngineSamplingParams(top_k=8),
+        EngineSamplingParams(top_p=0.6),
+        EngineSamplingParams(min_p=0.2),
+        EngineSamplingParams(temperature=1.5, top_k=100, top_p=0.9),
     ],
     ids=repr,
 )
-def test_draws_follow_the_restricted_distribution(params: SamplingParams) -> None:
+def test_draws_follow_the_restricted_distribution(params: EngineSamplingParams) -> None:
     vocab, draws = 300, 20_000
     logits = _logits(1, spread=2.0, vocab=vocab)[0]
     scaled = logits.astype(np.float64) / params.temperature
@@ -127,20 +128,20 @@ def test_draws_follow_the_restricted_distribution(params: SamplingParams) -> Non
 def test_greedy_takes_the_first_maximum() -> None:
     logits = np.zeros((2, VOCAB), np.float32)
     logits[0, [7, 3]] = 5.0
-    tokens = _run(logits, [SamplingParams(temperature=0.0)] * 2, np.zeros(2)).token_ids
+    tokens = _run(logits, [EngineSamplingParams(temperature=0.0)] * 2, np.zeros(2)).token_ids
     assert tokens.tolist() == [3, 0]
 
 
 def test_lowest_temperatures_take_the_most_likely_token() -> None:
     logits = _logits(3)
-    params = [SamplingParams(temperature=temperature, seed=5) for temperature in (1e-45, 1e-30, 1e-7)]
+    params = [EngineSamplingParams(temperature=temperature, seed=5) for temperature in (1e-45, 1e-30, 1e-7)]
     assert _run(logits, params, np.zeros(3)).token_ids.tolist() == logits.argmax(-1).tolist()
 
 
 def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
     logits = _logits(16, spread=1.0)
     params = [
-        SamplingParams(temperature=t, top_k=k, top_p=p, seed=s)
+        EngineSamplingParams(temperature=t, top_k=k, top_p=p, seed=s)
         for s, (t, k, p) in enumerate([(1.0, 0, 1.0), (0.0, 0, 1.0), (0.8, 5, 1.0), (1.3, 200, 0.9)] * 4)
     ]
     positions = np.arange(100, 116)
@@ -153,22 +154,22 @@ def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
 
 
 def test_tokens_do_not_depend_on_whether_logprobs_are_wanted() -> None:
-    logits, params = _logits(4), [SamplingParams(temperature=t, seed=5) for t in (0, 0.5, 1, 2)]
+    logits, params = _logits(4), [EngineSamplingParams(temperature=t, seed=5) for t in (0, 0.5, 1, 2)]
     wanted, unwanted = (_run(logits, params, np.arange(4), top) for top in (0, NO_LOGPROBS))
     np.testing.assert_array_equal(unwanted.token_ids, wanted.token_ids)
 
 
 def test_seed_and_position_change_the_draw() -> None:
     logits = np.zeros((64, VOCAB), np.float32)
-    by_seed = _run(logits, [SamplingParams(seed=s) for s in range(64)], np.zeros(64)).token_ids
-    by_position = _run(logits, [SamplingParams(seed=1)] * 64, np.arange(64)).token_ids
+    by_seed = _run(logits, [EngineSamplingParams(seed=s) for s in range(64)], np.zeros(64)).token_ids
+    by_position = _run(logits, [EngineSamplingParams(seed=1)] * 64, np.arange(64)).token_ids
     assert len(set(by_seed.tolist())) > 55
     assert len(set(by_position.tolist())) > 55
 
 
 def test_logprobs_are_of_the_unscaled_distribution() -> None:
     logits = _logits(4)
-    out = _run(logits, [SamplingParams(temperature=1.7, seed=i, top_k=3) for i in range(4)], np.arange(4), top=5)
+    out = _run(logits, [EngineSamplingParams(temperature=1.7, seed=i, top_k=3) for i in range(4)], np.arange(4), top=5)
     expected = logits - np.log(np.exp(logits.astype(np.float64)).sum(-1, keepdims=True))
     np.testing.assert_allclose(out.logprobs, expected[np.arange(4), out.token_ids], atol=1e-5)
     order = np.argsort(-logits, -1, kind="stable")[:, :20]
@@ -184,8 +185,3 @@ def test_top_k_equals_a_stable_sort(vocab: int, k: int) -> None:
     order = np.argsort(-x, -1, kind="stable")[:, :k]
     np.testing.assert_array_equal(indices, order)
     np.testing.assert_array_equal(values, np.take_along_axis(x, order, -1))
-
-
-def test_every_device_column_has_its_transform() -> None:
-    missing = [name for name in COLUMNS if not callable(getattr(transforms, name, None))]
-    assert not missing, f"fields of SamplingParams without a function in transforms.py: {missing}"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jaxserve.config import SchedulerConfig
 from jaxserve.errors import InternalError
 from jaxserve.ipc.messages import AddRequest
-from jaxserve.sampling.params import SamplingParams
+from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.admission import error_info
 from jaxserve.scheduler.embed_plan import EmbedPlan, EmbedResult
 from jaxserve.scheduler.embedding import EmbedScheduler
@@ -26,7 +26,7 @@ def scheduler(max_num_seqs: int = 4, max_queued_requests: int = 100) -> EmbedSch
 
 
 def add(texts: EmbedScheduler, name: str, length: int, priority: int = 0) -> None:
-    assert texts.add(AddRequest(RequestId(name), [7] * length, SamplingParams(), priority)) is None
+    assert texts.add(AddRequest(RequestId(name), [7] * length, EngineSamplingParams(), priority)) is None
 
 
 def result(plan: EmbedPlan) -> EmbedResult:
@@ -86,18 +86,18 @@ def test_a_failed_step_ends_its_texts_and_those_behind_it_on_the_device() -> Non
 def test_the_queue_is_bounded_and_names_are_unique() -> None:
     texts = scheduler(max_num_seqs=1, max_queued_requests=1)
     add(texts, "a", 1)
-    twice = texts.add(AddRequest(RequestId("a"), [1], SamplingParams()))
+    twice = texts.add(AddRequest(RequestId("a"), [1], EngineSamplingParams()))
     assert twice is not None
     assert twice.error_class == "InvalidRequestError"
     add(texts, "b", 1)
-    full = texts.add(AddRequest(RequestId("c"), [1], SamplingParams()))
+    full = texts.add(AddRequest(RequestId("c"), [1], EngineSamplingParams()))
     assert full is not None
     assert full.error_class == "RateLimitError"
 
 
 @pytest.mark.parametrize("tokens", [[], [100], [-1], [7] * 17])
 def test_what_can_never_be_embedded_is_refused(tokens: list[int]) -> None:
-    assert scheduler().add(AddRequest(RequestId("a"), tokens, SamplingParams())) is not None
+    assert scheduler().add(AddRequest(RequestId("a"), tokens, EngineSamplingParams())) is not None
 
 
 @settings(max_examples=60, deadline=None)
