@@ -78,7 +78,7 @@ $(STAMPS)/package: pyproject.toml | $(STAMPS)/$(DEVICE)
 	@touch $@
 
 # Optional: without a C++ compiler, or on another processor, CPUs compute with XLA's kernels.
-$(STAMPS)/native: $(wildcard kernels/jaxserve_kernels/native/csrc/*) | $(STAMPS)/package
+$(STAMPS)/native: $(wildcard kernels/jaxserve_kernels/*/csrc/*) | $(STAMPS)/package
 	@echo "== $(VENV): native CPU kernels (optional, about ten seconds)"
 	@$(BIN)/python -m jaxserve_kernels.native.build || true
 	@touch $@
@@ -178,10 +178,7 @@ newest-kernels: ## the same compilers with the newest jax, and its detector of r
 		$(call make_in,$(AOT_VENV)) PYTHON="$$newest" AOT_TESTS="tests/aot tests/kernels/tpu" aot-tests; \
 	fi
 
-# The reference itself is held to its cases by `make test`.
-AOT_TESTS := tests/aot tests/ptx tests/kernels/test_conformance.py tests/kernels/test_matmul.py \
-	tests/kernels/test_grouped_matmul_gpu.py tests/kernels/tpu \
-	--deselect tests/kernels/test_conformance.py::test_the_reference_equals_dense_softmax
+AOT_TESTS := tests/aot tests/ptx tests/kernels/test_conformance.py $(sort $(wildcard tests/kernels/test_*_gpu.py)) tests/kernels/tpu
 
 aot-tests: $(STAMPS)/dev $(if $(JAX_LOCK),,$(STAMPS)/aot)
 	$(PYTEST) -n $(JOBS) --maxprocesses 8 -p tests.aot.workers $(if $(JAX_LOCK),-m "not newest") $(AOT_TESTS)

@@ -10,32 +10,12 @@ from jaxserve_kernels.kv_write import KVScales
 from jaxserve_kernels.paged_attention import (
     Paging,
     Ragged,
-    decode_attention,
-    mixed_attention,
     ragged_layout,
     write_and_attend,
 )
-from jaxserve_kernels.paged_attention.cases import LAYER, TOLERANCES, Case, Operands, expected, operands
+from jaxserve_kernels.paged_attention.cases import LAYER, Case, Operands, error, operands
 
 from benchmarks.gpu.crew import Bench
-
-
-def check_case(case: Case, backend: Backend, bench: Bench) -> None:
-    """Attention over pages that are written already."""
-    given = operands(case, bench.seed)
-    wanted = expected(case, given)
-    sinks = None if given.sinks is None else jnp.asarray(given.sinks)
-
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, tables: jax.Array, lengths: jax.Array) -> jax.Array:
-        pool = (k, v, jnp.int32(LAYER), tables, lengths)
-        if case.is_decode:
-            return decode_attention(q, *pool, scoring=case.scoring, sinks=sinks, backend=backend)
-        ragged = _ragged(case, given, backend)
-        return mixed_attention(q, *pool, ragged, scoring=case.scoring, sinks=sinks, backend=backend)
-
-    arguments = tuple(map(jnp.asarray, (given.q, given.k_pages, given.v_pages, given.tables, given.lengths)))
-    found = np.asarray(bench.compile(attend, *arguments)(*arguments))
-    _compare(bench, f"{backend}: {case}", case, found, wanted)
 
 
 def check_write_and_attend(case: Case, backend: Backend, bench: Bench) -> None:
@@ -73,7 +53,8 @@ def check_write_and_attend(case: Case, backend: Backend, bench: Bench) -> None:
     of_keys, of_values = (np.repeat(scale, group)[:, None] for scale in scales)
     scaled = given._replace(q=(given.q * of_keys).astype(given.q.dtype))
     name = f"{backend}: write and attend, {case}"
-    _compare(bench, name, case, found / of_values, expected(case, scaled))
+    worst = error(case, scaled, found / of_values)
+    bench.recorder.check(name, passed=worst <= 1, error=worst, tolerance=1.0)
     same = (np.array_equal(_bits(a), _bits(b)) for a, b in zip(pools, given[1:3], strict=True))
     bench.recorder.check(f"{name}: pages", passed=all(same))
 
@@ -81,14 +62,6 @@ def check_write_and_attend(case: Case, backend: Backend, bench: Bench) -> None:
 def _ragged(case: Case, given: Operands, backend: Backend) -> Ragged:
     starts, num_decode_rows = jnp.asarray(given.query_starts), jnp.int32(case.num_decode_rows)
     return ragged_layout(starts, num_decode_rows, num_tokens=len(given.q), backend=backend)
-
-
-def _compare(bench: Bench, name: str, case: Case, found: np.ndarray, wanted: np.ndarray) -> None:
-    """Padding behind the last row has to be finite, whatever it is."""
-    found, tolerance = found.astype(np.float64), TOLERANCES[case.dtype]
-    difference = np.abs(found[: len(wanted)] - wanted).max(initial=0.0)
-    error = float(difference) if np.isfinite(found).all() else float("inf")
-    bench.recorder.check(name, passed=error <= tolerance, error=error, tolerance=tolerance)
 
 
 def _places(case: Case, given: Operands) -> tuple[np.ndarray, np.ndarray]:

@@ -8,17 +8,18 @@ from collections.abc import Mapping
 from functools import partial
 
 from jaxserve_kernels.backend import Backend
-from jaxserve_kernels.matmul.cases import CASES as PRODUCTS
-from jaxserve_kernels.paged_attention.cases import CASES, Case
+from jaxserve_kernels.matmul.cases import CASES, ROUNDED_CASES
+from jaxserve_kernels.ops import ops
+from jaxserve_kernels.paged_attention.cases import Case
 
-from benchmarks.gpu.attention_checks import check_case, check_write_and_attend
+from benchmarks.gpu.attention_checks import check_write_and_attend
 from benchmarks.gpu.backends import op_backends, why_no_kernels
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.crew import Check, run_all
 from benchmarks.gpu.device import first_device
 from benchmarks.gpu.expert_checks import CASES as EXPERTS
 from benchmarks.gpu.expert_checks import check_experts
-from benchmarks.gpu.op_checks import check_grouped, check_matmul, check_rotate, check_skinny, check_write
+from benchmarks.gpu.op_checks import check_case, check_grouped, check_matmul, check_rotate, check_skinny, check_write
 from benchmarks.gpu.shapes import LLAMA_8B, decoder
 
 MOST_PROCESSES = 8
@@ -46,13 +47,14 @@ def run(context: Context) -> None:
 
 
 def checks(context: Context) -> Mapping[str, Check]:
-    """All of them by name; our own kernels first, of which most is to be learnt."""
+    """Return every check by name: of the cases of every op, and more; our own kernels come first."""
     is_quick = context.is_quick
     found: dict[str, Check] = {}
     backends: list[Backend] = list(reversed(op_backends(context, decoder(LLAMA_8B))))
     for backend in backends:
-        for case in [case for case in CASES if case.kv_dtype == "int8"] if is_quick else CASES:
-            found[f"{backend}: {case}"] = partial(check_case, case, backend)
+        for name, op in ops().items():
+            for case in [case for case in op.CASES if not (is_quick and case in op.SLOW)]:
+                found[f"{backend}: {name} {case}"] = partial(check_case, name, case, backend)
         for case in END_TO_END[2:] if is_quick else END_TO_END:
             found[f"{backend}: write and attend, {case}"] = partial(check_write_and_attend, case, backend)
     for (dtype, pool), count in itertools.product(POOLS[4:] if is_quick else POOLS, (1, 300)):
@@ -69,6 +71,6 @@ def checks(context: Context) -> Mapping[str, Check]:
         if experts.weights in ("int8", "float8_e4m3fn"):
             found[f"{backend}: {experts}, rounded"] = partial(check_experts, experts, backend, dynamic=True)
     if "mosaic_gpu" in backends:
-        for product in PRODUCTS:
-            found[f"mosaic_gpu: matmul {product}"] = partial(check_skinny, product)
+        for case in (*CASES, *ROUNDED_CASES):
+            found[f"mosaic_gpu: matmul by our kernel {case}"] = partial(check_skinny, case)
     return found

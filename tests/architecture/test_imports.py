@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
 
@@ -239,14 +240,9 @@ def test_flax_is_imported_only_by_models_layers_and_weights() -> None:
 
 
 def test_jit_stands_only_in_runner_steps() -> None:
-    """And around the kernels of accelerators, which programs call once per layer and should lower once."""
-    attention = ("gpu.attention", "tpu.fused")
-    experts = ("grouped_matmul.gpu.whole", "grouped_matmul.gpu.small", "grouped_matmul.tpu.small")
-    products = ("matmul.gpu.skinny", *experts)
-    kernels = {
-        f"jaxserve_kernels.{module}" for module in (*(f"paged_attention.{each}" for each in attention), *products)
-    }
-    places = {"jaxserve.runner.steps", *kernels}
+    """And around Pallas kernels in `<op>/gpu/` and `<op>/tpu/`: programs call them once per layer and lower them once."""
+    kernel = re.compile(rf"{KERNELS}\.\w+\.(gpu|tpu)\.\w+")
+    places = {source.module for source in program() if kernel.fullmatch(source.module)} | {"jaxserve.runner.steps"}
     jits = {"jax.jit", "jax.pmap", "nnx.jit"}
     faults = [
         f"{source.place}:{line} {name}"

@@ -1,105 +1,57 @@
-"""Every implementation of paged attention against the dense answer, case by case."""
+"""Every op of `jaxserve_kernels` on its cases: the reference, and the kernels that this host runs or interprets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
+import jaxserve_kernels
 import pytest
-from jaxserve_kernels.paged_attention import decode_attention, gpu, mixed_attention, ragged_layout
-from jaxserve_kernels.paged_attention.cases import (
-    CASES,
-    LAYER,
-    TOLERANCES,
-    Case,
-    Operands,
-    expected,
-    long_row,
-    operands,
-)
+from jaxserve_kernels import native
+from jaxserve_kernels.backend import NATIVE, Backend
+from jaxserve_kernels.ops import OpCases, ops
 
 from tests.kernels.gpu_interpreter import gpu_interpreter
-
-CASES_BY_SPEED = pytest.mark.parametrize(
-    "case",
-    [case if case.kv_dtype == "int8" else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
-    ids=str,
-)
+from tests.kernels.tpu_interpreter import tpu_interpreter
 
 
-def _check(case: Case, given: Operands, out: jax.Array) -> None:
-    found = np.asarray(out, np.float64)
-    assert np.isfinite(found).all()
-    wanted = expected(case, given)
-    np.testing.assert_allclose(found[: len(wanted)], wanted, atol=TOLERANCES[case.dtype], rtol=0)
+@contextmanager
+def _device(backend: Backend) -> Iterator[None]:
+    """Interpret the kernels of an accelerator, and fail if their threads race. Skips what this host cannot run."""
+    if backend in NATIVE and native.register() is None:
+        pytest.skip("the native kernels are not built")
+    if backend == "mosaic_gpu":
+        with gpu_interpreter() as has_raced:
+            yield
+            assert not has_raced()
+    elif backend == "mosaic_tpu":
+        with tpu_interpreter(num_cores=1):
+            yield
+    else:
+        yield
 
 
-def _run(case: Case, given: Operands, decode: Callable[..., jax.Array], mixed: Callable[..., jax.Array]) -> jax.Array:
-    options = {"scoring": case.scoring, "sinks": None if given.sinks is None else jnp.asarray(given.sinks)}
-    pool = map(jnp.asarray, (given.q, given.k_pages, given.v_pages, np.int32(LAYER), given.tables, given.lengths))
-    if case.is_decode:
-        return decode(*pool, **options)
-    starts, num_decode = jnp.asarray(given.query_starts), jnp.int32(case.num_decode_rows)
-    return mixed(*pool, (starts, num_decode, given.q.shape[0]), **options)
+def _runs() -> Iterator[Any]:
+    for name, op in ops().items():
+        for case in op.CASES:
+            for backend in ("reference", *op.BACKENDS):
+                marks = [pytest.mark.slow] if case in op.SLOW else []
+                yield pytest.param(op, case, backend, id=f"{name}-{backend}-{case}", marks=marks)
 
 
-@CASES_BY_SPEED
-def test_the_reference_equals_dense_softmax(case: Case) -> None:
-    given = operands(case)
-
-    def mixed(*arguments: jax.Array, **options: object) -> jax.Array:
-        *pool, (starts, num_decode, num_tokens) = arguments
-        return mixed_attention(*pool, ragged_layout(starts, num_decode, num_tokens=num_tokens), **options)
-
-    _check(case, given, _run(case, given, decode_attention, mixed))
+@pytest.mark.parametrize(("op", "case", "backend"), list(_runs()))
+def test_an_op_computes_its_cases(op: OpCases, case: Any, backend: Backend) -> None:
+    given = op.operands(case)
+    with _device(backend):
+        out = jax.block_until_ready(op.run(case, given, backend, is_emulated=backend.startswith("mosaic")))
+    assert op.error(case, given, out) <= 1
 
 
-@CASES_BY_SPEED
-def test_the_kernels_for_hopper_equal_dense_softmax_without_a_race(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    _check(case, operands(case), _by_kernels(case, operands(case), monkeypatch))
-
-
-@pytest.mark.slow
-def test_a_row_of_131072_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    case, given = long_row(1, 131072)
-    _check(case, given, _by_kernels(case, given, monkeypatch))
-
-
-@pytest.mark.slow
-def test_the_window_of_a_row_of_131072_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only its last pages are of numbers: what is ahead of the window is the null page's, which nobody may read."""
-    case = Case((1, 1), (128, 3), sliding_window=50)
-    given = operands(case)
-    ahead = 131072 - 128
-    tables = np.pad(given.tables, ((0, 0), (ahead // case.page_size, 0)))
-    tables[1, : given.tables.shape[1]] = given.tables[1]
-    far = given._replace(tables=tables, lengths=given.lengths + np.array([ahead, 0], np.int32))
-    _check(case, given, _by_kernels(case, far, monkeypatch))
-
-
-def _by_kernels(case: Case, given: Operands, monkeypatch: pytest.MonkeyPatch) -> jax.Array:
-    """Interpreted; no thread races."""
-    pool_shape, dtype = given.k_pages.shape, given.q.dtype
-    with gpu_interpreter() as has_raced:
-        assert gpu.unsupported(case.num_heads, pool_shape, dtype, given.k_pages.dtype) is None
-        from jaxserve_kernels.paged_attention import tuning
-        from jaxserve_kernels.paged_attention.gpu import attention
-
-        known = tuning.load(attention._DEVICE)
-        few = {name: sizes | {"programs": 2} for name, sizes in known.items()}  # each does several units
-        few["decode"] |= {"min_split": 64, "splits": 16}
-        monkeypatch.setattr(tuning, "load", lambda device: few)
-
-        def mixed(*arguments: jax.Array, **options: object) -> jax.Array:
-            *pool, (starts, num_decode, num_tokens) = arguments
-            ragged = ragged_layout(starts, num_decode, num_tokens=num_tokens, backend="mosaic_gpu")
-            return attention.mixed_attention(*pool, ragged, is_emulated=True, **options)
-
-        def decode(*arguments: jax.Array, **options: object) -> jax.Array:
-            return attention.decode_attention(*arguments, is_emulated=True, **options)
-
-        out = jax.block_until_ready(_run(case, given, decode, mixed))
-        assert not has_raced()
-    return out
+def test_every_op_has_a_reference_and_cases() -> None:
+    root = Path(jaxserve_kernels.__file__).parent
+    folders = {file.parent.name for pattern in ("api.py", "reference.py") for file in root.glob(f"*/{pattern}")}
+    assert folders == set(ops())
+    assert {file.parent.name for file in root.glob("*/reference.py")} == folders

@@ -7,10 +7,15 @@ without rows, where their type has it: what comes of either nobody reads.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+from jaxtyping import Array, Float
+
+from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.grouped_matmul.api import grouped_matmul
+from jaxserve_kernels.ops import as_arrays
 
 TOLERANCES = {"float32": 1e-6, "bfloat16": 1e-5, "float16": 1e-5}
 """Of a result, relative to the sum of its products' sizes, by type of the activations: products are exact, and added in
@@ -82,6 +87,18 @@ def expected(case: Case, given: Operands) -> tuple[np.ndarray, np.ndarray]:
     return answers, sizes
 
 
+def run(case: Case, given: Operands, backend: Backend, *, is_emulated: bool = False) -> Float[Array, "R O"]:
+    """Multiply the operands of a case. See `ops.OpCases`."""
+    return grouped_matmul(*as_arrays(given), backend=backend)
+
+
+def error(case: Case, given: Operands, out: Any) -> float:
+    """Return the largest error relative to TOLERANCES. See `ops.OpCases`."""
+    wanted, sizes = expected(case, given)
+    difference = np.abs(np.asarray(out, np.float64)[: len(wanted)] - wanted) / sizes
+    return float(np.nan_to_num(difference, nan=np.inf).max()) / TOLERANCES[case.dtype]
+
+
 def _codes(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     if dtype == "int4":
         return random.integers(-8, 8, shape).astype(ml_dtypes.int4)
@@ -105,3 +122,6 @@ CASES = (
 )
 """Experts without rows at the begin, between and at the end, with one row, with whole tiles, with rows of many tiles;
 all types of weights."""
+SLOW: tuple[Case, ...] = ()
+BACKENDS: tuple[Backend, ...] = ()
+"""Tests of their own run the kernels for Hopper and TPUs in the interpreter: tests/kernels/test_grouped_matmul_gpu.py, tests/kernels/tpu."""

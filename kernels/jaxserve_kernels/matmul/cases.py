@@ -6,10 +6,17 @@ Operands are made by numpy from a seed. Padding rows of the activations hold NaN
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import ml_dtypes
 import numpy as np
+from jaxtyping import Array, Float
+
+from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.matmul.api import matmul
+from jaxserve_kernels.matmul.tuning import SkinnyTuning
+from jaxserve_kernels.ops import as_arrays
 
 TOLERANCES = {"bfloat16": 1e-5, "float16": 1e-5, "int8": 1e-6, "float8_e4m3fn": 1e-3}
 """Of a result, relative to the sum of its products' sizes, by type of the activations: products are exact, and added in
@@ -62,6 +69,26 @@ def expected(case: Case, given: Operands) -> tuple[np.ndarray, np.ndarray]:
     return x @ weight, np.abs(x) @ np.abs(weight)
 
 
+def run(case: Case, given: Operands, backend: Backend, *, is_emulated: bool = False) -> Float[Array, "T O"]:
+    """Multiply the operands of a case. See `ops.OpCases`."""
+    x, weight, scales = as_arrays(given)
+    if not is_emulated:
+        return matmul(x, weight, scales, backend=backend)
+    from jaxserve_kernels.matmul.gpu import skinny  # imports Pallas
+
+    # Few programs, so that each computes parts of several blocks, and few stages, so that each is used again.
+    sizes = SkinnyTuning(rows=64, tile=128, stages=2, programs=3)
+    product: jax.Array = skinny.matmul(x, weight, tuning=sizes, is_emulated=True) * scales
+    return product
+
+
+def error(case: Case, given: Operands, out: Any) -> float:
+    """Return the largest error relative to TOLERANCES. See `ops.OpCases`."""
+    wanted, sizes = expected(case, given)
+    difference = np.abs(np.asarray(out, np.float64)[: case.num_tokens] - wanted) / sizes
+    return float(np.nan_to_num(difference, nan=np.inf).max()) / TOLERANCES[case.dtype]
+
+
 def _codes(random: np.random.Generator, shape: tuple[int, int], dtype: str) -> np.ndarray:
     numbers = random.integers(0, 256, shape).astype(np.uint8).view(_dtype(dtype))
     return np.where(np.isfinite(numbers.astype(np.float32)), numbers, numbers.dtype.type(1))
@@ -76,7 +103,12 @@ CASES = (
     Case(1, 384, 640, weights="float8_e4m3fn"),
     Case(33, 256, 256, dtype="float16", padding=7),
     Case(7, 128, 512, weights="float8_e4m3fn", dtype="float16", padding=1),
+)
+"""Token counts that fill no tile of the tensor cores, all types of weights; shares that end inside of a block of outputs."""
+ROUNDED_CASES = (
     Case(9, 256, 384, dtype="int8"),
     Case(2, 256, 512, weights="float8_e4m3fn", dtype="float8_e4m3fn"),
 )
-"""Tokens that fill no product, all types of weights and of activations; shares that end inside of a block of outputs."""
+"""Rounded activations, as only kernels take them."""
+SLOW: tuple[Case, ...] = ()
+BACKENDS: tuple[Backend, ...] = ("mosaic_gpu",)

@@ -20,7 +20,7 @@ from typing import Final
 
 import jax
 
-from jaxserve_kernels.native.library import SOURCES, library_file
+from jaxserve_kernels.native.library import library_file, sources
 from jaxserve_kernels.native.processors import GENERATIONS, Generation
 
 COMPILERS: Final = ("c++", "g++", "clang++")
@@ -62,8 +62,9 @@ def build(generation: Generation | None = None) -> Path:
 
 
 def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
-    units = sorted(map(str, SOURCES.glob("*.cc")))
-    command = [compiler, *FLAGS, *flags, f"-I{jax.ffi.include_dir()}", *units, "-o", str(target)]
+    units = [str(source) for source in sources() if source.suffix == ".cc"]
+    headers = Path(__file__).parent / "csrc"
+    command = [compiler, *FLAGS, *flags, f"-I{jax.ffi.include_dir()}", f"-I{headers}", *units, "-o", str(target)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

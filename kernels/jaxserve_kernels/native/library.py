@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import platform
+import re
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -17,16 +18,8 @@ import jax
 
 from jaxserve_kernels.native.processors import GENERATIONS, Generation, processor_flags
 
-TARGETS: Final = (
-    "jaxserve_matmul",
-    "jaxserve_matmul_int8",
-    "jaxserve_grouped_matmul",
-    "jaxserve_grouped_matmul_int8",
-    "jaxserve_attention",
-    "jaxserve_zeros",
-)
-"""FFI targets, which are also the library's symbols. A processor that has no instruction for one lacks it."""
-SOURCES: Final = Path(__file__).parent / "csrc"
+_TARGET: Final = re.compile(r"^\w+\((jaxserve_\w+),", re.M)
+"""The definition of an FFI handler, by a macro whose first argument is its name."""
 BUILT: Final = Path(__file__).parent / "_built"
 
 
@@ -63,10 +56,17 @@ def has_matrix_unit() -> bool:
     return file is not None and bool(ctypes.CDLL(str(file)).jaxserve_has_matrix_unit())
 
 
+def sources() -> list[Path]:
+    """Return the C++ files of all ops: `<op>/csrc/*`. Headers of `native/csrc` are on their include path."""
+    return sorted(Path(__file__).parents[1].glob("*/csrc/*"))
+
+
 @cache
 def _register(file: Path) -> frozenset[str]:
+    """Register the FFI targets that the sources define and the library has: some need instructions of newer processors."""
     library = ctypes.CDLL(str(file))
-    targets = frozenset(target for target in TARGETS if hasattr(library, target))
+    defined = (target for source in sources() for target in _TARGET.findall(source.read_text("utf-8")))
+    targets = frozenset(target for target in defined if hasattr(library, target))
     for target in targets:
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(library, target)), platform="cpu")
     return targets
@@ -75,7 +75,7 @@ def _register(file: Path) -> frozenset[str]:
 @cache
 def _fingerprint(processors: str) -> str:
     digest = hashlib.sha256()
-    for source in sorted(SOURCES.iterdir()):
+    for source in sources():
         digest.update(source.read_bytes())
     digest.update(f"{version('jaxlib')} {platform.machine()} {processors}".encode())
     return digest.hexdigest()[:16]

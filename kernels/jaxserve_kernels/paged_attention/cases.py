@@ -8,11 +8,16 @@ that the operands hold.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jaxtyping import Array, Float
 
+from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.ops import as_arrays
+from jaxserve_kernels.paged_attention.api import decode_attention, mixed_attention, ragged_layout
 from jaxserve_kernels.paged_attention.options import Scoring
 
 LAYER, NUM_LAYERS = 1, 2
@@ -125,6 +130,24 @@ def long_row(count: int, length: int, page_size: int = 64) -> tuple[Case, Operan
     return replace(case, lengths=lengths), given._replace(tables=tables, lengths=np.array(lengths, np.int32))
 
 
+def run(case: Case, given: Operands, backend: Backend, *, is_emulated: bool = False) -> Float[Array, "T N H"]:
+    """Attend with the queries of a case. See `ops.OpCases`."""
+    q, k_pages, v_pages, tables, lengths, query_starts, sinks = as_arrays(given)
+    pool = (q, k_pages, v_pages, jnp.int32(LAYER), tables, lengths)
+    if case.is_decode:
+        return decode_attention(*pool, scoring=case.scoring, sinks=sinks, backend=backend)
+    num_decode_rows = jnp.int32(case.num_decode_rows)
+    ragged = ragged_layout(query_starts, num_decode_rows, num_tokens=len(given.q), backend=backend)
+    return mixed_attention(*pool, ragged, scoring=case.scoring, sinks=sinks, backend=backend)
+
+
+def error(case: Case, given: Operands, out: Any) -> float:
+    """Return the largest error relative to TOLERANCES. Padding after the last row must be finite. See `ops.OpCases`."""
+    wanted, found = expected(case, given), np.asarray(out, np.float64)
+    difference = float(np.abs(found[: len(wanted)] - wanted).max(initial=0.0))
+    return difference / TOLERANCES[case.dtype] if np.isfinite(found).all() else np.inf
+
+
 def expected(case: Case, given: Operands) -> np.ndarray:
     """The answer for every token that a row has: (sum of counts, N, H)."""
     group = case.num_heads // case.num_kv_heads
@@ -210,3 +233,6 @@ CASES = (
 )
 """Ragged, empty and one-token rows, and one of a token and no keys; borders of pages, tiles and windows; page numbers far
 apart; every option."""
+SLOW = tuple(case for case in CASES if case.kv_dtype != "int8")
+BACKENDS: tuple[Backend, ...] = ()
+"""Tests of their own run the kernels for Hopper and TPUs in the interpreter: tests/kernels/test_paged_attention_gpu.py, tests/kernels/tpu."""
