@@ -337,7 +337,6 @@ TINY_CHECKPOINTS: dict[str, TinyCheckpoint] = {
         _config(
             "Glm4MoeForCausalLM",
             "glm4_moe",
-            head_dim=32,
             attention_bias=True,
             use_qk_norm=True,
             partial_rotary_factor=0.5,
