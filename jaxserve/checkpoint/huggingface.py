@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxserve.checkpoint.family import Family
-from jaxserve.checkpoint.joined import with_parts
+from jaxserve.checkpoint.fused import split_fused
 from jaxserve.checkpoint.json_file import read_object
 from jaxserve.checkpoint.mapped_file import shown
 from jaxserve.checkpoint.protocol import Checkpoint, TensorInfo
@@ -76,7 +76,7 @@ def open_huggingface(directory: Path, families: Collection[Family]) -> Checkpoin
     if family is not None:
         named = with_our_names(named, family.renames)
     named = with_quantized_matrices(named)
-    return with_parts(with_each_expert(named) if family is not None and family.has_stacked_experts else named)
+    return split_fused(with_each_expert(named) if family is not None and family.has_stacked_experts else named)
 
 
 def _find_family(config: Mapping[str, Any], families: Collection[Family]) -> Family | None:

@@ -6,9 +6,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.fused import split_fused
 from jaxserve.checkpoint.gguf.checkpoint import open_gguf_checkpoint
 from jaxserve.checkpoint.huggingface import open_huggingface
-from jaxserve.checkpoint.joined import with_parts
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.errors import CheckpointError
 
@@ -29,4 +29,4 @@ def open_checkpoint(path: Path, families: Collection[Family]) -> Checkpoint:
             f"{path}: expected a GGUF file or a directory with config.json and safetensors, "
             f"found a file that starts with {magic!r}"
         )
-    return with_parts(open_gguf_checkpoint(path, families))
+    return split_fused(open_gguf_checkpoint(path, families))

@@ -58,7 +58,7 @@ class LayerConfig:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointQuantization:
-    """How a quantised checkpoint is served unless --quantization says otherwise."""
+    """Quantisation of a checkpoint as it is served unless --quantization says otherwise."""
 
     format: str
     """Format that keeps the stored values; "none" if they are dequantised while they are loaded."""

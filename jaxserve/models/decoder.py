@@ -1,4 +1,4 @@
-"""THE decoder: every family is a `DecoderConfig` over this one forward function.
+"""The decoder: one forward function that serves every family, configured by a `DecoderConfig`.
 
 Attribute names are Hugging Face's checkpoint names, so a parameter's path is the name it is loaded by.
 Forward never mutates: the KV pool is an argument and a result.
@@ -32,11 +32,11 @@ _NORMS: Final[Mapping[NormPlacement, tuple[str | None, str | None, str | None, s
         "post_feedforward_layernorm",
     ),
 }
-"""What checkpoints call the norms before and behind attention, before and behind the feed-forward block."""
+"""Checkpoint names of the norms before and after attention, then before and after the feed-forward block."""
 
 
 class DecoderLayer(nnx.Module):
-    """x + attention(x), then x + mlp(x) or x + experts(x), with norms before the blocks, behind them, or both."""
+    """Compute x + attention(x), then x + mlp(x) or x + experts(x), with norms before the blocks, after them, or both."""
 
     def __init__(self, config: DecoderConfig, layer: LayerConfig, policy: DtypePolicy) -> None:
         self.norms = _NORMS[config.norm_placement]
@@ -49,20 +49,20 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: Float[Array, "T D"], pool: KVPool, index: Int[Array, ""], step: StepContext
     ) -> tuple[Float[Array, "T D"], KVPool]:
-        before_attention, behind_attention, before_mlp, behind_mlp = map(self._norm, self.norms)
+        pre_attention, post_attention, pre_mlp, post_mlp = map(self._norm, self.norms)
         with jax.named_scope("attention"):
-            attended, pool = self.self_attn(before_attention(x), pool, index, step)
-        x = x + scaled(behind_attention(attended), self.residual_scale)
+            attended, pool = self.self_attn(pre_attention(x), pool, index, step)
+        x = x + scaled(post_attention(attended), self.residual_scale)
         with jax.named_scope("mlp"):
-            made = self.mlp(before_mlp(x), step.tokens)
-        return x + scaled(behind_mlp(made), self.residual_scale), pool
+            made = self.mlp(pre_mlp(x), step.tokens)
+        return x + scaled(post_mlp(made), self.residual_scale), pool
 
     def _norm(self, name: str | None) -> Callable[[Array], Array]:
         return (lambda x: x) if name is None else getattr(self, name)
 
 
 def scaled(x: Array, factor: float) -> Array:
-    """x * factor, in the type of x."""
+    """Return x * factor in the dtype of x."""
     return x if factor == 1 else x * factor
 
 
@@ -84,7 +84,7 @@ class Decoder(nnx.Module):
         self.lm_head = None if config.tied_embeddings else Embedding(config.vocab_size, config.hidden_size, policy)
 
     def hidden(self, token_ids: Int[Array, "T"], pool: KVPool, step: StepContext) -> tuple[Float[Array, "T D"], KVPool]:
-        """Final-norm outputs of every token; writes their keys and values into the pool."""
+        """Return the final-norm output of every token, and the pool with their keys and values."""
         with jax.named_scope("embed"):
             x = scaled(self.model.embed_tokens(token_ids), self.config.embedding_scale)  # (T, D)
         for index, layer in enumerate(self.model.layers):
@@ -93,7 +93,7 @@ class Decoder(nnx.Module):
         return self.model.norm(x), pool
 
     def logits(self, hidden: Float[Array, "B D"], num_rows: Int[Array, ""]) -> Float[Array, "B V"]:
-        """Scores over the vocabulary, float32; rows behind `num_rows` are padding."""
+        """Return logits in float32; rows from `num_rows` on are padding."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         cap = self.config.logit_softcap
         with jax.named_scope("head"):

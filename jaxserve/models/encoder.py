@@ -1,4 +1,4 @@
-"""The encoder of the BERT family: learned positions, attention in both directions, norms behind each residual.
+"""The encoder of the BERT family: learned positions, bidirectional attention, a norm after each residual.
 
 Attribute names are Hugging Face's checkpoint names, so a parameter's path is the name it is loaded by.
 """
@@ -34,7 +34,7 @@ class Table(nnx.Module):
 
 
 class Embeddings(nnx.Module):
-    """norm(word + position + token type)."""
+    """Compute norm(word + position + token type)."""
 
     def __init__(self, config: EncoderConfig, policy: DtypePolicy) -> None:
         self.word_embeddings = Embedding(config.vocab_size, config.hidden_size, policy)
@@ -46,12 +46,12 @@ class Embeddings(nnx.Module):
     def __call__(
         self, token_ids: Int[Array, "T"], positions: Int[Array, "T"], token_types: Int[Array, "T"]
     ) -> Float[Array, "T D"]:
-        places = self.position_embeddings(positions + self.first_position)
-        return self.LayerNorm(self.word_embeddings(token_ids) + places + self.token_type_embeddings(token_types))
+        position = self.position_embeddings(positions + self.first_position)
+        return self.LayerNorm(self.word_embeddings(token_ids) + position + self.token_type_embeddings(token_types))
 
 
 class Projections(nnx.Module):
-    """Queries, keys and values, all with a bias."""
+    """Query, key and value projections, all with a bias."""
 
     def __init__(self, config: EncoderConfig, policy: DtypePolicy) -> None:
         d = config.hidden_size
@@ -61,7 +61,7 @@ class Projections(nnx.Module):
 
 
 class Output(nnx.Module):
-    """norm(residual + dense(x))."""
+    """Compute norm(residual + dense(x))."""
 
     def __init__(self, config: EncoderConfig, in_dim: int, in_axis: str, policy: DtypePolicy) -> None:
         self.dense = Linear(config.hidden_size, in_dim, ("embed", in_axis), policy, bias=True)
@@ -85,7 +85,7 @@ class EncoderAttention(nnx.Module):
 
 
 class Intermediate(nnx.Module):
-    """activation(dense(x))."""
+    """Compute activation(dense(x))."""
 
     def __init__(self, config: EncoderConfig, policy: DtypePolicy) -> None:
         self.dense = Linear(config.intermediate_size, config.hidden_size, ("ffn", "embed"), policy, bias=True)
@@ -96,7 +96,7 @@ class Intermediate(nnx.Module):
 
 
 class EncoderLayer(nnx.Module):
-    """Attention, then feed-forward, each with its norm behind the residual."""
+    """Attention, then feed-forward, each with a norm after its residual."""
 
     def __init__(self, config: EncoderConfig, policy: DtypePolicy) -> None:
         self.attention = EncoderAttention(config, policy)
@@ -111,21 +111,21 @@ class EncoderLayer(nnx.Module):
 
 
 class EncoderStack(nnx.Module):
-    """The checkpoint's `encoder.` prefix."""
+    """Layers, under the checkpoint's prefix `encoder.`."""
 
     def __init__(self, config: EncoderConfig, policy: DtypePolicy) -> None:
         self.layer = nnx.List([EncoderLayer(config, policy) for _ in range(config.num_layers)])
 
 
 class Pooler(nnx.Module):
-    """BERT's first layer over the first token's vector; its second one stands beside it."""
+    """First layer of BERT's scoring head; the second is `Encoder.classifier`."""
 
     def __init__(self, config: EncoderConfig, policy: DtypePolicy) -> None:
         self.dense = Linear(config.hidden_size, config.hidden_size, (None, "embed"), policy, bias=True)
 
 
 class Classifier(nnx.Module):
-    """Both layers of RoBERTa."""
+    """Both layers of RoBERTa's scoring head."""
 
     def __init__(self, config: EncoderConfig, policy: DtypePolicy) -> None:
         self.dense = Linear(config.hidden_size, config.hidden_size, (None, "embed"), policy, bias=True)
@@ -133,7 +133,7 @@ class Classifier(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """Texts to one vector per token, and in a cross-encoder pairs of texts to one number."""
+    """Encoder of texts to one vector per token; a cross-encoder also scores pairs of texts."""
 
     def __init__(self, config: EncoderConfig, policy: DtypePolicy) -> None:
         self.embeddings = Embeddings(config, policy)
@@ -151,7 +151,7 @@ class Encoder(nnx.Module):
         token_types: Int[Array, "T"],
         texts: Texts,
     ) -> Float[Array, "T D"]:
-        """The last layer's outputs."""
+        """Return the last layer's outputs."""
         with jax.named_scope("embed"):
             x = self.embeddings(token_ids, positions, token_types)
         for index, layer in enumerate(self.encoder.layer):
@@ -160,7 +160,7 @@ class Encoder(nnx.Module):
         return x
 
     def scores(self, firsts: Float[Array, "B D"], head: ScoringHead) -> Float[Array, "B 1"]:
-        """Of the first token's vector of each pair."""
+        """Return one score per pair, from the vectors of their first tokens."""
         pairs = Tokens(jnp.int32(len(firsts)))
         if isinstance(self.classifier, Classifier):
             inner, outer = self.classifier.dense, self.classifier.out_proj

@@ -1,4 +1,4 @@
-"""Finds the family of a checkpoint: every module of `families/` (decoders) and `encoders/` is one, found by scanning."""
+"""Find a checkpoint's family among the modules of `families/` (decoders) and `encoders/`, and read its config."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _by_name(claims: Iterable[tuple[str, T]]) -> Mapping[str, T]:
 
 
 def decoder_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> DecoderConfig:
-    """What `config.json` (and `generation_config.json`, for the end tokens) describes.
+    """Read `config.json`, and the end tokens of `generation_config.json`.
 
     Raises CheckpointError naming the key for an architecture or a value that is not supported.
     """
@@ -86,7 +86,7 @@ def decoder_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None =
 
 
 def decoder_of(checkpoint: Checkpoint) -> DecoderConfig:
-    """What `checkpoint` describes; a refusal names it."""
+    """Read the decoder config of `checkpoint`; raise CheckpointError naming its path."""
     config = _named(checkpoint.path, checkpoint.config, checkpoint.generation_config)
     form = read_form(checkpoint.config)
     if form is None:
@@ -95,7 +95,7 @@ def decoder_of(checkpoint: Checkpoint) -> DecoderConfig:
 
 
 def model_of(checkpoint: Checkpoint) -> DecoderConfig | EncoderConfig:
-    """What `checkpoint` describes, of either kind; a refusal names it."""
+    """Read the decoder or encoder config of `checkpoint`; raise CheckpointError naming its path."""
     read = encoder_architectures().get(_architecture(checkpoint.config) or "")
     if read is None:
         return decoder_of(checkpoint)
@@ -106,9 +106,9 @@ def model_of(checkpoint: Checkpoint) -> DecoderConfig | EncoderConfig:
 
 
 def read_decoder(path: Path) -> tuple[DecoderConfig, Checkpoint | None]:
-    """The model at `path`, of which only headers are read, and its checkpoint.
+    """Return the decoder config at `path` and its checkpoint, reading headers only.
 
-    A directory needs no more than config.json; then there is no checkpoint. Raises CheckpointError in one line.
+    The checkpoint is None for a directory with only config.json. Raises CheckpointError in one line.
     """
     config, generation = path / "config.json", path / "generation_config.json"
     if not config.is_file() or any(path.glob("*.safetensors")):
@@ -127,7 +127,7 @@ def _named(path: Path, hf: Mapping[str, Any], generation: Mapping[str, Any]) -> 
 
 
 def _architecture(hf: Mapping[str, Any]) -> str | None:
-    """The name of the model's class; None where there is none."""
+    """Return the name of the model's class, if the config has one."""
     names = hf.get("architectures")
     return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
 
@@ -137,7 +137,7 @@ def _find_family(hf: Mapping[str, Any]) -> Family:
     known = architectures()
     supported = ", ".join(sorted(known))
     if name is None:
-        raise Keys(hf).refusal("architectures", f"a list whose first entry is one of {supported}")
+        raise Keys(hf).error("architectures", f"a list whose first entry is one of {supported}")
     if name in encoder_architectures():
         raise CheckpointError(f"model config: {name} is an encoder, which can be served, but is no decoder")
     if name not in known:
@@ -146,7 +146,7 @@ def _find_family(hf: Mapping[str, Any]) -> Family:
 
 
 def _eos_token_ids(vocab_size: int, *sources: Mapping[str, Any]) -> tuple[int, ...]:
-    """Union in order of the sources: chat checkpoints often name the end of a turn in only one of the two files."""
+    """Return the union in order: chat checkpoints often name the end of a turn in only one of the two files."""
     found: dict[int, None] = {}
     for source in sources:
         value = source.get("eos_token_id")

@@ -134,7 +134,7 @@ def test_absurd_size_is_refused_naming_key_and_limit(key: str, value: object) ->
         ("Qwen2", {"use_sliding_window": True, "max_window_layers": -1}, "max_window_layers is -1"),
         ("Qwen3", {"layer_types": ["full_attention", "chunked_attention"]}, "layer_types is"),
         ("Phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.type is 'linear'"),
-        ("Phi3", {"partial_rotary_factor": 0.1}, "partial_rotary_factor is 0.1; supported: a part of a head of 16"),
+        ("Phi3", {"partial_rotary_factor": 0.1}, "partial_rotary_factor is 0.1; supported: a fraction of a head of 16"),
         ("Phi3", {"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5; supported: a number from 0 to 1"),
         ("SmolLM3", {"no_rope_layers": [1]}, "no_rope_layers is [1]; supported: a list of 0 and 1"),
         ("SmolLM3", {"no_rope_layers": [1, 2]}, "no_rope_layers is [1, 2]"),

@@ -70,7 +70,7 @@ def layer_types(keys: GGUFKeys, config: Mapping[str, Any], period: int) -> list[
     """Return `layer_types` as the file lists them; by default the last of every `period` layers has full attention."""
     count, stored = config["num_hidden_layers"], keys.get(_PATTERN)
     if isinstance(stored, list):
-        if len(stored) != count or not all(isinstance(slides, bool) for slides in stored):
+        if len(stored) != count or not all(isinstance(is_windowed, bool) for is_windowed in stored):
             keys.fail(_PATTERN, f"true or false for each of the {count} layers", stored)
         is_sliding = stored
     else:

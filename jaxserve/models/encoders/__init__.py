@@ -1,1 +1,1 @@
-"""One file per family of encoders: reads its `config.json` into an EncoderConfig. Found by scanning this folder."""
+"""One file per encoder family, each with ARCHITECTURES and encoder_config; the registry scans this folder."""

@@ -1,4 +1,4 @@
-"""BERT and what shares its layers: MiniLM, BGE, E5, GTE (BertModel), and RoBERTa's line, which counts positions from 2.
+"""BERT and models with its layers: MiniLM, BGE, E5, GTE (BertModel), and RoBERTa, which counts positions from 2.
 
 With a head for one label they are cross-encoders, which score pairs of texts.
 """
@@ -15,7 +15,7 @@ from jaxserve.models.families._common import (
     MAX_VOCAB_SIZE,
     MAX_WIDTH,
     read_activation,
-    refuse_quantized,
+    reject_quantized,
 )
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import MAX_POSITION
@@ -23,7 +23,7 @@ from jaxserve.models.families._rope import MAX_POSITION
 SCORERS = ("BertForSequenceClassification", "RobertaForSequenceClassification", "XLMRobertaForSequenceClassification")
 ARCHITECTURES = ("BertModel", "RobertaModel", "XLMRobertaModel", *SCORERS)
 ACTIVATIONS: Mapping[str, bool] = {"Sigmoid": True, "Identity": False}
-"""What sentence-transformers may do with a score: whether it is a sigmoid."""
+"""True by the name of sentence-transformers' activation if it is a sigmoid."""
 
 DEFAULTS: Mapping[str, Any] = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2, "pad_token_id": 0}
 ROBERTA_DEFAULTS: Mapping[str, Any] = {"pad_token_id": 1}
@@ -31,18 +31,18 @@ MAX_TOKEN_TYPES = 16
 
 
 def encoder_config(hf: dict[str, Any]) -> EncoderConfig:
-    """An encoder with absolute positions; a decoder in its clothes is refused."""
+    """Read an encoder with absolute positions; reject decoder configs of the same class."""
     name = hf["architectures"][0]
     is_roberta = not name.startswith("Bert")
     keys = Keys({**DEFAULTS, **(ROBERTA_DEFAULTS if is_roberta else {}), **hf})
-    refuse_quantized(keys)
+    reject_quantized(keys)
     keys.require("position_embedding_type", "absolute", None)
     keys.require("is_decoder", False, None)
     keys.require("add_cross_attention", False, None)
     num_heads = keys.integer("num_attention_heads", MAX_HEADS)
     hidden_size = keys.integer("hidden_size", MAX_WIDTH)
     if hidden_size % num_heads:
-        raise keys.refusal("hidden_size", f"a multiple of num_attention_heads ({num_heads})")
+        raise keys.error("hidden_size", f"a multiple of num_attention_heads ({num_heads})")
     first = keys.integer("pad_token_id", MAX_VOCAB_SIZE, low=0) + 1 if is_roberta else 0
     return EncoderConfig(
         vocab_size=keys.integer("vocab_size", MAX_VOCAB_SIZE),
@@ -60,25 +60,25 @@ def encoder_config(hf: dict[str, Any]) -> EncoderConfig:
 
 
 def _scoring_head(keys: Keys, *, is_roberta: bool) -> ScoringHead:
-    """Of one label, which `num_labels` or the table of labels says."""
+    """Read the scoring head, which has one label (`num_labels` or `id2label`)."""
     labels = keys.get("id2label")
     count = len(labels) if isinstance(labels, dict) else keys.get("num_labels")
     if count != 1:
         key = "id2label" if isinstance(labels, dict) else "num_labels"
-        raise keys.refusal(key, "one label, as a cross-encoder has that scores pairs")
+        raise keys.error(key, "one label, as in a cross-encoder")
     keys.require("problem_type", None, "regression")
     return ScoringHead("roberta" if is_roberta else "bert", _is_sigmoid(keys))
 
 
 def _is_sigmoid(keys: Keys) -> bool:
-    """As sentence-transformers wrote it down, in its newer or its older place; a sigmoid where it did not."""
-    table = keys.get("sentence_transformers")
-    inner = Keys(table, "sentence_transformers.") if isinstance(table, dict) else Keys({})
-    for place, key in ((inner, "activation_fn"), (keys, "sbert_ce_default_activation_function")):
-        value = place.get(key)
+    """Read sentence-transformers' activation from its newer or older key; by default a sigmoid."""
+    nested = keys.get("sentence_transformers")
+    inner = Keys(nested, "sentence_transformers.") if isinstance(nested, dict) else Keys({})
+    for table, key in ((inner, "activation_fn"), (keys, "sbert_ce_default_activation_function")):
+        value = table.get(key)
         if value is not None:
             name = str(value).rpartition(".")[2]
             if name not in ACTIVATIONS:
-                raise place.refusal(key, " or ".join(ACTIVATIONS))
+                raise table.error(key, " or ".join(ACTIVATIONS))
             return ACTIVATIONS[name]
     return True

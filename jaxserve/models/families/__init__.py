@@ -1,1 +1,1 @@
-"""One file per model family: which `architectures` it serves, and its config as a `DecoderConfig`."""
+"""One file per decoder family, each with a FAMILY; the registry scans this folder."""

@@ -1,4 +1,4 @@
-"""What the families share: the keys every config spells alike, layers that slide, and keys no family here computes."""
+"""Keys that all families read alike, layers with sliding windows, and keys that no family computes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "is_encoder_decoder": (False, None),
     "add_cross_attention": (False, None),
 }
-"""Keys that change the computation somewhere, with the only values under which the decoder is right."""
+"""Keys that change the computation in some family, with the values that leave the decoder unchanged."""
 
 
 def build(
@@ -56,9 +56,9 @@ def build(
     computed: Collection[str] = (),
     activation_key: str = "hidden_act",
 ) -> DecoderConfig:
-    """The DecoderConfig of a family whose defaults `keys` already holds.
+    """Read the keys that all families share, after the family's defaults were added to them.
 
-    computed: keys of NEUTRAL_VALUES that the family reads itself; `dataclasses.replace` then adds what they ask for.
+    computed: keys of NEUTRAL_VALUES that the family reads itself and applies with `dataclasses.replace`.
     """
     for key, neutral in NEUTRAL_VALUES.items():
         if key not in computed:
@@ -89,58 +89,65 @@ def build(
 
 
 def num_layers(keys: Keys) -> int:
-    """How many layers there are."""
+    """Read the number of layers."""
     return keys.integer("num_hidden_layers", MAX_LAYERS)
 
 
 def full_layers(keys: Keys) -> tuple[LayerConfig, ...]:
-    """Every layer sees all that came before; a config that says otherwise is refused."""
+    """Return layers with full attention; reject a config with sliding windows."""
     keys.require("sliding_window", None)
     layers = (LayerConfig(),) * num_layers(keys)
     layer_types(keys, None, (False,) * len(layers))
     return layers
 
 
-def like_layers(keys: Keys) -> tuple[LayerConfig, ...]:
-    """`sliding_window`, if any, holds in every layer. transformers ignores `layer_types` in these families, so only a
-    list that changes nothing is accepted."""
+def uniform_layers(keys: Keys) -> tuple[LayerConfig, ...]:
+    """Return layers that all have `sliding_window`, if any.
+
+    transformers ignores `layer_types` in these families, so only a list that changes nothing is accepted.
+    """
     window = read_window(keys)
-    slides = layer_types(keys, window, (window is not None,) * num_layers(keys))
-    if window is not None and not all(slides):
-        raise keys.refusal("layer_types", f"sliding_attention in every layer, as sliding_window is {window}")
-    return (LayerConfig(window),) * len(slides)
+    is_sliding = layer_types(keys, window, (window is not None,) * num_layers(keys))
+    if window is not None and not all(is_sliding):
+        raise keys.error("layer_types", f"sliding_attention in every layer, as sliding_window is {window}")
+    return (LayerConfig(window),) * len(is_sliding)
 
 
 def qwen_layers(keys: Keys) -> tuple[LayerConfig, ...]:
-    """With `use_sliding_window` the layers from `max_window_layers` on slide, unless `layer_types` names them."""
+    """Return layers of which those from `max_window_layers` on, or those in `layer_types`, may have a window."""
     count = num_layers(keys)
     window = optional_window(keys)
     first = count if window is None else keys.integer("max_window_layers", MAX_LAYERS, low=0)
-    slides = layer_types(keys, window, tuple(index >= first for index in range(count)))
-    return tuple(LayerConfig(window if is_sliding else None) for is_sliding in slides)
+    default = tuple(index >= first for index in range(count))
+    return sliding_layers(keys, window, default)
+
+
+def sliding_layers(keys: Keys, window: int | None, default: tuple[bool, ...]) -> tuple[LayerConfig, ...]:
+    """Return layers with a window where `layer_types`, or else `default`, says so."""
+    return tuple(LayerConfig(window if is_sliding else None) for is_sliding in layer_types(keys, window, default))
 
 
 def optional_window(keys: Keys) -> int | None:
-    """`sliding_window`, counting the query itself, where `use_sliding_window` turns it on."""
+    """Read `sliding_window` if `use_sliding_window` is true. It counts the query itself."""
     return read_window(keys) if keys.flag("use_sliding_window") else None
 
 
 def read_window(keys: Keys) -> int | None:
-    """`sliding_window`, counting the query itself; null is none."""
+    """Read `sliding_window`, which counts the query itself; null is none."""
     return None if keys.get("sliding_window") is None else keys.integer("sliding_window", MAX_POSITION)
 
 
 def layer_types(keys: Keys, window: int | None, default: tuple[bool, ...]) -> tuple[bool, ...]:
-    """Which layers slide: as `layer_types` spells them, else `default`."""
+    """Return True for each sliding-window layer, from `layer_types` or else `default`."""
     names = keys.get("layer_types")
     if names is None:
         return default
     if not isinstance(names, list) or len(names) != len(default):
-        raise keys.refusal("layer_types", f"a list with one entry for each of the {len(default)} layers")
+        raise keys.error("layer_types", f"a list with one entry for each of the {len(default)} layers")
     known = ("full_attention",) if window is None else ("full_attention", "sliding_attention")
     if any(name not in known for name in names):
         because = " (no sliding window is set)" if window is None else ""
-        raise keys.refusal("layer_types", f"{' and '.join(known)} only{because}")
+        raise keys.error("layer_types", f"{' and '.join(known)} only{because}")
     return tuple(name == "sliding_attention" for name in names)
 
 
@@ -149,7 +156,7 @@ def _num_kv_heads(keys: Keys, num_heads: int) -> int:
         return num_heads
     num_kv_heads = keys.integer("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
-        raise keys.refusal("num_key_value_heads", f"a divisor of num_attention_heads ({num_heads})")
+        raise keys.error("num_key_value_heads", f"a divisor of num_attention_heads ({num_heads})")
     return num_kv_heads
 
 
@@ -158,27 +165,27 @@ def _head_dim(keys: Keys, hidden_size: int, num_heads: int) -> int:
     if keys.get("head_dim") is not None:
         head_dim = keys.integer("head_dim", MAX_HEAD_DIM, low=2)
         if head_dim % 2:
-            raise keys.refusal("head_dim", even)
+            raise keys.error("head_dim", even)
         return head_dim
     head_dim, rest = divmod(hidden_size, num_heads)
     if rest or head_dim % 2 or not 2 <= head_dim <= MAX_HEAD_DIM:
-        raise keys.refusal("hidden_size", f"num_attention_heads ({num_heads}) times a head_dim that is {even}")
+        raise keys.error("hidden_size", f"num_attention_heads ({num_heads}) times a head_dim that is {even}")
     return head_dim
 
 
 def read_activation(keys: Keys, key: str = "hidden_act") -> Activation:
-    """The activation at `key`, by our name for it."""
+    """Read the activation at `key`."""
     name = keys.get(key)
     if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise keys.refusal(key, ", ".join(ACTIVATIONS))
+        raise keys.error(key, ", ".join(ACTIVATIONS))
     return ACTIVATIONS[name]
 
 
-def refuse_quantized(keys: Keys) -> None:
-    """Raise CheckpointError for an encoder that is stored quantised."""
+def reject_quantized(keys: Keys) -> None:
+    """Raise CheckpointError if an encoder is stored quantised."""
     found = keys.get("quantization_config")
     if found is None:
         return
     method = Keys(found, "quantization_config.") if isinstance(found, dict) else keys
     key = "quant_method" if isinstance(found, dict) else "quantization_config"
-    raise method.refusal(key, "a checkpoint in f32, f16 or bf16 without quantization_config, or a GGUF file")
+    raise method.error(key, "a checkpoint in f32, f16 or bf16 without quantization_config, or a GGUF file")

@@ -32,7 +32,7 @@ def some_with_experts(keys: Keys, layers: tuple[LayerConfig, ...], experts: Expe
     """Add experts to every `decoder_sparse_step`-th layer except those of `mlp_only_layers`."""
     step, dense = keys.integer("decoder_sparse_step", MAX_LAYERS), keys.get("mlp_only_layers") or []
     if not isinstance(dense, list) or any(type(index) is not int or index not in range(len(layers)) for index in dense):
-        raise keys.refusal("mlp_only_layers", f"a list of layers from 0 to {len(layers) - 1}")
+        raise keys.error("mlp_only_layers", f"a list of layers from 0 to {len(layers) - 1}")
     return tuple(
         replace(layer, experts=experts) if (index + 1) % step == 0 and index not in dense else layer
         for index, layer in enumerate(layers)
@@ -54,10 +54,10 @@ def with_sigmoid_router(keys: Keys, experts: ExpertsConfig) -> ExpertsConfig:
     """Add DeepSeek-V3's router: sigmoid scores, a correction bias, groups of experts and a factor on the weights."""
     num_groups = keys.integer("n_group", experts.num_experts)
     if experts.num_experts % num_groups or experts.num_experts < 2 * num_groups:
-        raise keys.refusal("n_group", f"a divisor of the {experts.num_experts} experts, at least two to a group")
+        raise keys.error("n_group", f"a divisor of the {experts.num_experts} experts, at least two to a group")
     num_groups_per_token = keys.integer("topk_group", num_groups)
     if experts.num_per_token > num_groups_per_token * (experts.num_experts // num_groups):
-        raise keys.refusal("topk_group", f"groups with at least num_experts_per_tok ({experts.num_per_token}) experts")
+        raise keys.error("topk_group", f"groups with at least num_experts_per_tok ({experts.num_per_token}) experts")
     return replace(
         experts,
         score="sigmoid",

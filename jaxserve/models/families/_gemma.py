@@ -1,4 +1,4 @@
-"""What Gemma 2 and Gemma 3 share."""
+"""Features that Gemma 2 and Gemma 3 share."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
-from jaxserve.models.families._common import build, layer_types, num_layers, read_window
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.families._common import build, num_layers, read_window, sliding_layers
 from jaxserve.models.families._keys import Keys
 
 _COMPUTED = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
 def gemma(keys: Keys, *, pattern: int) -> DecoderConfig:
-    """Norms around every block whose weights lack their 1, embeddings times sqrt(D), scores that may be capped.
+    """Sandwich norms with weights stored minus 1, embeddings times sqrt(D), scores that may be capped.
 
-    pattern: of so many layers the last sees everything; the others slide.
+    pattern: the last of every `pattern` layers has full attention, the others a sliding window.
     """
     keys.require("use_bidirectional_attention", False, None)
     keys.require("mlp_bias", False, None)
@@ -25,7 +25,7 @@ def gemma(keys: Keys, *, pattern: int) -> DecoderConfig:
     has_bias = keys.flag("attention_bias")
     config = build(
         keys,
-        layers=tuple(LayerConfig(window if slides else None) for slides in layer_types(keys, window, default)),
+        layers=sliding_layers(keys, window, default),
         qkv_bias=has_bias,
         attention_out_bias=has_bias,
         computed=_COMPUTED,

@@ -1,4 +1,4 @@
-"""Reading the keys of a model config: typed, bounded, and refused in one line naming key, value and what is supported."""
+"""Typed and bounded access to the keys of a model config, with one-line errors naming key, value and supported values."""
 
 from __future__ import annotations
 
@@ -10,59 +10,59 @@ from typing import Any
 from jaxserve.errors import CheckpointError
 
 MAX_SHOWN = 80
-"""Characters of a refused value that an error shows: a config may hold anything."""
+"""Characters of a rejected value that an error shows: a config may hold anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """A table of a config and where it stands (`prefix`, as in `rope_scaling.`)."""
+    """A table of a config and the path to it (`prefix`, as in `rope_scaling.`)."""
 
     table: Mapping[str, Any]
     prefix: str = ""
 
     def get(self, key: str) -> Any:
-        """The value as it stands; None when absent or null."""
+        """Return the value unchecked; None if absent or null."""
         return self.table.get(key)
 
     def integer(self, key: str, high: int, *, low: int = 1) -> int:
-        """The integer at `key`, within [low, high]. Bounded, as a damaged config must not ask for absurd allocations."""
+        """Return the integer at `key`, within [low, high]: a damaged config must not ask for absurd allocations."""
         expected = f"an integer from {low} to {high}"
         value = self._present(key, expected)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise self.refusal(key, expected)
+            raise self.error(key, expected)
         return value
 
     def number(self, key: str, *, low: float = 0.0, high: float = math.inf) -> float:
-        """The finite number at `key`, above zero and within [low, high]."""
+        """Return the finite number at `key`, above zero and within [low, high]."""
         expected = "a finite number above 0" if high == math.inf else f"a number from {low:g} to {high:g}"
         value = self._present(key, expected)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value) or value <= 0 or not low <= value <= high:
-            raise self.refusal(key, expected)
+            raise self.error(key, expected)
         return float(value)
 
     def numbers(self, key: str, count: int) -> tuple[float, ...]:
-        """The list at `key`: so many finite numbers above zero."""
+        """Return the list at `key`: `count` finite numbers above zero."""
         expected = f"a list of {count} finite numbers above 0"
         values = self._present(key, expected)
         if not isinstance(values, list) or len(values) != count:
-            raise self.refusal(key, expected)
+            raise self.error(key, expected)
         return tuple(Keys({key: value}, self.prefix).number(key) for value in values)
 
     def flag(self, key: str) -> bool:
-        """The boolean at `key`."""
+        """Return the boolean at `key`."""
         value = self._present(key, "true or false")
         if not isinstance(value, bool):
-            raise self.refusal(key, "true or false")
+            raise self.error(key, "true or false")
         return value
 
     def require(self, key: str, *accepted: object) -> None:
-        """Refuse every value but the accepted ones; an absent key passes."""
+        """Raise CheckpointError unless the key is absent or has one of the accepted values."""
         if key in self.table and not any(_is_same(self.table[key], value) for value in accepted):
-            raise self.refusal(key, " or ".join(_shown(value) for value in accepted))
+            raise self.error(key, " or ".join(_shown(value) for value in accepted))
 
-    def refusal(self, key: str, supported: str) -> CheckpointError:
-        """The error for the value at `key`."""
+    def error(self, key: str, supported: str) -> CheckpointError:
+        """Return the error for the value at `key`."""
         return CheckpointError(
             f"model config: {self.prefix}{key} is {_shown(self.table.get(key))}; supported: {supported}"
         )

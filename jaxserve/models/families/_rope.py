@@ -1,6 +1,6 @@
-"""Rotary embedding keys: `rope_theta` with `rope_scaling` (old spelling) or `rope_parameters` (transformers 5).
+"""Rotary embedding keys: `rope_theta` with `rope_scaling`, or `rope_parameters` since transformers 5.
 
-Promises resolved defaults: a RopeScaling returned here has every field its kind uses.
+Defaults are resolved: a RopeScaling returned here has every field that its kind uses.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ MAX_FACTOR = 4096.0
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """What a config says about positions."""
+    """Positions and rotary embedding of a config."""
 
     max_position: int
     theta: float
     scaling: RopeScaling | None
     rotary_dim: int | None = None
-    """Of a head, where that is not all of it."""
+    """Dimensions of a head that rotate; None: all."""
 
 
 def read_rope(keys: Keys, head_dim: int, *, is_partial: bool = False) -> Rope:
-    """Positions as transformers reads them: `rope_scaling` wins over `rope_parameters`, an inner theta over an outer.
+    """Read positions as transformers does: `rope_scaling` wins over `rope_parameters`, an inner theta over an outer.
 
     yarn stretches a context of known length, so the longest is at least factor * that length. dynamic keeps the declared
-    length: up to there it changes nothing, and beyond it the keys already cached would need other frequencies.
-    is_partial: `partial_rotary_factor` says how much of a head rotates; else it must be all.
+    length: up to there it changes nothing, and beyond it cached keys would need other frequencies.
+    is_partial: True if the family reads `partial_rotary_factor`; otherwise the whole head must rotate.
     """
     declared = keys.integer("max_position_embeddings", MAX_POSITION)
     table = _table(keys)
@@ -60,26 +60,26 @@ def _scaled(keys: Keys, table: Keys, theta: float, declared: int, rotary_dim: in
             scaling = _yarn(table, original, declared)
             return Rope(max(declared, int(scaling.factor * original)), theta, scaling)
         case "longrope":
-            original = _original(keys, table, declared, low=2)  # of which a logarithm is divided by
+            original = _original(keys, table, declared, low=2)  # a divisor is its logarithm
             return Rope(declared, theta, _longrope(table, original, declared, rotary_dim))
         case _:
-            raise table.refusal(
+            raise table.error(
                 "rope_type" if table.get("rope_type") else "type", "default, linear, dynamic, llama3, yarn, longrope"
             )
 
 
-def by_kind_of_layer(keys: Keys, sliding_theta: float) -> tuple[Keys, float]:
-    """Keys whose angles are those of layers that see everything, and the base of layers that slide.
+def by_layer_type(keys: Keys, sliding_theta: float) -> tuple[Keys, float]:
+    """Return keys with the rope of full-attention layers, and the rope base of sliding-window layers.
 
-    transformers 5 has a table for each kind; before, `rope_theta` and `rope_scaling` were those of the former, and the
-    base of the latter stood elsewhere: `sliding_theta`.
+    transformers 5 has a table for each kind. Before, `rope_theta` and `rope_scaling` belonged to full-attention layers,
+    and another key held the base of the others: `sliding_theta`.
     """
     name, table = "rope_parameters", keys.get("rope_parameters")
     if not isinstance(table, dict) or not any(isinstance(value, dict) for value in table.values()):
         return keys, sliding_theta
     full, sliding = (table.get(f"{kind}_attention") or {} for kind in ("full", "sliding"))
     if not isinstance(full, dict) or not isinstance(sliding, dict):
-        raise keys.refusal(name, "tables full_attention and sliding_attention")
+        raise keys.error(name, "tables full_attention and sliding_attention")
     own = Keys({"rope_theta": sliding_theta, **sliding}, f"{name}.sliding_attention.")
     own.require("rope_type", "default", None)
     own.require("partial_rotary_factor", 1.0, None)
@@ -92,13 +92,13 @@ def _table(keys: Keys) -> Keys:
         if not table:
             continue
         if not isinstance(table, dict) or any(isinstance(value, dict) for value in table.values()):
-            raise keys.refusal(key, "one flat table for all layers")
+            raise keys.error(key, "one flat table for all layers")
         return Keys(table, f"{key}.")
     return Keys({}, "rope_parameters.")
 
 
 def _original(keys: Keys, table: Keys, declared: int, *, low: int = 1) -> int:
-    """The length before stretching: the outer key wins, as in transformers; absent, it is the declared maximum."""
+    """Return the length before stretching: the outer key wins, as in transformers; the default is the declared maximum."""
     name = "original_max_position_embeddings"
     if keys.get(name) is not None:
         return keys.integer(name, MAX_POSITION, low=low)
@@ -109,7 +109,7 @@ def _llama3(table: Keys, original: int) -> RopeScaling:
     low = table.number("low_freq_factor")
     high = table.number("high_freq_factor")
     if high <= low:
-        raise table.refusal("high_freq_factor", f"a number above low_freq_factor ({low:g})")
+        raise table.error("high_freq_factor", f"a number above low_freq_factor ({low:g})")
     return RopeScaling(
         "llama3", _factor(table), original_max_position=original, low_freq_factor=low, high_freq_factor=high
     )
@@ -121,7 +121,7 @@ def _yarn(table: Keys, original: int, declared: int) -> RopeScaling:
         "yarn",
         factor,
         original_max_position=original,
-        # transformers takes 0 as absent here, hence truth and not presence.
+        # transformers reads 0 as absent here.
         beta_fast=table.number("beta_fast") if table.get("beta_fast") else 32.0,
         beta_slow=table.number("beta_slow") if table.get("beta_slow") else 1.0,
         attention_factor=_yarn_attention_factor(table, factor),
@@ -130,7 +130,7 @@ def _yarn(table: Keys, original: int, declared: int) -> RopeScaling:
 
 
 def _yarn_attention_factor(table: Keys, factor: float) -> float:
-    """What cos and sin are multiplied by. Both `mscale` keys together replace the paper's 0.1 ln(factor) + 1."""
+    """Return the factor on cos and sin. Both `mscale` keys together replace the paper's 0.1 ln(factor) + 1."""
     if table.get("attention_factor") is not None:
         return table.number("attention_factor")
     if table.get("mscale") and table.get("mscale_all_dim"):
@@ -166,7 +166,7 @@ def _rotary_dim(keys: Keys, head_dim: int) -> int:
         return head_dim
     rotary_dim = int(head_dim * keys.number(name, high=1.0))
     if rotary_dim < 2 or rotary_dim % 2:
-        raise keys.refusal(name, f"a part of a head of {head_dim} that is an even number of dimensions")
+        raise keys.error(name, f"a fraction of a head of {head_dim} that is an even number of dimensions")
     return rotary_dim
 
 

@@ -28,7 +28,7 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
-    """Every second layer sees everything; scores and logits are capped."""
+    """Gemma with full attention in every second layer, and capped scores and logits."""
     return gemma(Keys({**DEFAULTS, **hf}), pattern=2)
 
 

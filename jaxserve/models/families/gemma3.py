@@ -1,4 +1,4 @@
-"""Gemma 3 (arXiv 2503.19786), of models that also see the text part."""
+"""Gemma 3 (arXiv 2503.19786), and the text part of its multimodal models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import MAX_LAYERS
 from jaxserve.models.families._gemma import gemma, gemma_gguf_config
 from jaxserve.models.families._keys import Keys
-from jaxserve.models.families._rope import by_kind_of_layer
+from jaxserve.models.families._rope import by_layer_type
 
 DEFAULTS: Mapping[str, Any] = {
     "num_key_value_heads": 4,
@@ -40,19 +40,19 @@ _SIZES: Mapping[str, Any] = {
     "max_position_embeddings": 131_072,
     "sliding_window_pattern": 6,
 }
-"""Published configs of models that also see leave these out, too, where they are so."""
+"""Defaults of further keys that published multimodal configs leave out."""
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
-    """Gemma 2 with norms on query and key heads, and other angles in layers that slide: five of six."""
+    """Gemma 2 with norms of query and key heads, and another rope base in sliding-window layers: five of six."""
     keys = Keys({**DEFAULTS, **_SIZES, **hf})
-    keys, sliding_theta = by_kind_of_layer(keys, keys.number("rope_local_base_freq", low=1.0))
+    keys, sliding_theta = by_layer_type(keys, keys.number("rope_local_base_freq", low=1.0))
     config = gemma(keys, pattern=keys.integer("sliding_window_pattern", MAX_LAYERS))
     return replace(
         config,
         qk_norm="heads",
         sliding_rope_theta=sliding_theta,
-        # Its modelling code has the setting, and computes nothing with it.
+        # transformers has the setting but ignores it.
         attention_softcap=None,
     )
 

@@ -24,7 +24,7 @@ _PARTIAL: Mapping[str, Any] = {"partial_rotary_factor": 0.5}
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
-    """Llama with biases on queries, keys and values, of whose heads the first half rotates, neighbour with neighbour."""
+    """Llama with QKV biases; the first half of each head rotates, in adjacent pairs."""
     keys = Keys({**DEFAULTS, **_PARTIAL, **hf})
     keys.require("mlp_bias", False, None)
     config = build(

@@ -13,7 +13,7 @@ DEFAULTS = glm.DEFAULTS
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
-    """GLM-4 with norms behind the blocks, too."""
+    """GLM-4 with sandwich norms."""
     return replace(glm.decoder_config(hf), norm_placement="sandwich")
 
 

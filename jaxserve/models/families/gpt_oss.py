@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
-from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.experts import ClampedGate
-from jaxserve.models.families._common import build, layer_types, num_layers, read_window
+from jaxserve.models.families._common import build, num_layers, read_window, sliding_layers
 from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
 from jaxserve.models.families._keys import Keys
 
@@ -38,13 +38,13 @@ _ROPE: Mapping[str, Any] = {
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
-    """Sinks in every head, a window in every second layer, biases everywhere, and experts whose gates are clamped."""
+    """Attention sinks, a window in every second layer, biases everywhere, and experts with clamped gates."""
     keys = Keys({**DEFAULTS, **({} if hf.get("rope_parameters") else {"rope_scaling": _ROPE}), **hf})
     keys.require("hidden_act", "silu")
     keys.require("mlp_bias", None)
     window, has_bias = read_window(keys), keys.flag("attention_bias")
     default = tuple(window is not None and index % 2 == 0 for index in range(num_layers(keys)))
-    layers = tuple(LayerConfig(window if slides else None) for slides in layer_types(keys, window, default))
+    layers = sliding_layers(keys, window, default)
     experts = replace(
         read_experts(keys, "num_local_experts", "intermediate_size", is_normalized=True),
         has_biases=True,

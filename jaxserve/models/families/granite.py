@@ -30,7 +30,7 @@ _COMPUTED = ("embedding_multiplier", "residual_multiplier", "attention_multiplie
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
-    """Llama with four factors: on embeddings, on what a block adds, on scores, and (divided by) on logits."""
+    """Llama with factors on embeddings, block outputs and scores, and a divisor of logits."""
     keys = Keys({**DEFAULTS, **hf})
     has_attention_bias = keys.flag("attention_bias")
     config = build(

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families._common import build, like_layers
+from jaxserve.models.families._common import build, uniform_layers
 from jaxserve.models.families._keys import Keys
 
 DEFAULTS: Mapping[str, Any] = {
@@ -22,11 +22,11 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
-    """Llama without biases; a `sliding_window` holds for every layer, and absent it is 4096 (null is none)."""
+    """Llama without biases; `sliding_window` applies to every layer and defaults to 4096 (null is none)."""
     keys = Keys({**DEFAULTS, **hf})
     keys.require("attention_bias", False, None)
     keys.require("mlp_bias", False, None)
-    return build(keys, layers=like_layers(keys))
+    return build(keys, layers=uniform_layers(keys))
 
 
 FAMILY = Family(

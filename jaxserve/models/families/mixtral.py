@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families._common import build, like_layers
+from jaxserve.models.families._common import build, uniform_layers
 from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
 from jaxserve.models.families._keys import Keys
 
@@ -25,12 +25,12 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
-    """Mistral with experts in every layer. Noise on what the router sees belongs to training."""
+    """Mistral with experts in every layer. Router noise is used in training only."""
     keys = Keys({**DEFAULTS, **hf})
     keys.require("attention_bias", False, None)
     keys.require("mlp_bias", False, None)
     experts = read_experts(keys, "num_local_experts", "intermediate_size", is_normalized=True)
-    return build(keys, layers=all_with_experts(like_layers(keys), experts), computed=COUNT_KEYS)
+    return build(keys, layers=all_with_experts(uniform_layers(keys), experts), computed=COUNT_KEYS)
 
 
 FAMILY = Family(

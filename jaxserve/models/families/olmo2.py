@@ -24,13 +24,13 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
-    """Norms behind every block, and over all heads of queries and of keys together."""
+    """Llama with post-norms, and norms over all query heads and all key heads together."""
     keys = Keys({**DEFAULTS, **hf})
     return olmo(keys, full_layers(keys))
 
 
 def olmo(keys: Keys, layers: tuple[LayerConfig, ...]) -> DecoderConfig:
-    """What OLMo 3 has of it, too."""
+    """Build the features that OLMo 2 and OLMo 3 share."""
     keys.require("mlp_bias", False, None)
     has_bias = keys.flag("attention_bias")
     config = build(keys, layers=layers, qkv_bias=has_bias, attention_out_bias=has_bias)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
-from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
-from jaxserve.models.families._common import layer_types, num_layers, read_window
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.families._common import num_layers, read_window, sliding_layers
 from jaxserve.models.families._keys import Keys
-from jaxserve.models.families._rope import by_kind_of_layer
+from jaxserve.models.families._rope import by_layer_type
 from jaxserve.models.families.olmo2 import olmo
 
 DEFAULTS: Mapping[str, Any] = {
@@ -25,12 +25,12 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
-    """OLMo 2 whose layers slide, but for every fourth; only that one's angles are scaled."""
-    # As transformers has it: a base outside of tables is that of the layers that see everything.
-    keys, sliding_theta = by_kind_of_layer(Keys({**DEFAULTS, **hf}), DEFAULTS["rope_theta"])
+    """OLMo 2 with full attention in every fourth layer and windows in the others; only the former scale rope."""
+    # As in transformers: a base outside of the tables belongs to full-attention layers.
+    keys, sliding_theta = by_layer_type(Keys({**DEFAULTS, **hf}), DEFAULTS["rope_theta"])
     window = read_window(keys)
     default = tuple(window is not None and (index + 1) % 4 != 0 for index in range(num_layers(keys)))
-    layers = tuple(LayerConfig(window if slides else None) for slides in layer_types(keys, window, default))
+    layers = sliding_layers(keys, window, default)
     return replace(olmo(keys, layers), sliding_rope_theta=sliding_theta)
 
 

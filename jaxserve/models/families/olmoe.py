@@ -26,7 +26,7 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
-    """Experts in every layer, and norms over all heads of queries and of keys together. `clip_qkv` is refused."""
+    """Experts in every layer, and norms over all query heads and all key heads together. `clip_qkv` is rejected."""
     keys = Keys({**DEFAULTS, **hf})
     keys.require("mlp_bias", False, None)
     has_bias = keys.flag("attention_bias")

@@ -9,7 +9,7 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
 from jaxserve.checkpoint.gguf.keys import WINDOW, GGUFKeys
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families._common import build, like_layers
+from jaxserve.models.families._common import build, uniform_layers
 from jaxserve.models.families._keys import Keys
 
 DEFAULTS: Mapping[str, Any] = {
@@ -22,20 +22,19 @@ DEFAULTS: Mapping[str, Any] = {
     "tie_word_embeddings": False,
 }
 _LONGROPE = ("su", "yarn")
-"""What the first configs call it."""
+"""Names of longrope in early configs."""
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
-    """Llama without biases, whose window, if any, holds in every layer. A part of a head may rotate (Phi-4-mini), and
-    what is said to be longer than the original length is so by longrope."""
+    """Llama without biases, with one window for all layers, partial rotation (Phi-4-mini) and longrope."""
     keys = Keys({**DEFAULTS, **hf})
     for key in ("attention_bias", "mlp_bias"):
         keys.require(key, False, None)
-    return build(_renamed(keys), layers=like_layers(keys), computed=("partial_rotary_factor",))
+    return build(_renamed(keys), layers=uniform_layers(keys), computed=("partial_rotary_factor",))
 
 
 def _renamed(keys: Keys) -> Keys:
-    """With longrope's one name."""
+    """Replace early names of longrope."""
     name = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
     table = keys.get(name)
     if not isinstance(table, dict):

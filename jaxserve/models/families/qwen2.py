@@ -24,7 +24,7 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
-    """Llama with a bias on q, k and v (always) and none on the output projection."""
+    """Llama with biases of q, k and v (always) and none of the output projection."""
     keys = Keys({**DEFAULTS, **hf})
     keys.require("attention_bias", True, None)
     keys.require("mlp_bias", False, None)

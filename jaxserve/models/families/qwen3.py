@@ -27,7 +27,7 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
-    """Llama with RMSNorm on each query and key head; `head_dim` is its own (128 when absent), not D / N."""
+    """Llama with RMSNorm of each query and key head; `head_dim` defaults to 128, not D / N."""
     keys = Keys({**DEFAULTS, **hf})
     keys.require("mlp_bias", False, None)
     has_attention_bias = keys.flag("attention_bias")

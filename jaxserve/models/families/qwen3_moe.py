@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families._common import build, like_layers
+from jaxserve.models.families._common import build, uniform_layers
 from jaxserve.models.families._experts import COUNT_KEYS, read_experts, some_with_experts
 from jaxserve.models.families._keys import Keys
 
@@ -31,16 +31,16 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
-    """Qwen3 with experts in every `decoder_sparse_step`-th layer, but those of `mlp_only_layers`.
+    """Qwen3 with experts in every `decoder_sparse_step`-th layer except those of `mlp_only_layers`.
 
-    With `use_sliding_window` every layer slides.
+    With `use_sliding_window` every layer has a window.
     """
     given = Keys({**DEFAULTS, **hf})
     keys = given if given.flag("use_sliding_window") else Keys({**given.table, "sliding_window": None})
     keys.require("mlp_bias", False, None)
     has_bias = keys.flag("attention_bias")
     experts = read_experts(keys, "num_experts", "moe_intermediate_size", is_normalized=keys.flag("norm_topk_prob"))
-    layers = some_with_experts(keys, like_layers(keys), experts)
+    layers = some_with_experts(keys, uniform_layers(keys), experts)
     config = build(keys, layers=layers, qkv_bias=has_bias, attention_out_bias=has_bias, computed=COUNT_KEYS)
     return replace(config, qk_norm="heads")
 

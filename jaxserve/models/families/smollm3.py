@@ -27,17 +27,17 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
-    """Llama whose every fourth layer has no positions; with `use_sliding_window` it is those layers that slide."""
+    """Llama without rope in every fourth layer; `use_sliding_window` gives those layers a window."""
     keys = Keys({**DEFAULTS, **hf})
     rope = _rope_layers(keys)
     window = optional_window(keys)
-    slides = layer_types(keys, window, tuple(window is not None and not use_rope for use_rope in rope))
+    is_sliding = layer_types(keys, window, tuple(window is not None and not use_rope for use_rope in rope))
     has_attention_bias = keys.flag("attention_bias")
     return build(
         keys,
         layers=tuple(
-            LayerConfig(window if is_sliding else None, use_rope)
-            for is_sliding, use_rope in zip(slides, rope, strict=True)
+            LayerConfig(window if is_windowed else None, use_rope)
+            for is_windowed, use_rope in zip(is_sliding, rope, strict=True)
         ),
         qkv_bias=has_attention_bias,
         attention_out_bias=has_attention_bias,
@@ -46,14 +46,14 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
 
 
 def _rope_layers(keys: Keys) -> tuple[bool, ...]:
-    """`no_rope_layers`, against its name, holds 1 where a layer rotates and 0 where it does not."""
+    """Read `no_rope_layers`, which despite its name holds 1 for a layer with rope and 0 for one without."""
     count = num_layers(keys)
     marks = keys.get("no_rope_layers")
     if marks is None:
         interval = keys.integer("no_rope_layer_interval", MAX_LAYERS)
         return tuple((index + 1) % interval != 0 for index in range(count))
     if not isinstance(marks, list) or len(marks) < count or any(mark not in (0, 1) for mark in marks):
-        raise keys.refusal("no_rope_layers", f"a list of 0 and 1 with an entry for each of the {count} layers")
+        raise keys.error("no_rope_layers", f"a list of 0 and 1 with an entry for each of the {count} layers")
     return tuple(bool(mark) for mark in marks[:count])
 
 

@@ -1,4 +1,4 @@
-"""Matrices that a checkpoint stores as one, as Phi-3 does, under the names of each."""
+"""Split QKV and gate-up matrices that a checkpoint stores fused (Phi-3) into one tensor each."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from jaxserve.quant.array import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class PartedCheckpoint(CheckpointView):
-    """A checkpoint some of whose tensors are rows of others."""
+class SplitCheckpoint(CheckpointView):
+    """A checkpoint with tensors that are rows of stored ones."""
 
     rows: Mapping[str, tuple[str, slice]]
-    """Where they lie: in which tensor, and which rows."""
+    """Stored tensor and rows of each such tensor."""
 
     def read(self, name: str) -> Tensor:
         if name not in self.rows:
@@ -26,28 +26,28 @@ class PartedCheckpoint(CheckpointView):
         return self.inner.read(whole)[rows]
 
 
-def with_parts(checkpoint: Checkpoint) -> Checkpoint:
-    """The same with queries, keys and values, and gate and up, as tensors of their own.
+def split_fused(checkpoint: Checkpoint) -> Checkpoint:
+    """Replace fused QKV and gate-up matrices by their parts.
 
-    Nothing is done where the sizes are not those of the config: the loader says then what it misses.
+    Matrices whose sizes are not those of the config stay as they are: the loader then names what is missing.
     """
     tensors, rows = dict(checkpoint.tensors), {}
-    for joined, parts in _parts(checkpoint.config).items():
-        for name in [name for name in tensors if f".{joined}." in name]:
+    for fused, parts in _parts(checkpoint.config).items():
+        for name in [name for name in tensors if f".{fused}." in name]:
             info, ends = tensors[name], list(itertools.accumulate(parts.values(), initial=0))
             if info.shape[:1] != (ends[-1],):
                 continue
             del tensors[name]
             for part, (start, end) in zip(parts, itertools.pairwise(ends), strict=True):
-                own = name.replace(f".{joined}.", f".{part}.")
+                own = name.replace(f".{fused}.", f".{part}.")
                 size = info.num_stored_bytes * (end - start) // ends[-1]
                 tensors[own] = replace(info, name=own, shape=(end - start, *info.shape[1:]), num_stored_bytes=size)
                 rows[own] = (name, slice(start, end))
-    return PartedCheckpoint(checkpoint, tensors, rows) if rows else checkpoint
+    return SplitCheckpoint(checkpoint, tensors, rows) if rows else checkpoint
 
 
 def _parts(config: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Rows of each part by name, by the name of the whole."""
+    """Return the rows of each part, by fused module."""
     sizes = ("hidden_size", "num_attention_heads", "intermediate_size")
     hidden, heads, width = (value if isinstance(value := config.get(key), int) else 0 for key in sizes)
     kv_heads, head_dim = config.get("num_key_value_heads"), config.get("head_dim")
