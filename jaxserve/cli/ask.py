@@ -14,8 +14,7 @@ from typing import Any
 
 from jaxserve.errors import ConfigError
 from jaxserve.runtime.environment import base_url, child_environment, environment_api_key
-from jaxserve.tools.client.remote import NoServerError, RemoteError
-from jaxserve.tools.client.replies import Remote
+from jaxserve.tools.client import NoServerError, Remote, RemoteError
 from jaxserve.tools.terminal.own_server import OwnServer, ServerEndedError, own_server
 from jaxserve.tools.terminal.receiving import Reply
 from jaxserve.tools.terminal.screen import Screen

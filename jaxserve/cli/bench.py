@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -27,17 +26,18 @@ from rich.progress import (
 from jaxserve.cli.bench_flags import add_offline, add_serve, add_startup
 from jaxserve.cli.bench_tables import print_engine, print_notes, print_run, print_startup, print_sweep
 from jaxserve.cli.flags import config_from_flags
-from jaxserve.errors import ConfigError, RequestError
-from jaxserve.ipc.messages import Grammar
+from jaxserve.errors import ConfigError
+from jaxserve.log import configure_logging
 from jaxserve.runtime.environment import base_url, environment_api_key, restart_with
+from jaxserve.runtime.spawn import ENVIRONMENT
 from jaxserve.tools.bench.client import RequestRecord
 from jaxserve.tools.bench.plot import check_plot, draw
 from jaxserve.tools.bench.serving import Level, Load, connected
 from jaxserve.tools.bench.startup import StartFailedError, measure_startup
 from jaxserve.tools.bench.target import BenchmarkError
-from jaxserve.tools.bench.tokens import LocalTokens, TokenizeError
+from jaxserve.tools.bench.tokens import TokenizeError
 from jaxserve.tools.bench.workload import Workload, make_workload
-from jaxserve.tools.client.remote import RemoteError
+from jaxserve.tools.client import RemoteError
 
 Figures = dict[str, Any]
 
@@ -128,28 +128,15 @@ async def _sweep(load: Load, levels: Sequence[Level]) -> list[Figures]:
 
 
 def _run_offline(arguments: argparse.Namespace) -> list[Figures]:
-    from jaxserve.checkpoint.source import resolve
-    from jaxserve.engine.process import build_core, build_executor
-    from jaxserve.ipc.engine_spec import EngineSpec
-    from jaxserve.ipc.messages import StartupProgress
-    from jaxserve.log import configure_logging
-    from jaxserve.runtime.api_process import tokenizer_of
-    from jaxserve.runtime.spawn import ENVIRONMENT
-    from jaxserve.runtime.startup_display import StartupDisplay
-    from jaxserve.tools.bench.offline import (
-        OfflineLoad,
-        measure_offline,
-    )  # the engine, which `bench serve` does without
+    from jaxserve.tools.bench.local_engine import grammar_of, run_offline  # imports jax
+    from jaxserve.tools.bench.offline import OfflineLoad
 
     config = config_from_flags(arguments)
-    grammar = _grammar(arguments.structured_outputs, config.structured.max_grammar_depth)
-    restart_with(ENVIRONMENT)  # what a server gives its engine: malloc's part of it is read at a start
+    grammar = grammar_of(arguments.structured_outputs, config.structured.max_grammar_depth)
+    restart_with(ENVIRONMENT)  # the variables that a server gives its engine: glibc reads its part at the start
     configure_logging(config.server.log_level, config.server.log_format)
-    path = resolve(config.model.model, config.model.revision)
-    tokenizer = tokenizer_of(config, path)
     load = OfflineLoad(
         workload=_workload(arguments),
-        form="chat" if tokenizer.has_chat_template else "text",
         num_prompts=arguments.num_prompts,
         num_warmups=arguments.num_warmups,
         max_concurrency=arguments.max_concurrency,
@@ -157,35 +144,13 @@ def _run_offline(arguments: argparse.Namespace) -> list[Figures]:
         percentiles=arguments.metric_percentiles,
         grammar=grammar,
     )
-    spec = EngineSpec(config=config, model_path=str(path), address="")
-    with StartupDisplay() as display:
-        executor = build_executor(spec, lambda *progress: display.show(StartupProgress(*progress)))
-    try:
-        with _progress() as add_bar:
-            on_start, on_done = add_bar(f"{load.workload.name}, offline", load.num_prompts)
-            tokens = LocalTokens(tokenizer, str(path))
-            core = build_core(spec, executor)
-            figures = asyncio.run(measure_offline(core, tokens, load, on_start=on_start, on_done=on_done))
-    finally:
-        executor.close()
+    with _progress() as add_bar:
+        figures = run_offline(config, load, add_bar)
     print(f"{load.workload.name} on {config.model.model}, offline")
     print_run(figures, load.percentiles)
     print_engine(figures)
     print_notes([figures])
     return [{"model_id": config.model.model, **figures}]
-
-
-def _grammar(fields: dict[str, Any] | None, max_depth: int) -> Grammar | None:
-    """Of the field `structured_outputs` of a request. Raises ConfigError for what the server would refuse."""
-    if fields is None:
-        return None
-    from jaxserve.frontend.grammars.constraint import StructuredOutputs, requested_grammar
-
-    try:
-        named = requested_grammar(None, msgspec.convert(fields, StructuredOutputs), max_depth)
-    except (msgspec.ValidationError, RequestError) as error:
-        raise ConfigError(f"--structured-outputs: {error}") from None
-    return None if named is None else named.grammar
 
 
 def _run_startup(arguments: argparse.Namespace) -> list[Figures]:

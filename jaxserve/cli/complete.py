@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace, serve_words: Sequence[str]) -> int:
     text = ask.read_stdin() if arguments.text == "-" else arguments.text
 
     def work(asking: ask.Asking) -> None:
-        pieces = asking.remote.stream("/v1/completions", {"model": asking.model, "prompt": text})
-        ask.report(receive(asking.runner, pieces, asking.screen), is_verbose=arguments.verbose)
+        deltas = asking.remote.stream("/v1/completions", {"model": asking.model, "prompt": text})
+        ask.report(receive(asking.runner, deltas, asking.screen), is_verbose=arguments.verbose)
 
     return ask.run(arguments, serve_words, work)

@@ -11,8 +11,7 @@ import aiohttp
 
 from jaxserve.tools.bench.prompts import Prompt
 from jaxserve.tools.bench.target import Target
-from jaxserve.tools.client.remote import RemoteError
-from jaxserve.tools.client.replies import pieces
+from jaxserve.tools.client import RemoteError, deltas
 
 MAX_STALE_CONNECTIONS = 3
 
@@ -87,12 +86,12 @@ async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) 
 
 
 async def _read_stream(response: aiohttp.ClientResponse, record: RequestRecord) -> None:
-    async for piece in pieces(response):
-        if text := piece.reasoning + piece.text:
-            record.chunk_times_s.append(piece.arrived_s)
+    async for delta in deltas(response):
+        if text := delta.reasoning + delta.text:
+            record.chunk_times_s.append(delta.arrived_s)
             record.text.append(text)
-        if piece.usage:
-            _note_usage(record, piece.usage)
+        if delta.usage:
+            _note_usage(record, delta.usage)
     if not record.chunk_times_s and not record.num_output_tokens:
         record.fail("stream", "the stream ended without text")
 

@@ -31,7 +31,7 @@ class OfflineLoad:
     """What the engine gets to do."""
 
     workload: Workload
-    form: Form
+    form: Form = "text"
     num_prompts: int
     num_warmups: int = 0
     """Requests before the clock starts, one at a time."""

@@ -25,7 +25,7 @@ from jaxserve.tools.bench.report import DEFAULT_PERCENTILES, GoodputMetric, deta
 from jaxserve.tools.bench.target import ENDPOINTS, FORMS, Backend, Target, settle
 from jaxserve.tools.bench.tokens import TokenizeError, TokenSource, find_tokens
 from jaxserve.tools.bench.workload import Workload
-from jaxserve.tools.client.remote import first_model
+from jaxserve.tools.client import first_model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

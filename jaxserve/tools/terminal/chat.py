@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jaxserve.tools.client.remote import RemoteError
-from jaxserve.tools.client.replies import Remote
+from jaxserve.tools.client import Remote, RemoteError
 from jaxserve.tools.terminal.conversation import Conversation
 from jaxserve.tools.terminal.receiving import Reply, receive
 from jaxserve.tools.terminal.screen import Screen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from jaxserve.tools.client.replies import Piece
+from jaxserve.tools.client import OutputDelta
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 _UNPRINTABLE = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -12,7 +12,7 @@ _UNPRINTABLE = {code: None for code in (*range(32), *range(127, 160)) if chr(cod
 
 
 class Screen:
-    """One output, reply by reply: `show` its pieces, then `end` it."""
+    """One output, reply by reply: `show` its deltas, then `end` it."""
 
     def __init__(self, output: TextIO) -> None:
         self._output = output
@@ -20,18 +20,18 @@ class Screen:
         self._is_reasoning = False
         self._last = "\n"
 
-    def show(self, piece: Piece) -> None:
-        """Write what the piece has to say, at once."""
-        if piece.reasoning and self._is_terminal:
+    def show(self, delta: OutputDelta) -> None:
+        """Write what the delta has to say, at once."""
+        if delta.reasoning and self._is_terminal:
             if not self._is_reasoning:
                 self._is_reasoning = True
                 self._output.write(DIM)
-            self._write(piece.reasoning)
-        if piece.text:
+            self._write(delta.reasoning)
+        if delta.text:
             if self._is_reasoning:
                 self._end_reasoning()
                 self._output.write("\n" if self._last == "\n" else "\n\n")
-            self._write(piece.text)
+            self._write(delta.text)
 
     def end(self) -> None:
         """Whatever comes next begins a line."""

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from jaxserve.tools.client.remote import RemoteError
-from jaxserve.tools.client.replies import Piece
+from jaxserve.tools.client import OutputDelta, RemoteError
 from jaxserve.tools.terminal.chat import COMMANDS, Chat
 from jaxserve.tools.terminal.conversation import Conversation
 from jaxserve.tools.terminal.screen import Screen
@@ -32,13 +31,13 @@ class ScriptedRemote:
         self.sent: list[list[dict[str, str]]] = []
         self.failures: dict[int, BaseException] = {}
 
-    async def stream(self, endpoint: str, fields: Any) -> AsyncIterator[Piece]:
+    async def stream(self, endpoint: str, fields: Any) -> AsyncIterator[OutputDelta]:
         assert endpoint == "/v1/chat/completions"
         self.sent.append(list(fields["messages"]))
-        yield Piece(1.0, text="reply ")
+        yield OutputDelta(1.0, text="reply ")
         if failure := self.failures.get(len(self.sent)):
             raise failure
-        yield Piece(2.0, text=str(len(self.sent)), finish_reason="stop")
+        yield OutputDelta(2.0, text=str(len(self.sent)), finish_reason="stop")
 
 
 class Scene:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxserve.tools.client.replies import Piece
+from jaxserve.tools.client import OutputDelta
 from jaxserve.tools.terminal.receiving import Reply
 
 USAGE = {"prompt_tokens": 37, "completion_tokens": 8, "prompt_tokens_details": {"cached_tokens": 32}}
@@ -10,10 +10,10 @@ USAGE = {"prompt_tokens": 37, "completion_tokens": 8, "prompt_tokens_details": {
 
 def test_tokens_and_speed_are_those_the_server_counted() -> None:
     reply = Reply(asked_s=10.0)
-    for piece in (Piece(10.5, text="Par"), Piece(12.0, text="is"), Piece(12.0, finish_reason="stop")):
+    for piece in (OutputDelta(10.5, text="Par"), OutputDelta(12.0, text="is"), OutputDelta(12.0, finish_reason="stop")):
         reply.add(piece)
     assert reply.summary() == "reply 2 pieces in 2.00 s (1.0 a second, the first after 0.50 s), ended by stop"
-    reply.add(Piece(13.0, usage=USAGE))
+    reply.add(OutputDelta(13.0, usage=USAGE))
     assert reply.summary() == (
         "prompt 37 tokens (32 cached), reply 8 tokens in 2.00 s (4.0 a second, the first after 0.50 s), ended by stop"
     )

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import io
 
-from jaxserve.tools.client.replies import Piece
+from jaxserve.tools.client import OutputDelta
 from jaxserve.tools.terminal.screen import DIM, PLAIN, Screen
 
-PIECES = (Piece(0, reasoning="let me "), Piece(0, reasoning="think"), Piece(0, text="Par"), Piece(0, text="is"))
+PIECES = (
+    OutputDelta(0, reasoning="let me "),
+    OutputDelta(0, reasoning="think"),
+    OutputDelta(0, text="Par"),
+    OutputDelta(0, text="is"),
+)
 
 
-def shown(*pieces: Piece, is_terminal: bool) -> str:
+def shown(*deltas: OutputDelta, is_terminal: bool) -> str:
     output = io.StringIO()
     output.isatty = lambda: is_terminal  # type: ignore[method-assign]
     screen = Screen(output)
-    for piece in pieces:
-        screen.show(piece)
+    for delta in deltas:
+        screen.show(delta)
     screen.end()
     screen.remark("a remark")
     return output.getvalue()
@@ -36,4 +41,4 @@ def test_reasoning_that_is_stopped_leaves_no_dim_terminal() -> None:
 
 def test_a_reply_cannot_control_the_terminal() -> None:
     text = "a\x1b]0;title\x07b\x9b2Jc\rd\te\nf\n"
-    assert shown(Piece(0, text=text), is_terminal=False) == "a]0;titleb2Jcd\te\nf\n"
+    assert shown(OutputDelta(0, text=text), is_terminal=False) == "a]0;titleb2Jcd\te\nf\n"

@@ -8,14 +8,15 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from jaxserve.tools.client.remote import NoServerError, RemoteError
-from jaxserve.tools.client.replies import Piece, Remote
+from jaxserve.tools.client import NoServerError, OutputDelta, Remote, RemoteError
 
 CHUNK = 'data: {"choices": [{"index": 0, "delta": {"content": "Hi"}, "finish_reason": %s}]}\n\n'
 
 
-async def replies(*parts: str, status: int = 200, options: dict[str, Any] | None = None) -> tuple[list[Piece], Any]:
-    """The pieces of a server that says `parts` and closes the connection, and the request it got."""
+async def replies(
+    *parts: str, status: int = 200, options: dict[str, Any] | None = None
+) -> tuple[list[OutputDelta], Any]:
+    """The deltas of a server that says `parts` and closes the connection, and the request it got."""
     seen: list[Any] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -31,12 +32,12 @@ async def replies(*parts: str, status: int = 200, options: dict[str, Any] | None
     app.router.add_post("/v1/chat/completions", answer)
     async with TestServer(app) as server:
         remote = Remote(url=str(server.make_url("")).rstrip("/"), api_key="sk-1", options=options or {})
-        pieces = [piece async for piece in remote.stream("/v1/chat/completions", {"model": "m"})]
-    return pieces, seen[0]
+        deltas = [delta async for delta in remote.stream("/v1/chat/completions", {"model": "m"})]
+    return deltas, seen[0]
 
 
 async def test_pieces_have_text_reasoning_end_and_usage() -> None:
-    pieces, (body, key) = await replies(
+    deltas, (body, key) = await replies(
         ": a comment\n\n",
         'data: {"error": null, "choices": [{"delta": {"content": null, "reasoning": "hm", "reasoning_content": "hm"}}]}\n\n',
         'data: {"choices": [{"text": "old", "finish_reason": null}]}\n\n',
@@ -46,16 +47,16 @@ async def test_pieces_have_text_reasoning_end_and_usage() -> None:
     )
     assert body == {"model": "m", "seed": 4, "stream": True}
     assert key == "Bearer sk-1"
-    assert [(p.text, p.reasoning, p.finish_reason) for p in pieces[:-1]] == [
+    assert [(p.text, p.reasoning, p.finish_reason) for p in deltas[:-1]] == [
         ("", "hm", None),
         ("old", "", None),
         ("Hi", "", "stop"),
     ]
-    assert pieces[-1].usage == {"completion_tokens": 3}
+    assert deltas[-1].usage == {"completion_tokens": 3}
 
 
 async def test_a_server_that_never_says_done_is_fine_once_it_finished() -> None:
-    assert [piece.text for piece in (await replies(CHUNK % '"stop"'))[0]] == ["Hi"]
+    assert [delta.text for delta in (await replies(CHUNK % '"stop"'))[0]] == ["Hi"]
 
 
 @pytest.mark.parametrize(
@@ -81,4 +82,4 @@ async def test_nobody_there() -> None:
     with pytest.raises(NoServerError, match=r"no server at http://127\.0\.0\.1:1: Connection refused"):
         await remote.first_model()
     with pytest.raises(NoServerError, match="Connection refused"):
-        _ = [piece async for piece in remote.stream("/v1/completions", {})]
+        _ = [delta async for delta in remote.stream("/v1/completions", {})]

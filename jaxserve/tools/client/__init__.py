@@ -1,1 +1,0 @@
-"""Servers with OpenAI's API, seen from a client."""
