@@ -71,7 +71,8 @@ def copy_program(folder: Path) -> Overlay:
     """Copy the program by hard links: milliseconds, and no bytes."""
     for name in COPIED:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, copy_function=_link, ignore=_UNNEEDED)
+            copy = shutil.copy2 if name == "docs" else _link  # `make docs` overwrites pages in place
+            shutil.copytree(ROOT / name, folder / name, copy_function=copy, ignore=_UNNEEDED)
         else:
             _link(str(ROOT / name), str(folder / name))
     return Overlay(folder)
