@@ -27,7 +27,6 @@ from jaxserve.engine.loop import EngineLoop
 from jaxserve.engine.startup import start_executor
 from jaxserve.errors import StartupError
 from jaxserve.executor.fake import FakeExecutor
-from jaxserve.executor.fake_embedding import FakeEmbeddingExecutor
 from jaxserve.executor.profiler import Profiler
 from jaxserve.executor.protocol import Executor, Progress
 from jaxserve.ipc.address import discard_address, remove_socket
@@ -99,8 +98,6 @@ def build_executor(spec: EngineSpec, progress: Progress, clock: PhaseClock | Non
     if spec.executor == "fake":
         progress("load", 1, 1, "fake")
         clock.add("engine", process_start_s())
-        if spec.config.model.task == "embed":
-            return FakeEmbeddingExecutor(spec.config, spec.fake)
         return FakeExecutor.start(spec.config, spec.fake)
     from jaxserve.executor.local import LocalExecutor  # here, so that a fake engine needs no jax
 

@@ -10,13 +10,14 @@ import numpy as np
 
 from jaxserve.config import SchedulerConfig
 from jaxserve.engine.core import EngineCore
-from jaxserve.executor.fake import FakeExecutor, FakePending, next_token, powers_of_two
+from jaxserve.executor.fake import FakeExecutor, FakePending, powers_of_two
+from jaxserve.executor.fake_models import FakeTokens, next_token
 from jaxserve.ipc.engine_spec import Script
 from jaxserve.ipc.messages import AddRequest, RequestOutput
 from jaxserve.kv.manager import KVManager
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.grammars import Grammars
-from jaxserve.scheduler.plan import Buckets, StepPlan
+from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.types import RequestId
 
@@ -89,18 +90,16 @@ class Rig:
         rows, tokens = max_num_seqs or 8, max_num_batched_tokens or 16
         self.buckets = buckets or Buckets(powers_of_two(rows), powers_of_two(tokens), rows, max_decode_steps)
         self.kv = KVManager(num_blocks, block_size, max_model_len, enable_prefix_caching=enable_prefix_caching)
-        self.executor = FakeExecutor(
+        self.model = FakeTokens(
             self.buckets,
             num_blocks,
             block_size,
             VOCAB_SIZE,
             max_model_len=max_model_len,
             eos_token_ids=frozenset({EOS}),
-            fail_at_steps=fail_at_steps,
-            device_seconds=device_seconds,
-            gate=gate,
             script=script,
         )
+        self.executor = FakeExecutor(self.model, fail_at_steps=fail_at_steps, device_seconds=device_seconds, gate=gate)
         config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -115,7 +114,7 @@ class Rig:
         )
         self.core = EngineCore(self.scheduler, self.executor, depth=depth)
         self.plans: list[StepPlan] = []
-        self.pending: deque[tuple[StepPlan, FakePending]] = deque()
+        self.pending: deque[tuple[StepPlan, FakePending[StepPlan, StepResult]]] = deque()
         self.tokens: dict[str, list[int]] = {}
         self.scores: dict[str, list[float]] = {}
         """Log-probabilities of prompt tokens."""
@@ -145,7 +144,7 @@ class Rig:
         """Take in the oldest step in flight."""
         plan, pending = self.pending.popleft()
         self.collect(self.scheduler.update(plan, pending.result()))
-        self.executor.poison(self.kv.pool.blank_blocks())
+        self.model.poison(self.kv.pool.blank_blocks())
 
     def finish(self, max_steps: int = 2000) -> None:
         """Step until nothing is left."""

@@ -115,7 +115,7 @@ def test_next_step_is_dispatched_before_the_last_one_is_read() -> None:
     events: list[str] = []
     submit, update = rig.executor.submit, rig.scheduler.update
 
-    def noted_submit(plan: StepPlan) -> FakePending:
+    def noted_submit(plan: StepPlan) -> FakePending[StepPlan, StepResult]:
         events.append("dispatch")
         return submit(plan)
 

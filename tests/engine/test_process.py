@@ -16,7 +16,7 @@ import pytest
 from jaxserve.config import CacheConfig, Config, ModelConfig, SchedulerConfig, ServerConfig
 from jaxserve.engine.core import STOP_ERROR
 from jaxserve.errors import ConfigError
-from jaxserve.executor.fake import next_token
+from jaxserve.executor.fake_models import next_token
 from jaxserve.ipc.address import new_address, private_path
 from jaxserve.ipc.engine_spec import EngineSpec, FakeOptions, parse_spec
 from jaxserve.ipc.messages import (

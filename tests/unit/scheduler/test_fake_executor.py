@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxserve.executor.fake import PoisonError, next_token, powers_of_two
+from jaxserve.executor.fake import powers_of_two
+from jaxserve.executor.fake_models import PoisonError, next_token
 from jaxserve.scheduler.plan import StepPlan
 from tests.engine.rig import Rig, add, prompt
 
@@ -42,7 +43,7 @@ def test_reading_a_wiped_page_raises() -> None:
     rig = Rig()
     rig.send(add("r", prompt(6)))
     rig.step()
-    rig.executor.poison(rig.scheduler.running[0].table.blocks[:1])
+    rig.model.poison(rig.scheduler.running[0].table.blocks[:1])
     with pytest.raises(PoisonError, match="hold nothing"):
         rig.step()
 
@@ -93,7 +94,7 @@ def test_step_fails_when_told() -> None:
     rig = Rig(fail_at_steps=frozenset({1}))
     rig.send(add("r", prompt(6)))
     rig.step()
-    with pytest.raises(RuntimeError, match="step 1 fails as told"):
+    with pytest.raises(RuntimeError, match="step 1 fails on purpose"):
         rig.step()
 
 

@@ -158,7 +158,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             outputs = self.rig.scheduler.fail(self.rig.pending[0][0], ERROR)
             self.rig.collect(outputs)
             self.rig.pending.clear()
-            self.rig.executor.lose_everything()
+            self.rig.executor.lose_state()
             assert {output.request_id for output in outputs} == planned
             for output in outputs:
                 del self.messages[output.request_id]

@@ -152,7 +152,7 @@ def test_failed_step_ends_what_is_in_flight_behind_it_too() -> None:
     rig.send(add("b", prompt(3, 5), max_tokens=9), waiting)
     in_flight(rig)
     rig.collect(rig.scheduler.fail(first, ERROR))
-    rig.executor.lose_everything()
+    rig.executor.lose_state()
     rig.pending.clear()
     assert {name: end.error for name, end in rig.ends.items()} == {"a": ERROR, "b": ERROR}
     assert rig.kv.usage == 0.0

@@ -1,0 +1,259 @@
+"""The models of the fake executor: steps whose tokens or vectors can be computed by hand.
+
+`FakeTokens` keeps token ids in its KV cache. A step writes its tokens through the block tables and then reads each
+row's WHOLE past back through them; the next token is `next_token(past, seed)`. So a wrong block table, a page published
+too early, a page lost or shared by mistake, or a wrong prefix hit gives a wrong token, and a read of a slot that was
+never written (or that `poison` wiped) raises `PoisonError`.
+
+A request that is penalized for what it generated must have initialised its slot with its tokens: the model keeps them as
+a device keeps their counts, and anything else than the request's whole past is a `PoisonError` as well. Like a device it
+keeps the last token of every slot and whether it ended its request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+import numpy as np
+
+from jaxserve.ipc.engine_spec import Script
+from jaxserve.ipc.messages import EmbeddingInfo, ModelInfo
+from jaxserve.sampling.params import COLUMNS
+from jaxserve.scheduler.embed_plan import EmbedPlan, EmbedResult
+from jaxserve.scheduler.plan import NO_SLOT, UNREAD_TOKEN, Buckets, PromptScores, StepPlan, StepResult
+from jaxserve.types import MAX_TOP_LOGPROBS, NULL_BLOCK, BlockId
+
+PlanT_contra = TypeVar("PlanT_contra", contravariant=True)
+ResultT_co = TypeVar("ResultT_co", covariant=True)
+
+
+class FakeModel(Protocol[PlanT_contra, ResultT_co]):
+    """Computes plans in the order of their submission."""
+
+    buckets: Buckets
+    model_info: ModelInfo
+    eos_token_ids: frozenset[int]
+
+    def check(self, plan: PlanT_contra) -> None:
+        """Raise ValueError if a real executor had no program for `plan`."""
+        ...
+
+    def compute(self, plan: PlanT_contra) -> ResultT_co:
+        """Return the result of a plan, without its device seconds."""
+        ...
+
+    def lose_state(self) -> None:
+        """Forget everything, as a device does after a failed step."""
+        ...
+
+
+def _model_info(buckets: Buckets, **values: Any) -> ModelInfo:
+    fixed: dict[str, Any] = {"kv_dtype": "int64", "platform": "fake", "num_devices": 1, "fingerprint": "0000fa4e"}
+    return ModelInfo(max_num_seqs=buckets.max_num_seqs, **fixed, **values)
+
+
+_POISON: Final = -1
+_TEMPERATURE: Final = list(COLUMNS).index("temperature")
+_PENALTY: Final = list(COLUMNS).index("presence_penalty")
+_SEED: Final = list(COLUMNS).index("seed")
+
+
+class PoisonError(Exception):
+    """A slot was read that holds nothing."""
+
+
+def next_token(tokens: Sequence[int] | np.ndarray, vocab_size: int, seed: int | None = None) -> int:
+    """Return the token after `tokens`: `sum((position + 1) * token)`, and for a sampled one a term of its seed and position."""
+    values = np.asarray(tokens, np.int64)
+    total = int(values @ np.arange(1, len(values) + 1))
+    if seed is not None:
+        total += (seed + 1) * (31 * len(values) + 7)
+    return total % vocab_size
+
+
+def _allowed_token(token: int, words: np.ndarray) -> int:
+    """Return the first token from `token` on that a mask allows; the first of all if there is none."""
+    allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+    return int(allowed[np.searchsorted(allowed, token) % len(allowed)])
+
+
+class FakeTokens:
+    """A model that generates."""
+
+    def __init__(
+        self,
+        buckets: Buckets,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        *,
+        max_model_len: int = 2048,
+        eos_token_ids: frozenset[int] = frozenset(),
+        script: Script | None = None,
+    ) -> None:
+        self.buckets = buckets
+        self.eos_token_ids = eos_token_ids
+        self.model_info = _model_info(
+            buckets,
+            vocab_size=vocab_size,
+            max_model_len=max_model_len,
+            num_kv_blocks=num_blocks,
+            block_size=block_size,
+        )
+        self._pool = np.full((num_blocks, block_size), _POISON, np.int64)
+        self._vocab_size = vocab_size
+        self._script = script
+        self._last_tokens = np.zeros(buckets.max_num_seqs, np.int64)
+        self._is_ended = np.zeros(buckets.max_num_seqs, np.bool_)
+        self._counted: dict[int, list[int]] = {}
+        """Tokens of the requests whose slot was initialised, by slot."""
+
+    def poison(self, blocks: Sequence[BlockId]) -> None:
+        """Wipe pages: a request that still reads them is wrong."""
+        self._pool[list(blocks)] = _POISON
+
+    def lose_state(self) -> None:
+        """Wipe the pool and the slots."""
+        self._pool[:] = _POISON
+        self._is_ended[:] = True
+        self._counted.clear()
+
+    def compute(self, plan: StepPlan) -> StepResult:
+        """Compute steps until one ends a request. Raises PoisonError."""
+        self._counted |= {init.slot: init.token_ids.tolist() for init in plan.slot_inits}
+        tokens = []
+        for step in range(plan.num_steps):
+            newest, has_end = self._one_step(plan, step)
+            tokens.append(newest)
+            if has_end:
+                break
+        ranks = np.arange(MAX_TOP_LOGPROBS, dtype=np.int32)
+        return StepResult(
+            token_ids=np.array(tokens, np.int32),
+            logprobs=np.full((len(tokens), len(plan.request_ids)), -1.0, np.float32),
+            top_token_ids=(tokens[0][:, None] + ranks) % self._vocab_size,
+            top_logprobs=np.broadcast_to(-1.0 - ranks, (len(tokens[0]), MAX_TOP_LOGPROBS)).astype(np.float32),
+            device_seconds=0.0,
+            prompt_scores=None if plan.targets is None else self._scores(plan.targets),
+        )
+
+    def _scores(self, targets: np.ndarray) -> PromptScores:
+        """Return log-probability -t and rank t for target t, and t and the tokens after it as the most likely ones."""
+        ranks = np.arange(MAX_TOP_LOGPROBS, dtype=np.int32)
+        return PromptScores(
+            logprobs=-targets.astype(np.float32),
+            ranks=targets,
+            top_token_ids=(targets[:, None] + ranks) % self._vocab_size,
+            top_logprobs=np.broadcast_to(-1.0 - ranks, (len(targets), MAX_TOP_LOGPROBS)).astype(np.float32),
+        )
+
+    def _one_step(self, plan: StepPlan, step: int) -> tuple[np.ndarray, bool]:
+        """Compute step number `step` of a plan; returns the tokens by row, and True if any of them ends its request."""
+        starts = np.cumsum(plan.num_scheduled_tokens) - plan.num_scheduled_tokens
+        goes_on = (plan.token_ids[starts] == UNREAD_TOKEN) | (step > 0)
+        live = [row for row, slot in enumerate(plan.slots) if not (goes_on[row] and self._is_ended[slot])]
+        written: set[tuple[int, int]] = set()
+        for row in live:
+            own = plan.token_ids[starts[row] : starts[row] + plan.num_scheduled_tokens[row]]
+            self._write(plan, row, step, self._last_tokens[plan.slots[row]] if goes_on[row] else own, written)
+        tokens = np.full(len(plan.request_ids), UNREAD_TOKEN, np.int32)
+        masks = {mask.slot: mask.words for mask in plan.masks}
+        has_end = False
+        for row in live:
+            past = self._read(plan, row, step)
+            seed = int(plan.sampling[row, _SEED]) if plan.sampling[row, _TEMPERATURE] else None  # 0.0 is all zero bits
+            scripted = self._script.next_token(past.tolist()) if self._script is not None else None
+            tokens[row] = next_token(past, self._vocab_size, seed) if scripted is None else scripted
+            if int(plan.slots[row]) in masks:
+                tokens[row] = _allowed_token(int(tokens[row]), masks[int(plan.slots[row])])
+            slot = int(plan.slots[row])
+            if plan.is_sampling[row] and slot != NO_SLOT:
+                if plan.sampling[row, _PENALTY] and self._counted.get(slot) != past.tolist():
+                    raise PoisonError(f"{plan.request_ids[row]} has {past.tolist()}, counted {self._counted.get(slot)}")
+                self._counted.get(slot, []).append(int(tokens[row]))
+                self._last_tokens[slot] = tokens[row]
+                is_end = tokens[row] in plan.stop_token_ids[row] or len(past) + 1 >= plan.length_limits[row]
+                self._is_ended[slot] = is_end
+                has_end = has_end or bool(is_end)
+        return tokens, has_end
+
+    def check(self, plan: StepPlan) -> None:
+        """Raise ValueError if a real executor had no program for `plan`."""
+        counts = plan.num_scheduled_tokens
+        num_rows = len(plan.request_ids)
+        table = self.buckets.decode if plan.kind == "decode" else self.buckets.mixed
+        capacity = plan.bucket if plan.kind == "decode" else self.buckets.mixed_rows(plan.bucket)
+        if plan.bucket not in table:
+            raise ValueError(f"there is no program {plan.kind}/{plan.bucket}")
+        if not 0 < num_rows <= capacity or plan.num_tokens > plan.bucket or counts.sum() != plan.num_tokens:
+            raise ValueError(f"{num_rows} rows with {plan.num_tokens} tokens do not fit {plan.kind}/{plan.bucket}")
+        num_single = int((counts == 1).sum())
+        slots = plan.slots[plan.slots != NO_SLOT].tolist()
+        if len(set(slots)) < len(slots):
+            raise ValueError(f"two rows share a slot: {plan.slots.tolist()}")
+        if plan.num_steps > (self.buckets.max_decode_steps if plan.kind == "decode" else 1):
+            raise ValueError(f"no program does {plan.num_steps} {plan.kind} steps in one call")
+        if counts.min() < 1 or (counts[:num_single] != 1).any() or (plan.kind == "decode" and num_single < num_rows):
+            raise ValueError(f"rows of {counts.tolist()} tokens are no {plan.kind} step")
+
+    def _write(self, plan: StepPlan, row: int, step: int, tokens: np.ndarray, written: set[tuple[int, int]]) -> None:
+        first = int(plan.num_computed_tokens[row]) + step
+        for offset, token in enumerate(np.atleast_1d(tokens)):
+            slot = self._slot(plan, row, first + offset)
+            if slot in written:
+                raise PoisonError(f"slot {slot} is written twice in one step")
+            if not 0 <= token < self._vocab_size:
+                raise PoisonError(f"{plan.request_ids[row]} writes token {token} at position {first + offset}")
+            written.add(slot)
+            self._pool[slot] = token
+
+    def _read(self, plan: StepPlan, row: int, step: int) -> np.ndarray:
+        length = int(plan.num_computed_tokens[row] + plan.num_scheduled_tokens[row]) + step
+        num_pages = -(-length // self._pool.shape[1])
+        past: np.ndarray = self._pool[plan.block_tables[row, :num_pages]].reshape(-1)[:length]
+        if (past == _POISON).any():
+            raise PoisonError(f"{plan.request_ids[row]} reads slots that hold nothing: {past.tolist()}")
+        return past
+
+    def _slot(self, plan: StepPlan, row: int, position: int) -> tuple[int, int]:
+        page, offset = divmod(position, self._pool.shape[1])
+        block = int(plan.block_tables[row, page])
+        if block == NULL_BLOCK:
+            raise PoisonError(f"{plan.request_ids[row]} has no page for position {position}")
+        return block, offset
+
+
+def fake_vector(token_ids: Sequence[int] | np.ndarray, size: int) -> np.ndarray:
+    """Return how many of the tokens leave each remainder when divided by `size`."""
+    return np.bincount(np.asarray(token_ids) % size, minlength=size).astype(np.float32)
+
+
+class FakeVectors:
+    """A model that embeds."""
+
+    def __init__(self, buckets: Buckets, block_size: int, vocab_size: int, max_model_len: int, size: int) -> None:
+        self.buckets = buckets
+        self.eos_token_ids: frozenset[int] = frozenset()
+        self.model_info = _model_info(
+            buckets,
+            vocab_size=vocab_size,
+            max_model_len=max_model_len,
+            num_kv_blocks=0,
+            block_size=block_size,
+            embedding=EmbeddingInfo(size, "mean", normalizes=True),
+        )
+        self._size = size
+
+    def check(self, plan: EmbedPlan) -> None:
+        """Raise ValueError if a real executor had no program for `plan`."""
+        if plan.bucket not in self.buckets.mixed or plan.num_tokens > plan.bucket:
+            raise ValueError(f"there is no program for {plan.num_tokens} tokens in embed/{plan.bucket}")
+
+    def compute(self, plan: EmbedPlan) -> EmbedResult:
+        """Return `fake_vector` of each text."""
+        texts = np.split(plan.token_ids, np.cumsum(plan.num_text_tokens)[:-1])
+        return EmbedResult(np.stack([fake_vector(text, self._size) for text in texts]), 0.0)
+
+    def lose_state(self) -> None:
+        """There is none."""
