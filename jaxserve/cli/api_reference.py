@@ -13,6 +13,7 @@ from jaxserve.errors import REQUEST_ERRORS, RequestError
 from jaxserve.http.app import collect_routes
 from jaxserve.http.openapi import openapi_document
 from jaxserve.http.schema_words import payload_of, range_text, type_text
+from jaxserve.sampling.params import OPTIONS
 from jaxserve.tools.markdown import markdown_table
 
 _HEADER = """\
@@ -55,6 +56,14 @@ def api_page() -> str:
             described = [schemas[name]["description"], ""] if "description" in schemas[name] else []
             lines += [f"### {name}", "", *described, *_fields(schemas[name])]
     return "\n".join([*lines, *_not_honoured(), *_errors()])
+
+
+def options_table() -> str:
+    """Return the table of the sampler's options, in the order in which they apply."""
+    schemas = openapi_document(tuple(collect_routes()), LimitsConfig())["components"]["schemas"]
+    properties = schemas["CompletionRequest"]["properties"]
+    table, _ = _fields({"properties": {name: properties[name] for name in OPTIONS}})
+    return table
 
 
 def _body(operation: dict[str, Any]) -> dict[str, Any]:
