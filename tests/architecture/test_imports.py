@@ -46,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "apis.schema",
         "executor.precompile",
         "checkpoint",
+        "sampling.params",
     },
     "runtime": {"http", "apis", "frontend", "tokenizer", "ipc", "checkpoint"},
     "": {"llm"},  # the package itself: its public names, imported when they are asked for
