@@ -1,4 +1,4 @@
-"""A model's checkpoint with adapters beside its weights: their matrices as tensors of the modules that they add to."""
+"""A model's checkpoint with LoRA adapters: their matrices are tensors of the modules that they change."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import numpy as np
 
 from jaxserve.checkpoint.mapped_file import shown
 from jaxserve.checkpoint.peft import Adapter, Addition
-from jaxserve.checkpoint.protocol import Checkpoint, TensorInfo
-from jaxserve.checkpoint.view import CheckpointView
+from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView, TensorInfo
 from jaxserve.errors import CheckpointError
 from jaxserve.quant.array import Tensor
 
@@ -21,9 +20,9 @@ UP: Final = ".lora_B.weight"
 
 @dataclass(frozen=True, slots=True)
 class AdaptedCheckpoint(CheckpointView):
-    """Every adapter has the same room, in their order: `rank` rows of a module's first matrix, and columns of its second.
+    """Each adapter has `rank` rows of a module's matrix A and columns of its matrix B, in the order of adapters.
 
-    What one does not fill is zeros, and so is the place of one that adds nothing to a module.
+    Unused rows and columns are zeros.
     """
 
     adapters: Sequence[Adapter]
@@ -47,7 +46,7 @@ class AdaptedCheckpoint(CheckpointView):
 
 
 def with_adapters(checkpoint: Checkpoint, adapters: Sequence[Adapter], rank: int) -> Checkpoint:
-    """The same with the matrices of `adapters`, each with room for `rank`. Raises CheckpointError where two disagree."""
+    """Add the matrices of `adapters`, each padded to `rank`; raise CheckpointError if their shapes differ."""
     tensors = dict(checkpoint.tensors)
     for adapter in adapters:
         for module, addition in adapter.additions.items():

@@ -1,4 +1,4 @@
-"""What one file of `models/families/` declares."""
+"""The declaration in each file of `models/families/`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A Hugging Face directory: config.json, generation_config.json and safetensors, whole or in shards.
 
-Nothing in it is ever executed: `auto_map` is data nobody reads, and pickle weights are refused.
+Nothing in it is executed: `auto_map` is ignored, and pickle weights are rejected.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class HuggingFaceCheckpoint:
     shards: Mapping[Path, SafetensorsFile]
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor as stored: a read-only view of its shard, unmapped when the last reference goes."""
+        """Return a tensor as stored: a read-only view of its shard, unmapped with its last reference."""
         info = self.tensors.get(name)
         if info is None:
             raise CheckpointError(f"{self.path}: tensor {shown(name)}: expected in the checkpoint, found none")
@@ -87,7 +87,7 @@ def _find_family(config: Mapping[str, Any], families: Collection[Family]) -> Fam
 
 
 def _weight_map(index: Path) -> dict[str, Path]:
-    """Which file holds each tensor, as the index says."""
+    """Return the file of each tensor, as the index lists it."""
     entries = read_object(index).get("weight_map")
     if not isinstance(entries, dict) or not entries:
         raise CheckpointError(f"{index}: key 'weight_map': expected a table of tensor to file name, found none")

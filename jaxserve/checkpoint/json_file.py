@@ -11,7 +11,7 @@ from jaxserve.errors import CheckpointError
 
 
 def parse_object(text: bytes, what: str) -> dict[str, Any]:
-    """The JSON object in `text`; `what` opens the error message."""
+    """Parse the JSON object in `text`; `what` opens the error message."""
     value = _parse(text, what)
     if not isinstance(value, dict):
         raise CheckpointError(f"{what}: expected a JSON object, found {type(value).__name__}")
@@ -19,12 +19,12 @@ def parse_object(text: bytes, what: str) -> dict[str, Any]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file."""
+    """Read the JSON object in a file."""
     return parse_object(_read(path), str(path))
 
 
 def read_objects(path: Path) -> list[dict[str, Any]]:
-    """The list of JSON objects in a file."""
+    """Read the list of JSON objects in a file."""
     value = _parse(_read(path), str(path))
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise CheckpointError(f"{path}: expected a list of JSON objects, found {type(value).__name__}")

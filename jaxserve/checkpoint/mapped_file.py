@@ -1,4 +1,4 @@
-"""Read-only views into checkpoint files, and how their names and sizes appear in errors."""
+"""Read-only views of checkpoint files, and the form of their names and sizes in errors."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 from jaxserve.errors import CheckpointError
 
 MAX_HEADER_BYTES = 100_000_000
-"""Largest header either format may have: the biggest real ones (262k-token vocabularies) are near 15 MB."""
+"""Largest header of either format: the biggest real ones (262k-token vocabularies) are near 15 MB."""
 
 
 def shown(text: str, limit: int = 80) -> str:
-    """A name from a file, quoted for a one-line error: control characters escaped, hostile lengths cut."""
+    """Return a name quoted for a one-line error: control characters escaped, long names cut."""
     return repr(text if len(text) <= limit else text[:limit] + "...")
 
 
 def file_size(path: Path) -> int:
-    """Size in bytes of a regular file; raises CheckpointError when it cannot be read."""
+    """Return the size in bytes of a regular file; raise CheckpointError if it cannot be read."""
     try:
         if not path.is_file():
             raise CheckpointError(f"{path}: expected a file, found {'a directory' if path.is_dir() else 'nothing'}")
@@ -30,11 +30,11 @@ def file_size(path: Path) -> int:
 def map_array(
     path: Path, dtype: np.dtype, shape: tuple[int, ...], *, offset: int, expected_file_size: int
 ) -> np.ndarray:
-    """A read-only array over a validated range of the file.
+    """Return a read-only array over a validated range of the file.
 
-    Each call maps anew: once the last view is dropped the pages stop counting as ours, so that reading a
-    whole checkpoint tensor by tensor never makes the whole file resident. The size is compared again,
-    because reading past the end of a file that shrank since it was opened would kill the process (SIGBUS).
+    Each call maps anew: pages are unmapped with the last view, so that reading a checkpoint tensor by tensor never
+    makes the whole file resident. The size is compared again, because reading past the end of a file that shrank
+    since it was opened would kill the process (SIGBUS).
     """
     found = file_size(path)
     if found != expected_file_size:

@@ -20,8 +20,8 @@ CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 MAX_RANK: Final = 512
 
-_PRODUCTS: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
-"""What can be added to: neither the vocabulary's matrices nor the choice of experts."""
+_ADAPTABLE: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
+"""Modules that adapters may change: neither the vocabulary's matrices nor routers."""
 _PREFIX: Final = "base_model.model."
 _TENSOR: Final = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _NEEDED: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -36,19 +36,19 @@ _NEEDED: Final[Mapping[str, tuple[Any, ...]]] = {
     "trainable_token_indices": (None, [], {}),
     "alora_invocation_tokens": (None, []),
 }
-"""Values that say: a product gets `scale` * B @ A added, and nothing else is changed. A key may be missing, but the first."""
+"""Values under which a module gets `scale` * B @ A added and nothing else changes. Only the first key is required."""
 _OTHER_BASES: Final = ("pissa", "olora", "corda", "loftq")
-"""Ways to begin that change the model's own weights as well."""
+"""Initialisations that change the model's own weights as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What an adapter adds to one product: scale * up[rows] @ down."""
+    """Update of one module: scale * up[rows] @ down is added to its weight."""
 
     down: str
-    """Name of a tensor of the file, [rank, in]."""
+    """Name of matrix A in the file, [rank, in]."""
     up: str
-    """[out, rank]"""
+    """Name of matrix B, [out, rank]."""
     rows: slice
     rank: int
     scale: float
@@ -56,27 +56,27 @@ class Addition:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An opened adapter; of its tensors only the header is read."""
+    """An opened adapter, of which only the header was read."""
 
     name: str
     file: SafetensorsFile
     additions: Mapping[str, Addition]
-    """By the module's name in the model's checkpoint, such as `model.layers.0.self_attn.q_proj`."""
+    """Updates by module name in the model's checkpoint, such as `model.layers.0.self_attn.q_proj`."""
 
     @property
     def rank(self) -> int:
-        """The largest."""
+        """Largest rank of its modules."""
         return max(addition.rank for addition in self.additions.values())
 
 
 Parts = Mapping[str, Mapping[str, int]]
-"""Products that some implementations join, and the rows of each of their parts, by name."""
+"""Modules that some implementations fuse, with the rows of each part."""
 
 
 def open_adapter(name: str, path: Path, parts: Parts) -> Adapter:
-    """The adapter in a folder. parts: what the model has several products for where the adapter may have one.
+    """Open the adapter in a folder. parts: modules that the adapter may have fused, and their parts in the model.
 
-    Raises CheckpointError naming the key or the tensor that is not understood.
+    Raises CheckpointError naming the key or the tensor that is not supported.
     """
     if not (path / CONFIG_FILE).is_file() or not (path / WEIGHTS_FILE).is_file():
         raise CheckpointError(f"adapter {shown(name)}: {path}: expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}")
@@ -106,7 +106,7 @@ def _check_config(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def _pairs(file: SafetensorsFile) -> dict[str, dict[str, str]]:
-    """The two tensors of each module, by "A" and "B"."""
+    """Return the two tensors of each module, by "A" and "B"."""
     pairs: dict[str, dict[str, str]] = {}
     for tensor in file.tensors:
         match = _TENSOR.fullmatch(tensor.removeprefix(_PREFIX))
@@ -123,7 +123,7 @@ def _pairs(file: SafetensorsFile) -> dict[str, dict[str, str]]:
 def _additions(
     file: SafetensorsFile, config: Mapping[str, Any], module: str, sides: Mapping[str, str], joined: Parts
 ) -> dict[str, Addition]:
-    """To each product that the module is made of here."""
+    """Return the update of each of our modules that the adapter's module covers."""
     down, up = (file.tensors[sides[side]] for side in "AB")
     rank = down.shape[0] if len(down.shape) == 2 else 0
     if not 1 <= rank <= MAX_RANK:
@@ -133,8 +133,8 @@ def _additions(
     scale = _alpha(file, config, module) / (math.sqrt(rank) if config.get("use_rslora") else rank)
     above, _, own = module.rpartition(".")
     parts = joined.get(own, {own: up.shape[0]})
-    if not _PRODUCTS.issuperset(parts):
-        _fail(file, down.name, f"to belong to one of {', '.join(sorted(_PRODUCTS.union(joined)))}", own)
+    if not _ADAPTABLE.issuperset(parts):
+        _fail(file, down.name, f"to belong to one of {', '.join(sorted(_ADAPTABLE.union(joined)))}", own)
     ends = list(itertools.accumulate(parts.values(), initial=0))
     if ends[-1] != up.shape[0]:
         _fail(file, up.name, f"{ends[-1]} rows", str(up.shape[0]))
@@ -156,7 +156,7 @@ def _alpha(file: SafetensorsFile, config: Mapping[str, Any], module: str) -> flo
 
 
 def _matches(pattern: str, module: str) -> bool:
-    """As PEFT does: a regular expression of the name's end."""
+    """Match the end of the name with a regular expression, as PEFT does."""
     try:
         return re.fullmatch(rf"(.*\.)?({pattern})", module) is not None
     except re.error:

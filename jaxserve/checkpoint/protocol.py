@@ -1,4 +1,4 @@
-"""What every checkpoint format offers."""
+"""The interface of every checkpoint format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TensorInfo:
     name: str
     shape: tuple[int, ...]
     stored_dtype: str
-    """As the file says: "F32", "BF16", "Q4_1", ..."""
+    """Type named by the file: "F32", "BF16", "Q4_1", ..."""
     num_stored_bytes: int
     file: Path
     is_quantized: bool = False
@@ -32,17 +32,17 @@ class Checkpoint(Protocol):
 
     @property
     def config(self) -> dict[str, Any]:
-        """`config.json`, or what it would be (GGUF)."""
+        """`config.json`, or its equivalent for a GGUF file."""
         ...
 
     @property
     def generation_config(self) -> dict[str, Any]:
-        """`generation_config.json`; empty when there is none."""
+        """`generation_config.json`; empty if there is none."""
         ...
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """By Hugging Face name (`model.layers.0.self_attn.q_proj.weight`)."""
+        """Tensors by Hugging Face name (`model.layers.0.self_attn.q_proj.weight`)."""
         ...
 
     def read(self, name: str) -> Tensor:
@@ -52,3 +52,23 @@ class Checkpoint(Protocol):
         Raises CheckpointError naming file and tensor.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointView:
+    """Base of checkpoints that change how the tensors of another are named or read."""
+
+    inner: Checkpoint
+    tensors: Mapping[str, TensorInfo]
+
+    @property
+    def path(self) -> Path:
+        return self.inner.path
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.inner.config
+
+    @property
+    def generation_config(self) -> dict[str, Any]:
+        return self.inner.generation_config

@@ -8,8 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.view import CheckpointView
+from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.errors import CheckpointError
 from jaxserve.quant.array import Tensor
 from jaxserve.quant.checkpoint import ReadMatrix

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.view import CheckpointView
+from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.quant.array import Tensor
 
 _DECODER_PREFIX: Final = "model."

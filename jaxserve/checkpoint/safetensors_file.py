@@ -25,7 +25,7 @@ _ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "BOOL": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1,
 }  # fmt: skip
-"""What a header may name. A file may carry what we do not read, such as an index buffer."""
+"""Types that a header may name. A file may carry tensors that are not read, such as an index buffer."""
 
 _READABLE_DTYPES: dict[str, np.dtype] = {
     "F32": np.dtype("<f4"),
@@ -59,7 +59,7 @@ class SafetensorsFile:
     num_file_bytes: int
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor in F32, F16, BF16, F8_E4M3, I32 or U8: a read-only view of the file."""
+        """Return a tensor in F32, F16, BF16, F8_E4M3, I32 or U8: a read-only view of the file."""
         tensor = self.tensors.get(name)
         if tensor is None:
             raise CheckpointError(f"{self.path}: tensor {shown(name)}: expected to be in the file, found none")
@@ -73,7 +73,7 @@ class SafetensorsFile:
 
 
 def open_safetensors(path: Path) -> SafetensorsFile:
-    """Opens and validates a safetensors file; raises CheckpointError in one line."""
+    """Open and validate a safetensors file; raise CheckpointError in one line."""
     num_file_bytes = file_size(path)
     header_bytes = _read_header(path, num_file_bytes)
     data_start = _LENGTH_BYTES + len(header_bytes)

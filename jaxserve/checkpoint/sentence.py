@@ -1,7 +1,7 @@
-"""What a checkpoint says of how its embeddings are made: the files that sentence-transformers leaves beside a model.
+"""Pooling of a checkpoint's embeddings, read from the files that sentence-transformers saves beside a model.
 
-modules.json lists what a text passes through: the model, a pooling, perhaps a normalisation. A checkpoint without it
-says nothing, and whoever serves it decides.
+modules.json lists the stages of a text: the model, a pooling, perhaps a normalisation. Without it, the server's settings
+decide.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _MAX_TOKENS: Final = 1 << 27
 
 @dataclass(frozen=True, slots=True)
 class SentenceModules:
-    """How a sentence's vector comes from those of its tokens."""
+    """Reduction from token vectors to one vector per text."""
 
     pooling: Pooling
     normalizes: bool
     max_tokens: int | None
-    """Longer texts than it was trained on; None: the file does not say."""
+    """Longest text the model was trained on; None: not given."""
 
 
 def read_sentence_modules(directory: Path) -> SentenceModules | None:
-    """What `directory` says; None without modules.json. Raises CheckpointError for a module that is not computed here."""
+    """Read the modules of `directory`; None without modules.json. Raises CheckpointError for an unsupported module."""
     path = directory / "modules.json"
     if not path.is_file():
         return None
@@ -62,7 +62,7 @@ def _folder(path: Path, module: Mapping[str, Any]) -> str:
 
 
 def _pooling(path: Path) -> Pooling:
-    """The one mode that is on."""
+    """Return the pooling mode that is set."""
     config = read_object(path)
     modes = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
     if len(modes) != 1 or modes[0] not in _MODES:

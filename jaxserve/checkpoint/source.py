@@ -1,4 +1,4 @@
-"""Where a model is: a path as it stands, or a Hugging Face hub id fetched into the hub's cache."""
+"""Find a model: a local path, or a Hugging Face hub id downloaded to the hub's cache."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from jaxserve.errors import CheckpointError, ConfigError
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<file>[^:]+\.gguf))?", re.ASCII)
 
 _DIRECTORY_PATTERNS = ["model*.safetensors", "*.json", "tokenizer*", "vocab.txt", "*.jinja"]
-"""What a safetensors model needs: no pickle, no second copy of the weights."""
+"""Files of a safetensors model: no pickle, no second copy of the weights."""
 _IGNORED_PATTERNS = ["[!0-9]*/*", "[0-9][!_]*/*"]
-"""Subdirectories, but those of sentence-transformers' modules, such as `1_Pooling`: a `*` matches slashes, too."""
+"""Subdirectories except sentence-transformers' modules, such as `1_Pooling`: a `*` also matches slashes."""
 _ADAPTER_PATTERNS = ["adapter_config.json", "adapter_model.safetensors"]
 _CONFIG_PATTERNS = ["config.json", "generation_config.json"]
-"""What describes a safetensors model."""
+"""Files that describe a safetensors model."""
 
 
 def resolve(model: str, revision: str | None = None, *, weights: bool = True, progress: bool = True) -> Path:
-    """The local path of a model: an existing file or directory, or the snapshot of a hub id.
+    """Return the local path of a model: an existing file or directory, or the snapshot of a hub id.
 
     A hub id is `owner/name`, or `owner/name:FILE.gguf` for one GGUF file of that repository; `revision` is a
     branch, tag or commit of it. Files already in the hub's cache are used without a network. `progress` shows the
     hub's own bars on stderr. Without `weights` only a repository's config is fetched; a GGUF file has it inside and is
-    fetched whole. Raises ConfigError when `model` cannot be a source and CheckpointError when it cannot
-    be had.
+    fetched whole. Raises ConfigError if `model` cannot be a source and CheckpointError if it cannot be
+    downloaded.
     """
     path = _existing(model)
     if path is not None:
@@ -57,7 +57,7 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True, pr
 
 
 def resolve_adapter(adapter: str) -> Path:
-    """The same for an adapter: an existing folder, or the snapshot of a hub id."""
+    """Return the local path of an adapter: an existing folder, or the snapshot of a hub id."""
     path = _existing(adapter)
     if path is not None:
         return path
@@ -123,7 +123,7 @@ def _download(repository: str, revision: str | None, patterns: list[str], progre
 
 
 def _unreachable(error: Exception) -> str:
-    """Why nothing could be fetched, and what to do about it."""
+    """Return why the download failed, and what to do about it."""
     import huggingface_hub
     from huggingface_hub import errors as hub_errors
 
@@ -147,7 +147,7 @@ def _first_line(error: BaseException) -> str:
 
 @contextmanager
 def _bars(are_shown: bool) -> Iterator[None]:
-    """The hub's switch for its progress bars is process-wide; it is put back as it was."""
+    """Set the hub's process-wide switch for progress bars, and restore it afterwards."""
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     if are_shown or are_progress_bars_disabled():

@@ -1,6 +1,6 @@
-"""Experts that a checkpoint stores all in one tensor, as gpt-oss does, under the names of each.
+"""Split experts that a checkpoint stacks in one tensor (gpt-oss) into one tensor each.
 
-`gate_up_proj` holds gates and ups in turn. Matrices are inputs by outputs, or outputs by inputs if they are quantised.
+`gate_up_proj` interleaves gate and up. Matrices are inputs by outputs, or outputs by inputs if they are quantised.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from jaxserve.checkpoint.protocol import Checkpoint, TensorInfo
-from jaxserve.checkpoint.view import CheckpointView
+from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView, TensorInfo
 from jaxserve.quant.array import Tensor
 
 _WHOLE: Final = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
@@ -20,12 +19,12 @@ _PARTS: Final[Mapping[str, tuple[tuple[str, slice], ...]]] = {
     "gate_up_proj": (("gate_proj", slice(0, None, 2)), ("up_proj", slice(1, None, 2))),
     "down_proj": (("down_proj", slice(None)),),
 }
-"""What lies in a tensor, and in which of its outputs."""
+"""Parts of a stacked tensor, and the outputs of each."""
 _BIAS: Final = "_bias"
 
 
 class _Place(NamedTuple):
-    """Where a part of an expert lies."""
+    """Location of a part of an expert."""
 
     stored: str
     expert: int
@@ -36,7 +35,7 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StackedCheckpoint(CheckpointView):
-    """A checkpoint some of whose tensors are parts of others."""
+    """A checkpoint with tensors that are parts of stored ones."""
 
     places: Mapping[str, _Place]
 
@@ -64,7 +63,7 @@ def with_each_expert(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _parts(name: str, info: TensorInfo) -> list[tuple[str, TensorInfo, _Place]]:
-    """Return what each expert has in a tensor: its name, its shape, and where it lies."""
+    """Return the name, shape and location of every expert's part of a tensor."""
     above, _, last = name.rpartition(".")
     is_bias = last.endswith(_BIAS)
     is_by_outputs = is_bias or info.is_quantized

@@ -7,8 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.view import CheckpointView
+from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.layers.rope import row_order
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig

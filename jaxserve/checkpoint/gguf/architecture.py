@@ -47,7 +47,7 @@ NO_WEIGHTS = (ROPE_FACTORS, SHORT_DIVISORS, LONG_DIVISORS)
 
 @dataclass(frozen=True, slots=True)
 class GGUFArchitecture:
-    """How llama.cpp stores one family."""
+    """Storage of one family by llama.cpp."""
 
     name: str
     """`general.architecture`."""

@@ -39,7 +39,7 @@ class GGUFCheckpoint:
         return self.file.path
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor in Hugging Face's row order; a view of the file only where nothing had to change."""
+        """Return a tensor in Hugging Face's row order: a view of the file if nothing has to change."""
         stored_name = self.stored_names.get(name)
         if stored_name is None:
             raise CheckpointError(f"{self.path}: tensor {shown(name)}: expected in the checkpoint, found none")

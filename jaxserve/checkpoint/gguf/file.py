@@ -1,6 +1,6 @@
 """A GGUF file (version 2 or 3, little endian): its metadata and tensors, every number in the header checked.
 
-Nothing in the header is believed: counts, lengths, offsets and sizes are compared, as Python integers, with
+Nothing in the header is trusted: counts, lengths, offsets and sizes are compared, as Python integers, with
 the bytes that are really there before anything of their size is allocated. Tensors are read one at a time.
 """
 
@@ -26,7 +26,7 @@ _STORED_DTYPES: dict[str, np.dtype] = {
 }
 
 _CHUNK_ELEMENTS = 1 << 18
-"""Dequantised at a time: temporaries stay in cache and the peak is the result plus a few MB."""
+"""Elements dequantised at a time: temporaries stay in cache, and the peak is the result plus a few MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class GGUFTensor:
 
     name: str
     shape: tuple[int, ...]
-    """In numpy's order: the reverse of ggml's."""
+    """Shape in numpy's order, the reverse of ggml's."""
     ggml_type: str
     """"F32", "Q4_1", ..."""
     offset: int
-    """Bytes from the start of the file."""
+    """Offset in bytes from the start of the file."""
     num_bytes: int
 
 
@@ -49,12 +49,12 @@ class GGUFFile:
 
     path: Path
     metadata: Mapping[str, Any]
-    """Every key; arrays are lists."""
+    """All keys; arrays are lists."""
     tensors: Mapping[str, GGUFTensor]
     num_file_bytes: int
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor: F32, F16 and BF16 as stored (a read-only view of the file), quantised types as new float32."""
+        """Return a tensor: F32, F16 and BF16 as stored (a read-only view), quantised types as new float32."""
         tensor = self.tensors.get(name)
         if tensor is None:
             raise CheckpointError(f"{self.path}: tensor {shown(name)}: expected to be in the file, found none")
@@ -74,7 +74,7 @@ class GGUFFile:
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """Opens and validates a GGUF file; raises CheckpointError in one line naming file, key or tensor, expected, found."""
+    """Open and validate a GGUF file; raise CheckpointError naming file, key or tensor, expected and found value."""
     header = read_header(path)
     tensors = {
         record.name: GGUFTensor(
@@ -90,7 +90,7 @@ def open_gguf(path: Path) -> GGUFFile:
 
 
 def _dequantise(stored: np.ndarray, tensor: GGUFTensor) -> np.ndarray:
-    import gguf  # Here: 0.1 s that a process which only wants the metadata need not spend.
+    import gguf  # Takes 0.1 s, which a process that only reads metadata need not spend.
 
     kind = GGML_TYPE_NAMES[tensor.ggml_type]
     quantisation = gguf.GGMLQuantizationType(kind.code)
@@ -98,7 +98,7 @@ def _dequantise(stored: np.ndarray, tensor: GGUFTensor) -> np.ndarray:
     result = np.empty(num_elements, np.float32)
     num_chunk_blocks = _CHUNK_ELEMENTS // kind.block_elements
     num_blocks = num_elements // kind.block_elements
-    with np.errstate(all="ignore"):  # a NaN scale is the weights' own affair, not a warning
+    with np.errstate(all="ignore"):  # a NaN scale in the weights is no warning
         for start in range(0, num_blocks, num_chunk_blocks):
             stop = min(start + num_chunk_blocks, num_blocks)
             result[start * kind.block_elements : stop * kind.block_elements] = gguf.quants.dequantize(

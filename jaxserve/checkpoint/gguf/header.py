@@ -1,4 +1,4 @@
-"""The header of a GGUF file, parsed with distrust. Layout: github.com/ggml-org/ggml/blob/master/docs/gguf.md."""
+"""The header of a GGUF file, validated. Layout: github.com/ggml-org/ggml/blob/master/docs/gguf.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SUPPORTED_VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMENSIONS = 4
 _MAX_ARRAY_ELEMENTS = 1 << 23
-"""Over all arrays of a file: a Python list costs up to 16 times what a byte array takes in the file.
+"""Largest total over the arrays of a file: a Python list costs up to 16 times the bytes of the array.
 The largest vocabularies (262k tokens, scores and types, 515k merges) need 1.3 million."""
 
 _MIN_KEY_VALUE_BYTES = 8 + 4 + 1
@@ -33,7 +33,7 @@ _NUMBERS: dict[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class GGMLType:
-    """How a tensor's elements are stored: `block_elements` of them in `block_bytes`."""
+    """Storage of a tensor type: `block_elements` elements in `block_bytes`."""
 
     code: int
     name: str
@@ -58,7 +58,7 @@ _TYPES = (
 )
 
 GGML_TYPES: dict[int, GGMLType] = {kind.code: kind for kind in _TYPES}
-"""By the code a GGUF tensor record carries."""
+"""Types by their code in a GGUF tensor record."""
 
 GGML_TYPE_NAMES: dict[str, GGMLType] = {kind.name: kind for kind in _TYPES}
 
@@ -84,7 +84,7 @@ class GGUFHeader:
 
 
 def read_header(path: Path) -> GGUFHeader:
-    """Parses and validates; raises CheckpointError for anything the file cannot back with bytes."""
+    """Parse and validate the header; raise CheckpointError for anything the file has no bytes for."""
     size = file_size(path)
     if size == 0:
         raise CheckpointError(f"{path}: expected a GGUF file, found an empty file")

@@ -12,8 +12,7 @@ import gguf
 import numpy as np
 import pytest
 
-from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.view import CheckpointView
+from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.errors import CheckpointError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import decoder_config, decoder_of, open_model

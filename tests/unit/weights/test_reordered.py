@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxserve.checkpoint.protocol import TensorInfo
-from jaxserve.checkpoint.view import CheckpointView
+from jaxserve.checkpoint.protocol import CheckpointView, TensorInfo
 from jaxserve.models.registry import decoder_config
 from jaxserve.quant.array import QuantArray, Tensor
 from jaxserve.quant.registry import find_format
