@@ -23,7 +23,7 @@ class QuantizedCheckpoint(CheckpointView):
     """A checkpoint with quantised matrices."""
 
     matrices: Mapping[str, ReadMatrix]
-    """How each is read, by name."""
+    """Function that reads each matrix, by name."""
 
     def read(self, name: str) -> Tensor:
         read = self.matrices.get(name)

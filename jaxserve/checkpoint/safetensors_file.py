@@ -32,6 +32,8 @@ _READABLE_DTYPES: dict[str, np.dtype] = {
     "F16": np.dtype("<f2"),
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "I8": np.dtype(np.int8),
+    "I16": np.dtype("<i2"),
     "I32": np.dtype("<i4"),
     "U8": np.dtype(np.uint8),
 }

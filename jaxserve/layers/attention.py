@@ -28,17 +28,17 @@ class KVPool(NamedTuple):
 
 
 class StepContext(NamedTuple):
-    """What every layer needs to know of the step's tokens."""
+    """Positions, pages and adapters of the step's tokens, for every layer."""
 
     rotation: Rotation
     sliding_rotation: Rotation | None
-    """Of layers that slide; None: that of the others."""
+    """Rotation in sliding-window layers; None: the same as in the others."""
     paging: Paging
     adapters: Bool[Array, "T A"] | None = None
-    """Of `Tokens`."""
+    """See `Tokens.adapters`."""
 
     def rotation_of(self, layer: LayerConfig) -> Rotation | None:
-        """What the layer's queries and keys are rotated by."""
+        """Return the rotation of a layer's queries and keys; None without positional encoding."""
         if not layer.use_rope:
             return None
         if layer.sliding_window is not None and self.sliding_rotation is not None:
@@ -47,7 +47,7 @@ class StepContext(NamedTuple):
 
     @property
     def tokens(self) -> Tokens:
-        """Those that are not padding come first."""
+        """Number of real tokens, which come before padding, and their adapters."""
         return Tokens(self.paging.query_starts[-1], self.adapters)
 
 

@@ -9,7 +9,7 @@ from jaxserve.layers.policy import DtypePolicy
 
 
 class Embedding(Matrix):
-    """A `[V, D]` table: looked up by id, or multiplied with to give logits. Of 4-bit models it has 8."""
+    """A `[V, D]` table: looked up by token, or multiplied with to get logits. 4-bit formats store it in 8 bits."""
 
     def __init__(self, vocab_size: int, dim: int, policy: DtypePolicy) -> None:
         super().__init__(vocab_size, dim, ("vocab", "embed"), policy.for_tables)
@@ -20,5 +20,5 @@ class Embedding(Matrix):
         return rows
 
     def logits(self, x: Float[Array, "B D"], num_rows: Int[Array, ""]) -> Float[Array, "B V"]:
-        """Scores of every token, in float32 whatever the weights are; rows behind `num_rows` are padding."""
+        """Return float32 logits of the vocabulary; rows after `num_rows` are padding."""
         return self.multiply(x, num_rows)

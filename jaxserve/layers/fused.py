@@ -1,7 +1,7 @@
-"""Products of one input that checkpoints keep apart: queries, keys and values; gate and up.
+"""Matmuls of one input that checkpoints store apart: queries, keys and values (QKV); gate and up.
 
-GPUs compute them as one product with the rows of all: fewer launches, and more rows for the multiprocessors to share.
-CPUs compute them one by one, because parting a result again costs a copy there.
+GPUs compute them as one matmul with the rows of all: fewer launches, and more rows for the multiprocessors to share.
+CPUs compute them one by one, because splitting a result costs a copy there.
 """
 
 from __future__ import annotations
@@ -19,21 +19,19 @@ from jaxtyping import Array, Float, Int
 from jaxserve.layers.linear import LowRank, Matrix, Tokens
 from jaxserve.layers.policy import DtypePolicy
 
-Product = Callable[[Array, Any], Array]
-"""Of rows with a matrix, as `Linear` or `ExpertLinear`."""
+Matmul = Callable[[Array, Any], Array]
+"""A `Linear` or an `ExpertLinear`."""
 
 
 @dataclass(frozen=True, slots=True)
 class FusedLayout:
-    """How the rows of several matrices lie in one array.
-
-    counts  rows of each
-    groups  of rows, each with its share of every matrix in their order: so many devices can split the array, and each
-            then holds of every matrix what it would hold of it alone
-    """
+    """Row order of several matrices in one array."""
 
     counts: tuple[int, ...]
+    """Rows of each matrix."""
     groups: int = 1
+    """Groups of rows, each with an equal share of every matrix, in their order. As many devices can split the array, and
+    each then holds the same rows of each matrix as without fusion."""
 
     def join(self, parts: Iterable[Sequence[np.ndarray]]) -> tuple[np.ndarray, ...]:
         """Return the arrays of the fused matrix from those of each matrix; only one of the parts is held at a time."""
@@ -46,36 +44,36 @@ class FusedLayout:
         return joined
 
     def split(self, y: Float[Array, "T O"]) -> list[Float[Array, "T _"]]:
-        """What belongs to each matrix of the product with all of them."""
+        """Split the result of the fused matmul into those of its matrices."""
         grouped = y.reshape(y.shape[0], -1, sum(self.counts) // self.groups)  # a device may hold only one group
         return [grouped[..., start:end].reshape(y.shape[0], -1) for start, end in self._bounds()]
 
     def _bounds(self) -> Iterator[tuple[int, int]]:
-        """Of each matrix within a group."""
+        """Return first row and end of each matrix within a group."""
         return itertools.pairwise(itertools.accumulate((count // self.groups for count in self.counts), initial=0))
 
 
 class FusedLinear(nnx.Module):
-    """A product under each name, or one `joined` of all.
+    """A matmul for each name, or one `fused` matmul of all.
 
-    It stands in no parameter's name: its matrices lie in checkpoints beside each other, where it lies in the model.
+    No parameter's name contains it: checkpoints have its matrices where the model has it.
     """
 
     def __init__(
         self,
         counts: Mapping[str, int],
-        make: Callable[[int], Product],
+        make: Callable[[int], Matmul],
         policy: DtypePolicy,
         *,
         num_units: int,
     ) -> None:
-        """counts: outputs by name. make: a module with so many outputs. num_units: what devices share, as heads, if there
-        are as many for each."""
+        """counts: outputs by name. make: returns a module with that many outputs. num_units: units that devices split,
+        such as KV heads, equally many in each matrix."""
         self.names = tuple(counts)
         self.layout = FusedLayout(tuple(counts.values()), math.gcd(num_units, policy.fused_for))
         self.is_fused = policy.fused_for > 0
         self.adapters: nnx.Dict[LowRank] = nnx.Dict()
-        """What adapters add to parts of a joined product, by name."""
+        """Adapters of parts of the fused matmul, by name."""
         if self.is_fused:
             self.fused = make(sum(counts.values()))
             return
@@ -83,13 +81,13 @@ class FusedLinear(nnx.Module):
             setattr(self, name, make(count))
 
     def adapt(self, name: str, num_ranks: int) -> None:
-        """Declare what adapters add to a part of the joined product."""
+        """Declare the adapters of a part of the fused matmul."""
         assert isinstance(self.fused, Matrix), "experts have no adapters"
         spec, out_dim = self.fused.spec, self.layout.counts[self.names.index(name)]
         self.adapters[name] = LowRank(out_dim, spec.in_dim, spec.axes, self.fused.policy, num_ranks)
 
     def __call__(self, x: Float[Array, "T I"], rows: Tokens | Int[Array, "E"]) -> list[Float[Array, "T _"]]:
-        """The product with each matrix, in the order of their names. rows: what the modules are told of them."""
+        """Return the matmul with each matrix, in the order of their names. rows: the modules' second argument."""
         if not self.is_fused:
             return [getattr(self, name)(x, rows) for name in self.names]
         parts = self.layout.split(self.fused(x, rows))

@@ -1,6 +1,6 @@
-"""Matrix products with weights stored output-major `[out, in]`, as checkpoints have them.
+"""Matmuls with weights stored output-major `[out, in]`, as checkpoints have them.
 
-Output-major is also the faster layout for XLA:CPU's skinny products, and the tied head needs it.
+Output-major is also the faster layout for XLA:CPU's matmuls of few rows, and the tied head needs it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from jaxserve.sharding.shard_map import Axes, all_reduce, num_shards, sharded
 
 
 class Tokens(NamedTuple):
-    """What products have to know of the tokens that they are given."""
+    """Number and adapters of the rows of a matmul."""
 
     num_real: Int[Array, ""]
-    """Those behind are padding."""
+    """Rows that are tokens; those after them are padding."""
     adapters: Bool[Array, "T A"] | None = None
-    """Which of all adapters' ranks are those of each token's own one; None: there are no adapters."""
+    """True for the ranks of each token's adapter, among the ranks of all adapters; None: there are no adapters."""
 
 
 class Matrix(nnx.Module):
@@ -63,10 +63,10 @@ class Matrix(nnx.Module):
 
 
 class LowRank(nnx.Module):
-    """What adapters add to a product: up(down(x)), each token by its own adapter (LoRA, Hu et al., arXiv 2106.09685).
+    """Adapters of a matmul: up(down(x)), each token with its own adapter (LoRA, Hu et al., arXiv 2106.09685).
 
-    The ranks of all adapters lie beside each other in two matrices, and what is not a token's own is taken out between
-    the two: requests of any adapters, and of none, share a step, whose shape says nothing of who is in it.
+    Two matrices hold the ranks of all adapters side by side; ranks of other adapters are masked between the two. So
+    requests of any adapters, and of none, share a step of one shape.
     """
 
     def __init__(self, out_dim: int, in_dim: int, axes: Axes, policy: DtypePolicy, num_ranks: int) -> None:
@@ -74,8 +74,8 @@ class LowRank(nnx.Module):
         self.lora_B = Matrix(out_dim, num_ranks, (axes[0], None), policy.unquantized)
 
     def __call__(self, x: Float[Array, "T I"], tokens: Tokens) -> Float[Array, "T O"]:
-        """In float32."""
-        assert tokens.adapters is not None, "a model with room for adapters is told whose tokens these are"
+        """Return what is added to the matmul, in float32."""
+        assert tokens.adapters is not None, "a model with adapters needs every token's adapter"
         ranks = self.lora_A.multiply(x, tokens.num_real)  # (T, A)
         return self.lora_B.multiply(jnp.where(tokens.adapters, ranks, 0).astype(x.dtype), tokens.num_real)
 
@@ -89,7 +89,7 @@ class Linear(Matrix):
         self.adapters: LowRank | None = None
 
     def adapt(self, num_ranks: int) -> None:
-        """Declare what adapters add."""
+        """Declare the adapters of this matmul."""
         spec = self.spec
         self.adapters = nnx.data(LowRank(spec.out_dim, spec.in_dim, spec.axes, self.policy, num_ranks))
 

@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation (Zhang & Sennrich, arXiv 1910.07467), and that of Ba et al. (arXiv 1607.06450)."""
+"""RMSNorm (Zhang & Sennrich, arXiv 1910.07467) and LayerNorm (Ba et al., arXiv 1607.06450)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import NormWeights
 
 _ADDED_ALIKE: Final = 4096
-"""Numbers of an array from which on XLA:CPU adds up those of each row in the same order, however many rows there are."""
+"""Elements of an array from which on XLA:CPU sums every row in the same order, however many rows there are."""
 
 
 class RMSNorm(nnx.Module):
@@ -27,7 +27,7 @@ class RMSNorm(nnx.Module):
         self.eps = eps
         self.weights = weights
         self.is_alike = policy.backend in NATIVE
-        """Whether a row has the same bits whatever their number, as it has in the products."""
+        """True if a row's result must not depend on the number of rows, as in the native matmuls."""
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         wide, weight = x.astype(jnp.float32), self.weight[...]

@@ -1,4 +1,4 @@
-"""How a parameter is declared: shape, dtype and logical axes, nothing allocated.
+"""Declarations of parameters: shape, dtype and logical axes; nothing is allocated.
 
 Modules are schema and forward code. Their parameters are built under `nnx.eval_shape`, so a
 declaration costs no memory; the loader fills them by their path, which is the checkpoint's name.

@@ -16,9 +16,9 @@ class DtypePolicy:
     """Dtypes, quantisation and kernels of one engine."""
 
     weights: jnp.dtype
-    """Of matrices that are not quantised."""
+    """Dtype of matrices that are not quantised."""
     activations: jnp.dtype
-    """Between layers; matmuls accumulate in float32 whatever they are."""
+    """Dtype between layers; matmuls accumulate in float32."""
     quant: QuantPolicy = QuantPolicy()
     backend: Backend = "reference"
     """Implementation of matmuls and attention."""

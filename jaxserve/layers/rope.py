@@ -1,4 +1,4 @@
-"""Angles of the rotary position embedding (Su et al., arXiv 2104.09864) and their scalings."""
+"""Angles of the rotary position embedding (RoPE, Su et al., arXiv 2104.09864) and their scalings."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from jaxserve.model_config.decoder import DecoderConfig, RopeScaling
 
 
 def rotation(config: DecoderConfig, positions: Int[Array, "T"]) -> Rotation:
-    """Angles in float32: bfloat16 would round position 257 to 256."""
+    """Return cosines and sines in float32: bfloat16 would round position 257 to 256."""
     return _rotation(*inverse_frequencies(config), positions, config.head_dim)
 
 
 def sliding_rotation(config: DecoderConfig, positions: Int[Array, "T"]) -> Rotation | None:
-    """Of layers that slide, where they have angles of their own."""
+    """Return the rotation of sliding-window layers; None if it is that of the others."""
     if config.sliding_rope_theta is None:
         return None
     return _rotation(_base(config.sliding_rope_theta, _rotary_dim(config)), 1.0, positions, config.head_dim)
 
 
 def row_order(config: DecoderConfig) -> np.ndarray | None:
-    """Where each dimension of a head stands in checkpoints; None where it stands nowhere else.
+    """Return the checkpoint's index of each dimension of a head in our order; None if the orders are the same.
 
-    Kernels turn dimension i with i + H / 2, whatever the model: its pairs are brought there, those that do not rotate
-    behind those that do. Queries and keys in one new order have the products they had.
+    Kernels rotate dimension i with i + H / 2 in every model. Pairs that rotate come first, the other dimensions after
+    them. Scores do not change, because queries and keys are reordered alike.
     """
     head_dim, rotary_dim = config.head_dim, _rotary_dim(config)
     if config.rotary_pairs == "halves" and rotary_dim == head_dim:

@@ -1,7 +1,7 @@
-"""Attention of every token to all tokens of its own text, before and behind it, on a flat axis of packed texts.
+"""Bidirectional attention of every token to all tokens of its own text, on a flat axis of packed texts.
 
-There is no cache: keys and values live for one layer. Memory is bounded by a block of queries against the keys that
-its texts can reach, so a long axis of short texts costs what its texts cost.
+There is no cache: keys and values live for one layer. Memory is bounded by a block of queries and the keys that their
+texts reach, so many short texts need no more than one of them.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ QUERY_BLOCK: Final = 128
 
 
 class Texts(NamedTuple):
-    """Whose each token of a flat axis is. Texts lie one behind the other; padding is a text of its own at the end."""
+    """The text of each token of a flat axis. Texts follow each other; padding is one more text at the end."""
 
     rows: Int[Array, "T"]  # a different number for each text
     num_tokens: Int[Array, ""]  # without padding
     longest: int
-    """No text has more tokens. Padding may have: nobody reads what it attends to."""
+    """Tokens of the longest text. Padding may have more: its results are not used."""
 
 
 def attend(
     query: Float[Array, "T N H"], key: Float[Array, "T N H"], value: Float[Array, "T N H"], texts: Texts
 ) -> Float[Array, "T N H"]:
-    """softmax(q k / sqrt(H)) v within each text; scores and their sums in float32."""
+    """Return softmax(q k / sqrt(H)) v within each text; scores and their sums are float32."""
     num_tokens, _, head_dim = query.shape
-    # Padding may hold anything: what no share is given to must still be a number.
+    # Padding may be NaN, and NaN * 0 is NaN.
     value = jnp.where((jnp.arange(num_tokens) < texts.num_tokens)[:, None, None], value, 0)
     block = min(QUERY_BLOCK, num_tokens)
     window = min(num_tokens, block + 2 * texts.longest)

@@ -1,4 +1,4 @@
-"""How the matrices of a checkpoint are quantised, as each format reads it from config.json and the tensors' headers."""
+"""Quantised checkpoints, as formats read them from config.json and the tensors' headers."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class CheckpointForm(ABC):
     @property
     @abstractmethod
     def kept(self) -> CheckpointQuantization:
-        """How matrices are served that are kept."""
+        """The format and its parameters if matrices are kept as they are stored."""
 
     @property
     @abstractmethod
     def note(self) -> str:
-        """What a user should know if they are dequantised."""
+        """Advice for a user whose matrices are dequantised as they are loaded."""
 
     @abstractmethod
     def take_matrices(self, tensors: dict[str, TensorInfo]) -> dict[str, ReadMatrix]:
@@ -65,7 +65,7 @@ class CheckpointForms:
     read: Callable[[Mapping[str, Any]], CheckpointForm | None]
     """Reads `quantization_config`; None: not of these kinds. Raises CheckpointError for what is not supported."""
     compressed: str = ""
-    """What is read of compressed-tensors, for errors."""
+    """The kinds of compressed-tensors that are read, for errors."""
 
 
 def _plain_matrices(tensors: Mapping[str, TensorInfo]) -> tuple[str, ...]:

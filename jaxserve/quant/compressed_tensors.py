@@ -1,4 +1,4 @@
-"""What the formats of compressed-tensors share in `quantization_config`."""
+"""`quantization_config` of compressed-tensors, as far as its formats share it."""
 
 from __future__ import annotations
 

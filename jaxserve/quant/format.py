@@ -1,4 +1,4 @@
-"""What a quantisation format is: how it stores a matrix, makes it, multiplies with it, and which devices it suits."""
+"""The interface of a quantisation format: how it stores a matrix, quantises, multiplies, and which devices it suits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Format(ABC):
     name: ClassVar[str]
     """The value of `--quantization`: the module's name with dashes."""
     bits: ClassVar[int]
-    """Of a weight, without scales."""
+    """Bits of a weight, without scales."""
     largest: ClassVar[float] = 1.0
     """Largest value that a stored number may have."""
     quantizes_activations: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Which matrices of a model are quantised, and how."""
+"""Choice of a model's quantisation: its format, its parameters, and the matrices that stay plain."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class QuantPolicy:
     plain_matrices: tuple[str, ...] = ()
     """Modules that are not quantised, by their names in checkpoints, nor is what they are fused with."""
     platform: str = "gpu"
-    """Of the device: a format may need another dtype on some."""
+    """The device's platform: a format may store another dtype on some."""
 
     @property
     def format(self) -> Format:

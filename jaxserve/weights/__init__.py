@@ -1,1 +1,1 @@
-"""From a checkpoint's tensors to placed device arrays, one tensor at a time."""
+"""Loads a checkpoint's tensors into device arrays, one parameter at a time."""

@@ -1,6 +1,6 @@
-"""Fills a model skeleton from a checkpoint: read one tensor, check, cast, place, forget.
+"""Loads a model skeleton's parameters from a checkpoint: read a tensor, quantise or cast it, place it, release it.
 
-Peak host memory is what ends up resident plus one parameter, and one tensor more if that is made of several.
+Peak host memory is the parameters on CPU devices plus one parameter, and one more tensor if that is made of several.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxserve.sharding.mesh import Sharding
 from jaxserve.weights.reordered import with_rotary_order
 
 Progress = Callable[[int, int, str], None]
-"""Called with (bytes done, bytes in all, tensor name)."""
+"""Called with (bytes loaded, bytes in total, parameter name)."""
 
 _DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Buffers that some checkpoints store and every implementation computes."""
@@ -45,7 +45,7 @@ def load_params(
 
 
 def check_tensors(checkpoint: Checkpoint, skeleton: ModelSkeleton | EncoderSkeleton) -> None:
-    """Compare names and shapes of the headers with what the model needs."""
+    """Raise CheckpointError unless the headers have the tensors that the model needs, and no others."""
     parts = {name: shape for leaf in skeleton.leaves for name, shape in leaf.parts.items()}
     for name, shape in parts.items():
         info = checkpoint.tensors.get(name)
@@ -55,11 +55,11 @@ def check_tensors(checkpoint: Checkpoint, skeleton: ModelSkeleton | EncoderSkele
             raise CheckpointError(
                 f"{info.file}: tensor {name!r}: shape {shape} expected by the model config, found {info.shape}"
             )
-    _refuse_unexpected(checkpoint, parts.keys() | skeleton.config.spare_tensors)
+    _reject_unexpected(checkpoint, parts.keys() | skeleton.config.spare_tensors)
 
 
-def _refuse_unexpected(checkpoint: Checkpoint, known: Set[str]) -> None:
-    """A tensor nobody uses means that config and weights disagree, and the output would be wrong."""
+def _reject_unexpected(checkpoint: Checkpoint, known: Set[str]) -> None:
+    """Raise CheckpointError for an unused tensor: config and weights disagree, and outputs would be wrong."""
     for name, info in checkpoint.tensors.items():
         if name in known or name.endswith(_DERIVED_SUFFIXES):
             continue

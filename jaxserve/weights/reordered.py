@@ -1,4 +1,4 @@
-"""Queries and keys in the order in which kernels turn them."""
+"""Reorders the rows of queries and keys as kernels rotate them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from jaxserve.quant.array import Tensor
 _ROTATED: Final = ("q_proj", "k_proj", "q_norm", "k_norm")
 
 _ADDED: Final = ".lora_B"
-"""What adapters add to queries and keys has rows as these have."""
+"""Adapters of queries and keys: their up matrices have rows in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReorderedCheckpoint(CheckpointView):
-    """A checkpoint whose heads of queries and keys have their rows in another order: weights, biases, scales and norms."""
+    """A checkpoint with the rows of query and key heads reordered: weights, scales, biases and norms."""
 
     order: np.ndarray
-    """Of the rows of a head."""
+    """The stored index of each row of a head."""
 
     def read(self, name: str) -> Tensor:
         tensor = self.inner.read(name)
@@ -35,6 +35,6 @@ class ReorderedCheckpoint(CheckpointView):
 
 
 def with_rotary_order(checkpoint: Checkpoint, config: DecoderConfig | EncoderConfig) -> Checkpoint:
-    """The same for a decoder whose pairs of dimensions are not where kernels look for them (see `row_order`)."""
+    """Return the checkpoint in the row order of kernels (see `row_order`)."""
     order = row_order(config) if isinstance(config, DecoderConfig) else None
     return checkpoint if order is None else ReorderedCheckpoint(checkpoint, checkpoint.tensors, order)

@@ -13,7 +13,7 @@ from jaxserve.quant.unsupported import INSTEAD, unsupported
 
 @dataclass(frozen=True, slots=True)
 class Int4Layout:
-    """How the tensors of a 4-bit matrix lie: see `_int4_tensors`."""
+    """Layout of the tensors of a 4-bit matrix: see `_int4_tensors`."""
 
     method: Literal["compressed-tensors", "gptq", "awq"]
     group_size: int | None
@@ -23,7 +23,7 @@ class Int4Layout:
     is_ordered: bool = False
     """True if groups are not of neighbouring inputs (act-order, `desc_act`)."""
     zero_shift: int = 0
-    """What zeros are stored less than they are."""
+    """Subtracted from zeros before they were stored."""
 
     @property
     def suffix(self) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import get_args
 
+import numpy as np
+
 from jaxserve.config import Config, Dtype
 from jaxserve.errors import DoesNotFitError
 from jaxserve.model_config.decoder import DecoderConfig
@@ -99,7 +101,6 @@ def _dtypes(config: Config, device: Device) -> Iterator[_Attempt]:
 
 
 def _quantizations(config: Config, device: Device) -> Iterator[_Attempt]:
-    """Formats with most bits first; of as many, integers first: every device computes them."""
     if config.model.quantization not in ("auto", NO_QUANTIZATION):
         return
     for name in sorted(set(format_names()) - {NO_QUANTIZATION}, key=_advice_order):
@@ -107,7 +108,10 @@ def _quantizations(config: Config, device: Device) -> Iterator[_Attempt]:
 
 
 def _advice_order(name: str) -> tuple[int, bool, str]:
-    return (-find_format(name).bits, not name.startswith("int"), name)
+    """Most bits first; of formats with as many, integers first: every device computes them."""
+    found = find_format(name)
+    is_integer = np.issubdtype(found.values_dtype(np.dtype(np.float32), "cpu"), np.integer)
+    return (-found.bits, not is_integer, name)
 
 
 def _contexts(config: Config, decoder: DecoderConfig, device: Device) -> Iterator[_Attempt]:

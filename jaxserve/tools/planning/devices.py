@@ -27,10 +27,10 @@ class Rates:
     bytes_per_s: float
     bfloat16_flops: float
     float32_flops: float
-    """Of products in full float32 precision, which is what float32 activations get."""
+    """Of matmuls in full float32 precision, which float32 activations get."""
     int8_ops: float
     fp8_flops: float
-    """As fast as bfloat16 where 8-bit floats are widened first."""
+    """As fast as bfloat16 if 8-bit floats are upcast first."""
     source: str
 
     @classmethod
@@ -99,7 +99,7 @@ def _tpu(
     topologies: str,
     eight_bits: Literal["int8", "fp8"] = "int8",
 ) -> Device:
-    """eight_bits: what is multiplied in half of the time of bfloat16; the other is widened."""
+    """eight_bits: what is multiplied in half of the time of bfloat16; the other is upcast."""
     # Six passes of bfloat16 make a float32 product (jax.lax.Precision.HIGHEST).
     flops, source = tflops * 1e12, f"published spec: docs.cloud.google.com/tpu/docs/{topologies.partition(':')[0]}"
     int8_ops, fp8_flops = (2 * flops, flops) if eight_bits == "int8" else (flops, 2 * flops)

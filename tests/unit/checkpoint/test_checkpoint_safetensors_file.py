@@ -150,7 +150,8 @@ def test_other_types_may_be_there_but_are_not_read(tmp_path: Path) -> None:
     path.write_bytes(raw_safetensors({"ids": tensor(0, 8, (1,), "I64")}, bytes(8)))
     file = open_safetensors(path)
     with pytest.raises(
-        CheckpointError, match="tensor 'ids': expected one of the types F32, F16, BF16, F8_E4M3, I32, U8, found I64"
+        CheckpointError,
+        match="tensor 'ids': expected one of the types F32, F16, BF16, F8_E4M3, I8, I16, I32, U8, found I64",
     ):
         file.read("ids")
 
