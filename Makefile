@@ -1,4 +1,4 @@
-# Everything a person or CI does here is one of these targets. Needs Python >= 3.11, pip and make; nothing else.
+# All tasks of developers and CI. Needs Python >= 3.11, pip and make; nothing else. docs/testing.md describes the checks.
 # The locks are made with uv, but installing from them is plain pip.
 
 SHELL := /bin/sh
@@ -17,30 +17,40 @@ TESTS ?= tests
 
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
-SECOND_VENV := .venv-second
-MIDDLE_VENV := .venv-jax011
-AOT_VENV := .venv-aot
+NEWEST_VENV := .venv-newest
+OLDEST_VENV := .venv-oldest
+KERNELS_VENV := .venv-jax011
 CLIENTS_VENV := .venv-clients
-MIDDLE_TESTS := tests/kernels tests/unit/runner tests/unit/sampling tests/engine/test_model_engine.py
 JAX_LOCK ?=
-MIDDLE_LOCK := requirements/jax-0.11.lock
-SECOND_TESTS := tests/unit/runner tests/unit/sampling tests/models tests/engine tests/e2e
+KERNELS_LOCK := requirements/jax-0.11.lock
+SECOND_TESTS := tests/unit/runner tests/unit/sampling tests/kernels/test_native.py tests/models tests/engine tests/e2e
+# Of the other side of 3.12: its environment is that of the newest kernels where it has the newest jax.
+SECOND_VENV = $$($$second -c 'import sys; print("$(NEWEST_VENV)" if sys.version_info >= (3, 12) else "$(OLDEST_VENV)")')
+ifndef STARTED
+STARTED := $(shell date +%s)
+endif
+export STARTED
 # Bytecode of every installed module takes half a minute of a processor; Python makes it for those it imports.
 PIP_INSTALL = -m pip install --require-hashes --no-deps --no-compile
-# Programs stay for the next run: their keys cover what they were made from.
+# Compiled programs stay for the next run: their keys cover the sources, versions and settings they were made from.
 PYTEST = JAX_PLATFORMS=cpu JAXSERVE_TEST_PROGRAMS="$(abspath $(VENV))/programs" $(BIN)/python -m pytest
-# A file's tests share their engines: it stays in one worker. In the order of their names, large files come early.
-IN_WORKERS = -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
-# One at a time in an environment.
+# The tests of one file share their engines, so they stay in one worker. Tests that failed last time come first.
+IN_WORKERS = -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --failed-first
+# One make at a time works in an environment.
 make_in = flock $(1).lock $(MAKE) --no-print-directory VENV=$(1)
-# Programs of tiny models run for milliseconds and compile for seconds: there LLVM does not optimise them. XLA's passes
-# before that, with copies and fusions, are the same. Tests marked `optimized` have programs as users have them: those of
-# real checkpoints, and of long traffic.
+# The name of what runs now, after the minutes and seconds since the first make began.
+lane = @since=$$(($$(date +%s) - $(STARTED))); printf '== %d:%02d %s\n' $$((since / 60)) $$((since % 60)) "$(1)"
+# mypy takes half a minute of one processor when its cache is empty, and nothing waits for it.
+beside_types = @$(BIN)/mypy >$(STAMPS)/types.log 2>&1 & types=$$!; trap 'kill $$types 2>/dev/null' INT TERM; \
+	$(MAKE) --no-print-directory $(1) && status=0 || status=$$?; \
+	wait $$types || { cat $(STAMPS)/types.log; echo "== types: FAILED"; exit 1; }; exit $$status
+# Programs of tiny models run for milliseconds and compile for seconds, so LLVM does not optimise them; XLA's passes, with
+# copies and fusions, are the same. Tests marked `optimized`, of real checkpoints and long traffic, have users' programs.
 QUICKLY = JAX_DISABLE_MOST_OPTIMIZATIONS=1
 
-.PHONY: help install serve check test lint format types fast-tests all-tests versions-tests second-python middle-jax \
-	environments dependencies kernels-check newest-kernels aot-tests clients-check clients-tests docs lock docker-check \
-	bench-peers gpu-wheels gpu-check clean
+.PHONY: help install serve check test lint format types fast-tests all-tests versions-tests second-python environments \
+	dependencies kernels-check newest-kernels aot-tests clients-check clients-tests announce docs lock docker-check bench-peers \
+	gpu-wheels gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -102,71 +112,70 @@ serve: $(STAMPS)/$(DEVICE) $(STAMPS)/package $(STAMPS)/native $(if $(MODEL),,$(S
 
 # ---------------------------------------------------------------- checks
 
-check: lint types fast-tests ## format, lint, types, architecture and fast tests (under two minutes)
+check: lint ## format, lint, types, architecture and fast tests (75 seconds on two cores)
+	$(call beside_types,fast-tests)
 
-test: lint types all-tests middle-jax second-python ## everything that runs without an accelerator, on both lines of Python if present
+test: lint ## everything that runs without an accelerator, in this environment (12 minutes on two cores)
+	$(call beside_types,all-tests)
 
 lint: install ## ruff: format and rules, nothing is changed
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+	$(call lane,lint)
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
 
 types: install ## mypy, strict
+	$(call lane,types)
 	$(BIN)/mypy
 
 fast-tests: install
+	$(call lane,fast tests and types)
 	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "not slow" $(TESTS)
 
 all-tests: install $(STAMPS)/test-models
-	$(PYTEST) -m optimized $(TESTS)
+	$(call lane,tests and types)
 	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "not optimized" $(TESTS)
+	$(call lane,tests with optimised programs)
+	$(PYTEST) -m optimized $(TESTS)
 
 versions-tests: install
-	$(PYTEST) -m "optimized and versions" $(TESTS)
 	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "not optimized and (not slow or versions)" $(TESTS)
+	$(PYTEST) -m "optimized and versions" $(TESTS)
 
-# jax 0.10 is the newest on Python 3.11, jax 0.12 needs 3.12: the program runs on both sides of that line. What the
-# second lane may find is another jax (programs and their numbers, several devices, stored executables, native kernels)
-# and another Python under two processes (signals, ends). What it leaves out tries more models, numbers and shapes of
-# what it has seen work, or is host code that its fast tests have been through.
-second-python: install
+# jax 0.10 is the newest on Python 3.11, and jax 0.12 needs 3.12, so the program runs on both. This lane finds what another
+# jax may change (programs and their numbers, several devices, stored executables, native kernels) and another Python
+# (signals and ends of processes). It leaves out more models, numbers and shapes of what it runs, and host code.
+second-python: install ## device and process tests on the other line of Python, 3.11 or >= 3.12, and its jax
 	@second="$$(.ci/second-python $(BIN)/python)"; \
 	if [ -z "$$second" ]; then \
-		echo "== no Python on the other side of 3.12 found: tests ran on $$($(BIN)/python --version) only"; \
+		echo "== no Python on the other side of 3.12 found: NOTHING RAN ON ANOTHER JAX"; \
 	else \
-		echo "== once more on $$($$second --version) with its jax: $(SECOND_TESTS)"; \
-		$(call make_in,$(SECOND_VENV)) PYTHON="$$second" TESTS="$(SECOND_TESTS)" versions-tests; \
+		$(call make_in,$(SECOND_VENV)) PYTHON="$$second" TESTS="$(SECOND_TESTS)" \
+			LANE="device and process tests, $$($$second --version) and its jax" announce versions-tests; \
 	fi
 
-# jax 0.11 runs on Python >= 3.12 only; its lane is the fast device tests.
-middle-jax: install
-	@second="$$(.ci/second-python new)"; \
-	if [ -z "$$second" ]; then \
-		echo "== no Python >= 3.12 found: nothing ran on jax 0.11"; \
-	else \
-		echo "== device tests on $$($$second --version) with jax 0.11"; \
-		$(call make_in,$(MIDDLE_VENV)) PYTHON="$$second" JAX_LOCK=$(MIDDLE_LOCK) TESTS="$(MIDDLE_TESTS)" fast-tests; \
-	fi
-
-# What the lanes of `.ci/run` install, without jaxserve itself: beside tests that leave a processor idle. A lane that
-# comes to an environment in the making waits for it.
+# The environments of the other lanes of `.ci/run`, made beside tests that leave a processor idle. A lane that needs one
+# in the making waits for it.
 environments:
 	@second="$$(.ci/second-python $(PYTHON))"; newest="$$(.ci/second-python new)"; set -e; \
-	[ -z "$$newest" ] || $(call make_in,$(MIDDLE_VENV)) PYTHON="$$newest" JAX_LOCK=$(MIDDLE_LOCK) dependencies; \
 	[ -z "$$second" ] || $(call make_in,$(SECOND_VENV)) PYTHON="$$second" dependencies; \
-	[ -z "$$newest" ] || $(call make_in,$(AOT_VENV)) PYTHON="$$newest" $(AOT_VENV)/.stamps/dev $(AOT_VENV)/.stamps/aot; \
+	[ -z "$$newest" ] || $(call make_in,$(NEWEST_VENV)) PYTHON="$$newest" $(NEWEST_VENV)/.stamps/dev $(NEWEST_VENV)/.stamps/aot; \
+	[ -z "$$newest" ] || $(call make_in,$(KERNELS_VENV)) PYTHON="$$newest" JAX_LOCK=$(KERNELS_LOCK) dependencies; \
 	$(call make_in,$(CLIENTS_VENV)) $(CLIENTS_VENV)/.stamps/clients $(CLIENTS_VENV)/.stamps/node
 
 dependencies: $(STAMPS)/$(DEVICE) $(STAMPS)/dev $(STAMPS)/model
 
-# Compiling for an accelerator takes its compiler and a description of the device, not the device. On jax 0.11, where all
-# kernels work; the locks have the newest, whose compilers are asked for the same.
-kernels-check: ## kernels under interpreters and an emulator, and by the compilers of GPUs and TPUs; needs no accelerator
+announce:
+	$(call lane,$(LANE))
+
+# Compiling for an accelerator takes its compiler and a description of the device, not the device. All kernels work with
+# jax 0.11.2; the newest jax, which the locks have, compiles them as well.
+kernels-check: ## kernels with jax 0.11: interpreted, emulated, and compiled for GPUs and TPUs
 	@newest="$$(.ci/second-python new)"; \
 	if [ -z "$$newest" ]; then \
 		echo "== no Python >= 3.12 found: NO KERNEL WAS CHECKED"; \
 	else \
-		echo "== kernels and step programs for accelerators, on $$($$newest --version) and jax 0.11"; \
-		$(call make_in,$(MIDDLE_VENV)) PYTHON="$$newest" JAX_LOCK=$(MIDDLE_LOCK) aot-tests; \
+		$(call make_in,$(KERNELS_VENV)) PYTHON="$$newest" JAX_LOCK=$(KERNELS_LOCK) \
+			LANE="kernels and step programs for accelerators, $$($$newest --version) and jax 0.11" announce aot-tests; \
 	fi
 
 newest-kernels: ## the same compilers with the newest jax, and its detector of races in kernels for TPUs
@@ -174,21 +183,26 @@ newest-kernels: ## the same compilers with the newest jax, and its detector of r
 	if [ -z "$$newest" ]; then \
 		echo "== no Python >= 3.12 found: NO KERNEL WAS COMPILED BY THE NEWEST JAX"; \
 	else \
-		echo "== kernels and step programs for accelerators, on $$($$newest --version) and its jax"; \
-		$(call make_in,$(AOT_VENV)) PYTHON="$$newest" AOT_TESTS="tests/aot tests/kernels/tpu" aot-tests; \
+		$(call make_in,$(NEWEST_VENV)) PYTHON="$$newest" AOT_BACKEND=mosaic_tpu \
+			AOT_TESTS="tests/aot tests/kernels/tpu tests/kernels/test_conformance.py" \
+			LANE="kernels and step programs for accelerators, $$($$newest --version) and its jax" announce aot-tests; \
 	fi
 
-AOT_TESTS := tests/aot tests/ptx tests/kernels/test_conformance.py $(sort $(wildcard tests/kernels/test_*_gpu.py)) tests/kernels/tpu
+# Of the ops' cases each lane interprets the kernels of one backend; `make test` computes them by the reference, native
+# kernels and those of TPUs.
+AOT_TESTS := tests/aot tests/ptx tests/kernels/test_conformance.py $(sort $(wildcard tests/kernels/test_*_gpu.py))
+AOT_BACKEND := mosaic_gpu
 
 aot-tests: $(STAMPS)/dev $(if $(JAX_LOCK),,$(STAMPS)/aot)
-	$(PYTEST) -n $(JOBS) --maxprocesses 8 -p tests.aot.workers $(if $(JAX_LOCK),-m "not newest") $(AOT_TESTS)
+	$(PYTEST) -n $(JOBS) --maxprocesses 8 -p tests.aot.workers -k "not test_an_op or $(AOT_BACKEND)" \
+		$(if $(JAX_LOCK),-m "not newest") $(AOT_TESTS)
 
 $(STAMPS)/aot: requirements/aot.lock | $(STAMPS)/dev
 	@echo "== $(VENV): the compilers of accelerators"
 	$(BIN)/python $(PIP_INSTALL) -r requirements/aot.lock
 	@touch $@
 
-# Client libraries want versions of their own: their environment has no jaxserve in it, the server runs in its own.
+# Client libraries need other versions: their environment has no jaxserve, and the server runs in its own.
 clients-check: install $(STAMPS)/test-models ## client libraries (openai, anthropic, LangChain, LiteLLM, lm-eval, Node) against live servers
 	@$(call make_in,$(CLIENTS_VENV)) SERVER_PYTHON="$(abspath $(BIN)/python)" clients-tests
 
@@ -198,12 +212,12 @@ OPENAI_TESTS := tests/clients/test_openai.py tests/clients/test_openai_responses
 clients-tests: export JAXSERVE_TEST_PYTHON = $(SERVER_PYTHON)
 clients-tests: export JAXSERVE_COMPILE_CACHE = $(abspath $(VENV))/programs
 clients-tests: $(STAMPS)/clients $(STAMPS)/node
-	@echo "== the newest openai SDK, which LiteLLM does not take yet"
+	$(call lane,the newest openai SDK (LiteLLM needs an older one))
 	$(SERVER_PYTHON) $(CLIENTS_PYTEST) $(OPENAI_TESTS)
-	@echo "== client libraries against live servers"
+	$(call lane,client libraries against live servers)
 	$(BIN)/python $(CLIENTS_PYTEST) tests/clients
 
-# Some of them come as sources: what builds those is pinned, too.
+# Some of them come as sources, so the tools that build them are pinned, too.
 $(STAMPS)/clients: requirements/clients.lock requirements/build.lock | $(STAMPS)/venv
 	@echo "== $(VENV): client libraries"
 	$(BIN)/python $(PIP_INSTALL) --quiet -r requirements/build.lock
@@ -225,7 +239,7 @@ docker-check: install ## hadolint, compose and YAML checks of docker/ and config
 bench-peers: $(STAMPS)/$(DEVICE) $(STAMPS)/package $(STAMPS)/native $(STAMPS)/model ## other servers beside jaxserve, same load and weights: make bench-peers ARGS='--rounds 3'
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
-# A machine with a GPU and its own jax, torch and transformers, and no network: this takes along what it lacks.
+# For a machine with a GPU, jax, torch and transformers and no network: the packages it lacks.
 GPU_WHEELS := .gpu-wheels
 GPU_PACKAGES := gguf|llguidance|msgspec|pyzmq
 GPU_PLATFORMS := manylinux_2_31_x86_64 manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_26_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64
@@ -237,7 +251,7 @@ gpu-wheels: ## download what `make gpu-check` needs beside jax, flax, transforme
 		$(GPU_PLATFORMS:%=--platform %) --dest $(GPU_WHEELS) --requirement $(GPU_WHEELS)/requirements.txt
 	@du -sh $(GPU_WHEELS)
 
-# No environment is made: that machine has its own, and nothing could be installed there.
+# Makes no environment: that machine has its own, and nothing could be installed there.
 gpu-check: ## check and measure on this machine's GPU with its own Python, under nine minutes: make gpu-check ARGS='--quick'
 	$(PYTHON) -m benchmarks.gpu $(ARGS)
 
@@ -268,5 +282,5 @@ lock: ## regenerate requirements/*.lock with uv (UPGRADE=--upgrade for newer ver
 	command -v npm >/dev/null && cd $(NODE) && npm install --package-lock-only --ignore-scripts
 	$(UV_COMPILE) requirements/test-models.in --no-deps --output-file requirements/test-models.lock
 
-clean: ## remove the environments and what tools left behind
-	rm -rf $(VENV) $(SECOND_VENV) $(MIDDLE_VENV) $(AOT_VENV) $(CLIENTS_VENV) .venv*.lock $(NODE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean: ## remove the environments and files that tools have left
+	rm -rf $(VENV) $(NEWEST_VENV) $(OLDEST_VENV) $(KERNELS_VENV) $(CLIENTS_VENV) .venv*.lock $(NODE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Before jax starts: the CPU as four devices, so that tensor parallelism runs here; and a place for compiled programs."""
+"""Settings before jax starts (four CPU devices, for tensor parallelism; a folder for compiled programs), and the order of tests."""
 
 from __future__ import annotations
 
@@ -13,14 +13,25 @@ from tests.programs import VARIABLE
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS") == "1" and version("jaxlib").startswith("0.10."):
-    # There XLA's older emitters of fused loops remain, which compile twice as fast. Servers inherit it.
+    # This jaxlib still has XLA's older emitters of fused loops, which compile twice as fast. Servers inherit the flag.
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
 
+FIRST_FOLDERS = ("architecture", "unit", "perf")
+"""Fast tests that fail likeliest. The others follow in the order of their names."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
-    if VARIABLE not in os.environ:  # workers find what the first process made
+    if VARIABLE not in os.environ:  # workers inherit it from the first process
         folder = tempfile.TemporaryDirectory(prefix="jaxserve-programs-", ignore_cleanup_errors=True)
         os.environ[VARIABLE] = folder.name
         config.add_cleanup(folder.cleanup)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _rank(item.path.parts))
+
+
+def _rank(path: tuple[str, ...]) -> int:
+    return next((rank for rank, name in enumerate(FIRST_FOLDERS) if name in path), len(FIRST_FOLDERS))

@@ -1,4 +1,4 @@
-"""What Linux tells about a process, and stopping one for a test."""
+"""Linux's state of a process, and stopping a process for a test."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-STOP_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 60.0
 
 
 def freeze(pid: int) -> None:
-    """Stop process `pid`; returns once it has stopped. Until then it would still take a signal sent after this one."""
+    """Stop process `pid` and return once it has stopped: before that it would still take a signal sent after this one."""
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while status_of(pid, "State") != "T":
@@ -23,7 +23,7 @@ def freeze(pid: int) -> None:
 
 @contextlib.contextmanager
 def frozen(pid: int) -> Iterator[None]:
-    """Process `pid` does nothing inside the block."""
+    """Stop process `pid` for the duration of the block."""
     freeze(pid)
     try:
         yield
@@ -32,11 +32,11 @@ def frozen(pid: int) -> Iterator[None]:
 
 
 def is_pending(pid: int, number: signal.Signals) -> bool:
-    """Whether this signal waits until process `pid` runs again."""
+    """Return True if this signal waits until process `pid` runs again."""
     return bool(int(status_of(pid, "ShdPnd"), 16) >> (number - 1) & 1)
 
 
 def status_of(pid: int, field: str) -> str:
-    """The first word of a field of /proc/PID/status."""
+    """Return the first word of a field of /proc/PID/status."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(line.split()[1] for line in lines if line.startswith(f"{field}:"))

@@ -1,8 +1,8 @@
-"""The compiled programs of a test run: engines and servers of the same shapes share them, whatever process they are in.
+"""Compiled programs of a test run, shared by all engines and servers of the same shapes in any process.
 
-A program's key covers its sources, versions and settings, so a run may also begin with what an earlier one left:
-`make` keeps them in the environment's folder, plain pytest in one that is gone afterwards. Tests that are about cold
-starts or about the cache itself use a directory of their own.
+The key of a program covers its sources, versions and settings, so a run may also use programs of an earlier one: `make`
+keeps them in the environment's folder, plain pytest in a temporary folder. Tests of cold starts and of the cache itself
+use a folder of their own.
 """
 
 from __future__ import annotations
@@ -14,5 +14,5 @@ VARIABLE = "JAXSERVE_TEST_PROGRAMS"
 
 
 def shared_programs() -> Path:
-    """The `--compile-cache` of whoever has no reason for another."""
+    """Return the `--compile-cache` for tests that need no folder of their own."""
     return Path(os.environ[VARIABLE])

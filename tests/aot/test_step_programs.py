@@ -143,10 +143,7 @@ CASES = [  # pairs of a device, a kind of step and a format of weights, each of 
     *[Case(H200, 1, LLAMA_8B, 8192, program, "mosaic_gpu") for program in (LLAMA_DECODE, LLAMA_MIXED)],
     Case(H200, 4, SMALL, 4096, MIXED, "mosaic_gpu"),
     Case(H100, 4, SMALL, 4096, DECODE, "mosaic_gpu", "int4-weight-only"),
-    Case(B200, 1, SMALL, 4096, DECODE, quantization="fp8-weight-only"),
-    Case(A100, 1, SMALL, 4096, DECODE, quantization="fp8"),
     Case(V5E, 4, ONE_LAYER, 8192, LLAMA_DECODE, "mosaic_tpu", "int4-weight-only"),
-    Case(V5E, 1, SMALL, 4096, BURST, quantization="fp8"),
     Case(V5P, 4, SMALL, 4096, DECODE, "mosaic_tpu"),
     Case(V6E, 4, SMALL, 4096, MIXED, "mosaic_tpu", adapters=ADAPTERS),
     Case(V6E, 1, SMALL, 4096, BURST, "mosaic_tpu"),
@@ -154,6 +151,9 @@ CASES = [  # pairs of a device, a kind of step and a format of weights, each of 
     Case(V7X, 1, SMALL, 4096, MIXED, "mosaic_tpu"),
 ]
 NEWEST_CASES = [
+    Case(B200, 1, SMALL, 4096, DECODE, quantization="fp8-weight-only"),
+    Case(A100, 1, SMALL, 4096, DECODE, quantization="fp8"),
+    Case(V5E, 1, SMALL, 4096, BURST, quantization="fp8"),
     Case(H200, 1, ONE_LAYER, 8192, LLAMA_DECODE, "mosaic_gpu", "int4-weight-only"),
     Case(H200, 1, SMALL, 4096, DECODE, "mosaic_gpu", "fp8"),
     Case(H200, 1, SMALL, 4096, DECODE, "mosaic_gpu", adapters=ADAPTERS),

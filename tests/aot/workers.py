@@ -1,7 +1,7 @@
-"""How `make kernels-check` shares its tests among processes (pytest's `-p tests.aot.workers`).
+"""Scheduler of tests for pytest-xdist, in lanes that compile for accelerators (pytest's `-p tests.aot.workers`).
 
-Tests of one file with the same parameters share a program that takes many seconds to compile: they stay in one worker,
-and everything else goes to whoever is free.
+Tests of one file with the same parameters share a program that takes many seconds to compile, so they stay in one
+worker; each other test goes to any worker that is free.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 
 class ByCase(LoadScopeScheduling):
-    """Most tests first; then as they come."""
+    """Groups of tests with the same file and parameters, the largest first."""
 
     def _split_scope(self, nodeid: str) -> str:
         file, _, test = nodeid.partition("::")

@@ -11,6 +11,8 @@ from tests.engine.model_engine import ModelEngine, request
 from tests.models.goldens import DATA, AdapterGolden, adapter_goldens
 
 LLAMA, PHI = adapter_goldens("llama3_tiny"), adapter_goldens("phi3_tiny")
+pytestmark = [pytest.mark.slow, pytest.mark.versions]
+
 NUMBERS = {"base": 0, "first": 1, "second": 2}
 
 

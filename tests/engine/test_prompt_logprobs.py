@@ -8,6 +8,8 @@ import pytest
 from jaxserve.ipc.messages import TokenLogprobs
 from tests.engine.model_engine import ModelEngine, request
 
+pytestmark = [pytest.mark.slow, pytest.mark.versions]
+
 PROMPT = [5, 6, 7]
 NUM_OUTPUT = 60
 

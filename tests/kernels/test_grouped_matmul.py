@@ -16,6 +16,8 @@ from jaxserve_kernels.matmul import matmul
 from jaxserve_kernels.ops import as_arrays
 
 Implementation = Callable[..., jax.Array]
+pytestmark = pytest.mark.slow
+
 WAYS: dict[str, Implementation] = {  # compiled whole: operation by operation takes ten times as long
     "by tiles": jax.jit(partial(reference.by_tiles, dynamic=False)),
     "by a fixed count of tiles": jax.jit(partial(reference.by_tiles, dynamic=False, has_fixed_count=True)),

@@ -25,6 +25,8 @@ from jaxserve.weights.loader import load_params
 from tests.models.goldens import DATA, adapter_goldens
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
+pytestmark = [pytest.mark.slow, pytest.mark.versions]
+
 PLAIN = plain(jnp.dtype("float32"))
 CASES = [
     ("llama3_tiny", "base"),

@@ -62,20 +62,8 @@ def prompt_logits(
         return np.asarray(run(params, tokens))
 
 
-FAST = {"llama3_tiny", "mistral_sliding_tiny", "qwen2_sliding_tiny", "qwen3_sliding_tiny", "smollm3_sliding_tiny"}
-FAST |= {
-    "gemma2_tiny",
-    "gemma3_tiny",
-    "granite_tiny",
-    "olmo3_tiny",
-    "phi3_longrope_tiny",
-    "phi4_mini_tiny",
-    "glm4_tiny",
-    "gpt_oss_tiny",
-    "qwen3_moe_tiny",
-}
-"""Of every architecture the checkpoint with most features, but for OLMo 2 and GLM, whose are OLMo 3's and GLM 4's, and
-for Mixtral and OLMoE, whose experts are Qwen3's. The others are for the slow tests."""
+FAST = {"llama3_tiny", "gemma3_tiny", "gpt_oss_tiny"}
+"""A plain decoder, one with most features, and one of experts. The others are for the slow tests."""
 
 
 @pytest.mark.parametrize(
@@ -91,6 +79,8 @@ def test_float32_logits_equal_transformers(golden: GoldenCheckpoint) -> None:
     np.testing.assert_allclose(prompt_logits(golden, "float32"), golden.logits, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
+@pytest.mark.versions
 @pytest.mark.parametrize("name", ["qwen2_tiny", "gpt_oss_tiny"])
 def test_joined_products_with_biases_or_of_experts_on_two_devices_equal_transformers(name: str) -> None:
     golden = golden_checkpoint(name)

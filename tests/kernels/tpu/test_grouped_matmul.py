@@ -18,6 +18,8 @@ from jaxserve_kernels.matmul import quantize_rows
 
 from tests.kernels.tpu_interpreter import QUICKLY, tpu_interpreter
 
+pytestmark = pytest.mark.slow
+
 SMALL = SmallTuning(rows=32, outputs=128, inputs=128)
 FAST = (
     Case((0, 9, 2, 0, 40), 192, 256, weights="int8", padding=5),

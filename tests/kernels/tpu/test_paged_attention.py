@@ -31,6 +31,8 @@ from jaxserve_kernels.paged_attention.tpu.stream import IDS_PER_LINE
 
 from tests.kernels.tpu_interpreter import QUICKLY, tpu_interpreter
 
+pytestmark = pytest.mark.slow
+
 SCALE = 0.25
 """What 8-bit numbers stand for a multiple of: a power of two, so that storing them again changes nothing."""
 MORE_CASES = (

@@ -50,14 +50,14 @@ def skeleton() -> ModelSkeleton:
     return make_skeleton(CONFIG, plain(jnp.dtype("float32")))
 
 
-FAST = {("decode/8", 1), ("decode/8", 2), ("mixed/64", 1)}
-"""Programs and numbers of devices: either kind, and more than one device. The others are for the slow tests."""
+FAST = {("decode/8", 1)}
+"""Programs and numbers of devices of the fast tests."""
 IN_PLACE = [
     pytest.param(
         program,
         size,
         id=f"{program.name} on {size}",
-        marks=[] if (program.name, size) in FAST else [pytest.mark.slow],
+        marks=[] if (program.name, size) in FAST else [pytest.mark.slow, pytest.mark.versions],
     )
     for program in PROGRAMS
     for size in (1, 2)

@@ -42,6 +42,7 @@ def test_command_writes_vllms_field_names(
     assert "output tokens/s" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_list_of_concurrencies_is_a_sweep(
     server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,6 +52,7 @@ def test_what_fits_exits_0_with_tables(tmp_path: Path, capsys: pytest.CaptureFix
         assert text in out
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_exits_1_and_says_what_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_config(tmp_path / "llama-70b", LLAMA_70B)
     assert main(["plan", str(folder), "--device", "h200", "--no-compile"]) == 1

@@ -167,6 +167,7 @@ def test_eight_bits_halve_the_matrices_only(tmp_path: Path, kind: str) -> None:
     assert 0.5 <= plan.weights_bytes / (2 * 8_030_261_248) < 0.51
 
 
+@pytest.mark.slow
 def test_four_bits_quarter_the_layers_and_halve_the_tables(tmp_path: Path) -> None:
     chosen = {"quantization": "int4-weight-only"}
     plan = plan_of(tmp_path, LLAMA_8B, H200, model=chosen)
