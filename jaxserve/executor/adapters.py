@@ -1,4 +1,4 @@
-"""Adapters that are served beside a model: found, opened, and the room that they need in its programs."""
+"""Adapters that are served beside a model: found, opened, and sized for its programs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jaxserve.model_config.adapters import AdaptersConfig
 from jaxserve.model_config.decoder import DecoderConfig
 
 RANK_STEP: Final = 16
-"""Ranks are filled up to a multiple of this: what vectors hold, and tensor cores multiply."""
+"""Ranks are padded to a multiple of this: the width of vector registers and of tensor cores."""
 
 
 def open_adapters(config: Config, decoder: DecoderConfig) -> tuple[Adapter, ...]:
-    """Those of `--lora-modules`, in their order: requests name them by their place, 1 is the first.
+    """Open the adapters of `--lora-modules`, in their order: requests name them by number, from 1.
 
     Raises StartupError in one line.
     """
@@ -29,7 +29,7 @@ def open_adapters(config: Config, decoder: DecoderConfig) -> tuple[Adapter, ...]
 
 
 def adapters_config(adapters: Sequence[Adapter]) -> AdaptersConfig | None:
-    """The room for them in the model; None without any."""
+    """Return the shapes of the adapters in the model; None without any."""
     if not adapters:
         return None
     largest = max(adapter.rank for adapter in adapters)

@@ -21,19 +21,19 @@ from jaxserve.runner.warmup import MadeProgram, Progress
 
 @dataclass(frozen=True, slots=True)
 class Precompiled:
-    """What was left in the directory."""
+    """The contents of the filled directory."""
 
     manifest: Manifest
     kv_cache_bytes: int
-    """What the programs were compiled for: another size would need others."""
+    """The size that the programs were compiled for: another size needs other programs."""
 
 
 def precompile(
     config: Config, model_path: Path, directory: Path, settings: dict[str, str], progress: Progress
 ) -> Precompiled:
-    """Put every program that `config` needs on this host into `directory`, and a manifest beside them.
+    """Put every program that `config` needs on this host into `directory`, with a manifest.
 
-    settings: what `config` was made of, for the manifest. Raises StartupError in one line.
+    settings: the settings that made `config`, for the manifest. Raises StartupError in one line.
     """
     config.model.check_generates()
     try:

@@ -1,4 +1,4 @@
-"""Profiles: what devices and the threads around them did, step by step, in JAX's own format."""
+"""Profiles of devices and host threads, step by step, in JAX's format."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _LOG = logging.getLogger(__name__)
 
 
 class Profiler:
-    """One profile at a time, of this whole process."""
+    """Takes one profile at a time, of this whole process."""
 
     def __init__(self, folder: str | None) -> None:
-        """`folder`: where profiles are written; None: none may be taken."""
+        """`folder`: the folder for profiles; None: profiles are refused."""
         self._folder = folder
         self._is_on = False
 
     def start(self) -> None:
-        """Begin one. Raises InvalidRequestError where none may be taken, or one is."""
+        """Begin a profile. Raises InvalidRequestError if profiles are refused, or one is being taken."""
         if self._folder is None:
             raise InvalidRequestError("No profile can be taken: this server was started without --profile-dir.")
         if self._is_on:
@@ -32,7 +32,7 @@ class Profiler:
         _LOG.info("taking a profile")
 
     def stop(self) -> None:
-        """End it, and write it. Raises InvalidRequestError when none is being taken."""
+        """End the profile, and write it. Raises InvalidRequestError if none is being taken."""
         if not self._is_on:
             raise InvalidRequestError("No profile is being taken: /start_profile begins one.")
         from jax import profiler

@@ -1,4 +1,4 @@
-"""Which implementation of the kernels an engine takes."""
+"""Chooses an engine's kernels by device, model, types and settings."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _BUILD = "python -m jaxserve_kernels.native.build"
 _PALLAS: dict[str, Backend] = {"gpu": "mosaic_gpu", "tpu": "mosaic_tpu"}
 _HOPPER = (9, 0)
 _VECTOR_SEQS = 4
-"""Up to so many rows the vector unit multiplies floats faster than the matrix unit."""
+"""Up to this many rows, AVX2 or AVX-512 multiply floats faster than AMX."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """What of a device decides which kernels it can run."""
+    """The properties of a device that decide which kernels it can run."""
 
     platform: str
     capability: tuple[int, int] | None = None
-    """Of CUDA devices."""
+    """Only for CUDA devices."""
 
 
 def chip_of(device: jax.Device) -> Chip:
-    """The chip of a device that is there."""
+    """Return the chip of a device."""
     capability = str(getattr(device, "compute_capability", ""))
     major, _, minor = capability.partition(".")
     is_cuda = major.isdigit() and minor.isdigit()
@@ -44,9 +44,9 @@ def chip_of(device: jax.Device) -> Chip:
 def choose_backend(
     config: Config, decoder: DecoderConfig, chip: Chip, dtype: jnp.dtype, kv_dtype: jnp.dtype
 ) -> Backend:
-    """What `--attention-backend` and `--cpu-kernels` ask for, or the fastest there is. Raises ConfigError.
+    """Return the backend that `--attention-backend` and `--cpu-kernels` ask for, or the fastest one. Raises ConfigError.
 
-    Registers the native kernels where they are taken.
+    Registers the native kernels if they are chosen.
     """
     if chip.platform == "cpu":
         return _for_cpu(config)
@@ -69,7 +69,7 @@ def choose_backend(
 
 
 def choose_encoder_backend(config: Config, chip: Chip) -> Backend:
-    """Of an encoder's products: its attention is the same everywhere. Raises ConfigError."""
+    """Return the backend of an encoder's matmuls; its attention is the same everywhere. Raises ConfigError."""
     if chip.platform == "cpu":
         return _for_cpu(config)
     _refuse_cpu_kernels(config, chip)
@@ -111,8 +111,8 @@ def _for_cpu(config: Config) -> Backend:
     library = native.register()
     if library is not None:
         backend = _native(config)
-        unit = "the matrix unit" if backend == "native_matrix" else "the vector unit"
-        _LOG.info("native CPU kernels: %s, products of floats on %s", library.name, unit)
+        unit = "AMX" if backend == "native_matrix" else "the vector unit"
+        _LOG.info("native CPU kernels: %s, float matmuls on %s", library.name, unit)
         return backend
     if is_demanded:
         raise ConfigError(f"--cpu-kernels {wanted}: not built for this host: run `{_BUILD}`")
@@ -121,10 +121,10 @@ def _for_cpu(config: Config) -> Backend:
 
 
 def _native(config: Config) -> Backend:
-    """One unit for all steps: the two add up in different orders, and a row is not to depend on its neighbours."""
-    wanted, has_matrix_unit = config.compile.cpu_kernels, native.has_matrix_unit()
-    if wanted == "matrix" and not has_matrix_unit:
-        raise ConfigError("--cpu-kernels matrix: this processor has no matrix unit (AMX), or its kernels lack it")
+    """Choose one unit for all steps: the two add in different orders, and a row must not depend on its neighbours."""
+    wanted, has_amx = config.compile.cpu_kernels, native.has_amx()
+    if wanted == "matrix" and not has_amx:
+        raise ConfigError("--cpu-kernels matrix: this processor has no AMX, or its kernels lack it")
     num_seqs = resolve_limits("cpu", config.scheduler).max_num_seqs
     is_matrix = wanted == "matrix" or (wanted != "vector" and num_seqs > _VECTOR_SEQS)
-    return "native_matrix" if has_matrix_unit and is_matrix else "native"
+    return "native_matrix" if has_amx and is_matrix else "native"

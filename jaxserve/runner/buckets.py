@@ -1,8 +1,8 @@
-"""Which step shapes exist on which platform.
+"""Step shapes by platform.
 
-Padding costs time where XLA computes on a CPU: a step is bound by arithmetic from a handful of rows on. It is
-free on an accelerator, where a decode step is bound by reading the weights, and nearly free with the native CPU
-kernels, which skip it: these get by with half the shapes, and start in half the time.
+Padding costs time if XLA computes on a CPU: a step is bound by arithmetic from a handful of rows on. It is free on an
+accelerator, where a decode step is bound by reading the weights, and nearly free with the native CPU kernels, which skip
+it: these need half the shapes, and start in half the time.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from jaxserve.scheduler.plan import Buckets
 
 MIN_MIXED_TOKENS = 16
 MAX_DECODE_STEPS = 8
-"""Decode steps in one call. On GPUs it is one: there the host runs a loop, and waits after every round of it."""
+"""Decode steps in one call. On GPUs it is one: there the host runs a loop, and waits after every iteration."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """How much may run in one step; tokens are never fewer than requests."""
+    """Limits of one step; tokens are never fewer than requests."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -30,7 +30,7 @@ ACCELERATOR_LIMITS = StepLimits(max_num_seqs=256, max_num_batched_tokens=2048)
 
 
 def resolve_limits(platform: str, config: SchedulerConfig) -> StepLimits:
-    """What was asked for; where nothing was, the platform's default, made to fit what was."""
+    """Return the limits of the settings, with the platform's defaults, made to fit, for settings that are not given."""
     default = CPU_LIMITS if platform == "cpu" else ACCELERATOR_LIMITS
     seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
     if seqs is None:
@@ -43,9 +43,9 @@ def resolve_limits(platform: str, config: SchedulerConfig) -> StepLimits:
 def make_buckets(
     platform: str, max_num_seqs: int, max_num_batched_tokens: int, *, min_decode: int = 1, growth: int = 2
 ) -> Buckets:
-    """The bucket table for these limits. The largest buckets are the limits themselves.
+    """Return the bucket table for these limits. The largest buckets are the limits themselves.
 
-    min_decode: 2 where a one-row product is slower than a two-row one (bfloat16 on a CPU).
+    min_decode: 2 if a one-row matmul is slower than a two-row one (bfloat16 on a CPU).
     growth: ratio of neighbouring buckets.
     """
     mixed_floor = MIN_MIXED_TOKENS if platform == "cpu" else 8 * MIN_MIXED_TOKENS
@@ -58,13 +58,13 @@ def make_buckets(
 
 
 EMBED_TOKENS = {"cpu": 512}
-"""Tokens of a step that embeds: it owes nobody a next token soon. Where nothing else is said it is as much as fills
-an accelerator's products."""
+"""Tokens of a step that embeds, by platform: many, as no request waits for a next token. The default is MAX_EMBED_TOKENS,
+enough to be bound by an accelerator's arithmetic."""
 MAX_EMBED_TOKENS = 8192
 
 
 def resolve_embed_limits(platform: str, config: SchedulerConfig, max_model_len: int | None) -> StepLimits:
-    """Texts and tokens of a step that embeds; max_model_len: what is asked for, if anything, which has to fit in."""
+    """Return texts and tokens of a step that embeds; max_model_len: as the settings give it, which must fit in."""
     default = CPU_LIMITS if platform == "cpu" else ACCELERATOR_LIMITS
     tokens = config.max_num_batched_tokens
     if tokens is None:
@@ -73,7 +73,7 @@ def resolve_embed_limits(platform: str, config: SchedulerConfig, max_model_len: 
 
 
 def embed_buckets(platform: str, limits: StepLimits) -> Buckets:
-    """The bucket table for these limits."""
+    """Return the bucket table for these limits."""
     floor = MIN_MIXED_TOKENS if platform == "cpu" else 8 * MIN_MIXED_TOKENS
     tokens = limits.max_num_batched_tokens
     return Buckets((), _ladder(min(floor, tokens), tokens, 2), limits.max_num_seqs)

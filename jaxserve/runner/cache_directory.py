@@ -1,7 +1,7 @@
-"""Where compiled programs are kept, and whether that place can be trusted.
+"""Finds the directory of compiled programs and checks that it can be trusted.
 
-Whoever can write the directory can run code in the engine (JAX unpickles what it stores), so it must belong to us,
-or to root as in a container image, and nobody else may write to it.
+A user who can write to the directory can run code in the engine (JAX unpickles what it stores), so it must belong to this
+user, or to root as in a container image, and no other user may write to it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DEFAULT_DIRECTORY: Final = "~/.cache/jaxserve/programs"
 
 
 def cache_directory(setting: str | None) -> Path | None:
-    """The directory that `--compile-cache` means; None for `off`, and where there is no home to put it in."""
+    """Return the directory of `--compile-cache`; None for `off`, and if the user has no home directory."""
     if setting == "off":
         return None
     try:
@@ -29,15 +29,15 @@ def cache_directory(setting: str | None) -> Path | None:
 
 
 def trusted_directory(directory: Path) -> Path | None:
-    """`directory`, made if need be (0700); None with a warning when it cannot be used."""
-    fault = _fault_of(directory)
-    if fault is not None:
-        _LOG.warning("compile cache %s is off: %s", directory, fault)
+    """Return `directory`, created if it is missing (0700); None with a warning if it cannot be used."""
+    problem = _problem(directory)
+    if problem is not None:
+        _LOG.warning("compile cache %s is off: %s", directory, problem)
         return None
     return directory
 
 
-def _fault_of(directory: Path) -> str | None:
+def _problem(directory: Path) -> str | None:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = directory.stat()
@@ -46,5 +46,7 @@ def _fault_of(directory: Path) -> str | None:
     if not os.access(directory, os.R_OK | os.X_OK):
         return "no permission to read it"
     if status.st_uid not in (os.getuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "the directory must belong to this user, or to root, and nobody else may write to it (mode 0700 or 0755)"
+        return (
+            "the directory must belong to this user, or to root, and no other user may write to it (mode 0700 or 0755)"
+        )
     return None

@@ -1,4 +1,4 @@
-"""How much memory of this host can be had: what is free or only cached, within the container's limit."""
+"""Reads the available memory of this host: free or cached, within the container's limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes(meminfo: Path = _PROC_MEMINFO, cgroup: Path = _CGROUP) -> int:
-    """Bytes that a process could take without swapping. The page cache of files counts as free: it gives way."""
+    """Return the bytes that a process can take without swapping. The page cache of files counts as free."""
     found = _available(meminfo)
     if found is None:
         found = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -27,7 +27,7 @@ def _available(meminfo: Path) -> int | None:
 
 
 def _left_in_container(cgroup: Path) -> int | None:
-    """None without a limit (cgroup v2)."""
+    """Return None without a limit (cgroup v2)."""
     limit, used = _text(cgroup / "memory.max").strip(), _text(cgroup / "memory.current").strip()
     if not limit.isdigit() or not used.isdigit():
         return None

@@ -1,8 +1,7 @@
-"""What a step program is given and gives back: one int32 vector each way.
+"""Inputs and outputs of a step program: one packed int32 vector each way.
 
-Both directions derive from a field table, so that packing (numpy), the shapes to compile for, and
-unpacking (inside the program) cannot disagree. One packed array costs about 10 us to pass, eight small
-ones 50 to 80 us.
+Both derive from a field table, so that packing (numpy), the shapes to compile for, and unpacking (inside the program)
+cannot disagree. One packed array costs about 10 us to pass, eight small ones 50 to 80 us.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Program:
 
 
 def programs(buckets: Buckets, max_pages: int) -> tuple[Program, ...]:
-    """Every program that exists, largest first: the slowest to compile starts first."""
+    """Return every program of these buckets, largest first: the slowest to compile starts first."""
     num_slots = buckets.max_num_seqs
     decode = [Program("decode", size, size, max_pages, num_slots, buckets.max_decode_steps) for size in buckets.decode]
     mixed = [Program("mixed", size, buckets.mixed_rows(size), max_pages, num_slots) for size in buckets.mixed]
@@ -61,7 +60,7 @@ INPUT_FIELDS: Final = {
     "query_starts": "B+1",
     "kv_lengths": "B",
     "adapters": "B",  # 0: none
-    "slots": "B",  # padding rows, and those in no slot, point behind the last one
+    "slots": "B",  # padding rows, and those in no slot, point after the last one
     "is_sampling": "B",
     "length_limits": "B",
     "stop_token_ids": "B E",
@@ -80,7 +79,7 @@ OUTPUT_FIELDS: Final = {
 
 
 def field_shapes(program: Program, fields: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
-    """Concrete shape of every field for one program."""
+    """Return the shape of every field for one program."""
     letters = {
         "T": program.num_tokens,
         "B": program.num_rows,
@@ -95,12 +94,12 @@ def field_shapes(program: Program, fields: Mapping[str, str]) -> dict[str, tuple
 
 
 def packed_size(program: Program, fields: Mapping[str, str]) -> int:
-    """Length of the packed vector."""
+    """Return the length of the packed vector."""
     return sum(math.prod(shape) for shape in field_shapes(program, fields).values())
 
 
 def split(packed: A, program: Program, fields: Mapping[str, str]) -> dict[str, A]:
-    """Views of the packed vector by field name."""
+    """Return views of the packed vector by field name."""
     views, start = {}, 0
     for name, shape in field_shapes(program, fields).items():
         size = math.prod(shape)
@@ -110,7 +109,7 @@ def split(packed: A, program: Program, fields: Mapping[str, str]) -> dict[str, A
 
 
 def pack(plan: StepPlan, program: Program) -> np.ndarray:
-    """A plan as the program's input; whatever the plan does not fill is padding."""
+    """Return the packed input of `program`; what the plan does not fill is padding."""
     packed = np.zeros(packed_size(program, INPUT_FIELDS), np.int32)
     field = split(packed, program, INPUT_FIELDS)
     num_rows, num_tokens = len(plan.request_ids), plan.num_tokens
@@ -145,13 +144,13 @@ def pack(plan: StepPlan, program: Program) -> np.ndarray:
 
 
 def leading_ones(counts: np.ndarray) -> int:
-    """Rows of one token at the start."""
+    """Return the number of rows of one token at the start."""
     more = np.flatnonzero(counts != 1)
     return int(more[0]) if len(more) else len(counts)
 
 
 class Outcome(NamedTuple):
-    """What a program gives back; rows of `token_ids` and `logprobs` are its steps."""
+    """The results of a program; rows of `token_ids` and `logprobs` are its steps."""
 
     num_steps: Int[Array, ""]
     token_ids: Int[Array, "K B"]
@@ -161,7 +160,7 @@ class Outcome(NamedTuple):
 
 
 def pack_arrays(arrays: NamedTuple, fields: Mapping[str, str]) -> jax.Array:
-    """The arrays of these names as one vector, floats by their bits. Traced."""
+    """Return the arrays of these names as one vector, floats by their bits. Traced."""
     parts = []
     for name in fields:
         value = getattr(arrays, name)

@@ -1,6 +1,6 @@
-"""What follows from settings, model, platform and memory: dtypes, KV pages, context length, step shapes.
+"""Derives dtypes, KV pages, context length and step shapes from settings, model, platform and memory.
 
-Pure arithmetic, so that a plan for a device that is not there and the server that later runs on it agree.
+Pure arithmetic, so that `jaxserve plan` for a device that is not present and the server that later runs on it agree.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Limits:
 
     @property
     def summary(self) -> str:
-        """What the settings left open, under their names."""
+        """The values that the settings left open, by setting."""
         return (
             f"max_num_seqs={self.buckets.max_num_seqs} max_num_batched_tokens={max(self.buckets.mixed)} "
             f"max_model_len={self.max_model_len} num_kv_blocks={self.num_blocks}"
@@ -122,7 +122,7 @@ def quantization_notes(config: Config, decoder: DecoderConfig, chip: Chip) -> li
 
 
 def context_notes(config: Config, decoder: DecoderConfig) -> list[str]:
-    """What a user should know of a context that the model would stretch if asked to."""
+    """Return notes for the user of a model whose context can be stretched."""
     served = decoder.with_context(config.model.max_model_len)
     if config.model.max_model_len is not None or served.max_position == decoder.max_position:
         return []
@@ -143,7 +143,7 @@ def kv_cache_dtype(config: Config, platform: str) -> jnp.dtype:
 
 
 def kv_spec(config: Config, decoder: DecoderConfig, platform: str) -> KVSpec:
-    """What a page of the KV cache holds."""
+    """Return the contents and size of a KV page."""
     return KVSpec(
         num_layers=decoder.num_layers,
         num_kv_heads=decoder.num_kv_heads,

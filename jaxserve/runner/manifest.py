@@ -1,7 +1,7 @@
-"""The list beside a compile cache that was filled on purpose: what is in it, and for which setup.
+"""The manifest of a compile cache that `jaxserve compile` filled: its programs, and the parts of their keys.
 
-Programs are found by their keys, not by this list. It serves people, and says what differs when a shipped cache does
-not fit the host that it came to.
+Programs are found by their keys, not by the manifest. It is for people, and for reporting what differs when a shipped
+cache does not fit the host that it came to.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class ManifestEntry(msgspec.Struct, frozen=True):
     file: str
     num_bytes: int
     compile_seconds: float | None
-    """Wall clock, beside other programs; None: it was there already."""
+    """Wall clock, beside other programs; None: it was in the cache already."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What `jaxserve compile` leaves."""
+    """The contents of a directory that `jaxserve compile` filled."""
 
     format: int
     model: str
     facts: dict[str, str]
-    """Everything that the keys of the programs depend on, by name."""
+    """The parts of the programs' keys, by name."""
     settings: dict[str, str]
     """The settings that decided the rest, to repeat when serving."""
     programs: list[ManifestEntry]
@@ -76,7 +76,7 @@ def explain_misses(directory: Path, facts: Mapping[str, str], num_missing: int) 
 
 
 def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
-    """What `here` has otherwise than `there`, fact by fact."""
+    """Return the parts that differ between `there` and `here`, by name."""
     return [
         f"{name}: {_contrast(there.get(name, ''), here.get(name, ''))}"
         for name in sorted(there.keys() | here.keys())

@@ -1,4 +1,4 @@
-"""How many KV pages there is room for."""
+"""Sizes the KV cache by the memory of the devices."""
 
 from __future__ import annotations
 
@@ -18,25 +18,24 @@ WORKSPACE_BYTES = 1 << 30
 """Left free on an accelerator for activations, logits and the compiler's scratch."""
 CPU_STEPS = 2
 ACCELERATOR_STEPS = 64
-"""Sizes per power of two that a measured KV cache may have. What other programs leave free on a host changes all the
-time; on an accelerator it hardly does, and less than 1/64 of it stays unused."""
+"""Sizes per power of two that a measured KV cache may have. The free memory of a host changes all the time; that of an
+accelerator hardly does, and less than 1/64 of it stays unused."""
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Of one device, in bytes."""
+    """The memory of one device, in bytes."""
 
     limit: int
-    """What the runtime hands out in all; of a CPU, what was free before anything was placed."""
+    """All that the runtime can allocate; on a CPU, the memory that was free before anything was placed."""
     in_use: int
 
 
 def kv_cache_bytes(config: CacheConfig, device: jax.Device, kv_shards: int, held_bytes: int = 0) -> int:
-    """Bytes for the KV cache over all devices, asked for or measured.
+    """Return the bytes for the KV cache over all devices, from the settings or measured.
 
-    held_bytes: what is still to be placed beside the cache, on each device, or in the one memory of a CPU: weights
-    and slots.
+    held_bytes: weights and slots, which are placed later, on each device or in the one memory of a CPU.
     """
     if config.kv_cache_memory is not None:
         return config.kv_cache_memory
@@ -50,7 +49,7 @@ def kv_cache_bytes(config: CacheConfig, device: jax.Device, kv_shards: int, held
 
 
 def check_host_memory(num_bytes: int) -> None:
-    """Raise DoesNotFitError for a KV cache that this host has no room for: its kernel would kill us much later."""
+    """Raise DoesNotFitError for a KV cache larger than this host's free memory: the system would kill us much later."""
     free = available_bytes()
     if num_bytes > free:
         raise DoesNotFitError(
@@ -60,7 +59,7 @@ def check_host_memory(num_bytes: int) -> None:
 
 
 def kv_bytes_left(config: CacheConfig, platform: str, memory: DeviceMemory, kv_shards: int) -> int:
-    """Bytes for the KV cache over all devices, once weights and slots are in `memory`."""
+    """Return the bytes for the KV cache over all devices, after weights and slots are in `memory`."""
     if platform == "cpu":  # all of its "devices" share one memory
         return max(0, min(_steady(int((memory.limit - memory.in_use) * CPU_SHARE), CPU_STEPS), CPU_MOST_BYTES))
     free = int(memory.limit * config.memory_fraction) - memory.in_use - WORKSPACE_BYTES
@@ -74,20 +73,20 @@ def kv_bytes_left(config: CacheConfig, platform: str, memory: DeviceMemory, kv_s
 
 
 def _steady(num_bytes: int, steps: int) -> int:
-    """Rounded down to one of `steps` values per power of two: a measured size that is a little different at the next
+    """Round down to one of `steps` values per power of two: a measured size that is a little different at the next
     start would change the shape of every program, and none would be found in the compile cache."""
     unit = max(1, (1 << max(num_bytes, 1).bit_length() - 1) // steps)
     return num_bytes // unit * unit
 
 
 def num_kv_blocks(num_bytes: int, spec: KVSpec, max_model_len: int, max_num_seqs: int) -> int:
-    """Pages in the pool, the null page included; never more than full requests could use."""
+    """Return the pages of the pool, the null page included; never more than full requests could use."""
     most = max_num_seqs * -(-max_model_len // spec.block_size) + 1
     return min(spec.num_blocks_for(num_bytes), most)
 
 
 def fit_model_len(wanted: int | None, declared: int, num_blocks: int, spec: KVSpec) -> int:
-    """The context length to serve: what is asked for, or what the model declares if the pool holds it.
+    """Return the context length to serve: `wanted`, or `declared` if the pool holds it.
 
     wanted: --max-model-len; declared: the checkpoint's limit.
     """

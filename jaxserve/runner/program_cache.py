@@ -1,8 +1,8 @@
 """Compiled programs on disk: a restart neither traces nor compiles.
 
-Any fault of the cache is a warning and a compilation, never a failed start.
+Any problem of the cache is a warning and a compilation, never a failed start.
 
-SIZE: a new version, machine or setting means new keys, so old entries pile up. Those used longest ago go
+SIZE: a new version, machine or setting means new keys, so old entries pile up. The least recently used ones are removed
 when they grow past the limit; an entry's modification time is its last use. Other files are not touched.
 
 ENTRY: a checksum over the rest, then the pickled executable with the trees of its arguments and results.
@@ -31,18 +31,18 @@ _CHECKSUM_BYTES = 4
 
 
 class ProgramCache:
-    """A trusted directory of serialised executables. `directory=None` is a cache that is always empty."""
+    """A trusted directory of serialised executables. With `directory=None` the cache is always empty."""
 
     def __init__(self, directory: Path | None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self.directory = None if directory is None else trusted_directory(directory)
-        """None when the cache is off, also because the directory cannot be used."""
+        """None if the cache is off, also because the directory cannot be used."""
         self._is_writable = self.directory is not None and os.access(self.directory, os.W_OK | os.X_OK)
         self._max_bytes = max_bytes
         if self.directory is not None and not self._is_writable:
             _LOG.warning("compile cache %s is read-only: what it lacks is compiled at every start", directory)
 
     def load(self, key: str, devices: Sequence[jax.Device]) -> jax.stages.Compiled | None:
-        """The program stored under `key`, to run on `devices`, or None."""
+        """Return the program stored under `key`, to run on `devices`, or None."""
         if self.directory is None:
             return None
         file = self._file(self.directory, key)
@@ -66,7 +66,7 @@ class ProgramCache:
         return compiled
 
     def store(self, key: str, compiled: jax.stages.Compiled) -> None:
-        """Keep a program; another process sees the whole file or none."""
+        """Store a program; another process sees the whole file or none."""
         if self.directory is None or not self._is_writable:
             return
         try:
@@ -78,7 +78,7 @@ class ProgramCache:
             _LOG.warning("program not kept in the compile cache: %s", error)
 
     def num_bytes(self, key: str) -> int | None:
-        """What the entry takes on disk; None when there is none."""
+        """Return the entry's size on disk; None if there is none."""
         if self.directory is None:
             return None
         try:
@@ -91,7 +91,7 @@ class ProgramCache:
         return directory / f"{key}{SUFFIX}"
 
     def _prune(self, directory: Path) -> None:
-        """Remove what was used longest ago until the rest fits; other processes may do the same meanwhile."""
+        """Remove the least recently used entries until the rest fits; other processes may do the same meanwhile."""
         entries = []
         for file in directory.glob(f"*{SUFFIX}"):
             with contextlib.suppress(FileNotFoundError):
@@ -106,7 +106,7 @@ class ProgramCache:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """All of it or nothing. What a killed process leaves has a program's suffix, and goes in its time."""
+    """Write all of a file or nothing. A killed process leaves a file with a program's suffix, which is pruned later."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=SUFFIX)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -1,10 +1,10 @@
-"""The step functions, and the only `jax.jit` of the server.
+"""The step functions of generation, and the only `jax.jit` of the server.
 
-One function serves both program families: forward over the flat token axis, then sampling of each
-row's last token, in one program. The KV pool and the slots are donated and come back in the same buffers.
+One function serves both program families: forward over the flat token axis, then sampling of each row's last token, in
+one program. The KV pool and the slots are donated and come back in the same buffers.
 
-A decode program can do several steps in one call. A step differs from the one before it by its positions
-only, since tokens come from the slots; so a loop around it carries nothing but what is updated in place.
+A decode program can do several steps in one call. A step differs from the one before it only by its positions, since
+tokens come from the slots; so a loop around it carries only arrays that are updated in place.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _zeros(*arrays: jax.ShapeDtypeStruct) -> Sequence[Array]:
 
 
 def abstract_params(skeleton: ModelSkeleton | EncoderSkeleton, sharding: Sharding) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """The parameters' shapes and places."""
+    """Return the parameters' shapes and shardings."""
     return tuple(
         jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding.place(array.axes)) for array in skeleton.arrays
     )
@@ -191,7 +191,7 @@ def _no_outcome(program: Program) -> Outcome:
 
 
 def _later(field: dict[str, Any], step: Int[Array, ""]) -> dict[str, Any]:
-    """The inputs of decode step number `step` of a call."""
+    """Return the inputs of decode step number `step` of a call."""
     lengths = field["kv_lengths"]
     return field | {
         "tokens": jnp.where(step == 0, field["tokens"], UNREAD_TOKEN),
@@ -236,10 +236,10 @@ def score_prompts(
     field: dict[str, Any],
     program: Program,
 ) -> Scored:
-    """What the model thinks of each token's target, block by block: logits of all would not fit.
+    """Score each token's target, block by block: logits of all tokens would not fit.
 
-    Nothing is computed when nobody asks. No loop on GPUs: one would keep the step out of a CUDA graph, and the host
-    waiting for its end, asked or not.
+    Computes nothing if no request asks for scores. Without a loop on GPUs: a loop would keep the step out of a CUDA
+    graph, and the host waiting for its end, whether scores are computed or not.
     """
     num_tokens = program.num_tokens
     size = max(program.num_rows, -(-num_tokens // MAX_SCORE_BLOCKS))
@@ -309,7 +309,7 @@ def _context(skeleton: ModelSkeleton, field: dict[str, Any], pool: KVPool, progr
 
 
 def _own_ranks(config: AdaptersConfig | None, adapters: Int[Array, "T"]) -> Bool[Array, "T A"] | None:
-    """Which of all ranks are those of each token's adapter."""
+    """Mark the ranks that belong to each token's adapter."""
     return None if config is None else adapters[:, None] == 1 + jnp.arange(config.num_ranks) // config.rank
 
 

@@ -1,4 +1,4 @@
-"""What differs between generation and embedding on the devices, as data: `steps.GENERATION`, `embedding.embedding_task`."""
+"""The differences between generation and embedding on the devices, as data: `steps.GENERATION`, `embedding.embedding_task`."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ def _normal(seed: int, *shape: int) -> np.ndarray:
 @pytest.fixture(params=["native", "native_matrix"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     """Each unit of the processor that multiplies floats."""
-    if request.param == "native_matrix" and not native.has_matrix_unit():
-        pytest.skip("this processor has no matrix unit")
+    if request.param == "native_matrix" and not native.has_amx():
+        pytest.skip("this processor has no AMX")
     chosen: Backend = request.param
     return chosen
 

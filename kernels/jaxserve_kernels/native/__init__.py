@@ -9,7 +9,7 @@ They exist for what XLA:CPU does far below the machine's bound: products with fe
 pages. Floating-point sums have one order whatever else is in the batch.
 """
 
-from jaxserve_kernels.native.library import has, has_matrix_unit, library_file, register
+from jaxserve_kernels.native.library import has, has_amx, library_file, register
 from jaxserve_kernels.native.memory import provide, untouched_zeros
 
-__all__ = ["has", "has_matrix_unit", "library_file", "provide", "register", "untouched_zeros"]
+__all__ = ["has", "has_amx", "library_file", "provide", "register", "untouched_zeros"]

@@ -50,7 +50,7 @@ def has(target: str) -> bool:
     return file is not None and target in _register(file)
 
 
-def has_matrix_unit() -> bool:
+def has_amx() -> bool:
     """Whether products of floats can be had on a matrix unit: it is here, known to the library, and allowed to us."""
     file = register()
     return file is not None and bool(ctypes.CDLL(str(file)).jaxserve_has_matrix_unit())

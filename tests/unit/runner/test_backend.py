@@ -1,4 +1,4 @@
-"""Which kernels are taken, and why not others."""
+"""The kernels are chosen by device, model, types and settings, with a reason for those that are left out."""
 
 from __future__ import annotations
 
@@ -134,15 +134,15 @@ def test_many_requests_take_the_matrix_unit_where_there_is_one(
     settings: dict[str, Any], num_seqs: int | None, has_unit: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "register", lambda: Path("kernels.so"))
-    monkeypatch.setattr(native, "has_matrix_unit", lambda: has_unit)
+    monkeypatch.setattr(native, "has_amx", lambda: has_unit)
     config = replace(_config(**settings), scheduler=SchedulerConfig(max_num_seqs=num_seqs))
     assert _choose(config, CPU) == expected
 
 
 def test_a_matrix_unit_that_is_not_there_is_refused_when_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "register", lambda: Path("kernels.so"))
-    monkeypatch.setattr(native, "has_matrix_unit", lambda: False)
-    with pytest.raises(ConfigError, match="--cpu-kernels matrix: this processor has no matrix unit"):
+    monkeypatch.setattr(native, "has_amx", lambda: False)
+    with pytest.raises(ConfigError, match="--cpu-kernels matrix: this processor has no AMX"):
         _choose(_config(cpu_kernels="matrix"), CPU)
 
 
@@ -163,7 +163,7 @@ def test_an_8_bit_cache_takes_half_the_memory_and_is_refused_on_a_cpu() -> None:
         (
             Path("kernels-avx2-0123.so"),
             "native",
-            "native CPU kernels: kernels-avx2-0123.so, products of floats on the vector unit",
+            "native CPU kernels: kernels-avx2-0123.so, float matmuls on the vector unit",
         ),
         (None, "reference", "native CPU kernels are not built for this host"),
     ],
@@ -172,7 +172,7 @@ def test_the_log_says_which_native_kernels_are_taken(
     library: Path | None, backend: str, line: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(native, "register", lambda: library)
-    monkeypatch.setattr(native, "has_matrix_unit", lambda: False)
+    monkeypatch.setattr(native, "has_amx", lambda: False)
     with caplog.at_level(logging.INFO):
         assert choose_backend(_config(), DECODER, CPU, BFLOAT16, BFLOAT16) == backend
     assert line in caplog.text
