@@ -161,9 +161,9 @@ class CompileConfig:
     )
     cpu_kernels: CpuKernels = option(
         "auto",
-        help="native: C++ kernels built by `python -m jaxserve_kernels.native.build`, matrix: with products on the "
-        "processor's matrix unit (AMX), vector: without, as with --max-num-seqs up to 4; xla: none; "
-        "auto: native on a CPU where they were built",
+        help="native: C++ kernels built by `python -m jaxserve_kernels.native.build`, matrix: with float matmuls on "
+        "AMX (Intel), vector: without, as with --max-num-seqs up to 4; xla: none; auto: native on a CPU where they were "
+        "built",
     )
     try_kernels: bool = option(
         True,

@@ -72,7 +72,7 @@ def output_bound(
     `num_prompt_tokens` are those computed, not those found in a cache. The prompt's step gives the first token; the
     weights are not read for it, since a step may hold several prompts.
     """
-    prompt_flop = 2 * (sizes.num_layer_products * num_prompt_tokens + sizes.num_head_products)
+    prompt_flop = 2 * (sizes.num_layer_weights * num_prompt_tokens + sizes.num_head_weights)
     steps_s = (num_output_tokens - 1) * step_bound_s(sizes, bounds, num_streams)
     return num_streams * num_output_tokens / (steps_s + num_streams * prompt_flop / bounds.gemm_flops)
 

@@ -193,13 +193,13 @@ def _declare(
 
 
 _UNNAMED: Final = "adapters"
-"""Where a product has what adapters add to it: in an adapter's file that stands beside the product's weight."""
+"""Attribute of a module that holds its adapters; checkpoints name their tensors beside the module's weight."""
 _Path = tuple[Any, ...]
 _Modules = Mapping[_Path, nnx.Module]
 
 
 def _adapt(path: _Path, modules: _Modules, adapters: AdaptersConfig) -> None:
-    """Give the product at `path` room for what adapters add to it, if any do."""
+    """Declare the adapters of the matmul at `path`, if it has any."""
     module, fused = modules[path], _fused_linear(path, modules)
     for name in set(_own_names(path, modules)).intersection(adapters.modules):
         if fused is not None:
@@ -235,7 +235,7 @@ def _declared(variable: nnx.Variable[Any]) -> QuantArray[ArraySpec] | ArraySpec:
 
 
 def _stored_modules(path: _Path, modules: _Modules) -> tuple[str, ...]:
-    """What a module is made of, as checkpoints call it."""
+    """Return the checkpoint's names of the modules that a module consists of."""
     module, names = modules[path], _own_names(path, modules)
     if not isinstance(module, Matrix) or module.spec.num_experts is None:
         return names
@@ -244,7 +244,7 @@ def _stored_modules(path: _Path, modules: _Modules) -> tuple[str, ...]:
 
 
 def _own_names(path: _Path, modules: _Modules) -> tuple[str, ...]:
-    """A module's name, or those that a joined product has; what checkpoints do not know stands in none."""
+    """Return a module's name in checkpoints, or the names of the parts of a fused one."""
     fused = _fused_linear(path, modules)
     stored = [
         part
@@ -255,7 +255,7 @@ def _own_names(path: _Path, modules: _Modules) -> tuple[str, ...]:
 
 
 def _fused_linear(path: _Path, modules: _Modules) -> FusedLinear | None:
-    """Whose joined product the module at `path` is."""
+    """Return the FusedLinear whose fused module is at `path`, if any."""
     holder = modules.get(path[:-1])
     return holder if isinstance(holder, FusedLinear) and holder.is_fused and path[-1] == "fused" else None
 

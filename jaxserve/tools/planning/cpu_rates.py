@@ -1,6 +1,6 @@
 """What this machine's CPU reaches: nobody publishes it for a share of a shared machine, so it is measured.
 
-Numpy's own matrix products, for about a second: the best run counts, because other work only slows one down.
+numpy's matmuls, for about a second: the best run counts, because other work only slows one down.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SQUARE = 1536
 
 
 def measure_cpu_rates() -> Rates:
-    """Bytes per second of a matrix-vector product, operations per second of a square product, both float32.
+    """Measure bytes per second of a matrix-vector matmul and operations per second of a square one, both float32.
 
     The others are taken to be as fast: CPUs compute activations in float32, and what their int8 kernels gain depends
     on instructions that numpy does not use.

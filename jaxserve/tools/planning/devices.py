@@ -100,7 +100,7 @@ def _tpu(
     eight_bits: Literal["int8", "fp8"] = "int8",
 ) -> Device:
     """eight_bits: what is multiplied in half of the time of bfloat16; the other is upcast."""
-    # Six passes of bfloat16 make a float32 product (jax.lax.Precision.HIGHEST).
+    # Six passes of bfloat16 make a float32 matmul (jax.lax.Precision.HIGHEST).
     flops, source = tflops * 1e12, f"published spec: docs.cloud.google.com/tpu/docs/{topologies.partition(':')[0]}"
     int8_ops, fp8_flops = (2 * flops, flops) if eight_bits == "int8" else (flops, 2 * flops)
     rates = Rates(gbps * 1e9, flops, flops / 6, int8_ops, fp8_flops, source)

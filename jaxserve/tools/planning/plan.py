@@ -110,7 +110,7 @@ class Plan:
     weights_stored_as: str
     """A dtype, or the name of a quantisation."""
     arithmetic: str
-    """What matrix products are computed in."""
+    """Dtype that matmuls multiply in."""
     weights_bytes: int
     """On one device."""
     kv_bytes_per_token: int

@@ -1,10 +1,10 @@
 """How fast a model could run at best: bytes over bandwidth, operations over arithmetic, whichever takes longer.
 
-A step of B rows with C tokens each:  max(weights / BW, 2 x products x B / FLOPS) + KV bytes x C x B / BW
-A prompt of T tokens, in chunks of c: sum over chunks of max(weights / BW, 2 x products x c / FLOPS)
+A step of B rows with C tokens each:  max(weights / BW, 2 x multiplied weights x B / FLOPS) + KV bytes x C x B / BW
+A prompt of T tokens, in chunks of c: sum over chunks of max(weights / BW, 2 x multiplied weights x c / FLOPS)
                                       + 4 x query width x attended pairs / FLOPS of activations
-Of experts, weights and products are those that the tokens take: see `Sizes.step_bytes`. All per device. What devices say to each other, launches and sampling are not counted, so nothing is faster
-than this.
+Of experts, only the weights that tokens use count: see `Sizes.step_bytes`. All per device. Communication between devices,
+launches and sampling are not counted, so nothing is faster than this.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def decode_bound(
     decoder = sizes.decoder
     per_token = 2 * decoder.num_kv_heads * decoder.head_dim * kv_itemsize // sizes.kv_shards  # of one layer
     weights_s = sizes.step_bytes(num_requests) / rates.bytes_per_s
-    arithmetic_s = 2 * sizes.num_products * num_requests / sizes.num_devices / rates.of(sizes.arithmetic)
+    arithmetic_s = 2 * sizes.num_matmul_weights * num_requests / sizes.num_devices / rates.of(sizes.arithmetic)
     kv_s = per_token * sizes.attended_tokens(context) * num_requests / rates.bytes_per_s
     step_s = max(weights_s, arithmetic_s) + kv_s
     bound = _longest(weights=weights_s, arithmetic=arithmetic_s, kv=kv_s)
@@ -64,10 +64,10 @@ def prefill_bound(sizes: Sizes, rates: Rates, num_tokens: int, chunk: int) -> Pr
     full, rest = divmod(num_tokens, chunk)
     chunks = [chunk] * full + ([rest] if rest else [])
     weights_s = [sizes.step_bytes(size) / rates.bytes_per_s for size in chunks]
-    products_s = [2 * (sizes.num_layer_products * size + sizes.num_head_products) / flops for size in chunks]
+    matmuls_s = [2 * (sizes.num_layer_weights * size + sizes.num_head_weights) / flops for size in chunks]
     attention_s = 4 * decoder.num_heads * decoder.head_dim * sizes.attended_pairs(num_tokens) / attention_flops
-    seconds = sum(map(max, weights_s, products_s)) + attention_s
-    bound = _longest(weights=sum(weights_s), arithmetic=sum(products_s) + attention_s)
+    seconds = sum(map(max, weights_s, matmuls_s)) + attention_s
+    bound = _longest(weights=sum(weights_s), arithmetic=sum(matmuls_s) + attention_s)
     return PrefillBound(num_tokens, seconds, num_tokens / seconds, bound)
 
 

@@ -20,34 +20,34 @@ _HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of one model on `num_devices` devices; parameters are counted once, bytes as each device holds them."""
+    """Sizes of one model on `num_devices` devices: parameters are counted once, bytes as each device holds them."""
 
     decoder: DecoderConfig
     stored_as: str
-    """What weights are in memory: a dtype, or the name of a quantisation."""
+    """Dtype of the weights, or the name of their quantisation format."""
     arithmetic: str
     """Dtype that matmuls multiply in: see `Rates.of`."""
     activation_itemsize: int
     num_devices: int
     kv_shards: int
-    """Over how many devices the KV cache is split; 1 where the heads do not divide: each holds all of it."""
+    """Devices that split the KV cache; 1 if the heads do not divide: each holds all of it."""
     num_parameters: int
-    num_layer_products: int
+    num_layer_weights: int
     """Parameters of the layers' matrices that a token is multiplied with: two operations per token each."""
-    num_head_products: int
+    num_head_weights: int
     weights_bytes: int
-    """On one device."""
+    """Bytes on one device."""
     read_bytes: int
-    """Of them, what a step has to read on one device: all matrices, but of an embedding only a few rows."""
+    """Part of them that a step reads on one device: all matrices, but only a few rows of an embedding."""
     expert_bytes: int
-    """Of those, what is of experts: a step of few tokens does not take them all."""
+    """Part of those that belongs to experts: a step of few tokens does not use all of them."""
 
     @property
-    def num_products(self) -> int:
-        return self.num_layer_products + self.num_head_products
+    def num_matmul_weights(self) -> int:
+        return self.num_layer_weights + self.num_head_weights
 
     def step_bytes(self, num_tokens: int) -> float:
-        """Of `read_bytes`, what so many tokens have read, if each takes its experts at random."""
+        """Return the bytes that a step of `num_tokens` tokens reads if each chooses its experts at random."""
         experts = self.decoder.experts
         if experts is None:
             return self.read_bytes
@@ -55,11 +55,11 @@ class Sizes:
         return self.read_bytes - are_idle * self.expert_bytes
 
     def attended_tokens(self, context: int) -> int:
-        """Keys that one query at the end of `context` tokens sees, summed over the layers."""
+        """Return the keys that one query at the end of `context` tokens attends to, summed over the layers."""
         return sum(min(context, layer.sliding_window or context) for layer in self.decoder.layers)
 
     def attended_pairs(self, num_tokens: int) -> float:
-        """Query-key pairs of a causal prompt, summed over the layers."""
+        """Return the query-key pairs of a causal prompt, summed over the layers."""
         pairs = 0.0
         for layer in self.decoder.layers:
             window = min(num_tokens, layer.sliding_window or num_tokens)
@@ -87,8 +87,8 @@ def make_sizes(skeleton: ModelSkeleton, num_devices: int) -> Sizes:
         num_devices=num_devices,
         kv_shards=num_devices if rules["kv_heads"] == MODEL_AXIS else 1,
         num_parameters=sum(math.prod(leaf.shape) for leaf in skeleton.leaves),
-        num_layer_products=sum(_num_products(leaf, skeleton.config) for leaf in matrices),
-        num_head_products=sum(math.prod(leaf.shape) for leaf in heads),
+        num_layer_weights=sum(_weights_per_token(leaf, skeleton.config) for leaf in matrices),
+        num_head_weights=sum(math.prod(leaf.shape) for leaf in heads),
         weights_bytes=sum(map(local_bytes, skeleton.arrays)),
         read_bytes=sum(local_bytes(array) for leaf in (*matrices, *heads) for array in leaf.arrays if _is_large(array)),
         expert_bytes=sum(local_bytes(array) for leaf in of_experts for array in leaf.arrays),
@@ -100,8 +100,8 @@ def _is_large(array: ArraySpec) -> bool:
     return len(array.shape) > 1
 
 
-def _num_products(matrix: LeafSpec, config: DecoderConfig) -> int:
-    """Its parameters that one token meets."""
+def _weights_per_token(matrix: LeafSpec, config: DecoderConfig) -> int:
+    """Return the weights of a matrix that one token is multiplied with."""
     if matrix.num_experts is None or config.experts is None:
         return math.prod(matrix.shape)
     return math.prod(matrix.own_shape) * config.experts.num_per_token
@@ -113,11 +113,11 @@ def _arithmetic(policy: DtypePolicy) -> str:
 
 
 def estimate_workspace(sizes: Sizes, num_tokens: int, num_rows: int) -> int:
-    """Bytes for activations and logits of one step on one device, roughly.
+    """Estimate the bytes for activations and logits of one step on one device.
 
-    The widest point of a layer (residual, its norm, gate, up and their product; of experts these and what goes in, for
-    each that a token takes), and three float32 copies of the logits that sampling works on. A compiler may need several
-    times as much where it copies the KV pool.
+    Counted are the widest point of a layer (residual, its norm, gate, up and gate * up; for experts these and the input
+    of each that a token uses) and three float32 copies of the logits for sampling. A compiler may need several times as
+    much if it copies the KV pool.
     """
     decoder = sizes.decoder
 

@@ -16,7 +16,7 @@ from tests.unit.tools.planning.configs import LLAMA_8B
 
 MACHINE = MachineBounds(read_bytes_per_s=400.0, gemm_flops=8000.0)
 SHAPE = make_sizes(make_skeleton(decoder_config(LLAMA_8B), plain(jnp.dtype("float32"))), 1)
-MODEL = replace(SHAPE, num_layer_products=80, num_head_products=20, read_bytes=400)
+MODEL = replace(SHAPE, num_layer_weights=80, num_head_weights=20, read_bytes=400)
 
 
 def test_a_step_of_one_stream_takes_as_long_as_reading_the_weights() -> None:

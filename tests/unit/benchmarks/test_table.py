@@ -14,7 +14,7 @@ from jaxserve.tools.markdown import markdown_table
 from tests.unit.benchmarks.test_bounds import SHAPE
 
 CHAT = Cell("chat", 4, 16)
-SIZES = replace(SHAPE, num_layer_products=106_000_000, num_head_products=28_000_000, read_bytes=536_000_000)
+SIZES = replace(SHAPE, num_layer_weights=106_000_000, num_head_weights=28_000_000, read_bytes=536_000_000)
 
 
 def sample(server: str, round_number: int, rate: float, *, others: float = 0.0) -> Sample:

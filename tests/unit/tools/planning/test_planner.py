@@ -70,7 +70,7 @@ def test_experts_take_memory_all_and_time_as_tokens_take_them(tmp_path: Path) ->
     assert sizes.weights_bytes == 2 * 30_532_122_624
     expert = 48 * 3 * 768 * 2048
     attention, router, head = 48 * 2048 * 128 * (2 * 32 + 2 * 4), 48 * 128 * 2048, 151_936 * 2048
-    assert sizes.num_products == 8 * expert + attention + router + head
+    assert sizes.num_matmul_weights == 8 * expert + attention + router + head
     others = 2 * (attention + router + head)
     assert sizes.step_bytes(1) == pytest.approx(2 * 8 * expert + others)
     taken = 128 * (1 - (120 / 128) ** 32)  # of 128, by 32 tokens
