@@ -1,29 +1,111 @@
-"""What an endpoint file holds: its routes. `@partial(Route, ...)` makes one of the handler below it."""
+"""Endpoints without their transport: a route is declared beside its schemas and its function; `http/` serves it.
+
+`@partial(Route, METHOD, PATH, ...)` makes a route of the function below it. The function's parameters are its inputs:
+`call`, then `body` and `query` (structs), then the parameters of the path. Every route of a module below `apis/` is
+served, and described in `/openapi.json` and `/docs`.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, get_type_hints
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Literal, Protocol, get_type_hints
 
 import msgspec
-from aiohttp import web
 
+from jaxserve.apis.responses.service import ResponseService
 from jaxserve.apis.schema.error import error_body
 from jaxserve.errors import RequestError
+from jaxserve.frontend.choice_stream import OutputDelta
+from jaxserve.frontend.frontend import Frontend
+from jaxserve.frontend.handle import RequestHandle, TokenCounts
 
 Tag = Literal["OpenAI", "Anthropic", "Scores", "Tokens", "Operation"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One HTTP request and what serves it, as an endpoint sees them."""
+
+    frontend: Frontend
+    responses: ResponseService
+    request_id: str
+    ignored_fields: Sequence[str] = ()
+    """Names of the body's unknown fields."""
+    cleanup: ExitStack
+    """Closed at the end of the reply."""
+
+
+class Formatter(Protocol):
+    """The format of one request's reply, whole or streamed."""
+
+    def opening(self) -> Sequence[msgspec.Struct]:
+        """Return the chunks before the first delta."""
+        ...
+
+    def chunks(self, delta: OutputDelta, counts: TokenCounts | None) -> Sequence[msgspec.Struct]:
+        """Return the chunks of one delta; `counts` if every chunk carries the usage."""
+        ...
+
+    def closing(self, counts: TokenCounts) -> Sequence[msgspec.Struct]:
+        """Return the chunks after the last delta."""
+        ...
+
+    def reply(self, choices: Sequence[Sequence[OutputDelta]], counts: TokenCounts) -> msgspec.Struct:
+        """Return the whole reply, from the deltas of each choice."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """A reply that is being generated."""
+
+    handle: RequestHandle
+    formatter: Formatter
+    is_streamed: bool
+    has_continuous_usage: bool = False
+    """True: every chunk carries the usage so far."""
+    fail: Callable[[RequestError], msgspec.Struct] | None = None
+    """Returns the last chunk of a stream that fails. None: the error object of the route's style."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computed:
+    """A reply in the format of a generated one that needs no engine."""
+
+    deltas: Sequence[OutputDelta]
+    """One per choice."""
+    counts: TokenCounts
+    formatter: Formatter
+    is_streamed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """A reply as bytes."""
+
+    body: bytes
+    media_type: str = "application/json"
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Reply = msgspec.Struct | Generated | Computed | Encoded
+"""A struct is sent as JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ApiStyle:
-    """What one vendor's API does in its own way on all of its routes. The default is OpenAI's."""
+    """Conventions of one vendor's API that hold for all of its routes. Default: OpenAI's."""
 
     error_body: Callable[[RequestError, str], msgspec.Struct] = error_body
-    """From an error and the id of its request. Annotated with the struct that it returns."""
+    """Makes the error object from an error and the request's id; its return annotation is the struct."""
     request_id_header: str | None = None
-    """Has the id of the request, too."""
+    """A second header with the request's id."""
+    ping: msgspec.Struct | None = None
+    """The event that keeps a silent stream alive. None: a comment."""
 
     @property
     def error_struct(self) -> Any:
@@ -32,41 +114,49 @@ class ApiStyle:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One route, and all that `/openapi.json` says of it. Guarded by the API key unless `is_public`."""
+    """One route, its function, and its description. Guarded by the API key unless `is_public`."""
 
     method: Literal["GET", "POST", "DELETE"]
     path: str
-    handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    handler: Callable[..., Awaitable[Reply]]
     is_public: bool = False
     _: KW_ONLY
     summary: str | None = None
-    """One line; the handler's if it is not given."""
+    """One line; by default the first one of the function's docstring."""
     tag: Tag
     name: str | None = None
-    """Of the operation, no other's; that of the handler if it is not given."""
+    """Unique name of the operation; by default the function's."""
     style: ApiStyle = ApiStyle()
-    query: type[msgspec.Struct] | None = None
-    """What may stand behind the question mark of the URL."""
-    request: type[msgspec.Struct] | None = None
-    """The body."""
     reply: Any = None
     """The JSON of a 200: a struct or a union of structs; None for other media types."""
     event: Any = None
-    """The data of one server-sent event, where the reply can be streamed: a struct or a union of structs."""
+    """The data of one server-sent event, if the reply can be streamed: a struct or a union of structs."""
     last_event: str | None = None
-    """The data of the event behind all those, which is not JSON."""
+    """The data of the event after all those, which is not JSON."""
     errors: tuple[int, ...] = ()
-    """Statuses of error objects, beside those that any route has, and one with parameters or a body."""
+    """Statuses of error objects, beside those of any route, and of any with parameters or a body."""
     other_replies: tuple[tuple[int, Any], ...] = ()
-    """By status, those that are not error objects."""
+    """Replies that are no error objects, by status."""
     media_type: str = "application/json"
-    """Of a 200 that is not streamed."""
+    """Media type of a 200 that is not streamed."""
 
     @property
     def headline(self) -> str:
-        """What it is for, in a line."""
+        """The purpose in a line."""
         return self.summary or inspect.cleandoc(self.handler.__doc__ or "").partition("\n")[0]
 
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """Types of the function's inputs, by name."""
+        return {name: kind for name, kind in get_type_hints(self.handler).items() if name not in ("call", "return")}
 
-API_ROUTES: web.AppKey[tuple[Route, ...]] = web.AppKey("api_routes", tuple)
-"""Every route of the application."""
+    @property
+    def request(self) -> type[msgspec.Struct] | None:
+        """The struct of the body."""
+        return self.parameters.get("body")
+
+    @property
+    def query(self) -> type[msgspec.Struct] | None:
+        """The struct of the URL's query, if it has parameters."""
+        struct: type[msgspec.Struct] | None = self.parameters.get("query")
+        return struct if struct is not None and struct.__struct_fields__ else None

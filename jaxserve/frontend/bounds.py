@@ -9,10 +9,10 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from jaxserve.apis.schema.decode import shorten
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid
+from jaxserve.frontend.checks import shorten
 
 
 @cache

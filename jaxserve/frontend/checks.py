@@ -1,21 +1,55 @@
-"""Checks that several fields share. Each raises InvalidRequestError naming field, value and limit."""
+"""Checks of request fields, and the errors that name a field as its caller knows it."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Final
 
-from jaxserve.apis.schema.decode import shorten
-from jaxserve.errors import invalid
+import msgspec
+from msgspec.inspect import CollectionType, DictType, LiteralType, Metadata, StructType, Type, UnionType
+
+from jaxserve.errors import InvalidRequestError, UnsupportedParameterError, invalid, unsupported
+
+MAX_ECHOED_CHARS: Final = 200
+"""Number of characters of the client's own input that an error message repeats."""
+_PATH = re.compile(r"^(?P<reason>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_WORD = re.compile(r"^Invalid enum value '(?P<word>.*)'$", re.DOTALL)
+_INDEX = re.compile(r"\[\d+\]")
+_MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`$")
+_STEP: Final = re.compile(r"[^.\[\]]+|\[[^\]]*\]")
+
+
+def shorten(value: object) -> str:
+    """Return a client's value for an error text, cut after `MAX_ECHOED_CHARS` characters."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a huge integer"
+    return text if len(text) <= MAX_ECHOED_CHARS else text[:MAX_ECHOED_CHARS] + "..."
+
+
+def missing(param: str) -> InvalidRequestError:
+    """Return the error for a required field that is absent."""
+    return InvalidRequestError(
+        f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
+    )
+
+
+def refuse(name: str) -> UnsupportedParameterError:
+    """Return the error for a known field that this server does not honour."""
+    return unsupported(name, "is not supported by this server")
 
 
 def check_count(name: str, count: int, limit: int, unit: str) -> None:
-    """Refuse more than `limit` of something."""
+    """Raise InvalidRequestError if there are more than `limit`."""
     if count > limit:
         raise invalid(name, f"at most {limit} {unit}, got {count}")
 
 
 def check_token_ids(name: str, token_ids: list[Any], vocab_size: int) -> None:
-    """Refuse anything but integers in [0, vocab_size)."""
+    """Raise InvalidRequestError for anything but integers in [0, vocab_size)."""
     if not token_ids:
         return
     if set(map(type, token_ids)) != {int}:
@@ -25,3 +59,58 @@ def check_token_ids(name: str, token_ids: list[Any], vocab_size: int) -> None:
         raise invalid(
             name, f"token id {shorten(low if low < 0 else high)} is outside the vocabulary (0 to {vocab_size - 1})"
         )
+
+
+def invalid_field(
+    text: str, value: object = msgspec.UNSET, struct: type[msgspec.Struct] | None = None
+) -> InvalidRequestError:
+    """Return the error for a message of msgspec. With `value` given, the text repeats it (bounded).
+
+    struct: what was decoded; the error lists its accepted words if another one was sent.
+    """
+    match = _PATH.match(text)
+    assert match is not None, "the pattern matches any text"
+    reason, path = match["reason"], match["path"] or ""
+    absent = _MISSING.match(reason)
+    if absent:
+        path = f"{path}.{absent['field']}" if path else absent["field"]
+        return missing(path)
+    wrong = _WORD.match(reason)
+    choices = _choices_at(struct, _INDEX.sub("[...]", path)) if wrong and struct is not None else ()
+    if wrong and choices:
+        return invalid(path, f"must be one of {', '.join(map(repr, choices))}, got {shorten(wrong['word'])}")
+    got = "" if value is msgspec.UNSET else f", got {shorten(value)}"
+    if not path:
+        return InvalidRequestError(f"Invalid body: {reason}{got}.")
+    return invalid(path, f"{reason}{got}")
+
+
+@cache
+def _choices_at(struct: type[msgspec.Struct], path: str) -> tuple[str, ...]:
+    """Return the accepted words of the field at `path`, such as `messages[...].role`; none if it is no choice of words."""
+    kinds: list[Type] = [msgspec.inspect.type_info(struct)]
+    for step in _STEP.findall(path):
+        kinds = [below for kind in kinds for member in _members(kind) for below in _below(member, step)]
+    literals = [member for kind in kinds for member in _members(kind) if isinstance(member, LiteralType)]
+    return tuple(str(value) for literal in literals for value in literal.values)
+
+
+def _members(kind: Type) -> Iterator[Type]:
+    """Yield the types that a value may have."""
+    if isinstance(kind, Metadata):
+        yield from _members(kind.type)
+    elif isinstance(kind, UnionType):
+        for member in kind.types:
+            yield from _members(member)
+    else:
+        yield kind
+
+
+def _below(kind: Type, step: str) -> Iterator[Type]:
+    """Yield the types of a field or of an item."""
+    if isinstance(kind, StructType):
+        yield from (field.type for field in kind.fields if field.encode_name == step)
+    elif step.startswith("[") and isinstance(kind, CollectionType):
+        yield kind.item_type
+    elif step.startswith("[") and isinstance(kind, DictType):
+        yield kind.value_type

@@ -1,103 +1,116 @@
-"""THE loop over what the engine generates: text, stop strings, parsing, log-probabilities, ends, metrics.
+"""From engine outputs to output deltas of one choice: text, stop strings, parsing, log-probabilities, ends, metrics.
 
-Streamed and plain replies are made of the same pieces, so their texts are the same by construction.
+Streamed and plain replies are made of the same deltas, so their texts are the same by construction.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from jaxserve.apis.openai.logprobs import ScoredToken, prompt_tokens
-from jaxserve.frontend.content_tokens import ContentToken, ContentTokens
-from jaxserve.frontend.engine_client.output_stream import OutputStream
+from jaxserve.frontend.content_tokens import ContentToken, ContentTokens, ScoredToken, prompt_tokens
+from jaxserve.frontend.errors import request_error
 from jaxserve.frontend.parsers.events import Event, merged
 from jaxserve.frontend.parsers.parser import OutputParser
-from jaxserve.http.errors import request_error
+from jaxserve.frontend.parsers.parser_spec import ParserSpec
 from jaxserve.ipc.messages import AddRequest, RequestOutput, TokenLogprobs
 from jaxserve.metrics import Metrics
 from jaxserve.tokenizer.detokenizer import Delta, IncrementalDetokenizer
-from jaxserve.types import RequestId
+from jaxserve.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
 class OutputDelta:
-    """News of one choice, worth a chunk: some text, or the end."""
+    """New text of one choice, or its end."""
 
     index: int
     text: str
     events: list[Event] | None = None
-    """What a parser says, maybe of a part of `text`, or of text before. None without one: `text` is content."""
+    """Events of the parser, which may lag behind `text`. None without a parser: `text` is content."""
     tokens: list[ScoredToken] = field(default_factory=list)
-    """The tokens behind `text`, when log-probabilities were asked for."""
+    """Tokens of `text`, if log-probabilities were requested."""
     content: list[ContentToken] = field(default_factory=list)
-    """Those among them that are content; the token that ended the text is not."""
+    """Those of them that are content; the token that ended the text is not."""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     prompt: list[ScoredToken] = field(default_factory=list)
-    """The prompt's tokens, in a choice's first piece, when their log-probabilities were asked for."""
+    """Tokens of the prompt, in the first delta of a choice, if their log-probabilities were requested."""
 
     @property
-    def told(self) -> list[Event]:
-        """What a parser says, or the text as content."""
+    def content_events(self) -> list[Event]:
+        """Events of the parser, or the text as content."""
         if self.events is not None:
             return self.events
         return [Event("content", self.text, self.text)] if self.text else []
 
 
-class ChoiceStream:
-    """One choice from its engine outputs to its pieces."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputOptions:
+    """How the text of a request's choices is made."""
 
-    def __init__(
-        self,
-        index: int,
-        request: AddRequest,
-        detokenizer: IncrementalDetokenizer,
-        *,
-        parser: OutputParser | None,
-        max_calls: int | None = None,
-        include_stop: bool,
-        metrics: Metrics,
-    ) -> None:
+    stop: Sequence[str] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    is_prompt_only: bool = False
+    """True: the one token that the engine generates is dropped."""
+    spec: ParserSpec = field(default_factory=ParserSpec)
+
+
+class ChoiceStream:
+    """One choice: takes engine outputs, returns output deltas."""
+
+    def __init__(self, index: int, request: AddRequest, options: OutputOptions, metrics: Metrics) -> None:
         self.index = index
         self.request = request
         self.num_tokens = 0
-        """Generated tokens that count: up to and with the one that ended the text."""
+        """Number of generated tokens up to and with the one that ended the text."""
         self.num_reasoning_tokens = 0
-        """Of them, those inside reasoning and its markers."""
+        """Number of those inside reasoning and its markers."""
         self.num_cached_tokens = 0
         self.num_accepted_tokens = self.num_rejected_tokens = 0
-        """Of drafts."""
+        """Numbers of draft tokens."""
         self.is_finished = False
-        self.is_prompt_only = False
-        """Nothing is to be generated: the token that the engine makes all the same is dropped."""
         self.submitted_s = time.monotonic()
         self.first_token_s: float | None = None
         self.last_token_s = self.submitted_s
         self.queue_s: float | None = None
-        """From arrival in the engine to the first step."""
-        self._detokenizer = detokenizer
-        self._parser = parser
-        self._max_calls = sys.maxsize if max_calls is None else max_calls
+        """Time from arrival in the engine to the first step."""
+        self._options = options
+        self._detokenizer: IncrementalDetokenizer
+        self._parser: OutputParser | None = None
+        self._max_calls = sys.maxsize if options.spec.max_calls is None else options.spec.max_calls
         self._num_calls = 0
-        """Those that were begun, up to one too many."""
+        """Number of calls that were begun, up to one too many."""
         self._events: list[Event] = []
-        self._include_stop = include_stop
         self._metrics = metrics
         self._stop: str | None = None
         self._unsent: list[ScoredToken] = []
         self._content = ContentTokens()
         self._prompt_scores: list[TokenLogprobs] = []
-        self._has_told_prompt = request.sampling.num_prompt_logprobs is None
+        self._has_sent_prompt = request.sampling.num_prompt_logprobs is None
+
+    def open(self, tokenizer: Tokenizer) -> None:
+        """Make the detokenizer and the parser; called once the request is submitted, so that the engine need not wait."""
+        options = self._options
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer,
+            self.request.prompt_token_ids,
+            options.stop,
+            skip_special_tokens=options.skip_special_tokens,
+            shown_token_ids=options.spec.shown_token_ids,
+            include_stop=options.include_stop,
+            min_tokens=self.request.sampling.min_tokens,
+        )
+        self._parser = options.spec.new_parser()
 
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.request.prompt_token_ids)
 
     def push(self, outputs: list[RequestOutput]) -> OutputDelta | None:
-        """Take news in order. None when nothing of it can be shown yet; raises the engine's RequestError."""
+        """Take outputs in order; return None if none of their text is certain yet. Raises the engine's RequestError."""
         texts = []
         for output in outputs:
             self.num_cached_tokens = output.num_cached_tokens
@@ -108,9 +121,9 @@ class ChoiceStream:
                 raise request_error(output.error)
             self._prompt_scores += output.prompt_logprobs or ()
             self._record_tokens(output)
-            if self.is_prompt_only and output.token_ids:
+            if self._options.is_prompt_only and output.token_ids:
                 self._record_end(output, "length")
-                return self._told(OutputDelta(self.index, "", finish_reason="length"))
+                return self._with_prompt(OutputDelta(self.index, "", finish_reason="length"))
             texts.append(self._take_tokens(output))
             if self._has_all_calls:
                 return self._end(output, texts, "stop", self._stop)
@@ -127,10 +140,12 @@ class ChoiceStream:
         text = "".join(texts)
         if not (text if self._parser is None else self._events):
             return None
-        return self._told(OutputDelta(self.index, text, self._take_events(), self._take_unsent(), self._content.take()))
+        return self._with_prompt(
+            OutputDelta(self.index, text, self._take_events(), self._take_unsent(), self._content.take())
+        )
 
     def abandon(self) -> None:
-        """Count a choice whose reader left before its end."""
+        """Count a choice whose client left before its end."""
         if not self.is_finished:
             self.is_finished = True
             self._metrics.inc("request_success", finished_reason="abort")
@@ -139,21 +154,23 @@ class ChoiceStream:
         self._record_end(output, reason)
         if self._parser is not None:
             self._keep(self._parser.finish())
-        piece = OutputDelta(self.index, "".join(texts), self._take_events(), self._take_unsent(), self._content.take())
-        piece.finish_reason, piece.stop_reason = reason, detail
-        return self._told(piece)
+        output_delta = OutputDelta(
+            self.index, "".join(texts), self._take_events(), self._take_unsent(), self._content.take()
+        )
+        output_delta.finish_reason, output_delta.stop_reason = reason, detail
+        return self._with_prompt(output_delta)
 
-    def _told(self, piece: OutputDelta) -> OutputDelta:
-        """The piece with the prompt's tokens, if it is the first one and somebody wants them."""
-        if not self._has_told_prompt:
-            self._has_told_prompt = True
-            piece.prompt = prompt_tokens(self.request.prompt_token_ids, self._prompt_scores)
-        return piece
+    def _with_prompt(self, output_delta: OutputDelta) -> OutputDelta:
+        """Add the prompt's tokens to the first delta, if they were requested."""
+        if not self._has_sent_prompt:
+            self._has_sent_prompt = True
+            output_delta.prompt = prompt_tokens(self.request.prompt_token_ids, self._prompt_scores)
+        return output_delta
 
     def _take_tokens(self, output: RequestOutput) -> str:
-        """Text of the output's tokens; a token that ended the request has none unless it was asked for."""
+        """Return the text of the output's tokens; a token that ended the request has none unless `include_stop`."""
         shown = output.token_ids
-        if output.finish_reason == "stop" and not self._include_stop:
+        if output.finish_reason == "stop" and not self._options.include_stop:
             shown = shown[:-1]
         scored = list(map(ScoredToken, output.token_ids, output.logprobs)) if output.logprobs is not None else []
         delta = self._detokenizer.push(shown) if self._parser is None else self._push_one_by_one(shown, scored)
@@ -167,7 +184,7 @@ class ChoiceStream:
         return delta.text
 
     def _push_one_by_one(self, token_ids: Sequence[int], scored: Sequence[ScoredToken]) -> Delta:
-        """Which tokens are reasoning must not depend on how many come at a time."""
+        """Push single tokens, so that the count of reasoning tokens does not depend on how many come at a time."""
         texts: list[str] = []
         num_tokens = 0
         stop = None
@@ -187,7 +204,7 @@ class ChoiceStream:
 
     @property
     def _has_all_calls(self) -> bool:
-        """Whether the reply has made the last call that it may, or begins another one."""
+        """True once the reply has made the last call that it may, or begins another one."""
         if self._parser is None:
             return False
         return self._parser.num_calls_read >= self._max_calls or self._num_calls > self._max_calls
@@ -258,28 +275,42 @@ class ChoiceStream:
             metrics.observe("request_inference_time_seconds", prefill_s + decode_s)
 
 
-def events_of(pieces: Iterable[OutputDelta]) -> list[Event]:
-    """What a whole choice says, neighbours of one kind joined."""
-    return merged([event for piece in pieces for event in piece.told])
+def events_of(deltas: Iterable[OutputDelta]) -> list[Event]:
+    """Return the events of a whole choice, neighbours of one kind merged."""
+    return merged([event for delta in deltas for event in delta.content_events])
 
 
-def deltas_of(
-    news: list[RequestOutput], choices: Mapping[RequestId, ChoiceStream], generation: OutputStream
-) -> list[OutputDelta]:
-    """One piece per choice that has something to show, however much news of it gathered.
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a function."""
 
-    A choice that a stop string ended is stopped in the engine. Raises the RequestError of the first
-    choice that fails.
-    """
-    by_choice: dict[RequestId, list[RequestOutput]] = {}
-    for output in news:
-        by_choice.setdefault(output.request_id, []).append(output)
-    pieces = []
-    for request_id, outputs in by_choice.items():
-        choice = choices[request_id]
-        piece = None if choice.is_finished else choice.push(outputs)
-        if piece is not None:
-            pieces.append(piece)
-        if choice.is_finished:
-            generation.stop(request_id)
-    return pieces
+    name: str
+    arguments: str
+    """JSON as the model wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedReply:
+    """A whole reply, divided into its parts."""
+
+    content: str
+    reasoning: str
+    calls: list[Call]
+
+
+def parsed_reply(deltas: Iterable[OutputDelta]) -> ParsedReply:
+    """Return the parts of a whole choice."""
+    texts: dict[str, list[str]] = {"content": [], "reasoning": []}
+    calls: list[tuple[str, list[str]]] = []
+    for event in events_of(deltas):
+        if event.kind == "name":
+            calls.append((event.text, []))
+        elif event.kind == "arguments":
+            calls[-1][1].append(event.text)
+        elif event.kind != "syntax":
+            texts[event.kind].append(event.text)
+    return ParsedReply(
+        "".join(texts["content"]),
+        "".join(texts["reasoning"]),
+        [Call(name, "".join(arguments)) for name, arguments in calls],
+    )

@@ -1,27 +1,59 @@
-"""Which tokens stand behind the content of a reply that also has reasoning and calls."""
+"""Tokens with their log-probabilities, and those of them that make the content of a reply with reasoning and calls."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from jaxserve.apis.openai.logprobs import ScoredToken
 from jaxserve.frontend.parsers.events import Event
+from jaxserve.ipc.messages import TokenLogprobs
+
+LOWEST_LOGPROB = -9999.0
+"""Replaces minus infinity, which JSON cannot express."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token with the log-probabilities that the engine reported for it."""
+
+    token_id: int
+    scores: TokenLogprobs | None
+    """None for the first token of a prompt."""
+
+    @property
+    def logprob(self) -> float | None:
+        return None if self.scores is None else _clamp(self.scores.logprob)
+
+    def alternatives(self, num_top: int) -> list[tuple[int, float]]:
+        """Return the most likely tokens with their log-probabilities, most likely first."""
+        if self.scores is None:
+            return []
+        pairs = zip(self.scores.top_token_ids, self.scores.top_logprobs, strict=True)
+        return [(token_id, _clamp(logprob)) for token_id, logprob in pairs][:num_top]
+
+
+def prompt_tokens(token_ids: Sequence[int], scores: Sequence[TokenLogprobs]) -> list[ScoredToken]:
+    """Return a prompt's tokens; `scores` begin with the second one."""
+    return [ScoredToken(*pair) for pair in zip(token_ids, [None, *scores], strict=True)]
+
+
+def _clamp(logprob: float) -> float:
+    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
 
 
 @dataclass(frozen=True, slots=True)
 class ContentToken:
-    """A token of which some character is content."""
+    """A token with a character of content."""
 
     token: ScoredToken
     end: int
-    """Characters of content up to its last one."""
+    """Number of characters of content up to its last one."""
 
 
 @dataclass(slots=True)
 class _Stretch:
-    """Text that came at once, and the tokens whose text it completed."""
+    """Text that was released at once, and the tokens that it completed."""
 
     end: int
     tokens: list[ScoredToken] = field(default_factory=list)
@@ -29,19 +61,19 @@ class _Stretch:
 
 
 class ContentTokens:
-    """Follows a parser: takes tokens with the text that they released, and what the parser says of that text."""
+    """Follows a parser: takes tokens with the text that they released, and the events of that text."""
 
     def __init__(self) -> None:
         self._unread: deque[_Stretch] = deque()
         self._textless: list[ScoredToken] = []
-        """Tokens whose text comes with a later one's: parts of a character, or of what may be a stop string."""
+        """Tokens whose text is released with a later one: parts of a character or of a possible stop string."""
         self._num_chars = 0
         self._num_read = 0
         self._num_content = 0
-        self._told: list[ContentToken] = []
+        self._certain: list[ContentToken] = []
 
     def push(self, tokens: Iterable[ScoredToken], num_chars: int) -> None:
-        """The next tokens, and how many characters of text they released."""
+        """Add the next tokens and the number of characters that they released."""
         self._textless += tokens
         if num_chars:
             self._num_chars += num_chars
@@ -49,11 +81,11 @@ class ContentTokens:
             self._textless = []
 
     def add(self, tokens: Iterable[ScoredToken]) -> None:
-        """The next tokens of a reply that is content altogether."""
-        self._told += [ContentToken(token, 0) for token in tokens]
+        """Add the next tokens of a reply that is only content."""
+        self._certain += [ContentToken(token, 0) for token in tokens]
 
     def read(self, event: Event) -> None:
-        """What the parser says of the next stretch of the text."""
+        """Take the parser's event for the next stretch of the text."""
         is_content = event.kind == "content"
         place, end = self._num_read, self._num_read + len(event.source)
         while self._unread and place < end:
@@ -65,11 +97,11 @@ class ContentTokens:
             place = stretch.end
             if stretch.is_content:
                 end_of_content = self._num_content + (place - self._num_read if is_content else 0)
-                self._told += [ContentToken(token, end_of_content) for token in stretch.tokens]
+                self._certain += [ContentToken(token, end_of_content) for token in stretch.tokens]
         self._num_read = end
         self._num_content += len(event.text) if is_content else 0
 
     def take(self) -> list[ContentToken]:
-        """The tokens of content that are certain since the last call."""
-        told, self._told = self._told, []
-        return told
+        """Return the tokens of content that became certain since the last call."""
+        certain, self._certain = self._certain, []
+        return certain

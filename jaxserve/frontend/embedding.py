@@ -1,4 +1,8 @@
-"""From texts to vectors: token ids, one engine request for each, and what the engine gives back."""
+"""From texts to vectors and scores: token ids, one engine request for each text, and the engine's vectors.
+
+A cross-encoder reads both texts of a pair at once and scores them itself. Any other model makes a vector of each text,
+once however many pairs it is part of, and the score is the cosine of the angle between two vectors.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +11,46 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from jaxserve.errors import ContextLengthError, invalid
 from jaxserve.frontend.checks import check_token_ids
-from jaxserve.http.errors import first_leaf, request_error
-from jaxserve.http.state import ServerState
+from jaxserve.frontend.errors import first_leaf, request_error
+from jaxserve.frontend.frontend import Frontend
 from jaxserve.ipc.messages import AddRequest, EmbeddingInfo, ModelInfo, RequestOutput
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.types import RequestId
 
 _LANES: Final = 4
-"""Parts of a long list that are under way at the same time, so that no step waits for the last text of a part."""
+"""Number of parts of a long list that run at the same time, so that no step waits for the last text of a part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Pairs of texts as token ids for the engine."""
+
+    texts: list[list[int]]
+    """For a cross-encoder the pairs; else the first texts of all pairs, or the only one, and then the second ones."""
+    text_pair_starts: list[int | None] | None
+    """For a cross-encoder, the start of the second text of each pair."""
+    num_first: int
+    """Number of first texts; 0 for a cross-encoder."""
+
+    @property
+    def token_ids(self) -> list[list[int]]:
+        """Both texts of each pair, concatenated."""
+        if self.num_first == 0:
+            return self.texts
+        first, second = self.texts[: self.num_first], self.texts[self.num_first :]
+        partners = first if len(first) == len(second) else first * len(second)
+        return [[*one, *other] for one, other in zip(partners, second, strict=True)]
 
 
 async def encode_inputs(
-    state: ServerState,
+    frontend: Frontend,
     model_info: ModelInfo,
     inputs: Sequence[str | list[Any]],
     *,
@@ -32,7 +58,7 @@ async def encode_inputs(
     param: str,
     add_special_tokens: bool = True,
 ) -> list[list[int]]:
-    """Token ids of each input. Raises InvalidRequestError, or ContextLengthError for one that is too long.
+    """Return the token ids of each input. Raises InvalidRequestError, or ContextLengthError for one that is too long.
 
     truncate: `truncate_prompt_tokens`.
     """
@@ -40,7 +66,7 @@ async def encode_inputs(
     most = check_truncation(truncate, limit)
     texts = [one for one in inputs if isinstance(one, str)]
     encoded = iter(
-        await state.tokenization.encode_inputs(
+        await frontend.tokenization.encode_inputs(
             texts, add_special_tokens=add_special_tokens, truncate=most, max_tokens=limit, param=param
         )
     )
@@ -56,22 +82,22 @@ async def encode_inputs(
     return found
 
 
-def check_total(state: ServerState, texts: Sequence[list[int]], param: str) -> None:
-    """Refuse more tokens than one request may bring. Raises InvalidRequestError."""
-    total, allowed = sum(map(len, texts)), state.limits.max_input_tokens
+def check_total(frontend: Frontend, texts: Sequence[list[int]], param: str) -> None:
+    """Raise InvalidRequestError for more tokens than one request may have."""
+    total, allowed = sum(map(len, texts)), frontend.limits.max_input_tokens
     if total > allowed:
         raise invalid(param, f"all texts together may have {allowed} tokens (--max-input-tokens), got {total}")
 
 
 def check_truncation(truncate: int | None, limit: int) -> int | None:
-    """How many tokens of a text are kept; None: all of them. Raises InvalidRequestError for more than the model takes."""
+    """Return the number of tokens of a text to keep; None: all. Raises InvalidRequestError for more than the model takes."""
     if truncate is not None and truncate > limit:
         raise invalid("truncate_prompt_tokens", f"this model takes {limit} tokens, got {truncate}")
     return limit if truncate == -1 else truncate
 
 
 def check_length(num_tokens: int, limit: int, param: str, place: int) -> None:
-    """Raise for a text of no tokens, or of more than the model takes. place: of the text in the list."""
+    """Raise InvalidRequestError for a text of no tokens or of more than the model takes. place: its index in the list."""
     if num_tokens == 0:
         raise invalid(param, f"number {place} has no tokens")
     if num_tokens > limit:
@@ -83,23 +109,23 @@ def check_length(num_tokens: int, limit: int, param: str, place: int) -> None:
 
 
 def check_dimensions(dimensions: int | None, model: EmbeddingInfo) -> None:
-    """Refuse to cut vectors to more numbers than they have, or to none. Raises InvalidRequestError."""
+    """Raise InvalidRequestError for more dimensions than a vector has, or for none."""
     if dimensions is not None and not 1 <= dimensions <= model.size:
         raise invalid("dimensions", f"this model's vectors have {model.size}, got {dimensions}")
 
 
 @contextlib.contextmanager
-def noting_departure(state: ServerState) -> Iterator[None]:
-    """Count a client that leaves before its reply; what it asked for ends within one engine step."""
+def noting_departure(frontend: Frontend) -> Iterator[None]:
+    """Count a client that leaves before its reply; its requests end within one engine step."""
     try:
         yield
     except (asyncio.CancelledError, ConnectionResetError):
-        state.metrics.inc("client_disconnects")
+        frontend.metrics.inc("client_disconnects")
         raise
 
 
 async def vectors_of(
-    state: ServerState,
+    frontend: Frontend,
     model_info: ModelInfo,
     texts: Sequence[list[int]],
     priority: int = 0,
@@ -107,26 +133,26 @@ async def vectors_of(
     text_pair_starts: Sequence[int | None] | None = None,
     on_done: Callable[[], None] = lambda: None,
 ) -> list[np.ndarray]:
-    """Of each text, float32, as the model makes it. Raises what ends the first text that fails.
+    """Return the vector of each text, float32, as the model makes it. Raises the error of the first text that fails.
 
-    However long the list, no more of it is in the engine than would fill its next steps. text_pair_starts: of pairs.
-    on_done: called for each text.
+    However long the list, the engine holds no more of it than fills its next steps. text_pair_starts: for pairs, the
+    start of each second text. on_done: called for each text.
     """
-    job_id = uuid.uuid4().hex
+    request_id = uuid.uuid4().hex
     starts = text_pair_starts or [None] * len(texts)
     requests = [
-        AddRequest(RequestId(f"{job_id}-{i}"), ids, EngineSamplingParams(), priority, text_pair_start=start)
+        AddRequest(RequestId(f"{request_id}-{i}"), ids, EngineSamplingParams(), priority, text_pair_start=start)
         for i, (ids, start) in enumerate(zip(texts, starts, strict=True))
     ]
-    window = min(len(requests), state.client.max_admitted, 2 * model_info.max_num_seqs)
+    window = min(len(requests), frontend.client.max_admitted, 2 * model_info.max_num_seqs)
     size = max(1, window // _LANES)
     parts = iter([requests[start : start + size] for start in range(0, len(requests), size)])
     found: dict[RequestId, np.ndarray] = {}
-    with state.client.admission(window):
+    with frontend.client.admission(window):
         try:
             async with asyncio.TaskGroup() as lanes:
                 for _ in range(min(_LANES, window)):
-                    lanes.create_task(_run(state, parts, found, on_done))
+                    lanes.create_task(_run(frontend, parts, found, on_done))
         except* Exception as group:
             failure = first_leaf(group)
         else:
@@ -135,19 +161,21 @@ async def vectors_of(
 
 
 async def _run(
-    state: ServerState,
+    frontend: Frontend,
     parts: Iterator[list[AddRequest]],
     found: dict[RequestId, np.ndarray],
     on_done: Callable[[], None],
 ) -> None:
-    """Take part after part until there are no more."""
+    """Submit part after part until there are no more."""
     for part in parts:
         submitted = time.monotonic()
         num_tokens = {request.request_id: len(request.prompt_token_ids) for request in part}
 
-        def gather(news: list[RequestOutput], left: dict[RequestId, int] = num_tokens, at: float = submitted) -> bool:
-            for output in news:
-                _count(state, output, left.pop(output.request_id), at)
+        def gather(
+            outputs: list[RequestOutput], left: dict[RequestId, int] = num_tokens, at: float = submitted
+        ) -> bool:
+            for output in outputs:
+                _count(frontend, output, left.pop(output.request_id), at)
                 if output.vector is None:
                     raise request_error(output.error)
                 found[output.request_id] = np.frombuffer(output.vector, "<f4")
@@ -155,15 +183,15 @@ async def _run(
             return True
 
         try:
-            with state.client.submit(part) as generation:
-                while not generation.is_finished:
-                    await generation.consume(gather)
+            with frontend.client.submit(part) as stream:
+                while not stream.is_finished:
+                    await stream.consume(gather)
         finally:
-            state.metrics.inc("request_success", len(num_tokens), finished_reason="abort")
+            frontend.metrics.inc("request_success", len(num_tokens), finished_reason="abort")
 
 
-def _count(state: ServerState, output: RequestOutput, num_tokens: int, submitted: float) -> None:
-    metrics = state.metrics
+def _count(frontend: Frontend, output: RequestOutput, num_tokens: int, submitted: float) -> None:
+    metrics = frontend.metrics
     metrics.inc("request_success", finished_reason=output.finish_reason or "stop")
     metrics.observe("e2e_request_latency_seconds", time.monotonic() - submitted)
     metrics.observe("request_prompt_tokens", num_tokens)
@@ -172,10 +200,86 @@ def _count(state: ServerState, output: RequestOutput, num_tokens: int, submitted
 
 
 def finished(vectors: Sequence[np.ndarray], *, normalizes: bool, dimensions: int | None = None) -> np.ndarray:
-    """The vectors as they leave: cut to their first `dimensions` numbers, and of length 1 if wanted. (texts, D)"""
+    """Return the vectors cut to their first `dimensions` numbers, and of length 1 if `normalizes`. (texts, D)"""
     matrix = np.stack(vectors)[:, :dimensions]
     if not normalizes:
         return matrix
     lengths = np.linalg.norm(matrix, axis=1, keepdims=True)
     normal: np.ndarray = matrix / np.maximum(lengths, np.finfo(np.float32).tiny)
     return normal
+
+
+def check_partners(first: Sequence[str], second: Sequence[str]) -> None:
+    """Raise InvalidRequestError unless each of `second` has its partner in `first`, or the only one there."""
+    if len(first) not in (1, len(second)):
+        raise invalid("text_2", f"must be as many texts as 'text_1' ({len(first)}), got {len(second)}")
+
+
+async def scores_with_counts(
+    frontend: Frontend,
+    first: Sequence[str],
+    second: Sequence[str],
+    *,
+    truncate: int | None,
+    priority: int,
+    params: tuple[str, str],
+) -> tuple[list[float], int]:
+    """Return the score of each of `second` with its partner in `first`, or with the only one there, and the token count.
+
+    params: the fields of both sides, for errors. Raises RequestError.
+    """
+    model_info, model = frontend.client.require_embedding()
+    pairs = await encode_pairs(frontend, model_info, model, first, second, truncate=truncate, params=params)
+    check_total(frontend, pairs.texts, params[1])
+    with noting_departure(frontend):
+        values = await scores_of(frontend, model_info, pairs, priority)
+    return values, sum(map(len, pairs.texts))
+
+
+async def encode_pairs(
+    frontend: Frontend,
+    model_info: ModelInfo,
+    model: EmbeddingInfo,
+    first: Sequence[str],
+    second: Sequence[str],
+    *,
+    truncate: int | None,
+    params: tuple[str, str],
+) -> Pairs:
+    """Return the token ids of each text, or of each pair. Raises InvalidRequestError, or ContextLengthError for what is too long."""
+    if not model.scores_pairs:
+        sides = [
+            await encode_inputs(frontend, model_info, side, truncate=truncate, param=param)
+            for side, param in zip((first, second), params, strict=True)
+        ]
+        return Pairs([ids for side in sides for ids in side], None, len(first))
+    limit = model_info.max_model_len
+    most = check_truncation(truncate, limit)
+    partners = first if len(first) == len(second) else [*first] * len(second)
+    encoded = await frontend.tokenization.encode_pairs(list(zip(partners, second, strict=True)), most)
+    for place, (ids, _) in enumerate(encoded):
+        check_length(len(ids), limit, params[1], place)
+    return Pairs([ids for ids, _ in encoded], [start for _, start in encoded], 0)
+
+
+async def scores_of(
+    frontend: Frontend,
+    model_info: ModelInfo,
+    pairs: Pairs,
+    priority: int = 0,
+    on_done: Callable[[], None] = lambda: None,
+) -> list[float]:
+    """Return the score of each pair."""
+    vectors = await vectors_of(
+        frontend, model_info, pairs.texts, priority, text_pair_starts=pairs.text_pair_starts, on_done=on_done
+    )
+    if pairs.num_first == 0:
+        return [float(vector[0]) for vector in vectors]
+    return cosines(vectors[: pairs.num_first], vectors[pairs.num_first :])
+
+
+def cosines(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> list[float]:
+    """Return the cosine of each of `second` with its partner in `first`, or with the only one there."""
+    one, other = (finished(side, normalizes=True) for side in (first, second))
+    values: list[float] = np.clip((one * other).sum(axis=1), -1.0, 1.0).tolist()
+    return values

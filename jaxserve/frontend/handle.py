@@ -1,62 +1,141 @@
-"""From a checked request to the engine and back: one job per HTTP request, streamed or not."""
+"""One GenerationRequest in the engine: its choices, their outputs, counts and times."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
-from aiohttp import web
 
-from jaxserve.apis.schema.common import CommonFields, GenerationFields, resolve_max_tokens
-from jaxserve.apis.schema.timing import RequestTiming
-from jaxserve.apis.schema.usage import Usage, make_usage
-from jaxserve.errors import RequestError, invalid, unsupported
-from jaxserve.frontend.choice_stream import ChoiceStream, OutputDelta, deltas_of
-from jaxserve.frontend.engine_client.output_stream import OutputStream
-from jaxserve.frontend.grammars.constraint import NamedGrammar, requested_grammar
-from jaxserve.frontend.grammars.thinking import after_thinking
-from jaxserve.frontend.parsers.parser_spec import ParserSpec
-from jaxserve.frontend.sampling import sampling_params
-from jaxserve.frontend.seeds import child_seed
-from jaxserve.http.errors import hide_internal_error
-from jaxserve.http.request_id import request_id_of
-from jaxserve.http.sse import EventStream, Framing, frame
-from jaxserve.http.state import STATE, ServerState
-from jaxserve.ipc.messages import AddRequest, Grammar, ModelInfo, RequestOutput
-from jaxserve.tokenizer.detokenizer import IncrementalDetokenizer
+from jaxserve.frontend.choice_stream import ChoiceStream, OutputDelta
+from jaxserve.frontend.engine_client.client import EngineClient
+from jaxserve.frontend.engine_client.output_stream import Consumer, OutputStream
+from jaxserve.ipc.messages import AddRequest, ModelInfo, RequestOutput
+from jaxserve.metrics import Metrics
+from jaxserve.tokenizer.tokenizer import Tokenizer
 from jaxserve.types import RequestId
 
 
-@dataclass(slots=True)
-class Job:
-    """The choices of one HTTP request, prompt by prompt, `n` each."""
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Numbers of tokens so far: each prompt once, the completions of all choices."""
 
-    choices: list[ChoiceStream]
-    num_choices_per_prompt: int
+    num_prompt: int
+    num_completion: int = 0
+    num_cached: int = 0
+    """Prompt tokens whose KV came from the prefix cache."""
+    num_reasoning: int = 0
+    num_accepted: int = 0
+    """Draft tokens that are in the reply."""
+    num_rejected: int = 0
+
+
+class RequestTiming(msgspec.Struct):
+    """Times of all choices together. Null where nothing was generated."""
+
+    queue_seconds: float | None = None
+    """From the engine's hearing of the request to the first step that computed any of it."""
+    time_to_first_token_seconds: float | None = None
+    """From the moment at which the prompt was ready as tokens."""
+    total_seconds: float = 0.0
+    """From the same moment to the end."""
+    tokens_per_second: float | None = None
+    """Tokens after the first, by the time between the first and the last; null for one token."""
+
+
+class RequestHandle:
+    """The choices of one request, prompt by prompt, `n` each.
+
+    Use as a context manager: entering submits the engine requests, leaving aborts those that still run.
+    """
+
+    def __init__(
+        self,
+        choices: Sequence[ChoiceStream],
+        num_choices_per_prompt: int,
+        *,
+        model_info: ModelInfo,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+    ) -> None:
+        self.choices = choices
+        self.model_info = model_info
+        self._num_choices_per_prompt = num_choices_per_prompt
+        self._client = client
+        self._tokenizer = tokenizer
+        self._metrics = metrics
+        self._by_id = {choice.request.request_id: choice for choice in choices}
+        self._outputs: OutputStream | None = None
+        self._exit = ExitStack()
 
     @property
     def requests(self) -> list[AddRequest]:
         return [choice.request for choice in self.choices]
 
     @property
-    def choices_by_id(self) -> dict[RequestId, ChoiceStream]:
-        return {choice.request.request_id: choice for choice in self.choices}
-
-    @property
-    def is_scored(self) -> bool:
-        """Whether the log-probabilities of whole prompts come back."""
+    def is_prompt_scored(self) -> bool:
+        """True if the log-probabilities of whole prompts come back."""
         return any(request.sampling.num_prompt_logprobs is not None for request in self.requests)
 
-    def usage(self) -> Usage:
-        """Counts so far: each prompt once, the completions of all choices."""
-        firsts = self.choices[:: self.num_choices_per_prompt]
-        return make_usage(
+    def __enter__(self) -> RequestHandle:
+        with ExitStack() as stack:
+            stack.callback(self._record_end)
+            self._outputs = stack.enter_context(self._client.submit(self.requests))
+            for choice in self.choices:
+                choice.open(self._tokenizer)
+            self._exit = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._exit.close()
+
+    @property
+    def is_finished(self) -> bool:
+        """True once every choice has ended and all outputs are consumed."""
+        return self._stream.is_finished
+
+    async def consume(self, consume: Consumer, idle_s: float = 0) -> bool:
+        """Push engine outputs to `consume`, which hands them to `deltas`; see `OutputStream.consume`."""
+        return await self._stream.consume(consume, idle_s)
+
+    async def collect(self) -> list[list[OutputDelta]]:
+        """Wait for the end; return the deltas of each choice."""
+        found: list[list[OutputDelta]] = [[] for _ in self.choices]
+
+        def gather(outputs: list[RequestOutput]) -> bool:
+            for delta in self.deltas(outputs):
+                found[delta.index].append(delta)
+            return True
+
+        while not self.is_finished:
+            await self.consume(gather)
+        return found
+
+    def deltas(self, outputs: Sequence[RequestOutput]) -> list[OutputDelta]:
+        """Return one delta for each choice that has something to show, however many outputs of it there are.
+
+        A choice that a stop string ended is aborted in the engine. Raises the RequestError of the first choice that fails.
+        """
+        by_choice: dict[RequestId, list[RequestOutput]] = {}
+        for output in outputs:
+            by_choice.setdefault(output.request_id, []).append(output)
+        deltas = []
+        for request_id, own in by_choice.items():
+            choice = self._by_id[request_id]
+            delta = None if choice.is_finished else choice.push(own)
+            if delta is not None:
+                deltas.append(delta)
+            if choice.is_finished:
+                self._stream.stop(request_id)
+        return deltas
+
+    def counts(self) -> TokenCounts:
+        """Return the numbers of tokens so far."""
+        firsts = self.choices[:: self._num_choices_per_prompt]
+        return TokenCounts(
             num_prompt=sum(choice.num_prompt_tokens for choice in firsts),
             num_completion=sum(choice.num_tokens for choice in self.choices),
             num_cached=sum(choice.num_cached_tokens for choice in firsts),
@@ -66,7 +145,7 @@ class Job:
         )
 
     def timing(self) -> RequestTiming:
-        """What it took so far."""
+        """Return the times so far."""
         begin_s = min(choice.submitted_s for choice in self.choices)
         first_s = min(
             (choice.first_token_s for choice in self.choices if choice.first_token_s is not None), default=None
@@ -80,233 +159,14 @@ class Job:
             tokens_per_second=num_more / decode_s if num_more > 0 and decode_s > 0 else None,
         )
 
-    def told_timing(self, request: GenerationFields) -> RequestTiming | msgspec.UnsetType:
-        """The same for a reply, where the request asks for it."""
-        return self.timing() if request.return_metrics else msgspec.UNSET
-
-
-class ReplyFormat(Protocol):
-    """How an endpoint spells its chunks and its reply."""
-
     @property
-    def framing(self) -> Framing:
-        """What stands between the chunks of a stream and at its end."""
-        ...
+    def _stream(self) -> OutputStream:
+        assert self._outputs is not None, "outputs are consumed inside the block"
+        return self._outputs
 
-    def opening(self) -> list[msgspec.Struct]:
-        """Chunks before the first piece."""
-        ...
-
-    def chunks(self, piece: OutputDelta, usage: Usage | None) -> Sequence[msgspec.Struct]:
-        """The chunks of one piece; `usage` when every chunk is to carry it."""
-        ...
-
-    def closing(self, usage: Usage) -> Sequence[msgspec.Struct]:
-        """Chunks behind the last piece."""
-        ...
-
-    def reply(self, choices: list[list[OutputDelta]], usage: Usage) -> msgspec.Struct:
-        """The whole reply, from the pieces of each choice."""
-        ...
-
-
-def make_job(
-    state: ServerState,
-    model_info: ModelInfo,
-    request: CommonFields,
-    prompts: Sequence[list[int]],
-    *,
-    asked_max_tokens: int | None,
-    default_max_tokens: int | None,
-    num_top_logprobs: int | None,
-    words: Mapping[str, Sequence[Sequence[int]]],
-    param: str,
-    spec: ParserSpec | None = None,
-    grammar: Grammar | None = None,
-    prediction: Sequence[int] = (),
-) -> Job:
-    """Engine requests for every prompt and choice. Raises InvalidRequestError or ContextLengthError."""
-    job_id, adapter = uuid.uuid4().hex, state.adapter_of(request.model)
-    if adapter:
-        state.metrics.inc("adapter_requests", adapter=state.shown_name(request.model))
-    choices: list[ChoiceStream] = []
-    for prompt in prompts:
-        if not prompt:
-            raise invalid(param, "it has no tokens")
-        max_tokens = resolve_max_tokens(
-            asked_max_tokens, default_max_tokens, len(prompt), model_info.max_model_len, param
-        )
-        seed = state.seeds.draw() if request.seed is None else request.seed
-        for child in range(request.num_choices):
-            sampling = sampling_params(
-                request,
-                model_info.sampling_defaults,
-                max_tokens=max(1, max_tokens),  # a program has to run for the prompt alone, too
-                seed=child_seed(seed, child),
-                num_top_logprobs=num_top_logprobs,
-                num_prompt_logprobs=request.num_prompt_logprobs,
-                vocab_size=model_info.vocab_size,
-                words=words,
-            )
-            add = AddRequest(
-                RequestId(f"{job_id}-{len(choices)}"),
-                prompt,
-                sampling,
-                request.priority or 0,
-                request.cache_salt,
-                grammar,
-                adapter=adapter,
-                prediction_token_ids=list(prediction),
-            )
-            choice = _choice(state, len(choices), add, request, spec or ParserSpec())
-            choice.is_prompt_only = max_tokens == 0
-            choices.append(choice)
-    state.metrics.observe("request_params_n", request.num_choices)
-    return Job(choices, request.num_choices)
-
-
-def _choice(state: ServerState, index: int, add: AddRequest, request: CommonFields, spec: ParserSpec) -> ChoiceStream:
-    include_stop = bool(request.include_stop_str_in_output)
-    detokenizer = IncrementalDetokenizer(
-        state.tokenization.tokenizer,
-        add.prompt_token_ids,
-        request.stop_strings,
-        skip_special_tokens=request.skip_special_tokens is not False,
-        shown_token_ids=spec.shown_token_ids,
-        include_stop=include_stop,
-        min_tokens=add.sampling.min_tokens,
-    )
-    parser = spec.new_parser()
-    return ChoiceStream(
-        index,
-        add,
-        detokenizer,
-        parser=parser,
-        max_calls=spec.max_calls,
-        include_stop=include_stop,
-        metrics=state.metrics,
-    )
-
-
-async def grammar_of(
-    state: ServerState,
-    request: CommonFields,
-    spec: ParserSpec | None = None,
-    calls: NamedGrammar | None = None,
-    thinking_budget: int | None = None,
-) -> Grammar | None:
-    """What the request holds its replies to, checked. Raises InvalidRequestError for what cannot be enforced.
-
-    calls: what it holds its calls to; thinking_budget: tokens after which reasoning is ended.
-    """
-    max_depth = state.grammars.config.max_grammar_depth
-    named = requested_grammar(request.response_format, request.structured_outputs, max_depth)
-    if named is not None and spec is not None and spec.tools:
-        raise unsupported(named.param, "is not supported together with tools")
-    named = named or calls
-    if spec is not None:
-        named = after_thinking(state.tokenization, spec, named, thinking_budget)
-    if named is None:
-        return None
-    await state.grammars.check(named.grammar, named.param)
-    return named.grammar
-
-
-async def answer(http: web.Request, request: CommonFields, job: Job, spelling: ReplyFormat) -> web.StreamResponse:
-    """Run the job and reply. A client that leaves ends its job within one engine step."""
-    state = http.app[STATE]
-    try:
-        with generating(state, job) as generation:
-            if request.stream:
-                return await _stream(http, request, job, spelling, generation)
-            return await _collect(job, spelling, generation)
-    except (asyncio.CancelledError, ConnectionResetError):
-        state.metrics.inc("client_disconnects")
-        raise
-
-
-@contextlib.contextmanager
-def generating(state: ServerState, job: Job) -> Iterator[OutputStream]:
-    """The job's news inside the block, whose end ends the job."""
-    try:
-        with state.client.submit(job.requests) as generation:
-            yield generation
-    finally:
-        for choice in job.choices:
+    def _record_end(self) -> None:
+        for choice in self.choices:
             choice.abandon()
-        for i in range(0, len(job.choices), job.num_choices_per_prompt):
-            group = job.choices[i : i + job.num_choices_per_prompt]
-            state.metrics.observe("request_max_num_generation_tokens", max(choice.num_tokens for choice in group))
-
-
-async def answer_without_engine(
-    http: web.Request, request: CommonFields, pieces: Sequence[OutputDelta], usage: Usage, spelling: ReplyFormat
-) -> web.StreamResponse:
-    """Reply with pieces that need no generation, one per choice."""
-    if not request.stream:
-        reply = spelling.reply([[piece] for piece in pieces], usage)
-        return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
-    events = EventStream(http)
-    chunks = [chunk for piece in pieces for chunk in spelling.chunks(piece, None)]
-    await events.close([*map(frame, [*spelling.opening(), *chunks, *spelling.closing(usage)]), spelling.framing.end])
-    return events.response
-
-
-async def take_deltas(job: Job, generation: OutputStream, take: Callable[[OutputDelta], object]) -> None:
-    """Give every piece of every choice to `take`."""
-    choices = job.choices_by_id
-
-    def take_news(news: list[RequestOutput]) -> bool:
-        for piece in deltas_of(news, choices, generation):
-            take(piece)
-        return True
-
-    while not generation.is_finished:
-        await generation.consume(take_news)
-
-
-async def _collect(job: Job, spelling: ReplyFormat, generation: OutputStream) -> web.Response:
-    collected: list[list[OutputDelta]] = [[] for _ in job.choices]
-    await take_deltas(job, generation, lambda piece: collected[piece.index].append(piece))
-
-    def spell() -> bytes:
-        return msgspec.json.encode(spelling.reply(collected, job.usage()))
-
-    # A long prompt's log-probabilities take seconds to spell, in which others want to be heard.
-    body = await asyncio.to_thread(spell) if job.is_scored else spell()
-    return web.Response(body=body, content_type="application/json")
-
-
-async def _stream(
-    http: web.Request, request: CommonFields, job: Job, spelling: ReplyFormat, generation: OutputStream
-) -> web.StreamResponse:
-    events = EventStream(http)
-    framing = spelling.framing
-    choices = job.choices_by_id
-    frames = [frame(chunk) for chunk in spelling.opening()]
-
-    def show(news: list[RequestOutput]) -> bool:
-        pieces = deltas_of(news, choices, generation)
-        usage = job.usage() if request.wants_continuous_usage else None
-        frames.extend([frame(chunk) for piece in pieces for chunk in spelling.chunks(piece, usage)])
-        if events.has_room and frames and not generation.is_finished:
-            events.push(frames)
-            frames.clear()
-        return events.has_room
-
-    try:
-        while not generation.is_finished:
-            if not await generation.consume(show, http.app[STATE].keep_alive_s):
-                frames.append(framing.keep_alive)
-            if not generation.is_finished:  # else the last text leaves with the end
-                await events.send(frames)
-                frames.clear()
-        await events.close([*frames, *map(frame, spelling.closing(job.usage())), framing.end])
-    except (asyncio.CancelledError, ConnectionResetError):
-        raise
-    except Exception as error:
-        if not events.has_started:
-            raise
-        shown = error if isinstance(error, RequestError) else hide_internal_error(error, request_id_of(http))
-        await events.close([frame(framing.error(shown)), framing.end])
-    return events.response
+        for i in range(0, len(self.choices), self._num_choices_per_prompt):
+            group = self.choices[i : i + self._num_choices_per_prompt]
+            self._metrics.observe("request_max_num_generation_tokens", max(choice.num_tokens for choice in group))

@@ -1,15 +1,14 @@
-"""The conversation of a request: its messages, checked, and as a chat template reads them."""
+"""Messages in the form that OpenAI's API and chat templates share: their checks, and how a template reads them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 
-from jaxserve.apis.schema.decode import missing
-from jaxserve.apis.schema.limits import MAX_ECHOED_CHARS
-from jaxserve.apis.schema.unsupported import refuse
 from jaxserve.errors import invalid
+from jaxserve.frontend.checks import MAX_ECHOED_CHARS, missing, refuse
 
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")
 
@@ -43,8 +42,11 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     reasoning_content: str | None = None
 
 
-def check_messages(messages: list[ChatMessage]) -> None:
-    """Refuse messages and parts that we cannot read, naming their place."""
+def check_messages(messages: Sequence[ChatMessage], *, is_last_continued: bool = False) -> None:
+    """Raise InvalidRequestError for messages and parts that cannot be rendered, naming their place.
+
+    is_last_continued: the reply continues the last message.
+    """
     for i, message in enumerate(messages):
         for name in ("function_call", "audio"):
             if getattr(message, name):
@@ -55,22 +57,18 @@ def check_messages(messages: list[ChatMessage]) -> None:
             raise invalid(f"messages[{i}].content", f"a {message.role} message needs a string or text parts")
         if isinstance(message.content, list):
             check_parts(f"messages[{i}].content", message.content)
-
-
-def check_final_message(messages: list[ChatMessage]) -> None:
-    """Refuse to continue what is no text of an assistant."""
     last = messages[-1]
-    if last.role != "assistant" or not last.content or last.tool_calls:
+    if is_last_continued and (last.role != "assistant" or not last.content or last.tool_calls):
         raise invalid(
             "continue_final_message", "the last message must be an assistant's, with content and without tool calls"
         )
 
 
-def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
-    """The conversation as a chat template reads it: fields that were not given are absent.
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Return the conversation as a chat template reads it: fields that were not given are absent.
 
-    Arguments of calls are objects. A result is given the name of the function that was called, which some
-    templates ask for and OpenAI's messages do not carry.
+    Arguments of calls are objects. A result gets the name of the function that was called, which some templates read
+    and OpenAI's messages do not carry.
     """
     called: dict[str, str] = {}
     rendered = []
@@ -95,14 +93,14 @@ def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def content_text(message: ChatMessage) -> str:
-    """The text of a message."""
+    """Return the text of a message."""
     if isinstance(message.content, list):
         return "\n".join(part.text or "" for part in message.content)
     return message.content or ""
 
 
 def check_parts(place: str, parts: list[ContentPart], *types: str) -> None:
-    """Refuse parts of other types than these, else than a message's, and such without a text."""
+    """Raise InvalidRequestError for parts without a text and for other types. Default of `types`: those of messages."""
     for i, part in enumerate(parts):
         if part.type not in (types or _TEXT_PARTS):
             raise refuse(f"{place}[{i}].type={part.type[:MAX_ECHOED_CHARS]}")
@@ -119,7 +117,7 @@ def _template_call(call: MessageToolCall) -> dict[str, Any]:
 
 
 def _decoded(arguments: str | dict[str, Any]) -> str | dict[str, Any]:
-    """Arguments as an object; the text itself where a model wrote something else."""
+    """Return the arguments as an object, or the text itself if a model wrote something else."""
     if isinstance(arguments, dict):
         return arguments
     try:

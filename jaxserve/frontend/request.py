@@ -1,87 +1,163 @@
-"""From the messages of a request to the prompt's tokens, and to how the reply to it is read."""
+"""The request for generated text that every API translates into, and the checks that need neither model nor tokenizer."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
 
-from jaxserve.apis.openai.conversation import ConversationFields
-from jaxserve.errors import UnsupportedParameterError, unsupported
-from jaxserve.frontend.messages import ChatMessage, content_text, template_messages
-from jaxserve.frontend.parsers.parser_spec import ParserSpec
-from jaxserve.frontend.tokenization import Tokenization
-from jaxserve.frontend.tools import offered_tools, parameter_schemas, template_tools
+import msgspec
 
-THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
-"""What templates call the variable that turns thinking on and off."""
-_NUM_END_TOKENS: Final = 64
-"""Tokens at the end of a prompt that may open or close the reasoning."""
+from jaxserve.bounds import Bound
+from jaxserve.config import LimitsConfig
+from jaxserve.errors import InvalidRequestError, invalid, unsupported
+from jaxserve.frontend.bounds import check_bound
+from jaxserve.frontend.constraint import Constraint
+from jaxserve.frontend.messages import ChatMessage, check_messages
+from jaxserve.frontend.sampling import SamplerFields
+from jaxserve.frontend.tools import FunctionDefinition, ToolChoice, check_functions
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
-async def encode_conversation(
-    tokens: Tokenization, messages: list[ChatMessage], fields: ConversationFields, max_tokens: int
-) -> list[int]:
-    """The prompt's tokens. Raises InvalidRequestError for what the model's template has no place for."""
-    functions = offered_tools(fields.tools, fields.tool_choice)
-    if functions:
-        _require_tools(tokens)
-    return await tokens.encode_chat(
-        template_messages(messages),
-        add_generation_prompt=not fields.continue_final_message and fields.add_generation_prompt is not False,
-        tools=template_tools(functions),
-        template_variables=_template_variables(tokens, fields, has_tools=bool(functions)),
-        continue_final_message=bool(fields.continue_final_message),
-        max_tokens=max_tokens,
-    )
+MESSAGES: Final = Bound("items", 1, "max_messages")
+THINKING_BUDGET: Final = Bound("value", 1, 2**31 - 1)
 
 
-def parser_spec(
-    tokens: Tokenization,
-    prompt: list[int],
-    messages: list[ChatMessage],
-    fields: ConversationFields,
-    *,
-    max_calls: int | None = None,
-) -> ParserSpec:
-    """How the reply to this prompt is read; it ends with `max_calls`."""
-    output_format = tokens.output_format
-    tools = parameter_schemas(offered_tools(fields.tools, fields.tool_choice))
-    end = prompt[-_NUM_END_TOKENS:] if output_format.has_reasoning else []
-    return ParserSpec(
-        output_format=output_format,
-        tools=tools,
-        prompt_end=tokens.tokenizer.decode(end, skip_special_tokens=False),
-        continued=content_text(messages[-1]) if fields.continue_final_message else None,
-        shown_token_ids=tokens.shown_token_ids(with_tools=bool(tools)),
-        max_calls=max_calls,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldNames:
+    """Paths of a request's fields in the API that its caller speaks: errors name what was sent. Default: chat's."""
+
+    prompt: str = "messages"
+    function: str = "tools[{}].function"
+    """The definition of a function, with the place of its index."""
+    parameters: str = "parameters"
+    reasoning_effort: str = "reasoning_effort"
+    thinking: str = "thinking"
+    thinking_budget: str = "thinking_token_budget"
 
 
-def _require_tools(tokens: Tokenization) -> None:
-    if not tokens.output_format.has_tools:
-        raise unsupported("tools", "is not supported: it is not known how this model calls tools (--tool-call-parser)")
-    if not tokens.tokenizer.takes_tools:
-        raise unsupported("tools", "is not supported: the model's chat template has no place for them")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A prompt made of messages by the model's chat template."""
+
+    messages: Sequence[ChatMessage]
+    functions: Sequence[FunctionDefinition] = ()
+    """Tools that the model may call."""
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    allowed: frozenset[str] | None = None
+    """Names of the functions that the template shows. None: all."""
+    is_parallel: bool = True
+    """False: a reply ends with its first call."""
+    reasoning_effort: ReasoningEffort | None = None
+    thinking: bool | None = None
+    """True and False switch the model's reasoning on and off. None: the template decides."""
+    thinking_budget: int | None = None
+    """Number of tokens after which reasoning ends."""
+    documents: Sequence[Mapping[str, Any]] | None = None
+    """Documents that the template reads."""
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    """Further variables of the template; they override the others."""
+    add_generation_prompt: bool | None = None
+    """False: the prompt does not open an assistant's message."""
+    continue_final_message: bool = False
+    """True: the reply continues the last message, which is the assistant's."""
+    names: FieldNames = field(default_factory=FieldNames)
+
+    @property
+    def offered(self) -> list[tuple[int, FunctionDefinition]]:
+        """Functions that the template shows, with their indices."""
+        if self.tool_choice.mode == "none":
+            return []
+        return [
+            (i, function)
+            for i, function in enumerate(self.functions)
+            if self.allowed is None or function.name in self.allowed
+        ]
+
+    def check(self, limits: LimitsConfig) -> None:
+        """Raise InvalidRequestError for what no model could be given."""
+        check_bound(MESSAGES, self.names.prompt, self.messages, limits)
+        if self.thinking_budget is not None:
+            check_bound(THINKING_BUDGET, self.names.thinking_budget, self.thinking_budget, limits)
+        variables = msgspec.json.encode(self.template_variables).decode()
+        check_bound(Bound("characters", 0, "max_template_kwargs_chars"), "chat_template_kwargs", variables, limits)
+        check_messages(self.messages, is_last_continued=self.continue_final_message)
+        self.tool_choice.check(check_functions(self.functions, self.names.function, limits))
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequestError(
+                "Cannot set both `continue_final_message` and `add_generation_prompt` to true.",
+                param="continue_final_message",
+            )
 
 
-def _template_variables(tokens: Tokenization, fields: ConversationFields, *, has_tools: bool) -> dict[str, Any]:
-    """What the template is told; `chat_template_kwargs` says it last."""
-    variables: dict[str, Any] = {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Texts:
+    """Prompts given as texts or token ids."""
 
-    def is_read(name: str) -> bool:
-        return tokens.tokenizer.template_reads(name, has_tools=has_tools)
-
-    if fields.reasoning_effort is not None:
-        if is_read("reasoning_effort"):
-            variables["reasoning_effort"] = fields.reasoning_effort
-        variables |= {name: fields.reasoning_effort != "none" for name in THINKING_SWITCHES if is_read(name)}
-        if not variables:
-            raise _no_place("reasoning_effort")
-    if fields.documents:
-        if not is_read("documents"):
-            raise _no_place("documents")
-        variables["documents"] = fields.documents
-    return variables | (fields.chat_template_kwargs or {})
+    prompts: Sequence[str | list[int]]
+    add_special_tokens: bool = True
+    """False: texts do not get the tokenizer's begin token."""
 
 
-def _no_place(name: str) -> UnsupportedParameterError:
-    return unsupported(name, "is not supported: the model's chat template does not read it")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """A request for generated text, as chat, completions, Responses, Anthropic's Messages and `LLM` translate it."""
+
+    prompt: Conversation | Texts
+    sampling: SamplerFields
+    """Sampling options that the caller gave; the model's recommendations replace absent ones."""
+    model: str | None = None
+    """Name of the model or of an adapter. None: the model."""
+    n: int = 1
+    """Number of replies to each prompt."""
+    max_tokens: int | None = None
+    """Number of tokens that may be generated. None: as many as fit the context."""
+    is_limit_clipped: bool = False
+    """True: a reply ends where the context ends. False: a limit beyond the context is an error."""
+    num_top_logprobs: int | None = None
+    """None: no log-probabilities; 0: those of the chosen tokens; n: and of the n most likely ones."""
+    num_prompt_logprobs: int | None = None
+    """The number of most likely tokens to report for each token of the prompt. None: no log-probabilities of it."""
+    stop: Sequence[str] = ()
+    include_stop: bool = False
+    """True: the reply has the text or token that ended it."""
+    skip_special_tokens: bool = True
+    constraint: Constraint | None = None
+    """The format that replies must have."""
+    prediction: str = ""
+    """Text that the reply is expected to resemble: drafts are taken from it."""
+    priority: int = 0
+    cache_salt: str | None = None
+
+    @property
+    def prompt_name(self) -> str:
+        """The field of the prompt, for error texts."""
+        return self.prompt.names.prompt if isinstance(self.prompt, Conversation) else "prompt"
+
+    @property
+    def num_sequences(self) -> int:
+        return self.n * (len(self.prompt.prompts) if isinstance(self.prompt, Texts) else 1)
+
+    @property
+    def num_listed_logprobs(self) -> int | None:
+        """The number of tokens whose log-probabilities are reported for each one of the reply; None: no log-probabilities."""
+        if self.num_top_logprobs is None:
+            return None
+        return len(self.sampling.logprob_token_ids or ()) or self.num_top_logprobs
+
+    def check(self, limits: LimitsConfig) -> None:
+        """Raise InvalidRequestError for what no model could be given."""
+        if self.sampling.logprob_token_ids is not None and self.num_top_logprobs is None:
+            raise InvalidRequestError(
+                "When using `logprob_token_ids`, `logprobs` must be asked for.", param="logprob_token_ids"
+            )
+        if isinstance(self.prompt, Conversation):
+            self.prompt.check(limits)
+            if self.constraint is not None and self.prompt.offered:
+                raise unsupported(self.constraint.param, "is not supported together with tools")
+        elif self.num_sequences > limits.max_total_choices:
+            raise invalid(
+                "n",
+                f"prompts times n may be at most {limits.max_total_choices} (--max-total-choices), "
+                f"got {len(self.prompt.prompts)} x {self.n}",
+            )

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from jaxserve.apis.schema.decode import invalid_field
 from jaxserve.bounds import Bound
 from jaxserve.errors import invalid
-from jaxserve.frontend.checks import check_count, check_token_ids
+from jaxserve.frontend.checks import check_count, check_token_ids, invalid_field
 from jaxserve.sampling.params import (
     COLUMNS,
     DEFAULTS,

@@ -1,18 +1,19 @@
-"""The tools of a request, and what it says of their choice."""
+"""Functions that a model may call, in the form that OpenAI's API and chat templates share, and the choice among them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from jaxserve.apis.schema.decode import missing, shorten
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, invalid, unsupported
 from jaxserve.frontend.bounds import check_bound
+from jaxserve.frontend.checks import missing, shorten
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -29,75 +30,79 @@ class ToolDefinition(msgspec.Struct, kw_only=True):
     function: FunctionDefinition | None = None
 
 
-ToolChoice = str | dict[str, Any]
-"""none, auto, required, or the object that names a function."""
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Which functions a reply may or must call."""
+
+    mode: str = "auto"
+    """`auto`, `none`, `required`, or `function`: a call of the one that is named."""
+    name: str | None = None
+    given: object = None
+    """The caller's value, for error texts. None: the caller chose nothing."""
+
+    @property
+    def is_forced(self) -> bool:
+        """True if every reply must be a call."""
+        return self.mode in ("required", "function")
+
+    @classmethod
+    def read(cls, given: str | dict[str, Any] | None) -> ToolChoice:
+        """Return the choice that OpenAI's chat completions spell as a word or an object."""
+        if not isinstance(given, dict):
+            return cls() if given is None else cls(given, given=given)
+        function = given.get("function")
+        name = function.get("name") if given.get("type") == "function" and isinstance(function, dict) else None
+        return cls("function", name if isinstance(name, str) else None, given)
+
+    def check(self, names: set[str]) -> None:
+        """Raise InvalidRequestError for a choice among other functions than `names`."""
+        if self.given is None or self.mode == "none":
+            return
+        if not names:
+            raise InvalidRequestError("When using `tool_choice`, `tools` must be set.", param="tool_choice")
+        if self.mode == "function" and self.name not in names:
+            raise invalid("tool_choice", f"none of the tools is {shorten(self.given)}")
+        if self.mode not in ("auto", "required", "function"):
+            raise invalid("tool_choice", f"must be none, auto, required or a function, got {shorten(self.given)}")
 
 
-def check_tools(tools: Sequence[ToolDefinition] | None, choice: ToolChoice | None, limits: LimitsConfig) -> None:
-    """Refuse tools that cannot be called, and choices that nothing here enforces."""
-    tools = tools or ()
+def read_tools(tools: Sequence[ToolDefinition] | None) -> list[FunctionDefinition]:
+    """Return the functions of OpenAI's tools. Raises InvalidRequestError for tools that are no functions."""
+    functions = []
+    for i, tool in enumerate(tools or ()):
+        if tool.type != "function":
+            raise unsupported(f"tools[{i}].type", f"must be 'function', got {shorten(tool.type)}")
+        if tool.function is None:
+            raise missing(f"tools[{i}].function")
+        functions.append(tool.function)
+    return functions
+
+
+def check_functions(functions: Sequence[FunctionDefinition], place: str, limits: LimitsConfig) -> set[str]:
+    """Return the functions' names. Raises InvalidRequestError; `place` is the format of a function's path."""
     names: set[str] = set()
-    for i, tool in enumerate(tools):
-        _check_tool(f"tools[{i}]", tool, names, limits)
-    _check_choice(choice, names)
-
-
-def offered_tools(tools: Sequence[ToolDefinition] | None, choice: ToolChoice | None) -> list[FunctionDefinition]:
-    """The functions that the model hears of."""
-    return [] if choice == "none" else [tool.function for tool in tools or () if tool.function is not None]
-
-
-def named_function(choice: ToolChoice | None) -> str | None:
-    """The function that the choice names."""
-    function = choice.get("function") if isinstance(choice, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    return name if isinstance(name, str) else None
+    for i, function in enumerate(functions):
+        path = place.format(i)
+        if not _NAME.fullmatch(function.name):
+            raise invalid(f"{path}.name", f"1 to 64 of a-z A-Z 0-9 _ . -, got {shorten(function.name)}")
+        if function.name in names:
+            raise invalid(f"{path}.name", f"{function.name} is defined twice")
+        names.add(function.name)
+        definition = msgspec.json.encode(function).decode()
+        check_bound(Bound("characters", 0, "max_function_chars"), path, definition, limits)
+    return names
 
 
 def template_tools(functions: Sequence[FunctionDefinition]) -> list[dict[str, Any]]:
-    """The tools as chat templates read them."""
-    return [{"type": "function", "function": _template_function(function)} for function in functions]
-
-
-def parameter_schemas(functions: Sequence[FunctionDefinition]) -> dict[str, dict[str, Any]]:
-    """The schema of each function's parameters, by name."""
-    return {function.name: function.parameters or {} for function in functions}
-
-
-def _template_function(function: FunctionDefinition) -> dict[str, Any]:
-    """Complete: templates do not ask whether a description or parameters are there."""
-    return {
-        "name": function.name,
-        "description": function.description or "",
-        "parameters": function.parameters or {"type": "object", "properties": {}},
-    }
-
-
-def _check_tool(place: str, tool: ToolDefinition, names: set[str], limits: LimitsConfig) -> None:
-    """Adds the tool's name to `names`."""
-    if tool.type != "function":
-        raise unsupported(f"{place}.type", f"must be 'function', got {shorten(tool.type)}")
-    function = tool.function
-    if function is None:
-        raise missing(f"{place}.function")
-    if not _NAME.fullmatch(function.name):
-        raise invalid(f"{place}.function.name", f"1 to 64 of a-z A-Z 0-9 _ . -, got {shorten(function.name)}")
-    if function.name in names:
-        raise invalid(f"{place}.function.name", f"{function.name} is defined twice")
-    names.add(function.name)
-    definition = msgspec.json.encode(function).decode()
-    check_bound(Bound("characters", 0, "max_function_chars"), f"{place}.function", definition, limits)
-
-
-def _check_choice(choice: ToolChoice | None, names: set[str]) -> None:
-    if choice is None or choice == "none":
-        return
-    if not names:
-        raise InvalidRequestError("When using `tool_choice`, `tools` must be set.", param="tool_choice")
-    if choice == "auto":
-        return
-    if isinstance(choice, dict):
-        if choice.get("type") != "function" or named_function(choice) not in names:
-            raise invalid("tool_choice", f"none of the tools is {shorten(choice)}")
-    elif choice != "required":
-        raise invalid("tool_choice", f"must be none, auto, required or a function, got {shorten(choice)}")
+    """Return the tools as chat templates read them: with all keys, since templates do not check for absent ones."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": function.name,
+                "description": function.description or "",
+                "parameters": function.parameters or {"type": "object", "properties": {}},
+            },
+        }
+        for function in functions
+    ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import msgspec
@@ -16,21 +16,21 @@ from aiohttp import web
 
 import jaxserve.apis
 import jaxserve.http.operations
-from jaxserve.apis.routes import API_ROUTES, ApiStyle, Route
+from jaxserve.apis.routes import ApiStyle, Route
 from jaxserve.errors import RequestError
+from jaxserve.frontend.errors import hide_internal_error
 from jaxserve.http.body import add_ignored_header
-from jaxserve.http.errors import error_response, hide_internal_error, response_from_http_error
-from jaxserve.http.listener import connection_of
+from jaxserve.http.errors import error_response, response_from_http_error
+from jaxserve.http.handler import ROUTES, handler_of
+from jaxserve.http.listener import Handler, connection_of
 from jaxserve.http.request_id import HEADER, request_id_of
 from jaxserve.http.state import STATE, ServerState
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
 _PUBLIC = web.AppKey("public_resources", frozenset)
 _OPERATION = web.AppKey("operation_resources", frozenset)
-"""What whoever runs the server needs most when it is full."""
+"""Routes that answer on surplus connections as well: the operator needs them most when the server is full."""
 _STYLES = web.AppKey("styles", Mapping[web.AbstractResource, ApiStyle])
-"""Of resources that are not in OpenAI's style."""
+"""Styles of resources that do not follow OpenAI's."""
 
 
 def collect_routes() -> list[Route]:
@@ -44,16 +44,16 @@ def collect_routes() -> list[Route]:
 
 
 def make_app(state: ServerState) -> web.Application:
-    """The application; whoever runs it closes what `state` holds."""
+    """Return the application; its caller closes what `state` holds."""
     app = web.Application(client_max_size=state.max_body_size, middlewares=[_boundary, _preflight, _limit, _guard])
     app[STATE] = state
-    app[API_ROUTES] = tuple(collect_routes())
+    app[ROUTES] = tuple(collect_routes())
     public, operation = set(), set()
     styles: dict[web.AbstractResource, ApiStyle] = {}
-    for route in app[API_ROUTES]:
-        resource = app.router.add_resource(route.path)
+    for route in app[ROUTES]:
+        resource, handler = app.router.add_resource(route.path), handler_of(route)
         for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
-            resource.add_route(method, route.handler)
+            resource.add_route(method, handler)
         if route.is_public:
             public.add(resource)
         if route.tag == "Operation":
@@ -86,15 +86,15 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
         response = error_response(hide_internal_error(error, request_id_of(request)), body=body)
     resource = request.match_info.route.resource
     route = resource.canonical if resource is not None else "none"
-    state.metrics.inc("http_requests", route=route, status=str(response.status))
-    if state.client.is_draining or connection_of(request).is_surplus:
-        response.force_close()  # whoever keeps connections for later is to find another server
+    state.frontend.metrics.inc("http_requests", route=route, status=str(response.status))
+    if state.frontend.client.is_draining or connection_of(request).is_surplus:
+        response.force_close()  # a client that keeps connections must find another server
     return response
 
 
 @web.middleware
 async def _preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Before the key: a browser asks without it."""
+    """Answer preflight requests, which browsers send without the key."""
     headers = request.app[STATE].cors.preflight_headers(request.method, request.headers)
     return await handler(request) if headers is None else web.Response(status=204, headers=headers)
 

@@ -8,12 +8,10 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from jaxserve.apis.openai.embeddings_schema import InputFields
-from jaxserve.apis.schema.common import GenerationFields
-from jaxserve.apis.schema.decode import decode_request, shorten
-from jaxserve.apis.schema.limits import MAX_ECHOED_CHARS
+from jaxserve.apis.schema.decode import decode_request
 from jaxserve.apis.schema.unsupported import IGNORED_HEADER
 from jaxserve.errors import InvalidRequestError, UnsupportedMediaTypeError
+from jaxserve.frontend.checks import MAX_ECHOED_CHARS, shorten
 from jaxserve.http.errors import too_large
 from jaxserve.http.request_id import adopt_request_id
 from jaxserve.http.state import STATE
@@ -24,8 +22,11 @@ _MAX_HEADER_CHARS = 1024
 _IGNORED = web.RequestKey("ignored_fields", list)
 
 
-async def read_body(http: web.Request, struct: type[T]) -> T:
-    """The decoded body, whose `request_id` counts from now on. Raises the RequestError that says what is wrong with it."""
+async def read_body(http: web.Request, struct: type[T]) -> tuple[T, list[str]]:
+    """Return the decoded body, whose `request_id` becomes the request's, and the names of its unknown fields.
+
+    Raises RequestError.
+    """
     if http.content_type != "application/json":
         raise UnsupportedMediaTypeError(
             f"Invalid Content-Type {shorten(http.headers.get('Content-Type', ''))}: send application/json."
@@ -48,19 +49,12 @@ async def read_body(http: web.Request, struct: type[T]) -> T:
             f"Unknown parameter: '{name}' (--strict-parameters).", param=name, code="unknown_parameter"
         )
     http[_IGNORED] = unknown
-    if isinstance(request, GenerationFields | InputFields):
-        adopt_request_id(http, request.request_id)
-    return request
-
-
-def ignored_fields(http: web.Request) -> list[str]:
-    """Names of the fields of the body that are unknown."""
-    names: list[str] = http.get(_IGNORED, [])
-    return names
+    adopt_request_id(http, getattr(request, "request_id", None))
+    return request, unknown
 
 
 def add_ignored_header(http: web.Request, response: web.StreamResponse) -> None:
-    """Name the fields of the body that had no effect."""
-    names = [name for name in ignored_fields(http) if name.isascii() and name.isprintable()]
+    """Name the unknown fields of the body, which had no effect."""
+    names = [name for name in http.get(_IGNORED, []) if name.isascii() and name.isprintable()]
     if names:
         response.headers[IGNORED_HEADER] = ",".join(names)[:_MAX_HEADER_CHARS]

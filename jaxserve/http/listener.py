@@ -15,7 +15,8 @@ from aiohttp.web_protocol import RequestHandler
 
 from jaxserve.config import ConnectionConfig
 from jaxserve.errors import ConfigError, InvalidRequestError, UnavailableError
-from jaxserve.http.errors import error_response, hide_internal_error
+from jaxserve.frontend.errors import hide_internal_error
+from jaxserve.http.errors import error_response
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Reading what stands behind the question mark of a URL."""
+"""Reading the query of a URL."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from jaxserve.apis.schema.decode import invalid_field, shorten
-from jaxserve.apis.schema.unsupported import refuse
 from jaxserve.frontend.bounds import check_bounds
+from jaxserve.frontend.checks import invalid_field, refuse, shorten
 from jaxserve.http.state import STATE
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class NoQuery(msgspec.Struct):
-    """Of a route that takes no parameters."""
-
-
 def read_query(http: web.Request, struct: type[T]) -> T:
-    """The parameters. Refuses others, which would have to be honoured, unless they are `false`. Raises RequestError."""
+    """Return the parameters. Raises RequestError, also for unknown ones unless they are `false`."""
     names = struct.__struct_fields__
     for name, value in http.query.items():
         if name not in names and value != "false":
@@ -30,5 +25,5 @@ def read_query(http: web.Request, struct: type[T]) -> T:
         query = msgspec.convert(given, struct, strict=False)
     except msgspec.ValidationError as error:
         raise invalid_field(str(error), struct=struct) from None
-    check_bounds(query, http.app[STATE].limits)
+    check_bounds(query, http.app[STATE].frontend.limits)
     return query

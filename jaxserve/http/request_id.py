@@ -7,7 +7,7 @@ import uuid
 
 from aiohttp import web
 
-from jaxserve.apis.schema.limits import MAX_REQUEST_ID_CHARS
+from jaxserve.apis.schema.common import MAX_REQUEST_ID_CHARS
 
 HEADER = "X-Request-Id"
 
@@ -16,13 +16,13 @@ _REQUEST_ID = web.RequestKey("request_id", str)
 
 
 def adopt_request_id(request: web.Request, offered: str | None) -> None:
-    """Take the body's `request_id` where no header gave one."""
+    """Take the body's `request_id` if no header gave one."""
     if offered is not None and HEADER not in request.headers and _USABLE.fullmatch(offered):
         request[_REQUEST_ID] = offered
 
 
 def request_id_of(request: web.Request) -> str:
-    """The request's id, which it gets when somebody asks first."""
+    """Return the request's id; the first call chooses it."""
     if _REQUEST_ID not in request:
         offered = request.headers.get(HEADER, "")
         request[_REQUEST_ID] = offered if _USABLE.fullmatch(offered) else uuid.uuid4().hex

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable
 
 import msgspec
 from aiohttp import web
 
-from jaxserve.apis.schema.error import error_body
-from jaxserve.errors import RequestError
 from jaxserve.http.listener import connection_of
 
-DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 _HEADERS = {
@@ -28,29 +24,19 @@ _encode = msgspec.json.Encoder().encode
 
 
 def frame(chunk: msgspec.Struct) -> bytes:
-    """One event: JSON on one line. The tag of a tagged struct is the event's name."""
+    """Return one event: JSON on one line. The tag of a tagged struct is the event's name."""
     name = type(chunk).__struct_config__.tag
     if name is None:
         return b"data: %b\n\n" % _encode(chunk)
     return b"event: %b\ndata: %b\n\n" % (str(name).encode(), _encode(chunk))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Framing:
-    """What a stream holds beside its chunks; as OpenAI's completions have it unless told otherwise."""
-
-    keep_alive: bytes = KEEP_ALIVE
-    end: bytes = DONE
-    error: Callable[[RequestError], msgspec.Struct] = error_body
-    """The last chunk of a stream that fails."""
-
-
 class EventStream:
-    """One response. The status line goes out with the first `send`, so that an early failure keeps its status.
+    """One response. The status line is sent with the first `send`, so that an early failure keeps its status.
 
-    `push` writes without waiting, as long as there is room; `send` waits until the client has taken enough
-    of what was written: meanwhile news gather, and one later event carries them all. Both raise
-    ConnectionResetError when the client is gone.
+    `push` writes without waiting, as long as there is space; `send` waits until the client has read enough of what
+    was written: meanwhile outputs gather, and one later event carries them all. Both raise ConnectionResetError if the
+    client is gone.
     """
 
     def __init__(self, request: web.Request) -> None:
@@ -64,8 +50,8 @@ class EventStream:
         return self._response.prepared
 
     @property
-    def has_room(self) -> bool:
-        """Whether `push` may be called: the response has begun and the client keeps up."""
+    def has_space(self) -> bool:
+        """True if `push` may be called: the response has begun and the client keeps up."""
         return self._response.prepared and not self._connection.writing_paused
 
     @property
@@ -73,7 +59,7 @@ class EventStream:
         return self._response
 
     def push(self, frames: Iterable[bytes]) -> None:
-        """Write frames as one chunk, from any function of the event loop. Only while there is room."""
+        """Write frames as one chunk, from any function of the event loop. Only while there is space."""
         data = b"".join(frames)
         transport = self._connection.transport
         if transport is None or transport.is_closing():
@@ -81,7 +67,7 @@ class EventStream:
         transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
 
     async def send(self, frames: Iterable[bytes]) -> None:
-        """Write frames, and wait for room."""
+        """Write frames, and wait for space."""
         if not self._response.prepared:
             await self._response.prepare(self._request)
             self._is_chunked = self._response.headers.get("Transfer-Encoding") == "chunked"  # HTTP/1.0 has none

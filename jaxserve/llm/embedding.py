@@ -1,20 +1,26 @@
-"""Texts to vectors and scores: what the endpoints do with a request, without HTTP."""
+"""From texts to the vectors and scores of the Python API."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jaxserve.apis.openai.score_schema import check_partners
-from jaxserve.frontend.embedding import check_dimensions, encode_inputs, finished, vectors_of
-from jaxserve.frontend.scoring import encode_pairs, scores_of
-from jaxserve.http.state import ServerState
+from jaxserve.frontend.embedding import (
+    check_dimensions,
+    check_partners,
+    encode_inputs,
+    encode_pairs,
+    finished,
+    scores_of,
+    vectors_of,
+)
+from jaxserve.frontend.frontend import Frontend
 from jaxserve.llm.results import EmbeddingOutput, EmbeddingRequestOutput, ScoringOutput, ScoringRequestOutput
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOptions:
-    """As the fields of /v1/embeddings."""
+    """Options of `embed`, named as the fields of /v1/embeddings."""
 
     dimensions: int | None
     normalize: bool | None
@@ -22,15 +28,15 @@ class EmbeddingOptions:
 
 
 async def embed_all(
-    state: ServerState, prompts: Sequence[str | list[int]], options: EmbeddingOptions, on_done: Callable[[], None]
+    frontend: Frontend, prompts: Sequence[str | list[int]], options: EmbeddingOptions, on_done: Callable[[], None]
 ) -> list[EmbeddingRequestOutput]:
-    """In the order of `prompts`, all of which are checked before anything runs. Raises RequestError."""
-    model_info, model = state.client.require_vectors()
+    """Return vectors in the order of `prompts`, all of which are checked before anything runs. Raises RequestError."""
+    model_info, model = frontend.client.require_vectors()
     check_dimensions(options.dimensions, model)
-    texts = await encode_inputs(state, model_info, prompts, truncate=options.truncate_prompt_tokens, param="prompts")
+    texts = await encode_inputs(frontend, model_info, prompts, truncate=options.truncate_prompt_tokens, param="prompts")
     if not texts:
         return []
-    vectors = await vectors_of(state, model_info, texts, on_done=on_done)
+    vectors = await vectors_of(frontend, model_info, texts, on_done=on_done)
     normalizes = model.normalizes if options.normalize is None else options.normalize
     matrix = finished(vectors, normalizes=normalizes, dimensions=options.dimensions)
     return [
@@ -44,23 +50,23 @@ async def embed_all(
 
 
 async def score_all(
-    state: ServerState,
+    frontend: Frontend,
     first: Sequence[str],
     second: Sequence[str],
     truncate_prompt_tokens: int | None,
     on_done: Callable[[], None],
 ) -> list[ScoringRequestOutput]:
-    """Of each of `second` with its partner in `first`, or with the only one there. Raises RequestError."""
+    """Return the score of each of `second` with its partner in `first`, or with the only one there. Raises RequestError."""
     check_partners(first, second)
     if not second:
         return []
-    model_info, model = state.client.require_embedding()
+    model_info, model = frontend.client.require_embedding()
     pairs = await encode_pairs(
-        state, model_info, model, first, second, truncate=truncate_prompt_tokens, params=("text_1", "text_2")
+        frontend, model_info, model, first, second, truncate=truncate_prompt_tokens, params=("text_1", "text_2")
     )
     for _ in first if pairs.num_first == 0 else ():  # the caller counts the texts of both sides
         on_done()
-    scores = await scores_of(state, model_info, pairs, on_done=on_done)
+    scores = await scores_of(frontend, model_info, pairs, on_done=on_done)
     return [
         ScoringRequestOutput(prompt_token_ids=ids, outputs=ScoringOutput(score))
         for ids, score in zip(pairs.token_ids, scores, strict=True)

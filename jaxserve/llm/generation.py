@@ -1,104 +1,151 @@
-"""Prompts to jobs for the engine, and the jobs to results: what an endpoint does with a request, without HTTP."""
+"""From prompts and conversations to the results of the Python API."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from jaxserve.apis.openai.chat_schema import ChatRequest, check_chat
-from jaxserve.apis.openai.completions_schema import CompletionRequest, check_completion
-from jaxserve.apis.openai.deltas import MessageDeltas, message_of
-from jaxserve.apis.openai.logprobs import ScoredToken
-from jaxserve.apis.schema.common import CommonFields
-from jaxserve.apis.schema.decode import invalid_field
-from jaxserve.errors import RequestError
-from jaxserve.frontend.choice_stream import ChoiceStream, OutputDelta, deltas_of, events_of
-from jaxserve.frontend.handle import Job, generating, grammar_of, make_job
-from jaxserve.frontend.prepare import make_chat_job
-from jaxserve.http.errors import first_leaf
-from jaxserve.http.state import ServerState
+from jaxserve.bounds import Bound
+from jaxserve.errors import RequestError, invalid
+from jaxserve.frontend.bounds import check_bounds
+from jaxserve.frontend.checks import invalid_field
+from jaxserve.frontend.choice_stream import ChoiceStream, OutputDelta, parsed_reply
+from jaxserve.frontend.constraint import StructuredOutputs, chosen_constraint
+from jaxserve.frontend.content_tokens import ScoredToken
+from jaxserve.frontend.errors import first_leaf
+from jaxserve.frontend.frontend import Frontend
+from jaxserve.frontend.handle import RequestHandle
+from jaxserve.frontend.messages import ChatMessage
+from jaxserve.frontend.prepare import prepare
+from jaxserve.frontend.request import Conversation, GenerationRequest, Texts
+from jaxserve.frontend.sampling import SamplerFields
+from jaxserve.frontend.tools import ToolChoice, ToolDefinition, read_tools
 from jaxserve.ipc.messages import AddRequest, ModelInfo
-from jaxserve.ipc.messages import RequestOutput as News
+from jaxserve.ipc.messages import RequestOutput as EngineOutput
 from jaxserve.llm.results import CompletionOutput, Logprob, RequestOutput, ToolCall
 from jaxserve.llm.sampling_params import SamplingParams
 from jaxserve.scheduler.admission import Admission
 from jaxserve.tokenizer.tokenizer import Tokenizer
 
-T = TypeVar("T", bound=CommonFields)
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class _Options(SamplerFields, kw_only=True):
+    """The fields of SamplingParams with their types and bounds."""
+
+    n: Annotated[int, Bound("value", 1, "max_choices")] = 1
+    max_tokens: Annotated[int | None, Bound("value", 1)] = None
+    stop: Annotated[
+        str | list[str] | None, Bound("items", 0, "max_stop_strings"), Bound("characters", 1, "max_stop_chars")
+    ] = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: Annotated[int | None, Bound("value", 0, "max_top_logprobs")] = None
+    prompt_logprobs: Annotated[int | None, Bound("value", 0, "max_top_logprobs")] = None
+    structured_outputs: StructuredOutputs | None = None
+
+
+class _ChatOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The arguments of `LLM.chat` that make the prompt."""
+
+    messages: list[ChatMessage]
+    tools: Annotated[list[ToolDefinition] | None, Bound("items", 0, "max_tools")] = None
+    tool_choice: str | dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One prompt, checked: nothing of it is the engine's to refuse."""
+    """One prompt, checked and prepared: the engine has no reason to reject it."""
 
     prompt: str | None
-    job: Job
+    handle: RequestHandle
     num_top_logprobs: int | None
     num_prompt_logprobs: int | None
 
 
 async def text_work(
-    state: ServerState, prompt: str | list[int], params: SamplingParams, *, adapter: str | None = None
+    frontend: Frontend, prompt: str | list[int], params: SamplingParams, *, adapter: str | None = None
 ) -> Work:
-    """The work of a plain prompt. Raises RequestError for options, prompts and lengths that are out of range."""
-    model_info, tokens = state.client.require_generation(), state.tokenization
-    state.require_model(adapter)
-    request = _request(CompletionRequest, params, prompt=prompt, logprobs=params.logprobs, model=adapter)
-    check_completion(request, state.limits)
-    if isinstance(prompt, str):
-        token_ids = await tokens.encode(
-            prompt, add_special_tokens=True, max_tokens=model_info.max_model_len, param="prompt"
-        )
-    else:
-        token_ids = tokens.check_ids(prompt, model_info.vocab_size, model_info.max_model_len, "prompt")
-    job = make_job(
-        state,
-        model_info,
-        request,
-        [token_ids],
-        asked_max_tokens=request.max_tokens,
-        default_max_tokens=None,
-        num_top_logprobs=request.num_top_logprobs,
-        words=await tokens.encode_words(request),
-        param="prompt",
-        grammar=await grammar_of(state, request),
-    )
-    _check_room(model_info, job.requests[0])
-    shown = prompt if isinstance(prompt, str) else None
-    return Work(shown, job, request.num_top_logprobs, request.num_prompt_logprobs)
+    """Return the work of a plain prompt. Raises RequestError for options, prompts and lengths that are out of range."""
+    if not prompt:
+        raise invalid("prompt", "must not be empty")
+    request = _request(frontend, Texts(prompts=[prompt]), params, adapter)
+    return await _work(frontend, request, prompt if isinstance(prompt, str) else None)
 
 
 async def chat_work(
-    state: ServerState,
+    frontend: Frontend,
     messages: list[dict[str, Any]],
     params: SamplingParams,
     *,
     adapter: str | None = None,
     **template: Any,
 ) -> Work:
-    """The work of a conversation; `template`: what ChatRequest says of the prompt, such as `tools`."""
-    model_info = state.client.require_generation()
-    state.require_model(adapter)
-    logprobs = {} if params.logprobs is None else {"logprobs": True, "top_logprobs": params.logprobs}
-    request = _request(ChatRequest, params, messages=messages, model=adapter, **logprobs, **template)
-    check_chat(request, state.limits)
-    job = await make_chat_job(state, model_info, request)
-    _check_room(model_info, job.requests[0])
-    token_ids = job.requests[0].prompt_token_ids
-    prompt = await state.tokenization.decode(token_ids, skip_special_tokens=False)
-    return Work(prompt, job, request.num_top_logprobs, request.num_prompt_logprobs)
+    """Return the work of a conversation; `template`: further arguments of `LLM.chat`, such as `tools`."""
+    options = _converted(_ChatOptions, {"messages": messages, **template})
+    check_bounds(options, frontend.limits)
+    conversation = Conversation(
+        messages=options.messages,
+        functions=read_tools(options.tools),
+        tool_choice=ToolChoice.read(options.tool_choice),
+        template_variables=options.chat_template_kwargs or {},
+        continue_final_message=options.continue_final_message,
+    )
+    work = await _work(frontend, _request(frontend, conversation, params, adapter), None)
+    token_ids = work.handle.requests[0].prompt_token_ids
+    prompt = await frontend.tokenization.decode(token_ids, skip_special_tokens=False)
+    return Work(prompt, work.handle, work.num_top_logprobs, work.num_prompt_logprobs)
 
 
-async def run_all(state: ServerState, works: Sequence[Work], on_done: Callable[[], None]) -> list[RequestOutput]:
-    """Results in the order of `works`. An engine that fails ends all of them with its RequestError."""
+def _request(
+    frontend: Frontend, prompt: Conversation | Texts, params: SamplingParams, adapter: str | None
+) -> GenerationRequest:
+    """Translate the options. Raises InvalidRequestError."""
+    options = _converted(_Options, params.request_fields())
+    check_bounds(options, frontend.limits)
+    return GenerationRequest(
+        prompt=prompt,
+        model=adapter,
+        sampling=options,
+        n=options.n,
+        max_tokens=options.max_tokens,
+        num_top_logprobs=options.logprobs,
+        num_prompt_logprobs=options.prompt_logprobs,
+        stop=[options.stop] if isinstance(options.stop, str) else options.stop or (),
+        include_stop=options.include_stop_str_in_output,
+        skip_special_tokens=options.skip_special_tokens,
+        constraint=chosen_constraint(options.structured_outputs),
+    )
+
+
+async def _work(frontend: Frontend, request: GenerationRequest, prompt: str | None) -> Work:
+    request.check(frontend.limits)
+    model_info = frontend.require_generation(request.model)
+    handle = await prepare(frontend, request)
+    _check_fits(model_info, handle.requests[0])
+    return Work(prompt, handle, request.num_listed_logprobs, request.num_prompt_logprobs)
+
+
+def _converted(kind: type[T], fields: Mapping[str, Any]) -> T:
+    """Return the fields as a struct; raises InvalidRequestError for a wrong type."""
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise invalid_field(str(error), struct=kind) from None
+
+
+async def run_all(frontend: Frontend, works: Sequence[Work], on_done: Callable[[], None]) -> list[RequestOutput]:
+    """Return results in the order of `works`. An engine that fails ends all of them with its RequestError."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_run(state, work, on_done)) for work in works]
+            tasks = [group.create_task(_run(frontend, work, on_done)) for work in works]
     except* RequestError as errors:
         failure = first_leaf(errors)
     else:
@@ -106,35 +153,34 @@ async def run_all(state: ServerState, works: Sequence[Work], on_done: Callable[[
     raise failure
 
 
-async def _run(state: ServerState, work: Work, on_done: Callable[[], None]) -> RequestOutput:
-    job = work.job
-    choices = job.choices_by_id
-    pieces: list[list[OutputDelta]] = [[] for _ in job.choices]
+async def _run(frontend: Frontend, work: Work, on_done: Callable[[], None]) -> RequestOutput:
+    handle = work.handle
+    deltas: list[list[OutputDelta]] = [[] for _ in handle.choices]
     token_ids: defaultdict[str, list[int]] = defaultdict(list)
 
-    def gather(news: list[News]) -> bool:
-        for output in news:
+    def gather(outputs: list[EngineOutput]) -> bool:
+        for output in outputs:
             token_ids[output.request_id] += output.token_ids
-        for piece in deltas_of(news, choices, generation):
-            pieces[piece.index].append(piece)
+        for delta in handle.deltas(outputs):
+            deltas[delta.index].append(delta)
         return True
 
-    with generating(state, job) as generation:
-        while not generation.is_finished:
-            await generation.consume(gather)
-    first = job.choices[0]
-    tokenizer = state.tokenization.tokenizer
+    with handle:
+        while not handle.is_finished:
+            await handle.consume(gather)
+    first = handle.choices[0]
+    tokenizer = frontend.tokenization.tokenizer
     num_top = work.num_prompt_logprobs
     result = RequestOutput(
         prompt=work.prompt,
         prompt_token_ids=first.request.prompt_token_ids,
         outputs=[
-            _output(state, choice, pieces[choice.index], token_ids[choice.request.request_id], work.num_top_logprobs)
-            for choice in job.choices
+            _output(frontend, choice, deltas[choice.index], token_ids[choice.request.request_id], work.num_top_logprobs)
+            for choice in handle.choices
         ],
         prompt_logprobs=None
         if num_top is None
-        else [None if token.scores is None else _spell(tokenizer, token, num_top) for token in pieces[0][0].prompt],
+        else [None if token.scores is None else _entry(tokenizer, token, num_top) for token in deltas[0][0].prompt],
         num_cached_tokens=first.num_cached_tokens,
     )
     on_done()
@@ -142,28 +188,27 @@ async def _run(state: ServerState, work: Work, on_done: Callable[[], None]) -> R
 
 
 def _output(
-    state: ServerState, choice: ChoiceStream, pieces: list[OutputDelta], token_ids: list[int], num_top: int | None
+    frontend: Frontend, choice: ChoiceStream, deltas: list[OutputDelta], token_ids: list[int], num_top: int | None
 ) -> CompletionOutput:
-    tokenizer, end = state.tokenization.tokenizer, pieces[-1]
-    scored = [token for piece in pieces for token in piece.tokens]
-    new_call_id = state.tokenization.output_format.new_call_id
-    message = message_of(MessageDeltas(new_call_id, shows_reasoning=True).of(events_of(pieces)))
-    calls = () if message.tool_calls is msgspec.UNSET else message.tool_calls
+    tokenizer, end = frontend.tokenization.tokenizer, deltas[-1]
+    scored = [token for delta in deltas for token in delta.tokens]
+    new_call_id = frontend.tokenization.output_format.new_call_id
+    reply = parsed_reply(deltas)
     return CompletionOutput(
         index=choice.index,
-        text=message.content or "",
+        text=reply.content,
         token_ids=token_ids[: choice.num_tokens],
-        finish_reason="tool_calls" if calls and end.finish_reason == "stop" else end.finish_reason or "stop",
+        finish_reason="tool_calls" if reply.calls and end.finish_reason == "stop" else end.finish_reason or "stop",
         stop_reason=end.stop_reason,
         cumulative_logprob=None if num_top is None else sum(token.logprob or 0.0 for token in scored),
-        logprobs=None if num_top is None else [_spell(tokenizer, token, num_top) for token in scored],
-        reasoning=None if message.reasoning is msgspec.UNSET else message.reasoning,
-        tool_calls=tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in calls),
+        logprobs=None if num_top is None else [_entry(tokenizer, token, num_top) for token in scored],
+        reasoning=reply.reasoning or None,
+        tool_calls=tuple(ToolCall(new_call_id(), call.name, call.arguments) for call in reply.calls),
     )
 
 
-def _spell(tokenizer: Tokenizer, token: ScoredToken, num_top: int) -> dict[int, Logprob]:
-    """The token itself first, then the others, each with its rank where it is known."""
+def _entry(tokenizer: Tokenizer, token: ScoredToken, num_top: int) -> dict[int, Logprob]:
+    """Return the token itself first, then the others, each with its rank if it is known."""
     top = token.alternatives(num_top)
     ranks = {token_id: rank for rank, (token_id, _) in enumerate(top, start=1)}
     own_rank = token.scores.rank if token.scores is not None and token.scores.rank else ranks.get(token.token_id)
@@ -173,16 +218,8 @@ def _spell(tokenizer: Tokenizer, token: ScoredToken, num_top: int) -> dict[int, 
     return entry
 
 
-def _request(kind: type[T], params: SamplingParams, **fields: Any) -> T:
-    """The body of a request with these options, checked as one; raises InvalidRequestError for a wrong type."""
-    try:
-        return msgspec.convert(params.request_fields() | fields, kind)
-    except msgspec.ValidationError as error:
-        raise invalid_field(str(error), struct=kind) from None
-
-
-def _check_room(model_info: ModelInfo, request: AddRequest) -> None:
-    """Ask before anything runs what the engine would ask: is the KV cache large enough for this request alone?"""
+def _check_fits(model_info: ModelInfo, request: AddRequest) -> None:
+    """Raise the engine's error for a request that the whole KV cache cannot hold, before anything runs."""
     admission = Admission(
         max_model_len=model_info.max_model_len,
         vocab_size=model_info.vocab_size,

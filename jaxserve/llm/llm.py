@@ -14,10 +14,10 @@ from typing import Any, Literal, TypeAlias
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
-from jaxserve.apis.schema.decode import shorten
 from jaxserve.config import Config
 from jaxserve.errors import RequestError, invalid
-from jaxserve.http.state import ServerState
+from jaxserve.frontend.checks import shorten
+from jaxserve.frontend.frontend import Frontend
 from jaxserve.ipc.engine_spec import FakeOptions
 from jaxserve.llm.background import Background
 from jaxserve.llm.embedding import EmbeddingOptions, embed_all, score_all
@@ -62,7 +62,7 @@ class LLM:
         is_shown = sys.stderr.isatty()
         with StartupDisplay() if is_shown else contextlib.nullcontext() as display:
             on_progress = display.show if display is not None else lambda progress: None
-            self._engine: Background[ServerState] = Background(engine_session(config, executor, fake, on_progress))
+            self._engine: Background[Frontend] = Background(engine_session(config, executor, fake, on_progress))
             self._engine.start()
         self._finalizer = weakref.finalize(self, self._engine.stop)
 
@@ -124,7 +124,7 @@ class LLM:
         listed = _listed_prompts(prompts)
         options = EmbeddingOptions(dimensions, normalize, truncate_prompt_tokens)
         with _progress(len(listed), progress_bar) as on_done:
-            return self._engine.call(lambda state: embed_all(state, listed, options, on_done))
+            return self._engine.call(lambda frontend: embed_all(frontend, listed, options, on_done))
 
     def score(
         self,
@@ -137,13 +137,15 @@ class LLM:
         """How close texts are: one text to each of `text_2`, or as many pairwise. Needs a model that embeds."""
         first, second = ([side] if isinstance(side, str) else list(side) for side in (text_1, text_2))
         with _progress(len(first) + len(second), progress_bar) as on_done:
-            return self._engine.call(lambda state: score_all(state, first, second, truncate_prompt_tokens, on_done))
+            return self._engine.call(
+                lambda frontend: score_all(frontend, first, second, truncate_prompt_tokens, on_done)
+            )
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` and `chat` take where they are given none: with what the model's publisher recommends."""
 
-        async def ask(state: ServerState) -> dict[str, int | float]:
-            return state.client.require_generation().sampling_defaults
+        async def ask(frontend: Frontend) -> dict[str, int | float]:
+            return frontend.client.require_generation().sampling_defaults
 
         known: dict[str, Any] = self._engine.call(ask)
         return SamplingParams(**known)
@@ -162,7 +164,7 @@ class LLM:
 
     def _run(
         self,
-        make: Callable[[ServerState, Any, SamplingParams], Coroutine[Any, Any, Work]],
+        make: Callable[[Frontend, Any, SamplingParams], Coroutine[Any, Any, Work]],
         prompts: Sequence[Any],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         progress_bar: bool,
@@ -171,15 +173,15 @@ class LLM:
             sampling_params = self.get_default_sampling_params()
         params = _params_of_each(sampling_params, len(prompts))
 
-        async def work(state: ServerState) -> list[RequestOutput]:
+        async def work(frontend: Frontend) -> list[RequestOutput]:
             works = []
             for i, (prompt, options) in enumerate(zip(prompts, params, strict=True)):
                 try:
-                    works.append(await make(state, prompt, options))
+                    works.append(await make(frontend, prompt, options))
                 except RequestError as error:
                     error.add_note(f"in prompt {i} of {len(prompts)}, counted from 0")
                     raise
-            return await run_all(state, works, on_done)
+            return await run_all(frontend, works, on_done)
 
         with _progress(len(prompts), progress_bar) as on_done:
             return self._engine.call(work)

@@ -37,7 +37,6 @@ class SamplingParams(SamplerOptions[str]):
     `{"choice": [...]}` and `{"grammar": ...}` (Lark); see docs/structured-output.md."""
 
     def request_fields(self) -> dict[str, Any]:
-        """Return the fields of an equal request body, without `logprobs`, which differs among endpoints."""
+        """Return the fields that are given."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        del values["logprobs"]
         return {name: value for name, value in values.items() if value is not None}

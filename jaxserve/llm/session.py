@@ -1,4 +1,4 @@
-"""The engine of one LLM: its process, the client of it, and the state that requests use."""
+"""The engine of one LLM: its process, and the frontend that requests use."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
 from jaxserve.frontend.engine_client.client import EngineClient
 from jaxserve.frontend.engine_client.connection import EngineConnection
+from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.frontend.tokenization import tokenization
-from jaxserve.http.state import ServerState
 from jaxserve.ipc.address import folder_of, own_address
 from jaxserve.ipc.engine_spec import EngineSpec, FakeOptions
 from jaxserve.ipc.messages import StartupProgress
-from jaxserve.runtime.api_process import ApiProcess, make_state, tokenizer_of
+from jaxserve.ipc.transport import ClientSocket
+from jaxserve.runtime.api_process import install, make_frontend, tokenizer_of
 from jaxserve.runtime.engine_process import EngineProcess, check_tokenizer, engine_process, wait_dead, wait_started
 from jaxserve.runtime.tasks import in_thread, running
 
@@ -27,31 +28,31 @@ async def engine_session(
     executor: Literal["local", "fake"],
     fake: FakeOptions,
     on_progress: Callable[[StartupProgress], None],
-) -> AsyncIterator[ServerState]:
-    """Run an engine inside the block; yields the state that the server's code uses, without HTTP."""
+) -> AsyncIterator[Frontend]:
+    """Yield the frontend of an engine that is ready: a server without a port."""
     with own_address(config.server.uds_dir) as address, tokenization() as tokens:
-        state = make_state(config, PeerProcesses(0, 1, folder_of(address)), tokens, on_progress)
+        frontend = make_frontend(config, PeerProcesses(0, 1, folder_of(address)), tokens, on_progress)
         async with (
-            contextlib.aclosing(state.grammars),
-            _engine(config, address, executor, fake, state),
+            contextlib.aclosing(frontend.grammars),
+            _engine(config, address, executor, fake, frontend),
         ):
-            yield state
+            yield frontend
 
 
 @contextlib.asynccontextmanager
 async def _engine(
-    config: Config, address: str, executor: Literal["local", "fake"], fake: FakeOptions, state: ServerState
+    config: Config, address: str, executor: Literal["local", "fake"], fake: FakeOptions, frontend: Frontend
 ) -> AsyncIterator[None]:
-    """Run the loaded engine process; if it ends, running requests end with an error."""
+    """Run the engine process inside the block; requests under way end with an error if it ends."""
     path = await in_thread(lambda: resolve(config.model.model, config.model.revision))
     spec = EngineSpec(config=config, model_path=str(path), address=address, executor=executor, fake=fake)
-    api = ApiProcess(config, state)
-    async with api.connected(address) as connection, engine_process(spec) as engine:
-        tokenizer = await in_thread(lambda: tokenizer_of(config, path))
-        api.install(tokenizer, path)
-        check_tokenizer(tokenizer, await wait_started(connection, engine), path)
-        async with running(_fail_at_end(state.client, connection, engine)):
-            yield
+    with contextlib.closing(ClientSocket(address)) as socket:
+        async with frontend.client.connected(socket) as connection, engine_process(spec) as engine:
+            tokenizer = await in_thread(lambda: tokenizer_of(config, path))
+            install(frontend, config, tokenizer, path)
+            check_tokenizer(tokenizer, await wait_started(connection, engine), path)
+            async with running(_fail_at_end(frontend.client, connection, engine)):
+                yield
 
 
 async def _fail_at_end(client: EngineClient, connection: EngineConnection, engine: EngineProcess) -> None:

@@ -18,7 +18,8 @@ from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.frontend.engine_client.client import EngineClient
 from jaxserve.frontend.engine_client.connection import EngineConnection
-from jaxserve.frontend.grammars.checker import GrammarChecker
+from jaxserve.frontend.frontend import Frontend
+from jaxserve.frontend.grammar_checker import GrammarChecker
 from jaxserve.frontend.parsers.output_format import choose_output_format
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.frontend.seeds import SeedStream
@@ -55,25 +56,19 @@ class ApiProcess:
 
     @property
     def client(self) -> EngineClient:
-        return self.state.client
+        return self.state.frontend.client
 
     @property
     def metrics(self) -> Metrics:
-        return self.state.metrics
+        return self.state.frontend.metrics
 
     @property
     def startup(self) -> StartupLog:
         return self.state.startup
 
     def install(self, tokenizer: Tokenizer, path: Path) -> None:
-        """Install what depends on the model's files. Raises ConfigError for parsers that do not go together."""
-        server = self.config.server
-        output_format = choose_output_format(
-            tokenizer.chat_template_sources, server.tool_call_parser, server.reasoning_parser
-        )
-        _log.info("%s", output_format)
-        self.state.tokenization.install(tokenizer, output_format)
-        self.state.grammars.install(str(path))
+        """Install the model's tokenizer and output format. Raises ConfigError for parsers that do not go together."""
+        install(self.state.frontend, self.config, tokenizer, path)
 
     @contextlib.asynccontextmanager
     async def connected(self, address: str) -> AsyncIterator[EngineConnection]:
@@ -126,65 +121,85 @@ async def serving_api(
     """
     peers = PeerProcesses(index, config.server.api_processes, folder_of(address))
     with tokenization() as tokens:
-        state = make_state(config, peers, tokens, on_progress)
+        startup = StartupLog()
+
+        def note(progress: StartupProgress) -> None:
+            startup.note(progress)
+            on_progress(progress)
+
+        state = make_state(config, peers, make_frontend(config, peers, tokens, note), startup)
+        metrics = state.frontend.metrics
         http = listening(
             make_app(state),
             listener,
             config.connection,
             max_connections=peers.share_of(config.server.max_connections),
-            on_surplus=partial(state.metrics.inc, "surplus_connections"),
+            on_surplus=partial(metrics.inc, "surplus_connections"),
         )
         async with (
-            contextlib.aclosing(state.grammars),
+            contextlib.aclosing(state.frontend.grammars),
             contextlib.aclosing(state.responses),
-            peers.answering(state.metrics, state.responses.answers),
+            peers.answering(metrics, state.responses.answers),
             http,
         ):
             yield ApiProcess(config, state)
 
 
-def make_state(
+def make_frontend(
     config: Config,
     peers: PeerProcesses,
     tokens: Tokenization,
     on_progress: Callable[[StartupProgress], None],
-) -> ServerState:
-    """Return the state that endpoints use. The caller connects its client to an engine and closes the other parts."""
-    server, names, adapters = config.server, model_names(config), config.model.adapters
+) -> Frontend:
+    """Return the frontend of the config. Its caller connects the client to an engine and closes the grammar checker."""
+    names, adapters = model_names(config), config.model.adapters
     if both := adapters.keys() & set(names):
         raise ConfigError(f"--lora-modules: {min(both)!r} is the name of the model itself")
-    metrics, startup = Metrics(names[0]), StartupLog()
-
-    def note(progress: StartupProgress) -> None:
-        startup.note(progress)
-        on_progress(progress)
-
-    return ServerState(
+    metrics = Metrics(names[0])
+    return Frontend(
         model_names=names,
         adapters=adapters,
         client=EngineClient(
             metrics,
             max_queued_requests=config.scheduler.max_queued_requests,
             max_queued_tokens=config.scheduler.max_queued_tokens,
-            stall_timeout_s=server.stall_timeout,
+            stall_timeout_s=config.server.stall_timeout,
             peers=peers,
-            on_progress=note,
+            on_progress=on_progress,
         ),
         tokenization=tokens,
         metrics=metrics,
-        keys=KeyRing(api_keys(server)),
         seeds=SeedStream(config.model.seed, peers.index, peers.count),
-        peers=peers,
+        grammars=GrammarChecker(config.structured),
         limits=config.limits,
+    )
+
+
+def make_state(config: Config, peers: PeerProcesses, frontend: Frontend, startup: StartupLog) -> ServerState:
+    """Return the state of the HTTP side. Its caller closes the response service."""
+    server = config.server
+    return ServerState(
+        frontend=frontend,
+        keys=KeyRing(api_keys(server)),
+        peers=peers,
+        responses=ResponseService(config.responses, peers),
         connection=config.connection,
         is_strict=server.strict_parameters,
         cors=CorsPolicy(server.cors_allowed_origins),
         max_body_size=server.max_body_size,
         keep_alive_s=server.sse_keep_alive,
         startup=startup,
-        grammars=GrammarChecker(config.structured),
-        responses=ResponseService(config.responses, peers),
     )
+
+
+def install(frontend: Frontend, config: Config, tokenizer: Tokenizer, path: Path) -> None:
+    """Install the model's tokenizer and output format. Raises ConfigError for parsers that do not go together."""
+    output_format = choose_output_format(
+        tokenizer.chat_template_sources, config.server.tool_call_parser, config.server.reasoning_parser
+    )
+    _log.info("%s", output_format)
+    frontend.tokenization.install(tokenizer, output_format)
+    frontend.grammars.install(str(path))
 
 
 def model_names(config: Config) -> tuple[str, ...]:

@@ -18,7 +18,8 @@ from jaxserve.apis.responses.service import ResponseService
 from jaxserve.config import ConnectionConfig, LimitsConfig, ResponsesConfig, StructuredConfig
 from jaxserve.frontend.engine_client.client import EngineClient
 from jaxserve.frontend.engine_client.connection import EngineConnection
-from jaxserve.frontend.grammars.checker import GrammarChecker
+from jaxserve.frontend.frontend import Frontend
+from jaxserve.frontend.grammar_checker import GrammarChecker
 from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.frontend.seeds import SeedStream
@@ -190,23 +191,26 @@ async def running_api(
     )
     with tokenization() as tokens:
         tokens.install(tokenizer, output_format or OutputFormat())
-        state = ServerState(
+        frontend = Frontend(
             model_names=("tiny", "alias"),
             adapters=adapters or {},
             client=client,
             tokenization=tokens,
             metrics=metrics,
-            keys=KeyRing(api_key.split(",") if api_key else ()),
             seeds=SeedStream(0),
-            peers=ALONE,
+            grammars=GrammarChecker(StructuredConfig()),
             limits=LimitsConfig(),
+        )
+        state = ServerState(
+            frontend=frontend,
+            keys=KeyRing(api_key.split(",") if api_key else ()),
+            peers=ALONE,
             connection=connection or ConnectionConfig(),
             is_strict=is_strict,
             cors=CorsPolicy(cors_allowed_origins),
             max_body_size=MAX_BODY_SIZE,
             keep_alive_s=keep_alive_s,
             startup=startup,
-            grammars=GrammarChecker(StructuredConfig()),
             responses=ResponseService(responses or ResponsesConfig(), ALONE),
         )
         async with contextlib.AsyncExitStack() as life:

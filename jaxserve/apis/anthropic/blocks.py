@@ -1,4 +1,4 @@
-"""From what a parser says to the content blocks of Anthropic's messages: the events of a stream, and their sum."""
+"""From a parser's events to the content blocks of Anthropic's messages: the events of a stream, and their sum."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ class BlockEvents:
         self._num_calls = 0
         self._num_blocks = 0
         self._open: Kind | None = None
-        """What goes on in the open block."""
+        """The kind of the open block's events."""
         self._digest = hashlib.sha256()
 
     @property
     def has_calls(self) -> bool:
-        """Whether a call was begun."""
+        """True once a call has begun."""
         return self._num_calls > 0
 
     def of(self, events: Iterable[Event]) -> list[BlockEvent]:
-        """What a client sees of these."""
+        """Return the block events of a parser's events."""
         return [seen for event in events for seen in self._of(event)]
 
     def end(self) -> list[BlockEvent]:
-        """The end of the open block."""
+        """Return the events that end the open block."""
         if self._open is None:
             return []
         index = self._num_blocks - 1
@@ -88,7 +88,7 @@ class BlockEvents:
 
 
 def blocks_of(events: Iterable[BlockEvent]) -> list[Block]:
-    """The blocks that a whole stream adds up to."""
+    """Return the blocks that a whole stream adds up to."""
     blocks: list[Block] = []
     arguments: list[str] = []
     for event in events:
@@ -108,7 +108,7 @@ def blocks_of(events: Iterable[BlockEvent]) -> list[Block]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """The arguments as an object; what is none is kept as text, under the name that Anthropic gives such."""
+    """Return the arguments as an object; other text is kept under the name that Anthropic gives it."""
     try:
         return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):

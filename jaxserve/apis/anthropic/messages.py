@@ -1,12 +1,12 @@
-"""`POST /v1/messages` and `POST /v1/messages/count_tokens`, as Anthropic's clients speak."""
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`, as Anthropic's clients send them."""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
-from aiohttp import web
 
 from jaxserve.apis.anthropic.blocks import BlockEvents, blocks_of
 from jaxserve.apis.anthropic.reply import (
@@ -24,27 +24,15 @@ from jaxserve.apis.anthropic.reply import (
     anthropic_error,
     message_usage,
 )
-from jaxserve.apis.anthropic.schema import (
-    CountTokensRequest,
-    MessagesRequest,
-    check_anthropic,
-)
-from jaxserve.apis.anthropic.to_request import NAMES, chat_request, counted_request
-from jaxserve.apis.openai.chat_schema import check_chat
-from jaxserve.apis.routes import ApiStyle, Route
-from jaxserve.apis.schema.renaming import renamed
-from jaxserve.apis.schema.usage import Usage
+from jaxserve.apis.anthropic.schema import CountTokensRequest, MessagesRequest, check_anthropic
+from jaxserve.apis.anthropic.to_request import to_conversation, to_request
+from jaxserve.apis.routes import ApiStyle, Call, Generated, Route
 from jaxserve.frontend.choice_stream import OutputDelta, events_of
-from jaxserve.frontend.handle import Job, answer
-from jaxserve.frontend.prepare import make_chat_job
-from jaxserve.frontend.request import encode_conversation
-from jaxserve.http.body import read_body
-from jaxserve.http.reply import json_reply
-from jaxserve.http.request_id import request_id_of
-from jaxserve.http.sse import Framing, frame
-from jaxserve.http.state import STATE, ServerState
+from jaxserve.frontend.frontend import Frontend
+from jaxserve.frontend.handle import RequestHandle, TokenCounts
+from jaxserve.frontend.prepare import submit
 
-_STYLE = ApiStyle(error_body=anthropic_error, request_id_header="request-id")
+_STYLE = ApiStyle(error_body=anthropic_error, request_id_header="request-id", ping=Ping())
 
 
 @partial(
@@ -53,23 +41,16 @@ _STYLE = ApiStyle(error_body=anthropic_error, request_id_header="request-id")
     "/v1/messages",
     tag="Anthropic",
     style=_STYLE,
-    request=MessagesRequest,
     reply=Message,
     event=MessageStart | Ping | BlockEvent | MessageDelta | MessageStop | AnthropicError,
 )
-async def messages(http: web.Request) -> web.StreamResponse:
+async def messages(call: Call, body: MessagesRequest) -> Generated:
     """The next message of a conversation, as Anthropic's clients ask for it."""
-    state = http.app[STATE]
-    request = await read_body(http, MessagesRequest)
-    check_anthropic(request, state.limits)
-    state.require_model(request.model)
-    model_info = state.client.require_generation()
-    with state.client.admission(1):
-        with renamed(NAMES):
-            chat = chat_request(request, state.tokenization)
-            check_chat(chat, state.limits)
-            job = await make_chat_job(state, model_info, chat, default_max_tokens=request.max_tokens)
-        return await answer(http, chat, job, MessageFormat(request, job, state, request_id_of(http)))
+    check_anthropic(body, call.frontend.limits)
+    handle = await submit(call.frontend, to_request(body, call.frontend.limits), call.cleanup)
+    return Generated(
+        handle=handle, formatter=MessageFormatter(body, handle, call.frontend), is_streamed=bool(body.stream)
+    )
 
 
 @partial(
@@ -78,70 +59,65 @@ async def messages(http: web.Request) -> web.StreamResponse:
     "/v1/messages/count_tokens",
     tag="Anthropic",
     style=_STYLE,
-    request=CountTokensRequest,
     reply=TokenCount,
 )
-async def count_tokens(http: web.Request) -> web.StreamResponse:
+async def count_tokens(call: Call, body: CountTokensRequest) -> TokenCount:
     """How many tokens a conversation's prompt has."""
-    state = http.app[STATE]
-    request = await read_body(http, CountTokensRequest)
-    check_anthropic(request, state.limits)
-    state.require_model(request.model)
-    state.client.require_ready()
-    with renamed(NAMES):
-        chat = counted_request(request, state.tokenization)
-        check_chat(chat, state.limits)
-        prompt = await encode_conversation(state.tokenization, chat.messages, chat, max_tokens=state.max_body_size)
-    return json_reply(TokenCount(len(prompt)))
+    frontend = call.frontend
+    check_anthropic(body, frontend.limits)
+    frontend.require_model(body.model)
+    frontend.client.require_ready()
+    conversation = to_conversation(body)
+    conversation.check(frontend.limits)
+    return TokenCount(len(await frontend.tokenization.encode_conversation(conversation)))
 
 
-class MessageFormat:
+class MessageFormatter:
     """Events and reply of one request."""
 
-    def __init__(self, request: MessagesRequest, job: Job, state: ServerState, request_id: str) -> None:
-        self.framing = Framing(keep_alive=frame(Ping()), end=b"", error=partial(anthropic_error, request_id=request_id))
-        thinking = request.thinking
+    def __init__(self, body: MessagesRequest, handle: RequestHandle, frontend: Frontend) -> None:
+        thinking = body.thinking
         self._blocks = BlockEvents(
-            state.tokenization.output_format.new_call_id,
+            frontend.tokenization.output_format.new_call_id,
             shows_thinking=thinking is None or thinking.display != "omitted",
         )
-        self._is_window_short = job.requests[0].sampling.max_tokens < request.max_tokens
-        self._model = state.shown_name(request.model)
+        self._is_window_short = handle.requests[0].sampling.max_tokens < body.max_tokens
+        self._model = frontend.shown_name(body.model)
         self._id = f"msg_{uuid.uuid4().hex}"
-        self._job = job
-        self._request = request
+        self._handle = handle
+        self._body = body
         self._last: OutputDelta | None = None
 
     def opening(self) -> list[msgspec.Struct]:
-        return [MessageStart(self._message([], MessageEnd(None, None), self._job.usage())), Ping()]
+        return [MessageStart(self._message([], MessageEnd(None, None), self._handle.counts())), Ping()]
 
-    def chunks(self, piece: OutputDelta, usage: Usage | None) -> list[msgspec.Struct]:
-        self._last = piece
-        seen = self._blocks.of(piece.told)
-        return [*seen, *self._blocks.end()] if piece.finish_reason is not None else [*seen]
+    def chunks(self, delta: OutputDelta, counts: TokenCounts | None) -> list[msgspec.Struct]:
+        self._last = delta
+        seen = self._blocks.of(delta.content_events)
+        return [*seen, *self._blocks.end()] if delta.finish_reason is not None else [*seen]
 
-    def closing(self, usage: Usage) -> list[msgspec.Struct]:
+    def closing(self, counts: TokenCounts) -> list[msgspec.Struct]:
         assert self._last is not None, "a stream ends with its choice"
         return [
-            MessageDelta(self._end(self._last), message_usage(usage), self._job.told_timing(self._request)),
+            MessageDelta(self._end(self._last), message_usage(counts), self._body.reported(self._handle.timing())),
             MessageStop(),
         ]
 
-    def reply(self, choices: list[list[OutputDelta]], usage: Usage) -> msgspec.Struct:
-        (pieces,) = choices
-        content = blocks_of([*self._blocks.of(events_of(pieces)), *self._blocks.end()])
-        message = self._message(content, self._end(pieces[-1]), usage)
-        message.metrics = self._job.told_timing(self._request)
+    def reply(self, choices: Sequence[Sequence[OutputDelta]], counts: TokenCounts) -> msgspec.Struct:
+        (deltas,) = choices
+        content = blocks_of([*self._blocks.of(events_of(deltas)), *self._blocks.end()])
+        message = self._message(content, self._end(deltas[-1]), counts)
+        message.metrics = self._body.reported(self._handle.timing())
         return message
 
-    def _message(self, content: list[Block], end: MessageEnd, usage: Usage) -> Message:
+    def _message(self, content: list[Block], end: MessageEnd, counts: TokenCounts) -> Message:
         return Message(
             id=self._id,
             model=self._model,
             content=content,
             stop_reason=end.stop_reason,
             stop_sequence=end.stop_sequence,
-            usage=message_usage(usage),
+            usage=message_usage(counts),
         )
 
     def _end(self, last: OutputDelta) -> MessageEnd:

@@ -6,9 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from jaxserve.apis.schema.timing import RequestTiming
-from jaxserve.apis.schema.usage import Usage
 from jaxserve.errors import RequestError
+from jaxserve.frontend.handle import RequestTiming, TokenCounts
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
@@ -152,7 +151,7 @@ class MessageStop(msgspec.Struct, tag_field="type", tag="message_stop"):
     """The last event."""
 
 
-class Ping(msgspec.Struct, tag_field="type", tag="ping"):
+class Ping(msgspec.Struct, frozen=True, tag_field="type", tag="ping"):
     """The connection is alive."""
 
 
@@ -187,12 +186,11 @@ def anthropic_error(error: RequestError, request_id: str) -> AnthropicError:
     )
 
 
-def message_usage(usage: Usage) -> MessageUsage:
-    """The counts as Anthropic has them: cached tokens are no input tokens."""
-    num_cached = usage.prompt_tokens_details.cached_tokens
+def message_usage(counts: TokenCounts) -> MessageUsage:
+    """Return the counts as Anthropic reports them: cached tokens are no input tokens."""
     return MessageUsage(
-        input_tokens=usage.prompt_tokens - num_cached,
-        cache_read_input_tokens=num_cached,
-        output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(usage.completion_tokens_details.reasoning_tokens),
+        input_tokens=counts.num_prompt - counts.num_cached,
+        cache_read_input_tokens=counts.num_cached,
+        output_tokens=counts.num_completion,
+        output_tokens_details=OutputTokensDetails(counts.num_reasoning),
     )

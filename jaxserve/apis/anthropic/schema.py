@@ -8,13 +8,11 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from jaxserve.apis.schema.common import GenerationFields
-from jaxserve.apis.schema.decode import missing
-from jaxserve.apis.schema.limits import MAX_ECHOED_CHARS
-from jaxserve.apis.schema.unsupported import refuse
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid
 from jaxserve.frontend.bounds import check_bounds
+from jaxserve.frontend.checks import MAX_ECHOED_CHARS, missing, refuse
 
 
 class TextInput(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
@@ -156,7 +154,7 @@ class MessagesRequest(GenerationFields, kw_only=True):
     """Texts before which the reply ends, with those of `stop`."""
 
 
-Conversation = CountTokensRequest | MessagesRequest
+PromptRequest = CountTokensRequest | MessagesRequest
 
 _ROLES_OF: Final[Mapping[type[msgspec.Struct], tuple[str, ...]]] = {
     TextInput: ("user", "assistant", "system"),
@@ -166,7 +164,7 @@ _ROLES_OF: Final[Mapping[type[msgspec.Struct], tuple[str, ...]]] = {
 }
 
 
-def check_anthropic(request: Conversation, limits: LimitsConfig) -> None:
+def check_anthropic(request: PromptRequest, limits: LimitsConfig) -> None:
     """Check what a chat request would call by another name, or not know. Raises InvalidRequestError."""
     check_bounds(request, limits)
     for i, message in enumerate(request.messages):

@@ -1,83 +1,83 @@
-"""From Anthropic's requests to chat requests, which everything behind the endpoint understands."""
+"""Translation of Anthropic's requests."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final
 
 from jaxserve.apis.anthropic.schema import (
-    Conversation,
     InputBlock,
     MessagesRequest,
+    PromptRequest,
     TextInput,
-    ThinkingConfig,
     ThinkingInput,
-    ToolInput,
     ToolResultInput,
     ToolUseInput,
 )
-from jaxserve.apis.openai.chat_schema import ChatRequest
-from jaxserve.apis.openai.conversation import ReasoningEffort
-from jaxserve.apis.schema.common import GenerationFields
-from jaxserve.apis.schema.unsupported import refuse
+from jaxserve.apis.openai.response_format import format_constraint
+from jaxserve.apis.schema.common import shared_fields
+from jaxserve.bounds import Bound
+from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid
-from jaxserve.frontend.grammars.constraint import JsonSchemaFormat, ResponseFormat
+from jaxserve.frontend.bounds import check_bound
+from jaxserve.frontend.constraint import chosen_constraint
 from jaxserve.frontend.messages import CalledFunction, ChatMessage, ContentPart, MessageToolCall
-from jaxserve.frontend.request import THINKING_SWITCHES
-from jaxserve.frontend.tokenization import Tokenization
-from jaxserve.frontend.tools import FunctionDefinition, ToolChoice, ToolDefinition
+from jaxserve.frontend.request import Conversation, FieldNames, GenerationRequest, ReasoningEffort
+from jaxserve.frontend.tools import FunctionDefinition, ToolChoice
 
-NAMES: Final = (
-    (re.compile(r"\bthinking_token_budget\b"), "thinking.budget_tokens"),
-    (re.compile(r"\breasoning_effort\b"), "output_config.effort"),
-    (re.compile(r"\bresponse_format(\.json_schema)?\b"), "output_config.format"),
-    (re.compile(r"(?<=\])\.function\.parameters\b"), ".input_schema"),
-    (re.compile(r"(?<=\])\.function\b"), ""),
+NAMES: Final = FieldNames(
+    function="tools[{}]",
+    parameters="input_schema",
+    reasoning_effort="output_config.effort",
+    thinking="thinking.type",
+    thinking_budget="thinking.budget_tokens",
 )
-"""What a chat request calls a field, and what Anthropic's calls it."""
+_FORMAT: Final = "output_config.format"
+_MODES: Final = {"auto": "auto", "any": "required", "tool": "function", "none": "none"}
 
 
-def chat_request(request: MessagesRequest, tokens: Tokenization) -> ChatRequest:
-    """The same as a chat request, without its limit of tokens. Raises InvalidRequestError."""
-    output_format = request.output_config.format if request.output_config is not None else None
-    schema = JsonSchemaFormat(schema=output_format.schema) if output_format is not None else None
-    return ChatRequest(
-        **_conversation(request, tokens),
-        **{name: getattr(request, name) for name in GenerationFields.__struct_fields__ if name != "stop"},
-        stop=[
-            *(request.stop_sequences or ()),
-            *([request.stop] if isinstance(request.stop, str) else request.stop or ()),
-        ],
-        response_format=ResponseFormat(type="json_schema", json_schema=schema) if schema is not None else None,
+def to_request(body: MessagesRequest, limits: LimitsConfig) -> GenerationRequest:
+    """Translate a request that `check_anthropic` has passed. Raises InvalidRequestError."""
+    format_ = body.output_config.format if body.output_config is not None else None
+    formatted = None if format_ is None else format_constraint(format_.type, format_.schema, _FORMAT, "schema")
+    stop = [*(body.stop_sequences or ()), *body.stop_strings]
+    check_bound(Bound("items", 0, "max_stop_strings"), "stop", stop, limits)
+    return GenerationRequest(
+        prompt=to_conversation(body),
+        max_tokens=body.max_tokens,
+        is_limit_clipped=True,
+        constraint=chosen_constraint(body.structured_outputs, formatted, _FORMAT),
+        **shared_fields(body) | {"stop": stop},
     )
 
 
-def counted_request(request: Conversation, tokens: Tokenization) -> ChatRequest:
-    """The conversation alone as a chat request. Raises InvalidRequestError."""
-    return ChatRequest(**_conversation(request, tokens), model=request.model)
+def to_conversation(body: PromptRequest) -> Conversation:
+    """Translate the prompt. Raises InvalidRequestError."""
+    messages, choice, thinking = chat_messages(body), body.tool_choice, body.thinking
+    return Conversation(
+        messages=messages,
+        continue_final_message=bool(messages) and messages[-1].role == "assistant",
+        functions=[
+            FunctionDefinition(
+                name=tool.name or "", description=tool.description, parameters=tool.input_schema, strict=tool.strict
+            )
+            for tool in body.tools or ()
+        ],
+        tool_choice=ToolChoice()
+        if choice is None
+        else ToolChoice(_MODES[choice.type], choice.name, choice.name or choice.type),
+        is_parallel=choice is None or not choice.disable_parallel_tool_use,
+        reasoning_effort=_effort(body),
+        thinking=None if thinking is None or thinking.type == "adaptive" else thinking.type == "enabled",
+        thinking_budget=thinking.budget_tokens if thinking is not None else None,
+        template_variables=body.chat_template_kwargs or {},
+        names=NAMES,
+    )
 
 
-def _conversation(request: Conversation, tokens: Tokenization) -> dict[str, Any]:
-    messages = chat_messages(request)
-    choice = request.tool_choice
-    has_tools = bool(request.tools) and not (choice is not None and choice.type == "none")
-    variables = _thinking_variables(request.thinking, tokens, has_tools=has_tools)
-    return {
-        "messages": messages,
-        "continue_final_message": messages[-1].role == "assistant" if messages else None,
-        "tools": [_tool(tool) for tool in request.tools] if request.tools is not None else None,
-        "tool_choice": _tool_choice(request),
-        "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
-        "reasoning_effort": _effort(request),
-        "thinking_token_budget": request.thinking.budget_tokens if request.thinking is not None else None,
-        "chat_template_kwargs": variables | (request.chat_template_kwargs or {}),
-    }
-
-
-def chat_messages(request: Conversation) -> list[ChatMessage]:
-    """The turns as OpenAI's messages: results of calls are messages of their own."""
+def chat_messages(request: PromptRequest) -> list[ChatMessage]:
+    """Return the turns as chat messages; results of calls are separate messages."""
     messages = [ChatMessage(role="system", content=_content(_texts(request.system)))] if request.system else []
     for role, turns in groupby(request.messages, key=lambda message: message.role):
         blocks: list[InputBlock] = []
@@ -86,7 +86,7 @@ def chat_messages(request: Conversation) -> list[ChatMessage]:
         if role == "assistant":
             messages.append(_assistant(blocks))
         else:
-            messages += _told(role, blocks)
+            messages += _user_messages(role, blocks)
     last = messages[-1] if messages else None
     if last is not None and last.role == "assistant" and (not last.content or last.tool_calls):
         raise invalid(
@@ -121,8 +121,8 @@ def _assistant(blocks: Iterable[InputBlock]) -> ChatMessage:
     return ChatMessage(role="assistant", content=_content(texts), reasoning=reasoning, tool_calls=calls or None)
 
 
-def _told(role: Any, blocks: Sequence[InputBlock]) -> Iterator[ChatMessage]:
-    """Messages of a user or of the system, in the order of their blocks."""
+def _user_messages(role: Any, blocks: Sequence[InputBlock]) -> Iterator[ChatMessage]:
+    """Yield the messages of a user or of the system, in the order of their blocks."""
     if not blocks:
         yield ChatMessage(role=role, content="")
     for _, run in groupby(blocks, key=type):
@@ -137,32 +137,6 @@ def _told(role: Any, blocks: Sequence[InputBlock]) -> Iterator[ChatMessage]:
                 yield ChatMessage(role="tool", tool_call_id=block.tool_use_id, content=content)
 
 
-def _tool(tool: ToolInput) -> ToolDefinition:
-    function = FunctionDefinition(
-        name=tool.name or "", description=tool.description, parameters=tool.input_schema, strict=tool.strict
-    )
-    return ToolDefinition(type="function", function=function)
-
-
-def _tool_choice(request: Conversation) -> ToolChoice | None:
-    if request.tool_choice is None:
-        return None
-    if request.tool_choice.type == "tool":
-        return {"type": "function", "function": {"name": request.tool_choice.name}}
-    return {"any": "required"}.get(request.tool_choice.type, request.tool_choice.type)
-
-
-def _effort(request: Conversation) -> ReasoningEffort | None:
-    effort = request.output_config.effort if request.output_config is not None else None
+def _effort(body: PromptRequest) -> ReasoningEffort | None:
+    effort = body.output_config.effort if body.output_config is not None else None
     return "xhigh" if effort == "max" else effort
-
-
-def _thinking_variables(thinking: ThinkingConfig | None, tokens: Tokenization, *, has_tools: bool) -> dict[str, bool]:
-    """The template's switches. Refuses what neither they nor the model's nature bring about."""
-    if thinking is None or thinking.type == "adaptive":
-        return {}
-    is_enabled = thinking.type == "enabled"
-    switches = [name for name in THINKING_SWITCHES if tokens.tokenizer.template_reads(name, has_tools=has_tools)]
-    if not switches and tokens.output_format.has_reasoning != is_enabled:
-        raise refuse(f"thinking.type={thinking.type}")
-    return dict.fromkeys(switches, is_enabled)

@@ -1,11 +1,11 @@
-"""`POST /v1/chat/completions`."""
+"""`POST /v1/chat/completions`: endpoint, translation and reply."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
-from aiohttp import web
 
 from jaxserve.apis.openai.chat_schema import (
     ChatChoice,
@@ -18,17 +18,20 @@ from jaxserve.apis.openai.chat_schema import (
     check_chat,
 )
 from jaxserve.apis.openai.deltas import MessageDeltas, message_of
+from jaxserve.apis.openai.heading import heading
 from jaxserve.apis.openai.logprobs import chat_logprobs, prompt_logprobs
-from jaxserve.apis.routes import Route
-from jaxserve.apis.schema.usage import Usage
-from jaxserve.frontend.choice_stream import OutputDelta, events_of
-from jaxserve.frontend.handle import Job, answer
-from jaxserve.frontend.prepare import make_chat_job
-from jaxserve.frontend.tools import named_function
-from jaxserve.http.body import read_body
-from jaxserve.http.sse import Framing
-from jaxserve.http.state import STATE, ServerState
-from jaxserve.ipc.messages import ModelInfo
+from jaxserve.apis.openai.response_format import format_constraint
+from jaxserve.apis.routes import Call, Generated, Route
+from jaxserve.apis.schema.common import shared_fields
+from jaxserve.apis.schema.usage import usage_of
+from jaxserve.config import LimitsConfig
+from jaxserve.frontend.choice_stream import OutputDelta, parsed_reply
+from jaxserve.frontend.constraint import chosen_constraint
+from jaxserve.frontend.frontend import Frontend
+from jaxserve.frontend.handle import RequestHandle, TokenCounts
+from jaxserve.frontend.prepare import submit
+from jaxserve.frontend.request import Conversation, GenerationRequest
+from jaxserve.frontend.tools import ToolChoice, read_tools
 
 
 @partial(
@@ -36,102 +39,132 @@ from jaxserve.ipc.messages import ModelInfo
     "POST",
     "/v1/chat/completions",
     tag="OpenAI",
-    request=ChatRequest,
     reply=ChatCompletion,
     event=ChatChunk,
     last_event="[DONE]",
 )
-async def chat_completions(http: web.Request) -> web.StreamResponse:
+async def chat_completions(call: Call, body: ChatRequest) -> Generated:
     """The next message of a conversation."""
-    state = http.app[STATE]
-    request = await read_body(http, ChatRequest)
-    check_chat(request, state.limits)
-    state.require_model(request.model)
-    model_info = state.client.require_generation()
-    with state.client.admission(request.num_choices):
-        job = await make_chat_job(state, model_info, request)
-        return await answer(http, request, job, ChatFormat(request, job, state, model_info))
+    handle = await submit(call.frontend, to_request(body, call.frontend.limits), call.cleanup)
+    return Generated(
+        handle=handle,
+        formatter=ChatFormatter(body, handle, call.frontend),
+        is_streamed=bool(body.stream),
+        has_continuous_usage=body.wants_continuous_usage,
+    )
 
 
-class ChatFormat:
-    """Chunks and replies of one chat request, all with the same id and time."""
+def to_request(body: ChatRequest, limits: LimitsConfig) -> GenerationRequest:
+    """Translate the request. Raises InvalidRequestError."""
+    check_chat(body, limits)
+    format_ = body.response_format
+    schema = None if format_ is None or format_.json_schema is None else format_.json_schema.schema
+    return GenerationRequest(
+        prompt=Conversation(
+            messages=body.messages,
+            functions=read_tools(body.tools),
+            tool_choice=ToolChoice.read(body.tool_choice),
+            is_parallel=body.parallel_tool_calls is not False,
+            reasoning_effort=body.reasoning_effort,
+            thinking_budget=body.thinking_token_budget,
+            documents=body.documents,
+            template_variables=body.chat_template_kwargs or {},
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=bool(body.continue_final_message),
+        ),
+        n=body.num_choices,
+        max_tokens=body.output_limit,
+        num_top_logprobs=body.top_logprobs or 0 if body.logprobs else None,
+        num_prompt_logprobs=body.prompt_logprobs,
+        constraint=chosen_constraint(
+            body.structured_outputs, None if format_ is None else format_constraint(format_.type, schema)
+        ),
+        prediction=body.prediction.text if body.prediction is not None else "",
+        **shared_fields(body),
+    )
 
-    def __init__(self, request: ChatRequest, job: Job, state: ServerState, model_info: ModelInfo) -> None:
-        self._request = request
-        self._job = job
-        self._tokenizer = state.tokenization.tokenizer
+
+class ChatFormatter:
+    """Chunks and reply of one chat request, all with the same id and time."""
+
+    def __init__(self, body: ChatRequest, handle: RequestHandle, frontend: Frontend) -> None:
+        self._body = body
+        self._handle = handle
+        self._tokenizer = frontend.tokenization.tokenizer
+        self._new_call_id = frontend.tokenization.output_format.new_call_id
+        self._shows_reasoning = body.include_reasoning is not False
         self._messages = [
-            MessageDeltas(
-                state.tokenization.output_format.new_call_id, shows_reasoning=request.include_reasoning is not False
-            )
-            for _ in range(request.num_choices)
+            MessageDeltas(self._new_call_id, shows_reasoning=self._shows_reasoning) for _ in range(body.num_choices)
         ]
-        self._heading = state.heading("chatcmpl", model_info, request.model)
-        self._no_usage = None if request.wants_usage else msgspec.UNSET
-
-    framing = Framing()
+        self._heading = heading("chatcmpl", frontend, handle.model_info, body.model)
+        self._no_usage = None if body.wants_usage else msgspec.UNSET
+        self._num_top = handle.requests[0].sampling.num_top_logprobs
 
     def opening(self) -> list[msgspec.Struct]:
         return [
             self._chunk([ChatChunkChoice(index, Delta(role="assistant", content=""), None, None)], None)
-            for index in range(self._request.num_choices)
+            for index in range(self._body.num_choices)
         ]
 
-    def chunks(self, piece: OutputDelta, usage: Usage | None) -> list[msgspec.Struct]:
-        deltas = self._deltas(piece)
-        is_end = piece.finish_reason is not None
-        if (is_end and deltas and deltas[-1].tool_calls) or (not deltas and (is_end or piece.tokens)):
+    def chunks(self, delta: OutputDelta, counts: TokenCounts | None) -> list[msgspec.Struct]:
+        message = self._messages[delta.index]
+        if delta.events is not None:
+            deltas = message.of(delta.events)
+        else:
+            deltas = [Delta(content=delta.text)] if delta.text else []
+        is_end = delta.finish_reason is not None
+        if (is_end and deltas and deltas[-1].tool_calls) or (not deltas and (is_end or delta.tokens)):
             deltas.append(Delta())
         if not deltas:
             return []
-        choices = [ChatChunkChoice(piece.index, delta, None, None) for delta in deltas]
-        choices[-1].logprobs = self._logprobs([piece])
+        choices = [ChatChunkChoice(delta.index, one, None, None) for one in deltas]
+        choices[-1].logprobs = self._logprobs([delta])
         if is_end:
-            choices[-1].finish_reason = self._finish_reason(piece)
-            choices[-1].stop_reason = piece.stop_reason
-        return [self._chunk([choice], usage) for choice in choices]
+            choices[-1].finish_reason = self._finish_reason(delta, has_calls=message.has_calls)
+            choices[-1].stop_reason = delta.stop_reason
+        return [self._chunk([choice], counts) for choice in choices]
 
-    def closing(self, usage: Usage) -> list[msgspec.Struct]:
-        if not self._request.wants_usage and not self._request.return_metrics:
+    def closing(self, counts: TokenCounts) -> list[msgspec.Struct]:
+        if not self._body.wants_usage and not self._body.return_metrics:
             return []
-        chunk = self._chunk([], usage)
-        chunk.metrics = self._job.told_timing(self._request)
+        chunk = self._chunk([], counts)
+        chunk.metrics = self._body.reported(self._handle.timing())
         return [chunk]
 
-    def reply(self, choices: list[list[OutputDelta]], usage: Usage) -> msgspec.Struct:
-        return ChatCompletion(
-            **self._heading,
-            choices=[
+    def reply(self, choices: Sequence[Sequence[OutputDelta]], counts: TokenCounts) -> msgspec.Struct:
+        replies = []
+        for index, deltas in enumerate(choices):
+            parsed, end = parsed_reply(deltas), deltas[-1]
+            replies.append(
                 ChatChoice(
                     index=index,
-                    message=message_of(self._messages[index].of(events_of(pieces))),
-                    logprobs=self._logprobs(pieces),
-                    finish_reason=self._finish_reason(pieces[-1]),
-                    stop_reason=pieces[-1].stop_reason,
+                    message=message_of(parsed, self._new_call_id, shows_reasoning=self._shows_reasoning),
+                    logprobs=self._logprobs(deltas),
+                    finish_reason=self._finish_reason(end, has_calls=bool(parsed.calls)),
+                    stop_reason=end.stop_reason,
                 )
-                for index, pieces in enumerate(choices)
-            ],
-            usage=usage,
-            prompt_logprobs=prompt_logprobs(self._tokenizer, choices[0][0].prompt, self._request.prompt_logprobs),
-            metrics=self._job.told_timing(self._request),
+            )
+        return ChatCompletion(
+            **self._heading,
+            choices=replies,
+            usage=usage_of(counts),
+            prompt_logprobs=prompt_logprobs(self._tokenizer, choices[0][0].prompt, self._body.prompt_logprobs),
+            metrics=self._body.reported(self._handle.timing()),
         )
 
-    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None) -> ChatChunk:
-        return ChatChunk(**self._heading, choices=choices, usage=self._no_usage if usage is None else usage)
+    def _chunk(self, choices: list[ChatChunkChoice], counts: TokenCounts | None) -> ChatChunk:
+        return ChatChunk(**self._heading, choices=choices, usage=self._no_usage if counts is None else usage_of(counts))
 
-    def _deltas(self, piece: OutputDelta) -> list[Delta]:
-        if piece.events is None:
-            return [Delta(content=piece.text)] if piece.text else []
-        return self._messages[piece.index].of(piece.events)
+    def _finish_reason(self, delta: OutputDelta, *, has_calls: bool) -> str:
+        """Report the calls as the reason of a natural end, unless the request named the function."""
+        is_named = isinstance(self._body.tool_choice, dict)
+        return (
+            "tool_calls"
+            if has_calls and not is_named and delta.finish_reason == "stop"
+            else delta.finish_reason or "stop"
+        )
 
-    def _finish_reason(self, piece: OutputDelta) -> str:
-        """A reply that ends by itself and has calls ends for their sake, unless the request named the function."""
-        has_calls = self._messages[piece.index].has_calls and named_function(self._request.tool_choice) is None
-        return "tool_calls" if has_calls and piece.finish_reason == "stop" else piece.finish_reason or "stop"
-
-    def _logprobs(self, pieces: list[OutputDelta]) -> ChoiceLogprobs | None:
-        num_top = self._request.num_top_logprobs
-        if num_top is None:
+    def _logprobs(self, deltas: Sequence[OutputDelta]) -> ChoiceLogprobs | None:
+        if self._num_top is None:
             return None
-        tokens = [token for piece in pieces for token in piece.tokens]
-        return chat_logprobs(self._tokenizer, tokens, num_top)
+        return chat_logprobs(self._tokenizer, [token for delta in deltas for token in delta.tokens], self._num_top)

@@ -6,15 +6,15 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from jaxserve.apis.openai.conversation import ReasoningEffort, check_conversation
-from jaxserve.apis.schema.common import CommonFields, PromptLogprob, check_common, check_listed_logprobs
-from jaxserve.apis.schema.timing import RequestTiming
+from jaxserve.apis.schema.common import CommonFields, PromptLogprob, check_common
 from jaxserve.apis.schema.usage import Usage
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError
+from jaxserve.frontend.handle import RequestTiming
 from jaxserve.frontend.messages import ChatMessage
-from jaxserve.frontend.tools import ToolChoice, ToolDefinition
+from jaxserve.frontend.request import MESSAGES, THINKING_BUDGET, ReasoningEffort
+from jaxserve.frontend.tools import ToolDefinition
 
 
 class PredictedPart(msgspec.Struct, kw_only=True):
@@ -34,7 +34,7 @@ class Prediction(msgspec.Struct, kw_only=True):
 
 
 class ChatRequest(CommonFields, kw_only=True):
-    messages: Annotated[list[ChatMessage], Bound("items", 1, "max_messages")]
+    messages: Annotated[list[ChatMessage], MESSAGES]
     """The conversation so far."""
     max_tokens: Annotated[int | None, Bound("value", 1)] = None
     """The older name of `max_completion_tokens`."""
@@ -46,13 +46,13 @@ class ChatRequest(CommonFields, kw_only=True):
     """Most likely tokens to tell in the place of each; only with `logprobs`."""
     tools: Annotated[list[ToolDefinition] | None, Bound("items", 0, "max_tools")] = None
     """Functions that the model may call."""
-    tool_choice: ToolChoice | None = None
+    tool_choice: str | dict[str, Any] | None = None
     """`none`, `auto`, `required`, or an object that names a function; the last two force a call whose arguments obey the function's schema. Without it: `auto`."""
     parallel_tool_calls: bool | None = None
     """False: at most one call in a reply."""
     reasoning_effort: ReasoningEffort | None = None
     """Handed to the chat template, which must know it; `none` asks for no reasoning."""
-    thinking_token_budget: Annotated[int | None, Bound("value", 1, 2**31 - 1)] = None
+    thinking_token_budget: Annotated[int | None, THINKING_BUDGET] = None
     """Reasoning is ended after so many tokens."""
     include_reasoning: bool | None = None
     """False: reasoning is generated and counted, but not told."""
@@ -68,24 +68,15 @@ class ChatRequest(CommonFields, kw_only=True):
     """Drafts are taken from it where the server makes any (`--num-speculative-tokens`); the reply is the same."""
 
     @property
-    def num_top_logprobs(self) -> int | None:
-        """None: no log-probabilities; 0: of the chosen tokens alone."""
-        if not self.logprobs:
-            return None
-        return len(self.logprob_token_ids or ()) or self.top_logprobs or 0
-
-    @property
     def output_limit(self) -> int | None:
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
 
 def check_chat(request: ChatRequest, limits: LimitsConfig) -> None:
-    """Check what needs neither model nor tokenizer."""
+    """Raise InvalidRequestError for fields out of their bounds, and for options that need others."""
     check_common(request, limits)
-    check_conversation(request.messages, request, limits)
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequestError("When using `top_logprobs`, `logprobs` must be set to true.", param="top_logprobs")
-    check_listed_logprobs(request, bool(request.logprobs))
 
 
 class TopLogprob(msgspec.Struct):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
-from aiohttp import web
 
 from jaxserve.apis.openai.completions_schema import (
     DEFAULT_MAX_TOKENS,
@@ -15,16 +15,19 @@ from jaxserve.apis.openai.completions_schema import (
     CompletionRequest,
     check_completion,
 )
+from jaxserve.apis.openai.heading import heading
 from jaxserve.apis.openai.logprobs import completion_logprobs, prompt_logprobs
-from jaxserve.apis.routes import Route
-from jaxserve.apis.schema.timing import RequestTiming
-from jaxserve.apis.schema.usage import Usage, make_usage
+from jaxserve.apis.openai.response_format import format_constraint
+from jaxserve.apis.routes import Call, Computed, Generated, Route
+from jaxserve.apis.schema.common import shared_fields
+from jaxserve.apis.schema.usage import Usage, usage_of
+from jaxserve.config import LimitsConfig
 from jaxserve.frontend.choice_stream import OutputDelta
-from jaxserve.frontend.handle import Job, answer, answer_without_engine, grammar_of, make_job
-from jaxserve.http.body import read_body
-from jaxserve.http.sse import Framing
-from jaxserve.http.state import STATE, ServerState
-from jaxserve.ipc.messages import ModelInfo
+from jaxserve.frontend.constraint import chosen_constraint
+from jaxserve.frontend.frontend import Frontend
+from jaxserve.frontend.handle import RequestHandle, RequestTiming, TokenCounts
+from jaxserve.frontend.prepare import admitted, encode, prepare
+from jaxserve.frontend.request import GenerationRequest, Texts
 from jaxserve.tokenizer.logprob_tokens import TextOffsets
 
 
@@ -33,137 +36,133 @@ from jaxserve.tokenizer.logprob_tokens import TextOffsets
     "POST",
     "/v1/completions",
     tag="OpenAI",
-    request=CompletionRequest,
     reply=Completion,
     event=Completion,
     last_event="[DONE]",
 )
-async def completions(http: web.Request) -> web.StreamResponse:
+async def completions(call: Call, body: CompletionRequest) -> Generated | Computed:
     """The continuation of a text, of several texts, or of token ids."""
-    state = http.app[STATE]
-    request = await read_body(http, CompletionRequest)
-    prompts = check_completion(request, state.limits)
-    state.require_model(request.model)
-    model_info = state.client.require_generation()
-    with state.client.admission(len(prompts) * request.num_choices):
-        token_ids = [await _encode(state, model_info, request, prompt) for prompt in prompts]
-        echoes = None
-        if request.echo:
-            texts = [await _text(state, request, *pair) for pair in zip(prompts, token_ids, strict=True)]
-            echoes = [text for text in texts for _ in range(request.num_choices)]
-        job = None
-        if not request.is_echo_only or request.num_prompt_logprobs is not None:
-            job = make_job(
-                state,
-                model_info,
-                request,
-                token_ids,
-                asked_max_tokens=request.max_tokens,
-                default_max_tokens=DEFAULT_MAX_TOKENS,
-                num_top_logprobs=request.num_top_logprobs,
-                words=await state.tokenization.encode_words(request),
-                param="prompt",
-                grammar=await grammar_of(state, request),
-            )
-        spelling = CompletionFormat(
-            request,
-            job,
-            state,
-            model_info,
-            prompts=[ids for ids in token_ids for _ in range(request.num_choices)],
-            echoes=echoes,
+    frontend, is_streamed = call.frontend, bool(body.stream)
+    request = to_request(body, frontend.limits)
+    call.cleanup.enter_context(admitted(frontend, request))
+    handle = None
+    if body.is_echo_only and body.num_prompt_logprobs is None:
+        prompts = await encode(frontend, request)
+    else:
+        handle = await prepare(frontend, request)
+        prompts = [choice.request.prompt_token_ids for choice in handle.choices[:: request.n]]
+    echoes = await _echoes(frontend, body, request, prompts) if body.echo else ()
+    formatter = CompletionFormatter(body, frontend, handle, prompts, echoes)
+    if handle is not None:
+        return Generated(
+            handle=call.cleanup.enter_context(handle),
+            formatter=formatter,
+            is_streamed=is_streamed,
+            has_continuous_usage=body.wants_continuous_usage,
         )
-        if job is not None:
-            return await answer(http, request, job, spelling)
-        pieces = [OutputDelta(index, "", finish_reason="length") for index in range(len(echoes or ()))]
-        return await answer_without_engine(http, request, pieces, make_usage(sum(map(len, token_ids)), 0, 0), spelling)
+    return Computed(
+        deltas=[OutputDelta(index, "", finish_reason="length") for index in range(len(echoes))],
+        counts=TokenCounts(sum(map(len, prompts))),
+        formatter=formatter,
+        is_streamed=is_streamed,
+    )
 
 
-async def _encode(
-    state: ServerState, model_info: ModelInfo, request: CompletionRequest, prompt: str | list[int]
-) -> list[int]:
-    if isinstance(prompt, str):
-        return await state.tokenization.encode(
-            prompt,
-            add_special_tokens=request.add_special_tokens is not False,
-            max_tokens=model_info.max_model_len,
-            param="prompt",
-        )
-    return state.tokenization.check_ids(prompt, model_info.vocab_size, model_info.max_model_len, "prompt")
+def to_request(body: CompletionRequest, limits: LimitsConfig) -> GenerationRequest:
+    """Translate the request. Raises InvalidRequestError."""
+    prompts = check_completion(body, limits)
+    format_ = body.response_format
+    schema = None if format_ is None or format_.json_schema is None else format_.json_schema.schema
+    return GenerationRequest(
+        prompt=Texts(prompts=prompts, add_special_tokens=body.add_special_tokens is not False),
+        n=body.num_choices,
+        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        is_limit_clipped=body.max_tokens is None,
+        num_top_logprobs=body.logprobs,
+        num_prompt_logprobs=body.num_prompt_logprobs,
+        constraint=chosen_constraint(
+            body.structured_outputs, None if format_ is None else format_constraint(format_.type, schema)
+        ),
+        **shared_fields(body),
+    )
 
 
-async def _text(state: ServerState, request: CompletionRequest, prompt: str | list[int], token_ids: list[int]) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    skip_special_tokens = request.skip_special_tokens is not False
-    return await state.tokenization.decode(token_ids, skip_special_tokens=skip_special_tokens)
+async def _echoes(
+    frontend: Frontend, body: CompletionRequest, request: GenerationRequest, prompts: Sequence[list[int]]
+) -> list[str]:
+    """Return the text of each choice's prompt."""
+    assert isinstance(request.prompt, Texts), "completions continue texts"
+    texts = [
+        given
+        if isinstance(given, str)
+        else await frontend.tokenization.decode(ids, skip_special_tokens=request.skip_special_tokens)
+        for given, ids in zip(request.prompt.prompts, prompts, strict=True)
+    ]
+    return [text for text in texts for _ in range(body.num_choices)]
 
 
-class CompletionFormat:
+class CompletionFormatter:
     """Chunks and replies of one request, all with the same id and time."""
 
     def __init__(
         self,
-        request: CompletionRequest,
-        job: Job | None,
-        state: ServerState,
-        model_info: ModelInfo,
-        *,
-        prompts: list[list[int]],
-        echoes: list[str] | None,
+        body: CompletionRequest,
+        frontend: Frontend,
+        handle: RequestHandle | None,
+        prompts: Sequence[list[int]],
+        echoes: Sequence[str],
     ) -> None:
-        self._request = request
-        self._job = job
-        self._tokenizer = state.tokenization.tokenizer
-        self._heading = state.heading("cmpl", model_info, request.model)
+        """`prompts`: token ids; `echoes`: the text of each choice's prompt, if it is part of the reply."""
+        self._body = body
+        self._handle = handle
+        self._tokenizer = frontend.tokenization.tokenizer
+        self._heading = heading("cmpl", frontend, frontend.client.require_generation(), body.model)
         self._echoes = echoes
-        self._no_usage = None if request.wants_usage else msgspec.UNSET
-        skip_special_tokens = request.skip_special_tokens is not False
+        self._no_usage = None if body.wants_usage else msgspec.UNSET
+        self._num_top = None if body.logprobs is None else len(body.logprob_token_ids or ()) or body.logprobs
+        skip_special_tokens = body.skip_special_tokens is not False
         self._offsets = [
-            TextOffsets(self._tokenizer, () if request.echo else prompt, skip_special_tokens=skip_special_tokens)
-            for prompt in (prompts if request.logprobs is not None else ())
+            TextOffsets(self._tokenizer, () if body.echo else prompt, skip_special_tokens=skip_special_tokens)
+            for prompt in (prompts if body.logprobs is not None else ())
+            for _ in range(body.num_choices)
         ]
-
-    framing = Framing()
 
     def opening(self) -> list[msgspec.Struct]:
         return [
             self._completion([CompletionChoice(index, echo, None, None)], self._no_usage)
-            for index, echo in enumerate(self._echoes or ())
+            for index, echo in enumerate(self._echoes)
         ]
 
-    def chunks(self, piece: OutputDelta, usage: Usage | None) -> list[msgspec.Struct]:
+    def chunks(self, delta: OutputDelta, counts: TokenCounts | None) -> list[msgspec.Struct]:
         choice = CompletionChoice(
-            piece.index, piece.text, self._logprobs([piece]), piece.finish_reason, piece.stop_reason
+            delta.index, delta.text, self._logprobs([delta]), delta.finish_reason, delta.stop_reason
         )
-        return [self._completion([choice], self._no_usage if usage is None else usage)]
+        return [self._completion([choice], self._no_usage if counts is None else usage_of(counts))]
 
-    def closing(self, usage: Usage) -> list[msgspec.Struct]:
-        if not self._request.wants_usage and not self._request.return_metrics:
+    def closing(self, counts: TokenCounts) -> list[msgspec.Struct]:
+        if not self._body.wants_usage and not self._body.return_metrics:
             return []
-        return [self._completion([], usage, self._timing())]
+        return [self._completion([], usage_of(counts), self._timing())]
 
-    def reply(self, choices: list[list[OutputDelta]], usage: Usage) -> msgspec.Struct:
+    def reply(self, choices: Sequence[Sequence[OutputDelta]], counts: TokenCounts) -> msgspec.Struct:
         return self._completion(
             [
                 CompletionChoice(
                     index=index,
-                    text=(self._echoes[index] if self._echoes else "") + "".join(piece.text for piece in pieces),
-                    logprobs=self._logprobs(pieces),
-                    finish_reason=pieces[-1].finish_reason,
-                    stop_reason=pieces[-1].stop_reason,
-                    prompt_logprobs=prompt_logprobs(self._tokenizer, pieces[0].prompt, self._request.prompt_logprobs),
+                    text=(self._echoes[index] if self._echoes else "") + "".join(delta.text for delta in deltas),
+                    logprobs=self._logprobs(deltas),
+                    finish_reason=deltas[-1].finish_reason,
+                    stop_reason=deltas[-1].stop_reason,
+                    prompt_logprobs=prompt_logprobs(self._tokenizer, deltas[0].prompt, self._body.prompt_logprobs),
                 )
-                for index, pieces in enumerate(choices)
+                for index, deltas in enumerate(choices)
             ],
-            usage,
+            usage_of(counts),
             self._timing(),
         )
 
     def _timing(self) -> RequestTiming | msgspec.UnsetType:
-        if self._job is not None:
-            return self._job.told_timing(self._request)
-        return RequestTiming() if self._request.return_metrics else msgspec.UNSET
+        return self._body.reported(self._handle.timing() if self._handle is not None else RequestTiming())
 
     def _completion(
         self,
@@ -173,10 +172,8 @@ class CompletionFormat:
     ) -> Completion:
         return Completion(**self._heading, choices=choices, usage=usage, metrics=timing)
 
-    def _logprobs(self, pieces: list[OutputDelta]) -> CompletionLogprobs | None:
-        num_top = self._request.num_top_logprobs
-        if num_top is None:
+    def _logprobs(self, deltas: Sequence[OutputDelta]) -> CompletionLogprobs | None:
+        if self._num_top is None:
             return None
-        tokens = [token for piece in pieces for token in (*(piece.prompt if self._request.echo else ()), *piece.tokens)]
-        offsets = self._offsets[pieces[0].index]
-        return completion_logprobs(self._tokenizer, tokens, num_top, offsets)
+        tokens = [token for delta in deltas for token in (*(delta.prompt if self._body.echo else ()), *delta.tokens)]
+        return completion_logprobs(self._tokenizer, tokens, self._num_top, self._offsets[deltas[0].index])

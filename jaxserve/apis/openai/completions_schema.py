@@ -6,15 +6,15 @@ from typing import Annotated, Any
 
 import msgspec
 
-from jaxserve.apis.schema.common import CommonFields, PromptLogprob, check_common, check_listed_logprobs
+from jaxserve.apis.schema.common import CommonFields, PromptLogprob, check_common
 from jaxserve.apis.schema.inputs import texts_or_ids
-from jaxserve.apis.schema.timing import RequestTiming
-from jaxserve.apis.schema.unsupported import refuse
 from jaxserve.apis.schema.usage import Usage
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid
 from jaxserve.frontend.bounds import check_bound
+from jaxserve.frontend.checks import refuse
+from jaxserve.frontend.handle import RequestTiming
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for text completions."""
@@ -33,13 +33,6 @@ class CompletionRequest(CommonFields, kw_only=True):
     """Whether a prompt that is text gets the tokenizer's begin token. Without it: it does."""
 
     @property
-    def num_top_logprobs(self) -> int | None:
-        """None: no log-probabilities; 0: of the chosen tokens alone."""
-        if self.logprobs is None:
-            return None
-        return len(self.logprob_token_ids or ()) or self.logprobs
-
-    @property
     def num_prompt_logprobs(self) -> int | None:
         asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return max((number for number in asked if number is not None), default=None)
@@ -50,21 +43,14 @@ class CompletionRequest(CommonFields, kw_only=True):
 
 
 def check_completion(request: CompletionRequest, limits: LimitsConfig) -> list[str | list[int]]:
-    """Check what needs neither model nor tokenizer; returns the prompts. Token ids are checked later."""
+    """Return the prompts. Raises InvalidRequestError for what no model could be given; token ids are checked later."""
     check_common(request, limits)
     if request.max_tokens == 0 and not request.echo:
         raise invalid("max_tokens", "must be at least 1 (0 only with `echo`), got 0")
-    check_listed_logprobs(request, request.logprobs is not None)
     if request.best_of is not None and request.best_of != request.num_choices:
         raise refuse("best_of")
     prompts = texts_or_ids("prompt", request.prompt)
     check_bound(Bound("items", 1, "max_prompts"), "prompt", prompts, limits)
-    if len(prompts) * request.num_choices > limits.max_total_choices:
-        raise invalid(
-            "n",
-            f"prompts times n may be at most {limits.max_total_choices} (--max-total-choices), "
-            f"got {len(prompts)} x {request.num_choices}",
-        )
     return prompts
 
 

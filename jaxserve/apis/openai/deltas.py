@@ -1,8 +1,8 @@
-"""From what a parser says to OpenAI's messages: deltas of a stream, and the message they add up to."""
+"""Messages of chat completions: the deltas of a stream, and the message of a whole reply."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -14,6 +14,7 @@ from jaxserve.apis.openai.chat_schema import (
     ReplyMessage,
     ReplyToolCall,
 )
+from jaxserve.frontend.choice_stream import ParsedReply
 from jaxserve.frontend.parsers.events import Event
 
 
@@ -27,11 +28,11 @@ class MessageDeltas:
 
     @property
     def has_calls(self) -> bool:
-        """Whether a call was begun."""
+        """True once a call has begun."""
         return self._num_calls > 0
 
     def of(self, events: Iterable[Event]) -> list[Delta]:
-        """One delta for each event that a client sees."""
+        """Return one delta for each event that clients see."""
         return [delta for event in events if (delta := self._delta(event)) is not None]
 
     def _delta(self, event: Event) -> Delta | None:
@@ -50,20 +51,14 @@ class MessageDeltas:
         return Delta(tool_calls=[call])
 
 
-def message_of(deltas: Sequence[Delta]) -> ReplyMessage:
-    """The message of a whole stream. Its content is null only beside tool calls."""
-    content = "".join(delta.content or "" for delta in deltas)
-    reasoning = "".join(delta.reasoning or "" for delta in deltas)
-    calls: list[ReplyToolCall] = []
-    for delta in deltas:
-        for call in delta.tool_calls or ():
-            if call.id is not None:
-                calls.append(ReplyToolCall(id=call.id, function=ReplyFunction(call.function.name or "", "")))
-            calls[call.index].function.arguments += call.function.arguments or ""
+def message_of(reply: ParsedReply, new_call_id: Callable[[], str], *, shows_reasoning: bool) -> ReplyMessage:
+    """Return the message of a whole reply. Its content is null only beside tool calls."""
+    calls = [ReplyToolCall(id=new_call_id(), function=ReplyFunction(call.name, call.arguments)) for call in reply.calls]
+    reasoning = (reply.reasoning if shows_reasoning else "") or msgspec.UNSET
     return ReplyMessage(
         "assistant",
-        None if calls and not content else content,
-        reasoning=reasoning or msgspec.UNSET,
-        reasoning_content=reasoning or msgspec.UNSET,
+        None if calls and not reply.content else reply.content,
+        reasoning=reasoning,
+        reasoning_content=reasoning,
         tool_calls=calls or msgspec.UNSET,
     )

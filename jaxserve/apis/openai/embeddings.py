@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import base64
 from functools import partial
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
-from aiohttp import web
 
-from jaxserve.apis.openai.embeddings_schema import (
-    Embedding,
-    EmbeddingReply,
-    EmbeddingRequest,
-    EmbeddingUsage,
-    EncodingFormat,
-    check_embedding,
-)
-from jaxserve.apis.routes import Route
+from jaxserve.apis.routes import Call, Encoded, Route
+from jaxserve.apis.schema.common import MAX_REQUEST_ID_CHARS
+from jaxserve.apis.schema.inputs import texts_or_ids
+from jaxserve.bounds import Bound
+from jaxserve.config import LimitsConfig
+from jaxserve.errors import invalid
+from jaxserve.frontend.bounds import check_bound, check_bounds
 from jaxserve.frontend.embedding import (
     check_dimensions,
     check_total,
@@ -27,46 +25,111 @@ from jaxserve.frontend.embedding import (
     noting_departure,
     vectors_of,
 )
-from jaxserve.http.body import read_body
-from jaxserve.http.state import STATE
+
+EncodingFormat = Literal["float", "base64"]
 
 
-@partial(Route, "POST", "/v1/embeddings", tag="OpenAI", request=EmbeddingRequest, reply=EmbeddingReply)
-async def embeddings(http: web.Request) -> web.StreamResponse:
+class InputFields(msgspec.Struct, kw_only=True):
+    """What is done with each text before the model sees it."""
+
+    model: str | None = None
+    """One of the names of /v1/models; the first of them if it is not given."""
+    truncate_prompt_tokens: int | None = None
+    """Cut texts down to so many tokens, special ones included, from their ends; -1: to what the model takes."""
+    priority: Annotated[int | None, Bound("value", -(2**31), 2**31 - 1)] = None
+    """The lower, the earlier its texts are computed."""
+    request_id: Annotated[str | None, Bound("characters", 1, MAX_REQUEST_ID_CHARS)] = None
+    """Taken as the request's id, unless there is an X-Request-Id header."""
+
+
+class EmbeddingRequest(InputFields, kw_only=True):
+    input: Annotated[str | list[Any] | None, Bound("items", 1)] = None
+    """A text, token ids, or a list of either."""
+    encoding_format: EncodingFormat | None = None
+    """`base64`: the numbers as little-endian 32-bit floats. Without it, numbers in JSON."""
+    dimensions: Annotated[int | None, Bound("value", 1)] = None
+    """Keep so many of a vector's first numbers, at most all. Their length is made 1 again where it was before."""
+    add_special_tokens: bool | None = None
+    """Whether texts get what the model expects around them, such as [CLS] and [SEP]. They do if it is not given."""
+    normalize: bool | None = None
+    """Whether vectors have length 1; if it is not given, as the model's checkpoint says."""
+    use_activation: bool | None = None
+    """A newer name for `normalize`."""
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    object: str = "embedding"
+    index: int
+    """Which of the inputs it is of."""
+    embedding: list[float] | str
+    """Numbers, or base64."""
+
+
+class EmbeddingUsage(msgspec.Struct):
+    prompt_tokens: int
+    """Of all inputs together, special tokens included."""
+    total_tokens: int
+
+
+class EmbeddingReply(msgspec.Struct, kw_only=True):
+    object: str = "list"
+    data: list[Embedding]
+    """In the order of the inputs."""
+    model: str
+    usage: EmbeddingUsage
+
+
+def check_embedding(request: EmbeddingRequest, limits: LimitsConfig) -> list[str | list[int]]:
+    """Check what needs neither model nor tokenizer; returns the inputs."""
+    inputs = texts_or_ids("input", request.input)
+    check_bound(Bound("items", 1, "max_inputs"), "input", inputs, limits)
+    check_fields(request, limits)
+    if request.normalize is not None and request.use_activation not in (None, request.normalize):
+        raise invalid("use_activation", "it is another name for 'normalize', which says the opposite")
+    return inputs
+
+
+def check_fields(request: InputFields, limits: LimitsConfig) -> None:
+    """Check the bounds of all fields, and how far texts may be cut."""
+    check_bounds(request, limits)
+    most = request.truncate_prompt_tokens
+    if most is not None and most != -1 and most < 1:
+        raise invalid("truncate_prompt_tokens", f"must be -1 or at least 1, got {most}")
+
+
+@partial(Route, "POST", "/v1/embeddings", tag="OpenAI", reply=EmbeddingReply)
+async def embeddings(call: Call, body: EmbeddingRequest) -> Encoded:
     """A vector for each text."""
-    state = http.app[STATE]
-    request = await read_body(http, EmbeddingRequest)
-    inputs = check_embedding(request, state.limits)
-    state.require_model(request.model)
-    model_info, model = state.client.require_vectors()
-    check_dimensions(request.dimensions, model)
+    frontend = call.frontend
+    inputs = check_embedding(body, frontend.limits)
+    frontend.require_model(body.model)
+    model_info, model = frontend.client.require_vectors()
+    check_dimensions(body.dimensions, model)
     texts = await encode_inputs(
-        state,
+        frontend,
         model_info,
         inputs,
-        truncate=request.truncate_prompt_tokens,
+        truncate=body.truncate_prompt_tokens,
         param="input",
-        add_special_tokens=request.add_special_tokens is not False,
+        add_special_tokens=body.add_special_tokens is not False,
     )
-    check_total(state, texts, "input")
-    with noting_departure(state):
-        vectors = await vectors_of(state, model_info, texts, request.priority or 0)
-    normalizes = next(
-        (asked for asked in (request.normalize, request.use_activation) if asked is not None), model.normalizes
-    )
+    check_total(frontend, texts, "input")
+    with noting_departure(frontend):
+        vectors = await vectors_of(frontend, model_info, texts, body.priority or 0)
+    normalizes = next((asked for asked in (body.normalize, body.use_activation) if asked is not None), model.normalizes)
     num_tokens = sum(map(len, texts))
 
-    def spell() -> bytes:
-        matrix = finished(vectors, normalizes=normalizes, dimensions=request.dimensions)
-        data = [Embedding(index=i, embedding=_spelled(row, request.encoding_format)) for i, row in enumerate(matrix)]
+    def encode() -> bytes:
+        matrix = finished(vectors, normalizes=normalizes, dimensions=body.dimensions)
+        data = [Embedding(index=i, embedding=_numbers(row, body.encoding_format)) for i, row in enumerate(matrix)]
         usage = EmbeddingUsage(num_tokens, num_tokens)
-        return msgspec.json.encode(EmbeddingReply(data=data, model=state.model_name, usage=usage))
+        return msgspec.json.encode(EmbeddingReply(data=data, model=frontend.model_name, usage=usage))
 
-    # Thousands of vectors take a second to spell, in which others want to be heard.
-    return web.Response(body=await asyncio.to_thread(spell), content_type="application/json")
+    # Encoding thousands of vectors takes a second, in which the event loop must serve other requests.
+    return Encoded(body=await asyncio.to_thread(encode))
 
 
-def _spelled(vector: np.ndarray, encoding_format: EncodingFormat | None) -> list[float] | str:
+def _numbers(vector: np.ndarray, encoding_format: EncodingFormat | None) -> list[float] | str:
     if encoding_format == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     numbers: list[float] = vector.tolist()

@@ -1,63 +1,29 @@
-"""Log-probabilities in OpenAI's two formats, with the exact bytes of each token."""
+"""Log-probabilities in OpenAI's two formats, with the exact bytes of each token, and those of prompts as vLLM has them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
 from jaxserve.apis.openai.chat_schema import ChoiceLogprobs, ContentLogprob, TopLogprob
 from jaxserve.apis.openai.completions_schema import CompletionLogprobs
 from jaxserve.apis.schema.common import PromptLogprob
-from jaxserve.ipc.messages import TokenLogprobs
+from jaxserve.frontend.content_tokens import ScoredToken
 from jaxserve.tokenizer.logprob_tokens import TextOffsets
 from jaxserve.tokenizer.tokenizer import Tokenizer
 
-LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredToken:
-    """A token with what the engine said of it."""
-
-    token_id: int
-    scores: TokenLogprobs | None
-    """None for the first one of a prompt, of which there is nothing to say."""
-
-    @property
-    def logprob(self) -> float | None:
-        return None if self.scores is None else clamp(self.scores.logprob)
-
-    def alternatives(self, num_top: int) -> list[tuple[int, float]]:
-        """The most likely tokens with their log-probabilities, most likely first."""
-        if self.scores is None:
-            return []
-        pairs = zip(self.scores.top_token_ids, self.scores.top_logprobs, strict=True)
-        return [(token_id, clamp(logprob)) for token_id, logprob in pairs][:num_top]
-
-
-def prompt_tokens(token_ids: Sequence[int], scores: Sequence[TokenLogprobs]) -> list[ScoredToken]:
-    """A prompt's tokens; `scores` begin with the second one."""
-    return [ScoredToken(*pair) for pair in zip(token_ids, [None, *scores], strict=True)]
-
-
-def clamp(logprob: float) -> float:
-    """A finite log-probability."""
-    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
-
 
 def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[ScoredToken], num_top: int) -> ChoiceLogprobs:
-    """The `logprobs` object of a chat choice."""
+    """Return the `logprobs` object of a chat choice."""
 
-    def spell(token_id: int, logprob: float) -> TopLogprob:
+    def scored(token_id: int, logprob: float) -> TopLogprob:
         return TopLogprob(tokenizer.token_text(token_id), logprob, list(tokenizer.token_bytes(token_id)))
 
     content = []
     for token in tokens:
-        chosen = spell(token.token_id, token.logprob or 0.0)
-        top = [spell(*alternative) for alternative in token.alternatives(num_top)]
+        chosen = scored(token.token_id, token.logprob or 0.0)
+        top = [scored(*alternative) for alternative in token.alternatives(num_top)]
         content.append(ContentLogprob(chosen.token, chosen.logprob, chosen.bytes, top))
     return ChoiceLogprobs(content)
 
@@ -65,7 +31,7 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[ScoredToken], num_top: 
 def completion_logprobs(
     tokenizer: Tokenizer, tokens: Sequence[ScoredToken], num_top: int, offsets: TextOffsets
 ) -> CompletionLogprobs:
-    """The `logprobs` object of the next tokens of a text choice; moves `offsets` on."""
+    """Return the `logprobs` object of the next tokens of a text choice; moves `offsets` on."""
     tops: list[dict[str, float] | None] = []
     for token in tokens:
         if token.logprob is None:
@@ -86,9 +52,9 @@ def completion_logprobs(
 def prompt_logprobs(
     tokenizer: Tokenizer, tokens: Sequence[ScoredToken], num_top: int | None
 ) -> list[dict[str, PromptLogprob] | None] | msgspec.UnsetType:
-    """The `prompt_logprobs` of a reply: by token id, the prompt's own token first, as vLLM spells them.
+    """Return the `prompt_logprobs` of a reply: by token id, the prompt's own token first.
 
-    num_top: None where nobody asked for them.
+    num_top: None if they were not requested.
     """
     if num_top is None:
         return msgspec.UNSET

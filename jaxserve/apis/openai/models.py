@@ -4,38 +4,52 @@ from __future__ import annotations
 
 from functools import partial
 
-from aiohttp import web
+import msgspec
 
-from jaxserve.apis.openai.models_schema import ModelCard, ModelList
-from jaxserve.apis.routes import Route
-from jaxserve.http.reply import json_reply
-from jaxserve.http.state import STATE, ServerState
+from jaxserve.apis.routes import Call, Route
+from jaxserve.frontend.frontend import Frontend
+
+
+class ModelCard(msgspec.Struct):
+    id: str
+    created: int
+    """When the server started, in seconds since 1970."""
+    root: str
+    """Of the model, the name that replies carry; of an adapter, where it was found."""
+    max_model_len: int | None
+    """Longest prompt and output together, in tokens; null while loading."""
+    object: str = "model"
+    owned_by: str = "jaxserve"
+    parent: str | None = None
+    """Of an adapter: the model that it adapts."""
+
+
+class ModelList(msgspec.Struct):
+    data: list[ModelCard]
+    object: str = "list"
 
 
 @partial(Route, "GET", "/v1/models", tag="OpenAI", reply=ModelList)
-async def list_models(request: web.Request) -> web.StreamResponse:
+async def list_models(call: Call) -> ModelList:
     """The names that requests may use."""
-    state = request.app[STATE]
-    return json_reply(ModelList([_card(state, name) for name in (*state.model_names, *state.adapters)]))
+    frontend = call.frontend
+    return ModelList([_card(frontend, name) for name in (*frontend.model_names, *frontend.adapters)])
 
 
 @partial(Route, "GET", "/v1/models/{name:.+}", tag="OpenAI", reply=ModelCard)
-async def show_model(request: web.Request) -> web.StreamResponse:
+async def show_model(call: Call, name: str) -> ModelCard:
     """One of these names."""
-    state = request.app[STATE]
-    name = request.match_info["name"]
-    state.require_model(name)
-    return json_reply(_card(state, name))
+    call.frontend.require_model(name)
+    return _card(call.frontend, name)
 
 
-def _card(state: ServerState, name: str) -> ModelCard:
-    model_info = state.client.model_info
-    max_model_len = model_info.max_model_len if model_info is not None else None
-    is_adapter = name in state.adapters
+def _card(frontend: Frontend, name: str) -> ModelCard:
+    model_info = frontend.client.model_info
+    is_adapter = name in frontend.adapters
     return ModelCard(
         id=name,
-        created=state.created,
-        root=state.adapters[name] if is_adapter else state.model_name,
-        max_model_len=max_model_len,
-        parent=state.model_name if is_adapter else None,
+        created=frontend.created,
+        root=frontend.adapters[name] if is_adapter else frontend.model_name,
+        max_model_len=model_info.max_model_len if model_info is not None else None,
+        parent=frontend.model_name if is_adapter else None,
     )

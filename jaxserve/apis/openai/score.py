@@ -1,4 +1,7 @@
-"""`POST /v1/score`: how close texts are, pair by pair."""
+"""`POST /v1/score` and `POST /v1/rerank`: how close texts are, pair by pair, or documents to a query.
+
+Reranking takes what Jina's and Cohere's clients send.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +9,157 @@ import time
 import uuid
 from dataclasses import replace
 from functools import partial
+from typing import Annotated
 
-from aiohttp import web
+import msgspec
 
-from jaxserve.apis.openai.score_schema import Score, ScoreReply, ScoreRequest, check_score
-from jaxserve.apis.routes import Route
-from jaxserve.frontend.scoring import answer_scores
-from jaxserve.http.body import read_body
-from jaxserve.http.reply import json_reply
-from jaxserve.http.state import STATE
+from jaxserve.apis.openai.embeddings import EmbeddingUsage, InputFields, check_fields
+from jaxserve.apis.routes import Call, Route
+from jaxserve.bounds import Bound
+from jaxserve.config import LimitsConfig
+from jaxserve.errors import invalid
+from jaxserve.frontend.embedding import check_partners, scores_with_counts
 
 
-@partial(Route, "POST", "/v1/score", tag="Scores", request=ScoreRequest, reply=ScoreReply)
-async def score(http: web.Request) -> web.StreamResponse:
+class ScoreRequest(InputFields, kw_only=True):
+    """How close texts are to each other, pair by pair."""
+
+    text_1: Annotated[str | list[str], Bound("items", 1, "max_inputs")]
+    """A text, or several."""
+    text_2: Annotated[str | list[str], Bound("items", 1, "max_inputs")]
+    """A text, or several. Where `text_1` is one, it is compared with each of these; else there are as many of both."""
+
+
+class Score(msgspec.Struct, kw_only=True):
+    object: str = "score"
+    index: int
+    """Which of the pairs it is of."""
+    score: float
+    """The cosine of the angle between the two vectors, -1 to 1; of a cross-encoder, what it says of the pair."""
+
+
+class ScoreReply(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "list"
+    created: int
+    """Seconds since 1970."""
+    model: str
+    data: list[Score]
+    """In the order of the pairs."""
+    usage: EmbeddingUsage
+
+
+class Document(msgspec.Struct):
+    text: str
+
+
+class RerankRequest(InputFields, kw_only=True):
+    """Which documents are closest to a query."""
+
+    query: str
+    """A text."""
+    documents: Annotated[list[str | Document], Bound("items", 1, "max_inputs")]
+    """Texts, bare or as objects."""
+    top_n: Annotated[int | None, Bound("value", 1)] = None
+    """How many of the best to tell; all if it is not given."""
+    return_documents: bool | None = None
+    """Whether results have the texts. They do if it is not given."""
+
+    @property
+    def texts(self) -> list[str]:
+        return [one if isinstance(one, str) else one.text for one in self.documents]
+
+
+class RerankResult(msgspec.Struct, kw_only=True):
+    index: int
+    """Which of the documents it is."""
+    document: Document | msgspec.UnsetType = msgspec.UNSET
+    relevance_score: float
+    """The cosine of the angle between the vectors of query and document, -1 to 1; of a cross-encoder, what it says."""
+
+
+class RerankReply(msgspec.Struct, kw_only=True):
+    id: str
+    model: str
+    usage: EmbeddingUsage
+    results: list[RerankResult]
+    """The best first."""
+
+
+def check_score(request: ScoreRequest, limits: LimitsConfig) -> tuple[list[str], list[str]]:
+    """Check what needs neither model nor tokenizer; returns both sides, one of which may be a single text."""
+    check_fields(request, limits)
+    first, second = ([side] if isinstance(side, str) else side for side in (request.text_1, request.text_2))
+    _check_texts("text_1", first)
+    _check_texts("text_2", second)
+    check_partners(first, second)
+    return first, second
+
+
+def check_rerank(request: RerankRequest, limits: LimitsConfig) -> None:
+    """Check what needs neither model nor tokenizer."""
+    check_fields(request, limits)
+    _check_texts("query", [request.query])
+    _check_texts("documents", request.texts)
+
+
+def _check_texts(name: str, texts: list[str]) -> None:
+    if not all(texts):
+        raise invalid(name, "must not be empty")
+
+
+@partial(Route, "POST", "/v1/score", tag="Scores", reply=ScoreReply)
+async def score(call: Call, body: ScoreRequest) -> ScoreReply:
     """How close texts are, pair by pair."""
-    state = http.app[STATE]
-    request = await read_body(http, ScoreRequest)
-    first, second = check_score(request, state.limits)
-    state.require_model(request.model)
-    scores = await answer_scores(http, request, first, second, ("text_1", "text_2"))
-    return json_reply(
-        ScoreReply(
-            id=f"score-{uuid.uuid4().hex}",
-            created=int(time.time()),
-            model=state.model_name,
-            data=[Score(index=i, score=value) for i, value in enumerate(scores.values)],
-            usage=scores.usage,
-        )
+    first, second = check_score(body, call.frontend.limits)
+    scores, usage = await _scores(call, body, first, second, ("text_1", "text_2"))
+    return ScoreReply(
+        id=f"score-{uuid.uuid4().hex}",
+        created=int(time.time()),
+        model=call.frontend.model_name,
+        data=[Score(index=i, score=value) for i, value in enumerate(scores)],
+        usage=usage,
     )
 
 
 score_unversioned = replace(score, path="/score", name="score_unversioned", summary="The same as /v1/score.")
+
+
+@partial(Route, "POST", "/v1/rerank", tag="Scores", reply=RerankReply)
+async def rerank(call: Call, body: RerankRequest) -> RerankReply:
+    """Documents, the closest to a query first."""
+    check_rerank(body, call.frontend.limits)
+    texts = body.texts
+    scores, usage = await _scores(call, body, [body.query], texts, ("query", "documents"))
+    best = sorted(range(len(texts)), key=lambda i: -scores[i])[: body.top_n]
+    shows_texts = body.return_documents is not False
+    results = [
+        RerankResult(
+            index=i,
+            document=Document(texts[i]) if shows_texts else msgspec.UNSET,
+            relevance_score=scores[i],
+        )
+        for i in best
+    ]
+    return RerankReply(id=f"rerank-{uuid.uuid4().hex}", model=call.frontend.model_name, usage=usage, results=results)
+
+
+rerank_v2 = replace(
+    rerank, path="/v2/rerank", name="rerank_v2", summary="The same as /v1/rerank, where Cohere's clients look for it."
+)
+rerank_unversioned = replace(rerank, path="/rerank", name="rerank_unversioned", summary="The same as /v1/rerank.")
+
+
+async def _scores(
+    call: Call, body: InputFields, first: list[str], second: list[str], params: tuple[str, str]
+) -> tuple[list[float], EmbeddingUsage]:
+    call.frontend.require_model(body.model)
+    scores, num_tokens = await scores_with_counts(
+        call.frontend,
+        first,
+        second,
+        truncate=body.truncate_prompt_tokens,
+        priority=body.priority or 0,
+        params=params,
+    )
+    return scores, EmbeddingUsage(num_tokens, num_tokens)

@@ -1,74 +1,143 @@
-"""For clients that write prompts themselves, such as lm-eval: token ids, texts, and what there is to know of the tokenizer."""
+"""`POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`, for clients that write prompts themselves, such as lm-eval."""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Annotated, Any
 
-from aiohttp import web
+import msgspec
 
-from jaxserve.apis.openai.tokenize_schema import (
-    DetokenizeReply,
-    DetokenizeRequest,
-    TokenizeReply,
-    TokenizeRequest,
-    TokenizerInfo,
-    check_tokenize,
-)
-from jaxserve.apis.routes import Route
+from jaxserve.apis.routes import Call, Route
+from jaxserve.bounds import Bound
+from jaxserve.errors import InvalidRequestError
+from jaxserve.frontend.bounds import check_bounds
 from jaxserve.frontend.checks import check_token_ids
-from jaxserve.frontend.request import encode_conversation
-from jaxserve.http.body import read_body
-from jaxserve.http.reply import json_reply
-from jaxserve.http.state import STATE
+from jaxserve.frontend.messages import ChatMessage
+from jaxserve.frontend.request import MESSAGES, Conversation, ReasoningEffort
+from jaxserve.frontend.tools import ToolChoice, ToolDefinition, read_tools
 
 
-@partial(Route, "POST", "/tokenize", tag="Tokens", request=TokenizeRequest, reply=TokenizeReply)
-async def tokenize(http: web.Request) -> web.StreamResponse:
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Either `prompt` or `messages`."""
+
+    model: str | None = None
+    """One of the names of /v1/models; the first of them if it is not given."""
+    prompt: str | None = None
+    """A text."""
+    messages: Annotated[list[ChatMessage] | None, MESSAGES] = None
+    """A conversation, which the chat template makes a text of."""
+    add_special_tokens: bool | None = None
+    """Of a `prompt`; the chat template brings its own."""
+    tools: Annotated[list[ToolDefinition] | None, Bound("items", 0, "max_tools")] = None
+    """Functions that the chat template tells the model of."""
+    tool_choice: str | dict[str, Any] | None = None
+    """`none` leaves the tools out."""
+    reasoning_effort: ReasoningEffort | None = None
+    """Handed to the chat template."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the chat template."""
+    add_generation_prompt: bool | None = None
+    """Whether the text ends with the begin of an assistant's message."""
+    continue_final_message: bool | None = None
+    """Whether the text ends within the last message, which is the assistant's."""
+    documents: list[dict[str, Any]] | None = None
+    """Handed to the chat template."""
+    return_token_strs: bool | None = None
+    """Whether the reply has each token's text."""
+
+
+class TokenizeReply(msgspec.Struct):
+    count: int
+    """How many tokens."""
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    tokens: list[int]
+    """Token ids."""
+    model: str | None = None
+    """One of the names of /v1/models; the first of them if it is not given."""
+
+
+class DetokenizeReply(msgspec.Struct):
+    prompt: str
+    """The text, special tokens included."""
+
+
+class TokenizerInfo(msgspec.Struct, kw_only=True):
+    """Names and values as in a Hugging Face `tokenizer_config.json`; null where the model has no such token."""
+
+    bos_token: str | None
+    """Begins a text."""
+    eos_token: str | None
+    """Ends a reply."""
+    pad_token: str | None
+    """Fills up batches; of no use here."""
+    unk_token: str | None
+    """Stands for what has no token."""
+    chat_template: str | None
+    """That of chats without tools."""
+    model_max_length: int
+    """Tokens of prompt and reply together."""
+
+
+@partial(Route, "POST", "/tokenize", tag="Tokens", reply=TokenizeReply)
+async def tokenize(call: Call, body: TokenizeRequest) -> TokenizeReply:
     """The token ids of a text or of a conversation."""
-    state = http.app[STATE]
-    request = await read_body(http, TokenizeRequest)
-    check_tokenize(request, state.limits)
-    state.require_model(request.model)
-    model_info = state.client.require_ready()
-    if request.messages is not None:
-        token_ids = await encode_conversation(
-            state.tokenization, request.messages, request, max_tokens=state.max_body_size
-        )
+    frontend = call.frontend
+    check_bounds(body, frontend.limits)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequestError("Exactly one of 'prompt' and 'messages' must be given.", param="prompt")
+    conversation = None if body.messages is None else _conversation(body, body.messages)
+    if conversation is not None:
+        conversation.check(frontend.limits)
+    frontend.require_model(body.model)
+    max_model_len = frontend.client.require_ready().max_model_len
+    if conversation is not None:
+        token_ids = await frontend.tokenization.encode_conversation(conversation)
     else:
-        token_ids = await state.tokenization.encode(
-            request.prompt or "",
-            add_special_tokens=request.add_special_tokens is not False,
-            max_tokens=state.max_body_size,
+        token_ids = await frontend.tokenization.encode(
+            body.prompt or "",
+            add_special_tokens=body.add_special_tokens is not False,
+            max_tokens=None,
             param="prompt",
         )
     strings = None
-    if request.return_token_strs:
-        strings = [state.tokenization.tokenizer.token_text(token_id) for token_id in token_ids]
-    reply = TokenizeReply(
-        count=len(token_ids), max_model_len=model_info.max_model_len, tokens=token_ids, token_strs=strings
+    if body.return_token_strs:
+        strings = [frontend.tokenization.tokenizer.token_text(token_id) for token_id in token_ids]
+    return TokenizeReply(count=len(token_ids), max_model_len=max_model_len, tokens=token_ids, token_strs=strings)
+
+
+def _conversation(body: TokenizeRequest, messages: list[ChatMessage]) -> Conversation:
+    return Conversation(
+        messages=messages,
+        functions=read_tools(body.tools),
+        tool_choice=ToolChoice.read(body.tool_choice),
+        reasoning_effort=body.reasoning_effort,
+        documents=body.documents,
+        template_variables=body.chat_template_kwargs or {},
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=bool(body.continue_final_message),
     )
-    return json_reply(reply)
 
 
-@partial(Route, "POST", "/detokenize", tag="Tokens", request=DetokenizeRequest, reply=DetokenizeReply)
-async def detokenize(http: web.Request) -> web.StreamResponse:
+@partial(Route, "POST", "/detokenize", tag="Tokens", reply=DetokenizeReply)
+async def detokenize(call: Call, body: DetokenizeRequest) -> DetokenizeReply:
     """The text of token ids."""
-    state = http.app[STATE]
-    request = await read_body(http, DetokenizeRequest)
-    state.require_model(request.model)
-    model_info = state.client.require_ready()
-    check_token_ids("tokens", request.tokens, model_info.vocab_size)
-    text = await state.tokenization.decode(request.tokens, skip_special_tokens=False)
-    return json_reply(DetokenizeReply(text))
+    frontend = call.frontend
+    frontend.require_model(body.model)
+    check_token_ids("tokens", body.tokens, frontend.client.require_ready().vocab_size)
+    return DetokenizeReply(await frontend.tokenization.decode(body.tokens, skip_special_tokens=False))
 
 
 @partial(Route, "GET", "/tokenizer_info", tag="Tokens", reply=TokenizerInfo)
-async def tokenizer_info(http: web.Request) -> web.StreamResponse:
+async def tokenizer_info(call: Call) -> TokenizerInfo:
     """Special tokens, chat template and length limit."""
-    state = http.app[STATE]
-    model_info, tokenizer = state.client.require_ready(), state.tokenization.tokenizer
+    model_info, tokenizer = call.frontend.client.require_ready(), call.frontend.tokenization.tokenizer
     named = tokenizer.named_tokens
-    info = TokenizerInfo(
+    return TokenizerInfo(
         bos_token=named.get("bos_token"),
         eos_token=named.get("eos_token"),
         pad_token=named.get("pad_token"),
@@ -76,4 +145,3 @@ async def tokenizer_info(http: web.Request) -> web.StreamResponse:
         chat_template=tokenizer.chat_template_source,
         model_max_length=model_info.max_model_len,
     )
-    return json_reply(info)

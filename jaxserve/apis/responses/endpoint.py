@@ -2,182 +2,166 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
+from contextlib import ExitStack
 from functools import partial
 
-from aiohttp import web
+import msgspec
 
-from jaxserve.apis.openai.chat_schema import ChatRequest
 from jaxserve.apis.responses.events import ResponseEvent
 from jaxserve.apis.responses.history import items_before
 from jaxserve.apis.responses.input import read_input
 from jaxserve.apis.responses.items import Item
 from jaxserve.apis.responses.pages import PageQuery, page_of
-from jaxserve.apis.responses.reply import ResponseReply
+from jaxserve.apis.responses.reply import ResponseFormatter
 from jaxserve.apis.responses.response import DeletedResponse, ItemList, ReasoningEcho, ResponseObject
 from jaxserve.apis.responses.schema import ResponsesRequest, TextFormat, TextOptions, check_moved, check_responses
 from jaxserve.apis.responses.store import StoredResponse
-from jaxserve.apis.responses.to_request import NAMES, chat_request
-from jaxserve.apis.routes import Route
-from jaxserve.apis.schema.decode import shorten
-from jaxserve.apis.schema.renaming import renamed
+from jaxserve.apis.responses.to_request import to_request
+from jaxserve.apis.routes import Call, Generated, Route
 from jaxserve.errors import InvalidRequestError, RequestError, ResponseNotFoundError
-from jaxserve.frontend.handle import Job, answer, generating, take_deltas
-from jaxserve.frontend.prepare import make_chat_job
-from jaxserve.http.body import ignored_fields, read_body
-from jaxserve.http.errors import hide_internal_error
-from jaxserve.http.query import NoQuery, read_query
-from jaxserve.http.reply import json_reply
-from jaxserve.http.state import STATE, ServerState
+from jaxserve.frontend.checks import shorten
+from jaxserve.frontend.errors import hide_internal_error
+from jaxserve.frontend.handle import RequestHandle
+from jaxserve.frontend.prepare import admitted, prepare
+from jaxserve.ipc.messages import RequestOutput
 
 _ONE = "/v1/responses/{response_id}"
 
 
-@partial(
-    Route, "POST", "/v1/responses", tag="OpenAI", request=ResponsesRequest, reply=ResponseObject, event=ResponseEvent
-)
-async def create_response(http: web.Request) -> web.StreamResponse:
+class NoQuery(msgspec.Struct):
+    """The query of a route that takes no parameters."""
+
+
+@partial(Route, "POST", "/v1/responses", tag="OpenAI", reply=ResponseObject, event=ResponseEvent)
+async def create_response(call: Call, body: ResponsesRequest) -> Generated | ResponseObject:
     """Make a response, the reply to a conversation, with reasoning, text and calls as items."""
-    state = http.app[STATE]
-    request = await read_body(http, ResponsesRequest)
-    check_moved(ignored_fields(http))
-    check_responses(request, state.limits)
-    state.require_model(request.model)
-    model_info = state.client.require_generation()
-    given = read_input(request.input)
-    before = await items_before(state.responses, request.previous_response_id)
-    chat = chat_request(request, [*before, *given], state.limits)
-    with contextlib.ExitStack() as room:
-        room.enter_context(state.client.admission(1))
-        with renamed(NAMES):
-            job = await make_chat_job(state, model_info, chat)
-        reply = _reply(state, request, chat, job, given)
-        if request.background:
-            return json_reply(_start(state, job, reply, room.pop_all()))
-        return await _answer(http, chat, job, reply)
-
-
-@partial(Route, "GET", _ONE, tag="OpenAI", reply=ResponseObject)
-async def retrieve_response(http: web.Request) -> web.StreamResponse:
-    """A response that was kept."""
-    read_query(http, NoQuery)
-    return json_reply((await _stored(http)).response)
-
-
-@partial(Route, "POST", f"{_ONE}/cancel", tag="OpenAI", reply=ResponseObject)
-async def cancel_response(http: web.Request) -> web.StreamResponse:
-    """Stop a response."""
-    response = (await _stored(http)).response
-    if not response.background:
-        raise InvalidRequestError("Cannot cancel a synchronous response.")
-    if response.status == "in_progress":
-        response = _found(http, await http.app[STATE].responses.cancel(response.id)).response
-    if response.status != "cancelled":
-        raise InvalidRequestError(f"Cannot cancel a response that is {response.status}.")
-    return json_reply(response)
-
-
-@partial(Route, "DELETE", _ONE, tag="OpenAI", reply=DeletedResponse)
-async def delete_response(http: web.Request) -> web.StreamResponse:
-    """Forget a response."""
-    stored = _found(http, await http.app[STATE].responses.delete(http.match_info["response_id"]))
-    return json_reply(DeletedResponse(stored.response.id))
-
-
-@partial(Route, "GET", f"{_ONE}/input_items", tag="OpenAI", query=PageQuery, reply=ItemList)
-async def list_input_items(http: web.Request) -> web.StreamResponse:
-    """What it was given."""
-    query = read_query(http, PageQuery)
-    return json_reply(page_of((await _stored(http)).input, query))
-
-
-async def _answer(http: web.Request, chat: ChatRequest, job: Job, reply: ResponseReply) -> web.StreamResponse:
-    """With what is kept of a reply that does not come to its end."""
-    try:
-        return await answer(http, chat, job, reply)
-    except (asyncio.CancelledError, ConnectionResetError):
-        reply.cancel()
-        raise
-    except BaseException:  # the client gets an error and no id
-        http.app[STATE].responses.store.remove(reply.id)
-        raise
-
-
-def _start(state: ServerState, job: Job, reply: ResponseReply, room: contextlib.ExitStack) -> ResponseObject:
-    """Begin a response that nobody waits for, in the queue room that it gives back at its end."""
-
-    async def work() -> None:
-        try:
-            with generating(state, job) as generation:
-                await take_deltas(job, generation, lambda piece: reply.chunks(piece, None))
-            reply.closing(job.usage())
-        except Exception as error:
-            reply.fail(error if isinstance(error, RequestError) else hide_internal_error(error, reply.id))
-
-    def end(is_cancelled: bool) -> None:
-        room.close()
-        if is_cancelled:
-            reply.cancel()
-
-    response = reply.begin()
-    state.responses.run(reply.id, work(), end)
-    return response
-
-
-async def _stored(http: web.Request) -> StoredResponse:
-    return _found(http, await http.app[STATE].responses.get(http.match_info["response_id"]))
-
-
-def _found(http: web.Request, stored: StoredResponse | None) -> StoredResponse:
-    if stored is None:
-        raise ResponseNotFoundError(f"Response with id {shorten(http.match_info['response_id'])} not found.")
-    return stored
-
-
-def _response(state: ServerState, request: ResponsesRequest, job: Job) -> ResponseObject:
-    """In progress, with the settings that hold."""
-    text = request.text or TextOptions()
-    sampling = job.requests[0].sampling
-    return ResponseObject(
-        id=state.responses.new_id(),
-        created_at=int(time.time()),
-        background=bool(request.background),
-        instructions=request.instructions,
-        max_output_tokens=request.max_output_tokens,
-        max_tool_calls=request.max_tool_calls,
-        model=state.shown_name(request.model),
-        parallel_tool_calls=request.parallel_tool_calls is not False,
-        previous_response_id=request.previous_response_id,
-        prompt_cache_key=request.prompt_cache_key,
-        reasoning=ReasoningEcho(request.reasoning.effort if request.reasoning is not None else None),
-        safety_identifier=request.safety_identifier,
-        store=request.is_stored,
-        temperature=sampling.temperature,
-        text=TextOptions(format=text.format or TextFormat(type="text"), verbosity=text.verbosity),
-        tool_choice=request.tool_choice or "auto",
-        tools=request.tools or [],
-        top_logprobs=request.top_logprobs or 0,
-        top_p=sampling.top_p,
-        user=request.user,
-        metadata=request.metadata or {},
+    frontend = call.frontend
+    check_moved(call.ignored_fields)
+    check_responses(body, frontend.limits)
+    frontend.require_generation(body.model)
+    given = read_input(body.input)
+    request = to_request(body, [*await items_before(call.responses, body.previous_response_id), *given])
+    call.cleanup.enter_context(admitted(frontend, request))
+    handle = await prepare(frontend, request)
+    formatter = _formatter(call, body, handle, given)
+    if body.background:
+        return _start(call, handle, formatter)
+    call.cleanup.push(formatter)
+    return Generated(
+        handle=call.cleanup.enter_context(handle),
+        formatter=formatter,
+        is_streamed=bool(body.stream),
+        fail=formatter.fail,
     )
 
 
-def _reply(
-    state: ServerState, request: ResponsesRequest, chat: ChatRequest, job: Job, given: list[Item]
-) -> ResponseReply:
-    store = state.responses.store
+@partial(Route, "GET", _ONE, tag="OpenAI", reply=ResponseObject)
+async def retrieve_response(call: Call, response_id: str, query: NoQuery) -> ResponseObject:
+    """A response that was kept."""
+    return _found(response_id, await call.responses.get(response_id)).response
+
+
+@partial(Route, "POST", f"{_ONE}/cancel", tag="OpenAI", reply=ResponseObject)
+async def cancel_response(call: Call, response_id: str) -> ResponseObject:
+    """Stop a response."""
+    response = _found(response_id, await call.responses.get(response_id)).response
+    if not response.background:
+        raise InvalidRequestError("Cannot cancel a synchronous response.")
+    if response.status == "in_progress":
+        response = _found(response_id, await call.responses.cancel(response_id)).response
+    if response.status != "cancelled":
+        raise InvalidRequestError(f"Cannot cancel a response that is {response.status}.")
+    return response
+
+
+@partial(Route, "DELETE", _ONE, tag="OpenAI", reply=DeletedResponse)
+async def delete_response(call: Call, response_id: str) -> DeletedResponse:
+    """Forget a response."""
+    return DeletedResponse(_found(response_id, await call.responses.delete(response_id)).response.id)
+
+
+@partial(Route, "GET", f"{_ONE}/input_items", tag="OpenAI", reply=ItemList)
+async def list_input_items(call: Call, response_id: str, query: PageQuery) -> ItemList:
+    """What it was given."""
+    return page_of(_found(response_id, await call.responses.get(response_id)).input, query)
+
+
+def _start(call: Call, handle: RequestHandle, formatter: ResponseFormatter) -> ResponseObject:
+    """Begin a response in the background; it keeps its place in the queue until its end."""
+    cleanup: ExitStack = call.cleanup.pop_all()
+
+    def take(outputs: list[RequestOutput]) -> bool:
+        for delta in handle.deltas(outputs):
+            formatter.chunks(delta, None)
+        return True
+
+    async def work() -> None:
+        try:
+            with handle:
+                while not handle.is_finished:
+                    await handle.consume(take)
+            formatter.closing(handle.counts())
+        except Exception as error:
+            formatter.fail(error if isinstance(error, RequestError) else hide_internal_error(error, formatter.id))
+
+    def end(is_cancelled: bool) -> None:
+        cleanup.close()
+        if is_cancelled:
+            formatter.cancel()
+
+    response = formatter.begin()
+    call.responses.run(formatter.id, work(), end)
+    return response
+
+
+def _found(response_id: str, stored: StoredResponse | None) -> StoredResponse:
+    if stored is None:
+        raise ResponseNotFoundError(f"Response with id {shorten(response_id)} not found.")
+    return stored
+
+
+def _response(call: Call, body: ResponsesRequest, handle: RequestHandle) -> ResponseObject:
+    """Return the response in progress, with the settings that hold."""
+    text = body.text or TextOptions()
+    sampling = handle.requests[0].sampling
+    return ResponseObject(
+        id=call.responses.new_id(),
+        created_at=int(time.time()),
+        background=bool(body.background),
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        model=call.frontend.shown_name(body.model),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning=ReasoningEcho(body.reasoning.effort if body.reasoning is not None else None),
+        safety_identifier=body.safety_identifier,
+        store=body.is_stored,
+        temperature=sampling.temperature,
+        text=TextOptions(format=text.format or TextFormat(type="text"), verbosity=text.verbosity),
+        tool_choice=body.tool_choice or "auto",
+        tools=body.tools or [],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=sampling.top_p,
+        user=body.user,
+        metadata=body.metadata or {},
+    )
+
+
+def _formatter(call: Call, body: ResponsesRequest, handle: RequestHandle, given: list[Item]) -> ResponseFormatter:
+    store = call.responses.store
 
     def keep(current: ResponseObject, is_first: bool) -> None:
-        if request.is_stored and (is_first or current.id in store):  # else it was deleted meanwhile
+        if body.is_stored and (is_first or current.id in store):  # else it was deleted meanwhile
             store.put(StoredResponse(current, given))
 
-    return ResponseReply(
-        _response(state, request, job),
-        state.tokenization,
-        num_top_logprobs=chat.num_top_logprobs,
-        timing=job.timing if request.return_metrics else None,
+    return ResponseFormatter(
+        _response(call, body, handle),
+        call.frontend.tokenization,
+        num_top_logprobs=handle.requests[0].sampling.num_top_logprobs,
+        timing=handle.timing if body.return_metrics else None,
         keep=keep,
+        forget=store.remove,
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jaxserve.apis.responses.items import Item
 from jaxserve.apis.responses.service import ResponseService
-from jaxserve.apis.schema.decode import shorten
 from jaxserve.errors import InvalidRequestError, invalid
+from jaxserve.frontend.checks import shorten
 
 _PARAM = "previous_response_id"
 

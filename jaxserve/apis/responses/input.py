@@ -18,9 +18,8 @@ from jaxserve.apis.responses.items import (
     ReasoningText,
     SummaryText,
 )
-from jaxserve.apis.schema.decode import missing, shorten
-from jaxserve.apis.schema.unsupported import refuse
 from jaxserve.errors import invalid
+from jaxserve.frontend.checks import missing, refuse, shorten
 from jaxserve.frontend.messages import ContentPart, check_parts
 
 _ROLES: Final = ("user", "system", "developer", "assistant")

@@ -9,9 +9,9 @@ import msgspec
 
 from jaxserve.apis.responses.items import Item
 from jaxserve.apis.responses.response import ItemList
-from jaxserve.apis.schema.decode import shorten
 from jaxserve.bounds import Bound
 from jaxserve.errors import invalid
+from jaxserve.frontend.checks import shorten
 
 _DEFAULT_LIMIT: Final = 20
 

@@ -6,11 +6,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from jaxserve.apis.openai.conversation import ReasoningEffort
 from jaxserve.apis.responses.items import Item, OutputItem
 from jaxserve.apis.responses.schema import FunctionTool, TextOptions
-from jaxserve.apis.schema.timing import RequestTiming
-from jaxserve.apis.schema.usage import Usage
+from jaxserve.frontend.handle import RequestTiming, TokenCounts
+from jaxserve.frontend.request import ReasoningEffort
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -107,12 +106,12 @@ class ItemList(msgspec.Struct, kw_only=True):
     has_more: bool
 
 
-def response_usage(usage: Usage) -> ResponseUsage:
-    """Token counts as responses spell them."""
+def response_usage(counts: TokenCounts) -> ResponseUsage:
+    """Return the counts as responses report them."""
     return ResponseUsage(
-        input_tokens=usage.prompt_tokens,
-        input_tokens_details=ResponseInputDetails(usage.prompt_tokens_details.cached_tokens),
-        output_tokens=usage.completion_tokens,
-        output_tokens_details=ResponseOutputDetails(usage.completion_tokens_details.reasoning_tokens),
-        total_tokens=usage.total_tokens,
+        input_tokens=counts.num_prompt,
+        input_tokens_details=ResponseInputDetails(counts.num_cached),
+        output_tokens=counts.num_completion,
+        output_tokens_details=ResponseOutputDetails(counts.num_reasoning),
+        total_tokens=counts.num_prompt + counts.num_completion,
     )

@@ -7,16 +7,14 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from jaxserve.apis.openai.conversation import ReasoningEffort
 from jaxserve.apis.responses.input import InputItem
 from jaxserve.apis.schema.common import GenerationFields
-from jaxserve.apis.schema.decode import missing, shorten
-from jaxserve.apis.schema.unsupported import refuse
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, invalid, unsupported
 from jaxserve.frontend.bounds import check_bounds
-from jaxserve.frontend.checks import check_count
+from jaxserve.frontend.checks import check_count, missing, refuse, shorten
+from jaxserve.frontend.request import ReasoningEffort
 
 LOGPROBS: Final = "message.output_text.logprobs"
 _INCLUDED: Final = (LOGPROBS, "reasoning.encrypted_content")

@@ -1,14 +1,13 @@
-"""A response is the reply to a chat: from a request and the items before it to the chat request that answers it."""
+"""Translation of a request for a response and of the items before it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
-from jaxserve.apis.openai.chat_schema import ChatRequest, check_chat
+from jaxserve.apis.openai.response_format import format_constraint
 from jaxserve.apis.responses.items import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -19,53 +18,54 @@ from jaxserve.apis.responses.items import (
     ReasoningItem,
 )
 from jaxserve.apis.responses.schema import FunctionTool, ResponsesRequest
-from jaxserve.apis.schema.common import GenerationFields
-from jaxserve.apis.schema.decode import shorten
-from jaxserve.apis.schema.renaming import renamed
-from jaxserve.config import LimitsConfig
+from jaxserve.apis.schema.common import shared_fields
 from jaxserve.errors import invalid
-from jaxserve.frontend.grammars.constraint import JsonSchemaFormat, ResponseFormat
+from jaxserve.frontend.checks import shorten
+from jaxserve.frontend.constraint import chosen_constraint
 from jaxserve.frontend.messages import CalledFunction, ChatMessage, ContentPart, MessageToolCall
-from jaxserve.frontend.tools import FunctionDefinition, ToolChoice, ToolDefinition
+from jaxserve.frontend.request import Conversation, FieldNames, GenerationRequest
+from jaxserve.frontend.tools import FunctionDefinition, ToolChoice
 
-NAMES: Final = (
-    (re.compile(r"\bresponse_format(\.json_schema)?\b"), "text.format"),
-    (re.compile(r"\b(max_completion_tokens|max_tokens)\b"), "max_output_tokens"),
-    (re.compile(r"\breasoning_effort\b"), "reasoning.effort"),
-    (re.compile(r"\bmessages\b"), "input"),
-    (re.compile(r"(?<=\])\.function\b"), ""),
-)
-"""What a chat request calls a field, and what a request for a response calls it."""
+NAMES: Final = FieldNames(prompt="input", function="tools[{}]", reasoning_effort="reasoning.effort")
+_FORMAT: Final = "text.format"
 
 
-def chat_request(request: ResponsesRequest, items: Sequence[Item], limits: LimitsConfig) -> ChatRequest:
-    """The chat that continues `items`, checked. Raises RequestError in the words of the responses API."""
-    choice, allowed = _tool_choice(request.tool_choice)
+def to_request(body: ResponsesRequest, items: Sequence[Item]) -> GenerationRequest:
+    """Translate a request that `check_responses` has passed, to continue `items`. Raises InvalidRequestError."""
+    choice, allowed = _tool_choice(body.tool_choice)
     messages = chat_messages(items)
-    if request.instructions is not None:
-        messages.insert(0, ChatMessage(role="system", content=request.instructions))
-    chat = ChatRequest(
-        **{name: getattr(request, name) for name in GenerationFields.__struct_fields__},
-        messages=messages,
-        max_completion_tokens=request.max_output_tokens,
-        logprobs=request.wants_logprobs or None,
-        top_logprobs=request.top_logprobs if request.wants_logprobs else None,
-        tools=[_tool(tool) for tool in request.tools] if request.tools else None,
-        tool_choice=choice,
-        parallel_tool_calls=request.parallel_tool_calls,
-        reasoning_effort=request.reasoning.effort if request.reasoning is not None else None,
-        response_format=_response_format(request),
-        chat_template_kwargs=request.chat_template_kwargs,
+    if body.instructions is not None:
+        messages.insert(0, ChatMessage(role="system", content=body.instructions))
+    functions = [
+        FunctionDefinition(
+            name=tool.name or "", description=tool.description, parameters=tool.parameters, strict=tool.strict
+        )
+        for tool in body.tools or ()
+    ]
+    if allowed is not None and (unknown := sorted(allowed - {function.name for function in functions})):
+        raise invalid("tool_choice.tools", f"none of the tools is {shorten(unknown[0])}")
+    format_ = body.text.format if body.text is not None else None
+    formatted = None if format_ is None else format_constraint(format_.type, format_.schema, _FORMAT, "schema")
+    return GenerationRequest(
+        prompt=Conversation(
+            messages=messages,
+            functions=functions,
+            tool_choice=choice,
+            allowed=allowed,
+            is_parallel=body.parallel_tool_calls is not False,
+            reasoning_effort=body.reasoning.effort if body.reasoning is not None else None,
+            template_variables=body.chat_template_kwargs or {},
+            names=NAMES,
+        ),
+        max_tokens=body.max_output_tokens,
+        num_top_logprobs=body.top_logprobs or 0 if body.wants_logprobs else None,
+        constraint=chosen_constraint(body.structured_outputs, formatted, _FORMAT),
+        **shared_fields(body),
     )
-    with renamed(NAMES):
-        check_chat(chat, limits)
-    if allowed is not None:
-        chat.tools = _allowed_tools(chat.tools or [], allowed)
-    return chat
 
 
 def chat_messages(items: Sequence[Item]) -> list[ChatMessage]:
-    """The same conversation as messages: what a model wrote in one turn, its thoughts and calls too, is one of them."""
+    """Return the conversation as chat messages: all that a model wrote in one turn is one message."""
     messages: list[ChatMessage] = []
     turn: ChatMessage | None = None
     for item in items:
@@ -95,7 +95,7 @@ def _add(turn: ChatMessage, item: MessageItem | ReasoningItem | FunctionCallItem
 
 
 def _content(content: str | Sequence[InputText | OutputText]) -> str | list[ContentPart]:
-    """A single part is a string: not every template knows lists."""
+    """Return a single part as a string, since not every template reads lists."""
     if isinstance(content, str):
         return content
     if len(content) == 1:
@@ -103,47 +103,21 @@ def _content(content: str | Sequence[InputText | OutputText]) -> str | list[Cont
     return [ContentPart(type="text", text=part.text) for part in content]
 
 
-def _tool(tool: FunctionTool) -> ToolDefinition:
-    function = FunctionDefinition(
-        name=tool.name or "", description=tool.description, parameters=tool.parameters, strict=tool.strict
-    )
-    return ToolDefinition(type=tool.type, function=function)
-
-
-def _tool_choice(choice: str | dict[str, Any] | None) -> tuple[ToolChoice | None, list[str] | None]:
-    """The choice as a chat request has it, and the functions that it leaves."""
+def _tool_choice(choice: str | dict[str, Any] | None) -> tuple[ToolChoice, frozenset[str] | None]:
+    """Return the choice, and the names of the functions that it allows."""
     if not isinstance(choice, dict):
-        return choice, None
+        return ToolChoice.read(choice), None
     if choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}, None
+        name = choice.get("name")
+        return ToolChoice("function", name if isinstance(name, str) else None, choice), None
     if choice.get("type") == "allowed_tools" and choice.get("mode") in ("auto", "required"):
         try:
             allowed = msgspec.convert(choice.get("tools"), list[FunctionTool])
         except msgspec.ValidationError:
             allowed = []
         if allowed and all(tool.type == "function" and tool.name is not None for tool in allowed):
-            return choice["mode"], [tool.name or "" for tool in allowed]
+            return ToolChoice(choice["mode"], given=choice), frozenset(tool.name or "" for tool in allowed)
     raise invalid(
         "tool_choice",
         f"must be none, auto, required, a function, or allowed_tools with a mode and functions, got {shorten(choice)}",
     )
-
-
-def _allowed_tools(tools: list[ToolDefinition], names: list[str]) -> list[ToolDefinition]:
-    left = [tool for tool in tools if tool.function is not None and tool.function.name in names]
-    if len(left) < len(set(names)):
-        known = {tool.function.name for tool in left if tool.function is not None}
-        raise invalid("tool_choice.tools", f"none of the tools is {shorten(sorted(set(names) - known)[0])}")
-    return left
-
-
-def _response_format(request: ResponsesRequest) -> ResponseFormat | None:
-    wanted = request.text.format if request.text is not None else None
-    if wanted is None:
-        return None
-    if wanted.type != "json_schema":
-        return ResponseFormat(type=wanted.type)
-    schema = JsonSchemaFormat(
-        name=wanted.name, description=wanted.description, schema=wanted.schema, strict=wanted.strict
-    )
-    return ResponseFormat(type="json_schema", json_schema=schema)

@@ -1,19 +1,22 @@
-"""Fields and checks that chat and text completions share."""
+"""Fields that several APIs take under the same names, and their translation."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import msgspec
 
-from jaxserve.apis.schema.decode import shorten
-from jaxserve.apis.schema.limits import MAX_REQUEST_ID_CHARS, MAX_SALT_CHARS
+from jaxserve.apis.openai.response_format import ResponseFormat
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
-from jaxserve.errors import ContextLengthError, InvalidRequestError
+from jaxserve.errors import InvalidRequestError
 from jaxserve.frontend.bounds import check_bounds
-from jaxserve.frontend.grammars.constraint import ResponseFormat, StructuredOutputs
+from jaxserve.frontend.constraint import StructuredOutputs
+from jaxserve.frontend.handle import RequestTiming
 from jaxserve.frontend.sampling import SamplerFields
+
+MAX_SALT_CHARS: Final = 256
+MAX_REQUEST_ID_CHARS: Final = 128
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -61,6 +64,16 @@ class GenerationFields(SamplerFields, kw_only=True):
     return_metrics: bool | None = None
     """Whether the reply, or the last part of a stream, tells what the request took, as `metrics`."""
 
+    @property
+    def stop_strings(self) -> list[str]:
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    def reported(self, timing: RequestTiming) -> RequestTiming | msgspec.UnsetType:
+        """Return the timing for the reply, if the request asks for it."""
+        return timing if self.return_metrics else msgspec.UNSET
+
 
 class CommonFields(GenerationFields, kw_only=True):
     """What both completion endpoints take."""
@@ -81,17 +94,6 @@ class CommonFields(GenerationFields, kw_only=True):
         return 1 if self.n is None else self.n
 
     @property
-    def num_prompt_logprobs(self) -> int | None:
-        """Most likely tokens to tell for each of the prompt's; None where nobody asks for log-probabilities of these."""
-        return self.prompt_logprobs
-
-    @property
-    def stop_strings(self) -> list[str]:
-        if self.stop is None:
-            return []
-        return [self.stop] if isinstance(self.stop, str) else self.stop
-
-    @property
     def wants_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
@@ -101,7 +103,7 @@ class CommonFields(GenerationFields, kw_only=True):
 
 
 def check_common(request: CommonFields, limits: LimitsConfig) -> None:
-    """Check what needs neither model nor tokenizer. Raises InvalidRequestError naming field, value and limit."""
+    """Raise InvalidRequestError for fields out of their bounds, and for options that need or exclude streaming."""
     check_bounds(request, limits)
     if request.prompt_logprobs is not None and request.stream:
         raise InvalidRequestError("`prompt_logprobs` are not available when `stream=True`.", param="prompt_logprobs")
@@ -109,38 +111,14 @@ def check_common(request: CommonFields, limits: LimitsConfig) -> None:
         raise InvalidRequestError("Stream options can only be defined when `stream=True`.", param="stream_options")
 
 
-def check_listed_logprobs(request: CommonFields, wants_logprobs: bool) -> None:
-    """Refuse a list of tokens in the place of the most likely ones where log-probabilities are not asked for."""
-    if request.logprob_token_ids is not None and not wants_logprobs:
-        raise InvalidRequestError(
-            "When using `logprob_token_ids`, `logprobs` must be asked for.", param="logprob_token_ids"
-        )
-
-
-def context_error(limit: int, num_prompt_tokens: str, param: str) -> ContextLengthError:
-    """The prompt alone is too long. `num_prompt_tokens` may say "at least N"."""
-    return ContextLengthError(
-        f"This model's maximum context length is {limit} tokens. However, your prompt contains {num_prompt_tokens} "
-        "input tokens, which leaves no room for output. Please reduce the length of the input prompt.",
-        param=param,
-    )
-
-
-def resolve_max_tokens(asked: int | None, default: int | None, num_prompt: int, limit: int, param: str) -> int:
-    """How many tokens may be generated; `default` None means: as many as fit.
-
-    Raises ContextLengthError when prompt and output do not fit `limit` together.
-    """
-    room = limit - num_prompt
-    if room < 1:
-        raise context_error(limit, str(num_prompt), param)
-    if asked is None:
-        return room if default is None else min(default, room)
-    if asked > room:
-        raise ContextLengthError(
-            f"This model's maximum context length is {limit} tokens. However, you requested "
-            f"{shorten(num_prompt + asked)} tokens ({num_prompt} in the {param}, {shorten(asked)} in the completion). "
-            f"Please reduce the length of the {param} or completion.",
-            param=param,
-        )
-    return asked
+def shared_fields(request: GenerationFields) -> dict[str, Any]:
+    """Return the arguments of a GenerationRequest that every API takes under the same names."""
+    return {
+        "model": request.model,
+        "sampling": request,
+        "stop": request.stop_strings,
+        "include_stop": bool(request.include_stop_str_in_output),
+        "skip_special_tokens": request.skip_special_tokens is not False,
+        "priority": request.priority or 0,
+        "cache_salt": request.cache_salt,
+    }

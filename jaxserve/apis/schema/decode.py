@@ -5,24 +5,18 @@ Everything wrong with the JSON or its types ends in one InvalidRequestError with
 
 from __future__ import annotations
 
-import re
 from typing import TypeVar
 
 import msgspec
 
-from jaxserve.apis.schema.choices import choices_at
-from jaxserve.apis.schema.limits import MAX_ECHOED_CHARS
 from jaxserve.apis.schema.unknown import unknown_inside
-from jaxserve.apis.schema.unsupported import NO_OPS, UNSUPPORTED, is_neutral, refuse
-from jaxserve.errors import InvalidRequestError, invalid
+from jaxserve.apis.schema.unsupported import NO_OPS, UNSUPPORTED, is_neutral
+from jaxserve.errors import InvalidRequestError
+from jaxserve.frontend.checks import invalid_field, refuse
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_PATH = re.compile(r"^(?P<reason>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
-_WORD = re.compile(r"^Invalid enum value '(?P<word>.*)'$", re.DOTALL)
-_INDEX = re.compile(r"\[\d+\]")
-_MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`$")
 
 
 def decode_request(struct: type[T], body: bytes) -> tuple[T, list[str]]:
@@ -44,46 +38,6 @@ def decode_request(struct: type[T], body: bytes) -> tuple[T, list[str]]:
         raise invalid_field(str(error), struct=struct) from None
     except msgspec.DecodeError as error:
         raise InvalidRequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
-
-
-def invalid_field(
-    text: str, value: object = msgspec.UNSET, struct: type[msgspec.Struct] | None = None
-) -> InvalidRequestError:
-    """An error from msgspec's text; with `value` given, the text repeats it (bounded).
-
-    struct: what was decoded; its words are named where another one was sent.
-    """
-    match = _PATH.match(text)
-    assert match is not None, "the pattern matches any text"
-    reason, path = match["reason"], match["path"] or ""
-    absent = _MISSING.match(reason)
-    if absent:
-        path = f"{path}.{absent['field']}" if path else absent["field"]
-        return missing(path)
-    wrong = _WORD.match(reason)
-    choices = choices_at(struct, _INDEX.sub("[...]", path)) if wrong and struct is not None else ()
-    if wrong and choices:
-        return invalid(path, f"must be one of {', '.join(map(repr, choices))}, got {shorten(wrong['word'])}")
-    got = "" if value is msgspec.UNSET else f", got {shorten(value)}"
-    if not path:
-        return InvalidRequestError(f"Invalid body: {reason}{got}.")
-    return invalid(path, f"{reason}{got}")
-
-
-def missing(param: str) -> InvalidRequestError:
-    """The error that names a field without which there is nothing to do."""
-    return InvalidRequestError(
-        f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
-    )
-
-
-def shorten(value: object) -> str:
-    """A client's value for an error text, cut after `MAX_ECHOED_CHARS` characters."""
-    try:
-        text = repr(value)
-    except ValueError:
-        return "a huge integer"
-    return text if len(text) <= MAX_ECHOED_CHARS else text[:MAX_ECHOED_CHARS] + "..."
 
 
 def _unknown_fields(struct: type[msgspec.Struct], fields: dict[str, msgspec.Raw]) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxserve.apis.schema.decode import missing
 from jaxserve.errors import invalid
+from jaxserve.frontend.checks import missing
 
 
 def texts_or_ids(name: str, value: str | list[Any] | None) -> list[str | list[int]]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxserve.errors import UnsupportedParameterError, unsupported
-
 IGNORED_HEADER = "x-jaxserve-ignored"
 
 _OFF: tuple[Any, ...] = (None, False)
@@ -99,8 +97,3 @@ def is_neutral(name: str, value: Any) -> bool:
     return any(
         isinstance(value, bool) == isinstance(neutral, bool) and value == neutral for neutral in UNSUPPORTED[name]
     )
-
-
-def refuse(name: str) -> UnsupportedParameterError:
-    """The error that names a field we do not honour."""
-    return unsupported(name, "is not supported by this server")

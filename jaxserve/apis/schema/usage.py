@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from jaxserve.frontend.handle import TokenCounts
+
 
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int = 0
@@ -29,19 +31,14 @@ class Usage(msgspec.Struct):
     completion_tokens_details: CompletionTokensDetails
 
 
-def make_usage(
-    num_prompt: int,
-    num_completion: int,
-    num_cached: int,
-    num_reasoning: int = 0,
-    num_accepted: int = 0,
-    num_rejected: int = 0,
-) -> Usage:
-    """Usage of a reply: the prompt counted once, completions of all choices summed, their reasoning among them."""
+def usage_of(counts: TokenCounts) -> Usage:
+    """Return the counts as OpenAI reports them."""
     return Usage(
-        prompt_tokens=num_prompt,
-        completion_tokens=num_completion,
-        total_tokens=num_prompt + num_completion,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached),
-        completion_tokens_details=CompletionTokensDetails(num_reasoning, num_accepted, num_rejected),
+        prompt_tokens=counts.num_prompt,
+        completion_tokens=counts.num_completion,
+        total_tokens=counts.num_prompt + counts.num_completion,
+        prompt_tokens_details=PromptTokensDetails(counts.num_cached),
+        completion_tokens_details=CompletionTokensDetails(
+            counts.num_reasoning, counts.num_accepted, counts.num_rejected
+        ),
     )

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 
 from jaxserve.errors import RequestError
-from jaxserve.http.errors import request_error
+from jaxserve.frontend.errors import request_error
 from jaxserve.ipc.messages import Command, CommandDone, CommandName
 
 

@@ -7,33 +7,32 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from aiohttp import web
 
-from jaxserve.apis.routes import API_ROUTES, Route
+from jaxserve.apis.routes import Encoded, Route
 from jaxserve.http.docs_page import docs_page
+from jaxserve.http.handler import HttpCall
 from jaxserve.http.openapi import openapi_document
-from jaxserve.http.state import STATE
 
 _PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 @partial(Route, "GET", "/openapi.json", tag="Operation")
-async def openapi(request: web.Request) -> web.StreamResponse:
+async def openapi(call: HttpCall) -> Encoded:
     """This API as an OpenAPI 3.1 document."""
-    return web.Response(body=msgspec.json.encode(await _document(request)), content_type="application/json")
+    return Encoded(body=msgspec.json.encode(await _document(call)))
 
 
 @partial(Route, "GET", "/docs", tag="Operation", media_type="text/html")
-async def docs(request: web.Request) -> web.StreamResponse:
+async def docs(call: HttpCall) -> Encoded:
     """This API as a page."""
-    return web.Response(
-        text=docs_page(await _document(request)),
-        content_type="text/html",
+    return Encoded(
+        body=docs_page(await _document(call)).encode(),
+        media_type="text/html; charset=utf-8",
         headers={"Content-Security-Policy": _PAGE_POLICY},
     )
 
 
-async def _document(request: web.Request) -> dict[str, Any]:
-    """Sources are read for their texts: others want to be heard meanwhile."""
-    state = request.app[STATE]
-    return await asyncio.to_thread(openapi_document, request.app[API_ROUTES], state.limits, not state.keys.is_open)
+async def _document(call: HttpCall) -> dict[str, Any]:
+    """Return the document, made in a thread: it reads sources for their texts."""
+    is_guarded = not call.state.keys.is_open
+    return await asyncio.to_thread(openapi_document, call.routes, call.frontend.limits, is_guarded)

@@ -13,7 +13,8 @@ from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
 from jaxserve.engine.process import build_core, build_executor
 from jaxserve.errors import ConfigError, RequestError
-from jaxserve.frontend.grammars.constraint import StructuredOutputs, requested_grammar
+from jaxserve.frontend.constraint import StructuredOutputs, chosen_constraint
+from jaxserve.frontend.grammar import constraint_grammar
 from jaxserve.ipc.engine_spec import EngineSpec
 from jaxserve.ipc.messages import Grammar, StartupProgress
 from jaxserve.runtime.api_process import tokenizer_of
@@ -49,7 +50,7 @@ def grammar_of(structured_outputs: Mapping[str, Any] | None, max_depth: int) -> 
     if structured_outputs is None:
         return None
     try:
-        named = requested_grammar(None, msgspec.convert(structured_outputs, StructuredOutputs), max_depth)
+        constraint = chosen_constraint(msgspec.convert(structured_outputs, StructuredOutputs))
+        return None if constraint is None else constraint_grammar(constraint, max_depth).grammar
     except (msgspec.ValidationError, RequestError) as error:
         raise ConfigError(f"--structured-outputs: {error}") from None
-    return None if named is None else named.grammar

@@ -9,12 +9,14 @@ import msgspec
 import pytest
 
 from jaxserve.apis.anthropic.schema import MessagesRequest
-from jaxserve.apis.openai.chat_schema import ChatRequest, check_chat
-from jaxserve.apis.openai.completions_schema import CompletionRequest, check_completion
+from jaxserve.apis.openai import chat, completions
+from jaxserve.apis.openai.chat_schema import ChatRequest
+from jaxserve.apis.openai.completions_schema import CompletionRequest
 from jaxserve.apis.schema.decode import decode_request
 from jaxserve.apis.schema.unsupported import NO_OPS, UNSUPPORTED, is_neutral
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, UnsupportedParameterError
+from jaxserve.frontend.request import Texts
 from jaxserve.frontend.sampling import sampling_params
 from jaxserve.sampling.params import COLUMNS
 
@@ -186,6 +188,18 @@ def test_limits_on_json_are_settings(setting: str, fields: dict[str, Any], size:
     with pytest.raises(InvalidRequestError, match=rf"--{setting.replace('_', '-')}\), got"):
         check_chat(request, replace(LimitsConfig(), **{setting: size - 1}))
     check_chat(request, replace(LimitsConfig(), **{setting: 1000}))
+
+
+def check_chat(request: ChatRequest, limits: LimitsConfig) -> None:
+    chat.to_request(request, limits).check(limits)
+
+
+def check_completion(request: CompletionRequest, limits: LimitsConfig) -> list[str | list[int]]:
+    """Check the request; return its prompts."""
+    translated = completions.to_request(request, limits)
+    translated.check(limits)
+    assert isinstance(translated.prompt, Texts)
+    return list(translated.prompt.prompts)
 
 
 def decode_chat(**fields: Any) -> tuple[ChatRequest, list[str]]:

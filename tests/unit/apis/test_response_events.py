@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from jaxserve.apis.responses.reply import ResponseReply
+from jaxserve.apis.responses.reply import ResponseFormatter
 from jaxserve.apis.responses.response import ResponseObject
-from jaxserve.apis.schema.usage import make_usage
 from jaxserve.frontend.choice_stream import OutputDelta
+from jaxserve.frontend.handle import TokenCounts
 from jaxserve.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.frontend.tokenization import tokenization
@@ -185,16 +185,17 @@ def test_a_client_that_leaves_during_the_last_event_finds_a_completed_response(t
     kept: list[ResponseObject] = []
     with tokenization() as tokens:
         tokens.install(tokenizer, OutputFormat())
-        reply = ResponseReply(
+        reply = ResponseFormatter(
             stored("resp_1", status="in_progress").response,
             tokens,
             num_top_logprobs=None,
             timing=None,
             keep=lambda response, is_first: kept.append(response),
+            forget=lambda response_id: None,
         )
     reply.opening()
     reply.chunks(OutputDelta(0, "Hey", finish_reason="stop"), None)
-    reply.closing(make_usage(1, 1, 0))
+    reply.closing(TokenCounts(1, 1))
     reply.cancel()
     assert [response.status for response in kept] == ["in_progress", "completed"]
 

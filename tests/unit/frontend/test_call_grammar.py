@@ -8,11 +8,12 @@ import msgspec
 import pytest
 
 from jaxserve.errors import UnsupportedParameterError
-from jaxserve.frontend.grammars.calls import call_grammar
+from jaxserve.frontend.grammar import call_grammar
+from jaxserve.frontend.messages import ChatMessage
 from jaxserve.frontend.parsers.formats import TOOL_FORMATS
 from jaxserve.frontend.parsers.output_format import OutputFormat
-from jaxserve.frontend.tokenization import tokenization
-from jaxserve.frontend.tools import FunctionDefinition, ToolDefinition
+from jaxserve.frontend.request import Conversation
+from jaxserve.frontend.tools import FunctionDefinition, ToolChoice
 from jaxserve.ipc.messages import CallGrammar, CallTemplate
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.apis.test_tools import tooled
@@ -24,10 +25,13 @@ CLOSED: dict[str, Any] = {"type": "object", "properties": {}, "additionalPropert
 def asked(tokenizer: Tokenizer, name: str, choice: Any, *, strict: bool | None = None, **options: Any) -> Any:
     """The calls that two tools, one of them strict or not, make with this choice; None without a grammar."""
     functions = [FunctionDefinition(name="f", strict=strict), FunctionDefinition(name="g")]
-    tools = [ToolDefinition(type="function", function=function) for function in functions]
-    with tokenization() as tokens:
-        tokens.install(tokenizer, OutputFormat(TOOL_FORMATS[name]))
-        named = call_grammar(tokens, tools, choice, **{"is_parallel": True, "max_depth": 9} | options)
+    conversation = Conversation(
+        messages=[ChatMessage(role="user", content="Hi")],
+        functions=functions,
+        tool_choice=ToolChoice.read(choice),
+        **options,
+    )
+    named = call_grammar(conversation, tokenizer, OutputFormat(TOOL_FORMATS[name]), max_depth=9)
     if named is None:
         return None
     assert (named.param, named.grammar.kind) == ("tools", "calls")

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from jaxserve.apis.openai.logprobs import ScoredToken
-from jaxserve.frontend.content_tokens import ContentTokens
+from jaxserve.frontend.content_tokens import ContentTokens, ScoredToken
 from jaxserve.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from jaxserve.frontend.parsers.output_format import OutputFormat
 

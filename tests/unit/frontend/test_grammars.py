@@ -10,7 +10,7 @@ import pytest
 
 from jaxserve.config import StructuredConfig
 from jaxserve.errors import UnavailableError
-from jaxserve.frontend.grammars.checker import GrammarChecker
+from jaxserve.frontend.grammar_checker import GrammarChecker
 from jaxserve.ipc.messages import Grammar
 from tests.unit.running_api import TOKENIZERS
 

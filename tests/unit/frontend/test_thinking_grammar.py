@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from jaxserve.errors import UnsupportedParameterError
-from jaxserve.frontend.grammars.constraint import NamedGrammar
-from jaxserve.frontend.grammars.thinking import after_thinking
+from jaxserve.frontend.grammar import NamedGrammar, after_thinking
+from jaxserve.frontend.messages import ChatMessage
 from jaxserve.frontend.parsers.formats import CHANNEL_FORMATS, REASONING_FORMATS, TOOL_FORMATS
 from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.frontend.parsers.parser_spec import ParserSpec
-from jaxserve.frontend.tokenization import tokenization
+from jaxserve.frontend.request import Conversation
 from jaxserve.ipc.messages import Grammar, Thinking, ThinkingBudget
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.apis.test_tools import HERMES, tooled
@@ -23,9 +23,8 @@ REASONING = OutputFormat(reasoning=REASONING_FORMATS["qwen3"])
 
 
 def found(tokenizer: Tokenizer, named: NamedGrammar | None, budget: int | None, **spec: Any) -> NamedGrammar | None:
-    with tokenization() as tokens:
-        tokens.install(tokenizer, OutputFormat())
-        return after_thinking(tokens, ParserSpec(**{"output_format": REASONING} | spec), named, budget)
+    conversation = Conversation(messages=[ChatMessage(role="user", content="Hi")], thinking_budget=budget)
+    return after_thinking(conversation, tokenizer, ParserSpec(**{"output_format": REASONING} | spec), named)
 
 
 def test_reasoning_that_may_come_is_told_with_its_control_tokens(tokenizer: Tokenizer, tooled: Tokenizer) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from jaxserve.apis.schema.limits import MAX_ECHOED_CHARS
 from jaxserve.config import ConnectionConfig
+from jaxserve.frontend.checks import MAX_ECHOED_CHARS
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.running_api import running_api
 

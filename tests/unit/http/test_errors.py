@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from aiohttp import ClientPayloadError, web
 
-from jaxserve.apis.routes import Route
+from jaxserve.apis.routes import Call, Reply, Route
 from jaxserve.errors import REQUEST_ERRORS
-from jaxserve.http.errors import error_response, request_error
+from jaxserve.frontend.errors import request_error
+from jaxserve.http.errors import error_response
 from jaxserve.http.sse import EventStream
 from jaxserve.ipc.messages import ErrorInfo
 from jaxserve.tokenizer.tokenizer import Tokenizer
@@ -144,7 +145,7 @@ async def test_full_queue_is_429_with_retry_after(api: Api) -> None:
 
 
 async def test_unexpected_exception_tells_nothing(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken(request: web.Request) -> web.StreamResponse:
+    async def broken(call: Call) -> Reply:
         raise OSError(2, "No such file", "/secret/path")
 
     route = Route("GET", "/version", broken, True, summary="Fails.", tag="Operation")
@@ -159,7 +160,7 @@ async def test_unexpected_exception_tells_nothing(tokenizer: Tokenizer, monkeypa
 async def test_client_that_left_between_two_writes_is_no_error(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def left_alone(request: web.Request) -> web.StreamResponse:
+    async def left_alone(request: web.Request, route: Route, reply: Reply) -> web.StreamResponse:
         events = EventStream(request)
         await events.send([b"data: 1\n\n"])
         assert request.transport is not None
@@ -167,12 +168,12 @@ async def test_client_that_left_between_two_writes_is_no_error(
         await events.send([b"data: 2\n\n"])
         return events.response
 
-    route = Route("GET", "/version", left_alone, True, summary="Fails.", tag="Operation")
-    monkeypatch.setattr("jaxserve.http.operations.status.version", route)
     async with running_api(tokenizer) as api:
-        async with api.http.get("/version") as response:
-            with pytest.raises(ClientPayloadError):
-                await response.read()
+        with monkeypatch.context() as patch:
+            patch.setattr("jaxserve.http.handler.send", left_alone)
+            async with api.http.get("/version") as response:
+                with pytest.raises(ClientPayloadError):
+                    await response.read()
         assert (await api.http.get("/health")).status == 200
     assert caplog.records == []
 
