@@ -21,9 +21,9 @@ def grouped_matmul(
 ) -> Float[Array, "R O"]:
     """x[r] @ weight[e].T, where e is the expert of row r, accumulated and returned in float32.
 
-    Rows come sorted by expert: the first group_sizes[0] belong to expert 0, and so on; what comes of the rows behind
-    their sum means nothing. Weights, scales and `dynamic` are those of `matmul`, for each expert. A row's result does
-    not depend on its neighbours, and no weights are read but those of experts that have rows.
+    Rows come sorted by expert: the first group_sizes[0] belong to expert 0, and so on; results of rows after their sum
+    have no meaning. Weights, scales and `dynamic` are those of `matmul`, for each expert. A row's result does not depend
+    on its neighbours, and only the weights of experts with rows are read.
     """
     if backend in NATIVE and cpu.supports(x, weight, scales, dynamic=dynamic):
         return cpu.grouped_matmul(x, weight, group_sizes, scales, dynamic=dynamic, backend=backend)

@@ -1,7 +1,7 @@
-"""What products with the weights of experts are held to: cases, their operands, and the answer in float64.
+"""Conformance cases of matmuls with the weights of experts, with operands and the answer in float64.
 
 Operands are made by numpy from a seed. Padding rows of the activations hold NaN, and so do the weights of experts
-without rows, where their type has it: what comes of either nobody reads.
+without rows, if their type has it: neither may reach a result.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from jaxserve_kernels.grouped_matmul.api import grouped_matmul
 from jaxserve_kernels.ops import as_arrays
 
 TOLERANCES = {"float32": 1e-6, "bfloat16": 1e-5, "float16": 1e-5}
-"""Of a result, relative to the sum of its products' sizes, by type of the activations: products are exact, and added in
-float32."""
+"""Largest error of a result, relative to the sum of its terms' sizes, by type of the activations: products of two numbers
+are exact, and added in float32."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from jaxserve_kernels.matmul import cpu
 
 
 def supports(x: jax.Array, weight: jax.Array, scales: jax.Array | None, *, dynamic: bool) -> bool:
-    """Whether the kernel computes this product."""
+    """Return True if the kernel computes this matmul."""
     return (scales is None or scales.ndim == 2) and cpu.supports(x, weight, dynamic=dynamic)
 
 

@@ -20,7 +20,7 @@ from jaxserve_kernels.matmul import matmul
 _LEAST_TILE, _MOST_TILE = 8, 128
 """Rows."""
 _TILE_COST_BYTES = 32 << 20
-"""Of weights, that a GPU reads in the time it takes to start the work of one tile: some 8 us, an estimate."""
+"""Bytes of weights that a GPU reads in the time it takes to start the work of one tile: some 8 us, an estimate."""
 
 
 def grouped_matmul(
@@ -57,9 +57,9 @@ def by_tiles(
     dynamic: bool,
     has_fixed_count: bool = False,
 ) -> Float[Array, "R O"]:
-    """Tiles follow the order of rows, so what a tile computes behind its expert's rows the next one overwrites.
+    """Compute tiles in the order of rows: rows that a tile computes after its expert's last one are overwritten by the next.
 
-    has_fixed_count: do as many as there can be. A GPU's host waits for every condition that it cannot foresee.
+    has_fixed_count: compute as many tiles as there can be. A GPU's host waits for every condition that it cannot foresee.
     """
     num_rows, num_experts = len(x), len(weight)
     size = tile_rows(num_rows, num_experts)
@@ -100,7 +100,7 @@ def by_rows(
 
 
 def ragged(x: Float[Array, "R I"], weight: Float[Array, "E O I"], group_sizes: Int[Array, "E"]) -> Float[Array, "R O"]:
-    """Of weights without scales."""
+    """For weights without scales."""
     precision = jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
     return jax.lax.ragged_dot(
         x.astype(weight.dtype),
@@ -122,7 +122,7 @@ def most_tiles(num_rows: int, num_experts: int) -> int:
 
 
 def _are_few(x: jax.Array, weight: jax.Array) -> bool:
-    """Whether reading an expert's weights again for each row takes less than starting one tile after the other."""
+    """Return True if reading an expert's weights again for each row takes less time than starting tile after tile."""
     expert_bytes = weight[0].size * weight.dtype.itemsize
     return len(x) * expert_bytes <= most_tiles(len(x), len(weight)) * (expert_bytes + _TILE_COST_BYTES)
 

@@ -13,19 +13,19 @@ from jaxtyping import Array, Int
 
 
 class Tiles(NamedTuple):
-    """Of them `num_tiles` are real."""
+    """Tiles of rows; the first `num_tiles` are real."""
 
     num_tiles: Int[Array, "1"]
     experts: Int[Array, "Q"]
     starts: Int[Array, "Q"]
-    """Of a tile: a multiple of the alignment."""
+    """The first row of each tile: a multiple of the alignment."""
     begins: Int[Array, "Q"]
     """The first row in it that is its expert's."""
     ends: Int[Array, "Q"]
 
 
 class Places(NamedTuple):
-    """Where a row is found in what the tiles make: tile after tile, each of as many rows as all have."""
+    """The place of each row in the results of the tiles: tile after tile, each with the same number of rows."""
 
     experts: Int[Array, "R"]
     rows: Int[Array, "R"]
@@ -48,7 +48,7 @@ def tiles_of(group_sizes: Int[Array, "E"], num_rows: int, rows: int, alignment: 
 
 
 def places_of(group_sizes: Int[Array, "E"], num_rows: int, rows: int, alignment: int) -> Places:
-    """Of rows behind all groups: some place or other."""
+    """Return the place of each row; rows after all groups get some valid place."""
     of = _ranges(group_sizes, rows, alignment)
     index = jnp.arange(num_rows, dtype=jnp.int32)
     experts = jnp.minimum((of.ends <= index[:, None]).sum(1), len(group_sizes) - 1)
@@ -56,7 +56,7 @@ def places_of(group_sizes: Int[Array, "E"], num_rows: int, rows: int, alignment:
 
 
 class _Ranges(NamedTuple):
-    """Of each expert: its rows [start, end), the row that its first tile begins with, its tiles [start, end)."""
+    """The rows [start, end) of each expert, the first row of its first tile, and its tiles [start, end)."""
 
     starts: Int[Array, "E"]
     ends: Int[Array, "E"]

@@ -14,11 +14,11 @@ class GroupedTuning:
     """Sizes of the kernel for GPUs."""
 
     rows: int
-    """Of a tile: 64 or 128."""
+    """Rows of a tile: 64 or 128."""
     outputs: int
-    """Of one of a program's workers."""
+    """Outputs of one of a program's workers."""
     inputs: int
-    """Of one step."""
+    """Inputs of one step."""
     stages: int
     """Steps in flight."""
     programs: int
@@ -38,7 +38,7 @@ def of_rows(table: dict[str, dict[str, int]], rows_per_expert: int) -> dict[str,
 
 @functools.cache
 def load(device: str) -> dict[str, Any]:
-    """What is known of a device: the named file's content. Raises FileNotFoundError."""
+    """Return the sizes that are known for a device: the content of its file. Raises FileNotFoundError."""
     text = (resources.files(__package__) / "tuning" / f"{device}.json").read_text(encoding="utf-8")
     known: dict[str, Any] = json.loads(text)
     return known

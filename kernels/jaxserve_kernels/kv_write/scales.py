@@ -1,4 +1,4 @@
-"""What 8-bit keys and values stand for."""
+"""Scales of 8-bit keys and values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 
 class KVScales(NamedTuple):
-    """What a layer's 8-bit numbers are multiplied by, per head; one number for all is an array of equal ones."""
+    """Factors of a layer's 8-bit numbers, per head; a single factor is an array of equal numbers."""
 
     k: Float[Array, "K"]
     v: Float[Array, "K"]

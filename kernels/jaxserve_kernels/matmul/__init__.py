@@ -1,4 +1,4 @@
-"""Products of activations with output-major weights."""
+"""Matmuls of activations with output-major weights."""
 
 from jaxserve_kernels.matmul.api import matmul, multiplies, offset_product, quantize_rows
 

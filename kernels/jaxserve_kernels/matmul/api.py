@@ -22,12 +22,12 @@ def matmul(
     dynamic: bool = False,
     backend: Backend = "reference",
 ) -> Float[Array, "T O"]:
-    """x @ weight.T, accumulated and returned in float32; 8-bit weights (int8, e4m3) come with a scale per output,
-    int4 with one for each output and group of inputs; a group is as many neighbours as the others.
+    """x @ weight.T, accumulated and returned in float32; 8-bit weights (int8, e4m3) come with a scale per output, int4 with
+    one per output and group of inputs; groups are neighbours, all of one size.
 
-    num_rows: rows of x behind these are padding, whose results mean nothing; a backend may skip them.
-    dynamic: 8-bit weights meet activations that are quantised to the same type, each token by its own largest
-    value; the product of int8 is then exact in int32. Otherwise the weights are widened.
+    num_rows: rows of x after these are padding, whose results have no meaning; a backend may skip them.
+    dynamic: activations are quantised to the type of the 8-bit weights, each token by its own largest value; a matmul of
+    int8 by int8 is then exact in int32. Otherwise the weights are upcast.
     """
     if scales is not None and scales.ndim == 2:
         return _grouped(x, weight, scales, backend)

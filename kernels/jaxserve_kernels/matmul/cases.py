@@ -1,6 +1,6 @@
-"""What products with 8-bit weights are held to: cases, their operands, and the answer in float64.
+"""Conformance cases of matmuls with 8-bit weights, with operands and the answer in float64.
 
-Operands are made by numpy from a seed. Padding rows of the activations hold NaN: what comes of them nobody reads.
+Operands are made by numpy from a seed. Padding rows of the activations hold NaN, which may not reach a result.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from jaxserve_kernels.matmul.tuning import SkinnyTuning
 from jaxserve_kernels.ops import as_arrays
 
 TOLERANCES = {"bfloat16": 1e-5, "float16": 1e-5, "int8": 1e-6, "float8_e4m3fn": 1e-3}
-"""Of a result, relative to the sum of its products' sizes, by type of the activations: products are exact, and added in
-float32 or int32; but those of e4m3 by e4m3 with about 14 bits where Hopper adds them."""
+"""Largest error of a result, relative to the sum of its terms' sizes, by type of the activations: products of two numbers
+are exact, and added in float32 or int32; but those of e4m3 by e4m3 with about 14 bits if Hopper adds them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,14 @@ from jaxserve_kernels.backend import Backend
 _LANES = 16
 """Inputs must be a multiple of the widest vector the kernels may be compiled for."""
 _INT8_LANES = 64
-"""The same for inputs in int8."""
+"""Divisor of the number of inputs in int8."""
 _MOST_INT8_INPUTS = 1 << 16
 """So many products of bytes that are 128 too large fit an int32."""
 _WEIGHTS = ("float32", "float16", "bfloat16", "int8")
 
 
 def supports(x: jax.Array, weight: jax.Array, *, dynamic: bool) -> bool:
-    """Whether the kernel computes this product."""
+    """Return True if the kernel computes this matmul."""
     if dynamic:
         is_exact = x.shape[1] <= _MOST_INT8_INPUTS
         return multiplies(weight.dtype, dynamic=True) and is_exact and x.shape[1] % _INT8_LANES == 0
@@ -27,7 +27,7 @@ def supports(x: jax.Array, weight: jax.Array, *, dynamic: bool) -> bool:
 
 
 def multiplies(dtype: jnp.dtype, *, dynamic: bool) -> bool:
-    """Whether there is a kernel for weights of this type; `dynamic` ones need AVX512-VNNI and have to be built."""
+    """Return True if there is a kernel for weights of this type; `dynamic` ones need AVX512-VNNI and must have been built."""
     return dtype == jnp.int8 and native.has("jaxserve_matmul_int8") if dynamic else str(dtype) in _WEIGHTS
 
 

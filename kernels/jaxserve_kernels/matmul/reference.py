@@ -56,7 +56,7 @@ def grouped_matmul(
 
 
 def offset_product(x: Float[Array, "T I"], offsets: Float[Array, "G O"]) -> Float[Array, "T O"]:
-    """What weights gain by an offset for each output and group of inputs: sums of inputs times offsets."""
+    """Return the part of the result that comes from offsets per output and group of inputs: sums of inputs times offsets."""
     by_group = x.reshape(x.shape[0], len(offsets), -1).astype(jnp.float32)
     return jnp.matmul(by_group.sum(-1), offsets, precision=jax.lax.Precision.HIGHEST)
 

@@ -49,7 +49,7 @@ def size_class(weight_bytes: int) -> str:
 
 @functools.cache
 def load(device: str) -> dict[str, Any]:
-    """What is known of a device: the named file's content. Raises FileNotFoundError."""
+    """Return the sizes that are known for a device: the content of its file. Raises FileNotFoundError."""
     text = (resources.files(__package__) / "tuning" / f"{device}.json").read_text(encoding="utf-8")
     known: dict[str, Any] = json.loads(text)
     return known

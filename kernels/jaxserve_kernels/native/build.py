@@ -27,12 +27,12 @@ COMPILERS: Final = ("c++", "g++", "clang++")
 FLAGS: Final = ("-O3", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=fast", "-w")
 HERE: Final = ("-march=native",)
 ELSEWHERE: Final = ("-static-libstdc++", "-static-libgcc")
-"""Where it runs there may be older ones, or none."""
+"""Static linking: the host that runs the library may have older ones of these, or none."""
 TIMEOUT_S: Final = 600
 
 
 class BuildError(Exception):
-    """Why there is no library, in one line."""
+    """The reason why there is no library, in one line."""
 
 
 def build(generation: Generation | None = None) -> Path:

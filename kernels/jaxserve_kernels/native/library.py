@@ -1,6 +1,6 @@
-"""Where compiled kernels are, which of them this host can run, and how JAX comes to know them.
+"""Finds the compiled kernels that this host can run, and registers them with JAX.
 
-A library says in its name whom it is for, so one that this processor cannot run is never loaded.
+A library's name contains its processors, so one that this processor cannot run is never loaded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BUILT: Final = Path(__file__).parent / "_built"
 
 
 def library_file(generation: Generation | None = None) -> Path:
-    """Where the library for this source, this jaxlib and these processors is, once it is built; None: this very one."""
+    """Return the library's path for this source, this jaxlib and these processors; None: for this very processor."""
     if generation is None:
         return BUILT / f"kernels-{_fingerprint(processor_flags())}.so"
     return BUILT / f"kernels-{generation.name}-{_fingerprint(' '.join(generation.compiler_flags))}.so"
@@ -45,13 +45,13 @@ def register() -> Path | None:
 
 
 def has(target: str) -> bool:
-    """Whether there is a library for this host that has this kernel; registers it."""
+    """Return True if a library for this host has this kernel; registers it."""
     file = register()
     return file is not None and target in _register(file)
 
 
 def has_amx() -> bool:
-    """Whether products of floats can be had on a matrix unit: it is here, known to the library, and allowed to us."""
+    """Return True if this processor has AMX, the library uses it, and the system allows it."""
     file = register()
     return file is not None and bool(ctypes.CDLL(str(file)).jaxserve_has_matrix_unit())
 

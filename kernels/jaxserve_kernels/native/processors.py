@@ -1,4 +1,4 @@
-"""Whom a library is compiled for: this very processor, or every one that has certain features."""
+"""Processors that a library is compiled for: this very one, or every one that has certain features."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Generation:
 
     @property
     def is_here(self) -> bool:
-        """Whether this processor is one of them, and the kernel lets us use all of it."""
+        """Return True if this processor is one of them, and the system lets us use all of it."""
         return self.features <= frozenset(processor_flags().split())
 
 
@@ -41,7 +41,7 @@ GENERATIONS: Final = (
 
 @cache
 def processor_flags() -> str:
-    """What this processor can execute, as /proc/cpuinfo lists it; empty where there is no such file."""
+    """Return the features of this processor, as /proc/cpuinfo lists them; empty without that file."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
             return next((line for line in file if line.startswith("flags")), "")

@@ -39,7 +39,7 @@ __all__ = [
 def unsupported(
     backend: Backend, num_heads: int, pool_shape: tuple[int, ...], dtype: jnp.dtype, kv_dtype: jnp.dtype
 ) -> str | None:
-    """Why `backend` has no kernel for a pool `[L, P, K, S, H]` and these types, in a few words; None where it has."""
+    """Return in a few words why `backend` has no kernel for a pool `[L, P, K, S, H]` and these types; None if it has one."""
     if backend == "mosaic_gpu":
         return gpu.unsupported(num_heads, pool_shape, dtype, kv_dtype)
     if backend == "mosaic_tpu":
@@ -131,7 +131,7 @@ def _write_then_attend(
 
 
 def _widened(x: Float[Array, "T N H"], dim: int) -> Float[Array, "T N H2"]:
-    """Zeros behind each head, where a pool has wider ones."""
+    """Pad each head with zeros to the width of the pool's heads."""
     return x if x.shape[2] == dim else jnp.pad(x, ((0, 0), (0, 0), (0, dim - x.shape[2])))
 
 
@@ -170,11 +170,11 @@ def mixed_attention(
     sinks: Float[Array, "N"] | None = None,
     backend: Backend = "reference",
 ) -> Float[Array, "T N H"]:
-    """Query segments of a flat token axis, each causal over its own row's keys.
+    """Attend with query segments of a flat token axis, each causal over its own row's keys.
 
     Row b's queries stand at `ragged.query_starts[b] : ragged.query_starts[b + 1]`, the last one at
     position `kv_lengths[b] - 1`. The first `ragged.num_decode_rows` rows have one query each. Tokens
-    behind the last segment (padding) come out finite and meaningless. `ragged` is cut for the same backend.
+    after the last segment (padding) come out finite and meaningless. `ragged` is cut for the same backend.
     """
     attend = _kernels(backend).mixed_attention
     out: Array = attend(q, k_pages, v_pages, layer, block_tables, kv_lengths, ragged, scoring=scoring, sinks=sinks)

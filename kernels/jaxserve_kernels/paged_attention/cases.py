@@ -1,8 +1,7 @@
-"""What every implementation of paged attention is held to: cases, their operands, and the dense answer.
+"""Conformance cases of paged attention, with operands and the dense answer.
 
-Operands are made by numpy from a seed. Pages that no row owns hold NaN, slots of a row's last page that nobody has
-written hold huge numbers, and so does the null page. Answers are dense softmaxes in float64 over the very numbers
-that the operands hold.
+Operands are made by numpy from a seed. Pages that no row owns hold NaN; unwritten slots of a row's last page hold huge
+numbers, and so does the null page. Answers are dense softmaxes in float64 over the very numbers that the operands hold.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ class Case:
     sliding_window: int | None = None
     softcap: float | None = None
     scale: float | None = None
-    """Of scores; None: as usual for the head dimension."""
+    """Factor of scores; None: the usual one for the head dimension."""
     has_sinks: bool = False
     padding: int = 0
-    """Tokens behind the last row."""
+    """Tokens after the last row."""
     num_pages: int | None = None
-    """Of the pool; None: a few more than the rows own. The rows own the last ones."""
+    """Pages of the pool; None: a few more than the rows own. The rows own the last ones."""
 
     @property
     def is_decode(self) -> bool:

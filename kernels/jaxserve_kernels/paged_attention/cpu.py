@@ -16,7 +16,7 @@ _NO_WINDOW = 1 << 30
 
 
 def supports(num_heads: int, pool_shape: tuple[int, ...], dtype: jnp.dtype, scoring: Scoring) -> bool:
-    """Whether the kernel serves a pool of this shape `[L, P, K, S, H]` and type.
+    """Return True if the kernel serves a pool of this shape `[L, P, K, S, H]` and type.
 
     A model uses softcaps in all of its layers or in none, so all of its layers get the same answer.
     """

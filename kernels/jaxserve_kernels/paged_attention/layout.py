@@ -1,4 +1,4 @@
-"""Where a step's tokens stand: their pages, their rows, and how ragged segments are cut into tiles.
+"""Places of a step's tokens: their pages, their rows, and the tiles of ragged segments.
 
 Computed once a step, shared by all layers.
 """
@@ -23,7 +23,7 @@ def pool_head_dim(head_dim: int, platform: str) -> int:
 
 
 class Tiling(NamedTuple):
-    """How segments are cut into tiles of queries. Static."""
+    """Tiling of segments into tiles of queries. Static."""
 
     queries: int = QUERIES_PER_TILE
     alignment: int = 1
@@ -63,7 +63,7 @@ class Paging(NamedTuple):
 def ragged_layout(
     query_starts: Int[Array, "B1"], num_decode_rows: Int[Array, ""], *, num_tokens: int, tiling: Tiling | None = None
 ) -> Ragged:
-    """Cut every row behind the decode rows into tiles; the decode rows need none."""
+    """Cut every row after the decode rows into tiles; the decode rows need none."""
     tile, alignment = tiling or Tiling()
     num_rows = query_starts.shape[0] - 1
     max_tiles = -(-(num_tokens + (alignment - 1) * num_rows) // tile) + num_rows

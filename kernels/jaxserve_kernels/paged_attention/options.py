@@ -1,4 +1,4 @@
-"""What attention is computed, beyond its operands: static, the same for every token of a layer."""
+"""Static options of attention, beyond its operands: one value for every token of a layer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How products of queries and keys become scores, and which keys a query sees."""
+    """The scores of queries and keys, and the keys that a query sees."""
 
     scale: float
     softcap: float | None = None

@@ -202,6 +202,6 @@ def mixed_attention(
 
 
 def _pad_to_multiple(table: Int[Array, "B M"], multiple: int) -> Int[Array, "B M2"]:
-    """Null pages behind the table, so that a slice of `multiple` pages never clamps."""
+    """Append null pages to the table, so that a slice of `multiple` pages never clamps."""
     missing = -table.shape[1] % multiple
     return jnp.pad(table, ((0, 0), (0, missing)))

@@ -1,6 +1,6 @@
 """Attention kernels under tensor parallelism: every device runs the kernel on its own heads.
 
-XLA cannot split a kernel as it splits its own operations; it has to be told.
+XLA cannot split a kernel as it splits its own operations: `shard_map` splits it.
 """
 
 from __future__ import annotations

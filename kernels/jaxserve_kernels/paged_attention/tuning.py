@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class DecodeTuning:
-    """Of decode attention on GPUs."""
+    """Block sizes of decode attention on GPUs."""
 
     programs: int
     """Most thread blocks: as many as there are multiprocessors."""
@@ -30,7 +30,7 @@ class DecodeTuning:
 
 @dataclass(frozen=True, slots=True)
 class PrefillTuning:
-    """Of attention of query segments on GPUs. Fields as in `DecodeTuning`."""
+    """Block sizes of attention of query segments on GPUs. Fields as in `DecodeTuning`."""
 
     programs: int
     tile: int
@@ -55,7 +55,7 @@ def _sizes(device: str, kernel: str, dim: int, itemsize: int) -> dict[str, Any]:
 
 @functools.cache
 def load(device: str) -> dict[str, Any]:
-    """What is known of a device: the named file's content. Raises FileNotFoundError."""
+    """Return the sizes that are known for a device: the content of its file. Raises FileNotFoundError."""
     text = (resources.files(__package__) / "tuning" / f"{device}.json").read_text(encoding="utf-8")
     known: dict[str, Any] = json.loads(text)
     return known

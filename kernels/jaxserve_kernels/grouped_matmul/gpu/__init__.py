@@ -14,20 +14,20 @@ from jaxserve_kernels.grouped_matmul.tuning import GroupedTuning, grouped_tuning
 
 Operand = jax.Array | jax.ShapeDtypeStruct
 _DEVICE = "h200"
-"""Whose sizes are taken. Other Hoppers have the same multiprocessors."""
+"""The device whose sizes are taken. Other Hoppers have the same multiprocessors."""
 _FIRST_JAX = (0, 11, 2)
 WORKERS = 2
 """Warpgroups of a program that compute."""
 _GROUPS = (64, 128)
 """Inputs that a scale of 4-bit weights may belong to."""
 _LEAST_OUTPUTS = 64
-"""Of a worker, where more would not divide them all."""
+"""Outputs of a worker, if more would not divide them all."""
 
 
 def choice(x: Operand, weight: Operand) -> GroupedTuning | None:
-    """Sizes for a product of rows with float weights of experts; None: the reference computes it.
+    """Return the sizes for a matmul of rows with float weights of experts; None: the reference computes it.
 
-    Nobody measured them. The kernel is taken because of how often the reference reads weights, see README.
+    The sizes are not measured. The kernel is taken because of how often the reference reads weights, see README.
     """
     (num_rows, num_inputs), (num_experts, num_outputs, _) = x.shape, weight.shape
     if x.dtype != weight.dtype or x.dtype not in (jnp.bfloat16, jnp.float16):
@@ -36,7 +36,7 @@ def choice(x: Operand, weight: Operand) -> GroupedTuning | None:
 
 
 def small_choice(x: Operand, weight: Operand, scales: Operand) -> GroupedTuning | None:
-    """The same for 8-bit weights with a scale for each output, and 4-bit ones with one for each group of inputs as well."""
+    """Return the sizes for 8-bit weights with a scale per output, or 4-bit ones with one per output and group of inputs."""
     (num_rows, num_inputs), (num_experts, num_outputs, _) = x.shape, weight.shape
     rows_per_expert = num_rows // num_experts
     if len(scales.shape) == 2:

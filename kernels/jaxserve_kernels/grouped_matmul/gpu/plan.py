@@ -1,4 +1,4 @@
-"""What a launch of either kernel consists of: tiles of rows, units of work, and who does them.
+"""The plan of a launch of either kernel: tiles of rows, units of work, and the workers that compute them.
 
 A tile is so many rows of one expert. A unit of work is a tile times a block of outputs times a part of the inputs; a
 persistent grid takes them one after the other, the blocks of a tile side by side. A program has two workers (compute
@@ -26,7 +26,7 @@ from jaxserve_kernels.grouped_matmul.tiles import Tiles
 from jaxserve_kernels.grouped_matmul.tuning import GroupedTuning
 
 ALIGNMENT = 8
-"""Of a tile's first row: shared memory is laid out in tiles of 8 rows."""
+"""Alignment of a tile's first row: shared memory is laid out in tiles of 8 rows."""
 _FEW = 16
 _FETCHER = WORKERS
 _WORK_REGISTERS, _FETCH_REGISTERS = 232, 40

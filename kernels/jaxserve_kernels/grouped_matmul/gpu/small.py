@@ -35,7 +35,7 @@ class _Refs(NamedTuple):
     x: Any
     weight: Any
     scales: Any
-    """Of groups, or None."""
+    """Scales of groups, or None."""
     tiles: Tiles
     out: Any
 
@@ -46,7 +46,7 @@ class _Kernel:
 
     plan: Plan
     is_emulated: bool
-    """Whether the interpreter runs it."""
+    """True if the interpreter runs it."""
 
 
 @functools.partial(jax.jit, static_argnames=("dynamic", "tuning", "is_emulated"))
@@ -78,7 +78,7 @@ def _launch(
     group_sizes: Int[Array, "E"],
     scales: Float[Array, "E G O"] | None,
 ) -> Num[Array, "X W O"]:
-    """By parts of the inputs, the rows of all tiles, one tile behind the other: W = Q * rows."""
+    """By parts of the inputs, the rows of all tiles, tile after tile: W = Q * rows."""
     plan, tuned, num_experts, num_rows = kernel.plan, kernel.plan.tuning, len(weight), len(x)
     tiles = tiles_of(group_sizes, num_rows, tuned.rows, ALIGNMENT)
     padded = jnp.pad(x, ((0, tuned.rows + -num_rows % ALIGNMENT), (0, 0)))  # the last tile may end there

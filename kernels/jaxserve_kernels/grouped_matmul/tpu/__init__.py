@@ -29,22 +29,22 @@ class SmallTuning:
     """Sizes of the kernel for weights of 8 and 4 bits."""
 
     rows: int
-    """Of a tile: a multiple of 32."""
+    """Rows of a tile: a multiple of 32."""
     outputs: int
-    """Of a block."""
+    """Outputs of a block."""
     inputs: int
-    """Of a step: at most so many, in the table."""
+    """Inputs of a step; in the table, the most."""
 
 
 def supports(x: jax.Array, weight: jax.Array) -> bool:
-    """Whether the kernel for float weights computes this product."""
+    """Return True if the kernel for float weights computes this matmul."""
     num_outputs, num_inputs = weight.shape[1:]
     return x.dtype == weight.dtype == jnp.bfloat16 and num_outputs % LANES == num_inputs % LANES == 0
 
 
 def small_choice(x: Operand, weight: Operand, scales: Operand) -> SmallTuning | None:
-    """Sizes for a product with 8-bit weights and a scale for each output, or 4-bit ones with one for each group of inputs as
-    well; None: the reference computes it. Nobody measured them; see README."""
+    """Return the sizes for 8-bit weights with a scale per output, or 4-bit ones with one per output and group of inputs;
+    None: the reference computes it. The sizes are not measured; see README."""
     (num_rows, num_inputs), num_experts = x.shape, weight.shape[0]
     unit, bits = LANES, 8
     if len(scales.shape) == 3:

@@ -1,18 +1,18 @@
-"""Products of rows with the 8- and 4-bit weights of experts, for TPUs: weights are read as they are stored, and widened
-in VMEM. Activations of the weights' own type are given to the product as they are; what a chip without such a product
-makes of it is its compiler's.
+"""Matmuls of rows with the 8- and 4-bit weights of experts, for TPUs: weights are read as they are stored, and upcast in
+VMEM. Activations of the weights' own type are multiplied as they are; on a chip without such a matmul the compiler
+decides how.
 
-Rows are cut at multiples of a tile's rows, whomever they belong to. A tile is worked on once for each expert that has
-rows in it, one after the other: all of its rows are multiplied, and the expert's own are written. So every copy is
-aligned, nothing has to be put together behind the kernel, and experts without rows have no part in it.
+Rows are cut at multiples of a tile's rows, whatever their experts. A tile is computed once for each expert that has
+rows in it, one after the other: all of its rows are multiplied, and the expert's own rows are written. So every copy is
+aligned, nothing has to be assembled after the kernel, and experts without rows take no part in it.
 
     grid = (blocks of outputs, tiles as often as they have experts, steps along the inputs)
 
-Where one step has all inputs, the rows of a tile are not read again for its next expert, nor the weights of an expert
-for its next tile.
+If one step has all inputs, the rows of a tile are not read again for its next expert, nor the weights of an expert for
+its next tile.
 
-XLA stores an array on a TPU so that the least of it is padding: `[E, O, I]` with outputs as lanes, where inputs do not
-fill whole lanes and outputs do. Such weights are turned: the kernel takes them as `[E, I, O]`, which is how they lie.
+XLA stores an array on a TPU with the least padding: `[E, O, I]` with outputs as lanes, if inputs do not fill whole lanes
+and outputs do. Such weights are transposed: the kernel takes them as `[E, I, O]`, which is their layout in memory.
 
 Letters: see `tiles`; I inputs, O outputs, G groups of inputs.
 """
@@ -49,7 +49,7 @@ class _Plan:
     steps: int
     """Along the inputs."""
     is_turned: bool
-    """Whether outputs are the lanes of the weights."""
+    """True if outputs are the lanes of the weights."""
 
 
 @functools.partial(jax.jit, static_argnames=("dynamic", "tuning"))
@@ -117,14 +117,14 @@ def _launch(
 
 
 def _cost(num_rows: int, weight: Num[Array, "E ..."], num_outputs: int, *, bits: int) -> pl.CostEstimate:
-    """Where each row has an expert of its own, if there are so many."""
+    """Estimate the cost for rows that all have experts of their own, if there are so many."""
     matrix, num_taken = weight[0].size, min(num_rows, len(weight))
     moved = num_taken * matrix * bits // 8 + num_rows * (matrix // num_outputs * 2 + num_outputs * 4)
     return pl.CostEstimate(flops=2 * num_rows * matrix, bytes_accessed=moved, transcendentals=0)
 
 
 def _is_turned(num_outputs: int, num_inputs: int) -> bool:
-    """Whether a matrix takes less memory with outputs as lanes. Were it stored otherwise, XLA would copy it first."""
+    """Return True if a matrix takes less memory with outputs as lanes. XLA would copy it first if it were stored otherwise."""
 
     def size(rows: int, lanes: int) -> int:
         return pl.cdiv(rows, _SUBLANES) * _SUBLANES * pl.cdiv(lanes, LANES) * LANES

@@ -12,7 +12,7 @@ from jaxserve_kernels.matmul.tuning import TOKENS, SkinnyTuning, product_types, 
 
 Operand = jax.Array | jax.ShapeDtypeStruct
 _DEVICE = "h200"
-"""Whose measurements are taken. Other Hoppers have the same multiprocessors."""
+"""The device whose measurements are taken. Other Hoppers have the same multiprocessors."""
 _FIRST_JAX = (0, 11, 2)
 WORKERS = 2
 """Warpgroups of a program that compute."""
@@ -22,7 +22,7 @@ _MOST_GROUPED_TOKENS = 128
 """More would need two sums of more registers than there are."""
 _MOST_STAGES = 8
 _RING_BYTES = 200_000
-"""Of the 227 KiB of shared memory."""
+"""Bytes that the kernel may use of the 227 KiB of shared memory."""
 _NUM_PROGRAMS = 132
 """Multiprocessors of H100 and H200 (SXM)."""
 
@@ -40,9 +40,9 @@ def choice(x: Operand, weight: Operand, *, dynamic: bool = False) -> SkinnyTunin
 
 
 def grouped_choice(x: Operand, weight: Operand, scales: Operand) -> SkinnyTuning | None:
-    """Sizes for a product with 4-bit weights in groups; None: XLA computes it.
+    """Return the sizes for a matmul with 4-bit weights in groups; None: XLA computes it.
 
-    Nobody measured them. The kernel is taken because of what XLA writes to memory beside such weights, see README.
+    The sizes are not measured. The kernel is taken because of what XLA writes to memory beside such weights, see README.
     """
     if _is_split():
         return None
@@ -65,16 +65,16 @@ def grouped_choice(x: Operand, weight: Operand, scales: Operand) -> SkinnyTuning
 
 
 def _is_split() -> bool:
-    """Whether XLA is to split this product over devices, which it can do with its own, and not with a kernel.
+    """Return True if XLA must split this matmul over devices, which it cannot do with a kernel.
 
-    Within `jax.shard_map` each device has a product of its own.
+    Within `jax.shard_map` each device has a matmul of its own.
     """
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and mesh.size > 1 and not mesh.are_all_axes_manual
 
 
 def supports(x: Operand, weight: Operand, tuning: SkinnyTuning) -> bool:
-    """Whether the kernel computes this product with these sizes."""
+    """Return True if the kernel computes this matmul with these sizes."""
     num_outputs, num_inputs = weight.shape
     return (
         jax.__version_info__ >= _FIRST_JAX

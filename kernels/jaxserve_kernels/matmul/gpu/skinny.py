@@ -48,7 +48,7 @@ class _Kernel:
     num_outputs: int
     tuning: SkinnyTuning
     is_emulated: bool
-    """Whether the interpreter runs it."""
+    """True if the interpreter runs it."""
 
     @property
     def block(self) -> int:
@@ -76,7 +76,7 @@ class _Kernel:
 
     @property
     def num_parts(self) -> np.ndarray:
-        """Of each block: programs with a share in it."""
+        """Return for each block the programs with a share in it."""
         first = np.arange(self.num_blocks) * self.tiles_per_block
         parts: np.ndarray = (first + self.tiles_per_block - 1) // self.share - first // self.share + 1
         return parts

@@ -14,7 +14,7 @@ _MOST_GROUPED = 64
 
 
 def unsupported(num_heads: int, pool_shape: tuple[int, ...], dtype: jnp.dtype, kv_dtype: jnp.dtype) -> str | None:
-    """Why these shapes and types have no kernel, in a few words; None where they have one."""
+    """Return in a few words why these shapes and types have no kernel; None if they have one."""
     _, _, num_kv_heads, page_size, dim = pool_shape
     if jax.__version_info__ < _FIRST_JAX:
         return f"jax {jax.__version__} is older than {'.'.join(map(str, _FIRST_JAX))}"

@@ -1,6 +1,6 @@
-"""The two kernels behind the functions of `api`.
+"""The two Hopper kernels of the functions of `api`.
 
-Compiled functions of their own: a program that calls one for each of its layers traces and lowers it once.
+They are jitted: a program that calls one for each of its layers traces and lowers it once.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from jaxserve_kernels.paged_attention.options import Scoring
 from jaxserve_kernels.paged_attention.tuning import decode_tuning, prefill_tuning
 
 _DEVICE = "h200"
-"""Whose block sizes are taken. Other Hoppers have the same multiprocessors."""
+"""The device whose block sizes are taken. Other Hoppers have the same multiprocessors."""
 
 _STATIC = ("scoring", "is_emulated")
 
 TILING = Tiling(prefill.QUERIES_PER_TILE, prefill.ALIGNMENT)
-"""How segments are cut for `mixed_attention`."""
+"""Tiling of segments for `mixed_attention`."""
 
 
 @functools.partial(jax.jit, static_argnames=_STATIC)
@@ -67,7 +67,7 @@ def mixed_attention(
     segments = prefill.prefill(q, *pool, kv_lengths, ragged, tuning=tuned, **options)
     is_decode = jnp.arange(num_rows) < ragged.num_decode_rows
     singles = decode_attention(q[:num_rows], *pool, jnp.where(is_decode, kv_lengths, 0), **options)
-    # Nobody wrote the tokens behind the last segment.
+    # Tokens after the last segment are unwritten.
     token = jnp.arange(num_tokens)[:, None, None]
     segments = jnp.where(token < ragged.query_starts[-1], segments, jnp.zeros_like(segments))
     singles = jnp.pad(singles, ((0, num_tokens - num_rows), (0, 0), (0, 0)))

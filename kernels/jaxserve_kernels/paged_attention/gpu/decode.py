@@ -26,7 +26,7 @@ from jaxserve_kernels.paged_attention.options import Scoring
 from jaxserve_kernels.paged_attention.tuning import DecodeTuning
 
 _ROWS = 64
-"""Of a warpgroup's product. The group fills some of them; the others hold rubbish that nobody reads."""
+"""Rows of a warpgroup's matmul. The heads of a group fill some of them; the others hold rubbish that is never read."""
 _COMPUTE_REGISTERS, _FETCH_REGISTERS = 216, 72
 """Per thread of two workers and the fetcher: 2 x 128 x 216 + 128 x 72 are just below the 65,536 of a multiprocessor."""
 
@@ -55,13 +55,13 @@ class _Kernel:
     tuning: DecodeTuning
     num_splits: int
     is_narrow: bool
-    """Whether the pool holds 8-bit numbers."""
+    """True if the pool holds 8-bit numbers."""
     is_emulated: bool
-    """Whether the interpreter runs it."""
+    """True if the interpreter runs it."""
 
     @property
     def workers(self) -> int:
-        """Of a program. One where the sums of 64 x 256 results need nearly all registers a thread can have."""
+        """Workers of a program. One if the sums of 64 x 256 results need nearly all registers a thread can have."""
         return 1 if self.dim > 128 else 2
 
     @property
@@ -74,7 +74,7 @@ class _Kernel:
 
     @property
     def out_columns(self) -> int:
-        """Of a piece of the result on its way out: small where little memory is left."""
+        """Columns of a part of the result on its way out: few if little memory is left."""
         return next(size for size in range(32 if self.dim > 128 else 64, 0, -8) if self.dim % size == 0)
 
     def unit(self, index: Any, lengths: Any) -> _Unit:
@@ -312,7 +312,7 @@ def _fetch(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any]) -> None:
         units = [kernel.unit(kernel.index(program, turn, worker), refs.lengths) for worker in range(kernel.workers)]
 
         def step(i: Any, known: tuple[tuple[Array, ...], ...]) -> tuple[tuple[Array, ...], ...]:
-            following = tuple(pages(unit, i + 1) for unit in units)  # their latency hides behind the copies
+            following = tuple(pages(unit, i + 1) for unit in units)  # the copies hide their latency
             for worker, unit in enumerate(units):
 
                 @pl.when(i < unit.count)

@@ -26,7 +26,7 @@ from jaxserve_kernels.paged_attention.tuning import PrefillTuning
 
 QUERIES_PER_TILE = 128
 ALIGNMENT = 8
-"""Of a tile's first token: shared memory is laid out in tiles of 8 rows."""
+"""Alignment of a tile's first token: shared memory is laid out in tiles of 8 rows."""
 _WORKERS = 2
 _ROWS = QUERIES_PER_TILE // _WORKERS
 _FETCHER = _WORKERS
@@ -40,7 +40,7 @@ class _Unit(NamedTuple):
     head: Any
     row: Any
     token: Any
-    """Where the tile starts."""
+    """First token of the tile."""
     begin: Any
     end: Any
     """The row's own tokens in the tile: [begin, end)."""
@@ -71,7 +71,7 @@ class _Kernel:
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Of a thread that computes, and of one that fetches: 2 x 128 x 240 + 128 x 24 are below the 65,536 there are."""
+        """Registers of a thread that computes, and of one that fetches: 2 x 128 x 240 + 128 x 24 are below the 65,536 there are."""
         return (240, 24) if self.dim > 128 else (232, 40)
 
     def rounds(self, program: Any, refs: _Refs) -> Any:
@@ -288,7 +288,7 @@ def _work(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any, un
     )
     if kernel.scoring.sliding_window is None:
         open_from = unit.first
-    pl.when(worker == 1)(lambda: _pass_turn(scratch))  # half a step behind the other
+    pl.when(worker == 1)(lambda: _pass_turn(scratch))  # half a step after the other
     carry = tiles.zeros(_ROWS, kernel.dim), tiles.row_vector(MASKED, _ROWS), tiles.row_vector(0.0, _ROWS)
 
     def masked(i: Any, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -372,7 +372,7 @@ def _fetch(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], unit: _Unit, d
     last_page = jnp.minimum(last_page, kernel.max_pages - 1)
 
     def step(i: Any, pages: tuple[Array, ...]) -> tuple[Array, ...]:
-        following = reader.pages(refs.tables, unit.row, i + 1, last_page)  # their latency hides behind the copies
+        following = reader.pages(refs.tables, unit.row, i + 1, last_page)  # the copies hide their latency
         taken = done + i - unit.first
         slot = jax.lax.rem(taken, jnp.int32(stages))
         for ring in ("k", "v"):

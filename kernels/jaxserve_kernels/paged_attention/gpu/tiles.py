@@ -1,4 +1,4 @@
-"""What both kernels for Hopper share: tiles in shared memory, fetching pages, scores.
+"""Code that both kernels for Hopper share: tiles in shared memory, fetching pages, scores.
 
 Letters as in `api`; X keys of one tile.
 """
@@ -20,7 +20,7 @@ LOG2E = math.log2(math.e)
 MASKED = -1e30
 """Score of a key that must not be seen: finite, so that differences of maxima stay numbers."""
 LEAST = 1e-30
-"""What a sum of weights is taken for where no key was seen: the result is zero, not a division by zero."""
+"""Value of a sum of weights that saw no key: the result is zero, not a division by zero."""
 
 
 def scores(scoring: Scoring, products: jax.Array) -> jax.Array:
@@ -123,11 +123,11 @@ class PageReader:
 
     @property
     def copies(self) -> int:
-        """Of one tile."""
+        """Number of copies of one tile."""
         return self.tile // self.run
 
     def pages(self, table: Any, row: jax.Array, tile: jax.Array, last_page: jax.Array) -> tuple[jax.Array, ...]:
-        """Page of each copy. Behind the row's keys it is the last page again, whose rows are then masked."""
+        """Return the page of each copy. After the row's last key it is the last page again, whose rows are then masked."""
         first = tile * self.tile
         return tuple(
             table[row, jnp.minimum((first + i * self.run) // self.page_size, last_page)] for i in range(self.copies)
@@ -186,7 +186,8 @@ def _widen(narrow: Any, wide: Any) -> None:
 def put(target: Any, values: jax.Array) -> None:
     """Write part of a tile that is no whole number of swizzles.
 
-    jax 0.12 searches for minutes for a layout in which that is fast, unless told not to; jax 0.11 has no such word.
+    jax 0.12 searches for minutes for a layout in which that is fast, unless an option prevents it; jax 0.11 has no such
+    option.
     """
     if hasattr(plgpu, "store"):
         plgpu.store(target, values, optimized=False)

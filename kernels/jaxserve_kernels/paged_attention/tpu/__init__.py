@@ -12,7 +12,7 @@ _SLOTS = 16
 
 
 def unsupported(pool_shape: tuple[int, ...], dtype: jnp.dtype, kv_dtype: jnp.dtype) -> str | None:
-    """Why these shapes and types have no kernel, in a few words; None where they have one."""
+    """Return in a few words why these shapes and types have no kernel; None if they have one."""
     page_size = pool_shape[3]
     if dtype not in (jnp.float32, jnp.bfloat16):
         return f"queries of {jnp.dtype(dtype).name}: only float32 and bfloat16"

@@ -22,17 +22,17 @@ from jaxserve_kernels.paged_attention.tpu.stream import IDS_PER_LINE, Pool, Stre
 from jaxserve_kernels.paged_attention.tpu.units import Scalar, Units
 
 _LOWEST = -1e30
-"""Where a running maximum starts: finite, and above a masked key's score, so that its weight is exactly zero."""
+"""Start of a running maximum: finite, and above a masked key's score, so that its weight is exactly zero."""
 _LEAST_SUM = 1e-30
 _MOST_UNROLLED_SCORES = 1 << 18
-"""Of all heads: larger blocks loop over their heads, which costs nothing beside their products."""
+"""Scores of all heads that are computed without a loop: larger blocks loop over their heads, which costs nothing beside their matmuls."""
 
 
 Pools = tuple[Num[Array, "L P K S H"], Num[Array, "L P K S H"]]
 
 
 class NewTokens(NamedTuple):
-    """Of a decode step: what each row writes (a float32 copy of values of the pool's type), and to which page."""
+    """The writes of a decode step: each row's key and value (a float32 copy of values of the pool's type), and its page."""
 
     k: Float[Array, "B K 1 H"]
     v: Float[Array, "B K 1 H"]
@@ -41,7 +41,7 @@ class NewTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What every query is kept from, and how its scores are bent."""
+    """The window and the softcap of all queries."""
 
     sliding_window: int | None
     softcap: float | None
@@ -187,7 +187,7 @@ def _kernel(
             page, place = stream.pages_of(unit, block)[1] - 1, (units.end_keys[unit] - 1) % stream.page_size
             if new is not None:
                 _insert(scratch, new, pool.page(scalars.new_pages[units.rows[unit]]), slot, page, place, unit > 0)
-            # What nobody may see weighs exactly zero, which would make NaN of NaN.
+            # A masked key weighs exactly zero, which would make NaN of NaN.
             _clear(scratch.buffers[1].at[slot, page], lambda slots: slots > place)
 
         if mask.sliding_window is not None:
@@ -283,7 +283,7 @@ def _visible(
     first_key: Scalar,
     shape: tuple[int, int],
 ) -> Bool[Array, "R X"]:
-    """Which keys of a block each query row of the tile sees: causal, in the window, and of the unit's tokens.
+    """Return the keys of a block that each query row of the tile sees: causal, in the window, and of the unit's tokens.
 
     Row r is of token `r // n` of the tile; compared are multiples of n, as vectors cannot be divided.
     """

@@ -1,4 +1,4 @@
-"""How the TPU kernels cut their work: sizes from data per kind of chip, halved until they fit into its VMEM."""
+"""Sizes of the TPU kernels: from data per kind of chip, halved until they fit into its VMEM."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SUBLANES = 8
 _TOKENS_PER_TILE = 16
 """Tiles are multiples: rows of queries of two bytes come in packed tiles of 16."""
 _USABLE_VMEM = 0.75
-"""Of a core's: the rest is for the compiler, and for what XLA keeps there between kernels."""
+"""Bytes of a core's VMEM that kernels may use: the rest is for the compiler, and for arrays XLA keeps there between kernels."""
 _SCOPED_VMEM_BYTES = 16 << 20
-"""What the compiler grants a kernel that asks for nothing."""
+"""Bytes that the compiler grants a kernel that asks for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,14 @@ class BlockSizes:
     """The tunable numbers, one file `tuning/<chip>.json` for each kind of chip."""
 
     decode_block_bytes: int
-    """Of keys, in flight for a decoding row; as many of values, and both twice."""
+    """Bytes of keys in flight for a decoding row; as many of values, and both twice."""
     chunk_block_keys: int
     chunk_tile_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """What the kernels need to know of a core, and of how many make one device."""
+    """The properties of a core that the kernels need, and the number of cores in one device."""
 
     sizes: BlockSizes
     num_cores: int
@@ -42,7 +42,7 @@ class Chip:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of one device's share of the problem."""
+    """The shapes of one device's share of the problem."""
 
     num_heads: int
     kv_heads: int
@@ -59,7 +59,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is fixed when the attention kernel is compiled."""
+    """The static parameters of the attention kernel."""
 
     tokens_per_tile: int
     rows_per_token: int
@@ -68,7 +68,7 @@ class Plan:
     """Programs that share the kv heads: one for each core."""
 
     def vmem_bytes(self, shape: Shape) -> int:
-        """What the buffers of the kernel take, and the values of one head on the way."""
+        """Return the bytes of the kernel's buffers, and of the values of one head in flight."""
         heads, rows = shape.kv_heads // self.head_splits, self.tokens_per_tile * self.rows_per_token
         keys = self.pages_per_block * shape.page_size
         page = heads * shape.page_size * shape.head_dim * shape.kv_bytes
@@ -79,7 +79,7 @@ class Plan:
         return blocks + queries + on_the_way
 
     def vmem_limit_bytes(self, shape: Shape, chip: Chip) -> int:
-        """What to ask of the compiler."""
+        """Return the compiler's parameters."""
         return min(chip.vmem_bytes, max(_SCOPED_VMEM_BYTES, self.vmem_bytes(shape) * 3 // 2))
 
     def cost(self, shape: Shape, num_tiles: int) -> pl.CostEstimate:
@@ -122,7 +122,7 @@ def round_up(count: int, multiple: int) -> int:
 
 
 def compute_dtype(pool_dtype: jnp.dtype) -> jnp.dtype:
-    """What is multiplied: float32 as float32, everything else exactly as bfloat16."""
+    """Return the type of the matmuls' operands: float32 for float32, bfloat16 for everything else, which it holds exactly."""
     computed: jnp.dtype = jnp.dtype("float32" if pool_dtype == jnp.float32 else "bfloat16")
     return computed
 

@@ -56,7 +56,7 @@ class Stream:
         return int(self.buffers[0].shape[3])
 
     def blocks_of(self, unit: Scalar) -> tuple[Scalar, Scalar]:
-        """First block of a unit, and the one behind its last."""
+        """Return the first block of a unit, and the end of its blocks."""
         keys = self.pages_per_block * self.page_size
         return self.units.first_keys[unit] // keys, pl.cdiv(self.units.end_keys[unit], keys)
 
@@ -75,7 +75,7 @@ class Stream:
         self._start(unit, block, slot)
 
     def receive(self, unit: Scalar, block: Scalar, slot: Scalar) -> None:
-        """Start the block behind this one, then wait for this one, which lies in buffer `slot`."""
+        """Start the next block, then wait for this one, which lies in buffer `slot`."""
         following = self._following(unit, block)
 
         @pl.when(following[0] < self.units.num_units[0])
@@ -93,7 +93,7 @@ class Stream:
         return jnp.where(is_last, unit + 1, unit), jnp.where(is_last, self.blocks_of(next_unit)[0], block + 1)
 
     def _start(self, unit: Scalar, block: Scalar, slot: Scalar) -> None:
-        """Start the copies of a block whose line is on its way, and the line of the block behind it."""
+        """Start the copies of a block whose line is on its way, and the line of the next block."""
         self._line(unit, block, slot).wait()
         following = self._following(unit, block)
 

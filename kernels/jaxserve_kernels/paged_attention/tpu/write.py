@@ -77,7 +77,7 @@ def write_pages(
     scalars = _Scalars(layer.astype(jnp.int32).reshape(1), writes)
 
     def of_tokens(following: int) -> pl.BlockSpec:
-        """The block of the flat axis that holds a page's first token, or the one behind it."""
+        """Return the block of the flat axis that holds a page's first token, or the next one."""
 
         def place(split: Scalar, item: Scalar, scalars: _Scalars) -> tuple[Scalar, ...]:
             block = scalars.writes.first_tokens[item] // page_size + following
