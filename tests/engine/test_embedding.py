@@ -231,13 +231,13 @@ def test_the_task_follows_from_the_model() -> None:
     assert resolved(DATA / "llama3_tiny", task="embed", pooling="mean") == "embed"
     with pytest.raises(ConfigError, match="--task generate: this model is an encoder"):
         resolved(BERT.path, task="generate")
-    with pytest.raises(ConfigError, match="--pooling mean: only for servers that embed"):
+    with pytest.raises(ConfigError, match="--pooling mean: needs --task embed"):
         resolved(DATA / "llama3_tiny", pooling="mean")
 
 
 def test_nothing_is_compiled_ahead_for_an_engine_that_embeds(tmp_path: Path) -> None:
     config = Config(model=ModelConfig(model="any", task="embed"))
-    with pytest.raises(ConfigError, match="--task embed: plans and programs made ahead are for servers that generate"):
+    with pytest.raises(ConfigError, match="--task embed: `plan` and `compile` support the task generate only"):
         precompile(config, DATA / "llama3_tiny", tmp_path, {}, lambda *_: None)
 
 

@@ -1,4 +1,4 @@
-"""Sends one streamed request and notes when its text arrived."""
+"""Sends one streamed request and records when its text arrived."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxserve.tools.client import RemoteError, deltas
 MAX_STALE_CONNECTIONS = 3
 
 ErrorKind = Literal["http", "connection", "timeout", "stream", "engine"]
-"""Refused with a status, never answered, too late, broken off after it began; or, offline, by the engine."""
+"""Rejected with a status, not answered, timed out, broken off in the stream; or, offline, an error of the engine."""
 
 
 @dataclass(slots=True)
@@ -25,18 +25,18 @@ class RequestRecord:
 
     started_s: float
     num_sent_tokens: int = 0
-    """Prompt tokens as we counted them."""
+    """Prompt tokens, counted by the benchmark."""
     num_wanted_tokens: int = 0
-    """Output tokens asked for."""
+    """Requested output tokens."""
     finished_s: float = 0.0
     chunk_times_s: list[float] = field(default_factory=list)
-    """When each chunk with text came."""
+    """Time of each chunk with text."""
     text: list[str] = field(default_factory=list)
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     has_usage: bool = False
-    """The token counts are the server's."""
+    """True if the token counts are the server's."""
     error: str | None = None
     error_kind: ErrorKind | None = None
 
@@ -45,7 +45,7 @@ class RequestRecord:
 
 
 async def send(session: aiohttp.ClientSession, target: Target, prompt: Prompt) -> RequestRecord:
-    """Stream one request to its end. A failure is noted in the record and never raised."""
+    """Stream one request to its end. A failure is recorded, not raised."""
     body = target.body(prompt)
     record = RequestRecord(
         started_s=time.perf_counter(),
@@ -73,7 +73,7 @@ async def send(session: aiohttp.ClientSession, target: Target, prompt: Prompt) -
 
 
 async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> aiohttp.ClientResponse:
-    """Some servers (cpp-httplib) close a kept connection without saying so: then again on another."""
+    """Send the request, again if a kept connection was closed: some servers (cpp-httplib) do so without notice."""
     is_kept = session.connector is not None and not session.connector.force_close
     for _ in range(MAX_STALE_CONNECTIONS if is_kept else 0):
         try:

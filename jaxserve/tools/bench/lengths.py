@@ -1,4 +1,4 @@
-"""How many tokens a prompt or an output has: always the same number, or drawn from a log-normal distribution."""
+"""Numbers of tokens of prompts and outputs: fixed, or drawn from a log-normal distribution."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Always the same."""
+    """A fixed number of tokens."""
 
     num_tokens: int
 
@@ -20,10 +20,10 @@ class Fixed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogNormal:
-    """Many short, few long ones; draws outside the limits are drawn again."""
+    """A log-normal number of tokens; values outside the limits are drawn again."""
 
     median: float
-    """Before the limits cut the tails off."""
+    """Median without the limits."""
     sigma: float
     """Standard deviation of the logarithm."""
     least: int

@@ -1,7 +1,6 @@
-"""`jaxserve bench offline`: the engine in this process, without HTTP, tokenizing or streaming around it.
+"""`jaxserve bench offline`: the engine in this process, without HTTP, tokenization or streaming.
 
-What is left against `bench serve` is the engine's own: how many steps of which program it took, how long the
-device worked and waited, and how many token rows were padding.
+Its figures add those of the engine to `bench serve`'s: steps per program, busy and idle time of the device, and padding.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from jaxserve.types import RequestId
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfflineLoad:
-    """What the engine gets to do."""
+    """Requests for the engine."""
 
     workload: Workload
     form: Form = "text"
@@ -36,16 +35,16 @@ class OfflineLoad:
     num_warmups: int = 0
     """Requests before the clock starts, one at a time."""
     max_concurrency: int | None = None
-    """Requests in the engine at a time; None: all. How many of them run together is the engine's choice."""
+    """Requests in the engine at a time; None: all. The engine decides how many of them run together."""
     seed: int = 0
     percentiles: Sequence[float] = DEFAULT_PERCENTILES
     grammar: Grammar | None = None
-    """What every reply is held to; it may end one before its length."""
+    """Grammar of every reply; it may end one before its length."""
 
 
 @dataclass(slots=True)
 class EngineTotals:
-    """`EngineStats` added up."""
+    """Sums of `EngineStats`."""
 
     steps: Counter[str] = field(default_factory=Counter)
     device_seconds: dict[str, float] = field(default_factory=dict)
@@ -60,7 +59,7 @@ class EngineTotals:
     def add(self, stats: EngineStats) -> None:
         self.steps.update(stats.bucket_steps)
         self.padding_tokens.update(stats.padding_tokens)
-        # One entry but where steps of two programs ended together: their seconds cannot be told apart.
+        # Steps of two programs that ended together share an entry: their seconds are reported as a sum.
         if stats.bucket_steps:
             programs = " + ".join(sorted(stats.bucket_steps))
             self.device_seconds[programs] = self.device_seconds.get(programs, 0.0) + sum(stats.device_step_seconds)
@@ -102,9 +101,9 @@ async def measure_offline(
     on_start: Callable[[], None],
     on_done: Callable[[RequestRecord], None],
 ) -> dict[str, Any]:
-    """Figures of `report.summarise` and of the engine.
+    """Return the figures of `report.summarise` and of the engine.
 
-    Raises TokenizeError when prompts cannot be made, BenchmarkError when the engine breaks.
+    Raises TokenizeError if prompts cannot be made, BenchmarkError if the engine breaks.
     """
     maker = PromptMaker(tokens, load.workload, load.form, seed=load.seed)
     prompts = await maker.make(load.num_warmups + load.num_prompts, run="offline")
@@ -129,7 +128,7 @@ async def measure_offline(
 
 
 class _Run:
-    """Requests on their way through the engine."""
+    """Runs requests through the engine."""
 
     def __init__(self, core: EngineCore, grammar: Grammar | None) -> None:
         self.totals = EngineTotals()
@@ -141,7 +140,7 @@ class _Run:
     def do(
         self, prompts: Sequence[Prompt], max_concurrency: int, on_done: Callable[[RequestRecord], None]
     ) -> list[RequestRecord]:
-        """All of `prompts` to their ends, at most `max_concurrency` of them in the engine at a time."""
+        """Run all of `prompts`, at most `max_concurrency` of them in the engine at a time."""
         waiting = deque(prompts)
         while waiting or self._num_left:
             while waiting and self._num_left < max_concurrency:

@@ -1,6 +1,6 @@
-"""Draws latency against throughput: one point for every number of requests at a time, one line for every server.
+"""Draws latency against throughput: one point per number of concurrent requests, one line per server.
 
-The only place that imports matplotlib, which is an extra (`jaxserve[bench]`).
+The only module that imports matplotlib, which is an extra (`jaxserve[bench]`).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ SUFFIXES = (".png", ".svg", ".pdf")
 PANELS = {"ttft": "time to first token", "tpot": "time per output token"}
 SIZE_INCHES = (10.0, 4.4)
 DOTS_PER_INCH = 160
-# Okabe and Ito's colours: told apart by colour-blind readers and in grey.
+# Okabe and Ito's colours, which colour-blind readers can distinguish, also in grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 INK = "#333333"
 LOG_SCALE_RATIO = 20.0
-"""From this ratio of the highest to the lowest value on, small values would lie on the axis."""
+"""Ratio of the highest to the lowest value from which the axis is logarithmic."""
 HEADROOM = 1.08
 FOOTROOM = 1.4
-"""Room for the number below the lowest point."""
+"""Space for the number below the lowest point."""
 
 
 def check_plot(file: Path) -> None:
-    """Raises ConfigError where `draw` would fail: before an hour of measuring, not after it."""
+    """Raise ConfigError if `draw` would fail: before an hour of measuring, not after it."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib: pip install 'jaxserve[bench]'")
     if file.suffix not in SUFFIXES:
@@ -64,19 +64,19 @@ def draw(series: Mapping[str, Sequence[Mapping[str, Any]]], file: Path, *, title
 
 
 def _draw_line(axes: Axes, label: str, runs: Sequence[Mapping[str, Any]], latency: str, colour: str) -> list[float]:
-    """One server; returns the heights of its points."""
-    told = [run for run in runs if run[f"median_{latency}_ms"] is not None]
-    if not told:
+    """Draw one server; returns the heights of its points."""
+    shown = [run for run in runs if run[f"median_{latency}_ms"] is not None]
+    if not shown:
         return []
-    throughput: list[float] = [run["output_throughput"] for run in told]
-    median: list[float] = [run[f"median_{latency}_ms"] for run in told]
+    throughput: list[float] = [run["output_throughput"] for run in shown]
+    median: list[float] = [run[f"median_{latency}_ms"] for run in shown]
     axes.plot(throughput, median, color=colour, marker="o", markersize=5, label=f"{label}, median")
     heights = list(median)
-    if tail := _highest_percentile(told[0], latency):
-        values: list[float] = [run[f"{tail}_{latency}_ms"] for run in told]
+    if tail := _highest_percentile(shown[0], latency):
+        values: list[float] = [run[f"{tail}_{latency}_ms"] for run in shown]
         heights += values
         axes.plot(throughput, values, color=colour, linestyle="--", linewidth=1, alpha=0.7, label=f"{label}, {tail}")
-    for run, x, y in zip(told, throughput, median, strict=True):
+    for run, x, y in zip(shown, throughput, median, strict=True):
         text = "all" if run["max_concurrency"] is None else str(run["max_concurrency"])
         axes.annotate(text, (x, y), xytext=(5, -11), textcoords="offset points", color=colour, fontsize=9)
     return heights
@@ -105,7 +105,7 @@ def _dress(axes: Axes, name: str, heights: Sequence[float]) -> None:
 
 
 def _highest_percentile(run: Mapping[str, Any], latency: str) -> str | None:
-    """`p99` of keys like `p99_ttft_ms`, unless it is the median."""
+    """Return the highest percentile above the median: `p99` from the key `p99_ttft_ms`."""
     names = [key.split("_")[0] for key in run if key.startswith("p") and key.endswith(f"_{latency}_ms")]
     highest = max(names, key=lambda name: float(name[1:]), default=None)
     return highest if highest is not None and float(highest[1:]) > 50 else None

@@ -1,8 +1,7 @@
-"""Makes prompts of exact length: words are added or taken until their tokens, chat template included, are as many
-as wanted.
+"""Makes prompts of an exact number of tokens, chat template included, by adding and removing words.
 
-What a run sends depends on the seed, the run's name and the tokenizer alone. Runs of different names share no
-prompt and no common prefix, so that none finds the work of another in the server's prefix cache.
+The prompts of a run depend only on the seed, the run's name and the tokenizer. Runs of different names share no prefix,
+so that no run hits another's entries in the server's prefix cache.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ Form = Literal["chat", "text"]
 MAX_CORRECTIONS = 12
 MAX_AT_ONCE = 8
 FILLER = " a"
-"""One token in every tokenizer of the supported families; closes the last gap to the wanted length."""
+"""One token in every tokenizer of the supported families; fills the last gap to the length."""
 FIRST_WORDS = ("time", "year")
-"""Two beginnings; what follows the common prefix must differ somewhere."""
+"""Two first words, to find the common prefix of prompts that differ after it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """One request, ready to send: `body` lacks only the fields that every request has."""
+    """One request; `body` lacks only the fields that all requests share."""
 
     body: Mapping[str, Any]
     token_ids: Sequence[int]
@@ -39,7 +38,7 @@ class Prompt:
 
 
 class PromptMaker:
-    """Draws the prompts of one workload."""
+    """Makes the prompts of one workload."""
 
     def __init__(self, tokens: TokenSource, workload: Workload, form: Form, *, seed: int) -> None:
         self._tokens = tokens
@@ -49,7 +48,7 @@ class PromptMaker:
         self._places = asyncio.Semaphore(MAX_AT_ONCE)
 
     async def make(self, count: int, *, run: str) -> list[Prompt]:
-        """`count` prompts of the run of this name. Raises TokenizeError."""
+        """Return `count` prompts of the run with this name. Raises TokenizeError."""
         shared = await self._shared_text(run)
         overhead = len(await self._ids(shared, WORDS[0])) - 1
         try:
@@ -69,7 +68,7 @@ class PromptMaker:
         return Prompt(body=self._body(shared, text), token_ids=token_ids, num_output_tokens=num_output_tokens)
 
     async def _shared_text(self, run: str) -> str:
-        """Text such that everything before the first token of a prompt's own is `num_shared_tokens` long."""
+        """Return a text with which the common prefix of the prompts is `num_shared_tokens` long."""
         if not self._workload.num_shared_tokens:
             return ""
 
@@ -98,7 +97,7 @@ class PromptMaker:
 async def _fill(
     chance: random.Random, wanted: int, overhead: int, ids_of: Callable[[str], Awaitable[list[int]]]
 ) -> tuple[str, list[int]]:
-    """Random words whose `ids_of` are exactly `wanted`, and these ids. `overhead`: what comes on top of the words."""
+    """Return random words with exactly `wanted` ids, and the ids. overhead: tokens besides the words."""
     words = chance.choices(WORDS, k=max(1, wanted))
     num_words, num_fillers = max(1, wanted - overhead), 0
     for _ in range(MAX_CORRECTIONS):

@@ -39,9 +39,9 @@ def summarise(
     percentiles: Sequence[float] = DEFAULT_PERCENTILES,
     goodput_ms: Mapping[GoodputMetric, float] | None = None,
 ) -> dict[str, Any]:
-    """All figures of one run; latencies in milliseconds, None where no request gave a value.
+    """Return all figures of one run; latencies in milliseconds, None if no request has a value.
 
-    `goodput_ms`: a request is good when it keeps every limit given.
+    goodput_ms: limits that a good request keeps, all of them.
     """
     done = [record for record in records if record.error is None]
     num_prompt_tokens = sum(record.num_prompt_tokens for record in done)
@@ -70,7 +70,7 @@ def summarise(
 
 
 def details(records: Sequence[RequestRecord]) -> dict[str, Any]:
-    """One value per request, in the order of sending; seconds, as vLLM's detailed results have them."""
+    """Return one value per request, in the order of sending; in seconds, as in vLLM's detailed results."""
     start_s = min((record.started_s for record in records), default=0.0)
     return {
         "start_times": [record.started_s - start_s for record in records],
@@ -84,12 +84,12 @@ def details(records: Sequence[RequestRecord]) -> dict[str, Any]:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest ranks. `values` must not be empty."""
+    """Return a percentile, interpolated linearly between ranks. `values` must not be empty."""
     return float(np.percentile(values, percent))
 
 
 def latencies(done: Sequence[RequestRecord]) -> dict[str, list[float]]:
-    """Every value of each latency, in seconds."""
+    """Return all values of each latency, in seconds."""
     return {
         "ttft": [value for record in done if (value := _ttft_s(record)) is not None],
         "tpot": [value for record in done if (value := _tpot_s(record)) is not None],
@@ -109,7 +109,7 @@ def _tpot_s(record: RequestRecord) -> float | None:
 
 
 def _num_good(done: Sequence[RequestRecord], limits_ms: Mapping[GoodputMetric, float]) -> int:
-    """A request of one token has no time per token to be too slow."""
+    """Count the requests that keep all limits. A request of one token has no time per output token."""
 
     def is_good(record: RequestRecord) -> bool:
         values_s = {"ttft": _ttft_s(record), "tpot": _tpot_s(record), "e2el": record.finished_s - record.started_s}

@@ -1,7 +1,7 @@
 """`jaxserve bench serve`: loads a running server and reports throughput and latencies.
 
-Requests start either as fast as `max_concurrency` allows (a closed loop) or at random moments with
-`request_rate` a second (an open loop); both limits may hold together.
+Requests start as fast as `max_concurrency` allows (a closed loop) or at random times, `request_rate` per second (an open
+loop); both limits may apply.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jaxserve.tools.client import first_model
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Level:
-    """How hard one run presses."""
+    """Load of one run."""
 
     num_prompts: int
     max_concurrency: int | None
@@ -42,37 +42,37 @@ class Level:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """What is sent where, and how it is reported."""
+    """A server, the requests to it, and the form of the report."""
 
     url: str
     workload: Workload
     model: str | None = None
-    """None: the first model that the server lists."""
+    """Model name; None: the first one that the server lists."""
     backend: Backend = "openai-chat"
     endpoint: str | None = None
-    """None: the backend's."""
+    """Path of the requests; None: the backend's."""
     tokenizer: Path | None = None
-    """None: the server's own `/tokenize`."""
+    """Local tokenizer; None: the server's `/tokenize`."""
     extra_body: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     num_warmups: int = 0
     """Requests before the clock starts, in every run."""
     request_rate: float = math.inf
     """Requests a second; infinite: no waiting between them."""
     burstiness: float = 1.0
-    """Shape of the gamma distribution of the time between two requests: 1 is a Poisson process, less comes in
-    bursts, more is more even."""
+    """Shape of the gamma distribution of the time between two requests: 1 is a Poisson process, less makes bursts, more
+    is more even."""
     seed: int = 0
     api_key: str | None = None
     timeout_s: float = 3600.0
     keep_alive: bool = False
-    """Use a connection for several requests. Without it two runs cannot differ by how connections were reused."""
+    """True to reuse connections. Without reuse, runs do not differ by which connections were reused."""
     percentiles: Sequence[float] = DEFAULT_PERCENTILES
     goodput_ms: Mapping[GoodputMetric, float] = dataclasses.field(default_factory=dict)
     save_detailed: bool = False
 
 
 class Server:
-    """A server whose ways are known. Made by `connected`."""
+    """A server whose model, tokenizer and rejected fields are known. Made by `connected`."""
 
     def __init__(self, session: aiohttp.ClientSession, load: Load, target: Target, tokens: TokenSource) -> None:
         self._session = session
@@ -84,9 +84,9 @@ class Server:
     async def run(
         self, level: Level, *, on_start: Callable[[], None], on_done: Callable[[RequestRecord], None]
     ) -> dict[str, Any]:
-        """The figures of one run. `on_start` is called when the clock starts, `on_done` for every finished request.
+        """Return the figures of one run. on_start is called when the clock starts, on_done for every finished request.
 
-        Raises TokenizeError when prompts cannot be made.
+        Raises TokenizeError if prompts cannot be made.
         """
         num_warmups = self._load.num_warmups
         prompts = await self._maker.make(num_warmups + level.num_prompts, run=level.name)
@@ -111,23 +111,23 @@ class Server:
         start_s = time.perf_counter()
 
         async def send_one(prompt: Prompt, wait_s: float) -> RequestRecord:
-            # The moments are fixed beforehand: a slow server or client must not thin out the load.
+            # Start times are fixed beforehand: a slow server or client must not reduce the load.
             await asyncio.sleep(max(0.0, start_s + wait_s - time.perf_counter()))
             async with places:
                 record = await send(self._session, self.target, prompt)
             on_done(record)
             return record
 
-        moments_s = arrivals(len(prompts), self._load.request_rate, self._load.burstiness, self._load.seed)
+        starts_s = arrivals(len(prompts), self._load.request_rate, self._load.burstiness, self._load.seed)
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(send_one(prompt, moment_s))
-                for prompt, moment_s in zip(prompts, moments_s, strict=True)
+                group.create_task(send_one(prompt, start_time_s))
+                for prompt, start_time_s in zip(prompts, starts_s, strict=True)
             ]
         return [task.result() for task in tasks]
 
     async def _count_outputs(self, records: Sequence[RequestRecord]) -> str:
-        """Count the tokens of requests that ended without usage; returns who counted."""
+        """Count the output tokens of requests without usage; returns the source of the counts."""
         done = [record for record in records if record.error is None]
         uncounted = [record for record in done if not record.has_usage]
         if not uncounted:
@@ -137,7 +137,7 @@ class Server:
             try:
                 token_ids = await self._tokens.text_ids("".join(record.text), add_special_tokens=False)
                 record.num_output_tokens = len(token_ids)
-            except TokenizeError:  # a server that is gone by now: what was measured is not lost
+            except TokenizeError:  # the server is gone: keep the measurements
                 record.num_output_tokens = len(record.chunk_times_s)
                 source = "chunks"
         return source if len(uncounted) == len(done) else f"usage and {source}"
@@ -163,9 +163,9 @@ class Server:
 
 @asynccontextmanager
 async def connected(load: Load) -> AsyncIterator[Server]:
-    """The server of `load`, asked for its model, its tokenizer, and the fields it refuses.
+    """Yield the server of `load` after asking it for its model, its tokenizer and the fields that it rejects.
 
-    Raises RemoteError or BenchmarkError when it does not answer, TokenizeError when nothing counts tokens.
+    Raises RemoteError or BenchmarkError if it does not answer, TokenizeError if no source counts tokens.
     """
     async with _session(load, keep_alive=False) as asking, _session(load, keep_alive=load.keep_alive) as loading:
         model = load.model or await first_model(asking, load.url)
@@ -190,12 +190,12 @@ def _session(load: Load, *, keep_alive: bool) -> aiohttp.ClientSession:
 
 
 def arrivals(count: int, request_rate: float, burstiness: float, seed: int) -> list[float]:
-    """Seconds from the start at which `count` requests come."""
+    """Return the start times of `count` requests, in seconds."""
     if math.isinf(request_rate):
         return [0.0] * count
     chance = random.Random(f"{seed}/arrivals")
-    moments_s, now_s = [], 0.0
+    starts_s, now_s = [], 0.0
     for _ in range(count):
-        moments_s.append(now_s)
+        starts_s.append(now_s)
         now_s += chance.gammavariate(burstiness, 1.0 / (request_rate * burstiness))
-    return moments_s
+    return starts_s

@@ -1,4 +1,4 @@
-"""`jaxserve bench startup`: how long `jaxserve serve` takes until `/ready`, with an empty and a full compile cache."""
+"""`jaxserve bench startup`: time of `jaxserve serve` until `/ready`, with an empty and a full compile cache."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class StartTimes:
     """Seconds since the process was started."""
 
     listening_s: float
-    """Any HTTP answer."""
+    """Time of the first HTTP answer."""
     ready_s: float
-    """`/ready` answered 200."""
+    """Time of the first 200 of `/ready`."""
 
 
 def measure_startup(command: Sequence[str], *, num_warm: int, timeout_s: float) -> dict[str, Any]:
-    """Start `command` once with an empty compile cache and `num_warm` times with the cache that left.
+    """Start `command` once with an empty compile cache and `num_warm` times with the filled one.
 
-    `command` is `jaxserve serve ...` without `--port` and `--compile-cache`. Raises StartFailedError.
+    command: `jaxserve serve ...` without `--port` and `--compile-cache`. Raises StartFailedError.
     """
     with tempfile.TemporaryDirectory(prefix="jaxserve-bench-") as folder:
         cache = Path(folder) / "programs"
@@ -66,10 +66,10 @@ def started(
     environment: Mapping[str, str] | None = None,
     own_session: bool = True,
 ) -> Iterator[StartTimes]:
-    """A server that listens on `port` of this machine, from ready to the end of the block. Raises StartFailedError.
+    """Start a server on `port` of this machine; the block begins when it is ready. Raises StartFailedError.
 
-    log: file for its output. environment: None: ours. own_session: False keeps it in our process group, which it
-    cannot outlive then.
+    log: file for its output. environment: None: this process's. own_session: False keeps it in this process group, with
+    which it is killed.
     """
     with log.open("wb") as output:
         started_s = time.perf_counter()
@@ -107,7 +107,7 @@ def _await_ready(process: subprocess.Popen[bytes], port: int, started_s: float, 
 
 
 def http_get(port: int, path: str) -> tuple[int | None, bytes]:
-    """Status and body of a GET on this machine; None while nothing answers."""
+    """Return status and body of a GET on this machine; the status is None if no server answers."""
     connection = http.client.HTTPConnection(HOST, port, timeout=5.0)
     try:
         connection.request("GET", path)
@@ -129,7 +129,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on at the moment."""
+    """Return a port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

@@ -1,8 +1,7 @@
-"""Where requests go and what stands in each: the differences between OpenAI-compatible servers.
+"""Endpoint and fields of the requests, for any OpenAI-compatible server.
 
-Every request asks for greedy tokens, a stream, usage at its end, and exactly `max_tokens` of them
-(`ignore_eos`). The last two are not OpenAI's oldest fields, and strict servers refuse what they do not know:
-`settle` finds out with one small request and leaves such fields away.
+Every request asks for greedy decoding, a stream with usage at its end, and exactly `max_tokens` tokens (`ignore_eos`).
+Strict servers reject fields that they do not know: `settle` finds these with small requests and omits them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import aiohttp
 from jaxserve.tools.bench.prompts import Form, Prompt
 
 Backend = Literal["openai-chat", "openai"]
-"""Names of `vllm bench serve`: chat completions, or completions."""
+"""Chat completions or completions, by the names of `vllm bench serve`."""
 
 ENDPOINTS: Mapping[Backend, str] = {"openai-chat": "/v1/chat/completions", "openai": "/v1/completions"}
 FORMS: Mapping[Backend, Form] = {"openai-chat": "chat", "openai": "text"}
@@ -25,7 +24,7 @@ REFUSALS = (400, 422)
 
 
 class BenchmarkError(Exception):
-    """The run cannot start: no server, no model, or a server that refuses the requests."""
+    """The run cannot start: no server, no model, or a server that rejects the requests."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,20 +32,20 @@ class Target:
     """One endpoint of one server."""
 
     url: str
-    """Without a slash at its end."""
+    """Base URL without a slash at its end."""
     endpoint: str
     model: str
     form: Form
     extra_body: Mapping[str, Any]
-    """Fields set in every request, over ours; None takes a field out."""
+    """Fields of every request, over the default ones; None removes a field."""
     omitted_fields: tuple[str, ...] = ()
-    """Fields that the server refused."""
+    """Fields that the server rejected."""
 
     def body(self, prompt: Prompt) -> dict[str, Any]:
         return self._complete(prompt.body, prompt.num_output_tokens)
 
     def probe_body(self) -> dict[str, Any]:
-        """The smallest request."""
+        """Return the body of the smallest request."""
         prompt = {"messages": [{"role": "user", "content": "hello"}]} if self.form == "chat" else {"prompt": "hello"}
         return self._complete(prompt, 1)
 
@@ -65,7 +64,7 @@ class Target:
 
 
 async def settle(session: aiohttp.ClientSession, target: Target) -> Target:
-    """`target` without the fields that its server refuses. Raises BenchmarkError when it refuses more than those."""
+    """Return `target` without the fields that its server rejects. Raises BenchmarkError if it rejects the rest too."""
     url = target.url + target.endpoint
     while True:
         try:

@@ -1,9 +1,9 @@
-"""Turns prompts into token ids as the server does: by the server itself, or by a tokenizer read from disk.
+"""Gets the token ids of prompts as the server reads them, from the server or from a tokenizer on disk.
 
 Three sources, tried in this order:
 - `--tokenizer PATH`, a GGUF file or a Hugging Face directory: works for every server;
-- `/tokenize` as jaxserve and vLLM have it;
-- `/tokenize` and `/apply-template` as llama.cpp's llama-server has them.
+- `/tokenize` of jaxserve and vLLM;
+- `/tokenize` and `/apply-template` of llama.cpp's llama-server.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ Messages = Sequence[Mapping[str, str]]
 
 
 class TokenizeError(Exception):
-    """Prompts cannot be counted, or not be made as long as wanted."""
+    """The tokens of a prompt cannot be counted, or no prompt has the wanted length."""
 
 
 class TokenSource(Protocol):
-    """Ids of what a server would read. Raises TokenizeError."""
+    """Source of the token ids that a server would read. Raises TokenizeError."""
 
     @property
     def name(self) -> str: ...
 
     async def chat_ids(self, messages: Messages) -> list[int]:
-        """The rendered chat, up to where the assistant begins."""
+        """Return the ids of the rendered chat with the generation prompt."""
         ...
 
     async def text_ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """`add_special_tokens`: with the BOS of a plain prompt, where the model has one."""
+        """Return the ids of a text. add_special_tokens: with the BOS, if the model has one."""
         ...
 
 
 class LocalTokens:
-    """A tokenizer of our own."""
+    """A tokenizer in this process."""
 
     def __init__(self, tokenizer: Tokenizer, name: str) -> None:
         self._tokenizer = tokenizer
@@ -58,7 +58,7 @@ class LocalTokens:
 
 
 class ServerTokens:
-    """`/tokenize` with `prompt` or `messages`."""
+    """Token ids from `/tokenize` with `prompt` or `messages`."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, model: str) -> None:
         self._session = session
@@ -77,7 +77,7 @@ class ServerTokens:
 
 
 class LlamaServerTokens:
-    """`/tokenize` with `content`; chats are rendered by `/apply-template` first."""
+    """Token ids from `/tokenize` with `content`; chats are rendered by `/apply-template` first."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session = session
@@ -89,7 +89,7 @@ class LlamaServerTokens:
         reply = await _post(self._session, self._template_url, {"messages": messages})
         if not isinstance(reply, dict) or not isinstance(reply.get("prompt"), str):
             raise TokenizeError(f"{self._template_url} answered without `prompt`")
-        # The server takes a BOS out of what the template wrote and adds it while encoding.
+        # The server removes a BOS from the rendered template and adds it while encoding.
         return await self.text_ids(reply["prompt"], add_special_tokens=True)
 
     async def text_ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -100,7 +100,7 @@ class LlamaServerTokens:
 async def find_tokens(
     session: aiohttp.ClientSession, url: str, model: str, *, tokenizer: Path | None = None
 ) -> TokenSource:
-    """The source for a server. Raises TokenizeError, or CheckpointError for a bad `tokenizer`."""
+    """Return the source for a server. Raises TokenizeError, or CheckpointError for a bad `tokenizer`."""
     if tokenizer is not None:
         return LocalTokens(await asyncio.to_thread(load_tokenizer, tokenizer), str(tokenizer))
     reasons = []

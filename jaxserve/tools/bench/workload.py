@@ -1,9 +1,9 @@
-"""What a benchmark sends: named mixes of prompt and output lengths.
+"""Workloads of benchmarks: named mixes of prompt and output lengths.
 
     chat       128-token prompts, all different, 64 out
-    prefix     1,056-token prompts of which the first 1,024 are the same, 32 out
+    prefix     1,056-token prompts with the first 1,024 in common, 32 out
     prefill    1,500-token prompts, all different, 16 out
-    sharegpt   lengths as of ShareGPT conversations: many short, few long
+    sharegpt   lengths of ShareGPT conversations: many short, few long
     custom     --input-len and --output-len
 
 Prompts are random common words. Their length counts everything the model reads, chat template included, and
@@ -51,7 +51,7 @@ PRESETS: tuple[Workload, ...] = (
 def make_workload(
     name: WorkloadName, *, num_prompt_tokens: int | None = None, num_output_tokens: int | None = None
 ) -> Workload:
-    """A preset, with its lengths replaced where given; a shorter `prefix` prompt keeps 32 tokens of its own."""
+    """Return a preset with the given lengths; a shorter `prefix` prompt keeps 32 tokens that are not shared."""
     (workload,) = [workload for workload in PRESETS if workload.name == name]
     if num_prompt_tokens is not None:
         shared = min(workload.num_shared_tokens, max(0, num_prompt_tokens - PREFIX_OWN_TOKENS))

@@ -1,1 +1,1 @@
-"""What a model will need on a device that need not be there, before anything is loaded."""
+"""Plans the memory and speed of a model on a device that need not be present (`jaxserve plan`)."""

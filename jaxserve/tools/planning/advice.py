@@ -1,4 +1,4 @@
-"""What would fit where these settings do not: every proposal is tried with the arithmetic of `fit` first."""
+"""Proposes changes with which a model fits. Every proposal is checked with the arithmetic of `fit`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _LARGEST_PERCENT = 99
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One change that makes it fit, and what is there then."""
+    """One change with which the model fits, and the context and KV cache that result."""
 
     change: str
     """Flags to add or to replace."""
     max_model_len: int
     num_kv_tokens: int
-    """That the KV cache holds."""
+    """Tokens that the KV cache holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class _Attempt:
 
 
 def find_advice(config: Config, decoder: DecoderConfig, device: Device) -> tuple[Advice, ...]:
-    """Single changes that fit, the least one of each kind; where none does, one together with more devices."""
+    """Return the smallest change of each kind that fits; if none does, pairs of a change and more devices."""
     kinds = [
         _dtypes(config, device),
         _quantizations(config, device),
@@ -69,13 +69,13 @@ def find_advice(config: Config, decoder: DecoderConfig, device: Device) -> tuple
 
 
 def cache_flag(num_bytes: int) -> str:
-    """`--kv-cache-memory` with whole MiB, rounded down."""
+    """Return `--kv-cache-memory` with whole MiB, rounded down."""
     mib = num_bytes >> 20
     return f"--kv-cache-memory {mib >> 10}GiB" if mib % 1024 == 0 else f"--kv-cache-memory {mib}MiB"
 
 
 def advice_for(change: str, fit: Fit) -> Advice:
-    """The change, with what it leaves room for."""
+    """Return the change with its context and KV cache."""
     limits = fit.limits
     return Advice(change, limits.max_model_len, (limits.num_blocks - 1) * limits.spec.block_size)
 
@@ -115,7 +115,7 @@ def _advice_order(name: str) -> tuple[int, bool, str]:
 
 
 def _contexts(config: Config, decoder: DecoderConfig, device: Device) -> Iterator[_Attempt]:
-    """Without a wish the engine takes the longest context there is room for: that is the answer."""
+    """Yield the longest context that fits, if the config asks for a longer one."""
     if config.model.max_model_len is None:
         return
     try:
@@ -127,10 +127,10 @@ def _contexts(config: Config, decoder: DecoderConfig, device: Device) -> Iterato
 
 
 def _cache_sizes(config: Config, decoder: DecoderConfig, device: Device) -> Iterator[_Attempt]:
-    """The size one longest request needs, and the largest there is room for."""
+    """Yield the size that one longest request needs, then the largest sizes that fit."""
     asked = config.cache.kv_cache_memory
     if asked is None and device.platform != "cpu":
-        return  # it is already all there is: --memory-fraction decides
+        return  # the cache has all the memory already: --memory-fraction decides
     length = config.model.max_model_len or decoder.max_position
     spec = kv_spec(config, decoder, device.platform)
     needed = (-(-length // spec.block_size) + 1) * spec.bytes_per_block

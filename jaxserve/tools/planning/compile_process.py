@@ -1,10 +1,10 @@
 """Compiles for a described device: `python -m jaxserve.tools.planning.compile_process`, started by `planning.compiler`.
 
 stdin     one CompileJob
-stdout    a line per program as it is done: ProgramMemory or ProgramRefused
-exit      0 all were tried, else what the traceback on stderr says
+stdout    a line per program when it is done: ProgramMemory or ProgramRefused
+exit      0 all were tried; else a traceback on stderr gives the reason
 
-A process of its own, because a compiler may abort instead of raising, and reads its surroundings when loaded.
+It is a separate process because a compiler may abort instead of raising, and reads its environment when it is loaded.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _MAX_REASON = 300
 
 
 def main() -> int:
-    """Read a job, compile side by side, tell as it goes."""
+    """Read a job, compile its programs in parallel, and write each answer when it is ready."""
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=CompileJob)
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what compilers print is no answer
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of the compilers is no answer
         with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 8), thread_name_prefix="compile") as pool:
             for future in as_completed([pool.submit(compile_program, job, program) for program in _ready(job)]):
                 answers.write(msgspec.json.encode(future.result()) + b"\n")
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def compile_program(job: CompileJob, program: Program) -> ProgramMemory | ProgramRefused:
-    """One program's needs; a refusal of the compiler is an answer, not a failure."""
+    """Return the memory of one program, or the compiler's rejection."""
     num_devices = job.config.parallel.tensor_parallel_size
     sharding = make_sharding(job.decoder, num_devices, described_devices(job.device, num_devices))
     skeleton = make_skeleton(job.decoder, planned_policy(job.config, job.decoder, job.device))
@@ -64,7 +64,7 @@ def compile_program(job: CompileJob, program: Program) -> ProgramMemory | Progra
 
 
 def _ready(job: CompileJob) -> tuple[Program, ...]:
-    """The programs, once the number of devices is settled: it cannot change after the first use of jax."""
+    """Return the programs. The number of devices is set first: it cannot change after the first use of jax."""
     described_devices(job.device, job.config.parallel.tensor_parallel_size)
     return job.programs
 

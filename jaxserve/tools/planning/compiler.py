@@ -1,4 +1,4 @@
-"""Asks the compiler of a device, in a process of its own, how much memory each program needs."""
+"""Gets the memory that each program needs from the device's compiler, which runs in a separate process."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _MAX_LAST_WORDS = 400
 def compile_programs(
     job: CompileJob, environment: Mapping[str, str], progress: Progress, *, module: str = _MODULE
 ) -> tuple[Answer, ...]:
-    """One answer per program of `job`, in its order.
+    """Return one answer per program of `job`, in its order.
 
-    environment: of this process. The child sees no accelerator: it compiles for one, and one that serves is not
-    disturbed. Raises StartupError in one line when the compiling process dies.
+    environment: the variables of this process. The child gets no accelerator: it only compiles for one, and a server on
+    the accelerator is not disturbed. Raises StartupError with one line if the compiling process dies.
     """
     child_environment = {**environment, **TPU_ENVIRONMENT, "JAX_PLATFORMS": "cpu"}
     found: dict[str, Answer] = {}
@@ -52,7 +52,7 @@ def _answers(question: IO[bytes], environment: Mapping[str, str], errors: IO[byt
         try:
             for line in process.stdout:
                 yield msgspec.json.decode(line, type=Answer)
-        except BaseException:  # nobody waits for the answers any more
+        except BaseException:  # the caller is gone
             process.kill()
             raise
 

@@ -1,6 +1,6 @@
-"""What this machine's CPU reaches: nobody publishes it for a share of a shared machine, so it is measured.
+"""Measures the rates of this machine's CPU, which are not published for a part of a shared machine.
 
-numpy's matmuls, for about a second: the best run counts, because other work only slows one down.
+It runs numpy's matmuls for about a second and takes the best run, because other load only slows one down.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _SQUARE = 1536
 
 
 def measure_cpu_rates() -> Rates:
-    """Measure bytes per second of a matrix-vector matmul and operations per second of a square one, both float32.
+    """Measure bytes per second of a matrix-vector matmul and operations per second of a square matmul, in float32.
 
-    The others are taken to be as fast: CPUs compute activations in float32, and what their int8 kernels gain depends
-    on instructions that numpy does not use.
+    Other dtypes get the same rate: CPUs compute activations in float32, and the gain of int8 kernels depends on
+    instructions that numpy does not use.
     """
     matrix, vector = np.ones(_VECTOR_SHAPE, np.float32), np.ones(_VECTOR_SHAPE[1], np.float32)
     bytes_per_s = matrix.nbytes / _best_seconds(lambda: matrix @ vector)

@@ -1,7 +1,7 @@
 """Devices to plan for, as data: memory, bandwidth and arithmetic of one device, and where the numbers are from.
 
-Rates are published peaks without sparsity, so times made from them are lower bounds. Memory is what the
-runtime would report, not what the box says: that decides how many KV pages there are.
+Rates are published peaks without sparsity, so times made from them are lower bounds. Memory is what
+the runtime would report, not the nominal size: it decides the number of KV pages.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How fast one device reads its memory and multiplies matrices."""
+    """Memory bandwidth and matmul rates of one device."""
 
     bytes_per_s: float
     bfloat16_flops: float
     float32_flops: float
-    """Of matmuls in full float32 precision, which float32 activations get."""
+    """Rate of matmuls in full float32 precision, which float32 activations use."""
     int8_ops: float
     fp8_flops: float
-    """As fast as bfloat16 if 8-bit floats are upcast first."""
+    """Equal to the bfloat16 rate if 8-bit floats are upcast first."""
     source: str
 
     @classmethod
     def alike(cls, bytes_per_s: float, flops: float, source: str) -> Rates:
-        """Of a device that multiplies as fast in every type, as far as anybody knows."""
+        """Return rates that are equal in every dtype, for a device without other figures."""
         return cls(bytes_per_s, flops, flops, flops, flops, source)
 
     def of(self, arithmetic: str) -> float:
@@ -51,7 +51,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class CudaChip:
-    """What the CUDA compiler wants to know beyond memory and bandwidth."""
+    """Properties of a GPU that the CUDA compiler needs besides memory and bandwidth."""
 
     capability: tuple[int, int]
     num_cores: int
@@ -64,24 +64,24 @@ class CudaChip:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A kind of device. `rates` is None where nobody publishes them (a CPU: measured when a plan is made)."""
+    """A kind of device. `rates` is None if no figures are published (CPUs: measured when a plan is made)."""
 
     name: str
     title: str
     platform: Platform
     memory_bytes: int
     runtime_share: float
-    """Of `memory_bytes`, what the runtime hands out."""
+    """Fraction of `memory_bytes` that the runtime allocates from."""
     most_per_host: int
-    """An engine spans the devices of one host."""
+    """Most devices of one host: an engine does not span hosts."""
     rates: Rates | None
     cuda: CudaChip | None = None
     topologies: tuple[str, ...] = ()
-    """Of TPUs, smallest first: 4 and 8 devices, as their compiler names them."""
+    """Topologies of TPUs by their compiler's names, smallest first: 4 and 8 devices."""
 
     @property
     def limit_bytes(self) -> int:
-        """What the runtime would report as the limit of one device."""
+        """Memory limit of one device that the runtime would report."""
         return int(self.memory_bytes * self.runtime_share)
 
 
@@ -99,7 +99,7 @@ def _tpu(
     topologies: str,
     eight_bits: Literal["int8", "fp8"] = "int8",
 ) -> Device:
-    """eight_bits: what is multiplied in half of the time of bfloat16; the other is upcast."""
+    """Return a TPU. eight_bits: the dtype with twice the bfloat16 rate; the other one is upcast."""
     # Six passes of bfloat16 make a float32 matmul (jax.lax.Precision.HIGHEST).
     flops, source = tflops * 1e12, f"published spec: docs.cloud.google.com/tpu/docs/{topologies.partition(':')[0]}"
     int8_ops, fp8_flops = (2 * flops, flops) if eight_bits == "int8" else (flops, 2 * flops)
@@ -108,7 +108,7 @@ def _tpu(
 
 
 _HOPPER = CudaChip((9, 0), 132, 128, 1.98, 50 << 20, 233472, 232448)
-# Memory of GPUs: as in the reference target configs of OpenXLA. Of TPUs: what their own compiler calls available HBM.
+# Memory of GPUs: OpenXLA's reference target configs. Memory of TPUs: the available HBM that their compiler reports.
 _TABLE = (
     _nvidia(
         "a100",
@@ -151,12 +151,12 @@ NAMES = ("cpu", *ACCELERATORS)
 
 
 def find_device(name: str, memory_bytes: int | None = None) -> Device:
-    """A row of the table, or this machine's CPU; `memory_bytes` replaces what the runtime would report."""
+    """Return a device of the table, or this machine's CPU; `memory_bytes` replaces its memory limit."""
     device = this_cpu() if name == "cpu" else ACCELERATORS[name]
     return device if memory_bytes is None else replace(device, memory_bytes=memory_bytes, runtime_share=1.0)
 
 
 def this_cpu() -> Device:
-    """This machine, with the memory that is free now."""
+    """Return this machine's CPU with the memory that is free now."""
     title = f"this machine's CPU, {len(os.sched_getaffinity(0))} cores"
     return Device("cpu", title, "cpu", available_bytes(), 1.0, 1, None)

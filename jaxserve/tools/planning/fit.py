@@ -1,4 +1,4 @@
-"""Whether an engine with given settings fits a device: the engine's own arithmetic, over a described device."""
+"""Computes if an engine with given settings fits a device, with the engine's arithmetic on a described device."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from jaxserve.tools.planning.sizes import Sizes, estimate_workspace, make_sizes
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """An engine that has room. Bytes are those of one memory: of one device, or of the whole CPU."""
+    """An engine that fits. Bytes are those of one memory: of one device, or of the whole CPU."""
 
     limits: Limits
     limit_bytes: int
     weights_bytes: int
     kv_bytes: int
     workspace_bytes: int
-    """Estimated; the slots of running requests among it."""
+    """Estimated, with the slots of running requests."""
 
 
 def planned_policy(config: Config, decoder: DecoderConfig, device: Device) -> DtypePolicy:
-    """As the engine would choose them."""
+    """Return the dtypes that the engine would choose."""
     return make_policy(config, decoder, planned_chip(device))
 
 
 def planned_chip(device: Device) -> Chip:
-    """What the engine would see of it."""
+    """Return the chip that the engine would find."""
     return Chip(device.platform, device.cuda.capability if device.cuda else None)
 
 
 def model_sizes(config: Config, decoder: DecoderConfig, device: Device) -> Sizes:
-    """Sizes in the types and on the number of devices that `config` asks for."""
+    """Return the model's sizes in the dtypes and on the number of devices of `config`."""
     skeleton = _skeleton(decoder, planned_policy(config, decoder, device))
     return make_sizes(skeleton, config.parallel.tensor_parallel_size)
 
 
 def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
-    """Share out the memory as the engine would; raises DoesNotFitError in one line."""
+    """Divide the memory as the engine would. Raises DoesNotFitError with one line."""
     sizes = model_sizes(config, decoder, device)
     weights = held_bytes(device, sizes, sizes.weights_bytes)
     if weights >= device.limit_bytes:
@@ -82,17 +82,17 @@ def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
 
 
 def held_bytes(device: Device, sizes: Sizes, bytes_per_device: int) -> int:
-    """What weighs on one memory: the "devices" of a CPU share theirs."""
+    """Return the bytes in one memory: the "devices" of a CPU share one."""
     return bytes_per_device * (sizes.num_devices if device.platform == "cpu" else 1)
 
 
 def pool_bytes(device: Device, sizes: Sizes, spec: KVSpec, num_blocks: int) -> int:
-    """The KV pool in one memory."""
+    """Return the bytes of the KV pool in one memory."""
     return held_bytes(device, sizes, num_blocks * spec.bytes_per_block // sizes.kv_shards)
 
 
 def gib(num_bytes: float) -> str:
-    """Bytes as a person reads them."""
+    """Return bytes as text with a unit."""
     if num_bytes < 1 << 20:
         return f"{num_bytes / (1 << 10):,.1f} KiB"
     if num_bytes < 1 << 30:

@@ -1,4 +1,4 @@
-"""What the planner asks of its compiling process, and what comes back: one line of JSON each."""
+"""Messages between the planner and its compiling process: one line of JSON each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxserve.tools.planning.devices import Device
 
 
 class CompileJob(msgspec.Struct, frozen=True):
-    """Programs of one engine that is never started."""
+    """Programs to compile for an engine that is not started."""
 
     config: Config
     device: Device
@@ -22,25 +22,25 @@ class CompileJob(msgspec.Struct, frozen=True):
 
 
 class ProgramMemory(msgspec.Struct, frozen=True, tag=True):
-    """What the compiler says one program needs on one device, in bytes."""
+    """Bytes that one program needs on one device, from the compiler."""
 
     name: str
     argument_bytes: int
-    """Weights, KV pool and packed input, as the device lays them out."""
+    """Weights, KV pool and packed input in the device's layout."""
     output_bytes: int
     aliased_bytes: int
-    """Of the output, what lives in the arguments' buffers: the KV pool."""
+    """Part of the output that reuses the arguments' buffers: the KV pool."""
     temp_bytes: int
     code_bytes: int
 
     @property
     def peak_bytes(self) -> int:
-        """All that is alive while it runs."""
+        """Memory that is in use while the program runs."""
         return self.argument_bytes + self.output_bytes - self.aliased_bytes + self.temp_bytes + self.code_bytes
 
 
 class ProgramRefused(msgspec.Struct, frozen=True, tag=True):
-    """The compiler would not: most often because memory ran out."""
+    """A program that the compiler rejected, most often because memory ran out."""
 
     name: str
     reason: str

@@ -1,4 +1,4 @@
-"""The model to plan for: its config, from whatever holds one, and what is stored of its weights."""
+"""The model to plan for: its config, and the sizes of its stored weights."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from jaxserve.models.registry import read_decoder
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """A decoder and where its description was found."""
+    """A decoder and the path of its config."""
 
     path: Path
     decoder: DecoderConfig
     stored_bytes: int | None
-    """Of the checkpoint's tensors; None where there is only a config."""
+    """Bytes of the checkpoint's tensors; None if there is only a config."""
     stored_dtypes: tuple[str, ...]
-    """As the file says, the one with most bytes first."""
+    """Types of the tensors, the one with most bytes first."""
 
 
 def read_model(path: Path) -> PlannedModel:
-    """A GGUF file, or a directory with config.json, with or without weights; only headers are read.
+    """Read a GGUF file, or a directory with config.json, with or without weights; of weights only the headers.
 
-    Raises CheckpointError in one line.
+    Raises CheckpointError with one line.
     """
     decoder, checkpoint = read_decoder(path)
     if checkpoint is None:
@@ -36,7 +36,7 @@ def read_model(path: Path) -> PlannedModel:
 
 
 def bytes_by_dtype(checkpoint: Checkpoint) -> dict[str, int]:
-    """Stored bytes of each type, the one with most bytes first."""
+    """Return the stored bytes of each type, the one with most bytes first."""
     found: Counter[str] = Counter()
     for info in checkpoint.tensors.values():
         found[info.stored_dtype] += info.num_stored_bytes

@@ -1,4 +1,4 @@
-"""The plan: everything known before a server starts, as data. `to_json` of it is a public format."""
+"""The plan as data: all that is known before a server starts. The JSON of `to_json` is a public format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
-    """What the checkpoint describes."""
+    """The model of the checkpoint."""
 
     path: str
     num_parameters: int
@@ -28,20 +28,20 @@ class ModelPart:
 
 @dataclass(frozen=True, slots=True)
 class DevicePart:
-    """One device, of `count`."""
+    """One of `count` devices."""
 
     name: str
     title: str
     count: int
     memory_bytes: int
     limit_bytes: int
-    """What the runtime hands out of it."""
+    """Part of `memory_bytes` that the runtime allocates from."""
     rates: Rates | None
 
 
 @dataclass(frozen=True, slots=True)
 class CachePart:
-    """Keys and values, over all devices."""
+    """The KV cache, over all devices."""
 
     dtype: str
     bytes_per_token: int
@@ -49,7 +49,7 @@ class CachePart:
     block_size: int
     num_blocks: int
     num_tokens: int
-    """That fit: without the null page."""
+    """Tokens that fit, without the null page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,15 @@ class MemoryPart:
     weights_bytes: int
     kv_bytes: int
     workspace_bytes: int
-    """Beyond weights and KV as they are counted here: temporaries, code, inputs, the slots of
-    running requests, and padding of the layout."""
+    """Memory beyond weights and KV: temporaries, code, inputs, slots of running requests, padding of the layout."""
     workspace_is: Literal["compiled", "estimated"]
     free_bytes: int
-    """Negative where it does not fit."""
+    """Bytes left; negative if the engine does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPart:
-    """What one step may hold, and the shapes that are compiled."""
+    """Limits of one step, and the compiled shapes."""
 
     max_model_len: int
     max_num_seqs: int
@@ -80,7 +79,7 @@ class StepPart:
 
 @dataclass(frozen=True, slots=True)
 class ProgramPart:
-    """What the compiler says one program needs on one device, in bytes; `job.ProgramMemory` with its sum."""
+    """Bytes that one program needs on one device, from the compiler: `job.ProgramMemory` and its sum."""
 
     name: str
     argument_bytes: int
@@ -102,7 +101,7 @@ class Concurrency:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All of it. Parts that have no meaning where the engine does not fit are None or empty."""
+    """A whole plan. Parts that exist only for an engine that fits are None or empty."""
 
     format_version: int
     model: ModelPart
@@ -110,14 +109,14 @@ class Plan:
     weights_stored_as: str
     """A dtype, or the name of a quantisation."""
     arithmetic: str
-    """Dtype that matmuls multiply in."""
+    """Dtype of the matmuls."""
     weights_bytes: int
-    """On one device."""
+    """Bytes on one device."""
     kv_bytes_per_token: int
-    """Over all devices."""
+    """Bytes over all devices."""
     fits: bool
     reason: str | None
-    """Why it does not fit."""
+    """Reason why the engine does not fit; None if it does."""
     advice: tuple[Advice, ...]
     notes: tuple[str, ...]
     memory: MemoryPart | None = None
@@ -130,5 +129,5 @@ class Plan:
 
 
 def to_json(plan: Plan) -> bytes:
-    """Indented JSON; fields are added, never renamed, under one `format_version`."""
+    """Return indented JSON. Within one `format_version` fields are added, never renamed."""
     return msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n"

@@ -1,4 +1,4 @@
-"""Makes a plan: fit by arithmetic, then by the device's own compiler, then what it means for requests."""
+"""Makes a plan: checks the fit by arithmetic, then with the device's compiler, and derives concurrency and bounds."""
 
 from __future__ import annotations
 
@@ -43,26 +43,26 @@ Compile = Callable[[CompileJob], Sequence[ProgramMemory | ProgramRefused]]
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What compiling the programs of one fit showed."""
+    """Result of compiling the programs of one fit."""
 
     programs: tuple[ProgramMemory, ...]
     problem: str | None
     peak_bytes: int
-    """In one memory; 0 where the compiler refused."""
+    """Peak in one memory; 0 if the compiler rejected a program."""
 
 
 class Planner:
     """Plans for one model and one device."""
 
     def __init__(self, model: PlannedModel, device: Device, rates: Rates | None, *, all_programs: bool = False) -> None:
-        """rates: the device's own, or measured ones; None leaves the roofline out."""
+        """rates: published or measured rates; None leaves the roofline out."""
         self._model = model
         self._device = device
         self._rates = rates
         self._all_programs = all_programs
 
     def plan(self, config: Config, compile_job: Compile | None, notes: Sequence[str] = ()) -> Plan:
-        """The plan for `config`. compile_job: None leaves the workspace estimated."""
+        """Return the plan for `config`. compile_job: None leaves the workspace estimated."""
         decoder, device = self._decoder(config), self._device
         sizes = model_sizes(config, decoder, device)
         try:
@@ -80,7 +80,7 @@ class Planner:
     def _bare(
         self, config: Config, sizes: Sizes, reason: str | None, advice: tuple[Advice, ...], notes: Sequence[str]
     ) -> Plan:
-        """What is known of an engine that may not fit: what it would need, and what would fit."""
+        """Return the plan of an engine that may not fit: its needs, and changes that fit."""
         model, device, decoder = self._model, self._device, self._model.decoder
         return Plan(
             format_version=FORMAT_VERSION,
@@ -162,7 +162,7 @@ class Planner:
         limits = fit.limits
         answers = compile_job(
             CompileJob(
-                config=replace(config, server=ServerConfig()),  # its keys are nobody else's
+                config=replace(config, server=ServerConfig()),  # without the API keys
                 device=self._device,
                 decoder=self._decoder(config),
                 kv_dtype=str(limits.kv_dtype),
@@ -185,10 +185,10 @@ class Planner:
         return _Outcome(done, problem, peak)
 
     def _smaller_cache(self, config: Config, sizes: Sizes, fit: Fit, compile_job: Compile) -> tuple[Advice, ...]:
-        """A KV cache with which the compiler's own numbers fit: at least 84 % of the largest one.
+        """Return a KV cache with which the compiler's numbers fit: at least 84 % of the largest one that does.
 
-        Found by trying: a compiler that runs out of room finds other ways, so its peaks do not grow in a line. Halved
-        until it fits, then twice the middle (of the logarithm) between what fits and what does not.
+        A search: peaks are not linear in the size, since a compiler short of memory chooses other layouts. The size is
+        halved until it fits, then refined with two geometric means between a size that fits and one that does not.
         """
 
         def tried(num_blocks: int) -> Fit | None:
@@ -226,7 +226,7 @@ class Planner:
             return None
 
     def _programs(self, limits: Limits) -> tuple[Program, ...]:
-        """All, or the largest of each kind: they bound the memory."""
+        """Return all programs, or the largest of each kind, which bound the memory."""
         every = programs(limits.buckets, limits.max_pages)
         if self._all_programs:
             return every
@@ -254,9 +254,7 @@ class Planner:
         notes.extend(context_notes(config, self._model.decoder))
         notes.extend(quantization_notes(config, decoder, planned_chip(device)))
         if device.platform == "gpu" and device.runtime_share == GPU_SHARE:
-            notes.append(
-                f"takes {GPU_SHARE:.0%} of the GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise"
-            )
+            notes.append(f"takes {GPU_SHARE:.0%} of the GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION is set")
         return tuple(notes)
 
 

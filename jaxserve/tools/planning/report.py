@@ -1,4 +1,4 @@
-"""A plan for people: short tables with units."""
+"""Prints a plan as short tables with units."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHORT_BOUNDS = {"weights": "weights", "arithmetic": "arithmetic", "kv": "KV"}
 
 
 def print_plan(plan: Plan, console: Console) -> None:
-    """Everything of `plan`, the verdict first and last what to do about it."""
+    """Print `plan`: the verdict first, the advice last."""
     _print_head(plan, console)
     _print_memory(plan, console)
     _print_programs(plan, console)
@@ -158,14 +158,14 @@ def _print_advice(plan: Plan, console: Console) -> None:
 
 
 def _show(table: Table, title: str, console: Console) -> None:
-    """The title above, as wide as it is: a table's own would be broken to the table's width."""
+    """Print the title above the table: a table's own title is wrapped to the table's width."""
     console.print()
     console.print(title, style="bold")
     console.print(table)
 
 
 def _table(*columns: str) -> Table:
-    """Columns by header; a leading `>` sets one to the right."""
+    """Return a table with these headers; a leading `>` aligns a column to the right."""
     table = Table(
         box=None,
         show_header=any(column.strip(">") for column in columns),

@@ -1,10 +1,10 @@
-"""How fast a model could run at best: bytes over bandwidth, operations over arithmetic, whichever takes longer.
+"""Lower bounds of a model's step times: the larger of bytes / bandwidth and operations / arithmetic rate.
 
 A step of B rows with C tokens each:  max(weights / BW, 2 x multiplied weights x B / FLOPS) + KV bytes x C x B / BW
 A prompt of T tokens, in chunks of c: sum over chunks of max(weights / BW, 2 x multiplied weights x c / FLOPS)
                                       + 4 x query width x attended pairs / FLOPS of activations
-Of experts, only the weights that tokens use count: see `Sizes.step_bytes`. All per device. Communication between devices,
-launches and sampling are not counted, so nothing is faster than this.
+All per device. Experts count if a token selects them: see `Sizes.step_bytes`. Communication between devices, launches
+and sampling are not counted, so that no engine is faster.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from jaxserve.tools.planning.devices import Rates
 from jaxserve.tools.planning.sizes import Sizes
 
 Bound = Literal["weights", "arithmetic", "kv"]
-"""What takes longest: reading weights, multiplying, or reading keys and values."""
+"""Longest part: reading weights, multiplying, or reading keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeBound:
-    """One step in which each of `num_requests` rows, `context` tokens long, makes a token."""
+    """One step that decodes a token for each of `num_requests` rows of `context` tokens."""
 
     num_requests: int
     context: int
@@ -29,12 +29,12 @@ class DecodeBound:
     tokens_per_s: float
     limited_by: Bound
     fits: bool
-    """Whether the KV cache holds so many requests of that length, and the scheduler runs them together."""
+    """True if the KV cache holds as many requests of that length, and the scheduler runs them together."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillBound:
-    """One prompt alone, from nothing to its first token."""
+    """One prompt alone, until its first token."""
 
     num_tokens: int
     seconds: float
@@ -45,7 +45,7 @@ class PrefillBound:
 def decode_bound(
     sizes: Sizes, rates: Rates, kv_itemsize: int, num_requests: int, context: int, *, fits: bool
 ) -> DecodeBound:
-    """The least time of a decode step."""
+    """Return the shortest possible time of a decode step."""
     decoder = sizes.decoder
     per_token = 2 * decoder.num_kv_heads * decoder.head_dim * kv_itemsize // sizes.kv_shards  # of one layer
     weights_s = sizes.step_bytes(num_requests) / rates.bytes_per_s
@@ -57,7 +57,7 @@ def decode_bound(
 
 
 def prefill_bound(sizes: Sizes, rates: Rates, num_tokens: int, chunk: int) -> PrefillBound:
-    """The least time of a prompt computed `chunk` tokens a step."""
+    """Return the shortest possible time of a prompt that is computed `chunk` tokens per step."""
     decoder = sizes.decoder
     flops = rates.of(sizes.arithmetic) * sizes.num_devices
     attention_flops = rates.of("float32" if sizes.activation_itemsize == 4 else "bfloat16") * sizes.num_devices

@@ -1,4 +1,4 @@
-"""Sizes and work of one decoder over some devices: what follows from shapes alone."""
+"""Sizes and work of one decoder on some devices, computed from its shapes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Sizes:
 
 
 def make_sizes(skeleton: ModelSkeleton, num_devices: int) -> Sizes:
-    """Count the leaves of `skeleton`, split as the engine would split them."""
+    """Count the leaves of `skeleton`, sharded as the engine would shard them."""
     rules, policy = axis_rules(skeleton.config, num_devices), skeleton.policy
 
     def local_bytes(array: ArraySpec) -> int:
@@ -96,7 +96,7 @@ def make_sizes(skeleton: ModelSkeleton, num_devices: int) -> Sizes:
 
 
 def _is_large(array: ArraySpec) -> bool:
-    """Return False for a vector: scales of outputs are few bytes."""
+    """Return True if the array is a matrix: vectors, such as scales per output, are few bytes."""
     return len(array.shape) > 1
 
 

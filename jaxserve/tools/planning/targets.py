@@ -1,6 +1,6 @@
-"""Devices that are only described, as `jax.Device`s that programs can be compiled for, and who compiles for them.
+"""Described devices as `jax.Device`s for which programs can be compiled, and the packages with their compilers.
 
-The compilers of CUDA and TPU run on any x86 machine that has their package; no device is asked or touched.
+The compilers of CUDA and TPU run on any x86 machine that has their package; no device is used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ COMPILERS: dict[Platform, tuple[str, ...]] = {
     "gpu": ("jax-cuda13-pjrt", "jax-cuda12-pjrt"),
     "tpu": ("libtpu",),
 }
-"""By platform: the packages of which any one holds the compiler."""
+"""Packages per platform of which any one has the compiler."""
 
 TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -27,12 +27,12 @@ TPU_ENVIRONMENT = {
     "TPU_LOG_DIR": "disabled",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-"""Keeps libtpu from asking the network what machine this is, from writing logs, and from claiming the machine for one
-process (it only compiles); read when it is loaded."""
+"""Variables that keep libtpu from querying the network for the machine's type, from writing logs, and from locking the
+machine for one process (it only compiles). It reads them when it is loaded."""
 
 
 def missing_compiler(device: Device, num_devices: int) -> str | None:
-    """Why programs for this device cannot be compiled here, in a few words; None when they can."""
+    """Return in a few words why programs for this device cannot be compiled here; None if they can."""
     packages = COMPILERS[device.platform]
     if packages and not any(_is_installed(package) for package in packages):
         return f"{packages[0]} is not installed"
@@ -42,7 +42,7 @@ def missing_compiler(device: Device, num_devices: int) -> str | None:
 
 
 def described_devices(device: Device, num_devices: int) -> list[jax.Device]:
-    """The first `num_devices` of one host. Call in a process with JAX_PLATFORMS=cpu and TPU_ENVIRONMENT."""
+    """Return the first `num_devices` of one host. Call it in a process with JAX_PLATFORMS=cpu and TPU_ENVIRONMENT."""
     if device.platform == "cpu":
         if num_devices > 1:
             jax.config.update("jax_num_cpu_devices", num_devices)
@@ -62,7 +62,7 @@ def described_devices(device: Device, num_devices: int) -> list[jax.Device]:
 
 
 def cuda_target_config(device: Device) -> str:
-    """The CUDA compiler's description of a GPU (xla.GpuTargetConfigProto)."""
+    """Return the CUDA compiler's description of a GPU (xla.GpuTargetConfigProto)."""
     chip, rates = device.cuda, device.rates
     if chip is None or rates is None:
         raise ValueError(f"{device.name} is no CUDA device")
@@ -108,7 +108,7 @@ _SAME_FOR_ALL = {
 
 
 def _features(chip: CudaChip) -> str:
-    """From Hopper on, instructions of the very architecture (wgmma, tcgen05) are allowed."""
+    """Return the target architecture; from Hopper on with its specific instructions (wgmma, tcgen05)."""
     return "feature_extension: ACCELERATED_FEATURES" if chip.capability >= (9, 0) else ""
 
 

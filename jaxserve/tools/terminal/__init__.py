@@ -1,1 +1,1 @@
-"""What `jaxserve chat` and `jaxserve complete` do once their flags are read."""
+"""The programs of `jaxserve chat` and `jaxserve complete`."""

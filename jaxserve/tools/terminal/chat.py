@@ -1,4 +1,4 @@
-"""The loop of `jaxserve chat`: a line is a question, unless it begins with a slash."""
+"""The loop of `jaxserve chat`: a line is a question, or a command if it begins with a slash."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPT, MORE_PROMPT = "> ", ". "
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`/name WORDS`; `do` gets the words and returns what to say of it."""
+    """The command `/name WORDS`; `do` gets the words and returns a line to show."""
 
     name: str
     words: str
@@ -26,7 +26,7 @@ class Command:
 
 
 class LeaveError(Exception):
-    """The user has enough."""
+    """The user ends the chat."""
 
 
 @dataclass(slots=True)
@@ -38,13 +38,13 @@ class Chat:
     runner: asyncio.Runner
     screen: Screen
     complain: Callable[[str], None]
-    """Shows a line about something that went wrong."""
+    """Shows an error."""
     is_verbose: bool = False
     conversation: Conversation = field(default_factory=Conversation)
     _saved: set[Path] = field(default_factory=set)
 
     def run(self, read_line: Callable[[str], str]) -> None:
-        """Until the input ends. `read_line` shows a prompt; EOFError is Ctrl-D, KeyboardInterrupt drops the line."""
+        """Run until the input ends. read_line shows a prompt; it raises EOFError for Ctrl-D, KeyboardInterrupt for Ctrl-C."""
         while True:
             try:
                 line = read_message(read_line)
@@ -60,7 +60,7 @@ class Chat:
                 return
 
     def take(self, line: str) -> None:
-        """Do what one line asks for. Raises RemoteError, the conversation being as before, or LeaveError."""
+        """Answer one line or run its command. Raises LeaveError, or RemoteError; then the conversation is unchanged."""
         if not line.strip():
             return
         if not line.startswith("/") or line.startswith("//"):
@@ -74,7 +74,7 @@ class Chat:
             self.screen.remark(said)
 
     def ask(self, text: str) -> Reply:
-        """Ask, show the reply and remember both; of a reply that was stopped, what had come. Raises RemoteError."""
+        """Ask, show the reply and keep both in the conversation, also a stopped reply. Raises RemoteError."""
         self.conversation.ask(text)
         fields = {"model": self.model, "messages": self.conversation.messages}
         try:
@@ -152,7 +152,7 @@ COMMANDS = {
 
 
 def read_message(read_line: Callable[[str], str]) -> str:
-    r"""One message: a line, and as many more as end with `\`."""
+    r"""Read one message: a line, and the next one while it ends with `\`."""
     line = read_line(PROMPT)
     while line.endswith("\\"):
         line = line[:-1] + "\n" + read_line(MORE_PROMPT)

@@ -12,14 +12,14 @@ Message = dict[str, str]
 
 @dataclass(slots=True)
 class Conversation:
-    """A system prompt, and turns: a question and its answer, which the last one may still lack."""
+    """A system prompt and turns of question and answer; the last answer may be missing."""
 
     system: str | None = None
     turns: list[Message] = field(default_factory=list)
 
     @property
     def messages(self) -> list[Message]:
-        """What is sent."""
+        """Messages of the next request."""
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
 
     def ask(self, text: str) -> None:
@@ -37,6 +37,6 @@ class Conversation:
         return None
 
     def save(self, path: Path, model: str) -> None:
-        """Write what could be sent again. Raises OSError."""
+        """Write the fields of a request that continues the conversation. Raises OSError."""
         text = json.dumps({"model": model, "messages": self.messages}, indent=2, ensure_ascii=False)
         path.write_text(text + "\n", encoding="utf-8")

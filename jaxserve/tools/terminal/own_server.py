@@ -1,4 +1,4 @@
-"""A server for one terminal: started with it, ended with it, and of no use to anybody else."""
+"""A server for one terminal: it starts and ends with the command, and only the command has its key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _READY = re.compile(rb"jaxserve is ready at (http://\S+)")
 
 
 class ServerEndedError(JaxserveError):
-    """It could not start, and has said why on stderr."""
+    """The server could not start; its error is on stderr."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(f"the server ended with exit code {exit_code} before it was ready")
@@ -27,7 +27,7 @@ class ServerEndedError(JaxserveError):
 
 @dataclass(frozen=True, slots=True)
 class OwnServer:
-    """Where it listens, and the key that nobody else has."""
+    """URL and API key of the server."""
 
     url: str
     api_key: str
@@ -35,9 +35,9 @@ class OwnServer:
 
 @contextlib.contextmanager
 def own_server(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[OwnServer]:
-    """`jaxserve serve WORDS` on a free port of this machine; its progress and complaints go to our stderr.
+    """Run `jaxserve serve WORDS` on a free port of this machine; it writes progress and errors to stderr.
 
-    Raises ServerEndedError when it ends instead.
+    Raises ServerEndedError if it ends before it is ready.
     """
     key = secrets.token_urlsafe(16)
     command = [sys.executable, "-m", "jaxserve.cli.child", "serve", "--log-level", "warning", *words]
@@ -46,7 +46,7 @@ def own_server(words: Sequence[str], environment: Mapping[str, str]) -> Iterator
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         env={**environment, "JAXSERVE_API_KEY": key},
-        start_new_session=True,  # Ctrl-C is for the reply
+        start_new_session=True,  # Ctrl-C stops the reply
     )
     signals = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
@@ -75,5 +75,5 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _leave(number: int, frame: object) -> None:
-    """End as after an error: the server must not outlive us."""
+    """Leave the block as after an error, which ends the server."""
     raise SystemExit(128 + number)

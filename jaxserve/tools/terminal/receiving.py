@@ -1,4 +1,4 @@
-"""One reply, from its first delta to its end, however it ends."""
+"""Receives and shows one streamed reply."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxserve.tools.terminal.screen import Screen
 
 @dataclass(slots=True)
 class Reply:
-    """What has come so far. Times are `time.perf_counter()` seconds."""
+    """The received part of a reply. Times are `time.perf_counter()` seconds."""
 
     asked_s: float = field(default_factory=time.perf_counter)
     first_s: float | None = None
@@ -24,7 +24,7 @@ class Reply:
     finish_reason: str | None = None
     usage: Mapping[str, Any] = field(default_factory=dict)
     is_stopped: bool = False
-    """By Ctrl-C."""
+    """True if Ctrl-C ended the reply."""
 
     def add(self, delta: OutputDelta) -> None:
         if delta.text or delta.reasoning:
@@ -36,7 +36,7 @@ class Reply:
         self.usage = delta.usage or self.usage
 
     def summary(self) -> str:
-        """Tokens and speed in one line; without the server's counts, deltas are counted."""
+        """Return tokens and speed in one line; without the server's token counts, the number of deltas."""
         num_prompt, num_output = self.usage.get("prompt_tokens"), self.usage.get("completion_tokens")
         num_cached = (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         parts = []
@@ -53,7 +53,7 @@ class Reply:
 
 
 def receive(runner: asyncio.Runner, deltas: AsyncIterator[OutputDelta], screen: Screen) -> Reply:
-    """Show the deltas until they end or Ctrl-C ends them. Raises RemoteError, the line on screen being ended."""
+    """Show the deltas until they end or Ctrl-C is pressed, and end the line. Raises RemoteError."""
     reply = Reply()
 
     async def listen() -> None:

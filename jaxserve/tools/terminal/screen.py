@@ -1,4 +1,4 @@
-"""Writes a reply as it comes. On a terminal reasoning and remarks are dim; elsewhere they are left out."""
+"""Writes a reply as it arrives. Reasoning and remarks are dim on a terminal, and omitted elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jaxserve.tools.client import OutputDelta
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 _UNPRINTABLE = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""A reply could move the cursor, or rename the window."""
+"""Control characters, with which a reply could move the cursor or rename the window."""
 
 
 class Screen:
@@ -21,7 +21,7 @@ class Screen:
         self._last = "\n"
 
     def show(self, delta: OutputDelta) -> None:
-        """Write what the delta has to say, at once."""
+        """Write the text of a delta at once."""
         if delta.reasoning and self._is_terminal:
             if not self._is_reasoning:
                 self._is_reasoning = True
@@ -34,20 +34,20 @@ class Screen:
             self._write(delta.text)
 
     def end(self) -> None:
-        """Whatever comes next begins a line."""
+        """End the reply's last line."""
         self._end_reasoning()
         if self._last != "\n":
             self._write("\n")
 
     def remark(self, text: str) -> None:
-        """A line that is not the model's."""
+        """Write a line that is not part of the reply."""
         if self._is_terminal:
             self.end()
             self._output.write(f"{DIM}{text}{PLAIN}\n")
             self._output.flush()
 
     def leave_line(self) -> None:
-        """Behind a prompt that got no answer: the shell's own begins a line."""
+        """End the line of a prompt without an answer, so that the shell's prompt begins a line."""
         if self._is_terminal:
             self._write("\n")
 

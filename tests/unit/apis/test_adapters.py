@@ -77,7 +77,7 @@ async def test_an_unknown_name_is_told_all_of_them(adapted: Api) -> None:
         ("sql", "'sql': expected NAME=PATH"),
         ("=path", "expected NAME=PATH"),
         ("sql=", "expected NAME=PATH"),
-        ("sql=a,sql=b", "two adapters are called 'sql'"),
+        ("sql=a,sql=b", "two adapters have the name 'sql'"),
     ],
 )
 def test_lora_modules_are_names_and_paths(modules: str, complaint: str) -> None:
