@@ -1,1 +1,1 @@
-"""Who owns which page of the KV pool. Pure Python, no jax: the pages themselves live in `runner`."""
+"""Assigns the pages of the KV pool to requests. Pure Python, no jax: the pages themselves lie in `runner`."""

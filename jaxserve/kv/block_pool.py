@@ -1,15 +1,15 @@
-"""Fixed pages: who holds how many references, which are free, which free ones still hold something useful.
+"""Pages of a fixed pool: reference counts, free pages, and free pages whose content is cached.
 
 A page is in exactly one state:
 
-    state      references  named  next
-    null       -           no     page 0, never given out: padding writes land there
-    held       >= 1        maybe  `release` of the last reference
-    blank      0           no     given out first, most recently used first
-    reusable   0           yes    revived by `share`; evicted, least recently released first, when no blank is left
+    state      references  cached  next
+    null       -           no      page 0, never allocated: padding writes go there
+    held       >= 1        maybe   `release` of the last reference
+    blank      0           no      allocated first, most recently used first
+    evictable  0           yes     held again by `share`; evicted, least recently released first, if no blank is left
 
-The name of a page (a `BlockHash`) says what its slots contain. Equal content in two pages is not merged:
-the first one keeps the name and the second stays nameless, so that block tables only ever grow.
+The hash of a cached page identifies its content. Equal content in two pages is not merged: the first one is cached and
+the second is not, so that block tables only grow.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 2:
-            raise ValueError(f"a pool of {num_blocks} blocks holds nothing beside the null block")
+            raise ValueError(f"a pool of {num_blocks} blocks holds only the null block")
         self._references = [0] * num_blocks
-        self._names: list[BlockHash | None] = [None] * num_blocks
-        self._named: dict[BlockHash, BlockId] = {}
+        self._hashes: list[BlockHash | None] = [None] * num_blocks
+        self._cached: dict[BlockHash, BlockId] = {}
         self._blank = [BlockId(i) for i in range(num_blocks - 1, NULL_BLOCK, -1)]
-        self._reusable: OrderedDict[BlockId, None] = OrderedDict()  # a linked list: O(1) removal anywhere
+        self._evictable: OrderedDict[BlockId, None] = OrderedDict()  # a linked list: O(1) removal anywhere
         self.num_gains = 0
-        """How often a page came to be both named and held."""
+        """The number of times that a page became both cached and held."""
 
     @property
     def num_usable(self) -> int:
@@ -41,22 +41,22 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Pages that `allocate` can give out now."""
-        return len(self._blank) + len(self._reusable)
+        """Pages that `allocate` can return now."""
+        return len(self._blank) + len(self._evictable)
 
     def num_free_among(self, blocks: Iterable[BlockId]) -> int:
-        """How many of `blocks` nobody holds."""
+        """Return the number of `blocks` without a reference."""
         return sum(self._references[block] == 0 for block in blocks)
 
     def blank_blocks(self) -> list[BlockId]:
-        """Free pages without content."""
+        """Return the free pages without cached content."""
         return list(self._blank)
 
     def references(self, block: BlockId) -> int:
         return self._references[block]
 
     def allocate(self, count: int) -> list[BlockId]:
-        """`count` nameless pages with one reference each."""
+        """Return `count` uncached pages with one reference each."""
         if count > self.num_free:
             raise RuntimeError(f"{count} blocks wanted, {self.num_free} are free")
         blocks = []
@@ -67,48 +67,48 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Iterable[BlockId]) -> None:
-        """One more reference to each of these named pages."""
+        """Add a reference to each of these cached pages."""
         for block in blocks:
             if self._references[block] == 0:
-                del self._reusable[block]
+                del self._evictable[block]
                 self.num_gains += 1
             self._references[block] += 1
 
     def release(self, blocks: Sequence[BlockId]) -> None:
-        """One reference less to each, the last page first: the end of a sequence is evicted before its start."""
+        """Drop a reference to each, the last page first: the end of a sequence is evicted before its start."""
         for block in reversed(blocks):
             if self._references[block] <= 0:
                 raise RuntimeError(f"block {block} is released more often than it was taken")
             self._references[block] -= 1
             if self._references[block] == 0:
-                if self._names[block] is None:
+                if self._hashes[block] is None:
                     self._blank.append(block)
                 else:
-                    self._reusable[block] = None
+                    self._evictable[block] = None
 
-    def find(self, name: BlockHash) -> BlockId | None:
-        """The page of that name, held or not."""
-        return self._named.get(name)
+    def find(self, block_hash: BlockHash) -> BlockId | None:
+        """Return the page that is cached under this hash, held or not."""
+        return self._cached.get(block_hash)
 
-    def name(self, block: BlockId, name: BlockHash) -> None:
-        """Say what a held page contains. Nothing happens when another page has the name already."""
-        if self._references[block] <= 0 or self._names[block] is not None:
-            raise RuntimeError(f"block {block} cannot be named: it is free or has a name")
-        if name not in self._named:
-            self._named[name] = block
-            self._names[block] = name
+    def cache(self, block: BlockId, block_hash: BlockHash) -> None:
+        """Cache a held page under the hash of its content. Does nothing if another page is cached under it."""
+        if self._references[block] <= 0 or self._hashes[block] is not None:
+            raise RuntimeError(f"block {block} cannot be cached: it is free or cached")
+        if block_hash not in self._cached:
+            self._cached[block_hash] = block
+            self._hashes[block] = block_hash
             self.num_gains += 1
 
-    def forget_reusable(self) -> None:
-        """Turn every reusable page into a blank one."""
-        while self._reusable:
+    def forget_evictable(self) -> None:
+        """Turn every evictable page into a blank one."""
+        while self._evictable:
             self._blank.append(self._evict())
 
     def _evict(self) -> BlockId:
-        block, _ = self._reusable.popitem(last=False)
-        name = self._names[block]
-        if name is None:
-            raise RuntimeError(f"block {block} is reusable without a name")
-        self._names[block] = None
-        del self._named[name]
+        block, _ = self._evictable.popitem(last=False)
+        block_hash = self._hashes[block]
+        if block_hash is None:
+            raise RuntimeError(f"block {block} is evictable and not cached")
+        self._hashes[block] = None
+        del self._cached[block_hash]
         return block

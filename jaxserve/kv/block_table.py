@@ -13,32 +13,32 @@ from jaxserve.types import NULL_BLOCK, BlockHash, BlockId
 
 @dataclass(frozen=True, slots=True)
 class AllocationFailure:
-    """Why a table got no pages when it was last asked for."""
+    """The state of the pool when a table last got no pages."""
 
     num_tokens: int
     num_cached: int
-    """Pages of its start that were found."""
+    """Cached pages that the request starts with."""
     num_held: int
-    """Those of them that somebody held: the others are no gain, since they are free pages as well."""
-    next_name: BlockHash | None
-    """The first page that was not found; None where all were."""
+    """Cached pages that requests held: the others save nothing, since they count as free."""
+    next_hash: BlockHash | None
+    """The hash of the first page that was not cached; None if all were."""
     num_gains: int
-    """The pool's, at that time."""
+    """`BlockPool.num_gains` at that time."""
 
 
 class BlockTable:
-    """Page i holds tokens `i * block_size ... (i + 1) * block_size - 1`. Grows, until it is cleared."""
+    """Page i holds tokens `i * block_size ... (i + 1) * block_size - 1`. The table grows until it is cleared."""
 
-    __slots__ = ("chain", "coming", "failure", "num_blocks", "num_published", "row")
+    __slots__ = ("chain", "failure", "num_blocks", "num_published", "pending", "row")
 
     def __init__(self, max_blocks: int, chain: HashChain) -> None:
         self.row = np.full(max_blocks, NULL_BLOCK, np.int32)  # as the device reads it
         self.num_blocks = 0
         self.num_published = 0
-        """Leading pages that are in the prefix cache, or whose content another page has there."""
+        """Leading pages that are cached, or whose content another page has in the cache."""
         self.chain = chain
-        self.coming: BlockHash | None = None
-        """The last page of a start that others may share, as long as this request is the one that computes it."""
+        self.pending: BlockHash | None = None
+        """The last page of a prefix that other requests can share, while this request computes it."""
         self.failure: AllocationFailure | None = None
 
     @property

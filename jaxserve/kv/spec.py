@@ -1,4 +1,4 @@
-"""What a KV page holds and what it costs."""
+"""The size of a KV page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class KVSpec:
         return self.bytes_per_token * self.block_size
 
     def num_blocks_for(self, num_bytes: int) -> int:
-        """Pages that fit in `num_bytes`, the null page included."""
+        """Return the pages that fit in `num_bytes`, the null page included."""
         num_blocks = num_bytes // self.bytes_per_block
         if num_blocks < 2:
             raise DoesNotFitError(

@@ -1,4 +1,4 @@
-"""Pages: conserved, never given out twice, evicted oldest first."""
+"""Pages are conserved, never allocated twice, and evicted oldest first."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from jaxserve.kv.block_pool import BlockPool
 from jaxserve.types import NULL_BLOCK, BlockHash, BlockId
 
 
-def named(pool: BlockPool, count: int) -> list[BlockId]:
-    """`count` held pages with the names b"0", b"1" ..."""
+def cached(pool: BlockPool, count: int) -> list[BlockId]:
+    """Return `count` held pages that are cached under the hashes b"0", b"1" ..."""
     blocks = pool.allocate(count)
     for i, block in enumerate(blocks):
-        pool.name(block, BlockHash(b"%d" % i))
+        pool.cache(block, BlockHash(b"%d" % i))
     return blocks
 
 
-def test_null_block_is_never_given_out() -> None:
+def test_null_block_is_never_allocated() -> None:
     pool = BlockPool(5)
     assert sorted(pool.allocate(4)) == [1, 2, 3, 4]
     assert NULL_BLOCK == 0
     assert pool.num_free == 0
 
 
-def test_exhausted_pool_gives_nothing() -> None:
+def test_exhausted_pool_allocates_nothing() -> None:
     pool = BlockPool(4)
     with pytest.raises(RuntimeError, match="4 blocks wanted, 3 are free"):
         pool.allocate(4)
     assert pool.num_free == 3
 
 
-def test_pool_of_only_the_null_block_is_refused() -> None:
+def test_pool_of_only_the_null_block_is_rejected() -> None:
     with pytest.raises(ValueError, match="null block"):
         BlockPool(1)
 
@@ -45,7 +45,7 @@ def test_double_release_raises() -> None:
 
 def test_shared_block_is_free_after_its_last_holder() -> None:
     pool = BlockPool(3)
-    blocks = named(pool, 1)
+    blocks = cached(pool, 1)
     pool.share(blocks)
     pool.release(blocks)
     assert (pool.num_free, pool.references(blocks[0])) == (1, 1)
@@ -53,12 +53,12 @@ def test_shared_block_is_free_after_its_last_holder() -> None:
     assert (pool.num_free, pool.references(blocks[0])) == (2, 0)
 
 
-def test_released_named_block_is_found_until_it_is_evicted() -> None:
+def test_released_cached_block_is_found_until_it_is_evicted() -> None:
     pool = BlockPool(3)
-    first = named(pool, 1)
+    first = cached(pool, 1)
     pool.release(first)
     assert pool.find(BlockHash(b"0")) == first[0]
-    pool.allocate(1)  # the blank one goes first
+    pool.allocate(1)  # the blank one is used first
     assert pool.find(BlockHash(b"0")) == first[0]
     assert pool.allocate(1) == first
     assert pool.find(BlockHash(b"0")) is None
@@ -66,15 +66,15 @@ def test_released_named_block_is_found_until_it_is_evicted() -> None:
 
 def test_least_recently_released_block_is_evicted_first_and_a_sequence_from_its_end() -> None:
     pool = BlockPool(5)
-    one, two, three, four = named(pool, 4)
+    one, two, three, four = cached(pool, 4)
     pool.release([one, two])
     pool.release([three, four])
     assert pool.allocate(4) == [two, one, four, three]
 
 
-def test_revived_block_is_not_evicted() -> None:
+def test_shared_block_is_not_evicted() -> None:
     pool = BlockPool(4)
-    one, two, three = named(pool, 3)
+    one, two, three = cached(pool, 3)
     pool.release([three])
     pool.release([two])
     pool.release([one])
@@ -83,30 +83,30 @@ def test_revived_block_is_not_evicted() -> None:
     assert pool.references(two) == 1
 
 
-def test_equal_content_keeps_the_first_name_and_the_second_page_stays_nameless() -> None:
+def test_equal_content_is_cached_once() -> None:
     pool = BlockPool(4)
     first, second = pool.allocate(2)
-    pool.name(first, BlockHash(b"x"))
-    pool.name(second, BlockHash(b"x"))
+    pool.cache(first, BlockHash(b"x"))
+    pool.cache(second, BlockHash(b"x"))
     assert pool.find(BlockHash(b"x")) == first
     pool.release([second])
     assert second in pool.blank_blocks()
 
 
-def test_free_or_named_page_cannot_be_named() -> None:
+def test_free_or_cached_page_cannot_be_cached() -> None:
     pool = BlockPool(4)
-    (block,) = named(pool, 1)
-    with pytest.raises(RuntimeError, match="cannot be named"):
-        pool.name(block, BlockHash(b"y"))
-    with pytest.raises(RuntimeError, match="cannot be named"):
-        pool.name(BlockId(3), BlockHash(b"y"))
+    (block,) = cached(pool, 1)
+    with pytest.raises(RuntimeError, match="cannot be cached"):
+        pool.cache(block, BlockHash(b"y"))
+    with pytest.raises(RuntimeError, match="cannot be cached"):
+        pool.cache(BlockId(3), BlockHash(b"y"))
 
 
-def test_forgetting_spares_held_pages() -> None:
+def test_reset_keeps_held_pages() -> None:
     pool = BlockPool(4)
-    held, released = named(pool, 2)
+    held, released = cached(pool, 2)
     pool.release([released])
-    pool.forget_reusable()
+    pool.forget_evictable()
     assert pool.find(BlockHash(b"0")) == held
     assert pool.find(BlockHash(b"1")) is None
     assert sorted(pool.blank_blocks()) == sorted({1, 2, 3} - {held})

@@ -1,4 +1,4 @@
-"""Prefix look-up, publishing and page accounting of one request after the other."""
+"""Prefix look-up, publishing and page accounting, one request at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def manager(num_blocks: int = 9, *, enable_prefix_caching: bool = True) -> KVMan
 
 
 def computed(kv: KVManager, values: np.ndarray, salt: str | None = None) -> BlockTable:
-    """A table whose tokens were all computed and published."""
+    """Return a table whose tokens were all computed and published."""
     table = kv.new_table(salt)
     assert kv.start(table, values) is not None
     kv.publish(table, values, len(values))
@@ -54,14 +54,14 @@ def test_prefix_ends_at_the_first_different_page() -> None:
     assert cached(kv, tokens(13, first=1)) == 0
 
 
-def test_equal_page_after_a_different_past_is_not_shared() -> None:
+def test_equal_page_after_a_different_prefix_is_not_shared() -> None:
     kv = manager()
     computed(kv, np.array([1, 1, 1, 1, 7, 7, 7, 7, 0], np.int32))
     computed(kv, np.array([2, 2, 2, 2, 8, 8, 8, 8, 0], np.int32))
     assert cached(kv, np.array([1, 1, 1, 1, 8, 8, 8, 8, 0], np.int32)) == 4
 
 
-def test_salts_separate() -> None:
+def test_different_salts_share_nothing() -> None:
     kv, values = manager(), tokens(9)
     computed(kv, values, "alice")
     assert [cached(kv, values, salt) for salt in ("alice", "bob", "", None)] == [8, 0, 0, 0]
@@ -95,7 +95,7 @@ def test_start_that_does_not_fit_takes_nothing() -> None:
     assert kv.start(table, tokens(8, first=50)) == 0
 
 
-def test_reusable_prefix_pages_count_once_as_free() -> None:
+def test_evictable_prefix_pages_count_once_as_free() -> None:
     """Two cached free pages and one blank: a request of four pages that starts with the two does not fit."""
     kv, values = manager(num_blocks=4), tokens(16)
     kv.free(computed(kv, values[:8]))
@@ -133,7 +133,7 @@ def test_freed_table_is_null_and_its_published_pages_are_found_again() -> None:
     assert cached(kv, values) == 8
 
 
-def test_reset_forgets_what_nobody_holds() -> None:
+def test_reset_forgets_pages_that_no_request_holds() -> None:
     kv = manager()
     computed(kv, tokens(9))
     kv.free(computed(kv, tokens(9, first=50)))
@@ -149,7 +149,7 @@ def test_without_prefix_caching_nothing_is_found() -> None:
 
 
 def test_same_prompts_computed_side_by_side_keep_their_own_pages() -> None:
-    """Nobody waits for a prompt that nobody can share: the last page is always computed anew."""
+    """A prompt of one page cannot be shared, since the last page is always computed anew; so no request waits."""
     kv, values = manager(), tokens(4)
     tables = [kv.new_table(None), kv.new_table(None)]
     for table in tables:
@@ -162,7 +162,7 @@ def test_same_prompts_computed_side_by_side_keep_their_own_pages() -> None:
     assert kv.pool.num_free == 8
 
 
-def test_equal_start_waits_until_it_is_published_or_given_up() -> None:
+def test_equal_prefix_waits_until_it_is_published_or_freed() -> None:
     kv, values = manager(), tokens(9)
     first, second, third = (kv.new_table(None) for _ in range(3))
     assert kv.start(first, values) == 0
@@ -176,26 +176,26 @@ def test_equal_start_waits_until_it_is_published_or_given_up() -> None:
     assert kv.start(third, values) == 8
 
 
-def test_table_that_may_not_share_computes_everything_and_waits_for_nobody() -> None:
+def test_table_that_may_not_share_computes_everything_and_never_waits() -> None:
     kv, values = manager(20), tokens(9)
     first, scored = kv.new_table(None), kv.new_table(None)
     assert kv.start(first, values) == 0
     assert kv.start(scored, values, may_share=False) == 0
     kv.free(scored)
-    assert kv.start(kv.new_table(None), values) is None, "the first one is still at it"
+    assert kv.start(kv.new_table(None), values) is None, "the first one still computes it"
     kv.publish(first, values, 9)
     assert kv.start(scored, values, may_share=False) == 0
     kv.publish(scored, values, 9)
     assert not {*first.blocks} & {*scored.blocks}
 
 
-def test_a_refused_prompt_is_not_looked_up_page_by_page_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_that_did_not_fit_is_not_looked_up_page_by_page_again(monkeypatch: pytest.MonkeyPatch) -> None:
     kv, values = manager(13), tokens(33)
     computed(kv, values[:17])
     other = computed(kv, tokens(25, first=100))
     waiting, looked_up = kv.new_table(None), []
     find = kv.pool.find
-    monkeypatch.setattr(kv.pool, "find", lambda name: looked_up.append(name) or find(name))
+    monkeypatch.setattr(kv.pool, "find", lambda block_hash: looked_up.append(block_hash) or find(block_hash))
     assert kv.start(waiting, values) is None
     assert len(looked_up) == 5, "four cached pages and one that is not"
     looked_up.clear()
@@ -205,7 +205,7 @@ def test_a_refused_prompt_is_not_looked_up_page_by_page_again(monkeypatch: pytes
     assert kv.start(waiting, values) == 16
 
 
-def test_a_refused_prompt_starts_once_somebody_else_has_computed_more_of_it() -> None:
+def test_prompt_that_did_not_fit_starts_when_another_request_has_computed_more_of_it() -> None:
     kv, values = manager(9), tokens(25)
     first, waiting = kv.new_table(None), kv.new_table(None)
     assert kv.start(first, values[:13]) == 0
@@ -216,14 +216,14 @@ def test_a_refused_prompt_starts_once_somebody_else_has_computed_more_of_it() ->
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_failure_that_is_remembered_is_the_one_that_a_fresh_look_gives(seed: int) -> None:
-    """Random prompts with common starts; some compute all of their pages, so that names and holders fall apart."""
+def test_remembered_failure_equals_that_of_a_new_look_up(seed: int) -> None:
+    """Random prompts with common prefixes; some compute all of their pages, so that cached and held pages differ."""
     random = np.random.default_rng(seed)
     kv = KVManager(14, 2, 32)
     starts = [random.integers(0, 2, 24).astype(np.int32) for _ in range(2)]
     running: list[tuple[BlockTable, np.ndarray, int]] = []
     waiting: list[tuple[BlockTable, np.ndarray, bool]] = []
-    num_refused = 0
+    num_failures = 0
     for _ in range(400):
         if len(waiting) < 3:
             prompt = starts[random.integers(2)][: random.integers(3, 25)]
@@ -235,7 +235,7 @@ def test_a_failure_that_is_remembered_is_the_one_that_a_fresh_look_gives(seed: i
         answer = kv.start(table, prompt, num_spare_blocks=spare, may_share=may_share)
         assert answer == fresh_kv.start(fresh_table, prompt, num_spare_blocks=spare, may_share=may_share)
         if answer is None:
-            num_refused += table.failure is not None
+            num_failures += table.failure is not None
         else:
             del waiting[which]
             running.append((table, prompt, answer))
@@ -250,9 +250,9 @@ def test_a_failure_that_is_remembered_is_the_one_that_a_fresh_look_gives(seed: i
                 del running[which]
         if random.random() < 0.01:
             kv.reset_prefix_cache()
-    assert num_refused > 20
+    assert num_failures > 20
 
 
-def test_name_of_a_page_that_is_not_full_is_refused() -> None:
+def test_hash_of_a_page_that_is_not_full_is_rejected() -> None:
     with pytest.raises(ValueError, match="not full"):
-        HashChain(4, None).name(1, tokens(7))
+        HashChain(4, None).hash(1, tokens(7))

@@ -16,6 +16,6 @@ def test_pages_are_rounded_down() -> None:
     assert SPEC.num_blocks_for(10 * SPEC.bytes_per_block - 1) == 9
 
 
-def test_memory_for_less_than_two_pages_is_refused() -> None:
+def test_memory_for_less_than_two_pages_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"--kv-cache-memory of 100 bytes .* 737280 bytes"):
         SPEC.num_blocks_for(100)
