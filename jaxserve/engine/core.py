@@ -1,14 +1,14 @@
-"""The engine without its surroundings: messages in, steps done, news out. No sockets, no signals.
+"""The engine without sockets and signals: takes messages, runs steps, returns outputs.
 
-Promises: every AddRequest given to `handle` ends in exactly one terminal RequestOutput; no message and
-no failing step raises here. A failed step ends its own requests and the engine goes on; when the next
-step fails as well, the device is taken for broken and `is_broken` tells the loop to give up.
+Every AddRequest given to `handle` ends in exactly one terminal RequestOutput; no message and no failing step raises.
+A failed step ends its own requests, and the engine continues; if the next step fails as well, the device counts as
+broken (`is_broken`), and the loop ends.
 
-Steps overlap by `depth`: with 1 a step is dispatched before the result of the one before it is read, so
-that the device goes on while the host deals with tokens. With 0 it is the same code, and nothing overlaps.
+Steps overlap by `depth`: with 1 a step is dispatched before the result of the previous one is read, so that the device
+works while the host handles tokens. With 0 the same code runs without overlap.
 
-A step that is dispatched early keeps out whoever comes after it. So when the running step is a long one,
-`patience_s` says how long the caller may go on listening before the next step is due.
+Requests that arrive after a step is dispatched cannot join it. So while a long step runs, `patience_s` returns how long
+the caller may listen for messages before the next step is due.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from jaxserve.engine.meter import count_call
-from jaxserve.engine.protocol import Plan, Result, StepScheduler
 from jaxserve.errors import InternalError, RequestError, UnavailableError
 from jaxserve.executor.profiler import Profiler
 from jaxserve.executor.protocol import Executor, Pending
@@ -40,6 +39,7 @@ from jaxserve.ipc.messages import (
 )
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.scheduler.admission import error_info
+from jaxserve.scheduler.base import BaseScheduler, Plan, Result
 from jaxserve.types import ProgramKind, RequestId
 
 _log = logging.getLogger(__name__)
@@ -49,21 +49,21 @@ MEMORY_ERROR: Final = error_info(UnavailableError("The device ran out of memory.
 STOP_ERROR: Final = error_info(UnavailableError("The engine is stopping. Please retry later."))
 
 _LONG_STEP_S: Final = 0.005
-"""Steps shorter than this are not worth waiting for anybody."""
+"""Shorter steps are dispatched at once, without listening for further requests."""
 _LISTENING_SHARE: Final = 0.5
-"""Of a step's expected time. The other half is for steps that end early, and for a host that is late."""
+"""The share of a step's expected time to listen for. The rest is for steps that end early, and for a late host."""
 _MAX_FAILURES: Final = 2
 """Failed steps in a row after which the engine gives up."""
 
 
 @dataclass(slots=True)
 class _Dispatched:
-    """A step that the device has."""
+    """A step that was submitted to the device."""
 
     plan: Plan
     pending: Pending[Result]
     gap_s: float | None
-    """How long the device was idle before it, at most; None when it had nothing to do."""
+    """The longest time that the device can have been idle before it; None if it had no work."""
     dispatched_s: float
 
     @property
@@ -73,7 +73,7 @@ class _Dispatched:
 
 @dataclass(frozen=True, slots=True)
 class _NeverStarted:
-    """A step that could not be handed to the device."""
+    """A step that could not be submitted."""
 
     error: Exception
 
@@ -85,11 +85,11 @@ class _NeverStarted:
 
 
 class EngineCore:
-    """One scheduler, one executor, and up to `depth` steps on the device that nobody waits for yet."""
+    """One scheduler, one executor, and up to `depth` steps on the device whose results are not awaited yet."""
 
     def __init__(
         self,
-        scheduler: StepScheduler,
+        scheduler: BaseScheduler[Any, Any, Any],
         executor: Executor[Any, Result],
         *,
         depth: int = 1,
@@ -104,10 +104,10 @@ class EngineCore:
         self._num_failures = 0
         self._in_flight: deque[_Dispatched] = deque()
         self._last_busy: float | None = None
-        """When the device was last known to work or to have just finished, while requests were left."""
+        """Time at which the device last worked or had just finished, while requests were left."""
         self._last_read_s = 0.0
         self._recent_seconds: dict[tuple[ProgramKind, int], tuple[float, float]] = {}
-        """What the last two calls of each program took."""
+        """Seconds per step of the last two calls of each program."""
 
     @property
     def has_work(self) -> bool:
@@ -115,22 +115,22 @@ class EngineCore:
 
     @property
     def is_broken(self) -> bool:
-        """Steps fail one after the other: stop, and let somebody start a new engine."""
+        """True if steps fail one after the other: the engine must stop, and be restarted."""
         return self._num_failures >= _MAX_FAILURES
 
     def handle(self, message: ToEngine) -> list[RequestOutput]:
-        """Take in one message; returns what it has to be answered at once (refusals, ends of aborted requests)."""
+        """Take one message; returns the immediate outputs: rejections, and ends of aborted requests."""
         match message:
             case AddRequest():
                 return self._add(message)
             case Abort():
                 return self._scheduler.abort(message.request_ids)
             case Hello() | Command():
-                pass  # the loop introduces us, and tells what came of `run_command`
+                pass  # the loop answers them
         return []
 
     def run_command(self, name: CommandName) -> ErrorInfo | None:
-        """Do what whoever runs the server asks; returns why it was not done."""
+        """Run an operator's command; returns the error if it failed."""
         try:
             match name:
                 case "reset_prefix_cache":
@@ -147,7 +147,7 @@ class EngineCore:
         return None
 
     def patience_s(self) -> float:
-        """How long to listen for messages before `step` is due: its plan may still take in who comes until then."""
+        """Return how long to listen for messages before `step` is due, so that its plan includes late requests."""
         if not self._in_flight or self._in_flight[-1].plan.num_steps > 1:
             return 0.0
         running = self._in_flight[-1]
@@ -158,23 +158,23 @@ class EngineCore:
         return max(0.0, started_s + _LISTENING_SHARE * expected_s - self._clock())
 
     def step(self) -> StepOutputs | None:
-        """Dispatch the next step, and take in what is due; its news, or None when nothing was due."""
+        """Dispatch the next step and read the results that are due; returns their outputs, None if none were due."""
         self._look_at_device()
         outputs = self._scheduler.poll_grammars()
         plan = self._scheduler.schedule()
         num_kept = 0
-        if plan is None:  # nothing to do, or nothing before the oldest step is over
+        if plan is None:  # nothing to do, or nothing before the oldest step is done
             num_kept = max(0, len(self._in_flight) - 1)
         elif self._submit(plan):
             num_kept = self._depth
         if len(self._in_flight) <= num_kept and not outputs:
             return None
         while len(self._in_flight) > num_kept:
-            outputs += self._take_in()
+            outputs += self._read_oldest()
         return StepOutputs(outputs, self._stats())
 
     def heartbeat(self) -> Heartbeat:
-        """A sign of life with the numbers since the last one."""
+        """Return a sign of life with the numbers since the last one."""
         return Heartbeat(self._stats())
 
     def stop(self, error: ErrorInfo) -> StepOutputs:
@@ -192,14 +192,14 @@ class EngineCore:
         return [] if error is None else [rejected(message.request_id, error)]
 
     def _look_at_device(self) -> float:
-        """Now. When the device still works, it is noted: whenever it stops, it was not before now."""
+        """Return the time; if the device still works, remember it as the earliest end of that work."""
         now = self._clock()
         if self._in_flight and not self._in_flight[-1].pending.is_done():
             self._last_busy = now
         return now
 
     def _submit(self, plan: Plan) -> bool:
-        """Hand a step to the device. False when it did not take it: that shows when the step's turn comes."""
+        """Submit a step. Returns False if that failed; the error is raised when the result is read."""
         now = self._look_at_device()
         gap_s = None if self._last_busy is None else now - self._last_busy
         pending: Pending[Result]
@@ -212,14 +212,14 @@ class EngineCore:
         self._in_flight.append(_Dispatched(plan, pending, gap_s, now))
         return not isinstance(pending, _NeverStarted)
 
-    def _take_in(self) -> list[RequestOutput]:
-        """Wait for the oldest step; what came of it."""
+    def _read_oldest(self) -> list[RequestOutput]:
+        """Wait for the oldest step, and return its outputs."""
         step = self._in_flight.popleft()
         was_done = step.pending.is_done()
         try:
             result = step.pending.result()
-        except Exception as error:  # whatever a device raises: the requests of the step pay, nobody else
-            for later in self._in_flight:  # they ran on what the failed one left
+        except Exception as error:  # whatever a device raises ends the requests of the step only
+            for later in self._in_flight:  # they used what the failed one left
                 with contextlib.suppress(Exception):
                     later.pending.result()
             self._in_flight.clear()
@@ -257,5 +257,5 @@ class EngineCore:
 
 
 def rejected(request_id: RequestId, error: ErrorInfo) -> RequestOutput:
-    """The terminal message of a request that never ran."""
+    """Return the terminal message of a request that never ran."""
     return RequestOutput(request_id, [], finish_reason="error", error=error)

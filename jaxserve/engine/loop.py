@@ -1,8 +1,8 @@
-"""The engine's one loop: take messages, do a step, send the news.
+"""The engine's loop: takes messages, runs a step, sends the outputs.
 
-One thread does all of it. While there is work the socket is listened to between steps for as long as the
-next one need not be dispatched, which is no time at all when steps are short; without work the thread
-sleeps in the socket's poll and sends a heartbeat once a second.
+One thread does all of it. While there is work, it listens to the socket between steps until the next one has to be
+dispatched, which is at once if steps are short; without work it sleeps in the socket's poll and sends a heartbeat once a
+second.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 HEARTBEAT_S: Final = 1.0
 _POLL_S: Final = 0.001
-"""The socket's poll counts in milliseconds."""
+"""Resolution of the socket's poll."""
 
 
 class EngineLoop:
@@ -51,26 +51,26 @@ class EngineLoop:
         self._last_sent = clock()
 
     def run(self, should_stop: Callable[[], bool]) -> int:
-        """Serve until told to stop (0) or broken (1). Either way every request has its terminal message."""
+        """Serve until `should_stop` (returns 0) or broken (returns 1). Either way every request gets its terminal message."""
         self._abandon(self._socket.broadcast(self._ready))
         is_broken = False
         while not should_stop() and not is_broken:
             try:
                 self.turn()
                 is_broken = self._core.is_broken
-            except Exception:  # a bug of ours: nothing is certain any more but that clients must not wait
+            except Exception:  # a bug: the state is unknown, but clients must not wait
                 _log.exception("the engine loop failed")
                 is_broken = True
         self._publish(self._core.stop(STEP_ERROR if is_broken else STOP_ERROR))
         return 1 if is_broken else 0
 
     def turn(self) -> None:
-        """Messages, then a step or a heartbeat."""
+        """Handle messages, then run a step or send a heartbeat."""
         timeout_s = self._core.patience_s() if self._core.has_work else self._until_heartbeat()
         for client, message in self._socket.receive(timeout_s):
             self._receive(client, message)
         if self._core.patience_s() >= _POLL_S:
-            return  # somebody spoke early: others may follow
+            return  # more messages may follow before the step is due
         step = self._core.step()
         if step is not None:
             self._publish(step)
@@ -87,7 +87,7 @@ class EngineLoop:
                 self._socket.send(client, self._ready)
             case AddRequest():
                 rejections = self._core.handle(message)
-                if rejections:  # to the sender: the id may be another client's
+                if rejections:  # sent to this client only: another client may own the id
                     self._socket.send(client, StepOutputs(rejections))
                 else:
                     self._socket.claim(message.request_id, client)
@@ -115,7 +115,7 @@ class EngineLoop:
         self._abandon(self._socket.publish(step))
 
     def _abandon(self, orphans: list[RequestId]) -> None:
-        """Requests whose client is gone: nobody reads their end."""
+        """Abort requests whose client is gone."""
         if orphans:
             _log.warning("a client is gone, its %d requests are aborted", len(orphans))
             self._core.handle(Abort(orphans))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jaxserve.engine.protocol import Plan, Result
 from jaxserve.ipc.stats import EngineStats
+from jaxserve.scheduler.base import Plan, Result
 
 
 def count_call(stats: EngineStats, plan: Plan, result: Result, host_gap_seconds: float | None) -> None:

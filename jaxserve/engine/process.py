@@ -1,8 +1,8 @@
 """The engine process: `python -m jaxserve.engine.process [--preload]`, spawned by `runtime.spawn`.
 
-stdin     one line, an EngineSpec; its end is the parent's death, and ours
+stdin     one line, an EngineSpec; when it ends, the parent is gone, and the engine exits
 SIGTERM   stop: every request gets its terminal message, exit 0
-SIGINT    ignored: a Ctrl-C goes to the whole group, the parent decides
+SIGINT    ignored: a Ctrl-C goes to the whole process group, and the parent decides
 exit      0 stopped, 1 broken or orphaned, 2 could not start (one line, sent to the clients)
 """
 
@@ -45,7 +45,7 @@ from jaxserve.types import PRELOAD_FLAG
 _log = logging.getLogger(__name__)
 
 _LINGER_S: Final = 1.0
-"""How long last words may take to be delivered."""
+"""Time for the delivery of the last messages."""
 
 
 def main() -> int:
@@ -53,12 +53,12 @@ def main() -> int:
     die_with_parent()
     stop_descriptor, should_stop = stop_on_sigterm()
     if PRELOAD_FLAG in sys.argv:
-        with contextlib.suppress(ImportError):  # it comes again, where it can be told
+        with contextlib.suppress(ImportError):  # raised again where it can be reported
             importlib.import_module("jaxserve.executor.local")
     try:
         line = sys.stdin.buffer.readline(MAX_SPEC_BYTES)
         if not line:
-            return 1  # whoever spawned us changed its mind
+            return 1  # the parent needs no engine any more
         spec = parse_spec(line)
         configure_logging(spec.config.server.log_level, spec.config.server.log_format)
         socket = EngineSocket(spec.address)
@@ -70,7 +70,7 @@ def main() -> int:
     try:
         return serve(spec, socket, should_stop)
     except StartupError as error:
-        if not socket.has_clients:  # else they were told, and say it to the user
+        if not socket.has_clients:  # else a client reports it to the user
             _log.error("%s", error)
         return error.exit_code
     finally:
@@ -93,7 +93,7 @@ def serve(spec: EngineSpec, socket: EngineSocket, should_stop: Callable[[], bool
 
 
 def build_executor(spec: EngineSpec, progress: Progress, clock: PhaseClock | None = None) -> Executor[Any, Any]:
-    """The executor the spec asks for. `clock` is told what this process took until it can start one."""
+    """Return the executor of `spec`. Adds the time from the start of this process to `clock`."""
     clock = clock or PhaseClock()
     if spec.executor == "fake":
         progress("load", 1, 1, "fake")
@@ -106,7 +106,7 @@ def build_executor(spec: EngineSpec, progress: Progress, clock: PhaseClock | Non
 
 
 def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
-    """The scheduler that goes with the executor, with pages and grammars if it generates."""
+    """Return the core with the scheduler of the executor's task."""
     model_info, config = executor.model_info, spec.config
     depth, profiler = int(config.scheduler.overlap), Profiler(config.server.profile_dir)
     if model_info.embedding is not None:
@@ -133,7 +133,7 @@ def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
 
 
 def watch_stdin(address: str) -> None:
-    """Exit when stdin ends: the parent is gone."""
+    """Exit when stdin ends: then the parent is gone."""
 
     def wait_for_end() -> None:
         descriptor = sys.stdin.fileno()
@@ -146,7 +146,7 @@ def watch_stdin(address: str) -> None:
 
 
 def stop_on_sigterm() -> tuple[int, Callable[[], bool]]:
-    """A descriptor that becomes readable on SIGTERM, and whether it came."""
+    """Return a descriptor that becomes readable on SIGTERM, and a function that is true after it."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -157,7 +157,7 @@ def stop_on_sigterm() -> tuple[int, Callable[[], bool]]:
 
 
 def exit_now(code: int) -> NoReturn:
-    """Leave without waiting for threads that load, compile or hang in a device call."""
+    """Exit without waiting for threads that load, compile or hang in a device call."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,7 +1,7 @@
-"""The time before an engine is ready: build the executor, and tell every client how far it is.
+"""Starts an engine: builds the executor, and reports progress to every client.
 
-Loading and compiling run in a thread of their own; the socket stays with the caller's thread, which
-answers greetings with the latest progress and requests with "not yet".
+Loading and compiling run in a second thread; the caller's thread keeps the socket, answers `Hello` with the latest
+progress and rejects requests.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ _log = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.05
 _GREETING_S: Final = 2.0
-"""How long news of a failure waits for the first client."""
+"""How long the report of a failure waits for the first client."""
 
 _LOADING: Final = error_info(UnavailableError("The model is still loading. Please retry later."))
 
 
 def start_executor(build: Callable[[Progress], E], socket: EngineSocket, should_stop: Callable[[], bool]) -> E | None:
-    """What `build` makes; None when told to stop meanwhile (the thread is left behind: exit the process).
+    """Return the result of `build`; None if `should_stop` first (then exit the process: the thread still runs).
 
-    Raises StartupError for whatever `build` raises, after the clients were told.
+    Raises StartupError for every error of `build`, after it was sent to the clients.
     """
-    news: SimpleQueue[StartupProgress] = SimpleQueue()
+    reports: SimpleQueue[StartupProgress] = SimpleQueue()
     built: Future[E] = Future()
 
     def run() -> None:
         try:
             built.set_result(
-                build(lambda phase, done, total, detail: news.put(StartupProgress(phase, done, total, detail)))
+                build(lambda phase, done, total, detail: reports.put(StartupProgress(phase, done, total, detail)))
             )
         except BaseException as error:
             built.set_exception(error)
@@ -51,22 +51,22 @@ def start_executor(build: Callable[[Progress], E], socket: EngineSocket, should_
     threading.Thread(target=run, name="startup", daemon=True).start()
     latest: StartupProgress | None = None
     while not should_stop():
-        latest = _broadcast_progress(news, socket) or latest
+        latest = _broadcast_progress(reports, socket) or latest
         _answer(socket, latest, _POLL_S)
         if built.done():
-            _broadcast_progress(news, socket)
+            _broadcast_progress(reports, socket)
             error = built.exception()
             if error is None:
                 return built.result()
-            raise _announced(error, socket) from error
+            raise _failure(error, socket) from error
     return None
 
 
-def _broadcast_progress(news: SimpleQueue[StartupProgress], socket: EngineSocket) -> StartupProgress | None:
+def _broadcast_progress(reports: SimpleQueue[StartupProgress], socket: EngineSocket) -> StartupProgress | None:
     """Send the newest line of each phase; returns the last."""
     by_phase: dict[str, StartupProgress] = {}
-    while not news.empty():
-        progress = news.get()
+    while not reports.empty():
+        progress = reports.get()
         by_phase.pop(progress.phase, None)
         by_phase[progress.phase] = progress
     for progress in by_phase.values():
@@ -84,8 +84,8 @@ def _answer(socket: EngineSocket, latest: StartupProgress | None, timeout_s: flo
             socket.send(client, latest)
 
 
-def _announced(error: BaseException, socket: EngineSocket) -> StartupError:
-    """Tell the clients why there will be no engine; waits a moment for the first one to connect."""
+def _failure(error: BaseException, socket: EngineSocket) -> StartupError:
+    """Send the clients the reason of a failed start; waits a moment for the first one to connect."""
     if isinstance(error, StartupError):
         reason = error
     else:

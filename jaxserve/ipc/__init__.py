@@ -1,1 +1,1 @@
-"""What crosses between the API process and the engine process: messages, codec, transport."""
+"""Connects API processes with the engine process: messages, codec, transport, addresses and reports."""

@@ -1,7 +1,7 @@
-"""Where the two processes meet: a Unix socket in a directory that only its owner may enter.
+"""Addresses of engines: a Unix socket in a directory that only its owner may enter.
 
-The directory is locked as long as its server lives. A server that was killed leaves it behind, and the lock tells the
-next one that nobody needs it any more, whatever became of process ids meanwhile, also across containers.
+The directory is locked while its server runs. The directory of a server that was killed has no lock, so the next server
+removes it; process ids play no part, so this works across containers.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from jaxserve.errors import ConfigError
 _SCHEME: Final = "ipc://"
 _PREFIX: Final = "jaxserve-ipc-"
 _DIGITS: Final = 3
-"""Of the number in a socket's name: all names are of one length, which is known to fit from the start."""
+"""Digits of the number in a socket's name: all names have one length, which is checked at the start."""
 _MAX_PATH_BYTES: Final = 107
 """`sun_path` of a Linux socket address, without the closing zero."""
 
 
 @contextlib.contextmanager
 def own_address(directory: str | None = None) -> Iterator[str]:
-    """A new address for the block, gone behind it. What killed servers left beside it is removed, too."""
+    """Yield a new address, and remove it after the block. Removes directories of killed servers as well."""
     address, lock = _locked(directory)
     try:
         _remove_abandoned(folder_of(address).parent)
@@ -39,7 +39,7 @@ def own_address(directory: str | None = None) -> Iterator[str]:
 
 
 def new_address(directory: str | None = None) -> str:
-    """An unused address below `directory` (default: the temporary directory), in a fresh 0700 directory."""
+    """Return an unused address below `directory` (default: the temporary directory), in a new 0700 directory."""
     try:
         private = tempfile.mkdtemp(prefix=_PREFIX, dir=directory)  # mkdtemp makes it 0700
     except OSError as error:
@@ -55,35 +55,35 @@ def new_address(directory: str | None = None) -> str:
 
 
 def incarnation_address(address: str, number: int) -> str:
-    """Where the engine listens that was started `number` times again: whoever still knows an earlier one cannot reach it."""
-    return f"{address[:-_DIGITS]}{number % 10**_DIGITS:0{_DIGITS}}"  # the numbers begin again some day
+    """Return the address of the engine after `number` restarts, which no client of an earlier one knows."""
+    return f"{address[:-_DIGITS]}{number % 10**_DIGITS:0{_DIGITS}}"  # numbers wrap around
 
 
 def folder_of(address: str) -> Path:
-    """The private directory of an address: other sockets of the same server may live there."""
+    """Return the private directory of an address; other sockets of the same server may be in it."""
     return Path(address.removeprefix(_SCHEME)).parent
 
 
 def remove_socket(address: str) -> None:
-    """Remove the socket of an engine that is gone. The directory is its owner's."""
+    """Remove the socket of an engine that is gone, and keep the directory."""
     with contextlib.suppress(OSError):  # the directory is gone already
         Path(address.removeprefix(_SCHEME)).unlink(missing_ok=True)
 
 
 def discard_address(address: str) -> None:
-    """Remove what is left of an address: the socket, and its directory when nothing else is in it."""
+    """Remove the socket, and its directory if it is empty."""
     path = Path(address.removeprefix(_SCHEME))
     try:
         path.unlink(missing_ok=True)
         path.parent.rmdir()
     except OSError:
-        return  # somebody else's file is in there, or the directory is gone already
+        return  # another file is in the directory, or it is gone already
 
 
 def private_path(address: str) -> Path:
-    """The socket path of `address`, once it is sure that nobody else can reach it.
+    """Return the socket path of `address`, in a directory that no other user can enter.
 
-    Makes the directory (0700) when it is missing; refuses one that others own or may enter.
+    Creates the directory (0700) if it is missing. Raises ConfigError if other users own it or may enter it.
     """
     path = Path(address.removeprefix(_SCHEME))
     if not address.startswith(_SCHEME) or not path.is_absolute():
@@ -97,17 +97,17 @@ def private_path(address: str) -> Path:
 
 
 def _locked(directory: str | None) -> tuple[str, int | None]:
-    """A new address and the lock on its directory; None where the file system has no locks."""
+    """Return a new address and the lock on its directory; None if the file system has no locks."""
     while True:
         address = new_address(directory)
         lock = _lock(folder_of(address))
         if lock is not None or folder_of(address).exists():
             return address, lock
-        # another start took it for abandoned, in the moment before the lock
+        # another server removed it as abandoned before it was locked
 
 
 def _lock(folder: Path) -> int | None:
-    """A descriptor that holds the lock on `folder`; None where somebody else has it, or it is gone."""
+    """Return a descriptor that holds the lock on `folder`; None if another process holds it, or it is gone."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -123,12 +123,12 @@ def _lock(folder: Path) -> int | None:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove directories of ours that no living server has locked."""
+    """Remove directories of servers that are gone: those without a lock."""
     for folder in parent.glob(f"{_PREFIX}*"):
         lock = _lock(folder)
         if lock is None:
             continue
-        with contextlib.suppress(OSError):  # somebody else's files are in there: they stay
+        with contextlib.suppress(OSError):  # other files are in it: they stay
             for path in folder.iterdir():
                 if path.is_socket():
                     path.unlink()

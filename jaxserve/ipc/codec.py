@@ -1,8 +1,7 @@
-"""Messages to frames and back: MessagePack, typed, bounded.
+"""Encodes messages as frames and back: MessagePack, typed, bounded.
 
-Used by both ends of the wire. A frame that is too long, not MessagePack, of an unknown type or with a
-field out of range raises `ProtocolError`; nothing else comes out of here, so neither process can be
-killed by what the other one sends.
+A frame that is too long, not MessagePack, of an unknown type or with a field out of range raises `ProtocolError` and no
+other error, so that no frame can end the process that receives it.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ _FROM_ENGINE: Final[msgspec.msgpack.Decoder[FromEngine]] = msgspec.msgpack.Decod
 class ProtocolError(JaxserveError):
     """A frame that is no message.
 
-    `request_id` is set when the frame was meant as an `AddRequest` and still shows its id, so that even
-    this request can be answered.
+    `request_id` is set if the frame is a damaged `AddRequest` with a readable id, so that the request can be answered.
     """
 
     def __init__(self, message: str, request_id: RequestId | None = None) -> None:
@@ -35,7 +33,7 @@ class ProtocolError(JaxserveError):
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:
-    """The frame of `message`. Raises ProtocolError when it would exceed MAX_FRAME_BYTES."""
+    """Return the frame of `message`. Raises ProtocolError if it exceeds MAX_FRAME_BYTES."""
     frame = msgspec.msgpack.encode(message)
     if len(frame) > MAX_FRAME_BYTES:
         raise ProtocolError(f"{type(message).__name__} takes {len(frame)} bytes, the limit is {MAX_FRAME_BYTES}")
@@ -43,7 +41,7 @@ def encode(message: ToEngine | FromEngine) -> bytes:
 
 
 def decode_to_engine(frame: bytes) -> ToEngine:
-    """The message in a frame that reached the engine."""
+    """Return the message in a frame that the engine received."""
     try:
         return _TO_ENGINE.decode(_bounded(frame))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -51,7 +49,7 @@ def decode_to_engine(frame: bytes) -> ToEngine:
 
 
 def decode_from_engine(frame: bytes) -> FromEngine:
-    """The message in a frame that the engine sent."""
+    """Return the message in a frame that the engine sent."""
     try:
         return _FROM_ENGINE.decode(_bounded(frame))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -65,7 +63,7 @@ def _bounded(frame: bytes) -> bytes:
 
 
 def _request_id_of(frame: bytes) -> RequestId | None:
-    """The id in a damaged AddRequest, `[tag, id, ...]`."""
+    """Return the id in a damaged AddRequest, `[tag, id, ...]`."""
     try:
         found: Any = msgspec.msgpack.decode(frame)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Every type that crosses the process boundary. Plain data, MessagePack, never pickle.
+"""The messages between API processes and the engine. Plain data, MessagePack, never pickle.
 
 API -> engine: `Hello`, `AddRequest`, `Abort`, `Command`.
 Engine -> API: `StartupProgress`, `Ready`, `StartupFailed`, `StepOutputs`, `Heartbeat`, `CommandDone`.
@@ -20,7 +20,7 @@ from jaxserve.types import FinishReason, Pooling, RequestId
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Base of everything on the wire."""
+    """Base of all messages."""
 
 
 class Hello(Message, frozen=True):
@@ -57,36 +57,38 @@ class CallGrammar(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
-    """Where reasoning ends at the latest."""
+    """The limit of reasoning."""
 
     max_tokens: int
     closer: int
-    """The token that spells the end."""
+    """The token that ends reasoning."""
 
 
 class Thinking(msgspec.Struct, frozen=True, array_like=True):
-    """Reasoning in front of a reply."""
+    """Reasoning before a reply."""
 
     opener: Terminals
     closer: Terminals
     is_open: bool
-    """Whether it has begun in the prompt; else the reply may begin with it."""
+    """True if it has begun in the prompt; otherwise the reply may begin with it."""
     budget: ThinkingBudget | None = None
-    """None: it ends when the model ends it."""
+    """None: the model decides when it ends."""
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
-    """What a reply is held to. The engine takes it as it is: who sends it has had it checked."""
+    """The grammar that constrains a reply. The sender has had it checked; the engine does not."""
 
     kind: Literal["json_schema", "regex", "lark", "calls"]
     text: str
-    """A JSON schema as JSON, a regular expression (Rust's syntax, of the whole reply), a grammar in Lark's form, or
+    """A JSON schema as JSON, a regular expression (Rust's syntax, for the whole reply), a grammar in Lark's form, or a
     CallGrammar as JSON."""
     thinking: Thinking | None = None
-    """What the model may write before the grammar begins; None: nothing."""
+    """Reasoning that may precede the text of the grammar; None: none."""
 
 
 class AddRequest(Message, frozen=True):
+    """One sequence to generate, or one text to embed."""
+
     request_id: RequestId
     prompt_token_ids: list[int]
     sampling: EngineSamplingParams
@@ -94,11 +96,11 @@ class AddRequest(Message, frozen=True):
     cache_salt: str | None = None
     grammar: Grammar | None = None
     text_pair_start: int | None = None
-    """Of a pair of texts for a cross-encoder that tells them apart: the place of the second one's first token."""
+    """The first token of the second text of a pair, for a cross-encoder that marks it; None for a single text."""
     adapter: int = 0
-    """Its place in `--lora-modules`, from 1; 0: the model as it is."""
+    """Index of the adapter in `--lora-modules`, from 1; 0: none."""
     prediction_token_ids: list[int] = []
-    """What the reply may be, where somebody has an idea: drafts are taken from it."""
+    """The client's prediction of the reply; drafts are taken from it."""
 
 
 class Abort(Message, frozen=True):
@@ -111,10 +113,10 @@ CommandName = Literal["reset_prefix_cache", "start_profile", "stop_profile"]
 
 
 class Command(Message, frozen=True):
-    """What whoever runs the server asks of the engine; answered by one `CommandDone`."""
+    """A command of the server's operator; answered by one `CommandDone`."""
 
     command_id: int
-    """The client's own."""
+    """Chosen by the client."""
     name: CommandName
 
 
@@ -128,26 +130,26 @@ class StartupProgress(Message, frozen=True):
 
 
 class EmbeddingInfo(msgspec.Struct, frozen=True, array_like=True):
-    """Of a model that makes vectors."""
+    """Properties of a model that embeds."""
 
     size: int
-    """Numbers of a vector."""
+    """Dimensions of a vector."""
     pooling: Pooling
     normalizes: bool
-    """Whether its vectors are meant to have length 1. The engine leaves them as they come."""
+    """True if its vectors should have length 1. The engine does not normalise them."""
     scores_pairs: bool = False
-    """Whether it is a cross-encoder: each text is a pair, and its vector is the pair's score."""
+    """True for a cross-encoder: each text is a pair, and its vector is the pair's score."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, array_like=True):
-    """What the API process has to know of the loaded model."""
+    """Properties of the loaded model that the API process needs."""
 
     vocab_size: int
     max_model_len: int
     num_kv_blocks: int
     block_size: int
     max_num_seqs: int
-    """Requests that run at the same time."""
+    """Requests that can run at the same time."""
     kv_dtype: str
     platform: str
     num_devices: int
@@ -155,17 +157,19 @@ class ModelInfo(msgspec.Struct, frozen=True, array_like=True):
     """8 hex digits over weights' identity, dtype, mesh and versions: part of `system_fingerprint`."""
     startup: StartupReport = StartupReport()
     embedding: EmbeddingInfo | None = None
-    """Of an engine that embeds; None: it generates."""
+    """Set if the engine embeds; None: it generates."""
     sampling_defaults: dict[str, int | float] = {}
-    """Fields of EngineSamplingParams that requests leave out, where the model has a better value."""
+    """The model's defaults of fields of EngineSamplingParams."""
 
 
 class Ready(Message, frozen=True):
+    """The engine serves requests from now on."""
+
     model_info: ModelInfo
 
 
 class StartupFailed(Message, frozen=True):
-    """One readable line; the engine process exits with code 2 afterwards."""
+    """The reason of a failed start in one line; the engine process then exits with code 2."""
 
     message: str
 
@@ -177,7 +181,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     top_token_ids: list[int]
     top_logprobs: list[float]
     rank: int | None = None
-    """1 + the number of tokens that are more likely; of prompt tokens only."""
+    """1 + the number of tokens that are more likely; for prompt tokens only."""
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -190,7 +194,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
-    """News of one request from one step."""
+    """Output of one request from one step."""
 
     request_id: RequestId
     token_ids: list[int]
@@ -205,28 +209,28 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     queue_seconds: float | None = None
     """Time from arrival in the engine to the first step that computed the request; None until then."""
     num_preemptions: int = 0
-    """How often the request was put back to waiting so far. Set on every output."""
+    """Number of preemptions so far. Set on every output."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """The next ones, from the second prompt token on. All have come with the first token, most of them before it."""
+    """The next of the prompt's, which begin at its second token. The last come with the first output token."""
     vector: bytes | None = None
-    """Of an engine that embeds: the text's, float32, little-endian, as long as it comes."""
+    """The text's embedding: float32, little-endian, not normalised."""
     num_accepted_tokens: int = 0
-    """Tokens of drafts that were right so far. Set on every output, as the next."""
+    """Draft tokens that were right so far. Set on every output, like the next field."""
     num_rejected_tokens: int = 0
 
 
 class StepOutputs(Message, frozen=True):
-    """All news of one engine step: one message per step, not one per token."""
+    """All outputs of one engine step: one message per step, not one per token."""
 
     outputs: list[RequestOutput]
     stats: EngineStats | None = None
 
 
 class Heartbeat(Message, frozen=True):
-    """Sent when nothing else was for a while: the loop is alive."""
+    """A sign of life, sent if there was no other message for a while."""
 
     stats: EngineStats | None = None
-    """Only for the one client that gets the statistics."""
+    """Set for the one client that gets the statistics."""
 
 
 class CommandDone(Message, frozen=True):
@@ -234,7 +238,7 @@ class CommandDone(Message, frozen=True):
 
     command_id: int
     error: ErrorInfo | None = None
-    """Why nothing was done."""
+    """The reason of a failure; None: the command was run."""
 
 
 ToEngine = Hello | AddRequest | Abort | Command

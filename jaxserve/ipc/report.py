@@ -1,4 +1,4 @@
-"""What a start took: phases on the machine's monotonic clock, which all processes share, and programs.
+"""Reports of a start: its phases on the machine's monotonic clock, which all processes share, and its programs.
 
 Phases may overlap: a span says when a phase began and ended, not how much work it was.
 """
@@ -30,7 +30,7 @@ class PhaseSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProgramReport(msgspec.Struct, frozen=True, array_like=True):
-    """How one program came to be. Seconds are wall clock, and several programs are made at the same time."""
+    """The origin of one program. Seconds are wall clock; several programs are made at the same time."""
 
     name: str
     source: ProgramSource
@@ -52,23 +52,23 @@ class PhaseClock:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measures its block; a block that raises leaves no span."""
+        """Measure the block; a block that raises leaves no span."""
         start_s = time.monotonic()
         yield
         self.add(name, start_s)
 
     def take(self) -> list[PhaseSpan]:
-        """The spans so far, which are then another's to report."""
+        """Return the spans so far, and forget them."""
         spans, self.spans = self.spans, []
         return spans
 
     def add(self, name: str, start_s: float) -> None:
-        """A phase that began at `start_s` and ends now."""
+        """Add a phase that began at `start_s` and ends now."""
         self.spans.append(PhaseSpan(name, start_s, time.monotonic()))
 
 
 def process_start_s() -> float:
-    """When this process was started, on the monotonic clock; now, where the system does not say."""
+    """Return the start of this process on the monotonic clock; now, if the system does not report it."""
     now = time.monotonic()
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as file:

@@ -1,8 +1,8 @@
 """The socket pair between API processes and the engine: ZeroMQ over a private Unix socket.
 
 `EngineSocket` is the engine's end: blocking, one thread, any number of clients. `ClientSocket` is an
-API process's end: asyncio. No message is ever dropped while both live (no high-water mark), and a
-closed end is felt by the other: the engine learns which requests have lost their client.
+API process's end: asyncio. No message is dropped while both run (no high-water mark). If a client closes its end,
+the engine learns which requests have lost their client.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ ClientId = NewType("ClientId", bytes)
 """The identity ZeroMQ gives a connection."""
 
 QUIET_S: Final = 1.0
-"""How long a client hears nothing at most while steps are done."""
+"""Longest time without a message to a client while steps are done."""
 
 
 class EngineSocket:
     """The engine's end. All methods belong to one thread.
 
-    A request belongs to the client that `claim`ed it until its terminal message went out. Statistics
-    go to one client only (the one known longest), so that counters are not counted twice. While others are
-    busy, a client whose requests wait still hears something every QUIET_S.
+    A request belongs to the client that claimed it until its terminal message is sent. Statistics go to one client
+    only (the one known longest), so that counters are counted once. Every client gets a message every QUIET_S, even if
+    all of its requests wait.
     """
 
     def __init__(self, address: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,7 +53,7 @@ class EngineSocket:
         self._poller.register(self._socket, zmq.POLLIN)
         self._clock = clock
         self._clients: dict[ClientId, float] = {}
-        """When each was last sent something."""
+        """Time of the last message to each client."""
         self._owners: dict[RequestId, ClientId] = {}
 
     @property
@@ -65,7 +65,7 @@ class EngineSocket:
         self._poller.register(descriptor, zmq.POLLIN)
 
     def receive(self, timeout_s: float) -> list[tuple[ClientId, ToEngine | ProtocolError]]:
-        """All that has arrived, oldest first; waits up to `timeout_s` when nothing has."""
+        """Return all messages that have arrived, oldest first; waits up to `timeout_s` if there are none."""
         arrivals = self._drain()
         if not arrivals and timeout_s > 0:
             self._poller.poll(int(timeout_s * 1000))
@@ -73,15 +73,15 @@ class EngineSocket:
         return arrivals
 
     def claim(self, request_id: RequestId, client: ClientId) -> None:
-        """From now on, news of `request_id` goes to `client`."""
+        """Send outputs of `request_id` to `client` from now on."""
         self._owners[request_id] = client
 
     def owner(self, request_id: RequestId) -> ClientId | None:
-        """The client that waits for this request."""
+        """Return the client of this request."""
         return self._owners.get(request_id)
 
     def send(self, client: ClientId, message: FromEngine) -> list[RequestId]:
-        """Send to one client. When it is gone: forget it, and return the requests it leaves behind."""
+        """Send to one client. If it is gone, forget it and return its requests."""
         try:
             self._socket.send_multipart([client, encode(message)])
         except zmq.ZMQError as error:
@@ -93,15 +93,15 @@ class EngineSocket:
 
     def broadcast(self, message: FromEngine) -> list[RequestId]:
         """Send to every client; returns requests whose client is gone."""
-        statistician = next(iter(self._clients), None)
+        stats_client = next(iter(self._clients), None)
         orphans = []
         for client in list(self._clients):
-            is_shorn = isinstance(message, Heartbeat) and client != statistician
-            orphans += self.send(client, Heartbeat() if is_shorn else message)
+            has_stats = client == stats_client or not isinstance(message, Heartbeat)
+            orphans += self.send(client, message if has_stats else Heartbeat())
         return orphans
 
     def publish(self, step: StepOutputs) -> list[RequestId]:
-        """Give each client the news of its own requests; returns requests whose client is gone."""
+        """Send each client the outputs of its requests; returns requests whose client is gone."""
         shares: dict[ClientId, list[RequestOutput]] = {}
         for output in step.outputs:
             owner = self._owners.get(output.request_id)
@@ -109,21 +109,21 @@ class EngineSocket:
                 shares.setdefault(owner, []).append(output)
                 if output.finish_reason is not None:
                     del self._owners[output.request_id]
-        statistician = next(iter(self._clients), None)
-        if statistician is not None and step.stats is not None:
-            shares.setdefault(statistician, [])
+        stats_client = next(iter(self._clients), None)
+        if stats_client is not None and step.stats is not None:
+            shares.setdefault(stats_client, [])
         silent_since = self._clock() - QUIET_S
         for client, last_sent in self._clients.items():
             if last_sent < silent_since:
                 shares.setdefault(client, [])
         orphans = []
         for client, outputs in shares.items():
-            share = StepOutputs(outputs, step.stats if client == statistician else None)
+            share = StepOutputs(outputs, step.stats if client == stats_client else None)
             orphans += self.send(client, share)
         return orphans
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close; what was sent and not yet delivered gets up to `linger_s`."""
+        """Close; messages that are not delivered yet get up to `linger_s`."""
         self._socket.close(linger=int(linger_s * 1000))
         self._context.term()
 
@@ -161,15 +161,15 @@ class ClientSocket:
         self._socket.connect(address)
 
     async def send(self, message: ToEngine) -> None:
-        """Hand a message to the engine; never waits for it to be read."""
+        """Send a message; does not wait for the engine to read it."""
         await self._socket.send(encode(message))
 
     async def receive(self) -> FromEngine:
-        """The next message. Raises ProtocolError when the frame is none; the connection stays usable."""
+        """Return the next message. Raises ProtocolError for an invalid frame; the connection stays usable."""
         parts = await self._socket.recv_multipart()
         return decode_from_engine(b"".join(parts))
 
     def close(self) -> None:
-        """Close at once; a `receive` that still waits is cancelled."""
+        """Close at once; a waiting `receive` is cancelled."""
         self._socket.close(linger=0)
         self._context.term()

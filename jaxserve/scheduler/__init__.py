@@ -1,1 +1,1 @@
-"""Which tokens run in the next step. Pure Python over a state, events and a clock; no jax."""
+"""Decides which tokens the next step computes. Pure Python: no jax, no sockets."""

@@ -1,4 +1,4 @@
-"""What the schedulers of token and of embedding engines share: the queue, the steps in flight, ends and numbers."""
+"""The base of the schedulers for tokens and for embeddings: queue, steps in flight, ends and numbers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,48 @@ from jaxserve.errors import InvalidRequestError, RequestError
 from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.scheduler.admission import error_info
-from jaxserve.types import FinishReason, RequestId
+from jaxserve.types import FinishReason, ProgramKind, RequestId
 
 by_rank: Final = attrgetter("rank")
 """Sort key of the waiting and of the running requests."""
+
+
+class Plan(Protocol):
+    """One call of a program."""
+
+    @property
+    def kind(self) -> ProgramKind: ...
+
+    @property
+    def bucket(self) -> int: ...
+
+    @property
+    def request_ids(self) -> tuple[RequestId, ...]: ...
+
+    @property
+    def num_steps(self) -> int:
+        """Decode steps that the call may do."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one step, without padding."""
+        ...
+
+    @property
+    def num_padding_tokens(self) -> int: ...
+
+
+class Result(Protocol):
+    """The result of a call."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that were done."""
+        ...
+
+    @property
+    def device_seconds(self) -> float: ...
 
 
 class Ranked(Protocol):
@@ -40,11 +78,12 @@ class Admits(Protocol):
 
 
 R = TypeVar("R", bound=Ranked)
-P = TypeVar("P")
+P = TypeVar("P", bound=Plan)
+T = TypeVar("T", bound=Result)
 
 
-class BaseScheduler(ABC, Generic[R, P]):
-    """Requests `R` from arrival to end, and plans `P` from dispatch to result. Both lists are in order of rank."""
+class BaseScheduler(ABC, Generic[R, P, T]):
+    """Turns requests `R` into plans `P`, and results `T` into outputs."""
 
     def __init__(self, admission: Admits, clock: Callable[[], float]) -> None:
         self.stats = EngineStats()
@@ -98,6 +137,24 @@ class BaseScheduler(ABC, Generic[R, P]):
     def abort_all(self, error: ErrorInfo) -> list[RequestOutput]:
         """End every request with `error`: the engine stops."""
         return [self._end(request, "error", error) for request in list(self._requests.values())]
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached page that no request holds, if there are pages."""
+
+    def poll_grammars(self) -> list[RequestOutput]:
+        """Apply what grammars have done, if there are any; returns tokens and ends. Call it before `schedule`."""
+        return []
+
+    @abstractmethod
+    def schedule(self) -> P | None:
+        """Return the next step; None if there is none, or none before the oldest step in flight is updated.
+
+        Answer plans in their order, each with `update`, or the oldest with `fail`.
+        """
+
+    @abstractmethod
+    def update(self, plan: P, result: T) -> list[RequestOutput]:
+        """Take the result of the oldest step in flight; returns outputs of its requests."""
 
     def fail(self, plan: P, error: ErrorInfo) -> list[RequestOutput]:
         """End all running requests: `plan`, the oldest step in flight, failed. Waiting requests are kept."""

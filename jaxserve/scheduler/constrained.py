@@ -23,7 +23,7 @@ _IDLE_WAIT_S: Final = 0.02
 
 @dataclass(slots=True)
 class GrammarEvents:
-    """What grammars have done since the last `poll`."""
+    """Changes of grammars since the last `poll`."""
 
     prepared: list[Request] = field(default_factory=list)
     """New requests whose first mask is ready."""

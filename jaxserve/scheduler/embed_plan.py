@@ -1,4 +1,4 @@
-"""The contract between scheduler and runner where texts become vectors: what one step computes, and what comes back.
+"""The contract between scheduler and runner for embeddings: the plan of a step, and its result.
 
 Letters: B texts, T tokens of the step, D numbers of a vector.
 """
@@ -14,15 +14,13 @@ from jaxserve.types import ProgramKind, RequestId
 
 @dataclass(frozen=True, slots=True)
 class EmbedPlan:
-    """One step: whole texts, one behind the other."""
+    """One step: whole texts, one after the other."""
 
     bucket: int
     request_ids: tuple[RequestId, ...]
     num_text_tokens: np.ndarray  # int32 [B]
     token_ids: np.ndarray  # int32 [sum(num_text_tokens)]
-    text_pair_starts: (
-        np.ndarray
-    )  # int32 [B], first token of a pair's second text; the number of tokens if it is no pair
+    text_pair_starts: np.ndarray  # int32 [B], first token of a pair's second text; without one the number of tokens
 
     @property
     def kind(self) -> ProgramKind:

@@ -36,7 +36,7 @@ class _Text:
     queue_seconds: float = 0.0
 
 
-class EmbedScheduler(BaseScheduler[_Text, EmbedPlan]):
+class EmbedScheduler(BaseScheduler[_Text, EmbedPlan, EmbedResult]):
     """The texts of one engine."""
 
     def __init__(
@@ -52,18 +52,8 @@ class EmbedScheduler(BaseScheduler[_Text, EmbedPlan]):
         max_requests = buckets.max_num_seqs + config.max_queued_requests
         super().__init__(EmbedAdmission(min(max_model_len, self._max_tokens), vocab_size, max_requests), clock)
 
-    def reset_prefix_cache(self) -> None:
-        """Do nothing: there is no cache."""
-
-    def poll_grammars(self) -> list[RequestOutput]:
-        """Return no outputs: there are no grammars."""
-        return []
-
     def schedule(self) -> EmbedPlan | None:
-        """Return the next step; None if no text waits.
-
-        Answer plans in their order, each with `update`, or the oldest with `fail`.
-        """
+        """Return the next step; None if no text waits."""
         num_texts = num_tokens = 0
         for text in self._waiting[: self._buckets.max_num_seqs]:
             if num_tokens + len(text.token_ids) > self._max_tokens:
@@ -87,7 +77,7 @@ class EmbedScheduler(BaseScheduler[_Text, EmbedPlan]):
         return plan
 
     def update(self, plan: EmbedPlan, result: EmbedResult) -> list[RequestOutput]:
-        """Take in what the oldest step in flight computed: each of its texts ends."""
+        """Take the vectors of the oldest step in flight: each of its texts ends."""
         outputs = []
         for text, vector in zip(self._land(plan), result.vectors, strict=True):
             if self._requests.get(text.request_id) is text:  # else it was aborted

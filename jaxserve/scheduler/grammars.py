@@ -1,4 +1,4 @@
-"""What the scheduler needs of grammars: a mask for the next token, which takes some time to make."""
+"""The interface of grammars: a mask for the next token, which takes some time to make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step gives to the clients of a request."""
+"""Builds the outputs of a request from the results of a step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The contract between scheduler and runner: what one step computes, and what comes back.
+"""The contract between scheduler and runner: the plan of a step, and its result.
 
-Letters: B rows, T tokens of the step, M pages per request at most, C sampling columns, K decode steps of a
-burst.
+Letters: B rows, T tokens of the step, M pages per request at most, C sampling columns, K decode steps of a call.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from jaxserve.sampling.params import SlotInit
 from jaxserve.types import NO_LOGPROBS, ProgramKind, RequestId
 
 UNREAD_TOKEN: Final = -1
-"""In place of a token id: the token that the step before sampled for the row's slot. The host has not read it."""
+"""Stands for the token that the previous step sampled for the row's slot, and that the host has not read."""
 NO_TARGET: Final = -1
 NO_SLOT: Final = -1
-"""Of a row whose sampled token the device does not keep."""
+"""The slot of a row whose sampled token the device does not keep."""
 MAX_STOP_TOKENS: Final = 8
-"""Stop token ids the device looks for. The host looks for all of them: the device's verdict only saves work."""
+"""Stop token ids that the device checks. The host checks all of them; the device's check only saves work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """The shapes that exist. One table, read by warm-up and scheduler alike.
+    """The shapes of programs, for warm-up and for the scheduler.
 
     `decode[i]` rows with one token each; `mixed[i]` tokens of up to `max_rows(...)` rows, where rows
     with one token (decodes) come first and prefill chunks follow.
@@ -38,11 +37,11 @@ class Buckets:
     """Decode steps that a decode program can do in one call."""
 
     def mixed_rows(self, num_tokens: int) -> int:
-        """Row capacity of `mixed[num_tokens]`."""
+        """Return the row capacity of `mixed[num_tokens]`."""
         return min(num_tokens, self.max_num_seqs)
 
     def pick(self, kind: ProgramKind, size: int) -> int:
-        """The smallest bucket of `kind` that holds `size` rows (decode) or tokens (mixed)."""
+        """Return the smallest bucket of `kind` that holds `size` rows (decode) or tokens (mixed)."""
         for bucket in self.decode if kind == "decode" else self.mixed:
             if bucket >= size:
                 return bucket
@@ -51,7 +50,7 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """The tokens that a request in this slot may get from this step."""
+    """The tokens that this step may sample for a slot."""
 
     slot: int
     words: np.ndarray  # int32 [W], bits as in `sampling.bits`
@@ -62,20 +61,20 @@ class StepPlan:
     """One step. Rows are in the order of `request_ids`: decode rows first, then prefill chunks.
 
     Row i computes tokens at positions `num_computed_tokens[i] ... + num_scheduled_tokens[i] - 1` of its
-    request; their ids stand in `token_ids`, row after row. When `is_sampling[i]`, the row's last token
+    request; their ids are in `token_ids`, row after row. If `is_sampling[i]`, the row's last token
     is the newest of its request and the step samples the next one, which the device keeps in `slots[i]`.
 
-    A row whose only token is UNREAD_TOKEN goes on from what its slot holds. When the device has seen the end
-    of that request meanwhile, the row computes nothing, writes nothing and samples UNREAD_TOKEN.
+    A row whose only token is UNREAD_TOKEN continues from the token in its slot. If that token ended the request, the
+    row computes nothing, writes nothing and samples UNREAD_TOKEN.
 
-    A request that decodes may have further rows behind its own: one for each token that is guessed to come next, at its
-    position, in no slot. What they sample is worth something as far as the guesses are right.
+    A request that decodes may have further rows after its own: one for each drafted token, at its position, in no slot.
+    Their samples are valid as long as the drafted tokens are right.
     """
 
     kind: ProgramKind
     bucket: int
     request_ids: tuple[RequestId, ...]
-    slots: np.ndarray  # int32 [B], a different one for each running request; NO_SLOT for guessed tokens
+    slots: np.ndarray  # int32 [B], a different one for each running request; NO_SLOT for drafted tokens
     num_scheduled_tokens: np.ndarray  # int32 [B]
     num_computed_tokens: np.ndarray  # int32 [B]
     token_ids: np.ndarray  # int32 [sum(num_scheduled_tokens)]
@@ -85,21 +84,21 @@ class StepPlan:
     length_limits: np.ndarray  # int32 [B], known tokens at which a request ends
     stop_token_ids: np.ndarray  # int32 [B, MAX_STOP_TOKENS], unused entries are -1
     num_top_logprobs: int
-    """Most log-probabilities any sampling row wants beyond the chosen token's; NO_LOGPROBS when not even that one."""
+    """Largest number of alternatives whose log-probabilities a sampling row wants; NO_LOGPROBS if no row wants any."""
     num_steps: int = 1
-    """K: decode steps to do in one call, each from the tokens of the one before. They end early, all rows
-    together, as soon as any row's request ends. Block tables hold pages for all of them."""
+    """K: decode steps to do in one call, each from the tokens of the previous one. All rows end early as soon as the
+    request of one row ends. Block tables have pages for all steps."""
     slot_inits: tuple[SlotInit, ...] = ()
     """Slots to initialise before the step. Most steps have none."""
     num_prompt_logprobs: int = NO_LOGPROBS
-    """As `num_top_logprobs`, for prompt tokens; more than NO_LOGPROBS in mixed steps only."""
+    """Like `num_top_logprobs`, for prompt tokens; more than NO_LOGPROBS in mixed steps only."""
     targets: np.ndarray | None = None
-    """int32 [sum(num_scheduled_tokens)], the token that follows each one in its prompt, NO_TARGET where nobody asks.
-    None when nobody asks for any."""
+    """int32 [sum(num_scheduled_tokens)], the token that follows each one in its prompt; NO_TARGET unless its
+    log-probability is wanted. None if none is wanted."""
     adapters: np.ndarray | None = None
-    """int32 [B], the adapter of each row, 0 where it has none. None when nobody has one."""
+    """int32 [B], the adapter of each row, 0 for none. None if no row has one."""
     masks: tuple[Mask, ...] = ()
-    """Of the rows that sample under a grammar; they take the place of what the slots say of allowed tokens."""
+    """Masks of the rows with a grammar; they replace the allowed tokens in the slots' state."""
 
     @property
     def num_tokens(self) -> int:
@@ -112,7 +111,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Of each token's target, tokens as in the plan; where there is no target, no meaning."""
+    """Scores of each token's target, tokens as in the plan; undefined without a target."""
 
     logprobs: np.ndarray  # float32 [T]
     ranks: np.ndarray  # int32 [T], 1 is the most likely
@@ -122,7 +121,7 @@ class PromptScores:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the device says, rows as in the plan. Rows with `is_sampling` false hold no meaning.
+    """The result of a step, rows as in the plan. Rows without `is_sampling` are undefined.
 
     K is the number of steps that were done: between 1 and `plan.num_steps`.
     """
@@ -133,7 +132,7 @@ class StepResult:
     top_logprobs: np.ndarray  # float32 [B, MAX_TOP_LOGPROBS]; both valid when plan.num_top_logprobs > 0, and K is 1
     device_seconds: float
     prompt_scores: PromptScores | None = None
-    """When the plan has targets."""
+    """Set if the plan has targets."""
 
     @property
     def num_steps(self) -> int:

@@ -7,7 +7,7 @@ from jaxserve.scheduler.request import Request
 
 
 class Resources:
-    """What the device has for requests: KV pages, and slots of per-request state.
+    """KV pages and slots of per-request device state, which running requests hold.
 
     A slot is free as soon as its request leaves it, since steps run in order and a new request initialises its slot
     before it reads it. Pages are free when no submitted step can write to them any more.

@@ -58,7 +58,7 @@ from jaxserve.scheduler.resources import Resources
 from jaxserve.types import FinishReason
 
 
-class Scheduler(BaseScheduler[Request, StepPlan]):
+class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
     """The requests of one engine that generates tokens."""
 
     def __init__(
@@ -123,10 +123,7 @@ class Scheduler(BaseScheduler[Request, StepPlan]):
         return outputs
 
     def schedule(self) -> StepPlan | None:
-        """Return the next step; None if there is none, or none before the oldest step in flight is updated.
-
-        Answer plans in their order, each with `update`, or the oldest with `fail`.
-        """
+        """Return the next step; None if there is none, or none before the oldest step in flight is updated."""
         if self._waits_for_results():
             return None
         counts = share_budget(self._running, self._max_tokens, self._constrained)
@@ -151,7 +148,7 @@ class Scheduler(BaseScheduler[Request, StepPlan]):
         return plan
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
-        """Take in what the oldest step in flight computed: new tokens, full pages, finished requests."""
+        """Take the result of the oldest step in flight: new tokens, full pages, finished requests."""
         outputs = []
         self._multi_step.observe(plan, result)
         requests = self._land(plan)

@@ -1,1 +1,1 @@
-"""Output held to a grammar: token masks by llguidance. The engine follows grammars; a process of its own checks them first."""
+"""Constrained decoding: checks grammars, and makes the masks of the tokens that may come next. No jax."""

@@ -1,11 +1,11 @@
-"""Checks grammars that strangers sent: `python -m jaxserve.structured.check_process`, started by an API process.
+"""Checks grammars of requests: `python -m jaxserve.structured.check_process`, started by an API process.
 
-stdin     lines: a CheckSpec, then CheckRequests; its end is the parent's death, and ours
-stdout    a line for every request, a CheckReply
+stdin     lines: a CheckSpec, then CheckRequests; when it ends, the parent is gone, and this process exits
+stdout    a CheckReply for every request
 
-Every grammar is tried in a child of its own, forked from here when the vocabulary is loaded: its matcher is built and
-its first mask made. The kernel ends a child that takes too long or too much memory, or that crashes, whatever
-code it is in; that is its verdict. This process stays single-threaded, so that forking is safe.
+Each grammar is checked in a child process, forked after the vocabulary is loaded: the child builds its matcher and its
+first mask. The kernel ends a child that takes too much time or memory, in whatever code it is, and the grammar counts as
+too costly. This process stays single-threaded, so that forking is safe.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from jaxserve.structured.vocabulary import load_ll_tokenizer
 
 _MAX_ERROR_CHARS: Final = 500
 _NICENESS: Final = 10
-"""Of the children: requests under way go first."""
+"""Niceness of the children: running requests have priority."""
 _FINE: Final = b"fine"
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A child at work."""
+    """A running child process."""
 
     number: int
     pid: int
 
 
-def verdict_of(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredConfig) -> str | None:
-    """Why the grammar cannot be followed, or None."""
+def check_grammar(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredConfig) -> str | None:
+    """Return why the grammar cannot be followed, or None."""
     try:
         matcher = new_matcher(grammar, tokenizer, config)
         mask = matcher.compute_bitmask()
@@ -57,7 +57,7 @@ def verdict_of(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredConfi
 
 
 def start_check(request: CheckRequest, tokenizer: LLTokenizer, config: StructuredConfig) -> tuple[int, Check]:
-    """Fork a child for this grammar; returns where its verdict can be read, too."""
+    """Fork a child for this grammar; returns the descriptor of its answer, and the child."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid:
@@ -65,18 +65,18 @@ def start_check(request: CheckRequest, tokenizer: LLTokenizer, config: Structure
         return reader, Check(request.number, pid)
     try:
         os.nice(_NICENESS)
-        signal.setitimer(signal.ITIMER_PROF, config.grammar_timeout)  # nobody handles its signal: it ends the child
+        signal.setitimer(signal.ITIMER_PROF, config.grammar_timeout)  # its signal has no handler and ends the child
         most = _address_space_bytes() + config.grammar_memory
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        error = verdict_of(request.grammar, tokenizer, config)
+        error = check_grammar(request.grammar, tokenizer, config)
         os.write(writer, _FINE if error is None else b"!" + error.encode())
     finally:
         os._exit(0)
 
 
 def end_check(reader: int, check: Check, config: StructuredConfig) -> CheckReply:
-    """The verdict of a child that is over."""
+    """Return the reply of a child that has ended."""
     text = os.read(reader, 1 << 16)
     os.close(reader)
     _, status = os.waitpid(check.pid, 0)
@@ -93,7 +93,7 @@ def end_check(reader: int, check: Check, config: StructuredConfig) -> CheckReply
 
 
 def serve(descriptor: int) -> None:
-    """Answer until stdin ends."""
+    """Answer requests until stdin ends."""
     pending = bytearray()
     spec: CheckSpec | None = None
     tokenizer: LLTokenizer | None = None
@@ -104,7 +104,7 @@ def serve(descriptor: int) -> None:
                 if key.fd != descriptor:
                     selector.unregister(key.fd)
                     assert spec is not None
-                    _say(end_check(key.fd, key.data, spec.config))
+                    _send(end_check(key.fd, key.data, spec.config))
                     continue
                 data = os.read(descriptor, 1 << 16)
                 if not data:
@@ -122,7 +122,7 @@ def serve(descriptor: int) -> None:
                         selector.register(reader, selectors.EVENT_READ, check)
 
 
-def _say(reply: CheckReply) -> None:
+def _send(reply: CheckReply) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n")
     sys.stdout.flush()
 
@@ -132,5 +132,5 @@ def _address_space_bytes() -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C goes to the whole group, the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C goes to the whole process group, and the parent decides
     serve(sys.stdin.fileno())

@@ -1,4 +1,4 @@
-"""From a request's grammar to llguidance's matcher, the same way where it is checked and where it is followed."""
+"""Compiles a request's grammar to llguidance's matcher, both for checks and for masks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from jaxserve.config import StructuredConfig
 from jaxserve.ipc.messages import CallGrammar, Grammar, Thinking
 
 _JSON_OPTIONS: Final[dict[str, Any]] = {"whitespace_flexible": False, "lenient": False, "coerce_one_of": False}
-"""Compact JSON, since weak models put spaces until they reach the limit; and nothing passes that is not enforced."""
+"""Compact JSON, since weak models emit spaces until they reach the limit. Unenforceable schemas are rejected."""
 _ANY_TEXT: Final = "/(?s:.*)/"
 _MAX_ITEMS: Final = 500
-"""Of the parser in one place of the text: ambiguous grammars grow cubically beyond."""
+"""Parser items per position of the text: the cost of ambiguous grammars grows cubically beyond."""
 _MAX_STEP_ITEMS: Final = 10_000
-"""Of the parser in one step: about thirty milliseconds."""
+"""Parser items per step: about thirty milliseconds."""
 
 
 class GrammarError(ValueError):
@@ -27,19 +27,19 @@ class GrammarError(ValueError):
 
 
 def source_of(grammar: Grammar) -> str:
-    """The grammar in llguidance's own form. Raises GrammarError for a schema that is no JSON object."""
+    """Return the grammar in llguidance's format. Raises GrammarError for a schema that is no JSON object."""
     try:
         parts = _parts(grammar)
     except ValueError as error:
         raise GrammarError(str(error)) from error
     if grammar.thinking is not None:
         answer, *others = parts
-        parts = [_behind(grammar.thinking), answer | {"name": "answer"}, *others]
+        parts = [_with_thinking(grammar.thinking), answer | {"name": "answer"}, *others]
     return json.dumps({"grammars": parts})
 
 
 def new_matcher(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredConfig) -> LLMatcher:
-    """A matcher at the start of `grammar`. Raises GrammarError for one that is wrong or too large."""
+    """Return a matcher at the start of `grammar`. Raises GrammarError for one that is invalid or too large."""
     limits = LLParserLimits(
         max_items_in_row=_MAX_ITEMS,
         step_max_items=_MAX_STEP_ITEMS,
@@ -49,13 +49,13 @@ def new_matcher(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredConf
     matcher = LLMatcher(tokenizer, source_of(grammar), log_level=0, limits=limits)
     if matcher.is_error():
         raise GrammarError(matcher.get_error())
-    if warnings := matcher.get_grammar_warnings():  # about what it reads over
+    if warnings := matcher.get_grammar_warnings():  # about what it ignores
         raise GrammarError("; ".join(warnings))
     return matcher
 
 
 def _parts(grammar: Grammar) -> list[dict[str, Any]]:
-    """Grammars of which the first refers to the others by name."""
+    """Return grammars of which the first refers to the others by name."""
     match grammar.kind:
         case "json_schema":
             source = LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
@@ -68,7 +68,7 @@ def _parts(grammar: Grammar) -> list[dict[str, Any]]:
 
 
 def _calls(calls: CallGrammar) -> list[dict[str, Any]]:
-    """Each function's arguments are a grammar of their own, so that references in a schema find its root."""
+    """Return the grammar of calls and one per function's arguments, so that a schema's references find its root."""
     templates = [f"{_terms(call.begin)} @arguments{i} {_terms(call.end)}" for i, call in enumerate(calls.templates)]
     more = "" if calls.separator is None else f"({_terms(calls.separator)} call)*"
     rules = [f"calls: call {more} {_terms(calls.end)}", f"call: {' | '.join(templates)}", *_around(calls)]
@@ -80,7 +80,7 @@ def _calls(calls: CallGrammar) -> list[dict[str, Any]]:
 
 
 def _around(calls: CallGrammar) -> list[str]:
-    """Rules for the reply as a whole."""
+    """Return the rules for the reply as a whole."""
     if not calls.allows_text:
         return [f"start: {_terms(calls.begin)} calls"]
     but_reasoning = rf" & ~/\s*{_pattern(calls.reasoning)}(?s:.*)/" if calls.reasoning else ""
@@ -96,12 +96,12 @@ def _around(calls: CallGrammar) -> list[str]:
     ]
 
 
-def _terms(spelled: Sequence[str | int]) -> str:
-    return " ".join(f"<[{part}]>" if isinstance(part, int) else json.dumps(part) for part in spelled)
+def _terms(parts: Sequence[str | int]) -> str:
+    return " ".join(f"<[{part}]>" if isinstance(part, int) else json.dumps(part) for part in parts)
 
 
-def _behind(thinking: Thinking) -> dict[str, Any]:
-    """Any text up to and with the end of the thinking, space that models put behind it, then the grammar "answer"."""
+def _with_thinking(thinking: Thinking) -> dict[str, Any]:
+    """Return the grammar of reasoning up to and with its end, optional space, then the grammar "answer"."""
     opener = "" if thinking.is_open else _terms(thinking.opener)
     start = "start: thinking answer" if thinking.is_open else "start: thinking answer | answer"
     lark = f"""{start}
@@ -113,11 +113,11 @@ answer: @answer
 
 
 def _thoughts(thinking: Thinking) -> str:
-    """What the rule for thinking ends with, and the rule for its text."""
+    """Return the end of the rule for thinking, and the rule for its text."""
     (closer,) = thinking.closer
     text = _text_without(closer) if isinstance(closer, str) else _ANY_TEXT
     if thinking.budget is not None:
-        # Text that a rule's budget cuts off goes on behind it; so the end is a token, and the text has nothing like it.
+        # Text that exceeds the budget would continue after the rule; so the end is a token that the text cannot contain.
         return (
             f"thoughts <[{thinking.budget.closer}]> space?\nthoughts[max_tokens={thinking.budget.max_tokens}]: {text}"
         )

@@ -1,12 +1,12 @@
-"""Follows the grammars of running requests: which tokens may come next.
+"""Advances the grammars of running requests, and makes masks of the tokens that may come next.
 
-Every grammar is advanced in a small pool of threads, since a step of it takes from 50 microseconds to 30 ms;
-llguidance lets go of the interpreter meanwhile. Who schedules asks whether a mask is ready and never waits long.
+Grammars advance in a small pool of threads, since a step takes from 50 microseconds to 30 ms; llguidance releases the
+interpreter meanwhile. The scheduler asks whether a mask is ready, and waits a few milliseconds at most.
 
-A request whose grammar turns out too costly pays for it, and nobody else: it ends with an error.
+A request whose grammar is too costly ends with an error; other requests are not affected.
 
-A matcher may take hundreds of KB, and many requests may wait: until its first token is chosen a request has the mask for
-it and no matcher. By then the matcher is made of the kept start, or anew where that had to make room.
+A matcher may take hundreds of KB, and many requests may wait: until its first token is chosen, a request has its first
+mask and no matcher. Then the matcher is a copy of the kept one at its start, or made anew if that was dropped.
 """
 
 from __future__ import annotations
@@ -32,25 +32,27 @@ _NUM_THREADS: Final = 4
 _MAX_STEP_S: Final = 0.1
 """Processor time for one token; ordinary grammars need a thousandth of it."""
 _NUM_KEPT: Final = 32
-"""Matchers at their start, for requests with the same grammar."""
+"""Kept matchers at their start, for requests with the same grammar."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Where every request with the same grammar begins."""
+    """The start of every request with the same grammar."""
 
     matcher: LLMatcher
-    """Never advanced: requests take copies."""
+    """Never advanced: requests copy it."""
     mask: np.ndarray | None
-    """The tokens that may come first; None where nothing may."""
+    """The tokens that may come first; None if none may."""
 
 
 class GrammarMasks:
     """The grammars of one engine, on one vocabulary."""
 
     def __init__(self, load: Callable[[], LLTokenizer], vocab_size: int, config: StructuredConfig) -> None:
-        """`load` reads the vocabulary, a second of Python: the first request with a grammar waits for it in a thread,
-        and nobody else. `vocab_size`: of the model's logits."""
+        """`load` reads the vocabulary, which takes about a second; the thread of the first grammar calls it.
+
+        `vocab_size`: of the model's logits.
+        """
         self._load = load
         self._vocabulary: LLTokenizer | None = None
         self._loading = Lock()
@@ -65,19 +67,19 @@ class GrammarMasks:
     def follow(
         self, grammar: Grammar, allowed_token_ids: Collection[int], *, jump_forward: bool = False
     ) -> GrammarState:
-        """A request that starts; its first mask is under way. Where ids are given, no mask allows any other.
+        """Start the grammar of a request, and its first mask. If ids are given, no mask allows others.
 
-        jump_forward: text that the grammar leaves no choice about is `forced`, instead of being masked for.
+        jump_forward: the state returns tokens that the grammar determines, instead of masks for them.
         """
         allowed = pack_bits(allowed_token_ids, self._vocab_size) if allowed_token_ids else None
         return GrammarState(self, grammar, allowed, jump_forward=jump_forward)
 
     def close(self) -> None:
-        """Let go of the threads."""
+        """Stop the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def submit(self, state: GrammarState, token: int | None) -> Future[None]:
-        """Have `state` take a token, or start; called by it."""
+        """Let `state` take a token, or start, in a thread; called by it."""
         return self._threads.submit(state.move, token)
 
     def _tokenizer(self) -> LLTokenizer:
@@ -87,19 +89,19 @@ class GrammarMasks:
             return self._vocabulary
 
     def new_matcher(self, grammar: Grammar) -> LLMatcher:
-        """A matcher at the start. Raises GrammarError."""
+        """Return a matcher at the start. Raises GrammarError."""
         start = self._start_of(grammar)
         with self._lock:
             return start.matcher.deep_copy()
 
     def first_mask(self, grammar: Grammar) -> np.ndarray | None:
-        """The tokens that may come first; None where nothing may. Raises GrammarError."""
+        """Return the tokens that may come first; None if none may. Raises GrammarError."""
         return self._start_of(grammar).mask
 
     def mask_of(self, matcher: LLMatcher) -> np.ndarray:
-        """The tokens that may come next. The vocabulary of the tokenizer may end before the model's, or behind it.
+        """Return the tokens that may come next. Raises GrammarError.
 
-        Raises GrammarError.
+        The vocabulary of the tokenizer may be smaller or larger than the model's.
         """
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         if matcher.is_error():
@@ -128,7 +130,7 @@ class GrammarMasks:
 
 @contextlib.contextmanager
 def _watched(matcher: LLMatcher) -> Iterator[None]:
-    """Raise GrammarError for what went wrong in `matcher` in the block, and if it took too long."""
+    """Raise GrammarError if `matcher` failed in the block, or took too long."""
     started_s = time.thread_time()
     yield
     if matcher.is_error():
@@ -138,7 +140,7 @@ def _watched(matcher: LLMatcher) -> Iterator[None]:
 
 
 class GrammarState:
-    """Where one request stands in its grammar. All but `is_ready` mean something once it is ready."""
+    """The state of one request's grammar. All but `is_ready` is valid once it is ready."""
 
     def __init__(
         self, masks: GrammarMasks, grammar: Grammar, allowed: np.ndarray | None, *, jump_forward: bool
@@ -147,19 +149,19 @@ class GrammarState:
         self._grammar = grammar
         self._matcher: LLMatcher | None = None
         self._allowed = allowed
-        self._may_jump = jump_forward
-        self.forced: list[int] = []
-        """Tokens that have to come next, before the one that `mask` is for."""
+        self._jump_forward = jump_forward
+        self._jumped: list[int] = []
+        """Jump-forward tokens: they come before the one that `mask` is for."""
         self.mask = masks.everything
-        """The tokens that may come next: int32 `[W]`, not to be written to."""
+        """The tokens that may come next: int32 `[W]`, read-only."""
         self.is_terminated = False
-        """Whether nothing may come any more."""
+        """True if no token may come next."""
         self.error: str | None = None
-        """Why it cannot go on."""
+        """The reason why the grammar cannot be followed any further."""
         self.work = masks.submit(self, None)
 
     def wait(self, seconds: float) -> None:
-        """Until it is ready, but no longer than this."""
+        """Wait until it is ready, at most `seconds`."""
         wait([self.work], seconds)
 
     @property
@@ -167,44 +169,44 @@ class GrammarState:
         return self.work.done()
 
     def take_jump_forward(self) -> list[int]:
-        """`forced`, which is empty from now on."""
-        forced, self.forced = self.forced, []
-        return forced
+        """Return the jump-forward tokens. Later calls return none."""
+        tokens, self._jumped = self._jumped, []
+        return tokens
 
     def advance(self, token: int) -> None:
-        """Take the token that was chosen; ready again when the next mask is made."""
+        """Take the chosen token; ready again when the next mask is made."""
         self.work.result()
         self.work = self._masks.submit(self, token)
 
     def move(self, token: int | None) -> None:
-        """Called in a thread, never twice at a time."""
+        """Take a token, or start. Runs in a thread, one call at a time."""
         try:
             if token is None:
-                self._be_at(self._masks.first_mask(self._grammar))
+                self._set_mask(self._masks.first_mask(self._grammar))
                 return
             if self._matcher is None:
                 self._matcher = self._masks.new_matcher(self._grammar)
             with _watched(self._matcher):
                 self._move(self._matcher, token)
-        except Exception as error:  # whatever it is, it ends this request: without a mask nothing would hold it
+        except Exception as error:  # any error ends this request, since it would be unconstrained without a mask
             self.error = str(error) or type(error).__name__
 
     def _move(self, matcher: LLMatcher, token: int) -> None:
-        self.forced = []
-        self._take(matcher, [token])
-        if self._may_jump and not matcher.is_stopped():
-            self.forced = matcher.compute_ff_tokens()
-            self._take(matcher, self.forced)
-        self._be_at(None if matcher.is_stopped() else self._masks.mask_of(matcher))
+        self._jumped = []
+        self._consume(matcher, [token])
+        if self._jump_forward and not matcher.is_stopped():
+            self._jumped = matcher.compute_ff_tokens()
+            self._consume(matcher, self._jumped)
+        self._set_mask(None if matcher.is_stopped() else self._masks.mask_of(matcher))
 
-    def _be_at(self, mask: np.ndarray | None) -> None:
-        """What may come next, as far as the request allows it; None: nothing."""
+    def _set_mask(self, mask: np.ndarray | None) -> None:
+        """Set the tokens that may come next, if the request allows them; None: none may."""
         self.is_terminated = mask is None
         if mask is not None:
             self.mask = mask if self._allowed is None else mask & self._allowed
             if not self.mask.any():
                 raise GrammarError("of the tokens that it allows next, the request allows none")
 
-    def _take(self, matcher: LLMatcher, tokens: list[int]) -> None:
+    def _consume(self, matcher: LLMatcher, tokens: list[int]) -> None:
         if not matcher.consume_tokens(tokens):
             raise GrammarError(matcher.get_error() or f"tokens {tokens[:8]} do not fit")

@@ -1,4 +1,4 @@
-"""What the process that checks grammars is asked, and what it answers: one line of JSON each."""
+"""The messages of the process that checks grammars: one line of JSON each."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class CheckRequest(msgspec.Struct, frozen=True):
 
 
 class CheckReply(msgspec.Struct, frozen=True):
-    """The verdict. Replies come in the order in which checks end."""
+    """The result of a check. Replies come in the order in which checks end."""
 
     number: int
     error: str | None
-    """Why the grammar is refused; None: it is right."""
+    """The reason why the grammar is rejected; None: it is valid."""

@@ -10,7 +10,7 @@ from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 
 class Vocabulary:
-    """What `LLTokenizer` asks of a tokenizer. Control tokens stand for no text, so no grammar lets one through."""
+    """A tokenizer as `LLTokenizer` needs it. Control tokens have no text, so no grammar allows them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -23,9 +23,9 @@ class Vocabulary:
         self._longest = max(map(len, self._ids), default=1)
 
     def __call__(self, data: bytes) -> list[int]:
-        """Tokens whose bytes are `data`: the tokenizer's own where they are exact, else the longest ones that fit.
+        """Return tokens whose bytes are `data`: the tokenizer's if they are exact, otherwise the longest that fit.
 
-        Asked for text that a grammar leaves no choice about. An encoder may add a space in front, or see a control token.
+        Called for jump-forward text. The tokenizer may add a leading space, or encode a control token.
         """
         try:
             ids = self._tokenizer.encode(data.decode(), add_special_tokens=False)
@@ -49,12 +49,12 @@ class Vocabulary:
 
 
 def ll_tokenizer(tokenizer: Tokenizer) -> LLTokenizer:
-    """llguidance's view of the vocabulary; about a fifth of a second for 50,000 tokens."""
+    """Return the vocabulary for llguidance; takes about a fifth of a second for 50,000 tokens."""
     vocabulary = Vocabulary(tokenizer)
     eos = list(tokenizer.eos_token_ids) or [vocabulary.eos_token_id]
     return LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=len(vocabulary.tokens), eos_token=eos)
 
 
 def load_ll_tokenizer(model_path: Path) -> LLTokenizer:
-    """The same from a checkpoint. Raises CheckpointError in one line."""
+    """Return the vocabulary of a checkpoint. Raises CheckpointError in one line."""
     return ll_tokenizer(load_tokenizer(model_path))
