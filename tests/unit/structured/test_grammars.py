@@ -16,7 +16,7 @@ from jaxserve.config import StructuredConfig
 from jaxserve.ipc.messages import CallGrammar, CallTemplate, Grammar, Terminals, Thinking, ThinkingBudget
 from jaxserve.sampling.bits import pack_bits
 from jaxserve.structured import masks as masks_module
-from jaxserve.structured.check_process import verdict_of
+from jaxserve.structured.check_process import check_grammar
 from jaxserve.structured.compiling import new_matcher
 from jaxserve.structured.masks import GrammarMasks, GrammarState
 from jaxserve.structured.vocabulary import Vocabulary, ll_tokenizer
@@ -182,8 +182,8 @@ def test_json_is_compact(
     ],
 )
 def test_what_is_not_enforced_whole_is_refused(vocabulary: LLTokenizer, grammar: Grammar) -> None:
-    assert verdict_of(grammar, vocabulary, CONFIG)
-    assert verdict_of(YES, vocabulary, CONFIG) is None
+    assert check_grammar(grammar, vocabulary, CONFIG)
+    assert check_grammar(YES, vocabulary, CONFIG) is None
 
 
 def follow(
