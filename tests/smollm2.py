@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct in one shape for all tests: its programs take as long to compile as those tests to run."""
+"""Limits of SmolLM2-135M-Instruct in all tests, which so share its programs: compiling takes as long as those tests."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ LIMITS: Final = {
     "kv_cache_memory": 256 << 20,
 }
 FLAGS: Final = tuple(word for name, value in LIMITS.items() for word in ("--" + name.replace("_", "-"), str(value)))
-"""The same for a server."""
+"""These limits as flags of a server."""

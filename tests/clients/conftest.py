@@ -1,4 +1,4 @@
-"""Live servers for client libraries, which run in an environment of their own: `make clients-check`."""
+"""Live servers for client libraries, which run in a separate environment (`make clients-check`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TEMPLATE = (
 
 @contextlib.contextmanager
 def serving(*words: str) -> Iterator[Server]:
-    """A real engine behind an API key."""
+    """A real engine; the server asks for an API key."""
     command = [PYTHON, "-m", "jaxserve.cli.main", "serve", *words, "--api-key", API_KEY, "--port", "0", "--uds-dir"]
     with (
         tempfile.TemporaryDirectory(prefix="jaxserve-test-", ignore_cleanup_errors=True) as sockets,
@@ -47,7 +47,7 @@ def serving(*words: str) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Iterator[Server]:
-    """The default model, in a few programs that compile soon."""
+    """The default model, in few programs, which compile soon."""
     flags = "--max-model-len 1024 --max-num-seqs 4 --max-num-batched-tokens 128".split()
     with serving(*flags) as server:
         yield server
@@ -64,7 +64,7 @@ def minilm() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def fake() -> Iterator[Server]:
-    """A fake engine behind the real server: any text, at once."""
+    """A real server with a fake engine, which replies with any text at once."""
     with running(BYTES_AND_MORE) as server:
         yield server
         assert "Traceback" not in server.output, server.output
@@ -72,7 +72,7 @@ def fake() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def tools(fake: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A fake engine that thinks, says something and calls two tools, in the format of Qwen's models."""
+    """A fake engine that emits reasoning, text and two tool calls, in the format of Qwen's models."""
     template = tmp_path_factory.mktemp("template") / "chat.jinja"
     template.write_text(TEMPLATE)
     body = {"prompt": f"assistant\n{REPLY}", "add_special_tokens": False}
@@ -88,7 +88,7 @@ def tools(fake: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 @pytest.fixture(scope="session")
 def litellm() -> Iterator[Any]:
-    """Its list of models and prices comes from its package, not from the network."""
+    """Let LiteLLM read its list of models and prices from its package, not from the network."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         yield library("litellm")

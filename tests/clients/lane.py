@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 API_KEY = "sk-clients"
-"""Of the server with the default model."""
+"""API key of the server with the default model."""
 
 
 def require_lane() -> None:
-    """Skip the importing module as a whole anywhere else."""
+    """Skip the importing module in any other environment."""
     if "JAXSERVE_TEST_PYTHON" not in os.environ:
         pytest.skip("client libraries have an environment of their own: make clients-check", allow_module_level=True)
 
 
 def library(name: str) -> Any:
-    """A module of a client library, in the lane."""
+    """Return a module of a client library; skip the importing module in any other environment."""
     require_lane()
     return importlib.import_module(name)

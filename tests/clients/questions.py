@@ -1,4 +1,4 @@
-"""What several clients ask the default model, and what it answers."""
+"""Questions that several clients ask the default model, and its answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ANSWER = "The capital of France is Paris."
 
 
 class City(pydantic.BaseModel):
-    """What replies are parsed into."""
+    """A parsed reply."""
 
     name: str
     continent: Literal["Africa", "America", "Asia", "Europe"]

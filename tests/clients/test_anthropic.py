@@ -1,4 +1,4 @@
-"""Anthropic's Python SDK: the default model behind an API key, and a fake one that thinks and calls tools."""
+"""Anthropic's Python SDK, with an API key: the default model, and a fake one that emits reasoning and tool calls."""
 
 from __future__ import annotations
 

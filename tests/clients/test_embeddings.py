@@ -30,7 +30,7 @@ def check(vectors: Sequence[Sequence[float]]) -> None:
 
 @pytest.fixture(scope="module")
 def vectors(minilm: Server) -> list[list[float]]:
-    """As the SDK asks for them by itself, which is in base64."""
+    """Leave out the encoding: the SDK then asks for base64."""
     with openai.OpenAI(base_url=f"{minilm.url}/v1", api_key=API_KEY, max_retries=0) as client:
         return [item.embedding for item in client.embeddings.create(model="minilm", input=TEXTS).data]
 
@@ -54,7 +54,7 @@ async def test_openai(minilm: Server, vectors: list[list[float]]) -> None:
 
 
 def test_langchain(minilm: Server, vectors: list[list[float]]) -> None:
-    """Without its own length check, which fetches the tokenizer of an OpenAI model."""
+    """Leave out LangChain's length check, which fetches the tokenizer of an OpenAI model."""
     embeddings = langchain_openai.OpenAIEmbeddings(
         model="minilm", base_url=f"{minilm.url}/v1", api_key=API_KEY, check_embedding_ctx_length=False
     )

@@ -1,4 +1,4 @@
-"""Requests made up from `/openapi.json`, right and wrong ones: no 5xx, no hang, and replies as the document says."""
+"""Valid and invalid requests generated from `/openapi.json`: no 5xx, no hang, and replies that match the document."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ CHECKS = [
     specs.response_headers_conformance,
     specs.response_schema_conformance,
 ]
-"""A request that the document allows may still be refused: which fields go together is not in it."""
+"""A request that the document allows may be rejected: the document does not say which fields go together."""
 
 
 @pytest.fixture(scope="module")
 def brief() -> Iterator[Server]:
-    """A fake engine whose replies are short, whatever is asked for."""
+    """A fake engine whose replies are always short."""
     model = {"model": str(TOKENIZER), "served_model_name": "tiny", "max_model_len": 256}
     with running({"vocab_size": 389}, model=model) as server:
         yield server

@@ -1,4 +1,4 @@
-"""LiteLLM, which speaks to this server as to OpenAI, or as to vLLM."""
+"""LiteLLM, with its providers for OpenAI and for vLLM."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOOLS: Any = [
 
 @pytest.fixture(scope="module", params=["openai", "custom_openai", "hosted_vllm"])
 def options(request: pytest.FixtureRequest, smollm2: Server) -> dict[str, Any]:
-    """Of a call, by each provider's name."""
+    """Arguments of a call, by the provider's name."""
     model = f"{request.param}/SmolLM2-135M-Instruct"
     return {"model": model, "api_base": f"{smollm2.url}/v1", "api_key": API_KEY, "max_retries": 0}
 

@@ -41,7 +41,7 @@ WRITE = SOURCE | {
 
 @pytest.fixture(scope="module")
 def lm_eval(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Without the network, and with a data cache of its own."""
+    """Keep lm-eval from the network, and give it a private data cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("huggingface")))
         patch.setenv("HF_HUB_OFFLINE", "1")
@@ -51,7 +51,7 @@ def lm_eval(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def evaluate(lm_eval: Any, server: Server, task: dict[str, Any], **options: object) -> dict[str, Any]:
-    """The results of one task; lm-eval's own defaults but for `options`."""
+    """Return the results of one task, with lm-eval's defaults except `options`."""
     arguments = {
         "model": "SmolLM2-135M-Instruct",
         "base_url": f"{server.url}/v1/completions",

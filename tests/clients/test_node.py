@@ -26,7 +26,7 @@ pytestmark = [
 
 
 def run(script: str, server: Server, model: str) -> Any:
-    """What `chat.mjs SCRIPT` prints."""
+    """Return the output of `chat.mjs SCRIPT`."""
     environment = os.environ | {"SERVER_URL": server.url, "API_KEY": API_KEY, "MODEL": model}
     command = [str(NODE), "chat.mjs", script]
     done = subprocess.run(command, cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=60, check=False)

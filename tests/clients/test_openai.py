@@ -1,4 +1,4 @@
-"""The official Python SDK, as in the programs of users: the default model behind an API key."""
+"""The official Python SDK, as in the programs of users: the default model, with an API key."""
 
 from __future__ import annotations
 

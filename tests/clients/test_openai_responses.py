@@ -1,4 +1,4 @@
-"""The official Python SDK's responses, against the default model and a fake one that thinks and calls tools."""
+"""The official Python SDK's responses, against the default model and a fake one that emits reasoning and tool calls."""
 
 from __future__ import annotations
 

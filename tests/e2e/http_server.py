@@ -1,4 +1,4 @@
-"""A real server process, with a fake engine process or any command's own, started and ended by a test."""
+"""A real server process, started and ended by a test, with a fake engine process or that of any command."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ SOURCES = f"{ROOT}:{ROOT / 'kernels'}"
 TOKENIZER = ROOT / "tests" / "fixtures" / "tokenizers" / "byte_level"
 START_TIMEOUT_S = 60.0
 PYTHON = os.environ.get("JAXSERVE_TEST_PYTHON", sys.executable)
-"""The one with the server's dependencies; client libraries (tests/clients) have an environment of their own."""
+"""Interpreter with the server's dependencies; client libraries (tests/clients) have another environment."""
 
 
 @dataclass
 class Server:
-    """The process, its port, and what it printed."""
+    """A server process, its port and its output."""
 
     process: subprocess.Popen[bytes]
     lines: list[str] = field(default_factory=list)
     port: int = 0
     api_key: str | None = None
-    """Sent with every request of ours."""
+    """Sent with every request."""
     reader: threading.Thread = field(default_factory=threading.Thread)
 
     @property
@@ -48,7 +48,7 @@ class Server:
     def request(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers (names in lower case) and body of one request on a connection of its own."""
+        """Send a request on a new connection; return the status, the headers (names in lower case) and the body."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         with contextlib.closing(connection):
             data = json.dumps(body) if isinstance(body, dict) else body
@@ -60,7 +60,7 @@ class Server:
             return response.status, {k.lower(): v for k, v in response.getheaders()}, response.read()
 
     def metric(self, sample: str) -> float:
-        """Value of the first sample of /metrics whose line starts with `jaxserve:` + `sample`."""
+        """Return the value of the first sample of /metrics whose line starts with `jaxserve:` + `sample`."""
         text = self.request("GET", "/metrics")[2].decode()
         for line in text.splitlines():
             if line.startswith(f"jaxserve:{sample}"):
@@ -68,7 +68,7 @@ class Server:
         raise AssertionError(f"no sample {sample}")
 
     def await_metric(self, sample: str, value: float) -> None:
-        """Wait until a sample has this value: the engine's numbers arrive with its next message."""
+        """Wait until a sample has this value; the engine's numbers arrive with its next message."""
         until(lambda: self.metric(sample) == value, f"{sample} never became {value}")
 
     def engine_pid(self) -> int:
@@ -81,18 +81,18 @@ class Server:
         return pid
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal and wait for the end."""
+        """Send a signal, wait for the end and return the exit status."""
         self.process.send_signal(number)
         return self.process.wait(30)
 
 
 def children_of(pid: int) -> list[int]:
-    """The child processes of `pid`."""
+    """Return the child processes of `pid`."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def command_of(pid: int) -> bytes:
-    """The command line of process `pid`; nothing of one that has ended."""
+    """Return the command line of process `pid`, which is empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except FileNotFoundError:
@@ -110,7 +110,7 @@ def until(condition: Any, complaint: str, timeout_s: float = START_TIMEOUT_S) ->
 
 @contextlib.contextmanager
 def launched(command: list[str], folder: Path = ROOT, python_path: str = SOURCES) -> Iterator[Server]:
-    """A process that may become a server, from the checkout unless told otherwise; killed at the end."""
+    """Start a process that may become a server, by default from the checkout, and kill it at the end."""
     environment = os.environ | {"PYTHONPATH": python_path, "JAX_PLATFORMS": "cpu"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, cwd=folder)
     server = Server(process)

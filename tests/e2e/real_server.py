@@ -30,9 +30,9 @@ class Usage:
     num_descriptors: int
     num_threads: int
     cpu_ticks: int
-    """Of all its threads, in user and kernel mode."""
+    """Processor time of all threads, in user and kernel mode."""
     num_switches: int
-    """How often its threads gave up a processor, to wait or because their time slice was over."""
+    """Times that a thread gave up its processor, to wait or because its time slice was over."""
 
 
 def model() -> GoldenCheckpoint:

@@ -36,7 +36,7 @@ def open_streams(server: Server, count: int) -> list[socket.socket]:
 
 
 def rest_of(stream: socket.socket) -> bytes:
-    """What is left of a stream; nothing when its process died."""
+    """Return the rest of a stream; empty if its process died."""
     with stream:
         try:
             return read_all(stream)
@@ -134,7 +134,7 @@ def test_a_busy_process_learns_of_the_second_signal() -> None:
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_death_of_one_process_ends_all_requests_and_the_server(victim: int) -> None:
-    """Of a dead API process' own clients nothing can be told: their connections break."""
+    """Connections of a dead API process break, so its clients receive no error."""
     with running(SLOW, server=TWO | {"engine_restarts": 0}) as server:
         pids = children(server)
         streams = open_streams(server, 12)

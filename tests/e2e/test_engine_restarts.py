@@ -212,7 +212,7 @@ def test_every_process_turns_to_the_next_engine_and_brings_no_work_along() -> No
         for stream in streams:
             assert read_until(stream, b"data: [DONE]\n\n").count(b'"error"') == 1
         for stream in late:
-            read_until(stream, b"{")  # refused, or begun: by now nobody waits to be heard
+            read_until(stream, b"{")  # rejected, or begun: by now no request waits for an answer
         for stream in streams + late:
             stream.close()
         server.await_metric("num_requests_running", 0)

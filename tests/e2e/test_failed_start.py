@@ -82,7 +82,7 @@ def test_parsers_that_do_not_go_together_are_one_line_and_exit_code_2(checkpoint
 
 
 def refusal(checkpoint: Path, cache: CacheConfig | None = None, **compile_options: Any) -> str:
-    """What the engine raises; it reads no tensor and compiles nothing before that."""
+    """Return the engine's error; it reads no tensor and compiles nothing before that."""
     config = Config(
         model=ModelConfig(model=str(checkpoint)),
         cache=cache or CacheConfig(),

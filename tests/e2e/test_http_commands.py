@@ -1,4 +1,4 @@
-"""What whoever runs a server may ask of its engine."""
+"""Commands to the engine, for operators: profiles and cache resets."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def test_tokenizer_of_another_model_is_one_line() -> None:
 
 
 def test_sigterm_while_loading_ends_cleanly(tmp_path: Path) -> None:
-    """The template is a pipe that nobody writes to: loading hangs."""
+    """The template is a pipe without a writer, so loading hangs."""
     pipe = tmp_path / "template.jinja"
     os.mkfifo(pipe)
     with started(model={"model": str(TOKENIZER), "chat_template": str(pipe)}) as server:

@@ -1,4 +1,4 @@
-"""What users do: the official client, streaming and not, against real processes with a fake engine."""
+"""The official client as users call it, streaming and not, against real processes with a fake engine."""
 
 from __future__ import annotations
 

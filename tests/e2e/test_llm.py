@@ -67,7 +67,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 
 def test_an_adapter_is_chosen_by_its_name(llm: LLM) -> None:
-    """The fake engine adds nothing: that the real one is told is the server's test, which makes the same requests."""
+    """The fake engine ignores adapters; the server's tests show, with the same requests, that the real one gets them."""
     [plain], [adapted] = (llm.generate("Hi", GREEDY, adapter=name, progress_bar=False) for name in (None, "sql"))
     assert adapted.outputs[0].token_ids == plain.outputs[0].token_ids
     assert llm.chat(USER, GREEDY, adapter="sql", progress_bar=False)[0].outputs[0].token_ids

@@ -65,7 +65,7 @@ def test_every_block_has_its_test() -> None:
 
 @pytest.mark.parametrize("line", lines("jaxserve plan "))
 def test_plan_as_shown_fits(line: str, tmp_path: Path) -> None:
-    """Of the default model, from its header; another model of the hub is not fetched here."""
+    """Plan the default model, from its header: tests fetch no model of the hub."""
     words = shlex.split(line)[1:]
     words[1] = str(smollm2_file())
     done = run([*JAXSERVE, *words, "--no-compile"], tmp_path)

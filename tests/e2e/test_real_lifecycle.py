@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.versions]
 
 WARMUP = 'compilations_total{engine="0",model_name="tiny",phase="warmup"'
 NUM_PROGRAMS = 6
-"""Of a server for one request at a time: decode[1], mixed[16] and the four state programs."""
+"""Programs of a server for one request at a time: decode[1], mixed[16] and the four state programs."""
 
 
 def greedy(server: Server, **options: Any) -> Any:

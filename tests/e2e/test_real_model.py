@@ -1,4 +1,4 @@
-"""What a real model answers over HTTP: the official client and bare sockets against both processes."""
+"""Replies of a real model over HTTP: the official client and bare sockets against both processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def golden_prompt() -> list[int]:
 
 
 def spellings(token_ids: Any) -> list[str]:
-    """As `logprobs` spells these tokens; no two tokens of the vocabulary are spelled alike."""
+    """Return the texts of these tokens in `logprobs`; no two tokens of the vocabulary have the same text."""
     tokenizer = load_tokenizer(model().path)
     every = [tokenizer.token_text(token_id) for token_id in range(tokenizer.vocab_size)]
     assert len(set(every)) == len(every)
@@ -128,7 +128,7 @@ def test_stop_string_across_a_token_border(client: openai.OpenAI, is_streamed: b
 
 
 def test_sampler_options_are_honoured(client: openai.OpenAI) -> None:
-    """What each one is for, on a model that repeats itself."""
+    """Show the effect of each option on a model that repeats itself."""
 
     def tokens(**options: Any) -> list[str]:
         extra = {"ignore_eos": True, **options.pop("extra_body", {})}

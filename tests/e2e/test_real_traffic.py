@@ -1,4 +1,4 @@
-"""A real model under traffic of all kinds: nothing is compiled, nothing is left behind."""
+"""A real model under traffic of all kinds: nothing is compiled, nothing is left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ABORTED = 'request_success_total{engine="0",finished_reason="abort"'
 
 
 def body(chance: random.Random) -> dict[str, Any]:
-    """One request of any kind that is right."""
+    """Return a valid request of any kind."""
     prompt_len = chance.choice([1, 2, 15, 16, 17, 31, 33, 64, 150, 300])
     return {
         "prompt": [chance.randrange(3, 320) for _ in range(prompt_len)],
@@ -39,7 +39,7 @@ def body(chance: random.Random) -> dict[str, Any]:
 
 
 async def send(session: aiohttp.ClientSession, chance: random.Random) -> int:
-    """The status of one request; 0 when we left before the end."""
+    """Send one request and return its status; 0 if this client left before the end."""
     request = body(chance)
     leaves = chance.random() < 0.2
     try:
@@ -52,7 +52,7 @@ async def send(session: aiohttp.ClientSession, chance: random.Random) -> int:
 
 
 async def send_all(url: str, seeds: range, *, at_a_time: int) -> list[int]:
-    """Statuses of one request for each seed."""
+    """Send one request per seed and return the statuses."""
     places = asyncio.Semaphore(at_a_time)
     async with aiohttp.ClientSession(url) as session:
 
@@ -64,7 +64,7 @@ async def send_all(url: str, seeds: range, *, at_a_time: int) -> list[int]:
 
 
 async def test_mixed_traffic_compiles_nothing_and_leaves_nothing(real_server: Server) -> None:
-    """More at a time than may run."""
+    """Send more requests at a time than may run."""
     statuses = await send_all(real_server.url, range(150), at_a_time=24)
     assert set(statuses) == {0, 200}, "some were meant to be left, the others to be answered"
     real_server.await_metric("num_requests_running", 0)

@@ -20,7 +20,7 @@ MAX_GROWTH = 1.05
 MAX_GROWTH_BYTES = 4 << 20
 IDLE_S = 4.0
 MAX_WAKE_UPS_PER_S = 20
-"""Of all threads of a process; it was 2 to 3."""
+"""All threads of a process together; it was 2 to 3."""
 MAX_BUSY_SHARE = 0.25
 """A thread that spins takes a whole core, or half of one on a busy machine; an idle process takes 0.005."""
 
@@ -32,7 +32,7 @@ def usages(server: Server) -> dict[str, Usage]:
     return {"api": process_usage(server.process.pid), "engine": process_usage(server.engine_pid())}
 
 
-async def test_two_thousand_requests_leave_nothing_behind(real_server: Server) -> None:
+async def test_two_thousand_requests_leave_nothing(real_server: Server) -> None:
     statuses = await send_all(real_server.url, range(NUM_FIRST), at_a_time=16)
     early = usages(real_server)
     statuses += await send_all(real_server.url, range(NUM_FIRST, NUM_REQUESTS), at_a_time=16)

@@ -53,7 +53,7 @@ def endless() -> Iterator[Server]:
 
 
 def environment(server: Server | None = None) -> dict[str, str]:
-    """How a shell of the server's would have it."""
+    """Return the environment of a shell for this server."""
     variables = {"JAXSERVE_PORT": str(server.port), "JAXSERVE_API_KEY": server.api_key or ""} if server else {}
     return os.environ | {"PYTHONPATH": SOURCES, "JAX_PLATFORMS": "cpu", "TERM": "xterm"} | variables
 

@@ -20,7 +20,7 @@ NUM_STEPS = 10
 MANY_STREAMS = 32
 WITHOUT_KEEP_ALIVES_S = 3600.0
 MAX_CALLS_PER_TOKEN = 110
-"""Of Python and C functions together. It was 86 with Python 3.11 and 3.12 when this limit was set."""
+"""Python and C functions together; 86 with Python 3.11 and 3.12 when this limit was set."""
 EVENT_LOOP_WORK = (
     "BaseEventLoop.call_soon",  # each wake-up of a task is one
     "BaseEventLoop.call_soon_threadsafe",
