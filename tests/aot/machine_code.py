@@ -1,4 +1,4 @@
-"""What the assembler and the disassembler say of a kernel for GPUs."""
+"""Reports of the assembler and the disassembler on a kernel for GPUs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.aot.devices import Target
 
 @dataclass(frozen=True)
 class MachineCode:
-    """Of one program's kernels: those that no program of this process had before."""
+    """The code of one program's kernels: those that no earlier program of this process had."""
 
     num_kernels: int
     spilled_bytes: int
@@ -56,7 +56,7 @@ def machine_code(target: Target, compiled: Callable[[], jax.stages.Compiled], du
 
 @contextmanager
 def _output_to(file: Path) -> Iterator[None]:
-    """What any code in this process writes to its standard output goes there."""
+    """Send everything that this process writes to its standard output to `file`."""
     sys.stdout.flush()
     before = os.dup(1)
     try:

@@ -96,7 +96,7 @@ class Case:
 
     @property
     def policy(self) -> DtypePolicy:
-        """As the server chooses them on such a device."""
+        """Return the dtype policy that the server chooses on such a device."""
         fused_for = self.num_devices if self.target.platform == "gpu" else 0
         return replace(
             plain(jnp.dtype("bfloat16"), self.quantization),
@@ -162,14 +162,14 @@ NEWEST_CASES = [
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler says of its work."""
+    """The compiler's report on its work."""
 
     case: Case
     aliased_bytes: int
     temp_bytes: int
     text: str
     outside_graphs: list[str]
-    """Of GPUs: work that is in no CUDA graph."""
+    """For GPUs: work that is in no CUDA graph."""
 
 
 @pytest.fixture(
@@ -227,7 +227,7 @@ def test_the_pool_is_neither_copied_nor_laid_out_anew(compiled: Compiled) -> Non
 
 
 def test_a_step_by_the_kernels_is_one_cuda_graph_and_a_decode_step_one_of_few_launches(compiled: Compiled) -> None:
-    """What is outside of graphs the host starts, piece by piece, and waits for where it is a condition."""
+    """The host starts work outside of graphs piece by piece, and waits for each condition."""
     case = compiled.case
     if case.backend == "mosaic_gpu" and case.num_devices == 1:
         assert compiled.outside_graphs == []
@@ -242,7 +242,7 @@ def test_a_step_by_the_kernels_is_one_cuda_graph_and_a_decode_step_one_of_few_la
 def test_a_layer_exchanges_two_sums_and_nothing_else(compiled: Compiled) -> None:
     """Tensor parallelism: one after attention, one after the MLP, in bfloat16, with what adapters add in the same exchange.
 
-    One device has nobody to talk to.
+    A single device exchanges nothing.
     """
     found = re.findall(
         r"= \(?(\w+)\[.*? (all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+)(?:-start)?\(.*"

@@ -27,7 +27,7 @@ def test_the_kernel_for_tpus_equals_the_matmul_in_float64(case: Case) -> None:
 
 @dataclass(frozen=True)
 class Product:
-    """Of one device's share."""
+    """The matmul of one device's share."""
 
     num_rows: int
     num_experts: int

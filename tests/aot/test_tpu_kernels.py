@@ -34,7 +34,7 @@ class Op:
     """One call of the op for many long rows: 256 tables of 128k tokens are larger than scalar memory."""
 
     num_tokens: int | None = None
-    """Of a mixed step."""
+    """Tokens of a mixed step; None: a decode step."""
     kv_dtype: str = "bfloat16"
     num_heads: int = 32
     num_kv_heads: int = 8

@@ -51,7 +51,7 @@ def test_activations_are_quantised_as_in_a_product_with_one_expert(weights: str)
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_row_does_not_depend_on_its_neighbours(way: str) -> None:
-    """The same rows of one expert among others, in another place of another tile."""
+    """Compare the rows of one expert among other experts, in another place of another tile."""
     random = np.random.default_rng(0)
     x, weight = random.standard_normal((64, 96), np.float32), random.standard_normal((4, 72, 96), np.float32)
     own = x[:5]
@@ -66,7 +66,7 @@ def test_a_row_does_not_depend_on_its_neighbours(way: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
 def test_no_weights_are_widened_or_gathered_but_those_of_a_tile(dtype: str) -> None:
-    """Of 64 experts, one in float32 and the rows are all that a CPU keeps aside."""
+    """A CPU keeps aside no more than one of 64 experts in float32, and the rows."""
     shapes = [("bfloat16", (16, 256)), (dtype, (64, 512, 256)), ("int32", (64,)), ("float32", (64, 512))]
     operands = [jax.ShapeDtypeStruct(shape, jnp.dtype(name)) for name, shape in shapes]
     compiled = jax.jit(grouped_matmul).lower(*operands[: 3 if dtype == "bfloat16" else 4]).compile()

@@ -55,7 +55,7 @@ def test_the_kernel_for_hopper_equals_the_product_in_float64_without_a_race(case
 
 @pytest.mark.slow
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
-    """The same rows of one expert among others, in another place of another tile."""
+    """Compare the rows of one expert among other experts, in another place of another tile."""
     random = np.random.default_rng(0)
     x, weight = random.standard_normal((64, 64)), random.standard_normal((3, 128, 64))
     x, weight = (np.asarray(jnp.asarray(each, jnp.bfloat16)) for each in (x, weight))

@@ -186,7 +186,7 @@ class Step:
 
 
 def _pools(paging: Paging) -> tuple[list[jax.Array], list[jax.Array]]:
-    """The same random pool as the reference keeps it, and as the native kernel does."""
+    """Return a random pool as the reference stores it, and as the native kernel does."""
     k, v = _normal(7, L, P, K, S, H), _normal(8, L, P, K, S, H)
     k[:, 0] = v[:, 0] = np.nan  # nothing of the null page may be seen
     own = np.ascontiguousarray(k.swapaxes(3, 4)).reshape(k.shape)

@@ -1,4 +1,4 @@
-"""Which library a processor gets: the best that was built for it, and never one that it cannot run."""
+"""A processor gets the best library that was built for it, and never one that it cannot run."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def macros(*flags: str) -> set[str]:
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize("generation", GENERATIONS, ids=lambda generation: generation.name)
 def test_the_compiler_uses_nothing_that_the_processor_was_not_asked_for(generation: Generation) -> None:
-    """Else a server would die of an illegal instruction."""
+    """A server would otherwise die of an illegal instruction."""
     gained = macros(*generation.compiler_flags) - macros("-march=x86-64")
     used = {plain(SPELLED.get(name, name)) for name in gained if not name.startswith("__FP_FAST_FMA")}
     assert used >= {"avx2", "fma"}

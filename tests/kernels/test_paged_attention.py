@@ -64,7 +64,7 @@ def test_decode_equals_dense_softmax(window: int | None, pages_per_row: int) -> 
         ([1], [36]),
         ([130], [150]),  # three tiles
         ([64, 65], [64, 90]),  # exactly a tile, and one more than a tile
-        ([7, 1, 8], [20, 9, 8]),  # a one-token chunk behind a longer one is not a decode row
+        ([7, 1, 8], [20, 9, 8]),  # a one-token chunk after a longer one is not a decode row
         ([1, 1, 1], [4, 5, 3]),
         ([], []),
     ],

@@ -40,7 +40,7 @@ def _each(function: Function, result: str, *arguments: str) -> Decoder:
 
 
 def _typed(name: str, function: Function, num_arguments: int, types: str) -> dict[str, Decoder]:
-    """The same instruction for several types, its arguments all of the result's."""
+    """Decode an instruction for several types, its arguments all of the result's type."""
     return {f"{name}.{each}": _each(function, each, *[each] * num_arguments) for each in types.split()}
 
 
@@ -123,7 +123,7 @@ def _select(a: Lanes, b: Lanes, is_first: Lanes) -> Lanes:
 
 
 _LOGIC = {"(0xf0 & 0xcc) ^ 0xaa": 0x6A}
-"""What is written for the table of a function of three bits."""
+"""Table of a function of three bits, by the function's text."""
 
 
 def _lop3(instruction: Instruction, source: Source) -> Step:

@@ -4,7 +4,7 @@ Modelled, from the PTX ISA ("Parallel Synchronization: mbarrier", "bar, barrier"
 bytes that are still expected, waiting by parity, and named barriers of a number of threads. A phase with more arrivals
 than it counts is a hazard.
 
-Not modelled: barriers of clusters, `mbarrier.inval`, a wait that lags two phases behind (parity cannot tell).
+Not modelled: barriers of clusters, `mbarrier.inval`, a wait that lags by two phases (parity cannot tell).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class TransactionBarrier:
 
     @property
     def is_between_phases(self) -> bool:
-        """Nobody has arrived yet, and nothing is expected."""
+        """True if no thread has arrived yet, and no bytes are expected."""
         return self._missing == self._num_arrivals and self._bytes == 0
 
     def arrive(self, count: int, expected_bytes: int = 0) -> None:
@@ -43,7 +43,7 @@ class TransactionBarrier:
         self._complete()
 
     def has_completed(self, parity: int) -> bool:
-        """Whether the phase of that parity, the last or the present one, is complete."""
+        """Return True if the phase of that parity, the last or the present one, is complete."""
         return self._parity != parity
 
     def _complete(self) -> None:
@@ -71,5 +71,5 @@ class ThreadBarrier:
         return turn
 
     def has_passed(self, turn: int) -> bool:
-        """Whether all warps of that turn have come."""
+        """Return True if all warps of that turn have arrived."""
         return self._num_passed > turn

@@ -1,4 +1,4 @@
-"""Where a warp goes on, and where it waits for others.
+"""Branches and waits of a warp.
 
 Modelled, from the PTX ISA ("Control Flow Instructions", "Parallel Synchronization and Communication Instructions"):
 branches that all threads of a warp take together, named barriers, mbarriers, the fence between proxies. Instructions in
@@ -135,4 +135,4 @@ TABLE: dict[str, Decoder] = {
     **dict.fromkeys(_WITHOUT_EFFECT, _nothing),
 }
 GUARDED = frozenset(name for name in TABLE if name.startswith(("bra", "mbarrier.init", "mbarrier.arrive", "prefetch")))
-"""Those that mind their guard."""
+"""Instructions that obey their guard."""

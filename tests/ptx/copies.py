@@ -123,4 +123,4 @@ TABLE: dict[str, Decoder] = {
     "cp.async.bulk.wait_group": _wait,
 }
 GUARDED = frozenset(name for name in TABLE if "shared" in name)
-"""Those that mind their guard: all that start a copy."""
+"""Instructions that obey their guard: all that start a copy."""

@@ -1,4 +1,4 @@
-"""What a compiled launch does on the host: which arrays, tensor maps and sizes it gives the kernel.
+"""Executes the host side of a compiled launch: the arrays, tensor maps and sizes that it passes to the kernel.
 
 Mosaic GPU makes a function for the host beside the kernel. It is executed here as the compiler's log shows it before its
 last pass, when it consists of a few of LLVM's operations: constants, structures, pointers, and calls of two functions of
@@ -24,7 +24,7 @@ _FUNCTION = re.compile(r"llvm\.func @(?!_mlir_ciface)\w+_mosaic_gpu\(([^\n]*)\{\
 _STATEMENT = re.compile(r"(?:(%[\w#]+) = )?(llvm\.[\w.]+|builtin\.unrealized_conversion_cast)(.*)")
 _NAME = re.compile(r"%\w+")
 _ITEM_BITS = {0: 4, 1: 8, 2: 16, 3: 32, 5: 16, 6: 32, 7: 16}
-"""Of the runtime's numbers for types."""
+"""Bits of a number, by the runtime's number of its type."""
 _SHARED_BYTES, _PARAMETERS = 10, 13
 """Among the arguments of a launch; before them grid, cluster and block, each in three numbers."""
 
@@ -66,7 +66,7 @@ class Host:
             self._execute(re.sub(r" loc\(.*", "", line.strip()))
 
     def launch(self, parameters: Sequence[str]) -> Launch:
-        """What was launched; `parameters`: those of the kernel, in order."""
+        """Return what was launched. parameters: the kernel's parameters, in order."""
         grid, block = self.launched[1:4], self.launched[7:10]
         if grid[1:] != [1, 1] or block[1:] != [1, 1]:
             raise NotModelled(f"a grid of {grid} blocks of {block} threads")
@@ -135,7 +135,7 @@ def _allocate(host: Host, rest: str) -> Value:
 
 
 def _load(host: Host, rest: str) -> Value:
-    """What was stored; of the array of tensor maps, where it lies."""
+    """Return the stored value; for the array of tensor maps, its address."""
     (pointer,) = host.read(rest)
     return pointer if "-> !llvm.array" in rest else host.memory[pointer]
 

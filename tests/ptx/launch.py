@@ -1,8 +1,8 @@
 """Pallas kernels, compiled for an H200 that is only described, and run by the emulator on numpy's arrays.
 
-`emulated` stands for `plgpu.kernel`: whoever makes a kernel within it gets one that is compiled as usual, and whose PTX
-and whose host's function the compiler leaves in a folder (Mosaic GPU's own `MOSAIC_GPU_DUMP_TO`). Only these files are
-read. Results of one launch under several schedules have to be the same to the last bit.
+`emulated` replaces `plgpu.kernel`: a kernel that is made within it is compiled as usual, and the compiler leaves its PTX
+and its host function in a folder (Mosaic GPU's own `MOSAIC_GPU_DUMP_TO`). Only these files are read. Results of one
+launch under several schedules must be equal to the last bit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Result:
 
     data: np.ndarray
     is_written: np.ndarray
-    """Of each number."""
+    """True for each number that was written."""
 
     @classmethod
     def of(cls, array: Array, kind: jax.ShapeDtypeStruct) -> Result:
@@ -85,7 +85,7 @@ class Launched:
 
 
 def skip_without_compiler() -> None:
-    """Where kernels for GPUs cannot be compiled."""
+    """Skip the test if kernels for GPUs cannot be compiled."""
     if not H200.has_compiler:
         pytest.skip(f"{H200.compiler} is not installed: nothing compiled for GPUs (make kernels-check)")
 
@@ -138,7 +138,7 @@ def _same_results(runs: Sequence[list[Result]]) -> list[Result]:
 
 
 def _stored(array: np.ndarray) -> Bytes:
-    """As a device has it: 4-bit numbers two in a byte, the first one in its lower half."""
+    """Return the bytes of an array on a device: 4-bit numbers two in a byte, the first one in its lower half."""
     if array.dtype == ml_dtypes.int4:
         halves: Bytes = array.astype(np.int8).view(np.uint8).reshape(-1, 2) & np.uint8(15)
         packed: Bytes = halves[:, 0] | halves[:, 1] << np.uint8(4)

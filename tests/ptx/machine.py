@@ -1,8 +1,9 @@
 """A grid of thread blocks, one after the other, whose warps take turns in random order.
 
-A warp runs until it comes to where it meets others (a barrier, the start or the wait of something asynchronous), then
-another one is chosen, some more often than others: they get far ahead. Copies and products that are started are done at some later time: at random ones, at the latest
-where somebody waits for them. So a kernel sees orders that a device shows rarely, and each of them again by its seed.
+A warp runs until it meets others (a barrier, the start or the wait of something asynchronous), then another one is
+chosen, some more often than others: they get far ahead. Copies and matmuls that are started are done at some later time:
+at random ones, at the latest when they are waited for. So a kernel sees orders that a device shows rarely, and each of
+them again by its seed.
 
 Modelled, from the PTX ISA ("Asynchronous Operations", "Control Flow Instructions"): the above; a deadlock; a block that
 ends while a copy reads its shared memory, or in the middle of a barrier's phase.
@@ -37,7 +38,7 @@ Step = Callable[["Warp"], None]
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a launch is played through."""
+    """The random order of a launch."""
 
     seed: int
     copies: float
@@ -56,7 +57,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Launch:
-    """What the host gives a kernel."""
+    """The parameters that the host passes to a kernel."""
 
     grid: int
     num_threads: int
@@ -67,12 +68,12 @@ class Launch:
 
 
 class Task:
-    """Something asynchronous: done once, whoever asks first."""
+    """An asynchronous action: done once, when it is first needed."""
 
     def __init__(self, action: Callable[[], None], registers: Sequence[str] = ()) -> None:
         self._action: Callable[[], None] | None = action
         self.registers = registers
-        """Those that it changes."""
+        """Registers that it changes."""
 
     @property
     def is_done(self) -> bool:
@@ -217,6 +218,6 @@ def run_grid(program: Program, launch: Launch, memory: GlobalMemory, schedule: S
     chance = random.Random(schedule.seed)
     order = list(range(launch.grid))
     chance.shuffle(order)
-    with np.errstate(all="ignore"):  # kernels compute with rubbish that nobody reads
+    with np.errstate(all="ignore"):  # kernels compute with rubbish that is never read
         for index in order:
             Block(program, launch, memory, index, schedule, chance).run()

@@ -1,17 +1,17 @@
-"""Memory of the emulated device: bounds, alignment, numbers that nobody wrote, and the proxies that see shared memory.
+"""Memory of the emulated device: bounds, alignment, unwritten numbers, and the proxies that see shared memory.
 
 Modelled, from the PTX ISA ("State Spaces", "Memory Consistency Model: Proxies", "Tensor Swizzling Modes"):
 
 - every access lies within one array, or within the shared memory of the block, and is aligned to its size;
-- what nobody has written reads as ones in every bit, which is NaN in all types of floats;
+- unwritten memory reads as ones in every bit, which is NaN in all types of floats;
 - results are written once, operands never;
-- bytes of shared memory that threads wrote may be touched by bulk copies and products only after a fence of the
+- bytes of shared memory that threads wrote may be touched by bulk copies and matmuls only after a fence of the
   writing thread (here: warp) between the generic and the async proxy;
-- what a copy or a product is to read later nobody writes before it has, and what a copy is to write nobody uses;
-- nobody touches the memory of a barrier.
+- bytes that a copy or a matmul will read later are not written before, and bytes that a copy will write are not used;
+- the memory of a barrier is not touched.
 
 Not modelled: caches, the order in which threads see each other's plain writes, banks of shared memory, and reads by
-threads of what a bulk copy overwrites (no fence is asked for there).
+threads of what a bulk copy overwrites (no fence is required there).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class NotModelled(Exception):
 
 
 def swizzled(addresses: Addresses, width: int) -> Addresses:
-    """Where 16-byte pieces lie in rows of 128, 64 or 32 bytes that are swizzled; any other width: as they are."""
+    """Return the addresses of 16-byte pieces in swizzled rows of 128, 64 or 32 bytes; unchanged for any other width."""
     rows = {128: 7, 64: 3, 32: 1}.get(width, 0)
     return addresses ^ (((addresses >> 7) & rows) << 4)
 
@@ -106,12 +106,12 @@ class GlobalMemory:
 
 
 class SharedMemory:
-    """Of one block."""
+    """The shared memory of one block."""
 
     def __init__(self, size: int) -> None:
         self._data = np.full(size, _UNWRITTEN, np.uint8)
         self._unfenced_by = np.zeros(size, np.uint8)
-        """Of a byte: the warp that wrote it since its last fence, counted from 1, or 0."""
+        """The warp that wrote each byte since its last fence, counted from 1, or 0."""
         self._num_readers = np.zeros(size, np.uint16)
         self._is_awaited = np.zeros(size, np.bool_)
         """Copies and products that are to read a byte, and whether a copy is to write it."""
@@ -135,17 +135,17 @@ class SharedMemory:
         self._unfenced_by[places] = warp + 1
 
     def give_to_barrier(self, address: int) -> None:
-        """From now on nobody else may use it."""
+        """Reserve memory for a barrier: no other use is allowed from now on."""
         places = self._places(address + np.arange(_BARRIER_BYTES))
         self._check_unused(places, "a barrier takes")
         self._is_barrier[places] = True
 
     def fence(self, warp: int) -> None:
-        """What the warp has written may be seen by bulk copies and products."""
+        """Make the warp's writes visible to bulk copies and matmuls."""
         self._unfenced_by[self._unfenced_by == warp + 1] = 0
 
     def lend(self, addresses: Addresses, who: str) -> Callable[[], Bytes]:
-        """To a copy or a product, which gets the bytes later, once: until then nobody may write them."""
+        """Lend bytes to a copy or a matmul, which gets them later, once: until then they must not be written."""
         places = self._fenced(addresses, who)
         if self._is_awaited[places].any():
             raise Hazard(f"{who} reads shared memory that a copy is to write")
@@ -158,7 +158,7 @@ class SharedMemory:
         return load
 
     def reserve(self, addresses: Addresses, who: str) -> Callable[[Bytes], None]:
-        """For a copy that writes the bytes later, once: until then nobody may use them."""
+        """Reserve bytes for a copy that writes them later, once: until then they must not be used."""
         places = self._fenced(addresses, who)
         self._check_unused(places, f"{who} writes")
         self._is_awaited[places] = True

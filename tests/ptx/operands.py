@@ -1,8 +1,8 @@
-"""How instructions read and write registers, immediates and addresses.
+"""Instructions' reads and writes of registers, immediates and addresses.
 
 Modelled, from the PTX ISA ("Operands", "Operand Size Exceeding Instruction-Type Size"): a wide register is cut to the
-type that is read; a narrow result is extended to its register, by its sign if the type has one. A register that is read
-before anybody wrote it is a hazard.
+type that is read; a narrow result is extended to its register, by its sign if the type has one. A read of an unwritten
+register is a hazard.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """PTX text as instructions, with the names of their inline assembly made unique.
 
 Read are the parts of the language that the compiler of Pallas' kernels writes: one entry, declarations of registers,
-labels, nested scopes, instructions with a guard. Everything is kept as text: what an instruction means is decided by
-whoever executes it, and that it is known at all.
+labels, nested scopes, instructions with a guard. Everything is kept as text: the modules that execute an instruction
+decide its meaning, and if it is known at all.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Source:
     parameters: list[str]
     instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
-    """Of an instruction: its number."""
+    """Number of the instruction at each label."""
     registers: dict[str, str] = field(default_factory=dict)
     """Their declared types: `b32`, `pred`."""
 
@@ -130,7 +130,7 @@ class _Reader:
 
 
 def _end_of_scope(text: str, place: int) -> int:
-    """Of the brace that closes the one at `place`."""
+    """Return the place of the brace that closes the one at `place`."""
     depth = 0
     for brace in re.finditer(r"[{}]", text[place:]):
         depth += 1 if brace[0] == "{" else -1
@@ -161,5 +161,5 @@ def _split(operands: str) -> tuple[str, ...]:
 
 
 def elements(operand: str) -> list[str]:
-    """Of a vector `{a, b}`, or the one of a scalar."""
+    """Return the elements of a vector `{a, b}`, or the single one of a scalar."""
     return [each.strip() for each in operand.strip("{}").split(",")]

@@ -1,12 +1,13 @@
-"""Products of the tensor cores: started by a warpgroup, added to its registers at any later time.
+"""Matmuls of the tensor cores: started by a warpgroup, added to its registers at any later time.
 
 Modelled, from the PTX ISA ("Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions", "Register Fragments
 and Shared Memory Matrix Layouts", "Matrix Descriptor Format"): operands of the 16-bit floats, e4m3 and s8 in swizzled
-shared memory, both majors of B for 16 bits, A in registers for 16 bits. Until a product is waited for, nobody may read
-or write its sums, nor write its operands. Registers that threads wrote want a `wgmma.fence` before a product takes them.
+shared memory, both majors of B for 16 bits, A in registers for 16 bits. Until a matmul is waited for, its sums must not
+be read or written, nor its operands written. Registers that threads wrote need a `wgmma.fence` before a matmul takes
+them.
 
 Not modelled: a zero for `scale-d`, unswizzled operands and a transposed A (refused), that a warpgroup's four warps start
-the same product, threads that only read registers between products, how the hardware rounds its sums (here: float32),
+the same matmul, threads that only read registers between matmuls, how the hardware rounds its sums (here: float32),
 and the few bits that it keeps of sums of e4m3.
 """
 
@@ -29,9 +30,9 @@ _OPCODE = re.compile(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.(f32|s3
 _NUMBERS = {"bf16": TYPES["bf16"], "f16": TYPES["f16"], "e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "s8": TYPES["s8"]}
 _SUMS = {"bf16": "f32", "f16": "f32", "e4m3": "f32", "s8": "s32"}
 _DEPTH_BYTES = 32
-"""Of the inputs of one product."""
+"""Bytes of the inputs of one matmul."""
 _ROWS = 16
-"""Of A and of the sums, in each of the four warps."""
+"""Rows of A and of the sums, in each of the four warps."""
 _SWIZZLES = {1: 128, 2: 64, 3: 32}
 _ATOM = 8
 """Rows after which a swizzled layout goes on elsewhere."""
@@ -45,7 +46,7 @@ Operand = Callable[[Warp], Matrix]
 
 @dataclass(frozen=True)
 class _Descriptor:
-    """Of an operand in shared memory; sizes in bytes."""
+    """The layout of an operand in shared memory; sizes in bytes."""
 
     start: int
     leading: int
@@ -62,13 +63,13 @@ class _Descriptor:
         return cls(start, leading, stride, _SWIZZLES[bits >> 62])
 
     def rows(self, first_row: int, num_rows: int) -> Addresses:
-        """Of the bytes of rows that lie along the inputs: (rows, bytes)."""
+        """Return the addresses of rows that lie along the inputs: (rows, bytes)."""
         row = first_row + np.arange(num_rows)[:, None]
         first = self.start + row // _ATOM * self.stride + row % _ATOM * self.swizzle
         return swizzled(first + np.arange(_DEPTH_BYTES), self.swizzle)
 
     def columns(self, num_columns: int, depth: int, itemsize: int) -> Addresses:
-        """Of the bytes of numbers that lie along the outputs: (outputs, inputs, bytes)."""
+        """Return the addresses of numbers that lie along the outputs: (outputs, inputs, bytes)."""
         per_row = self.swizzle // itemsize
         column, inputs = np.arange(num_columns)[:, None], np.arange(depth)
         first = self.start + column // per_row * self.leading + column % per_row * itemsize
@@ -121,7 +122,7 @@ def _in_registers(operand: str, depth: int, dtype: np.dtype) -> Operand:
 
 
 def _fenced(warp: Warp, name: str) -> Lanes:
-    """A register that nobody has written since the last fence."""
+    """Return a register, which must not have been written since the last fence."""
     numbers = register(warp, name)
     if warp.fenced.get(name) is not numbers:
         raise Hazard(f"a product takes register {name}, written after the last wgmma.fence")

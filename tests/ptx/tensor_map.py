@@ -26,7 +26,7 @@ class TensorMap:
 
     array: Array
     start: int
-    """Of the first number: its byte in the array."""
+    """First byte of the first number in the array."""
     itemsize: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -35,7 +35,7 @@ class TensorMap:
     swizzle: int
     """Width in bytes; others than 32, 64 and 128 are none."""
     is_packed: bool = False
-    """Whether a byte holds two numbers."""
+    """True if a byte holds two numbers."""
 
     def __post_init__(self) -> None:
         row = self.box[-1] * self.itemsize
@@ -57,7 +57,7 @@ class TensorMap:
 
     @property
     def num_bytes(self) -> int:
-        """Of a box."""
+        """Bytes of a box."""
         return int(np.prod(self.box)) * self.itemsize
 
     def read(self, place: Sequence[int]) -> Bytes:
@@ -75,13 +75,13 @@ class TensorMap:
         self.array.write(bytes_of.reshape(-1), data)
 
     def shared_addresses(self, address: int) -> Addresses:
-        """Of the bytes of a box that lies in shared memory."""
+        """Return the addresses of a box's bytes in shared memory."""
         if address % _SHARED_ALIGNMENT:
             raise Hazard(f"a bulk copy's shared memory is not aligned to {_SHARED_ALIGNMENT} bytes: {address}")
         return swizzled(address + np.arange(self.num_bytes), self.swizzle)
 
     def _bytes_of_box(self, place: Sequence[int]) -> tuple[Addresses, npt.NDArray[np.bool_]]:
-        """Of each number of the box: its bytes in the array, and whether it lies in the tensor."""
+        """Return for each number of the box its bytes in the array, and True if it lies in the tensor."""
         if len(place) != len(self.shape):
             raise NotModelled(f"{len(place)} coordinates of {self}")
         first = packed(place) if self.is_packed else tuple(place)

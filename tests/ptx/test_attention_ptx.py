@@ -22,7 +22,7 @@ _LEAST_SPLIT, _SPLITS_PER_ROW = 64, 3
 DECODE = [CASES[i] for i in (1, 3, 5, 6, 8, 9)]
 """Both types, both narrow pools, a window, a softcap, sinks; head dimensions from 64 to 256, pages of 16 to 128 tokens."""
 PREFILL = [CASES[i] for i in (13, 15, 17, 18, 19)]
-"""The same."""
+"""Cases of prefill with the variety of DECODE."""
 
 
 @pytest.mark.parametrize("case", DECODE, ids=str)

@@ -172,7 +172,7 @@ def _array(data: np.ndarray) -> Array:
 
 @pytest.mark.parametrize("swizzle", [32, 64, 128, 16])
 def test_boxes_are_swizzled_and_zero_behind_the_border(swizzle: int) -> None:
-    """Of 16-byte pieces: piece c of row r lies at c xor r, in rows of 128 bytes."""
+    """Piece c, of 16 bytes, of row r lies at c xor r, in rows of 128 bytes."""
     rows, columns = 20, min(swizzle, 128) // 2
     data = np.arange(rows * 64, dtype=np.int16).reshape(rows, 64)
     shared = SharedMemory(SHARED_BYTES)
@@ -228,7 +228,7 @@ def _descriptor(start: int) -> int:
 
 
 def _multiply(body: str) -> tuple[np.ndarray, np.ndarray]:
-    """What a program makes of two tiles, and the product of their first inputs."""
+    """Return the result of a program on two tiles, and the matmul of their first inputs."""
     random = np.random.default_rng(0)
     a, b = (random.standard_normal((rows, 64)).astype(ml_dtypes.bfloat16) for rows in (64, 8))
     memory = GlobalMemory([a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8)], [64 * 8 * 4])

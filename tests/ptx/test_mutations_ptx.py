@@ -40,7 +40,7 @@ class Mutants:
     launched: Launched
 
     def run(self, is_dropped: Callable[[Instruction], bool], schedule: Schedule) -> bytes:
-        """What the kernel makes without some instructions."""
+        """Return the result of the kernel without some instructions."""
         given = self.launched
         instructions, steps = given.compiled.program.instructions, given.compiled.program.steps
         kept = [
@@ -51,7 +51,7 @@ class Mutants:
         return mutant.run(given.operands, given.kinds, schedule)[0].data.tobytes()
 
     def is_caught(self, is_dropped: Callable[[Instruction], bool]) -> bool:
-        """Whether any schedule shows that something is missing."""
+        """Return True if any schedule shows that something is missing."""
         made = self.launched.results[0].data.tobytes()
         for schedule in SCHEDULES:
             try:

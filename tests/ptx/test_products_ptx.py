@@ -70,7 +70,7 @@ def test_a_product_of_few_tokens_equals_the_one_in_float64(case: Case, sizes: Sk
 
 @pytest.mark.parametrize(("case", "sizes"), SKINNY_GROUPED, ids=str)
 def test_a_product_with_4_bit_weights_equals_the_one_in_float64(case: ExpertsCase, sizes: SkinnyTuning) -> None:
-    """Of the only expert."""
+    """Compare with the only expert."""
     given = experts.operands(case)
     wanted, magnitudes = experts.expected(case, given)
     assert given.scales is not None
@@ -124,5 +124,5 @@ def _multiply_small(given: experts.Operands, sizes: GroupedTuning, *, dynamic: b
 
 
 def _check(found: np.ndarray, wanted: np.ndarray, magnitudes: np.ndarray, tolerance: float) -> None:
-    """Of the rows that are no padding; what nobody wrote is NaN and fails."""
+    """Compare the rows that are no padding; unwritten numbers are NaN and fail."""
     assert (np.abs(found[: len(wanted)] - wanted) <= tolerance * magnitudes).all()

@@ -1,4 +1,4 @@
-"""What the embedding references are made of."""
+"""Texts of the embedding references."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 NUM_TOKENS = 32
 MIN_DISTINCT, MAX_ALIKE = 16, 4
 STRENGTH = 0.75
-"""What an adapter adds to a projection of an input of unit size; the projection itself is about twice that."""
+"""Size of an adapter's addition to a projection of an input of unit size; the projection itself is about twice that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def random_matrices(model: PeftModel, seed: int) -> None:
 
 
 def save_adapter(name: str, adapter: TinyAdapter, folder: Path, seed: int) -> None:
-    """As peft does, with the base called by its bare name."""
+    """Save an adapter as peft does, with the base called by its bare name."""
     shutil.rmtree(folder, ignore_errors=True)
     base = load(DATA / name)
     base.name_or_path = name

@@ -183,7 +183,7 @@ def layer_case(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def defaults(architecture: str) -> dict[str, Any]:
-    """What the config class takes for the keys a config.json may leave out. head_dim: null is hidden_size / heads."""
+    """Return the config class's values of keys that a config.json may leave out. head_dim: null is hidden_size / heads."""
     config_class = _config_class(architecture)
     found = {key: getattr(config_class, key) for key in DEFAULTED_KEYS if hasattr(config_class, key)}
     theta = config_class.default_theta

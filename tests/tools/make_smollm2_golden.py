@@ -116,7 +116,7 @@ def second_tokenizer(reader: gguf.GGUFReader) -> tokenizers.Tokenizer:
 
 
 def write_float32(reader: gguf.GGUFReader, path: Path) -> None:
-    """The same GGUF with every tensor in float32."""
+    """Write the GGUF with every tensor in float32."""
     writer = gguf.GGUFWriter(path, metadata(reader, "general.architecture"))
     for key, field in reader.fields.items():
         if key.startswith("GGUF.") or key == "general.architecture":

@@ -1,8 +1,8 @@
-"""The tiny checkpoints of tests/models/data: a config.json each, in the spelling published models use.
+"""The tiny checkpoints of tests/models/data: a config.json each, with the keys that published models use.
 
 Between them: every family, 1, 2, 3 and 4 query heads to a kv head, tied and untied heads, biases, qk-norm, a head dim
 that is not D / N, windows of 8 tokens, layers without positions, every rope scaling that a short text can show, both
-spellings of it, f32, f16 and bf16, one file and shards.
+forms of its keys, f32, f16 and bf16, one file and shards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BOS, EOS, PAD = 0, 2, 0
 
 @dataclass(frozen=True, slots=True)
 class TinyCheckpoint:
-    """How one checkpoint is stored, and the changes to its config that must change its logits."""
+    """The storage of one checkpoint, and the changes to its config that must change its logits."""
 
     config: dict[str, Any]
     dtype: str = "bfloat16"

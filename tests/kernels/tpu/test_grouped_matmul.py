@@ -1,6 +1,6 @@
 """The TPU kernel for 8- and 4-bit weights of experts, interpreted on the CPU with its race detector, against float64.
 
-The kernel's own memory begins as NaN, and so do results that nobody wrote.
+The kernel's own memory begins as NaN, and so do unwritten results.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def test_rounded_activations_meet_small_weights_as_they_are(weights: str, monkey
 
 @pytest.mark.slow
 def test_a_row_does_not_depend_on_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same rows of one expert among others, in another place of another tile."""
+    """Compare the rows of one expert among other experts, in another place of another tile."""
     case = Case((64, 0, 0), 128, 128, weights="int4")
     given = operands(case)
     assert given.scales is not None

@@ -1,6 +1,6 @@
 """The TPU kernels, interpreted on the CPU with its race detector, against dense softmax, case by case.
 
-The pool holds NaN or huge numbers wherever nobody may look, and the kernels' own memory begins as NaN.
+The pool holds NaN or huge numbers in all places that must not be read, and the kernels' own memory begins as NaN.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.kernels.tpu_interpreter import QUICKLY, tpu_interpreter
 pytestmark = pytest.mark.slow
 
 SCALE = 0.25
-"""What 8-bit numbers stand for a multiple of: a power of two, so that storing them again changes nothing."""
+"""Scale of 8-bit numbers: a power of two, so that storing them again changes nothing."""
 MORE_CASES = (
     Case((1, 20), (40, 37), kv_dtype="int8"),
     Case((1, 1, 1, 1), (16, 17, 0, 100), sliding_window=16),  # a window that ends on a border of pages

@@ -1,4 +1,4 @@
-"""What a checkpoint recommends for sampling: taken from where the setting says, and held to the limits of requests."""
+"""Sampling defaults come from the file that the setting names, within the limits of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How texts are packed, and what a failed step leaves behind."""
+"""Texts are packed one after the other, and a failed step leaves fresh pages."""
 
 from __future__ import annotations
 

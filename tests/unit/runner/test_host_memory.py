@@ -1,4 +1,4 @@
-"""What of a host's memory can be had."""
+"""The available memory of a host follows the system and the container's limit."""
 
 from __future__ import annotations
 

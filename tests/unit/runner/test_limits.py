@@ -121,7 +121,7 @@ def test_cache_memory_is_taken_as_given() -> None:
 
 @pytest.mark.parametrize(("platform", "limit", "noise"), [("cpu", 27 << 28, 0.1), ("tpu", 95 << 30, 0.002)])
 def test_a_little_more_or_less_free_memory_changes_no_program(platform: str, limit: int, noise: float) -> None:
-    """Else the next start would find nothing in the compile cache."""
+    """The next start would otherwise find nothing in the compile cache."""
     sizes = {
         kv_bytes_left(CacheConfig(), platform, DeviceMemory(int(limit * factor), 1 << 30), 1)
         for factor in (1 - noise, 1 - noise / 2, 1.0)

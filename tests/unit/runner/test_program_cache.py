@@ -58,7 +58,7 @@ def test_an_entry_changed_on_the_disk_is_a_miss_before_the_runtime_sees_it(
 def test_an_entry_the_runtime_cannot_read_is_a_miss_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As another version's may be, whose key happened to be the same."""
+    """Another version may have written it, under a key that happens to be the same."""
     content = pickle.dumps((b"foreign", None, None))
     (tmp_path / "key.program").write_bytes(zlib.crc32(content).to_bytes(4, "big") + content)
     tmp_path.chmod(0o700)
@@ -82,7 +82,7 @@ def test_a_read_only_directory_gives_what_it_has_and_takes_nothing(
 
 @pytest.mark.skipif(os.getuid() != 0, reason="the directory has to belong to root")
 def test_a_directory_of_root_is_trusted_by_any_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container image."""
+    """Container images have such a directory."""
     tmp_path.chmod(0o755)
     ProgramCache(tmp_path).store("key", _compiled())
     monkeypatch.setattr(os, "getuid", lambda: 10001)

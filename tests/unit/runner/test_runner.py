@@ -36,7 +36,7 @@ PLAN = StepPlan(
 
 
 class LostResult:
-    """What a step that failed on the device gives back: the error comes when it is read."""
+    """The output of a step that failed on the device: the error comes when it is read."""
 
     def copy_to_host_async(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""What the compiler makes of a step: the KV pool is never copied, and dispatch stays cheap."""
+"""Compiled steps never copy the KV pool, and their dispatch stays cheap."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_traced_files_are_those_that_the_parsed_imports_reach() -> None:
 
 
 def test_removing_comments_leaves_the_program() -> None:
-    """Else an edit could keep the key of a program that it changes."""
+    """An edit could otherwise keep the key of a program that it changes."""
     traced = traced_files(ROOT)
     for source in program():
         if source.path in traced or source.module.startswith("jaxserve_kernels"):
