@@ -12,7 +12,7 @@ from jaxserve.sampling.params import SamplerOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams(SamplerOptions[str]):
-    """How to continue a prompt, with vLLM's names and defaults: the sampler's options, stop strings, `n` and formats.
+    """Parameters of a continuation, with vLLM's names and defaults: the sampler's options, stop strings, `n`, formats.
 
     The values are checked when prompts are there, by the code that checks an HTTP request: the same limits, and the
     same InvalidRequestError naming field and value.

@@ -1,4 +1,4 @@
-"""What the device keeps of every running request from step to step, so that no step waits for the host.
+"""State of every running request that stays on the device, so that no step waits for the host.
 
 A slot is a row of int32 words. The first ones belong to every request: its last sampled token, and whether that token
 ended it. The rest is the state of sampling options, `sampler.STATE_FIELDS`: the host writes the whole row when a
@@ -27,6 +27,7 @@ from jaxserve.sampling.bits import num_words
 from jaxserve.sampling.masks import ALLOWED
 from jaxserve.sampling.params import SlotInit
 from jaxserve.sampling.sampler import STATE_FIELDS, uses_state
+from jaxserve.sampling.transform import StateField
 from jaxserve.scheduler.plan import Mask
 
 MASKS_AT_ONCE: Final = 16
@@ -34,7 +35,7 @@ MASKS_AT_ONCE: Final = 16
 _LAST_TOKEN: Final = "last_token"
 _IS_OVER: Final = "is_over"
 _ALIGNMENT: Final = 128
-"""Words. Fields of more words start at a multiple: the width of a tile on TPUs."""
+"""Words. Fields of more words start at a multiple of it, the width of a tile on TPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,15 @@ class Field:
 
 @cache
 def fields(vocab_size: int) -> Mapping[str, Field]:
-    """Return the places of all fields, in order: those that change with every token are first, without gaps."""
+    """Return the places of all fields: those that change with every token are first, without gaps, large ones last."""
     found, start = {_LAST_TOKEN: Field(0, ()), _IS_OVER: Field(1, ())}, 2
-    for state in STATE_FIELDS:
+
+    def is_large(state: StateField) -> bool:
+        return state.after_token is None and math.prod(state.dims(vocab_size)) > _ALIGNMENT
+
+    for state in sorted(STATE_FIELDS, key=is_large):
+        start = -(-start // _ALIGNMENT) * _ALIGNMENT if is_large(state) else start
         field = Field(start, state.dims(vocab_size), state.dtype)
-        if field.size > _ALIGNMENT and state.after_token is None:
-            field = Field(-(-start // _ALIGNMENT) * _ALIGNMENT, field.shape, field.dtype)
         found[state.name], start = field, field.end
     return found
 

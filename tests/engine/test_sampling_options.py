@@ -1,4 +1,4 @@
-"""Options that look back at what a request generated: the device counts right, however its steps are run."""
+"""Options that depend on generated tokens: the device counts them right, however the steps are run."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_tokens_are_the_same_however_steps_overlap(engine: ModelEngine, num_bloc
 
 @pytest.mark.slow
 def test_tensor_parallel_counts_alike(engine: ModelEngine) -> None:
-    """How many devices there are changes the heads of each, not the counts, of which each has all."""
+    """Every device has all counts, and its share of the heads."""
     engine.restart()
     expected = tokens(engine.run(mix(8)))
     path = golden_checkpoint(MODEL_NAME).path

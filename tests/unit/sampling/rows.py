@@ -1,4 +1,4 @@
-"""Rows of a batch as the sampler sees them, each with a request of its own behind it."""
+"""Rows of a batch as the sampler sees them, each with its own request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxserve.runner.slots import SamplerState, fields, slot_row
 from jaxserve.sampling import sampler
 from jaxserve.sampling.params import EngineSamplingParams, SlotInit, device_row, needs_state
 
-LEFT_BEHIND = EngineSamplingParams(
+FORMER = EngineSamplingParams(
     presence_penalty=2.0, min_tokens=10**6, logit_bias={0: 100.0}, allowed_token_ids=(0,), bad_words=((0,),)
 )
 
@@ -53,13 +53,13 @@ def _adjust(logits, columns, slots, which, num_known):  # type: ignore[no-untype
 
 
 def _arguments(rows: Sequence[Row]) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Logits, columns, slots in an order that is not the rows', and the slot of each row.
+    """Return logits, columns, slots in another order than the rows', and the slot of each row.
 
-    A request that needs no sampler state finds in its slot what an earlier one left there.
+    The slot of a request that needs no sampler state holds the state of a former one.
     """
     vocab = len(rows[0].logits)
-    left = slot_row(SlotInit(0, LEFT_BEHIND, np.arange(min(vocab, 9), dtype=np.int32), 4, frozenset({0})), vocab)
-    slots = np.stack([slot_row(row.init, vocab) if needs_state(row.params) else left for row in reversed(rows)])
+    former = slot_row(SlotInit(0, FORMER, np.arange(min(vocab, 9), dtype=np.int32), 4, frozenset({0})), vocab)
+    slots = np.stack([slot_row(row.init, vocab) if needs_state(row.params) else former for row in reversed(rows)])
     columns = np.stack([device_row(row.params) for row in rows])
     logits = np.stack([row.logits for row in rows])
     return jnp.asarray(logits), jnp.asarray(columns), jnp.asarray(slots), jnp.arange(len(rows) - 1, -1, -1)
@@ -68,25 +68,25 @@ def _arguments(rows: Sequence[Row]) -> tuple[jax.Array, jax.Array, jax.Array, ja
 def choose(
     rows: Sequence[Row], positions: np.ndarray | None = None, top: int = 0, *, fill: bool = True
 ) -> sampler.Sampled:
-    """One token for each row; positions: those the draws depend on, by default the next of each row.
+    """Return one token for each row; positions: those the draws depend on, by default the next of each row.
 
-    fill: let greedy rows that ask for nothing make up the number, so that one program serves most tests.
+    fill: add greedy rows without options up to NUM_ROWS, so that one program serves most tests.
     """
     known = np.array([row.num_known for row in rows]) if positions is None else positions
     missing = max(0, NUM_ROWS - len(rows)) if fill else 0
-    nobody = Row(np.zeros_like(rows[0].logits), EngineSamplingParams(temperature=0.0))
+    padding = Row(np.zeros_like(rows[0].logits), EngineSamplingParams(temperature=0.0))
     every = jnp.asarray(np.pad(known, (0, missing)), jnp.int32)
-    found = _choose(*_arguments([*rows, *[nobody] * missing]), every, jnp.int32(top))
+    found = _choose(*_arguments([*rows, *[padding] * missing]), every, jnp.int32(top))
     return sampler.Sampled(*(values[: len(rows)] for values in found))
 
 
 def adjusted(rows: Sequence[Row]) -> np.ndarray:
-    """The logits that each row's token is chosen from."""
+    """Return the logits that each row's token is chosen from."""
     known = jnp.asarray([row.num_known for row in rows], jnp.int32)
     return np.asarray(_adjust(*_arguments(rows), known))
 
 
 def field_of(row: np.ndarray, name: str, vocab: int) -> np.ndarray:
-    """One field of a slot."""
+    """Return one field of a slot."""
     place = fields(vocab)[name]
     return row[place.start : place.start + place.size].reshape(place.shape)

@@ -1,4 +1,4 @@
-"""What changes logits, against a specification in numpy that goes token by token."""
+"""Biases, penalties and masks against a specification in numpy that goes token by token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxserve.sampling.masks import FORBIDDEN
-from jaxserve.sampling.params import COLUMNS, EngineSamplingParams, needs_state
+from jaxserve.sampling.params import EngineSamplingParams, needs_state
 from jaxserve.types import MAX_BAD_WORDS, MAX_LOGIT_BIAS
 from tests.unit.sampling.rows import Row, adjusted, choose
 
@@ -176,10 +176,3 @@ def test_listed_tokens_stand_in_for_the_most_likely_ones_of_their_row_only() -> 
     expected = listed.logits - np.log(np.exp(listed.logits.astype(np.float64)).sum())
     np.testing.assert_allclose(found.top_logprobs[0, :3], expected[[9, 299, 4]], atol=1e-5)
     np.testing.assert_array_equal(found.top_token_ids[1], choose([plain], top=3).top_token_ids[0])
-
-
-def test_every_option_with_a_neutral_value_needs_no_state() -> None:
-    assert not needs_state(EngineSamplingParams(temperature=0.3, top_k=4, top_p=0.5, min_p=0.1, seed=9, max_tokens=3))
-    wanted = {name for options in OPTIONS for name in options}
-    assert wanted == {name for name, option in COLUMNS.items() if option.keeps_state}
-    assert all(needs_state(EngineSamplingParams(**options)) for options in OPTIONS[1:])

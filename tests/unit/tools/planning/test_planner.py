@@ -144,11 +144,11 @@ def test_devices_share_weights_and_cache(tmp_path: Path) -> None:
 def test_workspace_is_estimated_from_the_largest_mixed_step(tmp_path: Path, devices: int, mebibytes: float) -> None:
     """2048 x (2 x 4096 + 3 x 14336) x 2 bytes of activations, 3 x 256 x 128256 x 4 of logits; both split.
 
-    The slots come on top, whole on each device: a request's counts of 128256 tokens of 4 bytes, and 14524 words more.
+    The slots come on top, whole on each device: a request's counts of 128256 tokens of 4 bytes, and 14376 words more.
     """
     plan = plan_of(tmp_path, LLAMA_8B, H200, parallel=ParallelConfig(tensor_parallel_size=devices))
     assert plan.memory is not None
-    assert plan.memory.workspace_bytes == mebibytes * (1 << 20) + 257 * (128256 + 14524) * 4
+    assert plan.memory.workspace_bytes == mebibytes * (1 << 20) + 257 * (128256 + 14376) * 4
 
 
 def test_heads_that_do_not_divide_stay_whole(tmp_path: Path) -> None:
