@@ -74,7 +74,7 @@ def _existing(model: str) -> Path | None:
     try:
         path = Path(model).expanduser()
         return path if model and path.exists() else None
-    except (OSError, RuntimeError):  # a name no file can have, a folder we may not see, ~ of nobody
+    except (OSError, RuntimeError):  # an impossible name, an unreadable folder, ~ of an unknown user
         return None
 
 

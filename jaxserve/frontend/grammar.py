@@ -92,7 +92,7 @@ def call_grammar(
             "is not supported: nothing can hold calls to a form in the format in which this model writes them "
             "(--tool-call-parser)",
         )
-    tokens = tokenizer.with_control_tokens
+    tokens = tokenizer.control_tokens.split
     templates = []
     for i, function in offered:
         if choice.name in (None, function.name):
@@ -141,8 +141,8 @@ def after_thinking(
     if budget is not None and len(closers) != 1:
         raise _unsupported(budget_name, f"by this model: {reasoning.closer} is no token of its vocabulary")
     thinking = Thinking(
-        tokenizer.with_control_tokens(reasoning.opener),
-        tokenizer.with_control_tokens(reasoning.closer),
+        tokenizer.control_tokens.split(reasoning.opener),
+        tokenizer.control_tokens.split(reasoning.closer),
         is_open=bool(begun),
         budget=None if budget is None else ThinkingBudget(budget, closers[0]),
     )
@@ -170,7 +170,7 @@ def _check_schema(schema: dict[str, Any], param: str, max_depth: int) -> None:
 def _syntax(tokenizer: Tokenizer, output_format: OutputFormat) -> CallSyntax | None:
     """Return the first call syntax whose control tokens the vocabulary has."""
     syntaxes = output_format.tools.syntaxes if output_format.tools is not None else ()
-    return next((one for one in syntaxes if tokenizer.has_control_tokens(one.control_tokens)), None)
+    return next((one for one in syntaxes if tokenizer.control_tokens.include(one.control_tokens)), None)
 
 
 def _arguments(function: FunctionDefinition, param: str, max_depth: int) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def _any_reply(tokenizer: Tokenizer, spec: ParserSpec, reasoning: ReasoningForma
     """Return a grammar of any text that does not begin with reasoning, with the control tokens that mark calls."""
     format_ = spec.output_format.tools if spec.tools else None
     markers = [marker for section in format_.sections for marker in section.markers] if format_ is not None else []
-    token_ids = sorted(tokenizer.special_tokens_in([marker for marker in markers if marker]))
+    token_ids = sorted(tokenizer.control_tokens.in_texts([marker for marker in markers if marker]))
     more = f" (<[{','.join(map(str, token_ids))}]> TEXT)*" if token_ids else ""
     opener = re.escape(reasoning.opener).replace("/", r"\/")
     return Grammar(

@@ -41,7 +41,7 @@ class Tokenization:
         self._tokenizer = tokenizer
         self._output_format = output_format
         self._marker_ids = {
-            with_tools: tokenizer.special_tokens_in(output_format.markers(with_tools=with_tools))
+            with_tools: tokenizer.control_tokens.in_texts(output_format.markers(with_tools=with_tools))
             for with_tools in (False, True)
         }
 
@@ -182,11 +182,11 @@ class Tokenization:
             raise unsupported(
                 "tools", "is not supported: it is not known how this model calls tools (--tool-call-parser)"
             )
-        if has_tools and not tokenizer.takes_tools:
+        if has_tools and not tokenizer.chat_templates.take_tools:
             raise unsupported("tools", "is not supported: the model's chat template has no place for them")
 
         def is_read(name: str) -> bool:
-            return tokenizer.template_reads(name, has_tools=has_tools)
+            return tokenizer.chat_templates.read(name, has_tools=has_tools)
 
         variables: dict[str, Any] = {}
         effort, thinking = conversation.reasoning_effort, conversation.thinking

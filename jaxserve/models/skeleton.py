@@ -35,9 +35,9 @@ class LeafSpec:
     """One parameter: its name, the arrays that store it, and the tensors it is loaded from."""
 
     name: str
-    """The checkpoint's, if it has one."""
+    """Checkpoint name; that of the common path for a fused parameter."""
     shape: tuple[int, ...]
-    """Of the parameter; arrays of a quantised one may have others."""
+    """Shape of the parameter; arrays of a quantised one may have others."""
     declared: QuantArray[ArraySpec] | ArraySpec
     """The arrays of a matrix, or the one array of any other parameter."""
     tensors: tuple[str, ...]
@@ -105,7 +105,7 @@ class LeafSpec:
 
 @dataclass(frozen=True)
 class ModelSkeleton:
-    """Everything of a model but its numbers."""
+    """A decoder without its numbers."""
 
     config: DecoderConfig
     policy: DtypePolicy
@@ -121,7 +121,7 @@ class ModelSkeleton:
 
     @property
     def dtype(self) -> jnp.dtype:
-        """Of the weights, before any quantisation."""
+        """Dtype of the weights before any quantisation."""
         return self.policy.weights
 
     def build(self, arrays: tuple[jax.Array, ...]) -> Decoder:
@@ -132,7 +132,7 @@ class ModelSkeleton:
 
 @dataclass(frozen=True)
 class EncoderSkeleton:
-    """The same of an encoder."""
+    """An encoder without its numbers."""
 
     config: EncoderConfig
     policy: DtypePolicy

@@ -195,7 +195,7 @@ def make_state(config: Config, peers: PeerProcesses, frontend: Frontend, startup
 def install(frontend: Frontend, config: Config, tokenizer: Tokenizer, path: Path) -> None:
     """Install the model's tokenizer and output format. Raises ConfigError for parsers that do not go together."""
     output_format = choose_output_format(
-        tokenizer.chat_template_sources, config.server.tool_call_parser, config.server.reasoning_parser
+        tokenizer.chat_templates.sources, config.server.tool_call_parser, config.server.reasoning_parser
     )
     _log.info("%s", output_format)
     frontend.tokenization.install(tokenizer, output_format)

@@ -160,7 +160,7 @@ class _Server:
         prompt: Any
         if model_info.embedding is not None:
             path, name, prompt = "embeddings", "input", "Once upon a time"
-        elif tokenizer.has_chat_template:
+        elif tokenizer.chat_templates:
             path, name, prompt = "chat/completions", "messages", [{"role": "user", "content": "Hello!"}]
         else:
             path, name, prompt = "completions", "prompt", "Once upon a time"

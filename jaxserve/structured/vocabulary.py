@@ -15,7 +15,7 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.max_token_id + 1)]
-        self.special_token_ids = sorted(tokenizer.special_token_ids)
+        self.special_token_ids = sorted(tokenizer.control_tokens.ids)
         self.eos_token_id = tokenizer.eos_token_id or 0
         self.bos_token_id = tokenizer.bos_token_id
         special = set(self.special_token_ids)

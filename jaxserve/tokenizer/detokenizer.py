@@ -1,7 +1,7 @@
-"""Generated tokens to the text a client sees: whole characters, cut at the first stop string.
+"""Incremental detokenization of generated tokens: whole characters, cut at the first stop string.
 
-Which match is first: the one whose last character comes first; of two that end together, the one
-earlier in the list. That depends on the text alone, never on how it was cut into tokens or steps.
+The first match is the one whose last character comes first; of two that end together, the one earlier in the list.
+That depends on the text only, not on its tokens or steps.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from jaxserve.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """News of one `push` or `finish`."""
+    """Output of one `push` or `finish`."""
 
     text: str
-    """May be empty: a token inside a character, or text held back for a possible stop string."""
+    """Empty inside a character, and while text is held back for a possible stop string."""
     num_tokens: int
-    """Tokens taken. Fewer than pushed when a stop string ended the text; the rest is dropped."""
+    """Tokens consumed; fewer than pushed if a stop string ended the text."""
     stop: str | None = None
-    """The stop string that ended the text."""
+    """Stop string that ended the text."""
 
 
 class _StopMatcher:
@@ -42,7 +42,7 @@ class _StopMatcher:
             self._failure[index] = length
 
     def advance(self, character: str) -> bool:
-        """Whether this character completes the stop string. Not to be called again after it did."""
+        """Return True if this character completes the stop string; do not call it again after that."""
         matched = self.num_matched
         while matched and character != self.stop[matched]:
             matched = self._failure[matched - 1]
@@ -52,7 +52,7 @@ class _StopMatcher:
 
 
 class IncrementalDetokenizer:
-    """The text of one generated sequence. Not thread-safe; one per sequence.
+    """Text of one generated sequence. Not thread-safe.
 
     Joined, the deltas are `tokenizer.decode` of the generated tokens as a continuation of the prompt, up
     to the first stop string. Only the longest end of the text that begins a stop string is held back.
@@ -69,10 +69,8 @@ class IncrementalDetokenizer:
         include_stop: bool = False,
         min_tokens: int = 0,
     ) -> None:
-        """`shown_token_ids`: control tokens that are not skipped, for a parser that has to see them.
-
-        `min_tokens`: stop strings are not looked for in the text of the first so many tokens.
-        """
+        """shown_token_ids: control tokens that are not skipped, because a parser needs them. min_tokens: tokens at the
+        start whose text is not searched for stop strings."""
         self._state = tokenizer.text_state(skip_special_tokens=skip_special_tokens, shown_token_ids=shown_token_ids)
         self._state.skip_prompt(prompt_token_ids)
         self._matchers = [_StopMatcher(text) for text in stop if text]
@@ -83,11 +81,11 @@ class IncrementalDetokenizer:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop string ended the text: later tokens are dropped."""
+        """True if a stop string ended the text: later tokens are dropped."""
         return self._stop is not None
 
     def push(self, token_ids: Sequence[int]) -> Delta:
-        """Text of new tokens. A token that must not show (EOS kept visible, a stop id) is the caller's to leave out."""
+        """Return the text of new tokens. The caller leaves out tokens that must not show, such as stop ids."""
         pieces = []
         num_tokens = 0
         for token_id in token_ids:
@@ -102,7 +100,7 @@ class IncrementalDetokenizer:
         return Delta("".join(pieces), num_tokens, self._stop if num_tokens else None)
 
     def finish(self) -> Delta:
-        """The rest: text held back, and U+FFFD for a character that was never completed."""
+        """Return the text held back, and U+FFFD for an incomplete character."""
         if self._stop is not None:
             return Delta("", 0)
         rest = self._state.flush()
@@ -112,7 +110,7 @@ class IncrementalDetokenizer:
         return Delta(text, 0, self._stop)
 
     def _cut(self, piece: str) -> str:
-        """What may be shown of the held text and `piece`; sets the stop string if one is complete."""
+        """Return the part of held text and `piece` that may be shown; set the stop string if one is complete."""
         text = self._held + piece
         for end, character in enumerate(piece, start=len(self._held) + 1):
             complete = [matcher.stop for matcher in self._matchers if matcher.advance(character)]

@@ -21,7 +21,7 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPACE = "▁"
 
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
-_END_SPELLINGS = (
+_END_TEXTS = (
     "<|im_end|>",
     "<|eot_id|>",
     "<|eom_id|>",
@@ -34,20 +34,20 @@ _END_SPELLINGS = (
 """Control tokens that end a turn or a text in every model that has them: older files declare one EOS only."""
 
 _PHI3_KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
-"""In Phi-3's SentencePiece vocabulary all other control tokens swallow the white space behind them; no key says so."""
+"""Phi-3's SentencePiece control tokens that do not strip the white space after them; no key marks them."""
 
 _TEMPLATE_VARIABLES = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
-    "sep_token": "seperator_token_id",  # the format's own spelling
+    "sep_token": "seperator_token_id",  # as the format writes it
     "mask_token": "mask_token_id",
 }
 
 
 def read_gguf_tokenizer(metadata: Mapping[str, Any], origin: str) -> TokenizerSource:
-    """The tokenizer that `metadata` describes; raises CheckpointError naming `origin` and the key."""
+    """Build the tokenizer that `metadata` describes; raise CheckpointError naming `origin` and the key."""
     return _Reader(metadata, origin).read()
 
 
@@ -59,7 +59,7 @@ class _Reader:
     def read(self) -> TokenizerSource:
         model = self._get("model", str, required=True)
         tokens = self._tokens()
-        types = self._types(tokens)
+        types = self._list("token_type", int, len(tokens)) or [_NORMAL] * len(tokens)
         if model == "gpt2":
             pre_tokenizer = self._pre_tokenizer()
             backend = self._byte_level_backend(tokens, pre_tokenizer)
@@ -70,7 +70,7 @@ class _Reader:
             adds_bos = True
             default_ids = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
         else:
-            raise self._fault("model", "gpt2 or llama", repr(model))
+            raise self._error("model", "gpt2 or llama", repr(model))
         ids = {key: self._token_id(key, len(tokens), default_ids.get(key)) for key in _TEMPLATE_VARIABLES.values()}
         self._add_tokens(backend, tokens, types)
         self._add_post_processor(backend, ids, adds_bos)
@@ -81,10 +81,10 @@ class _Reader:
             bos_token_id=ids["bos_token_id"],
             eos_token_ids=self._end_ids(tokens, types, ids["eos_token_id"]),
             special_tokens={name: tokens[token_id] for name, token_id in named.items() if token_id is not None},
-            chat_templates=self._chat_templates(),
+            chat_templates=_chat_templates(self._metadata),
         )
 
-    def _fault(self, key: str, expected: str, found: str) -> CheckpointError:
+    def _error(self, key: str, expected: str, found: str) -> CheckpointError:
         return CheckpointError(f"{self._origin}: tokenizer.ggml.{key}: expected {expected}, found {found}")
 
     def _get(self, key: str, kind: type, *, required: bool = False) -> Any:
@@ -92,7 +92,7 @@ class _Reader:
         if value is None and not required:
             return None
         if not isinstance(value, kind):
-            raise self._fault(key, f"a {kind.__name__}", "nothing" if value is None else f"a {type(value).__name__}")
+            raise self._error(key, f"a {kind.__name__}", "nothing" if value is None else f"a {type(value).__name__}")
         return value
 
     def _list(self, key: str, item_kinds: type | tuple[type, ...], length: int | None = None) -> list[Any] | None:
@@ -100,12 +100,12 @@ class _Reader:
         if values is None:
             return None
         if length is not None and len(values) != length:
-            raise self._fault(key, f"{length} entries, one per token", str(len(values)))
+            raise self._error(key, f"{length} entries, one per token", str(len(values)))
         for index, value in enumerate(values):
             if not isinstance(value, item_kinds):
                 kinds = item_kinds if isinstance(item_kinds, tuple) else (item_kinds,)
                 names = " or ".join(kind.__name__ for kind in kinds)
-                raise self._fault(key, f"{names} at index {index}", type(value).__name__)
+                raise self._error(key, f"{names} at index {index}", type(value).__name__)
         return list(values)
 
     def _token_id(self, key: str, num_tokens: int, default: int | None = None) -> int | None:
@@ -113,28 +113,25 @@ class _Reader:
         if token_id is None:
             return default if default is not None and default < num_tokens else None
         if not 0 <= token_id < num_tokens:
-            raise self._fault(key, f"an id below {num_tokens}", str(token_id))
+            raise self._error(key, f"an id below {num_tokens}", str(token_id))
         return int(token_id)
 
     def _tokens(self) -> list[str]:
         tokens = self._list("tokens", str)
         if not tokens:
-            raise self._fault("tokens", "a list of tokens", "nothing")
+            raise self._error("tokens", "a list of tokens", "nothing")
         named = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
         first: dict[str, int] = {}
         for index, token in enumerate(named):
             if first.setdefault(token, index) != index:
-                raise self._fault("tokens", "every token once", f"{token[:40]!r} at index {first[token]} and {index}")
+                raise self._error("tokens", "every token once", f"{token[:40]!r} at index {first[token]} and {index}")
         return named
-
-    def _types(self, tokens: list[str]) -> list[int]:
-        return self._list("token_type", int, len(tokens)) or [_NORMAL] * len(tokens)
 
     def _pre_tokenizer(self) -> PreTokenizer:
         name = self._get("pre", str) or "default"
         pre_tokenizer = PRE_TOKENIZERS.get(name)
         if pre_tokenizer is None:
-            raise self._fault("pre", f"one of {', '.join(sorted(PRE_TOKENIZERS))}", repr(name[:64]))
+            raise self._error("pre", f"one of {', '.join(sorted(PRE_TOKENIZERS))}", repr(name[:64]))
         return pre_tokenizer
 
     def _byte_level_backend(self, tokens: list[str], pre_tokenizer: PreTokenizer) -> tokenizers.Tokenizer:
@@ -145,7 +142,7 @@ class _Reader:
             left, _, right = merge[1:].partition(" ")
             pair = (merge[:1] + left, right)
             if pair[0] not in vocab or pair[1] not in vocab or pair[0] + pair[1] not in vocab:
-                raise self._fault("merges", "two tokens that join to a token", f"{merge[:80]!r} at index {index}")
+                raise self._error("merges", "two tokens that join to a token", f"{merge[:80]!r} at index {index}")
             merges.append(pair)
         backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=pre_tokenizer.ignores_merges))
         splits = [pre_tokenizers.Split(Regex(step), behavior="isolated") for step in pre_tokenizer.steps]
@@ -157,9 +154,9 @@ class _Reader:
     def _sentencepiece_backend(self, tokens: list[str], types: list[int]) -> tokenizers.Tokenizer:
         scores = self._list("scores", (float, int), len(tokens))
         if scores is None:
-            raise self._fault("scores", "one score per token", "nothing")
+            raise self._error("scores", "one score per token", "nothing")
         if not all(map(math.isfinite, scores)):
-            raise self._fault("scores", "finite numbers", "NaN or infinity")
+            raise self._error("scores", "finite numbers", "NaN or infinity")
         pieces = {
             token: index
             for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
@@ -186,7 +183,7 @@ class _Reader:
         return backend
 
     def _add_tokens(self, backend: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:
-        """Tokens recognised before any cutting: control tokens, and the user-defined ones, which are text."""
+        """Add tokens that are matched before pre-tokenization: control tokens, and user-defined ones, which are text."""
         added = {
             token: kind in (_CONTROL, _UNKNOWN)
             for token, kind in zip(tokens, types, strict=True)
@@ -218,29 +215,30 @@ class _Reader:
     def _required_id(self, ids: Mapping[str, int | None], key: str, because: str) -> int:
         token_id = ids[key]
         if token_id is None:
-            raise self._fault(key, f"a token id, because of {because}", "nothing")
+            raise self._error(key, f"a token id, because of {because}", "nothing")
         return token_id
 
     def _end_ids(self, tokens: list[str], types: list[int], eos_token_id: int | None) -> tuple[int, ...]:
         declared = [eos_token_id, *(self._token_id(key, len(tokens)) for key in _END_KEYS)]
-        spelled = [
+        by_text = [
             index
             for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
-            if kind == _CONTROL and token in _END_SPELLINGS
+            if kind == _CONTROL and token in _END_TEXTS
         ]
-        return tuple(dict.fromkeys(token_id for token_id in [*declared, *spelled] if token_id is not None))
+        return tuple(dict.fromkeys(token_id for token_id in [*declared, *by_text] if token_id is not None))
 
-    def _chat_templates(self) -> dict[str, str]:
-        prefix = "tokenizer.chat_template"
-        templates = {}
-        for key, value in self._metadata.items():
-            if isinstance(value, str) and (key == prefix or key.startswith(prefix + ".")):
-                templates[key[len(prefix) + 1 :] or "default"] = value
-        return templates
+
+def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+    prefix = "tokenizer.chat_template"
+    templates = {}
+    for key, value in metadata.items():
+        if isinstance(value, str) and (key == prefix or key.startswith(prefix + ".")):
+            templates[key[len(prefix) + 1 :] or "default"] = value
+    return templates
 
 
 def _merges_by_score(pieces: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """Every way to build a piece from two others; the best-scored piece first, as SentencePiece merges."""
+    """Return all pairs that merge into a piece, the best-scored piece first, as SentencePiece merges."""
     merges = []
     for token in pieces:
         splits = ((token[:cut], token[cut:]) for cut in range(1, len(token)))

@@ -17,9 +17,9 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 
 
 def read_hf_tokenizer(directory: Path) -> TokenizerSource:
-    """The tokenizer of `directory`; raises CheckpointError naming the file.
+    """Read the tokenizer of `directory`; raise CheckpointError naming the file.
 
-    Without `tokenizer.json` a `vocab.txt` will do; else transformers converts what is there, which takes seconds.
+    Without `tokenizer.json` or `vocab.txt`, transformers converts the files that are there, which takes seconds.
     """
     config = _read_json(directory / "tokenizer_config.json")
     backend = _backend(directory, config)
@@ -36,7 +36,7 @@ def read_hf_tokenizer(directory: Path) -> TokenizerSource:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """An optional file; {} when there is none."""
+    """Read an optional file; {} if there is none."""
     if not path.is_file():
         return {}
     try:
@@ -67,7 +67,7 @@ def _converted_backend(directory: Path) -> tokenizers.Tokenizer:
             str(directory), use_fast=True, trust_remote_code=False, local_files_only=True
         )
         backend = converted.backend_tokenizer
-    except Exception as error:  # whatever a converter trips over
+    except Exception as error:  # any error of a converter
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(
             f"{directory}: no tokenizer.json, and transformers cannot convert what is there: {reason}"
@@ -78,7 +78,7 @@ def _converted_backend(directory: Path) -> tokenizers.Tokenizer:
 
 
 def _text(token: Any) -> str | None:
-    """A special token is written as a string or as an object with its content."""
+    """Return the text of a special token, which is stored as a string or as an object with `content`."""
     content = token.get("content") if isinstance(token, Mapping) else token
     return content if isinstance(content, str) else None
 
@@ -92,7 +92,7 @@ def _special_tokens(directory: Path, config: Mapping[str, Any]) -> dict[str, str
 
 
 def _eos_token_ids(directory: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
-    """The tokenizer's EOS, then those of generation_config.json (config.json where that has none)."""
+    """Return the tokenizer's EOS, then those of generation_config.json (else of config.json)."""
     found = [] if tokenizer_eos is None else [tokenizer_eos]
     for name in ("generation_config.json", "config.json"):
         declared = _read_json(directory / name).get("eos_token_id")
@@ -107,7 +107,7 @@ def _eos_token_ids(directory: Path, tokenizer_eos: int | None) -> tuple[int, ...
 
 
 def _chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """By name. Files win over tokenizer_config.json, which holds one template or a list of named ones."""
+    """Return templates by name. Files win over tokenizer_config.json, which holds one template or a list of them."""
     templates = {}
     declared = config.get("chat_template")
     if isinstance(declared, str):

@@ -1,4 +1,4 @@
-"""Where the tokens of a log-probability reply stand in its text."""
+"""Character offsets of a completion's tokens."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from jaxserve.tokenizer.tokenizer import Tokenizer
 
 
 class TextOffsets:
-    """`text_offset` of a completion: where in the text, counted in characters, each token begins.
+    """`text_offset` of a completion: the character at which each token begins.
 
-    Offsets follow the tokens, whatever a stop string holds back. A token inside a character begins where
-    the character does.
+    Offsets ignore text held back for a stop string. A token inside a character has the offset of the character.
     """
 
     def __init__(
@@ -27,7 +26,7 @@ class TextOffsets:
         self._offset = 0
 
     def push(self, token_ids: Sequence[int]) -> list[int]:
-        """The offsets of these tokens, which follow those pushed before."""
+        """Return the offsets of the next tokens."""
         offsets = []
         for token_id in token_ids:
             offsets.append(self._offset)

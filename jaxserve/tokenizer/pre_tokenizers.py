@@ -1,8 +1,7 @@
-"""How byte-level BPE vocabularies cut text into words, by the name a GGUF file declares.
+"""Pre-tokenizers of byte-level BPE vocabularies, by the name in a GGUF file.
 
-A name stands for a list of regular expressions (Oniguruma syntax). Each step cuts every piece left by the
-step before into its matches and what lies between them. The expressions are those of the models' own
-tokenizers.
+A pre-tokenizer is a list of regular expressions (Oniguruma syntax). Each splits every piece of the step before into
+its matches and the text between them. The expressions are those of the models' tokenizers.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """One way of cutting text."""
+    """Rules that split a text into words."""
 
     steps: tuple[str, ...]
     ignores_merges: bool = False
-    """A word that is a token stays whole even where the merges would not build it."""
+    """True if a word that is a token stays whole even if merges do not build it."""
     adds_bos: bool = False
-    """BOS before a plain prompt unless the file says otherwise."""
+    """True if a prompt begins with BOS unless the file says otherwise."""
 
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -31,7 +30,7 @@ _QWEN2 = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\
 _QWEN35 = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + _LINES
 _SEED_CODER = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+" + _LINES
 
-# A word is upper-case letters then lower-case ones; marks and letters without case belong to both.
+# A word is upper-case letters then lower-case ones; marks and caseless letters belong to both.
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _BEFORE_WORD = r"[^\r\n\p{L}\p{N}]?"
@@ -110,7 +109,7 @@ _KINDS: Mapping[PreTokenizer, tuple[str, ...]] = {
             r"[\r\n]",
             rf"\s?[{_CASED}]+",
             rf"\s?[{_DEEPSEEK_PUNCTUATION}]+",
-            r"(?<!\s)\s+$",  # the looking back changes no match, but keeps the search from being quadratic
+            r"(?<!\s)\s+$",  # the lookbehind changes no match but avoids a quadratic search
             _DEEPSEEK_CJK,
             r"\p{N}+",
         )
@@ -123,4 +122,4 @@ _KINDS: Mapping[PreTokenizer, tuple[str, ...]] = {
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(
     {name: kind for kind, names in _KINDS.items() for name in names}
 )
-"""By the value of `tokenizer.ggml.pre`."""
+"""Pre-tokenizers by the value of `tokenizer.ggml.pre`."""

@@ -1,4 +1,4 @@
-"""What a tokenizer is made of, whatever kind of checkpoint it was read from."""
+"""The parts of a tokenizer, independent of the checkpoint format."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import tokenizers
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
-    """Made by `hf_vocab` or `gguf_vocab`, consumed once by `Tokenizer`."""
+    """Parts of a tokenizer, made by `hf_vocab` or `gguf_vocab` for `Tokenizer`."""
 
     origin: str
-    """The file or directory, for error messages."""
+    """File or directory, for error messages."""
     backend: tokenizers.Tokenizer
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    """Every token that ends a generation; the tokenizer's own EOS first."""
+    """All tokens that end a generation, the tokenizer's EOS first."""
     special_tokens: Mapping[str, str]
-    """What a chat template sees as variables: `{"bos_token": "<s>", ...}`."""
+    """Variables of chat templates: `{"bos_token": "<s>", ...}`."""
     chat_templates: Mapping[str, str]
-    """Jinja source by name. "default" is the usual one, "tool_use" serves requests with tools."""
+    """Jinja source by name: "default", and "tool_use" for requests with tools."""

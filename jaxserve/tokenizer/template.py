@@ -1,15 +1,15 @@
 """Chat templates: messages to prompt text, in a sandbox.
 
-The template comes with the checkpoint and is not trusted; messages and variables come from a request and
-are only ever data: they reach the template as variables, never as arguments of the render call.
+The template comes with the checkpoint and is not trusted. Messages and variables come from a request and are data
+only: they reach the template as variables, never as arguments of the render call.
 
-What bounds a rendering:
-- Reach: jinja's immutable sandbox, no loader, plain JSON data only.
+Limits of a rendering:
+- Access: jinja's immutable sandbox, no loader, plain JSON data only.
 - Time: every loop iteration and every call (methods, macros, recursive loops) compares the clock with the
   deadline, so a render that loops ends. Between two such checks runs one filter, operator or method.
 - Size: no operator (`+`, `*`, `**`, `~`), filter, call or `{% set %}` block may give a text or list over the
-  output limit, nor may the output pass it. Filters and methods are checked by their result: a single one
-  (`replace`, `center`, ...) may build a large value before it is refused, so its memory is not bounded.
+  output limit, nor may the output exceed it. Filters and methods are checked by their result: a single one
+  (`replace`, `center`, ...) may build a large value before it is rejected, so its memory is not bounded.
 Every violation, like every error inside the template, ends the request with 400, never the server.
 """
 
@@ -39,14 +39,14 @@ _MAX_ERROR_CHARS = 300
 _MAX_POWER_BITS = 4096
 
 _TOOLS_VARIABLES = ("tools", "xml_tools")
-"""What templates call the tools; SmolLM3 asks for them under the second name."""
+"""Names of the tools in templates; SmolLM3 uses the second."""
 
 # Not an identifier: no template can name it.
 _BUDGET = "render budget"
 
 
 class RenderLimitError(jinja2.TemplateRuntimeError):
-    """A rendering went over its time or size limit."""
+    """A rendering exceeded its time or size limit."""
 
 
 class _Budget:
@@ -88,7 +88,7 @@ def _bounded_size(context: Context, value: Any) -> Any:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks assistant text for training: here, just its content."""
+    """Render `{% generation %}...{% endgeneration %}`, which marks assistant text for training, as its content."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja's interface)
 
@@ -99,7 +99,7 @@ class _GenerationTag(Extension):
 
 
 class _BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox, with the limits of `_Budget` at every call and at the operators that can grow a value."""
+    """Sandbox with the limits of `_Budget` at every call and at the operators that can grow a value."""
 
     intercepted_binops = frozenset({"+", "*", "**"})
 
@@ -122,7 +122,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _JsonObject(dict[str, Any]):
-    """Arguments of a call: an object to a template that encodes them, their JSON to one that writes them out."""
+    """Arguments of a call: an object for templates that encode them, its JSON for templates that print them."""
 
     def __str__(self) -> str:
         return _to_json(self)
@@ -161,7 +161,7 @@ def _filtered(node: nodes.Node | None, filter_name: str, line: int) -> nodes.Fil
 
 
 def _put_bounds(node: nodes.Node) -> None:
-    """Puts the limits into a parsed template: into every loop, filter, `~` and `{% set %}` block."""
+    """Insert the limits into every loop, filter, `~` and `{% set %}` block of a parsed template."""
 
     def bounded(value: Any) -> Any:
         if not isinstance(value, nodes.Node):
@@ -180,7 +180,7 @@ def _put_bounds(node: nodes.Node) -> None:
 
 
 def _content_format(tree: nodes.Template) -> tuple[ContentFormat, bool]:
-    """Whether the template iterates over a message's content, and whether it tells strings from parts."""
+    """Return "parts" if the template iterates over a message's content, and True if it also accepts strings."""
     names = {"content"}
 
     def is_content(node: nodes.Node | None) -> bool:
@@ -211,7 +211,7 @@ class ChatTemplate:
         time_limit_s: float = DEFAULT_TIME_LIMIT_S,
         max_output_chars: int = DEFAULT_MAX_OUTPUT_CHARS,
     ) -> None:
-        """Compiles `source`; raises CheckpointError naming `origin` and the line."""
+        """Compile `source`; raise CheckpointError naming `origin` and the line."""
         self.source = source
         self._time_limit_s = time_limit_s
         self._max_output_chars = max_output_chars
@@ -233,7 +233,7 @@ class ChatTemplate:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the template has a place for tools."""
+        """True if the template reads tools."""
         return self._tools_variable is not None
 
     def render(
@@ -244,7 +244,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
     ) -> str:
-        """The prompt text. Raises InvalidRequestError (param "messages") for whatever goes wrong inside."""
+        """Return the prompt text. Raises InvalidRequestError (param "messages") for any error in the template."""
         budget = _Budget(self._time_limit_s, self._max_output_chars)
         names = {
             "documents": None,
@@ -265,7 +265,7 @@ class ChatTemplate:
                 pieces.append(piece)
         except InvalidRequestError:
             raise
-        except Exception as error:  # the template's own code: anything may come out of it
+        except Exception as error:  # the template's code may raise anything
             reason = str(error)[:_MAX_ERROR_CHARS] or type(error).__name__
             raise InvalidRequestError(
                 f"The chat template does not accept these messages: {reason}", param="messages"
@@ -273,9 +273,9 @@ class ChatTemplate:
         return "".join(pieces)
 
     def _message(self, message: Message) -> dict[str, Any]:
-        """As templates expect it: no null fields, reasoning under all its names, content in their format.
+        """Return the message in the template's format: no null fields, reasoning under all its names.
 
-        A developer is the system to a template that knows no developers.
+        The role developer becomes system if the template does not know it.
         """
         plain = {key: value for key, value in message.items() if value is not None}
         if plain.get("role") == "developer" and not self._knows_developer:

@@ -14,14 +14,14 @@ _MAX_CHARACTER_BYTES = 4
 
 @dataclass(slots=True)
 class TextState:
-    """Where a text that grows token by token stands. Constant cost per byte; nothing is decoded twice.
+    """Decoder state of a text that grows token by token. Constant cost per byte; nothing is decoded twice.
 
-    The pieces that `push` returns, with what `flush` returns, join to the text of all tokens.
+    The outputs of `push` and `flush` join to the text of all tokens.
     """
 
     token_bytes: TokenBytes
     skipped_ids: frozenset[int]
-    """Tokens without text: the special tokens, or none."""
+    """Tokens without text: the control tokens, or none."""
     _num_spaces_to_strip: int = field(init=False)
     _decoder: codecs.IncrementalDecoder = field(init=False)
 
@@ -30,18 +30,18 @@ class TextState:
         self._decoder = _UTF8("replace")
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes; empty inside a character."""
+        """Return the text that this token completes; empty inside a character."""
         data = self._bytes(token_id)
         if data and self._num_spaces_to_strip:
             data = self._strip(data)
         return self._decoder.decode(data)
 
     def flush(self) -> str:
-        """U+FFFD when the text ends inside a character, else empty."""
+        """Return U+FFFD if the text ends inside a character, else an empty text."""
         return self._decoder.decode(b"", final=True)
 
     def skip_prompt(self, token_ids: Sequence[int]) -> None:
-        """Continue behind these tokens without returning their text; reads only their end.
+        """Continue after these tokens without returning their text; only their end is read.
 
         A character begun by the prompt is returned whole once later tokens complete it.
         """

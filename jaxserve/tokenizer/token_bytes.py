@@ -1,9 +1,9 @@
-"""The raw bytes of every token, and how bytes become text again.
+"""The raw bytes of every token, and their conversion to text.
 
-Three decoder families cover the models served here. Byte-level BPE spells each byte as one printable
-character. SentencePiece spells a space as U+2581 and a byte outside the vocabulary as `<0xE9>`, and
-its decoder drops the one leading space that its encoder added. WordPiece, of encoders that write nothing,
-marks what goes on a word with `##`; its decoder also removes spaces before punctuation, which we leave.
+Three decoder families cover the models served here. Byte-level BPE writes each byte as one printable
+character. SentencePiece writes a space as U+2581 and a byte outside the vocabulary as `<0xE9>`, and
+its decoder drops the leading space that its encoder added. WordPiece, used by encoders only, marks a token
+that continues a word with `##`; its decoder also removes spaces before punctuation, which we keep.
 
 Text is the UTF-8 of the joined bytes, with U+FFFD for each malformed part. For well-formed text this
 equals the decoder of the `tokenizers` package; it differs where that one is lossy: a malformed run of
@@ -24,7 +24,7 @@ from jaxserve.errors import CheckpointError
 
 _SPACE = "▁"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_WORD_GOES_ON = "##"
+_CONTINUATION = "##"
 _SENTENCEPIECE_STEPS = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
 
 
@@ -36,11 +36,11 @@ class TokenBytes:
     num_stripped_spaces: int
     """Spaces that the decoder removes from the start of a text: 0 or 1."""
     is_lossless: bool = True
-    """Whether a token of n characters stands for n of the text. WordPiece has one token for any unknown word."""
+    """True if a token of n characters covers n of the text. WordPiece has one token for all unknown words."""
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE's printable stand-in of each byte: Latin-1 where printable, else from U+0100 on."""
+    """Return byte-level BPE's character of each byte: Latin-1 if printable, else from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(0x100) if byte not in set(printable))
@@ -48,7 +48,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def token_bytes(backend: tokenizers.Tokenizer, origin: str) -> TokenBytes:
-    """The bytes of each token of `backend`; raises CheckpointError for a decoder of neither family."""
+    """Return the bytes of each token of `backend`; raise CheckpointError for a decoder of another family."""
     steps = _decoder_steps(backend)
     kinds = {step["type"] for step in steps}
     added = {token_id: token.content for token_id, token in backend.get_added_tokens_decoder().items()}
@@ -86,7 +86,7 @@ def _num_stripped_spaces(step: Mapping[str, Any]) -> int:
 
 
 def _byte_level(vocab: Mapping[int, str], added: Mapping[int, str]) -> dict[int, bytes]:
-    # Latin-1 characters that stand for no byte are sent outside Latin-1, so that encoding them fails.
+    # Latin-1 characters without a byte are mapped outside Latin-1, so that encoding them fails.
     to_latin1 = dict.fromkeys(range(0x100), 0x10000)
     to_latin1 |= {ord(char): byte for char, byte in byte_alphabet().items()}
     texts = {}
@@ -107,4 +107,4 @@ def _sentencepiece(vocab: Mapping[int, str], *, has_byte_tokens: bool) -> dict[i
 
 
 def _word_piece(token: str) -> bytes:
-    return (token.removeprefix(_WORD_GOES_ON) if token.startswith(_WORD_GOES_ON) else f" {token}").encode()
+    return (token.removeprefix(_CONTINUATION) if token.startswith(_CONTINUATION) else f" {token}").encode()

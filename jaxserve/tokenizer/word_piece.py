@@ -1,4 +1,4 @@
-"""BERT's tokenizer from its `vocab.txt`: one token a line, its id the number of the line."""
+"""BERT's tokenizer from its `vocab.txt`: one token per line, whose number is its id."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _CONTROL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def word_piece(path: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """`path`: vocab.txt; `config`: tokenizer_config.json. Texts become `[CLS] text [SEP]`, pairs `[CLS] a [SEP] b [SEP]`."""
+    """Build the tokenizer of a vocab.txt; config: tokenizer_config.json.
+
+    Texts become `[CLS] text [SEP]`, pairs `[CLS] a [SEP] b [SEP]`.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

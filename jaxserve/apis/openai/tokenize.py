@@ -136,12 +136,12 @@ async def detokenize(call: Call, body: DetokenizeRequest) -> DetokenizeReply:
 async def tokenizer_info(call: Call) -> TokenizerInfo:
     """Special tokens, chat template and length limit."""
     model_info, tokenizer = call.frontend.client.require_ready(), call.frontend.tokenization.tokenizer
-    named = tokenizer.named_tokens
+    named = tokenizer.chat_templates.named_tokens
     return TokenizerInfo(
         bos_token=named.get("bos_token"),
         eos_token=named.get("eos_token"),
         pad_token=named.get("pad_token"),
         unk_token=named.get("unk_token"),
-        chat_template=tokenizer.chat_template_source,
+        chat_template=tokenizer.chat_templates.default_source,
         model_max_length=model_info.max_model_len,
     )

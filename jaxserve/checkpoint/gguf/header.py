@@ -183,7 +183,9 @@ class _Parser:
     def _take(self, length: int, what: str) -> bytes:
         left = self._limit - self._position
         if length > left:
-            self._fail(what, f"{length} bytes", self._bytes_left())
+            is_cut = self._limit < len(self._data)
+            rest = f"of the {MAX_HEADER_BYTES} bytes a header may have" if is_cut else "in the file"
+            self._fail(what, f"{length} bytes", f"{left} left {rest}")
         start = self._position
         self._position += length
         return self._data[start : self._position]
@@ -244,12 +246,6 @@ class _Parser:
                 )
             end, last_name = record.offset + record.num_bytes, record.name
         return tuple(placed.values())
-
-    def _bytes_left(self) -> str:
-        left = self._limit - self._position
-        if self._limit < len(self._data):
-            return f"{left} left of the {MAX_HEADER_BYTES} bytes a header may have"
-        return f"{left} left in the file"
 
     def _fail(self, what: str, expected: str, found: str) -> NoReturn:
         raise CheckpointError(f"{self._path}: {what}: expected {expected}, found {found}")

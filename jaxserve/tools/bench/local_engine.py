@@ -32,7 +32,7 @@ def run_offline(
     """Load the model, measure `load` in the format of the model (chat, if it has a template) and return the figures."""
     path = resolve(config.model.model, config.model.revision)
     tokenizer = tokenizer_of(config, path)
-    load = dataclasses.replace(load, form="chat" if tokenizer.has_chat_template else "text")
+    load = dataclasses.replace(load, form="chat" if tokenizer.chat_templates else "text")
     spec = EngineSpec(config=config, model_path=str(path), address="")
     with StartupDisplay() as display:
         executor = build_executor(spec, lambda *progress: display.show(StartupProgress(*progress)))

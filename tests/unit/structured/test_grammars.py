@@ -50,7 +50,7 @@ def test_forced_text_becomes_tokens_of_exactly_these_bytes(tokenizer: Tokenizer,
     vocabulary = Vocabulary(tokenizer)
     ids = vocabulary(text.encode())
     assert b"".join(tokenizer.token_bytes(token) for token in ids) == text.encode()
-    assert not set(ids) & tokenizer.special_token_ids
+    assert not set(ids) & tokenizer.control_tokens.ids
 
 
 @pytest.mark.parametrize(

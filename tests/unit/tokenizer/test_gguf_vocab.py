@@ -60,7 +60,7 @@ def test_smollm2_facts() -> None:
     loaded = smollm2()
     assert (loaded.vocab_size, loaded.max_token_id, loaded.bos_token_id, loaded.eos_token_id) == (49152, 49151, 1, 2)
     assert set(loaded.eos_token_ids) == {2, 0}
-    assert loaded.special_token_ids == frozenset(range(17))
+    assert loaded.control_tokens.ids == frozenset(range(17))
 
 
 def test_smollm2_chat_begins_with_its_own_system_prompt_and_one_bos() -> None:
@@ -126,13 +126,13 @@ def test_added_tokens_are_found_before_words_are_cut() -> None:
     loaded = tokenizer(BYTE_LEVEL, pre="gpt-2")
     user_defined = BYTE_LEVEL["tokenizer.ggml.tokens"].index("user defined")
     assert user_defined in loaded.encode("xuser definedy")
-    assert user_defined not in loaded.special_token_ids
+    assert user_defined not in loaded.control_tokens.ids
     assert loaded.token_bytes(user_defined) == b"user defined"
 
 
 def test_control_tokens_are_special_and_end_tokens_are_collected() -> None:
     loaded = tokenizer(BYTE_LEVEL, eos_token_id=1, eot_token_id=5)
-    assert loaded.special_token_ids == {0, 1, 2}
+    assert loaded.control_tokens.ids == {0, 1, 2}
     assert loaded.eos_token_id == 1
     # eos, eot, then the control tokens spelled <|endoftext|> and <|im_end|>
     assert loaded.eos_token_ids == (1, 5, 0, 2)

@@ -44,27 +44,27 @@ def test_special_tokens_are_strings_or_objects_in_either_file(directory: Path) -
     write(directory / "chat_template.jinja", "{{ bos_token }} {{ eos_token }}")
     loaded = load_tokenizer(directory)
     assert (loaded.bos_token_id, loaded.eos_token_id) == (0, 1)
-    assert loaded.render_chat(USER) == "<|endoftext|> <|im_start|>"
+    assert loaded.chat_templates.render(USER) == "<|endoftext|> <|im_start|>"
 
 
 def test_chat_templates_come_from_the_first_of_option_file_and_config(directory: Path, tmp_path: Path) -> None:
-    assert load_tokenizer(directory).render_chat(USER).startswith("<|im_start|>user")
+    assert load_tokenizer(directory).chat_templates.render(USER).startswith("<|im_start|>user")
     change_config(
         directory, chat_template=[{"name": "default", "template": "named"}, {"name": "tool_use", "template": "t"}]
     )
-    assert load_tokenizer(directory).render_chat(USER) == "named"
-    assert load_tokenizer(directory).render_chat(USER, tools=[{}]) == "t"
+    assert load_tokenizer(directory).chat_templates.render(USER) == "named"
+    assert load_tokenizer(directory).chat_templates.render(USER, tools=[{}]) == "t"
     write(directory / "chat_template.jinja", "file")
-    assert load_tokenizer(directory).render_chat(USER) == "file"
+    assert load_tokenizer(directory).chat_templates.render(USER) == "file"
     write(tmp_path / "own.jinja", "option")
     loaded = load_tokenizer(directory, chat_template=tmp_path / "own.jinja")
-    assert loaded.render_chat(USER) == loaded.render_chat(USER, tools=[{}]) == "option"
+    assert loaded.chat_templates.render(USER) == loaded.chat_templates.render(USER, tools=[{}]) == "option"
 
 
 def test_additional_templates_are_found_by_file_name(directory: Path) -> None:
     (directory / "additional_chat_templates").mkdir()
     write(directory / "additional_chat_templates" / "tool_use.jinja", "for tools")
-    assert load_tokenizer(directory).render_chat(USER, tools=[{"name": "f"}]) == "for tools"
+    assert load_tokenizer(directory).chat_templates.render(USER, tools=[{"name": "f"}]) == "for tools"
 
 
 def test_code_of_the_checkpoint_is_never_run(directory: Path, tmp_path: Path) -> None:

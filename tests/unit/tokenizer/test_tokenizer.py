@@ -121,7 +121,7 @@ def test_lone_surrogate_is_refused(either: Tokenizer) -> None:
 
 def test_chat_encodes_the_rendered_template_without_another_bos(either: Tokenizer) -> None:
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "é"}]
-    prompt = either.render_chat(messages)
+    prompt = either.chat_templates.render(messages)
     ids = either.encode_chat(messages)
     assert ids == either.encode(prompt, add_special_tokens=False)
     assert ids.count(1) == (3 if prompt.startswith("<|im_start|>") else 1)
@@ -135,9 +135,9 @@ def test_only_the_template_makes_control_tokens(byte_level: Tokenizer, content: 
         {"role": "user", "content": [{"type": "text", "text": content}]},
     ):
         ids = byte_level.encode_chat([message])
-        control = [token_id for token_id in ids if token_id in byte_level.special_token_ids]
-        assert control == [token_id for token_id in harmless if token_id in byte_level.special_token_ids]
-        assert byte_level.decode(ids, skip_special_tokens=False) == byte_level.render_chat([message])
+        control = [token_id for token_id in ids if token_id in byte_level.control_tokens.ids]
+        assert control == [token_id for token_id in harmless if token_id in byte_level.control_tokens.ids]
+        assert byte_level.decode(ids, skip_special_tokens=False) == byte_level.chat_templates.render([message])
 
 
 def test_control_tokens_spelled_in_a_raw_prompt_are_control_tokens(byte_level: Tokenizer) -> None:
@@ -155,28 +155,30 @@ def test_deeply_nested_tools_are_refused(byte_level: Tokenizer) -> None:
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "bos_token", "raise_exception", "a b"])
 def test_template_variables_cannot_replace_what_the_template_has(byte_level: Tokenizer, name: str) -> None:
     with pytest.raises(InvalidRequestError, match="not a variable that a request may set") as caught:
-        byte_level.render_chat([{"role": "user", "content": "x"}], template_variables={name: "y"})
+        byte_level.chat_templates.render([{"role": "user", "content": "x"}], template_variables={name: "y"})
     assert caught.value.param == "chat_template_kwargs"
 
 
 def test_template_variables_reach_the_template() -> None:
     backend = tokenizers.Tokenizer.from_file(str(FIXTURES / "byte_level" / "tokenizer.json"))
     loaded = Tokenizer(source_of(backend, {"default": "{{ 'on' if enable_thinking else 'off' }}"}))
-    assert loaded.render_chat([]) == "off"
-    assert loaded.render_chat([], template_variables={"enable_thinking": True, "tokenize": 1, "self": 2}) == "on"
+    assert loaded.chat_templates.render([]) == "off"
+    assert (
+        loaded.chat_templates.render([], template_variables={"enable_thinking": True, "tokenize": 1, "self": 2}) == "on"
+    )
 
 
 def test_requests_with_tools_use_the_template_for_tools() -> None:
     backend = tokenizers.Tokenizer.from_file(str(FIXTURES / "byte_level" / "tokenizer.json"))
     loaded = Tokenizer(source_of(backend, {"default": "plain", "tool_use": "{{ tools[0].name }}"}))
-    assert loaded.render_chat([]) == "plain"
-    assert loaded.render_chat([], tools=[{"name": "f"}]) == "f"
+    assert loaded.chat_templates.render([]) == "plain"
+    assert loaded.chat_templates.render([], tools=[{"name": "f"}]) == "f"
 
 
 def test_without_a_chat_template_chats_are_refused() -> None:
     backend = tokenizers.Tokenizer.from_file(str(FIXTURES / "byte_level" / "tokenizer.json"))
     loaded = Tokenizer(source_of(backend))
-    assert not loaded.has_chat_template
+    assert not loaded.chat_templates
     with pytest.raises(InvalidRequestError, match="no chat template") as caught:
         loaded.encode_chat([{"role": "user", "content": "x"}])
     assert caught.value.param == "messages"
@@ -242,22 +244,22 @@ def test_a_message_that_the_template_leaves_out_is_not_continued() -> None:
 
 def test_control_tokens_spelled_in_markers_are_found() -> None:
     tokenizer = load_tokenizer(FIXTURES / "byte_level")
-    assert tokenizer.special_tokens_in(["<|im_end|>\n", "x"]) == {2}
-    assert tokenizer.special_tokens_in([]) == frozenset()
-    assert tokenizer.with_control_tokens("a<|im_end|><|im_end|>\n") == ("a", 2, 2, "\n")
-    assert tokenizer.with_control_tokens("<|im_end|>") == (2,)
-    assert tokenizer.with_control_tokens("a<|im_end") == ("a<|im_end",)
-    assert tokenizer.with_control_tokens("") == ()
-    assert tokenizer.has_control_tokens(["<|im_end|>"])
-    assert not tokenizer.has_control_tokens(["<|im_end|>", "a"])
+    assert tokenizer.control_tokens.in_texts(["<|im_end|>\n", "x"]) == {2}
+    assert tokenizer.control_tokens.in_texts([]) == frozenset()
+    assert tokenizer.control_tokens.split("a<|im_end|><|im_end|>\n") == ("a", 2, 2, "\n")
+    assert tokenizer.control_tokens.split("<|im_end|>") == (2,)
+    assert tokenizer.control_tokens.split("a<|im_end") == ("a<|im_end",)
+    assert tokenizer.control_tokens.split("") == ()
+    assert tokenizer.control_tokens.include(["<|im_end|>"])
+    assert not tokenizer.control_tokens.include(["<|im_end|>", "a"])
 
 
 def test_variables_of_the_template_for_tools_count_where_tools_are() -> None:
     backend = tokenizers.Tokenizer.from_file(str(FIXTURES / "byte_level" / "tokenizer.json"))
     tokenizer = Tokenizer(source_of(backend, {"default": "{{ a }}", "tool_use": "{{ tools }}"}))
-    assert [tokenizer.template_reads("tools", has_tools=has) for has in (False, True)] == [False, True]
-    assert tokenizer.takes_tools
-    assert tokenizer.chat_template_sources == ("{{ a }}", "{{ tools }}")
+    assert [tokenizer.chat_templates.read("tools", has_tools=has) for has in (False, True)] == [False, True]
+    assert tokenizer.chat_templates.take_tools
+    assert tokenizer.chat_templates.sources == ("{{ a }}", "{{ tools }}")
     without = Tokenizer(source_of(backend))
-    assert not without.template_reads("tools")
-    assert not without.takes_tools
+    assert not without.chat_templates.read("tools")
+    assert not without.chat_templates.take_tools

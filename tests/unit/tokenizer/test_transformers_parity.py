@@ -94,9 +94,9 @@ def test_chats_render_as_in_transformers(transformers: Any, template: Path, chat
             )
         except Exception:  # whatever the template raised there, it is a refusal here
             with pytest.raises(InvalidRequestError):
-                ours.render_chat(messages, template_variables=variables, **options)
+                ours.chat_templates.render(messages, template_variables=variables, **options)
             continue
-        assert ours.render_chat(messages, template_variables=variables, **options) == expected
+        assert ours.chat_templates.render(messages, template_variables=variables, **options) == expected
         assert ours.encode_chat(messages, template_variables=variables, **options) == expected_ids
 
 
