@@ -1,4 +1,4 @@
-"""The page `docs/api.md`: every endpoint and every field, from the same declarations as `/openapi.json`."""
+"""Makes the page `docs/api.md` from the same declarations as `/openapi.json`: every endpoint and field."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TAGS = get_args(Tag)
 
 
 def api_page() -> str:
-    """The whole page as Markdown."""
+    """Return the page as Markdown."""
     document = openapi_document(tuple(collect_routes()), LimitsConfig())
     schemas = document["components"]["schemas"]
     operations = [
@@ -67,7 +67,7 @@ def options_table() -> str:
 
 
 def _body(operation: dict[str, Any]) -> dict[str, Any]:
-    """The reference to the schema of the body; empty without one."""
+    """Return the reference to the body's schema; empty without a body."""
     content = operation.get("requestBody", {}).get("content", {})
     reference: dict[str, Any] = content.get("application/json", {}).get("schema", {})
     return reference

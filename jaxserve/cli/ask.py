@@ -1,4 +1,4 @@
-"""What `jaxserve chat` and `jaxserve complete` have in common: whom to ask, and how replies are sampled."""
+"""Options of `jaxserve chat` and `jaxserve complete` for the server and for sampling."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAMPLING = ("temperature", "top_p", "max_tokens", "seed", "stop")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """A server that answered, and where its replies go."""
+    """A server that answers, and the screen for its replies."""
 
     remote: Remote
     model: str
@@ -46,15 +46,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--api-key", help="sent as bearer token (default: JAXSERVE_API_KEY)")
     sampling = parser.add_argument_group("sampling (defaults are the server's)")
     sampling.add_argument("--temperature", type=float, metavar="X", help="0: always the most likely token")
-    sampling.add_argument("--top-p", type=float, metavar="X", help="least likely tokens beyond this sum are left out")
+    sampling.add_argument(
+        "--top-p", type=float, metavar="X", help="sample from the most likely tokens up to this sum of probabilities"
+    )
     sampling.add_argument("--max-tokens", type=int, metavar="N", help="longest reply")
     sampling.add_argument("--seed", type=int, metavar="N", help="same seed, same reply")
     sampling.add_argument("--stop", action="append", metavar="TEXT", help="end replies here; may be repeated")
-    parser.add_argument("--verbose", action="store_true", help="tokens and speed behind every reply")
+    parser.add_argument("--verbose", action="store_true", help="show tokens and speed after every reply")
 
 
 def run(arguments: argparse.Namespace, serve_words: Sequence[str], work: Callable[[Asking], None]) -> int:
-    """Do `work` with a server; exit code 1 when the server fails, 130 after a Ctrl-C."""
+    """Do `work` with a server; returns 1 if the server fails, else 0."""
     if arguments.path and arguments.url:
         raise ConfigError(f"MODEL {arguments.path} starts a server, --url {arguments.url} names one: give one of them")
     if serve_words and not arguments.path:
@@ -72,19 +74,19 @@ def run(arguments: argparse.Namespace, serve_words: Sequence[str], work: Callabl
         return 1
     except ServerEndedError as error:
         return error.exit_code
-    except BrokenPipeError:  # `jaxserve complete ... | head`: nobody reads on
+    except BrokenPipeError:  # `jaxserve complete ... | head` closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
 
 
 def complain(line: str) -> None:
-    """One line on stderr."""
+    """Print one line on stderr."""
     print(f"jaxserve: error: {line}", file=sys.stderr)
 
 
 def read_stdin() -> str:
-    """All of it. Raises ConfigError for what is not text."""
+    """Return all of stdin. Raises ConfigError if it is not UTF-8."""
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
@@ -92,7 +94,7 @@ def read_stdin() -> str:
 
 
 def report(reply: Reply, *, is_verbose: bool) -> None:
-    """What is to be said behind the only reply; raises KeyboardInterrupt where a Ctrl-C ended it."""
+    """Print the summary of a single reply. Raises KeyboardInterrupt if Ctrl-C ended it."""
     if is_verbose:
         print(f"[{reply.summary()}]", file=sys.stderr)
     if reply.is_stopped:

@@ -1,4 +1,4 @@
-"""`jaxserve bench serve`, `bench offline` and `bench startup`: from flags to figures, progress and files."""
+"""`jaxserve bench serve`, `bench offline` and `bench startup`: flags, progress, tables and files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One thing to measure. `run` returns the figures of its runs; a failed request is exit code 1."""
+    """A kind of benchmark. `run` returns the figures of its runs; a failed request makes the exit code 1."""
 
     summary: str
     usage: str
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit code 0, or 1 when a request failed or a server did not start."""
+    """Measure, print and write the figures; returns 1 if a request failed or a server did not start, else 0."""
     if arguments.kind is None:
         raise ConfigError(f"choose what to measure: {', '.join(f'`jaxserve bench {name}`' for name in KINDS)}")
     if arguments.json and not Path(arguments.json).parent.is_dir():
@@ -171,7 +171,7 @@ KINDS: Mapping[str, Kind] = {
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int], tuple[Callable[[], None], Callable[[RequestRecord], None]]]]:
-    """Adds bars on stderr: a name and a number of requests give what to call at the start and for every end."""
+    """Yield a function that adds a bar on stderr; it returns the callbacks for the start and for every finished request."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bars:
 
@@ -194,7 +194,7 @@ def _workload(arguments: argparse.Namespace) -> Workload:
 
 
 def _levels(concurrencies: Sequence[int] | None, counts: Sequence[int]) -> list[Level]:
-    """One level for each number of requests at a time, with its number of requests."""
+    """Return one level for each concurrency, with its number of requests."""
     at_a_time: Sequence[int | None] = concurrencies or (None,)
     if len(counts) not in (1, len(at_a_time)):
         raise ConfigError(

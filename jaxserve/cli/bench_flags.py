@@ -1,4 +1,4 @@
-"""The flags of `jaxserve bench`; those of `vllm bench serve` have its names and meanings."""
+"""The flags of `jaxserve bench`, with the names and meanings of `vllm bench serve`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     )
     server.add_argument("--keep-alive", action="store_true", help="reuse connections (default: one for each request)")
     server.add_argument(
-        "--timeout", type=_positive_number, default=3600.0, metavar="SECONDS", help="of a request (default: 3600)"
+        "--timeout", type=_positive_number, default=3600.0, metavar="SECONDS", help="longest request (default: 3600)"
     )
     load = parser.add_argument_group("load")
     _add_workload(load)
@@ -50,20 +50,22 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         type=_positive_number,
         default=1.0,
         metavar="X",
-        help="of --request-rate: 1 is a Poisson process (default), less comes in bursts, more is more even",
+        help="shape of the arrivals of --request-rate: 1 is a Poisson process (default), less makes bursts, more is more even",
     )
-    load.add_argument("--seed", type=int, default=0, help="of prompts, lengths and arrivals (default: 0)")
+    load.add_argument("--seed", type=int, default=0, help="seed of prompts, lengths and arrivals (default: 0)")
     report = parser.add_argument_group("report")
     report.add_argument(
         "--goodput",
         nargs="+",
         type=_limit,
         metavar="METRIC:MS",
-        help=f"count the requests that keep these limits, of {', '.join(GOODPUT_METRICS)}, e.g. ttft:500 tpot:50",
+        help=f"count the requests within limits of {', '.join(GOODPUT_METRICS)}, e.g. ttft:500 tpot:50",
     )
     _add_report(report)
-    report.add_argument("--save-detailed", action="store_true", help="with --json: a value for every request as well")
-    report.add_argument("--label", help="name of the server in --json and --plot (default there: the model)")
+    report.add_argument(
+        "--save-detailed", action="store_true", help="write the values of every request, too, with --json"
+    )
+    report.add_argument("--label", help="name of the server in --json and --plot (default: the model)")
     report.add_argument("--plot", metavar="FILE", help="draw latency against throughput: .png, .svg or .pdf")
 
 
@@ -78,7 +80,7 @@ def add_offline(parser: argparse.ArgumentParser) -> None:
         "--structured-outputs",
         type=_json_object,
         metavar="JSON",
-        help='hold every reply to a form, as the request field of that name: \'{"json": {"type": "array"}}\'',
+        help='constrain every reply, as the request field of that name: \'{"json": {"type": "array"}}\'',
     )
     _add_report(parser.add_argument_group("report"))
     add_flags(parser, sections=ENGINE_SECTIONS)  # --seed is the seed of the prompts as well
@@ -89,7 +91,7 @@ def add_startup(parser: argparse.ArgumentParser) -> None:
         "--num-warm", type=_count, default=3, metavar="N", help="warm starts after the cold one (default: 3)"
     )
     parser.add_argument(
-        "--timeout", type=_positive_number, default=600.0, metavar="SECONDS", help="of a start (default: 600)"
+        "--timeout", type=_positive_number, default=600.0, metavar="SECONDS", help="longest start (default: 600)"
     )
     parser.add_argument("--json", metavar="FILE", help="write the figures")
     parser.add_argument("serve_words", nargs="*", metavar="SERVE OPTIONS", help="after `--`: MODEL and flags of serve")
@@ -110,7 +112,7 @@ def _add_report(group: Any) -> None:
         type=_percentiles,
         default=list(DEFAULT_PERCENTILES),
         metavar="P[,P...]",
-        help=f"of the latencies (default: {','.join(f'{percent:g}' for percent in DEFAULT_PERCENTILES)})",
+        help=f"percentiles of the latencies (default: {','.join(f'{percent:g}' for percent in DEFAULT_PERCENTILES)})",
     )
     group.add_argument("--json", metavar="FILE", help="write the figures, named as `vllm bench serve` names them")
 

@@ -1,4 +1,4 @@
-"""How the figures of `jaxserve bench` look on a terminal."""
+"""Tables of `jaxserve bench` on a terminal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SWEEP = (FAILED, *RATES)
 
 
 def print_run(figures: Figures, percentiles: Sequence[float]) -> None:
-    """One run: totals and latencies."""
+    """Print the totals and latencies of one run."""
     console = Console()
     totals = Table(show_header=False)
     for name, key, form in TOTALS:
@@ -47,7 +47,7 @@ def print_run(figures: Figures, percentiles: Sequence[float]) -> None:
 
 
 def print_sweep(runs: Sequence[Figures], percentiles: Sequence[float]) -> None:
-    """Several runs: a column for each."""
+    """Print several runs, one column each."""
     rows = [row for row in SWEEP if any(run[row[1]] is not None for run in runs)]
     for latency, name in LATENCIES.items():
         rows.append((f"{name} (ms), median", f"median_{latency}_ms", ".1f"))
@@ -62,7 +62,7 @@ def print_sweep(runs: Sequence[Figures], percentiles: Sequence[float]) -> None:
 
 
 def print_notes(runs: Sequence[Figures]) -> None:
-    """What makes figures incomparable, and what failed."""
+    """Print what makes figures incomparable, and the errors."""
     console = Console()
     omitted = sorted({name for run in runs for name in run.get("omitted_fields", ())})
     if omitted:
@@ -82,7 +82,7 @@ def print_notes(runs: Sequence[Figures]) -> None:
 
 
 def print_engine(figures: Figures) -> None:
-    """The engine's own figures of an offline run."""
+    """Print the engine's figures of an offline run."""
     totals = Table(show_header=False)
     for name, text in (
         ("steps", f"{figures['num_steps']}"),
@@ -102,7 +102,7 @@ def print_engine(figures: Figures) -> None:
 
 
 def print_startup(figures: Figures) -> None:
-    """Cold start, and the median of the warm ones."""
+    """Print the cold start and the median of the warm ones."""
     table = Table("start", "answers HTTP (s)", "ready (s)")
     table.add_row("cold", f"{figures['cold_listening_s']:.2f}", f"{figures['cold_ready_s']:.2f}")
     if warm := figures["warm_ready_s"]:

@@ -1,4 +1,4 @@
-"""`jaxserve chat`: a conversation in the terminal, or one answer to what is piped in."""
+"""`jaxserve chat`: a conversation in the terminal, or one answer to piped text."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from jaxserve.tools.terminal.conversation import Conversation
 EXAMPLES = """\
 examples:
   jaxserve chat                                      the server on this machine
-  jaxserve chat ./model.gguf -- --max-model-len 4096 a server of its own, stopped at the end
+  jaxserve chat ./model.gguf -- --max-model-len 4096 starts a server and stops it at the end
   jaxserve chat --url http://gpu:8000 --verbose      any server with OpenAI's API
-  git diff | jaxserve chat --system 'Review this.'   one answer to what is piped in
+  git diff | jaxserve chat --system 'Review this.'   one answer to piped text
 
 in the chat: /help lists the commands, Ctrl-C stops a reply, Ctrl-D ends
 """
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, serve_words: Sequence[str]) -> int:
-    """Exit code 0, or 1 when there is no server or a piped question has no answer."""
+    """Chat until the user ends it; returns 1 if there is no server or a piped question gets no answer, else 0."""
     question = None if sys.stdin.isatty() else ask.read_stdin()
 
     def work(asking: ask.Asking) -> None:
@@ -54,6 +54,6 @@ def run(arguments: argparse.Namespace, serve_words: Sequence[str]) -> int:
 
 
 def _edit_lines() -> None:
-    """Importing it gives `input` line editing and the lines before."""
+    """Import readline, which gives `input` line editing and history."""
     with contextlib.suppress(ImportError):  # a Python built without it
         import readline  # noqa: F401

@@ -1,4 +1,4 @@
-"""`jaxserve compile`: every program of a model into a directory that `jaxserve serve --compile-cache` starts from."""
+"""`jaxserve compile`: compile every program of a model into a directory for `jaxserve serve --compile-cache`."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from jaxserve.runtime.settings import ENGINE_SECTIONS, SETTINGS, format_value, v
 from jaxserve.runtime.startup_display import StartupDisplay
 
 EPILOG = """\
-Run it on the kind of host and device that will serve, with the settings that will be served with. No weights are
-loaded: MODEL may be a directory that holds config.json alone, and of a hub id only config files are fetched.
---output takes the place of --compile-cache.
+Run it on the same kind of host and device as the server, with the server's settings. No weights are loaded: MODEL may
+be a directory with only config.json, and of a hub id only config files are fetched. --output replaces --compile-cache.
 """
 _MIB = 1 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where to, and the settings that decide which programs there are."""
+    """Add --output and the settings that determine the programs."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
-    parser.add_argument("--output", metavar="DIR", help="directory to fill; what it has already is kept")
+    parser.add_argument("--output", metavar="DIR", help="directory to fill; programs that it has already are kept")
     add_flags(parser, sections=ENGINE_SECTIONS)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compile, list what was made, and say how to serve from it."""
+    """Compile, list the programs, and print the command that serves with them."""
     if not arguments.output:
         raise ConfigError("--output DIR is missing: the directory for the compiled programs")
     config = config_from_flags(arguments)
@@ -39,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     directory = Path(arguments.output).expanduser()
     path = resolve(config.model.model, config.model.revision, weights=False)
 
-    from jaxserve.executor.precompile import precompile  # imports jax: a mistake in a flag need not wait for it
+    from jaxserve.executor.precompile import precompile  # imports jax, after the flags are checked
 
     with StartupDisplay() as display:
         result = precompile(
@@ -61,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _settings(config: Config) -> dict[str, str]:
-    """Those that were chosen, by name."""
+    """Return the settings that differ from their defaults, by name."""
     return {
         setting.name: str(format_value(setting, value))
         for setting in SETTINGS
@@ -71,7 +70,7 @@ def _settings(config: Config) -> dict[str, str]:
 
 
 def _flags(config: Config) -> list[str]:
-    """The same as words of a command line."""
+    """Return the settings that differ from their defaults, as words of a command line."""
     chosen = _settings(config)
     words: list[str] = []
     for setting in SETTINGS:

@@ -1,4 +1,4 @@
-"""`jaxserve complete`: what a model writes behind a text."""
+"""`jaxserve complete`: the model's continuation of a text."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ DEFAULT_MAX_TOKENS = 128
 EXAMPLES = """\
 examples:
   jaxserve complete 'Once upon a time'               the server on this machine
-  jaxserve complete 'def add(a, b):' --stop 'def'    until it would begin the next function
-  jaxserve complete - ./model.gguf < prompt.txt      a server of its own; `-` or nothing: the text is piped in
+  jaxserve complete 'def add(a, b):' --stop 'def'    until the next function would begin
+  jaxserve complete - ./model.gguf < prompt.txt      starts a server; `-` or nothing: the text is piped in
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
-    parser.add_argument("text", nargs="?", default="-", metavar="TEXT", help="what comes before; `-`: stdin (default)")
+    parser.add_argument("text", nargs="?", default="-", metavar="TEXT", help="text to continue; `-`: stdin (default)")
     ask.add_arguments(parser)
     parser.set_defaults(max_tokens=DEFAULT_MAX_TOKENS)
 
 
 def run(arguments: argparse.Namespace, serve_words: Sequence[str]) -> int:
-    """Exit code 0, or 1 when the server fails."""
+    """Print the continuation; returns 1 if the server fails, else 0."""
     if arguments.text == "-" and sys.stdin.isatty():
         raise ConfigError("no text: `jaxserve complete TEXT`, or pipe it in")
     text = ask.read_stdin() if arguments.text == "-" else arguments.text

@@ -1,4 +1,4 @@
-"""`jaxserve health`: ask a running server whether it is alive. Standard library only, for container health checks."""
+"""`jaxserve health`: check that a running server is alive. Uses the standard library only, for container health checks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from jaxserve.runtime.environment import base_url
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="base URL of the server (default: from JAXSERVE_HOST and JAXSERVE_PORT)")
-    parser.add_argument("--ready", action="store_true", help="ask /ready (may serve) instead of /health (is alive)")
-    parser.add_argument("--timeout", type=float, default=3.0, metavar="SECONDS", help="give up after (default: 3)")
+    parser.add_argument(
+        "--ready", action="store_true", help="ask /ready (accepts requests) instead of /health (is alive)"
+    )
+    parser.add_argument("--timeout", type=float, default=3.0, metavar="SECONDS", help="time-out (default: 3)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit code 0 when the server answers 200, else 1 with the reason on stderr."""
+    """Return 0 if the server answers 200, else 1 with the reason on stderr."""
     url = base_url(arguments.url) + ("/ready" if arguments.ready else "/health")
     problem = check_health(url, timeout_s=arguments.timeout)
     if problem is None:
@@ -28,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check_health(url: str, *, timeout_s: float) -> str | None:
-    """None when `url` answers 200, else what happened in a few words."""
+    """Return None if `url` answers 200, else the reason in a few words."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # http_proxy must not catch localhost
     try:
         with opener.open(url, timeout=timeout_s) as response:

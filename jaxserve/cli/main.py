@@ -27,12 +27,12 @@ commands:
 {commands}
 
 examples:
-  jaxserve serve                                       the default model, where it is installed
+  jaxserve serve                                       the default model, if it is installed
   jaxserve serve ./model.gguf --port 8123              a GGUF file
   jaxserve serve Qwen/Qwen3-0.6B --max-model-len 4096  a model of the Hugging Face hub
-  jaxserve serve --config configs/laptop-cpu.yaml      settings from a file; flags win over it
+  jaxserve serve --config configs/laptop-cpu.yaml      settings from a file; flags override it
   jaxserve chat                                        talk to the running server; `jaxserve chat MODEL` starts one
-  jaxserve plan Qwen/Qwen3-0.6B --device h200          memory and speed on a device, before anything is loaded
+  jaxserve plan Qwen/Qwen3-0.6B --device h200          memory and speed on a device, without loading it
   jaxserve bench serve --workload chat                 load a running server and report latencies
 
 Every setting is a flag (--max-num-seqs), an environment variable (JAXSERVE_MAX_NUM_SEQS) and a file key
@@ -131,10 +131,10 @@ COMMANDS = (
         "[TEXT [MODEL]] [OPTIONS] [-- SERVE OPTIONS]",
         takes_serve_words=True,
     ),
-    Command("plan", "say what a model needs on a device and how fast it could be", "[MODEL] [OPTIONS]"),
+    Command("plan", "print what a model needs on a device and how fast it could be", "[MODEL] [OPTIONS]"),
     Command(
         "compile",
-        "compile a model's programs ahead, for a cache to be shipped",
+        "compile a model's programs ahead of time, into a cache to ship",
         "[MODEL] --output DIR [OPTIONS]",
     ),
     Command("bench", "measure a running server, the engine alone, or how fast a server starts"),

@@ -1,4 +1,4 @@
-"""`jaxserve plan`: what a model will need on a device, before anything is loaded. Touches no accelerator."""
+"""`jaxserve plan`: memory and speed of a model on a device, without loading it or using an accelerator."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 EXIT_FITS, EXIT_DOES_NOT_FIT = 0, 1
 EPILOG = """\
-exit codes: 0 it fits, 1 it does not (the last table says what would), 2 a mistake in the command or the model
+exit codes: 0 fits, 1 does not fit (the last table lists changes that do), 2 error in the command or the model
 
-MODEL may also be a directory that holds config.json and no weights; of a hub id, only config files are fetched.
+MODEL may be a directory with only config.json; of a hub id, only config files are fetched.
 """
 _LEAST_WIDTH = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The settings that decide sizes, and what to plan for."""
+    """Add the device and the settings that determine sizes."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     group = parser.add_argument_group("plan")
-    group.add_argument("--device", choices=NAMES, default="cpu", help="device to plan for (default: cpu, this one)")
     group.add_argument(
-        "--device-memory", metavar="SIZE", help="memory of one device that may be used (default: what is known of it)"
+        "--device", choices=NAMES, default="cpu", help="device to plan for (default: cpu, this machine's)"
     )
+    group.add_argument("--device-memory", metavar="SIZE", help="usable memory of one device (default: the device's)")
     group.add_argument("--json", action="store_true", help="print the plan as JSON")
     group.add_argument("--no-compile", action="store_true", help="estimate the workspace instead of compiling")
     group.add_argument(
@@ -47,13 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the plan; the exit code says whether it fits."""
+    """Print the plan; returns 0 if the model fits, else 1."""
     config = config_from_flags(arguments)
     config.model.check_generates()
     if config.model.adapters:
-        raise ConfigError("--lora-modules: plans are made of the model alone; leave adapters out")
+        raise ConfigError("--lora-modules: `plan` does not support adapters")
     device = find_device(arguments.device, _device_memory(arguments.device_memory))
-    with _only_errors():  # what the engine would warn of stands in the notes
+    with _only_errors():  # the notes have the engine's warnings
         plan = _make_plan(config, device, arguments)
     if arguments.json:
         from jaxserve.tools.planning.plan import to_json
@@ -77,7 +77,7 @@ def _only_errors() -> Iterator[None]:
 
 
 def _make_plan(config: Config, device: Device, arguments: argparse.Namespace) -> Plan:
-    # Here: jax takes seconds that a mistake in a flag need not wait for.
+    # Imports jax, which takes seconds, after the flags are checked.
     from jaxserve.checkpoint.source import resolve
     from jaxserve.tools.planning.compiler import compile_programs
     from jaxserve.tools.planning.cpu_rates import measure_cpu_rates

@@ -1,4 +1,4 @@
-"""Writes the reference pages: `python -m jaxserve.cli.reference docs/reference`. A test keeps them fresh."""
+"""Writes the reference pages: `python -m jaxserve.cli.reference docs/reference`. A test fails when they are stale."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADER = """\
 
 Every setting can be given as a flag of `jaxserve serve`, as an environment variable, or as a key of the YAML
 file named by `--config` (or `JAXSERVE_CONFIG`). A flag wins over the environment, the environment over the
-file, the file over the default. File keys stand under their section or at the top level; an unknown key is an
+file, the file over the default. File keys may be below their section or at the top level; an unknown key is an
 error. An empty environment variable counts as unset. Sizes take `KiB`, `MiB`, `GiB`, `TiB` (powers of 1024) and
 `KB`, `MB`, `GB`, `TB` (powers of 1000). Switches are `--flag` and `--no-flag`.
 """
@@ -39,7 +39,7 @@ OPTIONS_END = "<!-- End of the generated table. -->"
 
 
 def reference_page() -> str:
-    """The whole page as Markdown."""
+    """Return the page of settings as Markdown."""
     sections = dict.fromkeys(setting.section for setting in SETTINGS)
     return HEADER + "".join(_section(name) for name in sections)
 
@@ -57,7 +57,7 @@ def _row(setting: Setting) -> tuple[str, ...]:
 
 
 def metrics_table() -> str:
-    """All metrics and their labels."""
+    """Return the table of metrics and their labels."""
     rows = [
         (
             f"`{PREFIX}{name}{'_total' if spec.kind == 'counter' else ''}`",

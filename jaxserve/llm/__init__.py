@@ -1,1 +1,1 @@
-"""The Python API: an engine process of one's own, without HTTP. Import its names from `jaxserve`."""
+"""The Python API: a model in an engine process, without HTTP. Import its names from `jaxserve`."""

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, so that plain code can use asynchronous things, also inside another loop."""
+"""An event loop in a separate thread, for synchronous callers, also inside another event loop."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _log = logging.getLogger(__name__)
 
 
 class Background(Generic[T]):
-    """Keeps a context open in its thread until `stop`. A daemon thread: it keeps no program from ending."""
+    """Keeps an asynchronous context open in a daemon thread until `stop`."""
 
     def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
         self._context = context
-        self._life: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]]
-        self._life = concurrent.futures.Future()
+        self._running: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]]
+        self._running = concurrent.futures.Future()
         self._entered: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._is_stopped = False
         self._thread = threading.Thread(target=self._main, name="jaxserve", daemon=True)
 
     def start(self) -> None:
-        """Enter the context; raises what that raises. Interrupted, it leaves nothing behind."""
+        """Enter the context and raise its errors. An interrupted start leaves no thread."""
         self._thread.start()
         try:
             self._entered.result()
@@ -40,10 +40,10 @@ class Background(Generic[T]):
             raise
 
     def call(self, work: Callable[[T], Coroutine[Any, Any, R]]) -> R:
-        """Do `work` in the loop and wait for it. Whatever interrupts the wait cancels the work."""
+        """Run `work` in the loop and wait for it. An interruption of the wait cancels the work."""
         if self._is_stopped:
             raise UnavailableError("This LLM is closed.")
-        future = asyncio.run_coroutine_threadsafe(work(self._entered.result()), self._life.result()[0])
+        future = asyncio.run_coroutine_threadsafe(work(self._entered.result()), self._running.result()[0])
         try:
             return future.result()
         except concurrent.futures.CancelledError:
@@ -53,36 +53,36 @@ class Background(Generic[T]):
             raise
 
     def stop(self) -> None:
-        """Cancel what runs, leave the context and wait for its end. Later calls change nothing."""
+        """Cancel running work, leave the context and wait for its end. Later calls have no effect."""
         if self._is_stopped:
             return
         self._is_stopped = True
-        loop, task = self._life.result()
+        loop, task = self._running.result()
         with contextlib.suppress(RuntimeError):  # the loop is closed: it ended by itself
             loop.call_soon_threadsafe(task.cancel)
         self._thread.join()
 
     def _main(self) -> None:
         try:
-            asyncio.run(self._live())
+            asyncio.run(self._run())
         except asyncio.CancelledError as error:
-            self._refuse(error)
+            self._fail_start(error)
         except BaseException as error:
-            if not self._refuse(error):
-                _log.exception("the end of the engine went wrong")
+            if not self._fail_start(error):
+                _log.exception("ending the engine failed")
 
-    def _refuse(self, error: BaseException) -> bool:
-        """Give the error to whoever waits for the start, if that is still to come."""
+    def _fail_start(self, error: BaseException) -> bool:
+        """Give the error to the waiting `start` and return True; return False if the start is over."""
         if self._entered.done():
             return False
         self._entered.set_exception(error)
         return True
 
-    async def _live(self) -> None:
+    async def _run(self) -> None:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a coroutine outside of any task")
-        self._life.set_result((asyncio.get_running_loop(), task))
+        self._running.set_result((asyncio.get_running_loop(), task))
         async with self._context as entered:
             self._entered.set_result(entered)
             await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""`LLM`: a model in this program, without a server."""
+"""`LLM`: a model in an engine process, used from Python without a server."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from jaxserve.llm.settings import llm_config
 from jaxserve.runtime.startup_display import StartupDisplay
 
 Message = dict[str, Any]
-"""As in OpenAI's API: `{"role": "user", "content": "..."}`."""
+"""A message of OpenAI's API: `{"role": "user", "content": "..."}`."""
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-"""A text or token ids; also as vLLM spells them, `{"prompt": "..."}` and `{"prompt_token_ids": [...]}`."""
+"""A text or token ids; also vLLM's `{"prompt": "..."}` and `{"prompt_token_ids": [...]}`."""
 
 
 class LLM:
-    """A loaded model in an engine process of its own, the same that the server runs; jax stays over there.
+    """A loaded model in a separate engine process, the same one that the server runs; this process imports no jax.
 
-    Use as a context manager, or call `close`; at the latest the end of this program ends the engine. Several threads
-    may use one LLM: their prompts share the batches.
+    Use it as a context manager, or call `close`; the end of the program ends the engine, too. Several threads may use
+    one LLM: their prompts share batches.
     """
 
     def __init__(self, model: str | PathLike[str] | None = None, **settings: object) -> None:
         """Load `model` (None: the default model) with settings of docs/reference/config.md, e.g. `max_model_len=4096`.
 
-        Settings of the HTTP side are refused; environment variables are not read. Raises ConfigError or another
-        StartupError, and leaves no process behind.
+        Settings about HTTP are rejected; environment variables are not read. Raises ConfigError or another StartupError;
+        then no process is left.
         """
         self._start(llm_config(None if model is None else str(model), settings), "local", FakeOptions())
 
@@ -53,7 +53,7 @@ class LLM:
     def from_config(
         cls, config: Config, *, executor: Literal["local", "fake"] = "local", fake: FakeOptions | None = None
     ) -> LLM:
-        """An LLM of a ready config. `executor="fake"` runs an engine without a model, for tests around it."""
+        """Return an LLM of a config. `executor="fake"` runs an engine without a model, for tests."""
         llm = cls.__new__(cls)
         llm._start(config, executor, fake or FakeOptions())
         return llm
@@ -74,13 +74,13 @@ class LLM:
         adapter: str | None = None,
         progress_bar: bool = True,
     ) -> list[RequestOutput]:
-        """Continue one prompt or many (texts or token ids), with one `sampling_params` for all or one for each.
+        """Continue one prompt or many (texts or token ids); returns results in the order of the prompts.
 
-        Without them: `get_default_sampling_params()`. adapter: the name of one of the setting `lora_modules`.
+        sampling_params: one for all prompts or one for each; default: `get_default_sampling_params()`. adapter: the name
+        of an adapter of the setting `lora_modules`.
 
-        The results have the order of the prompts. Everything is checked before anything runs: a prompt or an option
-        that is out of range raises InvalidRequestError, with a note saying which prompt it was, and costs no result.
-        Raises UnavailableError or InternalError when the engine fails under way.
+        All prompts are checked before any runs: an invalid prompt or option raises InvalidRequestError with a note that
+        has the prompt's index. Raises UnavailableError or InternalError if the engine fails.
         """
         listed = _listed_prompts(prompts)
         return self._run(partial(text_work, adapter=adapter), listed, sampling_params, progress_bar)
@@ -97,10 +97,10 @@ class LLM:
         adapter: str | None = None,
         progress_bar: bool = True,
     ) -> list[RequestOutput]:
-        """Answer one conversation or many, in the model's chat format; otherwise as `generate`.
+        """Answer one conversation or many in the model's chat format; otherwise like `generate`.
 
-        tools, tool_choice: as in OpenAI's API. Calls and reasoning are read out of the reply as the server does:
-        `tool_calls` and `reasoning` have them, `text` the rest.
+        tools, tool_choice: as in OpenAI's API. Tool calls and reasoning are parsed as by the server: the result has them
+        as `tool_calls` and `reasoning`, and the content as `text`.
         """
         listed = [messages] if messages and isinstance(messages[0], dict) else messages
         given = {"tools": tools, "tool_choice": tool_choice, "chat_template_kwargs": chat_template_kwargs}
@@ -117,9 +117,9 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         progress_bar: bool = True,
     ) -> list[EmbeddingRequestOutput]:
-        """The vector of one prompt or of many (texts or token ids); needs an encoder, or `task="embed"`.
+        """Return the vectors of one prompt or many (texts or token ids). Needs an encoder, or `task="embed"`.
 
-        The options are those of /v1/embeddings. Order, checks and errors are as for `generate`.
+        The options are those of /v1/embeddings. Order, checks and errors are those of `generate`.
         """
         listed = _listed_prompts(prompts)
         options = EmbeddingOptions(dimensions, normalize, truncate_prompt_tokens)
@@ -134,7 +134,7 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         progress_bar: bool = True,
     ) -> list[ScoringRequestOutput]:
-        """How close texts are: one text to each of `text_2`, or as many pairwise. Needs a model that embeds."""
+        """Return the similarity of one text to each of `text_2`, or of pairs of texts. Needs a model that embeds."""
         first, second = ([side] if isinstance(side, str) else list(side) for side in (text_1, text_2))
         with _progress(len(first) + len(second), progress_bar) as on_done:
             return self._engine.call(
@@ -142,7 +142,7 @@ class LLM:
             )
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate` and `chat` take where they are given none: with what the model's publisher recommends."""
+        """Return the default of `generate` and `chat`: SamplingParams with the checkpoint's recommended values."""
 
         async def ask(frontend: Frontend) -> dict[str, int | float]:
             return frontend.client.require_generation().sampling_defaults
@@ -151,7 +151,7 @@ class LLM:
         return SamplingParams(**known)
 
     def close(self) -> None:
-        """End the engine. What another thread waits for ends with UnavailableError; later calls change nothing."""
+        """End the engine. Running calls of other threads raise UnavailableError; later calls of `close` have no effect."""
         self._finalizer()
 
     def __enter__(self) -> LLM:
@@ -221,7 +221,7 @@ def _params_of_each(
 
 @contextlib.contextmanager
 def _progress(total: int, is_wanted: bool) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, if that is a terminal; gives what to call for each prompt that is done."""
+    """Show a bar on stderr if it is a terminal; yields the callback for each finished prompt."""
     if not (is_wanted and sys.stderr.isatty()):
         yield lambda: None
         return

@@ -1,4 +1,4 @@
-"""What the Python API returns, under the names that vLLM gives it."""
+"""Results of the Python API, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Of one token in one place."""
+    """Log-probability of one token at one position."""
 
     logprob: float
     rank: int | None
-    """1: no token is more likely. None: it is not among the tokens that were asked for."""
+    """Rank of the token; 1 is the most likely. None if it is not among the requested tokens."""
     decoded_token: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A function that the model wants to be called."""
+    """A function call of the model."""
 
     id: str
     name: str
     arguments: str
-    """JSON as the model wrote it: whether it is valid is the caller's to check."""
+    """JSON text as the model wrote it; the caller checks that it is valid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,17 +31,17 @@ class CompletionOutput:
 
     index: int
     text: str
-    """Of `chat`: the content alone, without the reasoning and the calls that stand in the fields below."""
+    """Generated text; from `chat` the content without reasoning and tool calls, which have their own fields."""
     token_ids: list[int]
-    """All that were generated, with the one that ended the text."""
+    """All generated tokens, with the one that ended the text."""
     finish_reason: str
-    """ "stop", "length", or "tool_calls" as the server says it."""
+    """One of "stop", "length" and "tool_calls", as in the server's API."""
     stop_reason: str | int | None
-    """The stop string or the id of `stop_token_ids` that ended the text; None for EOS and all else."""
+    """The stop string or the id of `stop_token_ids` that ended the text; None for EOS and other ends."""
     cumulative_logprob: float | None
-    """Sum over the tokens; None unless `logprobs` were asked for."""
+    """Sum over the tokens; None unless `logprobs` was set."""
     logprobs: list[dict[int, Logprob]] | None
-    """For each token: itself first, then the most likely ones."""
+    """One entry per token: the token first, then the most likely ones."""
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
 
@@ -51,14 +51,14 @@ class RequestOutput:
     """A prompt and its continuations."""
 
     prompt: str | None
-    """As the model read it, templates and all; None when it was given as token ids."""
+    """The prompt's text with its template; None if it was given as token ids."""
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
-    """As many as `n`."""
+    """The `n` continuations."""
     prompt_logprobs: list[dict[int, Logprob] | None] | None
-    """For each token of the prompt but the first, of which there is nothing to say."""
+    """One entry per token of the prompt; None for the first, which has no log-probability."""
     num_cached_tokens: int
-    """Of the prompt, those that were not computed anew."""
+    """Prompt tokens that were found in the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +73,24 @@ class EmbeddingRequestOutput:
     """A text and its vector."""
 
     prompt: str | None
-    """None when it was given as token ids."""
+    """The text; None if it was given as token ids."""
     prompt_token_ids: list[int]
-    """With those that the model expects around a text."""
+    """Token ids with the model's special tokens around the text."""
     outputs: EmbeddingOutput
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringOutput:
-    """How close two texts are."""
+    """Similarity of two texts."""
 
     score: float
-    """The cosine of the angle between their vectors, -1 to 1; of a cross-encoder, what it says."""
+    """Cosine similarity of their vectors, -1 to 1; from a cross-encoder, its score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringRequestOutput:
-    """Two texts and how close they are."""
+    """Two texts and their similarity."""
 
     prompt_token_ids: list[int]
-    """Of both, one behind the other."""
+    """Token ids of both texts, one after the other."""
     outputs: ScoringOutput

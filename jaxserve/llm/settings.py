@@ -1,4 +1,4 @@
-"""The settings of an LLM: those of the server that are not about HTTP."""
+"""The settings of an LLM: all settings of the server except those about HTTP."""
 
 from __future__ import annotations
 
@@ -11,22 +11,29 @@ from jaxserve.runtime.config_loader import load_config
 from jaxserve.runtime.environment import caches_environment
 from jaxserve.runtime.settings import ENGINE_SECTIONS, SETTINGS, closest
 
-_OF_THE_SERVER: Final = {"tool_call_parser", "reasoning_parser", "log_level", "log_format", "stall_timeout", "uds_dir"}
-_NOT_OURS: Final = {"served_model_name", "max_queued_requests", "max_queued_tokens"}
+_SERVER_SETTINGS: Final = {
+    "tool_call_parser",
+    "reasoning_parser",
+    "log_level",
+    "log_format",
+    "stall_timeout",
+    "uds_dir",
+}
+_EXCLUDED: Final = {"served_model_name", "max_queued_requests", "max_queued_tokens"}
 _UNLIMITED: Final = 2**31 - 1
-"""Whoever calls us waits for all prompts: none is sent away."""
+"""The caller waits for all prompts: none is rejected because the queue is full."""
 ACCEPTED: Final = frozenset(
-    setting.name for setting in SETTINGS if setting.section in ENGINE_SECTIONS or setting.name in _OF_THE_SERVER
-) - (_NOT_OURS)
+    setting.name for setting in SETTINGS if setting.section in ENGINE_SECTIONS or setting.name in _SERVER_SETTINGS
+) - (_EXCLUDED)
 
 
 def llm_config(model: str | None, settings: Mapping[str, object]) -> Config:
-    """The config of these settings, which are spelled as in a config file. Of the environment only $XDG_CACHE_HOME counts.
+    """Return the config of settings named as in a config file. Only $XDG_CACHE_HOME is read from the environment.
 
-    Raises ConfigError naming a setting that is unknown or about HTTP, or a value and its limits.
+    Raises ConfigError for a setting that is unknown or about HTTP, and for an invalid value.
     """
     for name in settings:
         if name not in ACCEPTED:
             raise ConfigError(f"LLM(..., {name}=...): not a setting of an engine{closest(name, ACCEPTED)}")
-    ours = {"log_level": "warning", **settings, "max_queued_requests": _UNLIMITED, "max_queued_tokens": _UNLIMITED}
-    return load_config(flags=ours if model is None else {"model": model, **ours}, environ=caches_environment())
+    given = {"log_level": "warning", **settings, "max_queued_requests": _UNLIMITED, "max_queued_tokens": _UNLIMITED}
+    return load_config(flags=given if model is None else {"model": model, **given}, environ=caches_environment())
