@@ -70,7 +70,7 @@ def _assert_same(one: Generated, other: Generated) -> None:
 @pytest.mark.versions
 @pytest.mark.parametrize("cpu_kernels", ["xla", "native"])
 def test_smaller_weights_stay_close_to_the_full_model(request: pytest.FixtureRequest, cpu_kernels: CpuKernels) -> None:
-    """Log-probabilities of the first token after a prompt; other formats: tests/models/test_numerics.py."""
+    """Log-probabilities of the first token after a prompt; other formats: tests/models/test_weight_formats.py."""
     if cpu_kernels == "native":
         request.getfixturevalue("built")
     golden = golden_checkpoint("llama3_tiny")

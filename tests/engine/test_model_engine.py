@@ -16,7 +16,7 @@ def prompts(count: int, *, seed: int = 0, longest: int = 70) -> list[np.ndarray]
 
 
 def test_one_architecture_equals_transformers(engine: ModelEngine) -> None:
-    """The others: tests/models/test_numerics.py, and on several devices below."""
+    """The others: tests/models/test_weight_formats.py, and on several devices below."""
     golden = golden_checkpoint(MODEL_NAME)
     engine.restart()
     result = engine.run([request("a", golden.prompt_ids, max_tokens=64)])["a"]

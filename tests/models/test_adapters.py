@@ -1,4 +1,4 @@
-"""Adapters in a model's products: logits of PEFT, however the products are stored, joined or shared."""
+"""Adapters: logits equal PEFT's, whether matmuls are quantised, fused or sharded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CASES = [
 
 
 def logits(model: str, adapter: str, policy: DtypePolicy, num_devices: int = 1) -> np.ndarray:
-    """(8, V): of the last 8 prompt positions."""
+    """Return (8, V), the logits of the last 8 prompt positions."""
     goldens = adapter_goldens(model)
     names = [name for name in goldens if name != "base"]
     modules = ",".join(f"{name}={goldens[name].path}" for name in names)
@@ -82,13 +82,13 @@ def test_logits_are_those_of_peft(model: str, adapter: str, fused_for: int) -> N
 
 @pytest.mark.parametrize("fused_for", [0, 2])
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
-def test_devices_share_them(fused_for: int) -> None:
+def test_adapters_are_sharded_with_the_model(fused_for: int) -> None:
     found = logits("llama3_tiny", "second", replace(PLAIN, fused_for=fused_for, num_devices=2), num_devices=2)
     np.testing.assert_allclose(found, adapter_goldens("llama3_tiny")["second"].logits, atol=1e-4, rtol=0)
 
 
-def test_adapters_stay_whole_beside_quantised_weights() -> None:
-    """Of a model in int8 they are not rounded as well: the model's own distance is all there is."""
+def test_adapters_of_quantised_weights_are_not_quantised() -> None:
+    """An int8 model with an adapter is about as far from float32 as without."""
     coarse = plain(jnp.dtype("float32"), "int8-weight-only")
     away = [
         np.abs(logits("llama3_tiny", name, coarse) - adapter_goldens("llama3_tiny")[name].logits).max()
@@ -98,7 +98,7 @@ def test_adapters_stay_whole_beside_quantised_weights() -> None:
     assert away[1] < 3 * away[0]
 
 
-def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_an_adapter_of_another_model_is_rejected(tmp_path: Path) -> None:
     source = adapter_goldens("llama3_tiny")["first"].path
     (tmp_path / "adapter_config.json").write_bytes((source / "adapter_config.json").read_bytes())
     module = "base_model.model.model.layers.7.self_attn.q_proj"

@@ -1,4 +1,4 @@
-"""Blocks of experts: who takes which, what a token's result depends on, and how their weights are stored and loaded."""
+"""Blocks of experts: routing, independence of tokens, and how their weights are stored and loaded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCORES = np.random.default_rng(0).standard_normal((6, 5), np.float32)
 FLOAT32 = plain(jnp.dtype("float32"))
 
 
-def test_rows_come_by_expert_in_the_order_of_tokens_and_padding_behind_them() -> None:
+def test_rows_are_sorted_by_expert_then_token_with_padding_last() -> None:
     routing = route(jnp.asarray(SCORES), jnp.int32(4), CONFIG)
     chosen = np.argsort(-SCORES, axis=1)[:4, :2]
     expected = [(expert, token) for expert in range(5) for token in range(4) if expert in chosen[token]]
@@ -43,7 +43,7 @@ def test_rows_come_by_expert_in_the_order_of_tokens_and_padding_behind_them() ->
 
 
 @pytest.mark.parametrize("is_normalized", [True, False])
-def test_weights_are_shares_of_what_a_token_takes_or_of_all(is_normalized: bool) -> None:
+def test_weights_are_normalised_over_chosen_experts_or_all(is_normalized: bool) -> None:
     routing = route(jnp.asarray(SCORES), jnp.int32(6), replace(CONFIG, is_normalized=is_normalized))
     best = np.sort(softmax(SCORES, axis=1), axis=1)[:, :-3:-1]
     expected = best / best.sum(1, keepdims=True) if is_normalized else best
@@ -127,14 +127,14 @@ def test_the_tensors_of_all_experts_are_one_parameter(quantization: str, fused_f
         else:
             scales = params[f"{layer}.experts.down_proj.weight_scale"][expert]
             assert scales.shape == (1, 64), "one group of 32 inputs"
-            worth = down[expert].astype(np.float32) * scales.T
-            assert (np.abs(worth - own_down) <= np.abs(scales.T) * 1.001).all()
-    assert params[f"{layer}.gate.weight"].dtype == np.float32, "routers stay whole"
+            restored = down[expert].astype(np.float32) * scales.T
+            assert (np.abs(restored - own_down) <= np.abs(scales.T) * 1.001).all()
+    assert params[f"{layer}.gate.weight"].dtype == np.float32, "routers are not quantised"
 
 
 @pytest.mark.parametrize("layout", ["channels", "fp8 blocks"])
-def test_experts_that_are_stored_in_fp8_are_kept_or_widened_as_other_matrices(tmp_path: Path, layout: str) -> None:
-    worth = write_fp8(tmp_path, golden_checkpoint("olmoe_tiny").path, LAYOUTS[layout])
+def test_experts_stored_in_fp8_are_kept_or_dequantised_as_other_matrices(tmp_path: Path, layout: str) -> None:
+    dequantised = write_fp8(tmp_path, golden_checkpoint("olmoe_tiny").path, LAYOUTS[layout])
     decoder = decoder_of(open_model(tmp_path))
     assert decoder.stored is not None
     quant = QuantPolicy(decoder.stored.format, plain_matrices=decoder.stored.plain_matrices)
@@ -144,10 +144,12 @@ def test_experts_that_are_stored_in_fp8_are_kept_or_widened_as_other_matrices(tm
     if layout == "channels":
         found *= params["model.layers.1.mlp.experts.down_proj.weight_scale"][:, :, None]
     for expert in range(8):
-        np.testing.assert_array_equal(found[expert], worth[f"model.layers.1.mlp.experts.{expert}.down_proj.weight"])
+        np.testing.assert_array_equal(
+            found[expert], dequantised[f"model.layers.1.mlp.experts.{expert}.down_proj.weight"]
+        )
 
 
-def test_one_expert_that_is_not_quantised_keeps_all_whole() -> None:
+def test_one_plain_expert_keeps_all_plain() -> None:
     folder = golden_checkpoint("olmoe_tiny").path
     policy = replace(FLOAT32, quant=QuantPolicy("int8", plain_matrices=("model.layers.0.mlp.experts.3.up_proj",)))
     leaves = {leaf.name: leaf for leaf in make_skeleton(decoder_of(open_model(folder)), policy).leaves}
@@ -164,8 +166,8 @@ def test_one_expert_that_is_not_quantised_keeps_all_whole() -> None:
         pytest.param("fp8", 0.05, marks=pytest.mark.slow),
     ],
 )
-def test_a_block_computes_what_its_widened_weights_compute(quantization: str, tolerance: float) -> None:
-    """Of activations as well where those are rounded: a whole model is no measure, as a choice may fall otherwise."""
+def test_a_block_computes_what_its_dequantised_weights_compute(quantization: str, tolerance: float) -> None:
+    """Compare one block: in a whole model rounding may change the choice of experts."""
     folder, layer = golden_checkpoint("qwen3_moe_tiny").path, "model.layers.0.mlp."
     policy = replace(plain(jnp.dtype("float32"), quantization), fused_for=1)
     small = {name.removeprefix(layer): each for name, each in load(folder, policy).items() if name.startswith(layer)}
@@ -186,14 +188,14 @@ def test_a_block_computes_what_its_widened_weights_compute(quantization: str, to
 
 
 def _first_block(policy: DtypePolicy) -> dict[str, np.ndarray]:
-    """Parameters of the first layer's block, by their names in it."""
+    """Return the parameters of the first layer's block, by their names in it."""
     above = "model.layers.0.mlp."
     params = load(golden_checkpoint("qwen3_moe_tiny").path, policy)
     return {name.removeprefix(above): each for name, each in params.items() if name.startswith(above)}
 
 
 def _filled(policy: DtypePolicy, params: dict[str, np.ndarray]) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """The block with these parameters, whose gate and up are joined."""
+    """Return the block over these parameters, with fused gate and up."""
     config = decoder_of(open_model(golden_checkpoint("qwen3_moe_tiny").path))
     assert config.experts is not None
     block = Experts(config, config.experts, policy)

@@ -1,4 +1,4 @@
-"""Checkpoints that are stored in fp8: what is kept as it stands, what is widened, and that both compute the same."""
+"""Checkpoints stored in fp8: which weights are kept, which dequantised, and that both compute the same."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LLAMA = {
 
 
 def loaded(folder: Path, quantization: str) -> tuple[str, dict[str, np.ndarray]]:
-    """The format chosen and every parameter, on a CPU in float32."""
+    """Return the chosen format and every parameter, on a CPU in float32."""
     decoder = decoder_of(open_model(folder))
     config = Config(model=ModelConfig(model=str(folder), quantization=quantization))
     policy = make_policy(config, decoder, Chip("cpu"))
@@ -54,35 +54,35 @@ def is_matrix(name: str, params: dict[str, np.ndarray]) -> bool:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_scales_of_outputs_and_tensors_keep_the_stored_values(tmp_path: Path, name: str) -> None:
-    worth = write_fp8(tmp_path, SOURCE, LAYOUTS[name])
+    dequantised = write_fp8(tmp_path, SOURCE, LAYOUTS[name])
     chosen, params = loaded(tmp_path, "auto")
     assert chosen == ("fp8-weight-only" if name == "weights alone" else "fp8")
-    for tensor, expected in worth.items():
+    for tensor, expected in dequantised.items():
         found = params[tensor]
         if is_matrix(tensor, params):
             assert found.dtype == E4M3
             found = found.astype(np.float32) * params[f"{tensor}_scale"][:, None]
         np.testing.assert_array_equal(found, expected, err_msg=tensor)
-    assert all(params[tensor].dtype == np.float32 for tensor in WHOLE if tensor in params), "what is whole stays whole"
+    assert all(params[tensor].dtype == np.float32 for tensor in WHOLE if tensor in params), "plain matrices stay plain"
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_scales_of_blocks_are_widened(tmp_path: Path, name: str) -> None:
-    worth = write_fp8(tmp_path, SOURCE, LAYOUTS[name])
+def test_scales_of_blocks_are_dequantised(tmp_path: Path, name: str) -> None:
+    dequantised = write_fp8(tmp_path, SOURCE, LAYOUTS[name])
     chosen, params = loaded(tmp_path, "auto")
     assert chosen == "none"
-    for tensor, expected in worth.items():
+    for tensor, expected in dequantised.items():
         np.testing.assert_array_equal(params[tensor], expected, err_msg=tensor)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("quantization", ["none", "fp8", "int8-weight-only"])
-def test_a_format_that_is_asked_for_is_made_of_what_is_stored(tmp_path: Path, name: str, quantization: str) -> None:
-    worth = write_fp8(tmp_path, SOURCE, LAYOUTS[name])
+def test_a_chosen_format_is_made_from_stored_weights(tmp_path: Path, name: str, quantization: str) -> None:
+    dequantised = write_fp8(tmp_path, SOURCE, LAYOUTS[name])
     chosen, params = loaded(tmp_path, quantization)
     assert chosen == quantization
     step = {"none": 0.0, "fp8": 1 / 16, "int8-weight-only": 1 / 2}[quantization]
-    for tensor, expected in worth.items():
+    for tensor, expected in dequantised.items():
         found = params[tensor].astype(np.float32)
         if expected.ndim == 2 and quantization != "none":
             assert params[tensor].dtype.itemsize == 1, "embeddings and head as well"
@@ -95,7 +95,7 @@ def test_a_format_that_is_asked_for_is_made_of_what_is_stored(tmp_path: Path, na
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp8 blocks", "channels", "weights alone"])
-def test_a_model_computes_what_its_widened_weights_compute(tmp_path: Path, name: str) -> None:
+def test_a_model_computes_what_its_dequantised_weights_compute(tmp_path: Path, name: str) -> None:
     golden = golden_checkpoint("llama3_tiny")
     fp8, plain = tmp_path / "fp8", tmp_path / "plain"
     fp8.mkdir()
@@ -120,7 +120,7 @@ def test_a_plan_from_the_config_alone_knows_the_sizes(tmp_path: Path) -> None:
     )
 
 
-def test_blocks_and_old_devices_are_told_what_would_be_better(tmp_path: Path) -> None:
+def test_notes_advise_users_of_block_scales_and_old_devices(tmp_path: Path) -> None:
     write_fp8(tmp_path, SOURCE, LAYOUTS["blocks"])
     decoder = read_decoder(tmp_path)[0]
     config = Config(model=ModelConfig(model=str(tmp_path)))
@@ -177,7 +177,7 @@ FP8_GROUP = {"num_bits": 8, "type": "float"}
     ],
     ids=str,
 )  # fmt: skip
-def test_other_formats_are_refused_in_one_line_with_what_would_do(found: Any, expected: str) -> None:
+def test_other_forms_are_rejected_in_one_line_with_an_alternative(found: Any, expected: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         decoder_config({**LLAMA, "quantization_config": found})
     assert expected in str(caught.value)

@@ -1,4 +1,4 @@
-"""Checkpoints that are stored in 4 bits: what is kept as it stands, what is widened, and that both compute the same."""
+"""Checkpoints stored in 4 bits: which weights are kept, which dequantised, and that both compute the same."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ORDERED = [name for name, layout in LAYOUTS.items() if layout.is_ordered]
 def loaded(
     folder: Path, quantization: str = "auto", chip: Chip | None = None, num_devices: int = 1
 ) -> tuple[str, dict[str, np.ndarray]]:
-    """The format chosen and every parameter."""
+    """Return the chosen format and every parameter."""
     decoder = decoder_of(open_model(folder))
     config = Config(
         model=ModelConfig(model=str(folder), quantization=quantization),
@@ -45,7 +45,7 @@ def loaded(
 
 
 def restored(name: str, params: dict[str, np.ndarray]) -> np.ndarray:
-    """What a 4-bit matrix is worth."""
+    """Dequantise a 4-bit matrix."""
     numbers = params[name].astype(np.float32)
     scales = params[f"{name}_scale"].astype(np.float32)
     offsets = params.get(f"{name}_offset", np.zeros_like(scales))
@@ -56,10 +56,10 @@ def restored(name: str, params: dict[str, np.ndarray]) -> np.ndarray:
 @pytest.mark.parametrize("name", KEPT)
 @pytest.mark.parametrize("quantization", ["auto", "int4-weight-only"])
 def test_groups_of_neighbours_keep_the_stored_values(tmp_path: Path, name: str, quantization: str) -> None:
-    worth = write_int4(tmp_path, SOURCE, LAYOUTS[name])
+    dequantised = write_int4(tmp_path, SOURCE, LAYOUTS[name])
     chosen, params = loaded(tmp_path, quantization)
     assert chosen == "int4-weight-only"
-    for tensor, expected in worth.items():
+    for tensor, expected in dequantised.items():
         if expected.ndim == 2 and tensor not in WHOLE:
             assert np.abs(params[tensor].astype(np.int8)).max() in (7, 8), "four bits, whatever they are stored in"
             assert (f"{tensor}_offset" in params) == LAYOUTS[name].has_zeros
@@ -71,23 +71,23 @@ def test_groups_of_neighbours_keep_the_stored_values(tmp_path: Path, name: str, 
 
 
 @pytest.mark.parametrize("name", ["packed", "gptq zeros", "awq"])
-def test_what_is_fused_on_gpus_is_fused_as_it_is(tmp_path: Path, name: str) -> None:
-    worth = write_int4(tmp_path, SOURCE, LAYOUTS[name])
+def test_weights_stored_in_4_bits_are_fused_without_rounding(tmp_path: Path, name: str) -> None:
+    dequantised = write_int4(tmp_path, SOURCE, LAYOUTS[name])
     _, params = loaded(tmp_path, chip=Chip("gpu", (9, 0)))
     found = "model.layers.1.mlp.gate_up_proj.weight"
     assert params[found].dtype == ml_dtypes.int4
-    expected = np.concatenate([worth[f"model.layers.1.mlp.{part}_proj.weight"] for part in ("gate", "up")])
+    expected = np.concatenate([dequantised[f"model.layers.1.mlp.{part}_proj.weight"] for part in ("gate", "up")])
     np.testing.assert_allclose(restored(found, params), expected, atol=2**-8 * np.abs(expected).max())
 
 
-def test_stored_groups_are_cut_where_devices_split_them(tmp_path: Path) -> None:
-    """A group of 96 inputs, of which each of two devices has 48: 8 bits; but the others stay as they are."""
-    worth = write_int4(tmp_path, SOURCE, LAYOUTS["packed channels"])
+def test_a_matrix_whose_groups_devices_would_split_has_8_bits(tmp_path: Path) -> None:
+    """Two devices would have 48 inputs each of a group of 96; other matrices keep 4 bits."""
+    dequantised = write_int4(tmp_path, SOURCE, LAYOUTS["packed channels"])
     _, params = loaded(tmp_path, num_devices=2)
     name = "model.layers.0.mlp.down_proj.weight"
     assert params[name].dtype == np.int8 and params[f"{name}_scale"].ndim == 1
     step = params[f"{name}_scale"][:, None]
-    assert (np.abs(params[name] * step - worth[name]) <= step * 0.501).all()
+    assert (np.abs(params[name] * step - dequantised[name]) <= step * 0.501).all()
     name = "model.layers.0.mlp.up_proj.weight"
     assert params[f"{name}_scale"].shape[0] == 1, "64 inputs"
 
@@ -99,11 +99,11 @@ def test_stored_groups_are_cut_where_devices_split_them(tmp_path: Path) -> None:
         *itertools.product(ORDERED, ["auto"]),
     ],
 )
-def test_what_cannot_or_shall_not_be_kept_is_widened(tmp_path: Path, name: str, quantization: str) -> None:
-    worth = write_int4(tmp_path, SOURCE, LAYOUTS[name])
+def test_act_order_and_other_formats_dequantise(tmp_path: Path, name: str, quantization: str) -> None:
+    dequantised = write_int4(tmp_path, SOURCE, LAYOUTS[name])
     chosen, params = loaded(tmp_path, quantization)
     assert chosen == ("none" if quantization == "auto" else quantization)
-    for tensor, expected in worth.items():
+    for tensor, expected in dequantised.items():
         if expected.ndim == 2 and chosen == "int8-weight-only":
             step = params[f"{tensor}_scale"][:, None]
             assert (np.abs(params[tensor] * step - expected) <= step * 0.501).all(), tensor
@@ -113,7 +113,7 @@ def test_what_cannot_or_shall_not_be_kept_is_widened(tmp_path: Path, name: str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "num_devices"), [("packed", 1), ("gptq zeros", 1), ("awq", 2)])
-def test_a_model_computes_what_its_widened_weights_compute(tmp_path: Path, name: str, num_devices: int) -> None:
+def test_a_model_computes_what_its_dequantised_weights_compute(tmp_path: Path, name: str, num_devices: int) -> None:
     golden = golden_checkpoint("llama3_tiny")
     small, plain = tmp_path / "small", tmp_path / "plain"
     small.mkdir()
@@ -145,7 +145,7 @@ def test_a_plan_from_the_config_alone_knows_the_sizes(tmp_path: Path) -> None:
         assert alone.num_parameters == found.num_parameters
 
 
-def test_what_is_widened_or_slow_is_told_what_would_be_better(tmp_path: Path) -> None:
+def test_notes_advise_users_of_act_order_and_cpus(tmp_path: Path) -> None:
     config = Config(model=ModelConfig(model=str(tmp_path)))
     write_int4(tmp_path, SOURCE, LAYOUTS["gptq order"])
     (note,) = quantization_notes(config, read_decoder(tmp_path)[0], Chip("gpu", (9, 0)))
@@ -184,7 +184,7 @@ def _packed(**weights: Any) -> dict[str, Any]:
     ],
     ids=str,
 )  # fmt: skip
-def test_other_formats_are_refused_in_one_line_with_what_would_do(found: Any, expected: str) -> None:
+def test_other_forms_are_rejected_in_one_line_with_an_alternative(found: Any, expected: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         decoder_config({**LLAMA, "quantization_config": found})
     assert expected in str(caught.value)
@@ -204,7 +204,7 @@ def test_other_formats_are_refused_in_one_line_with_what_would_do(found: Any, ex
         ("packed zeros", "weight_zero_point", None, "expected its weight_zero_point, found none"),
     ],
 )  # fmt: skip
-def test_a_tensor_that_is_missing_or_says_something_else_is_named(
+def test_a_missing_or_contradictory_tensor_is_named(
     tmp_path: Path, name: str, tensor: str, changed: np.ndarray | None, expected: str
 ) -> None:
     write_int4(tmp_path, SOURCE, LAYOUTS[name])
@@ -220,8 +220,8 @@ def test_a_tensor_that_is_missing_or_says_something_else_is_named(
 
 
 @pytest.mark.parametrize("name", ["packed zeros", "gptq zeros", "awq"])
-def test_matrices_that_are_stored_as_one_are_parted_with_their_scales(tmp_path: Path, name: str) -> None:
-    """As Phi-3 stores queries, keys and values, and gate and up."""
+def test_matrices_stored_as_one_are_split_with_their_scales(tmp_path: Path, name: str) -> None:
+    """Phi-3 stores QKV, and gate and up, in one matrix each."""
     whole, joined = open_model(SOURCE), tmp_path / "joined"
     joined.mkdir()
     names = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -232,9 +232,9 @@ def test_matrices_that_are_stored_as_one_are_parted_with_their_scales(tmp_path: 
             tensors[key.replace(f".{parts[0]}.", f".{wide}.")] = np.concatenate(arrays)
     write_safetensors(joined / "model.safetensors", tensors)
     (joined / "config.json").write_text((SOURCE / "config.json").read_text())
-    worth = write_int4(tmp_path, joined, LAYOUTS[name])
+    dequantised = write_int4(tmp_path, joined, LAYOUTS[name])
     _, params = loaded(tmp_path)
     for wide, parts in names.items():
         place = f"model.layers.1.{'self_attn' if wide == 'qkv_proj' else 'mlp'}"
         found = np.concatenate([restored(f"{place}.{part}.weight", params) for part in parts])
-        np.testing.assert_allclose(found, worth[f"{place}.{wide}.weight"], rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(found, dequantised[f"{place}.{wide}.weight"], rtol=1e-6, atol=1e-6)

@@ -1,4 +1,4 @@
-"""gpt-oss as published: experts in MXFP4, each widened to what the format says."""
+"""gpt-oss as published: experts in MXFP4, dequantised as the format defines."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ FIRST = "model.layers.0.mlp.experts"
 
 
 def number(bits: int) -> float:
-    """e2m1: a sign, two bits of exponent, one of mantissa."""
+    """Return an e2m1 number: a sign, two bits of exponent, one of mantissa."""
     sign, exponent, mantissa = bits >> 3, bits >> 1 & 3, bits & 1
     size = mantissa / 2 if exponent == 0 else (1 + mantissa / 2) * 2 ** (exponent - 1)
     return -size if sign else size
 
 
 def meant(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """(E, O, I), byte by byte."""
+    """Return (E, O, I), dequantised byte by byte."""
     wide = np.zeros((*scales.shape, 32), np.float32)
     for place in np.ndindex(blocks.shape):
         *block, byte = place
@@ -41,7 +41,7 @@ def meant(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def write_mxfp4(folder: Path, *, num_scales: int = WIDTH // 32) -> dict[str, np.ndarray]:
-    """The tiny checkpoint with random blocks in place of its experts; what those of the first layer mean."""
+    """Write the tiny checkpoint with random blocks for its experts; return the weights of the first layer's."""
     folder.mkdir()
     stored = open_model(SOURCE).inner  # type: ignore[attr-defined]
     tensors = {name: np.asarray(stored.read(name)) for name in stored.tensors if not name.endswith("_proj")}
@@ -69,7 +69,7 @@ def loaded(folder: Path, quantization: str) -> dict[str, np.ndarray]:
     return load(folder, make_policy(config, decoder, Chip("cpu")))
 
 
-def test_experts_in_mxfp4_are_widened_as_the_format_says(tmp_path: Path) -> None:
+def test_experts_in_mxfp4_are_dequantised(tmp_path: Path) -> None:
     expected = write_mxfp4(tmp_path / "a")
     params = loaded(tmp_path / "a", "auto")
     np.testing.assert_array_equal(params[f"{FIRST}.gate_proj.weight"], expected["gate_up_proj"][:, 0::2])
@@ -77,7 +77,7 @@ def test_experts_in_mxfp4_are_widened_as_the_format_says(tmp_path: Path) -> None
     np.testing.assert_array_equal(params[f"{FIRST}.down_proj.weight"], expected["down_proj"])
 
 
-def test_experts_in_mxfp4_can_be_kept_in_four_bits(tmp_path: Path) -> None:
+def test_experts_in_mxfp4_can_be_quantised_to_int4(tmp_path: Path) -> None:
     expected = write_mxfp4(tmp_path / "a")["down_proj"]
     params = loaded(tmp_path / "a", "int4-weight-only")
     weight, scales = (params[f"{FIRST}.down_proj.weight{end}"].astype(np.float32) for end in ("", "_scale"))
@@ -86,7 +86,7 @@ def test_experts_in_mxfp4_can_be_kept_in_four_bits(tmp_path: Path) -> None:
     assert np.abs(found - groups).max() <= np.abs(groups).max() / 8 + 1e-3
 
 
-def test_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_scales_of_another_shape_are_rejected(tmp_path: Path) -> None:
     write_mxfp4(tmp_path / "a", num_scales=1)
     with pytest.raises(CheckpointError, match=r"gate_up_proj_blocks': expected blocks of 16 bytes .*\(4, 64, 1\)"):
         open_model(tmp_path / "a")

@@ -1,4 +1,4 @@
-"""Norms on CPUs, as programs have them: with the native kernels around, a row's bits are its own."""
+"""Norms on CPUs: with native kernels, a row's bits do not depend on other rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxserve.layers.policy import plain
 @pytest.mark.versions
 @pytest.mark.parametrize("shape", [(576,), (1536,), (9, 64), (1, 128)])
 def test_a_row_is_normalised_to_the_same_bits_among_any_number_of_rows(shape: tuple[int, ...]) -> None:
-    """XLA alone adds up few rows in another order, and activations in 8 bits make steps of that."""
+    """XLA alone sums few rows in another order, which 8-bit activations amplify."""
     policy = replace(plain(jnp.dtype("float32")), backend="native")
     norm = RMSNorm(shape[-1], 1e-5, policy)
     random = np.random.default_rng(4)

@@ -1,4 +1,4 @@
-"""Tiny checkpoints stored in fp8 as published ones are, made from one stored whole."""
+"""Tiny checkpoints stored in fp8 as published ones are, made from a float one."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def _compressed(strategy: str, activations: dict[str, Any] | None, **weights: An
 
 @dataclass(frozen=True)
 class Layout:
-    """How one kind of checkpoint spells its scales."""
+    """Names and shapes of the scales of one kind of checkpoint."""
 
     config: Mapping[str, Any]
     suffix: str
     scale_shape: str
-    """What belongs to one scale: "tensor", "row" or "block"."""
+    """Part of a matrix that shares a scale: "tensor", "row" or "block"."""
     block: tuple[int, int] = (48, 40)
-    """Outputs and inputs; neither divides the matrices."""
+    """Outputs and inputs of a block; neither divides the matrices."""
     has_input_scale: bool = False
 
 
@@ -62,31 +62,31 @@ LAYOUTS = {
 
 
 def write_fp8(folder: Path, source: Path, layout: Layout) -> dict[str, np.ndarray]:
-    """The checkpoint at `source` in fp8; what its tensors are then worth, float32."""
+    """Write the checkpoint at `source` in fp8; return its dequantised tensors in float32."""
     whole = open_model(source)
     tensors: dict[str, np.ndarray] = {}
-    worth: dict[str, np.ndarray] = {}
+    dequantised: dict[str, np.ndarray] = {}
     for name, info in whole.tensors.items():
         values = whole.read(name).astype(np.float32)
         if len(info.shape) < 2 or name in WHOLE:
-            tensors[name] = worth[name] = values
+            tensors[name] = dequantised[name] = values
             continue
         factors = _factors(np.abs(values), layout)
         stored = (values / factors.wide).astype(E4M3)
-        tensors[name], worth[name] = stored, stored.astype(np.float32) * factors.wide
+        tensors[name], dequantised[name] = stored, stored.astype(np.float32) * factors.wide
         tensors[f"{name}_{layout.suffix}"] = factors.stored
         if layout.has_input_scale:
             tensors[name.replace(".weight", ".input_scale")] = np.asarray(0.25, np.float32)
     write_safetensors(folder / "model.safetensors", tensors)
     (folder / "config.json").write_text(json.dumps({**whole.config, "quantization_config": layout.config}))
-    return worth
+    return dequantised
 
 
 @dataclass(frozen=True)
 class _Factors:
     stored: np.ndarray
     wide: np.ndarray
-    """One for each element."""
+    """A factor for each element."""
 
 
 def _factors(sizes: np.ndarray, layout: Layout) -> _Factors:

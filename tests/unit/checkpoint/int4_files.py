@@ -1,4 +1,4 @@
-"""Checkpoints in 4 bits, made of whole ones the way their exporters write them."""
+"""Checkpoints in 4 bits as exporters write them, made from float ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.checkpoint.fp8_files import WHOLE
 
 @dataclass(frozen=True)
 class Layout:
-    """One kind of checkpoint. group: inputs; None: all. order: groups that are no neighbours."""
+    """One kind of checkpoint. group: inputs of a group; None: all. is_ordered: groups are not of neighbours."""
 
     config: Mapping[str, Any]
     group: int | None
@@ -53,24 +53,24 @@ LAYOUTS = {
 
 
 def write_int4(folder: Path, source: Path, layout: Layout) -> dict[str, np.ndarray]:
-    """The checkpoint at `source` in 4 bits; what its tensors are then worth, float32."""
+    """Write the checkpoint at `source` in 4 bits; return its dequantised tensors in float32."""
     whole, random = open_safetensors(source / "model.safetensors"), np.random.default_rng(0)
     tensors: dict[str, np.ndarray] = {}
-    worth: dict[str, np.ndarray] = {}
+    dequantised: dict[str, np.ndarray] = {}
     for name, info in whole.tensors.items():
         values = whole.read(name).astype(np.float32)
         if len(info.shape) < 2 or name in WHOLE:
-            tensors[name] = worth[name] = values
+            tensors[name] = dequantised[name] = values
             continue
         matrix = _quantized(values, layout, random)
         numbers = (matrix.numbers - matrix.zeros[matrix.groups].T).astype(np.float32)
-        worth[name] = numbers * matrix.scales[matrix.groups].T.astype(np.float32)
+        dequantised[name] = numbers * matrix.scales[matrix.groups].T.astype(np.float32)
         module = name.removesuffix(".weight")
         tensors |= {f"{module}.{key}": array for key, array in _stored(matrix, layout).items()}
     write_safetensors(folder / "model.safetensors", tensors)
     config = json.loads((source / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": layout.config}))
-    return worth
+    return dequantised
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class _Matrix:
     """[G, O]"""
     zeros: np.ndarray
     groups: np.ndarray
-    """Of each input."""
+    """Group of each input."""
 
 
 def _quantized(values: np.ndarray, layout: Layout, random: np.random.Generator) -> _Matrix:
@@ -105,7 +105,7 @@ def _quantized(values: np.ndarray, layout: Layout, random: np.random.Generator) 
 
 
 def _stored(matrix: _Matrix, layout: Layout) -> dict[str, np.ndarray]:
-    """The tensors of one module."""
+    """Return the tensors of one module."""
     method = layout.config["quant_method"]
     if method == "awq":
         order = [0, 2, 4, 6, 1, 3, 5, 7]
@@ -133,12 +133,12 @@ def _stored(matrix: _Matrix, layout: Layout) -> dict[str, np.ndarray]:
 
 
 def _shuffled(numbers: np.ndarray, order: list[int]) -> np.ndarray:
-    """Every eight in this order."""
+    """Reorder every eight numbers."""
     return numbers.reshape(len(numbers), -1, 8)[:, :, order].reshape(numbers.shape)
 
 
 def _packed(numbers: np.ndarray) -> np.ndarray:
-    """int32 [X, Y / 8] of [X, Y], the first of eight in the lowest bits."""
+    """Return int32 [X, Y / 8] of [X, Y], the first of eight in the lowest bits."""
     words = np.zeros((numbers.shape[0], numbers.shape[1] // 8), np.uint32)
     for place in range(8):
         words |= numbers[:, place::8].astype(np.uint32) << np.uint32(4 * place)

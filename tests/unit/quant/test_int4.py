@@ -1,4 +1,4 @@
-"""Weights in 4 bits: the nearest values under a scale for each output and group of inputs."""
+"""4-bit weights: the nearest values under one scale per output and group of inputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def quantized(weights: np.ndarray, num_groups: int, dtype: np.dtype) -> tuple[np
 
 @pytest.mark.parametrize("scale_dtype", [np.dtype(np.float32), BF16, np.dtype(np.float16)])
 @pytest.mark.parametrize("source", [np.float32, ml_dtypes.bfloat16])
-def test_every_number_is_the_nearest_one_under_its_group_s_scale(scale_dtype: np.dtype, source: type) -> None:
+def test_values_are_the_nearest_under_their_group_scale(scale_dtype: np.dtype, source: type) -> None:
     weights = random_weights(7, 192).astype(source)
     numbers, scales = quantized(weights, 3, scale_dtype)
     assert numbers.shape == weights.shape and numbers.dtype == ml_dtypes.int4
@@ -33,7 +33,7 @@ def test_every_number_is_the_nearest_one_under_its_group_s_scale(scale_dtype: np
     np.testing.assert_array_equal(numbers.astype(np.float32), expected)
 
 
-def test_a_group_s_farthest_value_keeps_its_worth_whatever_its_sign() -> None:
+def test_the_farthest_value_of_a_group_is_exact_whatever_its_sign() -> None:
     weights = random_weights(5, 128)
     numbers, scales = quantized(weights, 2, np.dtype(np.float32))
     grouped, restored = weights.reshape(5, 2, 64), numbers.astype(np.float32).reshape(5, 2, 64) * scales[:, :, None]

@@ -1,4 +1,4 @@
-"""Which matrices of a model have 4 bits, and in which groups."""
+"""Matrices of a model that int4 stores in 4 bits, and their groups."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_no_group_is_on_two_devices() -> None:
     assert groups("mlp.down_proj", num_devices=5) == 128, "what does not divide is not split"
 
 
-def test_what_no_group_divides_and_tables_have_eight_bits() -> None:
+def test_tables_and_matrices_that_no_group_divides_have_eight_bits() -> None:
     found = leaves(num_devices=2)
     assert axis_rules(MODEL, 2)["heads"] is not None
     for name in ("self_attn.o_proj", "model.embed_tokens", "lm_head"):  # o_proj: 80 inputs each
@@ -68,6 +68,6 @@ def test_what_no_group_divides_and_tables_have_eight_bits() -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp.down_proj.weight", "mlp.down_proj.weight_scale", "model.embed_tokens.weight"])
-def test_two_numbers_of_four_bits_take_a_byte(name: str) -> None:
+def test_two_4_bit_values_take_a_byte(name: str) -> None:
     expected = {"mlp.down_proj.weight": 576 * 1536 // 2, "mlp.down_proj.weight_scale": 12 * 576 * 2}
     assert leaves()[name].num_bytes == expected.get(name, 500 * 576)

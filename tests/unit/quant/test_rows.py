@@ -1,4 +1,4 @@
-"""Weights in 8 bits: the nearest values under one scale a row."""
+"""8-bit weights: the nearest values under one scale per output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def quantized(name: str, weights: np.ndarray) -> QuantArray[np.ndarray]:
 
 @pytest.mark.parametrize(("name", "largest"), [("int8", 127), ("fp8-weight-only", 448)])
 @pytest.mark.parametrize("source", [np.float32, ml_dtypes.bfloat16])
-def test_the_largest_of_each_row_takes_the_whole_range(name: str, largest: int, source: type) -> None:
+def test_the_largest_value_of_each_row_becomes_the_largest_of_the_dtype(name: str, largest: int, source: type) -> None:
     weights = np.random.default_rng(0).standard_normal((5, 64)).astype(source) * np.logspace(-3, 3, 5)[:, None]
     weights = weights.astype(source)
     weights[2] = 0
@@ -32,8 +32,8 @@ def test_the_largest_of_each_row_takes_the_whole_range(name: str, largest: int, 
     assert made.scales is not None and made.scales[2] == 1
 
 
-def test_e4m3_values_are_the_nearest_there_are() -> None:
-    """Four significant bits: within a sixteenth of the value, or half of the least step near zero."""
+def test_e4m3_values_are_the_nearest() -> None:
+    """e4m3 has four significant bits: errors are within 1/16 of a value, or half of the smallest step near zero."""
     weights = np.random.default_rng(1).standard_normal((7, 512)).astype(np.float32)
     made = quantized("fp8", weights)
     assert made.scales is not None

@@ -1,4 +1,4 @@
-"""Loading: strict about names and shapes, and no more memory than the model plus one tensor."""
+"""The loader checks names and shapes, and needs no more memory than the model and one tensor."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def test_a_wrong_shape_is_named_with_both_shapes(tmp_path: Path) -> None:
         _load(tmp_path, tensors)
 
 
-def test_a_tensor_nobody_uses_is_refused(tmp_path: Path) -> None:
+def test_an_unused_tensor_is_rejected(tmp_path: Path) -> None:
     tensors = _tensors() | {"model.layers.0.self_attn.q_proj.bias": np.ones(64, np.float32)}
     with pytest.raises(CheckpointError, match=r"'model\.layers\.0\.self_attn\.q_proj\.bias' is not expected"):
         _load(tmp_path, tensors)
 
 
-def test_derived_buffers_and_a_tied_head_are_passed_over(tmp_path: Path) -> None:
+def test_derived_buffers_and_a_tied_head_are_ignored(tmp_path: Path) -> None:
     tensors = _tensors() | {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32)}
     _load(tmp_path, tensors, {**CONFIG, "tie_word_embeddings": True})
 

@@ -1,4 +1,4 @@
-"""Heads that rotate in part, or neighbour with neighbour: everything of a query or key head moves with its rows."""
+"""Partly rotated heads and adjacent pairs: weights, scales, biases and norms move with the rows of a head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxserve.weights.reordered import with_rotary_order
 
 @dataclass(frozen=True, slots=True)
 class Rows(CheckpointView):
-    """Two heads of eight rows, which are called by their numbers; a norm is of one head."""
+    """Two heads of eight numbered rows; a norm has one head."""
 
     def read(self, name: str) -> Tensor:
         rows = np.arange(8 if "norm" in name else 16)

@@ -1,4 +1,4 @@
-"""Every architecture and every format of weights by each of the CPU's kernels, against transformers."""
+"""Every architecture and quantisation format with both kinds of CPU kernels, against transformers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.models.tiny_model import TinyModel
 
 pytestmark = pytest.mark.slow
 CHUNK = 20
-"""Of the prompts' 40 tokens: no multiple of a page."""
+"""Prompt tokens per step, of 40: no multiple of a page."""
 
 
 @pytest.fixture(params=["xla", "native"])
@@ -48,10 +48,10 @@ def test_greedy_tokens_equal_transformers(golden: GoldenCheckpoint, cpu_kernels:
     ],
     ids=str,
 )
-def test_smaller_weights_stay_close_to_the_full_model(
+def test_smaller_weights_stay_close_to_float32(
     options: dict[str, Any], tolerance: float, cpu_kernels: CpuKernels
 ) -> None:
-    """Log-probabilities of the likeliest tokens after a prompt."""
+    """Compare the log-probabilities of the likeliest tokens after a prompt."""
     golden = golden_checkpoint("llama3_tiny")
     full = log_softmax(golden.logits[-1])
     small = log_softmax(TinyModel(golden.path, cpu_kernels=cpu_kernels, **options).logits(golden.prompt_ids))

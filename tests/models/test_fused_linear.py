@@ -1,4 +1,4 @@
-"""Matrices of one input in one array: what of them is where, in every format, and who takes them so."""
+"""FusedLinear: row layout per device, in every format, and the devices that use it."""
 
 from __future__ import annotations
 
@@ -19,46 +19,48 @@ from tests.models.goldens import golden_checkpoint
 from tests.models.loading import load
 from tests.unit.checkpoint.fp8_files import LAYOUTS, write_fp8
 
-APART = plain(jnp.dtype("float32"))
+UNFUSED = plain(jnp.dtype("float32"))
 QKV = ("q_proj", "k_proj", "v_proj")
 GATE_UP = ("gate_proj", "up_proj")
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "fp8-weight-only", "int4-weight-only"])
 @pytest.mark.parametrize("num_devices", [1, 2])
-def test_each_device_holds_of_every_matrix_what_it_would_hold_of_it_alone(quantization: str, num_devices: int) -> None:
+def test_each_device_holds_the_rows_that_it_holds_without_fusion(quantization: str, num_devices: int) -> None:
     folder, policy = golden_checkpoint("qwen2_tiny").path, plain(jnp.dtype("float32"), quantization)
-    apart, joined = load(folder, policy), load(folder, replace(policy, fused_for=num_devices))
+    unfused, fused = load(folder, policy), load(folder, replace(policy, fused_for=num_devices))
     kinds = ["weight"] if quantization == "none" else ["weight", "weight_scale"]
     expected = {f"self_attn.qkv_proj.{kind}": [f"self_attn.{name}.{kind}" for name in QKV] for kind in (*kinds, "bias")}
     expected |= {f"mlp.gate_up_proj.{kind}": [f"mlp.{name}.{kind}" for name in GATE_UP] for kind in kinds}
     for name, parts in expected.items():
         axis = 1 if quantization.startswith("int4") and name.endswith("weight_scale") else 0
-        found = np.split(joined.pop(f"model.layers.1.{name}"), num_devices, axis)
-        alone = [np.split(apart.pop(f"model.layers.1.{part}"), num_devices, axis) for part in parts]
+        found = np.split(fused.pop(f"model.layers.1.{name}"), num_devices, axis)
+        alone = [np.split(unfused.pop(f"model.layers.1.{part}"), num_devices, axis) for part in parts]
         for device in range(num_devices):
             expected_here = np.concatenate([shares[device] for shares in alone], axis)
             np.testing.assert_array_equal(found[device], expected_here)
-    assert {name for name in joined if ".1." in name} == {name for name in apart if ".1." in name}, "nothing else moved"
+    assert {name for name in fused if ".1." in name} == {name for name in unfused if ".1." in name}, (
+        "nothing else moved"
+    )
 
 
-def test_what_is_stored_in_fp8_is_fused_as_it_is(tmp_path: Path) -> None:
-    worth = write_fp8(tmp_path, golden_checkpoint("llama3_tiny").path, LAYOUTS["channels"])
+def test_weights_stored_in_fp8_are_fused_without_rounding(tmp_path: Path) -> None:
+    dequantised = write_fp8(tmp_path, golden_checkpoint("llama3_tiny").path, LAYOUTS["channels"])
     params = load(
-        tmp_path, replace(APART, quant=QuantPolicy("fp8", plain_matrices=("model.embed_tokens",)), fused_for=1)
+        tmp_path, replace(UNFUSED, quant=QuantPolicy("fp8", plain_matrices=("model.embed_tokens",)), fused_for=1)
     )
     found = params["model.layers.0.mlp.gate_up_proj.weight"].astype(np.float32)
     found *= params["model.layers.0.mlp.gate_up_proj.weight_scale"][:, None]
     np.testing.assert_array_equal(
-        found, np.concatenate([worth[f"model.layers.0.mlp.{name}.weight"] for name in GATE_UP])
+        found, np.concatenate([dequantised[f"model.layers.0.mlp.{name}.weight"] for name in GATE_UP])
     )
 
 
-def test_one_matrix_that_is_not_quantised_keeps_those_beside_it_whole() -> None:
+def test_a_plain_matrix_keeps_those_fused_with_it_plain() -> None:
     folder = golden_checkpoint("qwen2_tiny").path
-    whole = "model.layers.1.self_attn.k_proj"
-    policy = replace(APART, quant=QuantPolicy("int8", plain_matrices=(whole,)), fused_for=1)
-    params, stored = load(folder, policy), load(folder, APART)
+    plain_module = "model.layers.1.self_attn.k_proj"
+    policy = replace(UNFUSED, quant=QuantPolicy("int8", plain_matrices=(plain_module,)), fused_for=1)
+    params, stored = load(folder, policy), load(folder, UNFUSED)
     found = params["model.layers.1.self_attn.qkv_proj.weight"]
     parts = [stored[f"model.layers.1.self_attn.{name}.weight"] for name in QKV]
     np.testing.assert_array_equal(found, np.concatenate(parts))
@@ -66,7 +68,7 @@ def test_one_matrix_that_is_not_quantised_keeps_those_beside_it_whole() -> None:
 
 
 @pytest.mark.parametrize(("chip", "expected"), [(Chip("gpu", (8, 0)), 2), (Chip("tpu"), 0)], ids=["gpu", "tpu"])
-def test_gpus_join_for_as_many_as_share_the_layers(chip: Chip, expected: int) -> None:
+def test_gpus_fuse_for_the_devices_that_share_the_layers(chip: Chip, expected: int) -> None:
     decoder = decoder_of(open_model(golden_checkpoint("llama3_tiny").path))
     config = Config(model=ModelConfig(model="any"), parallel=ParallelConfig(tensor_parallel_size=2))
     assert make_policy(config, decoder, chip).fused_for == expected
