@@ -6,8 +6,10 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from jaxserve.frontend.choice_stream import ChoiceStream, OutputDelta
 from jaxserve.frontend.engine_client.client import EngineClient
@@ -35,14 +37,18 @@ class TokenCounts:
 class RequestTiming(msgspec.Struct):
     """Times of all choices together. Null where nothing was generated."""
 
-    queue_seconds: float | None = None
-    """From the engine's hearing of the request to the first step that computed any of it."""
-    time_to_first_token_seconds: float | None = None
-    """From the moment at which the prompt was ready as tokens."""
-    total_seconds: float = 0.0
-    """From the same moment to the end."""
-    tokens_per_second: float | None = None
-    """Tokens after the first, by the time between the first and the last; null for one token."""
+    queue_seconds: Annotated[
+        float | None,
+        Meta(description="From the engine's hearing of the request to the first step that computed any of it."),
+    ] = None
+    time_to_first_token_seconds: Annotated[
+        float | None, Meta(description="From the moment at which the prompt was ready as tokens.")
+    ] = None
+    total_seconds: Annotated[float, Meta(description="From the same moment to the end.")] = 0.0
+    tokens_per_second: Annotated[
+        float | None,
+        Meta(description="Tokens after the first, by the time between the first and the last; null for one token."),
+    ] = None
 
 
 class RequestHandle:

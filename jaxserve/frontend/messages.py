@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from jaxserve.errors import invalid
 from jaxserve.frontend.checks import MAX_ECHOED_CHARS, missing, refuse
@@ -20,8 +21,9 @@ class ContentPart(msgspec.Struct, kw_only=True):
 
 class CalledFunction(msgspec.Struct, kw_only=True):
     name: str
-    arguments: str | dict[str, Any] = "{}"
-    """JSON, as it was in the reply; some clients send it decoded."""
+    arguments: Annotated[
+        str | dict[str, Any], Meta(description="JSON, as it was in the reply; some clients send it decoded.")
+    ] = "{}"
 
 
 class MessageToolCall(msgspec.Struct, kw_only=True):

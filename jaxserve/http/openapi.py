@@ -12,7 +12,6 @@ import msgspec
 
 from jaxserve import __version__
 from jaxserve.apis.routes import ApiStyle, Route
-from jaxserve.apis.schema.descriptions import field_descriptions
 from jaxserve.apis.schema.unsupported import IGNORED_HEADER
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import REQUEST_ERRORS, RequestError
@@ -59,17 +58,15 @@ def openapi_document(routes: tuple[Route, ...], limits: LimitsConfig, is_guarded
 
 
 def _describe(struct: type[msgspec.Struct], properties: dict[str, Any], limits: LimitsConfig) -> None:
-    """Add to the schemas of fields what msgspec does not know: their texts and their bounds."""
+    """Add the bounds of fields to their schemas, and the flags that raise them to their descriptions."""
     names = dict(zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True))
-    texts = field_descriptions(struct)
     for name, bounds in field_bounds(struct).items():
+        schema = properties[names[name]]
         for bound in bounds:
-            properties[names[name]] |= bound.keywords(limits)
+            schema |= bound.keywords(limits)
         flags = [f"`{bound.flag}`" for bound in bounds if bound.flag is not None]
         if flags:
-            texts[name] = f"{texts.get(name, '')} Limit: {', '.join(flags)}.".strip()
-    for name, text in texts.items():
-        properties[names[name]]["description"] = text
+            schema["description"] = f"{schema.get('description', '')} Limit: {', '.join(flags)}.".strip()
 
 
 def _types_of(routes: Iterable[Route]) -> Iterator[Any]:

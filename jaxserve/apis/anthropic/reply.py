@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from jaxserve.errors import RequestError
 from jaxserve.frontend.handle import RequestTiming, TokenCounts
@@ -23,8 +24,7 @@ class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
     """The reasoning before it."""
 
     thinking: str
-    signature: str
-    """The SHA-256 of the reasoning, in hexadecimal digits."""
+    signature: Annotated[str, Meta(description="The SHA-256 of the reasoning, in hexadecimal digits.")]
 
 
 class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
@@ -47,14 +47,11 @@ class OutputTokensDetails(msgspec.Struct):
 class MessageUsage(msgspec.Struct):
     """Token counts."""
 
-    input_tokens: int
-    """Of the prompt, without those that were in the cache."""
-    cache_read_input_tokens: int
-    """Of the prompt, those that were in the cache."""
+    input_tokens: Annotated[int, Meta(description="Of the prompt, without those that were in the cache.")]
+    cache_read_input_tokens: Annotated[int, Meta(description="Of the prompt, those that were in the cache.")]
     output_tokens: int
     output_tokens_details: OutputTokensDetails
-    cache_creation_input_tokens: int = 0
-    """Nothing is paid for."""
+    cache_creation_input_tokens: Annotated[int, Meta(description="Nothing is paid for.")] = 0
 
 
 class Message(msgspec.Struct, kw_only=True):
@@ -68,8 +65,9 @@ class Message(msgspec.Struct, kw_only=True):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
-    metrics: RequestTiming | msgspec.UnsetType = msgspec.UNSET
-    """Only with `return_metrics`."""
+    metrics: Annotated[RequestTiming | msgspec.UnsetType, Meta(description="Only with `return_metrics`.")] = (
+        msgspec.UNSET
+    )
 
 
 class TokenCount(msgspec.Struct):
@@ -143,8 +141,9 @@ class MessageDelta(msgspec.Struct, tag_field="type", tag="message_delta"):
 
     delta: MessageEnd
     usage: MessageUsage
-    metrics: RequestTiming | msgspec.UnsetType = msgspec.UNSET
-    """Only with `return_metrics`."""
+    metrics: Annotated[RequestTiming | msgspec.UnsetType, Meta(description="Only with `return_metrics`.")] = (
+        msgspec.UNSET
+    )
 
 
 class MessageStop(msgspec.Struct, tag_field="type", tag="message_stop"):

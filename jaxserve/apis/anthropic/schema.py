@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from jaxserve.apis.schema.common import GenerationFields
 from jaxserve.bounds import Bound
@@ -25,8 +26,7 @@ class ThinkingInput(msgspec.Struct, kw_only=True, tag_field="type", tag="thinkin
     """Reasoning of an earlier reply; the chat template decides what of it is shown."""
 
     thinking: str
-    signature: str | None = None
-    """Not looked at."""
+    signature: Annotated[str | None, Meta(description="Not looked at.")] = None
 
 
 class ToolUseInput(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
@@ -42,8 +42,9 @@ class ToolResultInput(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_
 
     tool_use_id: str
     content: str | list[TextInput] | None = None
-    is_error: bool | None = None
-    """Puts `Error: ` before the result: templates have no place of their own for it."""
+    is_error: Annotated[
+        bool | None, Meta(description="Puts `Error: ` before the result: templates have no place of their own for it.")
+    ] = None
 
 
 InputBlock = TextInput | ThinkingInput | ToolUseInput | ToolResultInput
@@ -59,38 +60,33 @@ class MessageInput(msgspec.Struct, kw_only=True):
 class ToolInput(msgspec.Struct, kw_only=True):
     """A function of the client's."""
 
-    type: str | None = None
-    """`custom`; tools that Anthropic runs are refused."""
+    type: Annotated[str | None, Meta(description="`custom`; tools that Anthropic runs are refused.")] = None
     name: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
-    input_examples: list[Any] | None = None
-    """Refused: templates have no place for them."""
-    defer_loading: bool | None = None
-    """Refused when true: there is no search for tools."""
-    allowed_callers: list[str] | None = None
-    """Only `direct`."""
+    input_examples: Annotated[list[Any] | None, Meta(description="Refused: templates have no place for them.")] = None
+    defer_loading: Annotated[bool | None, Meta(description="Refused when true: there is no search for tools.")] = None
+    allowed_callers: Annotated[list[str] | None, Meta(description="Only `direct`.")] = None
 
 
 class ToolChoiceInput(msgspec.Struct, kw_only=True):
     """Whether and what the model calls."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
-    """The function, with the type `tool`."""
-    disable_parallel_tool_use: bool | None = None
-    """One call at most."""
+    name: Annotated[str | None, Meta(description="The function, with the type `tool`.")] = None
+    disable_parallel_tool_use: Annotated[bool | None, Meta(description="One call at most.")] = None
 
 
 class ThinkingConfig(msgspec.Struct, kw_only=True):
     """Whether the model reasons before it answers; `adaptive` leaves it to the model and its template."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = None
-    """Reasoning is ended after so many tokens."""
-    display: Literal["summarized", "omitted"] | None = None
-    """`omitted` leaves the thinking's text out of the reply. It is never summarized."""
+    budget_tokens: Annotated[int | None, Meta(description="Reasoning is ended after so many tokens.")] = None
+    display: Annotated[
+        Literal["summarized", "omitted"] | None,
+        Meta(description="`omitted` leaves the thinking's text out of the reply. It is never summarized."),
+    ] = None
 
 
 class OutputFormat(msgspec.Struct, kw_only=True):
@@ -103,55 +99,77 @@ class OutputFormat(msgspec.Struct, kw_only=True):
 class OutputConfig(msgspec.Struct, kw_only=True):
     """The form of the reply, and how much effort goes into it."""
 
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    """The template's `reasoning_effort`; `max` is told it as `xhigh`."""
+    effort: Annotated[
+        Literal["low", "medium", "high", "xhigh", "max"] | None,
+        Meta(description="The template's `reasoning_effort`; `max` is told it as `xhigh`."),
+    ] = None
     format: OutputFormat | None = None
 
 
 class CountTokensRequest(msgspec.Struct, kw_only=True):
     """A conversation. `None` means: not given."""
 
-    messages: Annotated[list[MessageInput], Bound("items", 1, "max_messages")]
-    """The turns so far. An assistant's at the end is continued."""
-    model: str | None = None
-    """A name that is served."""
-    system: str | list[TextInput] | None = None
-    """The system's message."""
-    tools: Annotated[list[ToolInput] | None, Bound("items", 0, "max_tools")] = None
-    """Functions that the model may call."""
-    tool_choice: ToolChoiceInput | None = None
-    """Whether and what it calls; `any` and `tool` force a call whose input obeys the tool's schema."""
-    thinking: ThinkingConfig | None = None
-    """Whether it reasons first. Without it the template decides."""
-    output_config: OutputConfig | None = None
-    """The form of the reply."""
-    chat_template_kwargs: dict[str, Any] | None = None
-    """Variables of the chat template; not Anthropic's."""
+    messages: Annotated[
+        list[MessageInput],
+        Bound("items", 1, "max_messages"),
+        Meta(description="The turns so far. An assistant's at the end is continued."),
+    ]
+    model: Annotated[str | None, Meta(description="A name that is served.")] = None
+    system: Annotated[str | list[TextInput] | None, Meta(description="The system's message.")] = None
+    tools: Annotated[
+        list[ToolInput] | None, Bound("items", 0, "max_tools"), Meta(description="Functions that the model may call.")
+    ] = None
+    tool_choice: Annotated[
+        ToolChoiceInput | None,
+        Meta(
+            description="Whether and what it calls; `any` and `tool` force a call whose input obeys the tool's schema."
+        ),
+    ] = None
+    thinking: Annotated[
+        ThinkingConfig | None, Meta(description="Whether it reasons first. Without it the template decides.")
+    ] = None
+    output_config: Annotated[OutputConfig | None, Meta(description="The form of the reply.")] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Meta(description="Variables of the chat template; not Anthropic's.")
+    ] = None
 
 
 class MessagesRequest(GenerationFields, kw_only=True):
     """A conversation to go on with. Fields that are not Anthropic's are those of the other endpoints."""
 
-    messages: Annotated[list[MessageInput], Bound("items", 1, "max_messages")]
-    """The turns so far. An assistant's at the end is continued."""
-    max_tokens: Annotated[int, Bound("value", 0)]
-    """Fewer where the context ends before. 0: the prompt is computed, so that the cache has it."""
-    system: str | list[TextInput] | None = None
-    """The system's message."""
-    tools: Annotated[list[ToolInput] | None, Bound("items", 0, "max_tools")] = None
-    """Functions that the model may call."""
-    tool_choice: ToolChoiceInput | None = None
-    """Whether and what it calls; `any` and `tool` force a call whose input obeys the tool's schema."""
-    thinking: ThinkingConfig | None = None
-    """Whether it reasons first. Without it the template decides."""
-    output_config: OutputConfig | None = None
-    """The form of the reply."""
-    chat_template_kwargs: dict[str, Any] | None = None
-    """Variables of the chat template; not Anthropic's."""
-    stop_sequences: Annotated[
-        list[str] | None, Bound("items", 0, "max_stop_strings"), Bound("characters", 1, "max_stop_chars")
+    messages: Annotated[
+        list[MessageInput],
+        Bound("items", 1, "max_messages"),
+        Meta(description="The turns so far. An assistant's at the end is continued."),
+    ]
+    max_tokens: Annotated[
+        int,
+        Bound("value", 0),
+        Meta(description="Fewer where the context ends before. 0: the prompt is computed, so that the cache has it."),
+    ]
+    system: Annotated[str | list[TextInput] | None, Meta(description="The system's message.")] = None
+    tools: Annotated[
+        list[ToolInput] | None, Bound("items", 0, "max_tools"), Meta(description="Functions that the model may call.")
     ] = None
-    """Texts before which the reply ends, with those of `stop`."""
+    tool_choice: Annotated[
+        ToolChoiceInput | None,
+        Meta(
+            description="Whether and what it calls; `any` and `tool` force a call whose input obeys the tool's schema."
+        ),
+    ] = None
+    thinking: Annotated[
+        ThinkingConfig | None, Meta(description="Whether it reasons first. Without it the template decides.")
+    ] = None
+    output_config: Annotated[OutputConfig | None, Meta(description="The form of the reply.")] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Meta(description="Variables of the chat template; not Anthropic's.")
+    ] = None
+    stop_sequences: Annotated[
+        list[str] | None,
+        Bound("items", 0, "max_stop_strings"),
+        Bound("characters", 1, "max_stop_chars"),
+        Meta(description="Texts before which the reply ends, with those of `stop`."),
+    ] = None
 
 
 PromptRequest = CountTokensRequest | MessagesRequest

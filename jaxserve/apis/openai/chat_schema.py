@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from jaxserve.apis.schema.common import CommonFields, PromptLogprob, check_common
 from jaxserve.apis.schema.usage import Usage
@@ -34,38 +35,62 @@ class Prediction(msgspec.Struct, kw_only=True):
 
 
 class ChatRequest(CommonFields, kw_only=True):
-    messages: Annotated[list[ChatMessage], MESSAGES]
-    """The conversation so far."""
-    max_tokens: Annotated[int | None, Bound("value", 1)] = None
-    """The older name of `max_completion_tokens`."""
-    max_completion_tokens: Annotated[int | None, Bound("value", 1)] = None
-    """Most tokens to generate, reasoning among them; goes before `max_tokens`. Without either: as many as fit."""
-    logprobs: bool | None = None
-    """Log-probabilities of the reply's tokens."""
-    top_logprobs: Annotated[int | None, Bound("value", 0, "max_top_logprobs")] = None
-    """Most likely tokens to tell in the place of each; only with `logprobs`."""
-    tools: Annotated[list[ToolDefinition] | None, Bound("items", 0, "max_tools")] = None
-    """Functions that the model may call."""
-    tool_choice: str | dict[str, Any] | None = None
-    """`none`, `auto`, `required`, or an object that names a function; the last two force a call whose arguments obey the function's schema. Without it: `auto`."""
-    parallel_tool_calls: bool | None = None
-    """False: at most one call in a reply."""
-    reasoning_effort: ReasoningEffort | None = None
-    """Handed to the chat template, which must know it; `none` asks for no reasoning."""
-    thinking_token_budget: Annotated[int | None, THINKING_BUDGET] = None
-    """Reasoning is ended after so many tokens."""
-    include_reasoning: bool | None = None
-    """False: reasoning is generated and counted, but not told."""
-    chat_template_kwargs: dict[str, Any] | None = None
-    """Further variables of the chat template."""
-    add_generation_prompt: bool | None = None
-    """Whether the prompt ends with the begin of an assistant's message. Without it: it does."""
-    continue_final_message: bool | None = None
-    """The reply continues the last message, which is the assistant's."""
-    documents: list[dict[str, Any]] | None = None
-    """Handed to the chat template."""
-    prediction: Prediction | None = None
-    """Drafts are taken from it where the server makes any (`--num-speculative-tokens`); the reply is the same."""
+    messages: Annotated[list[ChatMessage], MESSAGES, Meta(description="The conversation so far.")]
+    max_tokens: Annotated[
+        int | None, Bound("value", 1), Meta(description="The older name of `max_completion_tokens`.")
+    ] = None
+    max_completion_tokens: Annotated[
+        int | None,
+        Bound("value", 1),
+        Meta(
+            description="Most tokens to generate, reasoning among them; goes before `max_tokens`. Without either: as many as fit."
+        ),
+    ] = None
+    logprobs: Annotated[bool | None, Meta(description="Log-probabilities of the reply's tokens.")] = None
+    top_logprobs: Annotated[
+        int | None,
+        Bound("value", 0, "max_top_logprobs"),
+        Meta(description="Most likely tokens to tell in the place of each; only with `logprobs`."),
+    ] = None
+    tools: Annotated[
+        list[ToolDefinition] | None,
+        Bound("items", 0, "max_tools"),
+        Meta(description="Functions that the model may call."),
+    ] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None,
+        Meta(
+            description="`none`, `auto`, `required`, or an object that names a function; the last two force a call whose arguments obey the function's schema. Without it: `auto`."
+        ),
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, Meta(description="False: at most one call in a reply.")] = None
+    reasoning_effort: Annotated[
+        ReasoningEffort | None,
+        Meta(description="Handed to the chat template, which must know it; `none` asks for no reasoning."),
+    ] = None
+    thinking_token_budget: Annotated[
+        int | None, THINKING_BUDGET, Meta(description="Reasoning is ended after so many tokens.")
+    ] = None
+    include_reasoning: Annotated[
+        bool | None, Meta(description="False: reasoning is generated and counted, but not told.")
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Meta(description="Further variables of the chat template.")
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None,
+        Meta(description="Whether the prompt ends with the begin of an assistant's message. Without it: it does."),
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, Meta(description="The reply continues the last message, which is the assistant's.")
+    ] = None
+    documents: Annotated[list[dict[str, Any]] | None, Meta(description="Handed to the chat template.")] = None
+    prediction: Annotated[
+        Prediction | None,
+        Meta(
+            description="Drafts are taken from it where the server makes any (`--num-speculative-tokens`); the reply is the same."
+        ),
+    ] = None
 
     @property
     def output_limit(self) -> int | None:
@@ -82,15 +107,13 @@ def check_chat(request: ChatRequest, limits: LimitsConfig) -> None:
 class TopLogprob(msgspec.Struct):
     token: str
     logprob: float
-    bytes: list[int]
-    """The token's bytes, exactly; its text may be half a character."""
+    bytes: Annotated[list[int], Meta(description="The token's bytes, exactly; its text may be half a character.")]
 
 
 class ContentLogprob(msgspec.Struct):
     token: str
     logprob: float
-    bytes: list[int]
-    """The token's bytes, exactly; its text may be half a character."""
+    bytes: Annotated[list[int], Meta(description="The token's bytes, exactly; its text may be half a character.")]
     top_logprobs: list[TopLogprob]
 
 
@@ -101,13 +124,11 @@ class ChoiceLogprobs(msgspec.Struct):
 
 class ReplyFunction(msgspec.Struct):
     name: str
-    arguments: str
-    """JSON."""
+    arguments: Annotated[str, Meta(description="JSON.")]
 
 
 class ReplyToolCall(msgspec.Struct, kw_only=True):
-    id: str
-    """To be repeated in the `tool_call_id` of the result."""
+    id: Annotated[str, Meta(description="To be repeated in the `tool_call_id` of the result.")]
     type: str = "function"
     function: ReplyFunction
 
@@ -116,39 +137,43 @@ class ReplyMessage(msgspec.Struct):
     role: str
     content: str | None
     refusal: None = None
-    reasoning: str | msgspec.UnsetType = msgspec.UNSET
-    """What the model thought, where it marks that."""
-    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
-    """The same under its older name."""
-    tool_calls: list[ReplyToolCall] | msgspec.UnsetType = msgspec.UNSET
-    """Absent without calls."""
+    reasoning: Annotated[str | msgspec.UnsetType, Meta(description="What the model thought, where it marks that.")] = (
+        msgspec.UNSET
+    )
+    reasoning_content: Annotated[str | msgspec.UnsetType, Meta(description="The same under its older name.")] = (
+        msgspec.UNSET
+    )
+    tool_calls: Annotated[list[ReplyToolCall] | msgspec.UnsetType, Meta(description="Absent without calls.")] = (
+        msgspec.UNSET
+    )
 
 
 class ChatChoice(msgspec.Struct):
     index: int
     message: ReplyMessage
     logprobs: ChoiceLogprobs | None
-    finish_reason: str
-    """`stop`, `length` or `tool_calls`."""
-    stop_reason: str | int | None
-    """The stop string or token id that ended the reply; null for its natural end."""
+    finish_reason: Annotated[str, Meta(description="`stop`, `length` or `tool_calls`.")]
+    stop_reason: Annotated[
+        str | int | None,
+        Meta(description="The stop string or token id that ended the reply; null for its natural end."),
+    ]
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
     id: str
     object: str = "chat.completion"
-    created: int
-    """Seconds since 1970."""
+    created: Annotated[int, Meta(description="Seconds since 1970.")]
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    system_fingerprint: str
-    """Changes when weights, precision, mesh or versions do."""
+    system_fingerprint: Annotated[str, Meta(description="Changes when weights, precision, mesh or versions do.")]
     service_tier: None = None
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
-    """Only when it was asked for."""
-    metrics: RequestTiming | msgspec.UnsetType = msgspec.UNSET
-    """Only with `return_metrics`."""
+    prompt_logprobs: Annotated[
+        list[dict[str, PromptLogprob] | None] | msgspec.UnsetType, Meta(description="Only when it was asked for.")
+    ] = msgspec.UNSET
+    metrics: Annotated[RequestTiming | msgspec.UnsetType, Meta(description="Only with `return_metrics`.")] = (
+        msgspec.UNSET
+    )
 
 
 class DeltaFunction(msgspec.Struct, omit_defaults=True):
@@ -169,8 +194,7 @@ class Delta(msgspec.Struct, omit_defaults=True):
     role: str | None = None
     content: str | None = None
     reasoning: str | None = None
-    reasoning_content: str | None = None
-    """The same under its older name."""
+    reasoning_content: Annotated[str | None, Meta(description="The same under its older name.")] = None
     tool_calls: list[DeltaToolCall] | None = None
 
 
@@ -178,10 +202,10 @@ class ChatChunkChoice(msgspec.Struct):
     index: int
     delta: Delta
     logprobs: ChoiceLogprobs | None
-    finish_reason: str | None
-    """In the last chunk of the choice."""
-    stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
-    """Only beside a finish_reason."""
+    finish_reason: Annotated[str | None, Meta(description="In the last chunk of the choice.")]
+    stop_reason: Annotated[str | int | msgspec.UnsetType | None, Meta(description="Only beside a finish_reason.")] = (
+        msgspec.UNSET
+    )
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):
@@ -189,10 +213,11 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     object: str = "chat.completion.chunk"
     created: int
     model: str
-    choices: list[ChatChunkChoice]
-    """One; none in the chunk of the usage."""
+    choices: Annotated[list[ChatChunkChoice], Meta(description="One; none in the chunk of the usage.")]
     system_fingerprint: str
-    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
-    """Absent unless `include_usage` asked for it."""
-    metrics: RequestTiming | msgspec.UnsetType = msgspec.UNSET
-    """Only with `return_metrics`."""
+    usage: Annotated[
+        Usage | msgspec.UnsetType | None, Meta(description="Absent unless `include_usage` asked for it.")
+    ] = msgspec.UNSET
+    metrics: Annotated[RequestTiming | msgspec.UnsetType, Meta(description="Only with `return_metrics`.")] = (
+        msgspec.UNSET
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from jaxserve.apis.schema.common import CommonFields, PromptLogprob, check_common
 from jaxserve.apis.schema.inputs import texts_or_ids
@@ -21,16 +22,27 @@ DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionRequest(CommonFields, kw_only=True):
-    prompt: str | list[Any]
-    """A text, token ids, or a list of either."""
-    logprobs: Annotated[int | None, Bound("value", 0, "max_top_logprobs")] = None
-    """Log-probabilities of the text's tokens, and of so many most likely ones in the place of each."""
-    echo: bool | None = None
-    """Whether the text begins with the prompt; with `logprobs`, so do they. Allows `max_tokens` 0."""
-    best_of: int | None = None
-    """Only as many as `n`: the server does not choose among candidates."""
-    add_special_tokens: bool | None = None
-    """Whether a prompt that is text gets the tokenizer's begin token. Without it: it does."""
+    prompt: Annotated[str | list[Any], Meta(description="A text, token ids, or a list of either.")]
+    logprobs: Annotated[
+        int | None,
+        Bound("value", 0, "max_top_logprobs"),
+        Meta(
+            description="Log-probabilities of the text's tokens, and of so many most likely ones in the place of each."
+        ),
+    ] = None
+    echo: Annotated[
+        bool | None,
+        Meta(
+            description="Whether the text begins with the prompt; with `logprobs`, so do they. Allows `max_tokens` 0."
+        ),
+    ] = None
+    best_of: Annotated[
+        int | None, Meta(description="Only as many as `n`: the server does not choose among candidates.")
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None,
+        Meta(description="Whether a prompt that is text gets the tokenizer's begin token. Without it: it does."),
+    ] = None
 
     @property
     def num_prompt_logprobs(self) -> int | None:
@@ -58,20 +70,20 @@ class CompletionLogprobs(msgspec.Struct):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
-    text_offset: list[int]
-    """Where each token's text begins, in characters."""
+    text_offset: Annotated[list[int], Meta(description="Where each token's text begins, in characters.")]
 
 
 class CompletionChoice(msgspec.Struct):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: str | None
-    """`stop` or `length`; null before the end of a stream."""
-    stop_reason: str | int | None = None
-    """The stop string or token id that ended the text; null for its natural end."""
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
-    """Only when it was asked for."""
+    finish_reason: Annotated[str | None, Meta(description="`stop` or `length`; null before the end of a stream.")]
+    stop_reason: Annotated[
+        str | int | None, Meta(description="The stop string or token id that ended the text; null for its natural end.")
+    ] = None
+    prompt_logprobs: Annotated[
+        list[dict[str, PromptLogprob] | None] | msgspec.UnsetType, Meta(description="Only when it was asked for.")
+    ] = msgspec.UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -79,13 +91,14 @@ class Completion(msgspec.Struct, kw_only=True):
 
     id: str
     object: str = "text_completion"
-    created: int
-    """Seconds since 1970."""
+    created: Annotated[int, Meta(description="Seconds since 1970.")]
     model: str
     choices: list[CompletionChoice]
-    system_fingerprint: str
-    """Changes when weights, precision, mesh or versions do."""
-    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
-    """In the chunks of a stream only where `include_usage` asked for it."""
-    metrics: RequestTiming | msgspec.UnsetType = msgspec.UNSET
-    """Only with `return_metrics`."""
+    system_fingerprint: Annotated[str, Meta(description="Changes when weights, precision, mesh or versions do.")]
+    usage: Annotated[
+        Usage | msgspec.UnsetType | None,
+        Meta(description="In the chunks of a stream only where `include_usage` asked for it."),
+    ] = msgspec.UNSET
+    metrics: Annotated[RequestTiming | msgspec.UnsetType, Meta(description="Only with `return_metrics`.")] = (
+        msgspec.UNSET
+    )

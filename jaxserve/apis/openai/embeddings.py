@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from jaxserve.apis.routes import Call, Encoded, Route
 from jaxserve.apis.schema.common import MAX_REQUEST_ID_CHARS
@@ -32,49 +33,69 @@ EncodingFormat = Literal["float", "base64"]
 class InputFields(msgspec.Struct, kw_only=True):
     """What is done with each text before the model sees it."""
 
-    model: str | None = None
-    """One of the names of /v1/models; the first of them if it is not given."""
-    truncate_prompt_tokens: int | None = None
-    """Cut texts down to so many tokens, special ones included, from their ends; -1: to what the model takes."""
-    priority: Annotated[int | None, Bound("value", -(2**31), 2**31 - 1)] = None
-    """The lower, the earlier its texts are computed."""
-    request_id: Annotated[str | None, Bound("characters", 1, MAX_REQUEST_ID_CHARS)] = None
-    """Taken as the request's id, unless there is an X-Request-Id header."""
+    model: Annotated[
+        str | None, Meta(description="One of the names of /v1/models; the first of them if it is not given.")
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        Meta(
+            description="Cut texts down to so many tokens, special ones included, from their ends; -1: to what the model takes."
+        ),
+    ] = None
+    priority: Annotated[
+        int | None,
+        Bound("value", -(2**31), 2**31 - 1),
+        Meta(description="The lower, the earlier its texts are computed."),
+    ] = None
+    request_id: Annotated[
+        str | None,
+        Bound("characters", 1, MAX_REQUEST_ID_CHARS),
+        Meta(description="Taken as the request's id, unless there is an X-Request-Id header."),
+    ] = None
 
 
 class EmbeddingRequest(InputFields, kw_only=True):
-    input: Annotated[str | list[Any] | None, Bound("items", 1)] = None
-    """A text, token ids, or a list of either."""
-    encoding_format: EncodingFormat | None = None
-    """`base64`: the numbers as little-endian 32-bit floats. Without it, numbers in JSON."""
-    dimensions: Annotated[int | None, Bound("value", 1)] = None
-    """Keep so many of a vector's first numbers, at most all. Their length is made 1 again where it was before."""
-    add_special_tokens: bool | None = None
-    """Whether texts get what the model expects around them, such as [CLS] and [SEP]. They do if it is not given."""
-    normalize: bool | None = None
-    """Whether vectors have length 1; if it is not given, as the model's checkpoint says."""
-    use_activation: bool | None = None
-    """A newer name for `normalize`."""
+    input: Annotated[
+        str | list[Any] | None, Bound("items", 1), Meta(description="A text, token ids, or a list of either.")
+    ] = None
+    encoding_format: Annotated[
+        EncodingFormat | None,
+        Meta(description="`base64`: the numbers as little-endian 32-bit floats. Without it, numbers in JSON."),
+    ] = None
+    dimensions: Annotated[
+        int | None,
+        Bound("value", 1),
+        Meta(
+            description="Keep so many of a vector's first numbers, at most all. Their length is made 1 again where it was before."
+        ),
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None,
+        Meta(
+            description="Whether texts get what the model expects around them, such as [CLS] and [SEP]. They do if it is not given."
+        ),
+    ] = None
+    normalize: Annotated[
+        bool | None,
+        Meta(description="Whether vectors have length 1; if it is not given, as the model's checkpoint says."),
+    ] = None
+    use_activation: Annotated[bool | None, Meta(description="A newer name for `normalize`.")] = None
 
 
 class Embedding(msgspec.Struct, kw_only=True):
     object: str = "embedding"
-    index: int
-    """Which of the inputs it is of."""
-    embedding: list[float] | str
-    """Numbers, or base64."""
+    index: Annotated[int, Meta(description="Which of the inputs it is of.")]
+    embedding: Annotated[list[float] | str, Meta(description="Numbers, or base64.")]
 
 
 class EmbeddingUsage(msgspec.Struct):
-    prompt_tokens: int
-    """Of all inputs together, special tokens included."""
+    prompt_tokens: Annotated[int, Meta(description="Of all inputs together, special tokens included.")]
     total_tokens: int
 
 
 class EmbeddingReply(msgspec.Struct, kw_only=True):
     object: str = "list"
-    data: list[Embedding]
-    """In the order of the inputs."""
+    data: Annotated[list[Embedding], Meta(description="In the order of the inputs.")]
     model: str
     usage: EmbeddingUsage
 

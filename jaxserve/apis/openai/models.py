@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from jaxserve.apis.routes import Call, Route
 from jaxserve.frontend.frontend import Frontend
@@ -12,16 +14,16 @@ from jaxserve.frontend.frontend import Frontend
 
 class ModelCard(msgspec.Struct):
     id: str
-    created: int
-    """When the server started, in seconds since 1970."""
-    root: str
-    """Of the model, the name that replies carry; of an adapter, where it was found."""
-    max_model_len: int | None
-    """Longest prompt and output together, in tokens; null while loading."""
+    created: Annotated[int, Meta(description="When the server started, in seconds since 1970.")]
+    root: Annotated[
+        str, Meta(description="Of the model, the name that replies carry; of an adapter, where it was found.")
+    ]
+    max_model_len: Annotated[
+        int | None, Meta(description="Longest prompt and output together, in tokens; null while loading.")
+    ]
     object: str = "model"
     owned_by: str = "jaxserve"
-    parent: str | None = None
-    """Of an adapter: the model that it adapts."""
+    parent: Annotated[str | None, Meta(description="Of an adapter: the model that it adapts.")] = None
 
 
 class ModelList(msgspec.Struct):

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from jaxserve.apis.openai.embeddings import EmbeddingUsage, InputFields, check_fields
 from jaxserve.apis.routes import Call, Route
@@ -24,28 +25,33 @@ from jaxserve.frontend.embedding import check_partners, scores_with_counts
 class ScoreRequest(InputFields, kw_only=True):
     """How close texts are to each other, pair by pair."""
 
-    text_1: Annotated[str | list[str], Bound("items", 1, "max_inputs")]
-    """A text, or several."""
-    text_2: Annotated[str | list[str], Bound("items", 1, "max_inputs")]
-    """A text, or several. Where `text_1` is one, it is compared with each of these; else there are as many of both."""
+    text_1: Annotated[str | list[str], Bound("items", 1, "max_inputs"), Meta(description="A text, or several.")]
+    text_2: Annotated[
+        str | list[str],
+        Bound("items", 1, "max_inputs"),
+        Meta(
+            description="A text, or several. Where `text_1` is one, it is compared with each of these; else there are as many of both."
+        ),
+    ]
 
 
 class Score(msgspec.Struct, kw_only=True):
     object: str = "score"
-    index: int
-    """Which of the pairs it is of."""
-    score: float
-    """The cosine of the angle between the two vectors, -1 to 1; of a cross-encoder, what it says of the pair."""
+    index: Annotated[int, Meta(description="Which of the pairs it is of.")]
+    score: Annotated[
+        float,
+        Meta(
+            description="The cosine of the angle between the two vectors, -1 to 1; of a cross-encoder, what it says of the pair."
+        ),
+    ]
 
 
 class ScoreReply(msgspec.Struct, kw_only=True):
     id: str
     object: str = "list"
-    created: int
-    """Seconds since 1970."""
+    created: Annotated[int, Meta(description="Seconds since 1970.")]
     model: str
-    data: list[Score]
-    """In the order of the pairs."""
+    data: Annotated[list[Score], Meta(description="In the order of the pairs.")]
     usage: EmbeddingUsage
 
 
@@ -56,14 +62,16 @@ class Document(msgspec.Struct):
 class RerankRequest(InputFields, kw_only=True):
     """Which documents are closest to a query."""
 
-    query: str
-    """A text."""
-    documents: Annotated[list[str | Document], Bound("items", 1, "max_inputs")]
-    """Texts, bare or as objects."""
-    top_n: Annotated[int | None, Bound("value", 1)] = None
-    """How many of the best to tell; all if it is not given."""
-    return_documents: bool | None = None
-    """Whether results have the texts. They do if it is not given."""
+    query: Annotated[str, Meta(description="A text.")]
+    documents: Annotated[
+        list[str | Document], Bound("items", 1, "max_inputs"), Meta(description="Texts, bare or as objects.")
+    ]
+    top_n: Annotated[
+        int | None, Bound("value", 1), Meta(description="How many of the best to tell; all if it is not given.")
+    ] = None
+    return_documents: Annotated[
+        bool | None, Meta(description="Whether results have the texts. They do if it is not given.")
+    ] = None
 
     @property
     def texts(self) -> list[str]:
@@ -71,19 +79,21 @@ class RerankRequest(InputFields, kw_only=True):
 
 
 class RerankResult(msgspec.Struct, kw_only=True):
-    index: int
-    """Which of the documents it is."""
+    index: Annotated[int, Meta(description="Which of the documents it is.")]
     document: Document | msgspec.UnsetType = msgspec.UNSET
-    relevance_score: float
-    """The cosine of the angle between the vectors of query and document, -1 to 1; of a cross-encoder, what it says."""
+    relevance_score: Annotated[
+        float,
+        Meta(
+            description="The cosine of the angle between the vectors of query and document, -1 to 1; of a cross-encoder, what it says."
+        ),
+    ]
 
 
 class RerankReply(msgspec.Struct, kw_only=True):
     id: str
     model: str
     usage: EmbeddingUsage
-    results: list[RerankResult]
-    """The best first."""
+    results: Annotated[list[RerankResult], Meta(description="The best first.")]
 
 
 def check_score(request: ScoreRequest, limits: LimitsConfig) -> tuple[list[str], list[str]]:

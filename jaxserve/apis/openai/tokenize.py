@@ -6,6 +6,7 @@ from functools import partial
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from jaxserve.apis.routes import Call, Route
 from jaxserve.bounds import Bound
@@ -20,67 +21,63 @@ from jaxserve.frontend.tools import ToolChoice, ToolDefinition, read_tools
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Either `prompt` or `messages`."""
 
-    model: str | None = None
-    """One of the names of /v1/models; the first of them if it is not given."""
-    prompt: str | None = None
-    """A text."""
-    messages: Annotated[list[ChatMessage] | None, MESSAGES] = None
-    """A conversation, which the chat template makes a text of."""
-    add_special_tokens: bool | None = None
-    """Of a `prompt`; the chat template brings its own."""
-    tools: Annotated[list[ToolDefinition] | None, Bound("items", 0, "max_tools")] = None
-    """Functions that the chat template tells the model of."""
-    tool_choice: str | dict[str, Any] | None = None
-    """`none` leaves the tools out."""
-    reasoning_effort: ReasoningEffort | None = None
-    """Handed to the chat template."""
-    chat_template_kwargs: dict[str, Any] | None = None
-    """Further variables of the chat template."""
-    add_generation_prompt: bool | None = None
-    """Whether the text ends with the begin of an assistant's message."""
-    continue_final_message: bool | None = None
-    """Whether the text ends within the last message, which is the assistant's."""
-    documents: list[dict[str, Any]] | None = None
-    """Handed to the chat template."""
-    return_token_strs: bool | None = None
-    """Whether the reply has each token's text."""
+    model: Annotated[
+        str | None, Meta(description="One of the names of /v1/models; the first of them if it is not given.")
+    ] = None
+    prompt: Annotated[str | None, Meta(description="A text.")] = None
+    messages: Annotated[
+        list[ChatMessage] | None, MESSAGES, Meta(description="A conversation, which the chat template makes a text of.")
+    ] = None
+    add_special_tokens: Annotated[bool | None, Meta(description="Of a `prompt`; the chat template brings its own.")] = (
+        None
+    )
+    tools: Annotated[
+        list[ToolDefinition] | None,
+        Bound("items", 0, "max_tools"),
+        Meta(description="Functions that the chat template tells the model of."),
+    ] = None
+    tool_choice: Annotated[str | dict[str, Any] | None, Meta(description="`none` leaves the tools out.")] = None
+    reasoning_effort: Annotated[ReasoningEffort | None, Meta(description="Handed to the chat template.")] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Meta(description="Further variables of the chat template.")
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, Meta(description="Whether the text ends with the begin of an assistant's message.")
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, Meta(description="Whether the text ends within the last message, which is the assistant's.")
+    ] = None
+    documents: Annotated[list[dict[str, Any]] | None, Meta(description="Handed to the chat template.")] = None
+    return_token_strs: Annotated[bool | None, Meta(description="Whether the reply has each token's text.")] = None
 
 
 class TokenizeReply(msgspec.Struct):
-    count: int
-    """How many tokens."""
+    count: Annotated[int, Meta(description="How many tokens.")]
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
-    tokens: list[int]
-    """Token ids."""
-    model: str | None = None
-    """One of the names of /v1/models; the first of them if it is not given."""
+    tokens: Annotated[list[int], Meta(description="Token ids.")]
+    model: Annotated[
+        str | None, Meta(description="One of the names of /v1/models; the first of them if it is not given.")
+    ] = None
 
 
 class DetokenizeReply(msgspec.Struct):
-    prompt: str
-    """The text, special tokens included."""
+    prompt: Annotated[str, Meta(description="The text, special tokens included.")]
 
 
 class TokenizerInfo(msgspec.Struct, kw_only=True):
     """Names and values as in a Hugging Face `tokenizer_config.json`; null where the model has no such token."""
 
-    bos_token: str | None
-    """Begins a text."""
-    eos_token: str | None
-    """Ends a reply."""
-    pad_token: str | None
-    """Fills up batches; of no use here."""
-    unk_token: str | None
-    """Stands for what has no token."""
-    chat_template: str | None
-    """That of chats without tools."""
-    model_max_length: int
-    """Tokens of prompt and reply together."""
+    bos_token: Annotated[str | None, Meta(description="Begins a text.")]
+    eos_token: Annotated[str | None, Meta(description="Ends a reply.")]
+    pad_token: Annotated[str | None, Meta(description="Fills up batches; of no use here.")]
+    unk_token: Annotated[str | None, Meta(description="Stands for what has no token.")]
+    chat_template: Annotated[str | None, Meta(description="That of chats without tools.")]
+    model_max_length: Annotated[int, Meta(description="Tokens of prompt and reply together.")]
 
 
 @partial(Route, "POST", "/tokenize", tag="Tokens", reply=TokenizeReply)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
 from jaxserve.apis.responses.items import (
     FunctionCallItem,
@@ -28,16 +29,18 @@ _ROLES: Final = ("user", "system", "developer", "assistant")
 class InputItem(msgspec.Struct, kw_only=True):
     """One item; which fields it has depends on its type. Without a type it is a message."""
 
-    type: str | None = None
-    """`message`, `reasoning`, `function_call` or `function_call_output`."""
+    type: Annotated[
+        str | None, Meta(description="`message`, `reasoning`, `function_call` or `function_call_output`.")
+    ] = None
     id: str | None = None
-    status: str | None = None
-    """Of an item that was in a reply; every item counts as complete."""
-    phase: str | None = None
-    """Of an assistant's message: a hint that no chat template reads."""
+    status: Annotated[
+        str | None, Meta(description="Of an item that was in a reply; every item counts as complete.")
+    ] = None
+    phase: Annotated[str | None, Meta(description="Of an assistant's message: a hint that no chat template reads.")] = (
+        None
+    )
     role: str | None = None
-    content: str | list[ContentPart] | None = None
-    """Of messages and reasoning."""
+    content: Annotated[str | list[ContentPart] | None, Meta(description="Of messages and reasoning.")] = None
     summary: list[ContentPart] | None = None
     encrypted_content: str | None = None
     call_id: str | None = None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from jaxserve.apis.openai.chat_schema import ContentLogprob
 
@@ -21,10 +22,8 @@ class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_tex
     """Text that a model wrote."""
 
     text: str
-    annotations: list[str] = []
-    """Always empty: nothing here cites anything."""
-    logprobs: list[ContentLogprob] = []
-    """Of every token, when `include` asked for them."""
+    annotations: Annotated[list[str], Meta(description="Always empty: nothing here cites anything.")] = []
+    logprobs: Annotated[list[ContentLogprob], Meta(description="Of every token, when `include` asked for them.")] = []
 
 
 class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
@@ -54,8 +53,9 @@ class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoni
     id: str
     summary: list[SummaryText] = []
     content: list[ReasoningText] = []
-    encrypted_content: None = None
-    """Nothing is encrypted here: `content` may be sent back as it is."""
+    encrypted_content: Annotated[
+        None, Meta(description="Nothing is encrypted here: `content` may be sent back as it is.")
+    ] = None
     status: ItemStatus = "completed"
 
 
@@ -63,11 +63,9 @@ class FunctionCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="func
     """The model wants the client to call a function."""
 
     id: str
-    call_id: str
-    """What the result of the call names."""
+    call_id: Annotated[str, Meta(description="What the result of the call names.")]
     name: str
-    arguments: str
-    """JSON."""
+    arguments: Annotated[str, Meta(description="JSON.")]
     status: ItemStatus = "completed"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from jaxserve.apis.responses.items import Item
 from jaxserve.apis.responses.response import ItemList
@@ -19,12 +20,11 @@ _DEFAULT_LIMIT: Final = 20
 class PageQuery(msgspec.Struct, kw_only=True):
     """Which items of a list."""
 
-    after: str | None = None
-    """Those behind the item with this id."""
-    limit: Annotated[int | None, Bound("value", 1, 100)] = None
-    """At most so many. Without it: 20."""
-    order: Literal["asc", "desc"] | None = None
-    """`desc`: the newest first. Without it: `desc`."""
+    after: Annotated[str | None, Meta(description="Those behind the item with this id.")] = None
+    limit: Annotated[int | None, Bound("value", 1, 100), Meta(description="At most so many. Without it: 20.")] = None
+    order: Annotated[
+        Literal["asc", "desc"] | None, Meta(description="`desc`: the newest first. Without it: `desc`.")
+    ] = None
 
 
 def page_of(items: Sequence[Item], query: PageQuery) -> ItemList:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from jaxserve.apis.responses.items import Item, OutputItem
 from jaxserve.apis.responses.schema import FunctionTool, TextOptions
@@ -32,8 +33,9 @@ class ReasoningEcho(msgspec.Struct):
 
 class ResponseInputDetails(msgspec.Struct):
     cached_tokens: int
-    cache_write_tokens: int = 0
-    """Always 0: what is kept for other prompts costs nothing and is not counted."""
+    cache_write_tokens: Annotated[
+        int, Meta(description="Always 0: what is kept for other prompts costs nothing and is not counted.")
+    ] = 0
 
 
 class ResponseOutputDetails(msgspec.Struct):
@@ -55,8 +57,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
 
     id: str
     object: Literal["response"] = "response"
-    created_at: int
-    """Unix time."""
+    created_at: Annotated[int, Meta(description="Unix time.")]
     completed_at: int | None = None
     status: ResponseStatus = "in_progress"
     background: bool
@@ -83,8 +84,9 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None
     user: str | None
-    metrics: RequestTiming | msgspec.UnsetType = msgspec.UNSET
-    """Only with `return_metrics`."""
+    metrics: Annotated[RequestTiming | msgspec.UnsetType, Meta(description="Only with `return_metrics`.")] = (
+        msgspec.UNSET
+    )
     metadata: dict[str, str]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from jaxserve.apis.responses.input import InputItem
 from jaxserve.apis.schema.common import GenerationFields
@@ -37,104 +38,124 @@ _MAX_VALUE_CHARS: Final = 512
 class FunctionTool(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A function that the model may call."""
 
-    type: str
-    """`function`: what runs on OpenAI's servers does not run here."""
+    type: Annotated[str, Meta(description="`function`: what runs on OpenAI's servers does not run here.")]
     name: str | None = None
     description: str | None = None
-    parameters: dict[str, Any] | None = None
-    """A JSON schema."""
-    strict: bool | None = None
-    """True: arguments are held to the schema, whether or not `tool_choice` forces the call."""
-    defer_loading: bool | None = None
-    """Refused when true: the model hears of every function."""
-    output_schema: dict[str, Any] | None = None
-    """Refused: results are not read."""
-    allowed_callers: list[str] | None = None
-    """Only `direct`."""
-    is_async: bool | None = msgspec.field(default=None, name="async")
-    """Refused when true."""
+    parameters: Annotated[dict[str, Any] | None, Meta(description="A JSON schema.")] = None
+    strict: Annotated[
+        bool | None,
+        Meta(description="True: arguments are held to the schema, whether or not `tool_choice` forces the call."),
+    ] = None
+    defer_loading: Annotated[bool | None, Meta(description="Refused when true: the model hears of every function.")] = (
+        None
+    )
+    output_schema: Annotated[dict[str, Any] | None, Meta(description="Refused: results are not read.")] = None
+    allowed_callers: Annotated[list[str] | None, Meta(description="Only `direct`.")] = None
+    is_async: Annotated[bool | None, Meta(description="Refused when true.")] = msgspec.field(default=None, name="async")
 
 
 class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The form of the reply's text."""
 
-    type: str
-    """`text`, `json_object` or `json_schema`."""
-    name: str | None = None
-    """Echoed."""
-    description: str | None = None
-    """Echoed."""
-    schema: dict[str, Any] | None = None
-    """With `json_schema`."""
-    strict: bool | None = None
-    """The schema is enforced whole, with it or without."""
+    type: Annotated[str, Meta(description="`text`, `json_object` or `json_schema`.")]
+    name: Annotated[str | None, Meta(description="Echoed.")] = None
+    description: Annotated[str | None, Meta(description="Echoed.")] = None
+    schema: Annotated[dict[str, Any] | None, Meta(description="With `json_schema`.")] = None
+    strict: Annotated[bool | None, Meta(description="The schema is enforced whole, with it or without.")] = None
 
 
 class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True):
     format: TextFormat | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
-    """A hint that is not followed."""
+    verbosity: Annotated[Literal["low", "medium", "high"] | None, Meta(description="A hint that is not followed.")] = (
+        None
+    )
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):
-    effort: ReasoningEffort | None = None
-    """Goes to the chat template, which has to read it."""
-    summary: Literal["auto", "concise", "detailed"] | None = None
-    """Only `auto`, with which there is none: reasoning comes whole."""
-    generate_summary: Literal["auto", "concise", "detailed"] | None = None
-    """The older name of `summary`."""
+    effort: Annotated[ReasoningEffort | None, Meta(description="Goes to the chat template, which has to read it.")] = (
+        None
+    )
+    summary: Annotated[
+        Literal["auto", "concise", "detailed"] | None,
+        Meta(description="Only `auto`, with which there is none: reasoning comes whole."),
+    ] = None
+    generate_summary: Annotated[
+        Literal["auto", "concise", "detailed"] | None, Meta(description="The older name of `summary`.")
+    ] = None
 
 
 class ResponseStreamOptions(msgspec.Struct, kw_only=True):
-    include_obfuscation: bool | None = None
-    """Padding against traffic analysis: a hint that is not followed."""
+    include_obfuscation: Annotated[
+        bool | None, Meta(description="Padding against traffic analysis: a hint that is not followed.")
+    ] = None
 
 
 class ResponsesRequest(GenerationFields, kw_only=True):
     """A request for one response. Sampling options beyond OpenAI's mean what they mean for chat completions."""
 
-    input: str | list[InputItem]
-    """A text, or the items of a conversation."""
-    instructions: str | None = None
-    """A system message in front of everything; a later response does not inherit it."""
-    max_output_tokens: Annotated[int | None, Bound("value", 1)] = None
-    """Reasoning counts. Without it: as many as fit the context."""
-    max_tool_calls: Annotated[int | None, Bound("value", 1)] = None
-    """Of tools that run on the server, of which there are none."""
-    top_logprobs: Annotated[int | None, Bound("value", 0, "max_top_logprobs")] = None
-    """Most likely tokens to tell in the place of each; only where `include` asks for log-probabilities."""
-    include: list[str] | None = None
-    """`message.output_text.logprobs`: log-probabilities of the text; `reasoning.encrypted_content` asks for nothing that is not there without it."""
-    text: TextOptions | None = None
-    """The form of the text: any, JSON, or what a JSON schema allows."""
-    tools: Annotated[list[FunctionTool] | None, Bound("items", 0, "max_tools")] = None
-    """Functions that the model may call."""
-    tool_choice: str | dict[str, Any] | None = None
-    """none, auto, required, a function, or `allowed_tools`."""
-    parallel_tool_calls: bool | None = None
-    """False: at most one call in a response."""
-    reasoning: ReasoningOptions | None = None
-    """How much the model is to think."""
-    chat_template_kwargs: dict[str, Any] | None = None
-    """Further variables of the chat template."""
-    metadata: Annotated[dict[str, str] | None, Bound("items", 0, _MAX_PAIRS)] = None
-    """Echoed."""
-    previous_response_id: str | None = None
-    """The response that this one continues: its items, and those of the ones before it, come first."""
-    store: bool | None = None
-    """Whether the response can be asked for, and continued, later. True unless told otherwise."""
-    truncation: str | None = None
-    """Only `disabled`: input that is too long is refused."""
-    background: bool | None = None
-    """Answer at once and generate afterwards: the response is to be asked for. Not with `stream`, nor without `store`."""
-    stream_options: ResponseStreamOptions | None = None
-    """Only with `stream`."""
-    user: str | None = None
-    """Echoed."""
-    safety_identifier: str | None = None
-    """Echoed."""
-    prompt_cache_key: str | None = None
-    """Echoed: prompts that begin alike share their computation without it."""
+    input: Annotated[str | list[InputItem], Meta(description="A text, or the items of a conversation.")]
+    instructions: Annotated[
+        str | None, Meta(description="A system message in front of everything; a later response does not inherit it.")
+    ] = None
+    max_output_tokens: Annotated[
+        int | None, Bound("value", 1), Meta(description="Reasoning counts. Without it: as many as fit the context.")
+    ] = None
+    max_tool_calls: Annotated[
+        int | None, Bound("value", 1), Meta(description="Of tools that run on the server, of which there are none.")
+    ] = None
+    top_logprobs: Annotated[
+        int | None,
+        Bound("value", 0, "max_top_logprobs"),
+        Meta(
+            description="Most likely tokens to tell in the place of each; only where `include` asks for log-probabilities."
+        ),
+    ] = None
+    include: Annotated[
+        list[str] | None,
+        Meta(
+            description="`message.output_text.logprobs`: log-probabilities of the text; `reasoning.encrypted_content` asks for nothing that is not there without it."
+        ),
+    ] = None
+    text: Annotated[
+        TextOptions | None, Meta(description="The form of the text: any, JSON, or what a JSON schema allows.")
+    ] = None
+    tools: Annotated[
+        list[FunctionTool] | None,
+        Bound("items", 0, "max_tools"),
+        Meta(description="Functions that the model may call."),
+    ] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None, Meta(description="none, auto, required, a function, or `allowed_tools`.")
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, Meta(description="False: at most one call in a response.")] = None
+    reasoning: Annotated[ReasoningOptions | None, Meta(description="How much the model is to think.")] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Meta(description="Further variables of the chat template.")
+    ] = None
+    metadata: Annotated[dict[str, str] | None, Bound("items", 0, _MAX_PAIRS), Meta(description="Echoed.")] = None
+    previous_response_id: Annotated[
+        str | None,
+        Meta(
+            description="The response that this one continues: its items, and those of the ones before it, come first."
+        ),
+    ] = None
+    store: Annotated[
+        bool | None,
+        Meta(description="Whether the response can be asked for, and continued, later. True unless told otherwise."),
+    ] = None
+    truncation: Annotated[str | None, Meta(description="Only `disabled`: input that is too long is refused.")] = None
+    background: Annotated[
+        bool | None,
+        Meta(
+            description="Answer at once and generate afterwards: the response is to be asked for. Not with `stream`, nor without `store`."
+        ),
+    ] = None
+    stream_options: Annotated[ResponseStreamOptions | None, Meta(description="Only with `stream`.")] = None
+    user: Annotated[str | None, Meta(description="Echoed.")] = None
+    safety_identifier: Annotated[str | None, Meta(description="Echoed.")] = None
+    prompt_cache_key: Annotated[
+        str | None, Meta(description="Echoed: prompts that begin alike share their computation without it.")
+    ] = None
 
     @property
     def is_stored(self) -> bool:

@@ -10,8 +10,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from jaxserve.apis.responses.items import Item
 from jaxserve.apis.responses.response import ResponseObject
@@ -22,8 +24,7 @@ class StoredResponse(msgspec.Struct):
     """A response and what it was given."""
 
     response: ResponseObject
-    input: list[Item]
-    """Without the items of the responses before it."""
+    input: Annotated[list[Item], Meta(description="Without the items of the responses before it.")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
 from jaxserve.apis.openai.response_format import ResponseFormat
 from jaxserve.bounds import Bound
@@ -20,49 +21,67 @@ MAX_REQUEST_ID_CHARS: Final = 128
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    include_usage: bool | None = None
-    """One more chunk at the end, with the usage and no choices."""
-    continuous_usage_stats: bool | None = None
-    """The usage so far in every chunk."""
-    include_obfuscation: bool | None = None
-    """Padding against traffic analysis: a hint that we do not follow."""
+    include_usage: Annotated[
+        bool | None, Meta(description="One more chunk at the end, with the usage and no choices.")
+    ] = None
+    continuous_usage_stats: Annotated[bool | None, Meta(description="The usage so far in every chunk.")] = None
+    include_obfuscation: Annotated[
+        bool | None, Meta(description="Padding against traffic analysis: a hint that we do not follow.")
+    ] = None
 
 
 class PromptLogprob(msgspec.Struct):
     """Of a token in its place in the prompt."""
 
     logprob: float
-    rank: int
-    """1: no token is more likely."""
-    decoded_token: str
-    """The token's text."""
+    rank: Annotated[int, Meta(description="1: no token is more likely.")]
+    decoded_token: Annotated[str, Meta(description="The token's text.")]
 
 
 class GenerationFields(SamplerFields, kw_only=True):
     """What every endpoint that generates text in OpenAI's way takes. `None` means: not given."""
 
-    model: str | None = None
-    """One of the names of /v1/models; the first of them if it is not given."""
-    stop: Annotated[
-        str | list[str] | None, Bound("items", 0, "max_stop_strings"), Bound("characters", 1, "max_stop_chars")
+    model: Annotated[
+        str | None, Meta(description="One of the names of /v1/models; the first of them if it is not given.")
     ] = None
-    """Texts before which a reply ends; the earliest match counts."""
-    include_stop_str_in_output: bool | None = None
-    """Whether the reply has the text or token that ended it."""
-    skip_special_tokens: bool | None = None
-    """Whether special tokens are left out of the text. Without it: they are."""
-    stream: bool | None = None
-    """Send the reply as server-sent events while it is generated."""
-    priority: Annotated[int | None, Bound("value", -(2**31), 2**31 - 1)] = None
-    """Requests with a lower number are served first. Without it: 0."""
-    cache_salt: Annotated[str | None, Bound("characters", 1, MAX_SALT_CHARS)] = None
-    """Computed prompts are shared only with requests of the same salt."""
-    request_id: Annotated[str | None, Bound("characters", 1, MAX_REQUEST_ID_CHARS)] = None
-    """The request's id, where no X-Request-Id header gives one."""
-    structured_outputs: StructuredOutputs | None = None
-    """Holds the reply to a schema, a regex, a choice or a grammar; not with `response_format`."""
-    return_metrics: bool | None = None
-    """Whether the reply, or the last part of a stream, tells what the request took, as `metrics`."""
+    stop: Annotated[
+        str | list[str] | None,
+        Bound("items", 0, "max_stop_strings"),
+        Bound("characters", 1, "max_stop_chars"),
+        Meta(description="Texts before which a reply ends; the earliest match counts."),
+    ] = None
+    include_stop_str_in_output: Annotated[
+        bool | None, Meta(description="Whether the reply has the text or token that ended it.")
+    ] = None
+    skip_special_tokens: Annotated[
+        bool | None, Meta(description="Whether special tokens are left out of the text. Without it: they are.")
+    ] = None
+    stream: Annotated[bool | None, Meta(description="Send the reply as server-sent events while it is generated.")] = (
+        None
+    )
+    priority: Annotated[
+        int | None,
+        Bound("value", -(2**31), 2**31 - 1),
+        Meta(description="Requests with a lower number are served first. Without it: 0."),
+    ] = None
+    cache_salt: Annotated[
+        str | None,
+        Bound("characters", 1, MAX_SALT_CHARS),
+        Meta(description="Computed prompts are shared only with requests of the same salt."),
+    ] = None
+    request_id: Annotated[
+        str | None,
+        Bound("characters", 1, MAX_REQUEST_ID_CHARS),
+        Meta(description="The request's id, where no X-Request-Id header gives one."),
+    ] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None,
+        Meta(description="Holds the reply to a schema, a regex, a choice or a grammar; not with `response_format`."),
+    ] = None
+    return_metrics: Annotated[
+        bool | None,
+        Meta(description="Whether the reply, or the last part of a stream, tells what the request took, as `metrics`."),
+    ] = None
 
     @property
     def stop_strings(self) -> list[str]:
@@ -78,16 +97,25 @@ class GenerationFields(SamplerFields, kw_only=True):
 class CommonFields(GenerationFields, kw_only=True):
     """What both completion endpoints take."""
 
-    max_tokens: Annotated[int | None, Bound("value", 0)] = None
-    """Most tokens to generate. Without it: 16."""
-    n: Annotated[int | None, Bound("value", 1, "max_choices")] = None
-    """Replies to each prompt, which share its computation. Without it: 1."""
-    prompt_logprobs: Annotated[int | None, Bound("value", 0, "max_top_logprobs")] = None
-    """Log-probabilities of the prompt's tokens, and of so many most likely ones in the place of each; not with `stream`."""
-    stream_options: StreamOptions | None = None
-    """Only with `stream`."""
-    response_format: ResponseFormat | None = None
-    """Holds the reply to JSON, or to a JSON schema."""
+    max_tokens: Annotated[
+        int | None, Bound("value", 0), Meta(description="Most tokens to generate. Without it: 16.")
+    ] = None
+    n: Annotated[
+        int | None,
+        Bound("value", 1, "max_choices"),
+        Meta(description="Replies to each prompt, which share its computation. Without it: 1."),
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        Bound("value", 0, "max_top_logprobs"),
+        Meta(
+            description="Log-probabilities of the prompt's tokens, and of so many most likely ones in the place of each; not with `stream`."
+        ),
+    ] = None
+    stream_options: Annotated[StreamOptions | None, Meta(description="Only with `stream`.")] = None
+    response_format: Annotated[
+        ResponseFormat | None, Meta(description="Holds the reply to JSON, or to a JSON schema.")
+    ] = None
 
     @property
     def num_choices(self) -> int:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from jaxserve.errors import RequestError
 
 
 class ErrorDetail(msgspec.Struct):
-    message: str
-    """Names the field, the value and the limit."""
-    type: str
-    """The kind of error, as OpenAI names it."""
-    param: str | None
-    """The path of the field that is wrong."""
-    code: str | None
-    """Stable: programs may compare it."""
+    message: Annotated[str, Meta(description="Names the field, the value and the limit.")]
+    type: Annotated[str, Meta(description="The kind of error, as OpenAI names it.")]
+    param: Annotated[str | None, Meta(description="The path of the field that is wrong.")]
+    code: Annotated[str | None, Meta(description="Stable: programs may compare it.")]
 
 
 class ErrorBody(msgspec.Struct):

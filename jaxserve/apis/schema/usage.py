@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from jaxserve.frontend.handle import TokenCounts
 
 
 class PromptTokensDetails(msgspec.Struct):
-    cached_tokens: int = 0
-    """Tokens that were computed for an earlier request."""
+    cached_tokens: Annotated[int, Meta(description="Tokens that were computed for an earlier request.")] = 0
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    reasoning_tokens: int = 0
-    """Tokens of reasoning and of its markers."""
-    accepted_prediction_tokens: int = 0
-    """Tokens that were guessed ahead, from a prediction or from the request's own text, and are in the reply."""
-    rejected_prediction_tokens: int = 0
-    """Those that were wrong; they are in no other count."""
+    reasoning_tokens: Annotated[int, Meta(description="Tokens of reasoning and of its markers.")] = 0
+    accepted_prediction_tokens: Annotated[
+        int,
+        Meta(
+            description="Tokens that were guessed ahead, from a prediction or from the request's own text, and are in the reply."
+        ),
+    ] = 0
+    rejected_prediction_tokens: Annotated[
+        int, Meta(description="Those that were wrong; they are in no other count.")
+    ] = 0
 
 
 class Usage(msgspec.Struct):
-    prompt_tokens: int
-    """Each prompt once, whatever `n` is."""
-    completion_tokens: int
-    """Of all choices together."""
+    prompt_tokens: Annotated[int, Meta(description="Each prompt once, whatever `n` is.")]
+    completion_tokens: Annotated[int, Meta(description="Of all choices together.")]
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 
 class Healthy(msgspec.Struct, tag_field="status", tag="ok"):
@@ -22,38 +25,33 @@ class Draining(msgspec.Struct, tag_field="status", tag="draining"):
 
 
 class Loading(msgspec.Struct, tag_field="status", tag="loading"):
-    phase: str
-    """Of the phases that overlap, the one that will take longest."""
-    done: int
-    """Units of the phase that are done, of `total`."""
+    phase: Annotated[str, Meta(description="Of the phases that overlap, the one that will take longest.")]
+    done: Annotated[int, Meta(description="Units of the phase that are done, of `total`.")]
     total: int
-    eta_seconds: float | None
-    """At the pace so far; null before the first unit is done."""
+    eta_seconds: Annotated[float | None, Meta(description="At the pace so far; null before the first unit is done.")]
 
 
 class StartupPhase(msgspec.Struct):
     phase: str
-    start_seconds: float
-    """Since the first phase began."""
+    start_seconds: Annotated[float, Meta(description="Since the first phase began.")]
     end_seconds: float
     seconds: float
 
 
 class StartupProgram(msgspec.Struct):
     name: str
-    source: str
-    """`compiled` or `cache`."""
-    seconds: float
-    """Several programs are made at the same time."""
+    source: Annotated[str, Meta(description="`compiled` or `cache`.")]
+    seconds: Annotated[float, Meta(description="Several programs are made at the same time.")]
 
 
 class Started(msgspec.Struct, tag_field="status", tag="started"):
     """What the start took, once it is over."""
 
-    start: str
-    """cold: every program was compiled; warm: every one came from the cache; else partly warm."""
-    total_seconds: float
-    """Less than the sum of the phases, which overlap."""
+    start: Annotated[
+        str,
+        Meta(description="cold: every program was compiled; warm: every one came from the cache; else partly warm."),
+    ]
+    total_seconds: Annotated[float, Meta(description="Less than the sum of the phases, which overlap.")]
     phases: list[StartupPhase]
     programs: list[StartupProgram]
 
