@@ -1,4 +1,4 @@
-"""What one streamed token costs the API process: `python benchmarks/api_process.py`.
+"""Measure the API process's cost per streamed token: `python benchmarks/api_process.py`.
 
 Starts `jaxserve serve` with the fake engine, opens `--streams` streaming chat requests at once, each with a
 token a step, and counts chunks with a client that only searches bytes. The main figure is CPU time of the
@@ -41,7 +41,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Count:
-    """What all streams together have seen."""
+    """Counts over all streams."""
 
     num_streams: int
     num_chunks: int = 0
@@ -84,7 +84,7 @@ class Stream(asyncio.Protocol):
 
 @dataclass(frozen=True)
 class Mark:
-    """Where a run stands."""
+    """State of a run."""
 
     seconds: float
     cpu_seconds: list[tuple[float, float]]

@@ -1,8 +1,8 @@
-"""What forms of replies cost: `python benchmarks/structured.py [MODEL]`.
+"""Measure the cost of structured output: `python benchmarks/structured.py [MODEL]`.
 
-Starts one `jaxserve serve`. First the throughput of streams that are held to a form against that of free ones, in
-turns; nobody ends early, so all make the same number of tokens. Then the longest pause between two chunks of free
-streams while hostile grammars come in, against their pauses without.
+Starts one `jaxserve serve`. First it compares the throughput of constrained and free streams, in turns;
+no stream ends early, so all generate the same number of tokens. Then it compares the longest pause between two chunks
+of free streams with and without hostile grammars.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ async def longest_pause_ms(session: aiohttp.ClientSession, url: str, num_tokens:
 
 
 async def nothing(session: aiohttp.ClientSession) -> None:
-    """Nobody attacks."""
+    """No attack."""
 
 
 def attack(url: str) -> Callable[[aiohttp.ClientSession], Coroutine[Any, Any, None]]:

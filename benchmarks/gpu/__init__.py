@@ -1,1 +1,1 @@
-"""What a GPU makes of jaxserve, in one command and under nine minutes: `python -m benchmarks.gpu`."""
+"""Check and measure jaxserve on a GPU, in one command and under nine minutes: `python -m benchmarks.gpu`."""

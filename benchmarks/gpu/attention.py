@@ -38,12 +38,12 @@ from jaxserve.sharding.mesh import make_sharding
 NUM_REPEATS = 8
 CELL_BUDGET_S = 0.25
 COMPILE_SHARE = 0.5
-"""Of the part's time at most."""
+"""Largest fraction of the part's time for compiling."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is measured."""
+    """One measurement."""
 
     batches: tuple[int, ...] = (1, 8, 32, 64, 128, 256)
     contexts: tuple[int, ...] = (512, 2048, 8192, 32768)
@@ -52,7 +52,7 @@ class Sizes:
 
     @property
     def num_tokens(self) -> int:
-        """Of the pool: the largest batch fits."""
+        """Tokens of the pool: the largest batch fits."""
         return max(self.batches) * max(self.contexts)
 
 
@@ -81,7 +81,7 @@ def run(context: Context) -> None:
 
 
 def wanted_programs(heads: Heads, sizes: Sizes, backends: tuple[Backend, ...]) -> dict[Any, Wanted]:
-    """Of attention: by op, backend and size."""
+    """Seconds of attention by op, backend and size."""
     num_pages, longest = heads.pool(sizes.num_tokens)[1], max(sizes.contexts)
     wanted: dict[Any, Wanted] = {}
     for backend in backends:
@@ -211,7 +211,7 @@ class _Ops:
         )
 
     def _time(self, call: Callable[[], Any], *, num_repeats: int = NUM_REPEATS) -> Timing:
-        """Of one repetition."""
+        """Return the time of one repetition."""
         timing = time_calls(call, jax.block_until_ready, budget_s=CELL_BUDGET_S)
         return Timing(
             timing.median_s / num_repeats,

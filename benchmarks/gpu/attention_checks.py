@@ -1,4 +1,4 @@
-"""Attention on the device, through the public functions: the cases that every implementation is held to."""
+"""Attention on the device, through the public functions: the cases that every implementation must pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.gpu.crew import Bench
 
 
 def check_write_and_attend(case: Case, backend: Backend, bench: Bench) -> None:
-    """The step's own keys and values are not in their pages before, and are exactly there behind it."""
+    """The step's own keys and values are not in their pages before the step, and are exactly there after it."""
     given = operands(case, bench.seed)
     pages, slots = _places(case, given)
     scales = _scales(case, bench.random)
@@ -84,11 +84,11 @@ def _scales(case: Case, random: np.random.Generator) -> tuple[np.ndarray, np.nda
 
 
 def _stored(pool: np.ndarray, pages: np.ndarray, slots: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """What these places hold, as it was before it was divided by its scale: (T, K, H)."""
+    """Return the values at these places, multiplied by their scales: (T, K, H)."""
     numbers: np.ndarray = pool[LAYER, pages, :, slots].astype(np.float32) * scales[:, None]
     return numbers
 
 
 def _bits(pool: np.ndarray) -> np.ndarray:
-    """Of all but the null page: NaN equals itself."""
+    """Compare all pages but the null page; NaN equals itself."""
     return np.ascontiguousarray(pool[:, 1:]).view(np.uint8)

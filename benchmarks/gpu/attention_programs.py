@@ -31,7 +31,7 @@ Attend = Callable[..., jax.Array]
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Of one layer, and the types of its queries and of its pool."""
+    """Shape of one layer, and the dtypes of its queries and its pool."""
 
     num_heads: int
     num_kv_heads: int
@@ -60,7 +60,7 @@ class Heads:
 
 
 def decode_program(heads: Heads, attend: Attend, batch: int, num_pages: int, longest: int) -> Wanted:
-    """Of `batch` rows of up to `longest` tokens: one program for every length and number of repetitions."""
+    """Return a program for `batch` rows of up to `longest` tokens: one for every length and number of repetitions."""
 
     def repeat(
         q: jax.Array, k: jax.Array, v: jax.Array, tables: jax.Array, lengths: jax.Array, count: jax.Array

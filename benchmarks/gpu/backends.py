@@ -1,4 +1,4 @@
-"""Which kernels are measured: those that the server would take on this device, and the reference beside them."""
+"""Selects the kernels to measure: those that the server would use on this device, and the reference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxserve.runner.limits import make_policy
 def server_policy(
     context: Context, decoder: DecoderConfig, *, dtype: Dtype = "auto", quantization: str = "none"
 ) -> DtypePolicy:
-    """What `jaxserve serve` would compute this model in, and by which kernels. Raises ConfigError."""
+    """Return the dtypes and kernels that `jaxserve serve` would use for this model. Raises ConfigError."""
     config = Config(
         model=ModelConfig(model="random", dtype=dtype, quantization=quantization),
         compile=CompileConfig(attention_backend=context.attention_backend),
@@ -26,7 +26,7 @@ def server_policy(
 
 
 def op_backends(context: Context, decoder: DecoderConfig) -> tuple[Backend, ...]:
-    """Of attention alone: the reference, and the Pallas kernels where the server would take them."""
+    """Return the backends of attention: the reference, and the Pallas kernels if the server would use them."""
     backend = server_policy(context, decoder).backend
     return ("reference", backend) if backend.startswith("mosaic") else ("reference",)
 

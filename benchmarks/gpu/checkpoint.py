@@ -1,4 +1,4 @@
-"""A checkpoint with random weights on disk, for whoever reads files: a server."""
+"""A checkpoint with random weights on disk, for a server."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from jaxserve.models.skeleton import LeafSpec, make_skeleton
 BLOCK_VALUES = 1 << 22
 """Random numbers of the whole file: tensors are cut out of their repetition, each from another place."""
 TEXT_IDS = range(3, 97)
-"""Of the tokenizer below, the printable ASCII characters: other tokens are never the most likely ones, so that
-every token of an answer is text."""
+"""Printable ASCII characters of the tokenizer below: other tokens are never the most likely ones, so that every token of
+an answer is text."""
 TOKENIZER = Path(__file__).parents[2] / "tests" / "fixtures" / "tokenizers" / "byte_level"
 
 

@@ -1,4 +1,4 @@
-"""What a part is told: sizes, seed, how long it may take, and the bounds that the first part measured."""
+"""Input of a part: sizes, seed, time limit, and the bounds that the first part measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Platform = Literal["cuda", "cpu"]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What the device was seen to do at most, in the same run."""
+    """Highest rates of the device, measured in the same run."""
 
     copy_bytes_per_s: float
     """Bytes read plus bytes written."""
@@ -23,7 +23,7 @@ class Bounds:
 
     @property
     def rates(self) -> Rates:
-        """As the planner takes them."""
+        """Return the rates in the planner's form."""
         return Rates.alike(self.copy_bytes_per_s, self.matmul_flops, "measured in the same run")
 
 
@@ -38,15 +38,15 @@ class Context:
     bounds: Bounds | None
     """None: they were not measured, so nothing is set against them."""
     attention_backend: AttentionBackend
-    """As the server's option: which kernels are checked and measured beside the reference."""
+    """Value of the server's option: the kernels that are checked and measured with the reference."""
     folder: Path
-    """For files that nobody needs afterwards."""
+    """Directory for temporary files."""
     results: Path
     """For files that belong to the results."""
     recorder: Recorder
 
     def share_of_copy(self, num_bytes: float, seconds: float) -> float | None:
-        """Of the copy bandwidth, what moving `num_bytes` in `seconds` is."""
+        """Return the fraction of the copy bandwidth that moving `num_bytes` in `seconds` reaches."""
         return None if self.bounds is None else num_bytes / seconds / self.bounds.copy_bytes_per_s
 
     def share_of_matmul(self, flops: float, seconds: float) -> float | None:

@@ -25,13 +25,13 @@ from benchmarks.gpu.records import Recorder
 
 Stage = Literal["starts", "prepares", "runs", "done"]
 LIMITS_S: Mapping[Stage, float] = {"starts": 40.0, "prepares": 40.0, "runs": 8.0, "done": 20.0}
-"""Of silence: starting a process, compiling, running what is compiled, and beginning the next check."""
+"""Longest time without a message: starting a process, compiling, running, and beginning the next check."""
 POLL_S = 0.5
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What a check works with."""
+    """Input of a check."""
 
     recorder: Recorder
     random: np.random.Generator

@@ -1,4 +1,4 @@
-"""What handing a program over costs, and whether a loop inside one keeps the host until it is over."""
+"""Measures the cost of dispatching a program, and if a loop inside one blocks the host until it ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _measure_arguments(context: Context) -> None:
 
 
 def _measure_loops(context: Context) -> None:
-    """The same products in a straight line, in a loop of known length, and in one whose length is data."""
+    """Run matmuls in a straight line, in a loop of known length, and in a loop whose length is data."""
     size = 64 if context.is_quick else 4096
     dtype = jnp.bfloat16 if context.platform == "cuda" else jnp.float32
     x, weight = jax.random.normal(jax.random.key(context.seed), (2, size, size), dtype) * jnp.asarray(size**-0.5, dtype)

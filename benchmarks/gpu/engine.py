@@ -23,9 +23,9 @@ BURST = 8
 NUM_CALLS = 5
 PROMPT_TOKENS, OUTPUT_TOKENS = 32, 48
 COMPILE_SHARE = 0.6
-"""Of the part's time at most; what is compiled by then is measured."""
+"""Most of the part's time for compiling, as a fraction; programs compiled by then are measured."""
 REFERENCE_SHARE = 0.6
-"""Of what is left then, to compile steps of the reference."""
+"""Fraction of the remaining time for compiling steps of the reference."""
 BURST_S = 25.0
 """Left for bursts, or they are not begun: two more programs have to be compiled."""
 

@@ -20,7 +20,7 @@ _ROUNDED = {"int8": 3e-3, "float8_e4m3fn": 4e-2}
 """A value on the border of two steps may be rounded to either, in e4m3 up to an eighth apart: of 768 activations in
 bfloat16, which have few bits themselves, up to some thirty are."""
 _WIDENED = 1e-2
-"""Of weights of 4 bits, which the reference may scale and round before it multiplies."""
+"""Tolerance for 4-bit weights, which the reference may scale and round before it multiplies."""
 CASES = tuple(
     Case(sizes, 512, 768, weights, dtype, padding=3, group=group)
     for sizes in (_FEW, _MANY)

@@ -16,7 +16,7 @@ NO_TOKEN = -1
 
 
 def measure(context: Context) -> None:
-    """The same requests twice: the first time prepares kernels and graphs."""
+    """Send the requests twice: the first time prepares kernels and graphs."""
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     shape = TINY if context.is_quick else LLAMA_8B
     num_requests, num_input, num_output = (2, 16, 4) if context.is_quick else (32, 128, 64)
@@ -33,7 +33,7 @@ def measure(context: Context) -> None:
     options = transformers.GenerationConfig(
         max_new_tokens=num_output, do_sample=False, eos_token_id=NO_TOKEN, pad_token_id=0, use_cache=True
     )
-    # The cache takes all memory that is free, unless told otherwise: right on a device of its own, not on a host.
+    # By default the cache takes all free memory: right on an accelerator, not on a host.
     limits = {}
     if context.is_quick:
         limits["continuous_batching_config"] = transformers.ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64)

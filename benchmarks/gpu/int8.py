@@ -11,7 +11,7 @@ from benchmarks.gpu.shapes import LLAMA_8B, TINY, decoder
 from benchmarks.gpu.steps import StepBench
 
 COMPILE_SHARE = 0.7
-"""Of the time that is left."""
+"""Fraction of the remaining time for compiling."""
 KINDS: tuple[str, ...] = ("fp8", "int4-weight-only", "int8-weight-only", "fp8-weight-only", "int8")
 """The first are sure to be compiled in time."""
 

@@ -56,8 +56,8 @@ def driver() -> str | None:
     if shutil.which("nvidia-smi") is None:
         return None
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem", "--format=csv,noheader"]
-    told = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-    return told.stdout.strip() or None
+    done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+    return done.stdout.strip() or None
 
 
 def measure_copy(context: Context) -> None:

@@ -41,7 +41,7 @@ UNDECIDED = 0.3
 """In bfloat16 a batch is summed otherwise, and tokens may change places whose log-probabilities are nearer than this:
 logits spread by 2, and their roundings add up to some percent of that."""
 NUM_BEST = 5
-"""Of which log-probabilities are known."""
+"""Most likely tokens with known log-probabilities."""
 NUM_THREADS = 5
 """Families compile side by side."""
 QUICK = ("llama", "gemma2, soft caps", "qwen3, experts")
@@ -62,7 +62,7 @@ def run(context: Context) -> None:
 
 
 def check_self_test(context: Context) -> None:
-    """What a server does before it uses its kernels, with a model of this size."""
+    """Run the kernel self-test of a server, with a model of this size."""
     config = Config(
         model=ModelConfig(model="random"), compile=CompileConfig(attention_backend=context.attention_backend)
     )
@@ -125,7 +125,10 @@ def logits_of(
     num_prompt: int,
     device: jax.Device,
 ) -> np.ndarray:
-    """Of every position, float32 (T, V): the first `num_prompt` in one mixed pass, the rest in decode passes."""
+    """Return the logits of every position, float32 (T, V).
+
+    The first `num_prompt` are from one mixed pass, the others from decode passes.
+    """
     config = skeleton.config
     shape = (config.num_layers, NUM_PAGES + 1, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
     with jax.default_device(device):
@@ -212,9 +215,9 @@ def check_batches(context: Context, dtype: Dtype) -> None:
 
 
 def first_difference(alone: Generation, together: Generation, name: str) -> tuple[int, float | None]:
-    """How many tokens agree from the beginning, and how much less likely the other one is where they stop to.
+    """Return the number of leading tokens that agree, and how much less likely the other token is at the first difference.
 
-    None where it is not among the most likely ones at all.
+    The second value is None if the other token is not among the most likely ones.
     """
     pairs = zip(alone.token_ids[name], together.token_ids[name], strict=True)
     for index, (one, other) in enumerate(pairs):

@@ -75,7 +75,7 @@ def check_write(dtype: str, pool_dtype: str, count: int, bench: Bench) -> None:
 
 
 def _new(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Of every token one number is large, and one is none."""
+    """Return keys or values in which each token has one large number and one NaN."""
     new = random.standard_normal(shape, np.float32)
     new[..., 3], new[:, 0, 5] = 5e3, np.nan
     return new.astype(_dtype(dtype))

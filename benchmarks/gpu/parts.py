@@ -14,9 +14,9 @@ class Part:
     """Seconds; what the parts before it did not use comes on top."""
     title: str
     is_check: bool = False
-    """Whether the run fails when this part does."""
+    """True if the run fails when this part fails."""
     is_default: bool = True
-    """Whether it runs when nobody asks for it."""
+    """True if the part runs by default."""
 
     @property
     def module(self) -> str:
@@ -37,7 +37,7 @@ PARTS = (
     Part("tune", 240, "block sizes of our attention kernels", is_default=False),
     Part("tune_products", 240, "where our kernel for products is faster", is_default=False),
 )
-"""Those that run by default take less than nine minutes together."""
+"""Parts of the check; those that run by default take less than nine minutes together."""
 
 
 def total_budget_s() -> float:

@@ -16,7 +16,7 @@ PICTURES = {
 }
 """By table: file, column, what the column is."""
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-# Okabe and Ito's colours: told apart by colour-blind readers and in grey.
+# Okabe and Ito's colours, which colour-blind readers can distinguish, also in grey.
 
 
 def can_draw() -> bool:

@@ -23,14 +23,14 @@ from jaxserve.config import AttentionBackend
 
 ROOT = Path(__file__).parents[2]
 MEMORY_SHARE = "0.92"
-"""Of the device, for JAX: its own default of 0.75 would leave out the largest batches."""
+"""Fraction of the device's memory for JAX: its default of 0.75 is too little for the largest batches."""
 
 Status = Literal["done", "incomplete", "failed", "timed out"]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one part."""
+    """Outcome of one part."""
 
     part: Part
     status: Status
@@ -40,14 +40,14 @@ class Outcome:
 
     @property
     def is_right(self) -> bool:
-        """Whether it ran to its end and every check passed."""
+        """True if the part ran to its end and every check passed."""
         checks = [record.passed for record in self.records if record.kind == "check"]
         return self.status == "done" and bool(checks) and all(checks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orders:
-    """What is the same for all parts of a run."""
+    """Settings of all parts of a run."""
 
     platform: Platform
     is_quick: bool
@@ -64,7 +64,7 @@ def run_part(part: Part, limit_s: float, orders: Orders, bounds: Bounds | None) 
     records = orders.folder / f"{part.name}.jsonl"
     folder = orders.folder / part.name
     folder.mkdir()
-    told = {
+    given = {
         "module": part.module,
         "records": str(records),
         "attention_backend": orders.attention_backend,
@@ -81,7 +81,7 @@ def run_part(part: Part, limit_s: float, orders: Orders, bounds: Bounds | None) 
         log.write(f"\n== {part.name}\n".encode())
         log.flush()
         process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.gpu.part", json.dumps(told)],
+            [sys.executable, "-m", "benchmarks.gpu.part", json.dumps(given)],
             cwd=ROOT,
             env=dict(orders.environment),
             stdin=subprocess.DEVNULL,
@@ -110,7 +110,7 @@ def _status(code: int | None, records: Sequence[Record]) -> Status:
 
 
 def make_environment(platform: Platform, wheels: Path | None, folder: Path) -> dict[str, str]:
-    """Of every part: the source tree and carried packages can be imported, nothing asks a network."""
+    """Return the variables of every part: it can import the source tree and carried packages, and uses no network."""
     paths = [ROOT, ROOT / "kernels"]
     if wheels is not None:
         paths.append(unpack(wheels, folder / "site"))

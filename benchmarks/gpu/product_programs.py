@@ -41,9 +41,9 @@ class Chain:
     weights: str
     num_tokens: int
     tuning: SkinnyTuning | None = None
-    """Of our kernel. None: XLA's product."""
+    """Tuning of the kernel; None: XLA's matmul."""
     is_dynamic: bool = False
-    """Whether activations are quantised as well."""
+    """True if activations are quantised, too."""
 
     @property
     def has_scales(self) -> bool:
@@ -56,12 +56,12 @@ class Chain:
 
     @property
     def types(self) -> str:
-        """As the table of tunings names them."""
+        """Key of these dtypes in the table of tunings."""
         return product_types(self.weights, dynamic=self.is_dynamic)
 
     @property
     def num_bytes(self) -> int:
-        """Of all weights, once each."""
+        """Bytes of all weights."""
         numbers = sum(rows * columns for rows, columns in self.shapes)
         return numbers // 2 if self.weights == "int4" else numbers * jnp.dtype(self.weights).itemsize
 
@@ -74,7 +74,7 @@ class Chain:
         return max(1, min(MOST_REPEATS, -(-CACHED_BYTES // self.num_bytes)))
 
     def wanted(self, dtype: jnp.dtype) -> Wanted:
-        """Of activations of `dtype`, and the arrays of `Weights`."""
+        """Return the program for activations of `dtype` and the arrays of `Weights`."""
         num_inputs, multiply = self.shapes[0][1], partial(matmul, dynamic=self.is_dynamic)
         if self.tuning is not None:
             multiply = partial(skinny_product, self.tuning, is_dynamic=self.is_dynamic)
@@ -101,7 +101,7 @@ class Chain:
 def skinny_product(
     tuning: SkinnyTuning, x: jax.Array, weight: jax.Array, scales: jax.Array, *, is_dynamic: bool
 ) -> jax.Array:
-    """As `matmul` where it takes our kernel."""
+    """Multiply as `matmul` does with its kernel."""
     from jaxserve_kernels.matmul.gpu import skinny  # imports Pallas
 
     if scales.ndim == 2:

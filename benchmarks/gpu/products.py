@@ -23,7 +23,7 @@ from benchmarks.gpu.timing import Timing, time_calls
 TOKENS = (1, 32, 128)
 CELL_BUDGET_S = 0.1
 COMPILE_SHARE = 0.6
-"""Of the part's time at most."""
+"""Largest fraction of the part's time for compiling."""
 TOLERANCE = 0.05
 """Between two ways to compute the same chain: results are rounded to bfloat16 after every product."""
 
@@ -48,7 +48,7 @@ def run(context: Context) -> None:
 
 
 def measured(shapes: Shapes, count: int, dtype: jnp.dtype, *, has_kernel: bool) -> list[Chain]:
-    """What is set side by side; of our kernel the sizes that are tried first where nothing was tuned."""
+    """The compared implementations; for the kernel the block sizes that are tried first if no tuning exists."""
     plain, narrow = Chain(shapes, dtype.name, count), Chain(shapes, "int8", count)
     sizes = candidates(count, shapes)[:1] if has_kernel else []
     small = {narrow: sizes, replace(narrow, is_dynamic=True): sizes}
@@ -92,7 +92,7 @@ class ProductBench:
         return seconds
 
     def _is_right(self, name: str, chain: Chain, found: np.ndarray, expected: np.ndarray | None) -> bool:
-        """As XLA's product. Where that failed, nothing is known."""
+        """Compare with XLA's matmul; the result is unknown if that failed."""
         if expected is None:
             return False
         error = oracle.vector_error(found, expected)

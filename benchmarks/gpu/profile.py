@@ -17,7 +17,7 @@ from jaxserve.executor.profiler import Profiler
 NUM_STEPS = 8
 NUM_SHOWN = 12
 COMPILE_SHARE = 0.7
-"""Of the part's time."""
+"""Fraction of the part's time for compiling."""
 
 
 def run(context: Context) -> None:

@@ -1,4 +1,4 @@
-"""Weights nobody trained: on the host for small models, made on the device for large ones."""
+"""Random weights: made on the host for small models, on the device for large ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxserve.sharding.mesh import Sharding
 
 LOGIT_SPREAD = 2.0
 DIFFERENT_PAGES = 64
-"""Of a random pool; the rest repeats them at addresses of their own."""
+"""Distinct pages of a random pool; the other pages repeat them at other addresses."""
 
 Kind = Literal["norm", "bias", "embedding", "matrix"]
 

@@ -1,4 +1,4 @@
-"""What a part finds: one JSON line each, so that whatever ends the part leaves what it had found before."""
+"""Findings of a part, one JSON line each: a part that is killed keeps the findings before that."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
 
 
 def _checks(records: Sequence[Record]) -> list[str]:
-    """How many passed, and all that did not."""
+    """Return the number of passed checks, and every failed one."""
     checks = [record for record in records if record.kind == "check"]
     if not checks:
         return []

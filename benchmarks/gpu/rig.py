@@ -58,7 +58,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class RunnerExecutor:
-    """What an engine asks of an executor, over a runner that is there already."""
+    """An executor over an existing runner."""
 
     runner: Runner[StepPlan, StepResult]
     model_info: ModelInfo
@@ -72,7 +72,7 @@ class RunnerExecutor:
         return {}
 
     def close(self) -> None:
-        """Nothing: the runner is somebody else's."""
+        """Do nothing: the caller owns the runner."""
 
 
 class Rig:
@@ -86,7 +86,7 @@ class Rig:
         self.pool_shape = (decoder.num_layers, num_blocks, decoder.num_kv_heads, BLOCK_SIZE, decoder.head_dim)
 
     def with_backend(self, backend: Backend) -> Rig:
-        """The same model by other kernels."""
+        """Return the model with other kernels."""
         policy = replace(self.skeleton.policy, backend=backend)
         return Rig(self.skeleton.config, policy, num_blocks=self.num_blocks, max_model_len=self.max_model_len)
 
@@ -106,7 +106,7 @@ class Rig:
         )
 
     def compile(self, wanted: Sequence[Program], timeout_s: float) -> dict[Program, Compiled]:
-        """Those that were ready in time, side by side as the server makes them."""
+        """Return the programs that were compiled in time, in parallel as in the server."""
 
         def make(program: Program) -> Compiled:
             started_s = time.perf_counter()

@@ -95,12 +95,12 @@ def _load(context: Context, model: Path, port: int, concurrency: int, count: int
     command += ["--seed", str(context.seed), "--tokenizer", str(model), "--json", str(file)]
     # The client needs no device, and must not take one from the server.
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    told = subprocess.run(
+    done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=max(1.0, context.recorder.left_s), check=False
     )
-    print(told.stdout, told.stderr, flush=True)
-    if told.returncode != 0 and not file.is_file():
-        raise RuntimeError(f"jaxserve bench serve: {last_error(told.stderr)}")
+    print(done.stdout, done.stderr, flush=True)
+    if done.returncode != 0 and not file.is_file():
+        raise RuntimeError(f"jaxserve bench serve: {last_error(done.stderr)}")
     figures: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     bound = _bound(context, concurrency, num_input + num_output // 2)
     context.recorder.figure(

@@ -85,5 +85,5 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def decoder(config: dict[str, Any]) -> DecoderConfig:
-    """As the server reads it."""
+    """Return the config that the server reads."""
     return decoder_config(config)

@@ -1,4 +1,4 @@
-"""What the compiler makes of a decode step of Llama-3.1-8B on an H200, without one: `python -m benchmarks.gpu.static`.
+"""Show the compiled decode step of Llama-3.1-8B for an H200, without a GPU: `python -m benchmarks.gpu.static`.
 
 Prints Markdown: the launches of one layer with the bytes that each reads and writes, all of them against the layer's
 weights, and whether the step is one CUDA graph. Facts of a compiler that had no device to tune products
@@ -31,7 +31,7 @@ from jaxserve.tools.planning.targets import described_devices
 
 PAGE_SIZE, NUM_PAGES, MAX_PAGES = 16, 8192, 512
 THUNKS = "*thunk_sequence_after_thunk_passes.txt"
-"""The file that tells, of those that `xla_dump_to` leaves behind."""
+"""Name of the file to read, among those that `xla_dump_to` writes."""
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "f8e4m3fn": 1, "bf16": 2, "f16": 2, "s16": 2, "s32": 4, "u32": 4, "f32": 4}
 _SHAPE = re.compile(r"\b(" + "|".join(_BYTES) + r")\[([\d,]*)\]")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*?)\)(?:, |$)")
@@ -45,13 +45,13 @@ class Launch:
 
     name: str
     scope: str
-    """Where the model's code made it, as in `layer_1/mlp/mul`; of its neighbour, where the compiler lost that."""
+    """Scope in the model's code, such as `layer_1/mlp/mul`; its neighbour's if the compiler lost it."""
     read_bytes: int
     written_bytes: int
 
 
 def launches(text: str, pool_bytes: int) -> list[Launch]:
-    """Of a compiled program's text. Keys or values of all pages, `pool_bytes`, count as nothing: few are touched."""
+    """Return the launches of a compiled program. Arrays of all pages, `pool_bytes`, count as 0 bytes: few are read."""
     sizes: dict[str, int] = {}
     found: list[Launch] = []
     for name, shape, opcode, operands, scope in _instructions(text):
@@ -84,9 +84,9 @@ class Step:
 
     launches: list[Launch]
     outside_graphs: list[str]
-    """What the host does on the way: kinds of work that are in no CUDA graph."""
+    """Kinds of work on the host, outside of CUDA graphs."""
     weight_bytes: int
-    """Of one layer."""
+    """Bytes of one layer's weights."""
 
 
 def compile_step(batch: int, num_layers: int, *, kind: str = "decode", num_tokens: int | None = None) -> Step:

@@ -119,7 +119,7 @@ class StepBench:
         gc.collect()
 
     def compile(self, wanted: Iterable[Program], timeout_s: float) -> dict[Program, Compiled]:
-        """Those that were ready in time; what the compiler says of each."""
+        """Return the programs that were compiled in time, each with the compiler's numbers."""
         wanted = list(wanted)
         made = self.rig.compile(wanted, timeout_s)
         for program in wanted:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SAMPLE_S = 0.02
-"""A sample is as many calls in a row as take about this long, waited for once: dispatch hides behind the device."""
+"""Length of a sample: as many calls in a row, waited for once, so that the device's work covers the dispatch."""
 MIN_SAMPLES = 3
 MAX_SAMPLES = 25
 MAX_CALLS = 200

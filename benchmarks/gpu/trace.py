@@ -1,4 +1,4 @@
-"""What a device did while a profile was taken: seconds by operation, out of the trace that JAX writes."""
+"""Reads a device's seconds by operation from the trace of a JAX profile."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTime:
-    """Of one device, or of the threads that are one."""
+    """Operations of one device, or of the threads that act as one."""
 
     operations: tuple[Operation, ...]
     """The longest first."""
@@ -35,14 +35,14 @@ class DeviceTime:
 
 
 def read_trace(folder: Path) -> DeviceTime | None:
-    """Of the newest trace below `folder`; None where it has no operation."""
+    """Read the newest trace below `folder`; None if it has no operation."""
     file = max(folder.rglob("*.trace.json.gz"), key=lambda path: path.stat().st_mtime)
     with gzip.open(file, "rt", encoding="utf-8") as text:
         return device_time(json.load(text)["traceEvents"])
 
 
 def device_time(events: Iterable[Event]) -> DeviceTime | None:
-    """Of the streams of GPUs, if the trace has such; else of what names an operation of a program."""
+    """Return the time of GPU streams, if the trace has them, else of all events that name an operation of a program."""
     events = list(events)
     names = {
         _place(each): each["args"]["name"] for each in events if each.get("name") in ("process_name", "thread_name")

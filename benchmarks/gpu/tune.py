@@ -54,7 +54,7 @@ PROMPT = 8192
 NUM_TOKENS = 64 * 4096
 CELL_BUDGET_S = 0.2
 SHARES = {"decode": 0.35, "prefill": 0.5, "splits": 0.7}
-"""Of the time that is left when a sweep begins: for compiling it."""
+"""Fraction of the remaining time for compiling a sweep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def run(context: Context) -> None:
 
 
 def tile_candidates(kernel: str, heads: Heads) -> list[Candidate]:
-    """What fits the shared memory, with the other sizes as they are known."""
+    """Return the candidates that fit the shared memory, with the other sizes fixed."""
     current: Tuning
     if kernel == "decode":
         current, rings, cell = tuning.decode_tuning(DEVICE, heads.dim, heads.kv_dtype.itemsize), 2, DECODE_CELL
@@ -120,7 +120,7 @@ def split_candidates(current: DecodeTuning) -> list[DecodeTuning]:
 
 
 def best_changes(current: DecodeTuning, seconds: Mapping[DecodeTuning, Sequence[float]]) -> dict[str, int]:
-    """Of each size the value with the least geometric mean over the cells; only those measured on all cells count."""
+    """Return the value of each size with the lowest geometric mean over the cells; it must be measured on all cells."""
     found = {field: getattr(current, field) for field in ("min_split", "splits", "programs")}
     least = {field: _mean(seconds[current]) for field in found} if current in seconds else {}
     for candidate, times in seconds.items():
@@ -163,7 +163,7 @@ class _Sweep:
         return best
 
     def splits(self, known: Mapping[str, Any]) -> dict[str, int]:
-        """How rows are split, with the tiles of the first head dimension as they were just found."""
+        """Tune the split of rows, with the tiles just found for the first head dimension."""
         heads, sizes = HEADS[0], dict(known["decode"])
         tiles = sizes.pop("tiles")[_key(heads)]
         current = DecodeTuning(**sizes, **tiles)

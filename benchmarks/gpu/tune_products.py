@@ -28,9 +28,9 @@ DEVICE = "h200"
 WEIGHTS = ("int8", "float8_e4m3fn")
 """Each with activations as they are, and quantised."""
 WORTH = 0.97
-"""Of XLA's time: what is not that much faster may be noise."""
+"""Fraction of XLA's time below which a kernel counts as faster: smaller gains may be noise."""
 COMPILE_SHARES = {"int8": 0.3, "float8_e4m3fn": 0.6}
-"""Of the time that is left when a sweep begins."""
+"""Fraction of the remaining time for compiling a sweep."""
 
 
 def run(context: Context) -> None:

@@ -170,7 +170,7 @@ def _run(
 
 
 def install(entrants: Sequence[Entrant], weights: Weights) -> tuple[list[Entrant], dict[str, str]]:
-    """Those that can run here, and why the others cannot."""
+    """Return the peers that can run here, and the reasons of the others."""
     ready, skipped = [], {}
     for entrant in entrants:
         started_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured in a process of its own: `python -m benchmarks.peers.bounds BYTES`.
+"""Measure this machine's highest rates, in a separate process: `python -m benchmarks.peers.bounds BYTES`.
 
     read  bytes a second of one pass over float32 data as large as the weights
     gemm  floating-point operations a second of the best large float32 matrix product
@@ -50,12 +50,12 @@ class MachineBounds:
 
     @property
     def rates(self) -> Rates:
-        """As the planner takes them."""
+        """Rates in the planner's form."""
         return Rates.alike(self.read_bytes_per_s, self.gemm_flops, "measured in the same run")
 
 
 def model_sizes(source: Path) -> Sizes:
-    """Of a checkpoint's model with float32 weights."""
+    """Return the sizes of a checkpoint's model with float32 weights."""
     return make_sizes(make_skeleton(decoder_of(open_model(source)), plain(np.dtype(np.float32))), 1)
 
 
@@ -84,7 +84,7 @@ def best_of(first: MachineBounds, second: MachineBounds) -> MachineBounds:
 def measure_bounds(num_bytes: int) -> MachineBounds:
     """In a new process, so that its memory and threads are gone afterwards. Raises BoundsError."""
     try:
-        told = subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-m", "benchmarks.peers.bounds", str(num_bytes)],
             env={**os.environ, "JAX_PLATFORMS": "cpu"},
             capture_output=True,
@@ -94,9 +94,9 @@ def measure_bounds(num_bytes: int) -> MachineBounds:
         )
     except subprocess.TimeoutExpired:
         raise BoundsError(f"the machine's bounds were not measured within {TIMEOUT_S:g} s") from None
-    if told.returncode != 0:
-        raise BoundsError(f"the machine's bounds cannot be measured: {last_error(told.stderr)}")
-    return MachineBounds(**json.loads(told.stdout.splitlines()[-1]))
+    if done.returncode != 0:
+        raise BoundsError(f"the machine's bounds cannot be measured: {last_error(done.stderr)}")
+    return MachineBounds(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def _fastest_s(work: Callable[[], object], repeats: int) -> float:

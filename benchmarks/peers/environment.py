@@ -85,7 +85,7 @@ class VirtualEnvironment:
         run_step([str(self.python), "-m", "pip", *words], self.log)
 
     def versions(self, *packages: str) -> dict[str, str]:
-        """Of the packages that are there."""
+        """Return the versions of the installed packages."""
         found = importlib.metadata.distributions(path=[str(self.site_packages)])
         by_name = {each.metadata["Name"].lower(): each.version for each in found}
         python = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"

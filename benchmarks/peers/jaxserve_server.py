@@ -48,13 +48,13 @@ class Jaxserve:
 
 
 def commit() -> str:
-    """Of the source tree, with "+changes" where files differ from it; "unknown" outside git."""
+    """Return the commit of the source tree, with "+changes" if files differ from it; "unknown" outside git."""
     if shutil.which("git") is None:
         return "unknown"
-    told = [
+    done = [
         subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, timeout=30, check=False)
         for words in (("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
     ]
-    if any(each.returncode != 0 for each in told):
+    if any(each.returncode != 0 for each in done):
         return "unknown"
-    return told[0].stdout.strip() + ("+changes" if told[1].stdout.strip() else "")
+    return done[0].stdout.strip() + ("+changes" if done[1].stdout.strip() else "")

@@ -100,7 +100,7 @@ class LlamaServer:
 
 
 def _cpu_flags() -> str:
-    """What the compiler was told to compile for: another CPU needs another build."""
+    """Return the CPU's feature flags, for which the compiler builds: another CPU needs another build."""
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):

@@ -58,7 +58,7 @@ class Sample:
     cell: Cell
     round: int
     figures: dict[str, Any]
-    """As `jaxserve bench serve --json` writes them."""
+    """Figures as written by `jaxserve bench serve --json`."""
     cores: CoreUse
     pss_mib: float
     peak_rss_mib: float
@@ -80,7 +80,7 @@ def num_requests(workload: str, num_streams: int) -> int:
 
 
 def seed_of(base: int, round_number: int, cell: Cell) -> int:
-    """The same for all servers in a round, and another one in every round and cell."""
+    """Return the seed: equal for all servers in a round, different in every round and cell."""
     return base + 1_000_000 * round_number + 1_000 * cell.concurrency
 
 

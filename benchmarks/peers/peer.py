@@ -1,4 +1,4 @@
-"""What the benchmark needs to know of a server: how it is installed, started and asked."""
+"""Interface of a compared server: installation, start and requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.peers.weights import Weights
 
 HOST = "127.0.0.1"
 MODEL_NAME = "m"
-"""What every server is told to call its model."""
+"""Model name that every server is started with."""
 MAX_MODEL_LEN = 4096
 MAX_NUM_SEQS = 32
 
@@ -21,7 +21,7 @@ class PeerUnavailableError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """How one server is started and asked."""
+    """Command and requests of one server."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Peer(Protocol):
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """Of weights, the first one float32."""
+        """Formats of weights, the first one float32."""
         ...
 
     def install(self) -> None:
@@ -57,7 +57,7 @@ class Peer(Protocol):
         ...
 
     def versions(self) -> Mapping[str, str]:
-        """Of everything that matters to its speed; after `install`."""
+        """Return the versions of all that affects its speed; call after `install`."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What the kernel tells of processes and of the machine: who descends from whom, CPU time, memory."""
+"""Reads process trees, CPU time and memory from the kernel."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def parse_stat(text: str) -> Stat:
 
 
 def all_processes() -> list[Stat]:
-    """Those that live: zombies hold neither memory nor ports."""
+    """Return the running processes: zombies hold neither memory nor ports."""
     found = []
     for folder in PROC.iterdir():
         if folder.name.isdigit():
@@ -46,7 +46,7 @@ def all_processes() -> list[Stat]:
 
 
 def tree_of(root: int, processes: Iterable[Stat]) -> list[Stat]:
-    """`root`, its descendants, and whoever shares a session with one of them: an orphan still counts."""
+    """`root`, its descendants, and all processes that share a session with one of them: an orphan still counts."""
     members: dict[int, Stat] = {}
     sessions = {root}
     waiting = list(processes)
@@ -61,7 +61,7 @@ def tree_of(root: int, processes: Iterable[Stat]) -> list[Stat]:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of a process tree."""
+    """Memory of a process tree."""
 
     pss_mib: float
     """Shared pages are divided among those who share them."""
@@ -111,7 +111,7 @@ def parse_busy_s(line: str) -> float:
 
 
 def describe_machine() -> dict[str, str | int | float]:
-    """What a reader must know to compare numbers."""
+    """Return the properties of the machine that affect numbers."""
     models = [
         line.partition(":")[2].strip()
         for line in (PROC / "cpuinfo").read_text(encoding="utf-8").splitlines()

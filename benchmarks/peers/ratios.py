@@ -96,7 +96,7 @@ def _comparison(peer: str, cell: Cell, key: str, pairs: Sequence[tuple[float, fl
 
 
 def faults(samples: Sequence[Sample]) -> list[str]:
-    """What makes figures worth less: failed requests, outputs cut short, prompts counted differently."""
+    """Return the reasons to doubt figures: failed requests, short outputs, different prompt counts."""
     found = []
     for sample in samples:
         place = f"{sample.server}, {sample.cell.label}, round {sample.round}"
@@ -113,6 +113,6 @@ def faults(samples: Sequence[Sample]) -> list[str]:
             if (sample.cell, sample.round) == (cell, round_number) and not sample.figures["failed"]
         }
         if len(set(counts.values())) > 1:
-            told = ", ".join(f"{server} {count}" for server, count in counts.items())
-            found.append(f"{cell.label}, round {round_number}: prompts counted differently: {told}")
+            listed = ", ".join(f"{server} {count}" for server, count in counts.items())
+            found.append(f"{cell.label}, round {round_number}: prompts counted differently: {listed}")
     return found

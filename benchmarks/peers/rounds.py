@@ -15,12 +15,12 @@ from benchmarks.peers.weights import Weights
 from jaxserve.tools.bench.startup import free_port
 
 WARM_UP_ROUND = -1
-"""Of the load that comes before round 0 and is not counted."""
+"""Round number of the warm-up load before round 0, which is not counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What one run does with each peer."""
+    """Settings of a run for each peer."""
 
     weights: Weights
     cells: Sequence[Cell]
@@ -35,7 +35,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How one server came up."""
+    """Start of one server."""
 
     server: str
     command: tuple[str, ...]
@@ -54,11 +54,11 @@ class Pairing:
     starts: list[Start] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     problem: str | None = None
-    """Why the pairing has no figures, or not all."""
+    """Reason for missing figures of the pairing; None if it has all."""
 
 
 def turns(round_number: int, servers: tuple[Server, Server]) -> tuple[Server, Server]:
-    """Who goes first alternates (A B, B A, A B): a machine that gets slower does not favour one of the two."""
+    """Return the order of servers, which alternates (A B, B A, A B): a machine that gets slower favours neither."""
     first, second = servers
     return (first, second) if round_number % 2 == 0 else (second, first)
 

@@ -121,7 +121,7 @@ class Server:
         process = self._process
         if process is None:
             return
-        # It leads a session, and so does every process of the tree that left it: nobody else is in these.
+        # It leads a session, as does every process of the tree that left it: these have no other processes.
         sessions = {each.session for each in self.tree()} | {process.pid}
         if process.poll() is None:
             process.terminate()

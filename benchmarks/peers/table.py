@@ -42,7 +42,7 @@ def _compared(found: Comparison | None, metric: Metric) -> str:
 
 
 def bounds_table(samples: Sequence[Sample], *, ours: str, sizes: Sizes, bounds: MachineBounds) -> str:
-    """How near jaxserve comes to what the machine could do, cell by cell."""
+    """Return the fraction of the machine's bound that jaxserve reaches, cell by cell."""
     head = ("workload x streams", "output tok/s", "bound", "share", "decode step ms (TPOT p50)", "bound", "share")
     rows = []
     for cell in dict.fromkeys(sample.cell for sample in samples):

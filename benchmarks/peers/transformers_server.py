@@ -12,7 +12,7 @@ from benchmarks.peers.weights import Weights, write_directory
 VERSION = "5.23.0"
 TORCH_VERSION = "2.13.0"
 CACHE_SHARE = 0.1
-"""Of the machine's memory, for keys and values; by default it takes nearly all that is free."""
+"""Fraction of the machine's memory for the KV cache; by default the server takes nearly all that is free."""
 
 
 class TransformersServer:

@@ -33,7 +33,7 @@ SAMPLE_TEXTS = (
     "def f(x):\n\treturn {'a': x**2}\n\n",
     "Größe, 東京, 😀 and e\u0301",
 )
-"""Where vocabularies that are almost right go wrong: digits, leading blanks, indents, several bytes a character."""
+"""Texts that reveal wrong vocabularies: digits, leading blanks, indents, multi-byte characters."""
 
 
 class WeightsError(Exception):
@@ -42,7 +42,7 @@ class WeightsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Where the copies of one model are."""
+    """Paths of the copies of one model."""
 
     source: Path
     folder: Path

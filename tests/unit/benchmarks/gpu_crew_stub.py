@@ -15,9 +15,9 @@ def checks(context: Context) -> Mapping[str, crew.Check]:
     return {
         "first": _well,
         "raises": _raises,
-        "behind what raises": _well,
+        "after an error": _well,
         "loses the device": _loses_the_device,
-        "behind a lost device": _well,
+        "after a lost device": _well,
         "dies": _dies,
         "hangs": _hangs,
         "last": _well,

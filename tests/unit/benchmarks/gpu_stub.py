@@ -1,4 +1,4 @@
-"""Parts of a GPU check that need no GPU, picked by the seed: what they are told to do is all they do."""
+"""Parts of a GPU check that need no GPU; the seed selects their behaviour."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def run(context: Context) -> None:
     context.recorder.figure("bounds", bound="copy", rate=2.0)
     context.recorder.figure("bounds", bound="matmul", rate=3.0)
     context.recorder.figure(
-        "told",
+        "given",
         left_s=context.recorder.left_s,
         copy=context.share_of_copy(4e9, 1.0),
         attention_backend=context.attention_backend,

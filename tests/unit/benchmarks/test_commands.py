@@ -1,4 +1,4 @@
-"""How servers and the load generator are called."""
+"""Command lines of servers and of the load generator."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def test_a_peer_without_a_format_runs_in_float32(peers: Mapping[str, Peer]) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [("llama", "choose from llama-server, vllm, transformers"), ("vllm:q8_0", "vllm runs f32, f32-eager")],
 )
-def test_an_unknown_peer_or_format_names_what_there_is(peers: Mapping[str, Peer], text: str, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_an_unknown_peer_or_format_names_what_there_is(peers: Mapping[str, Peer], text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         parse_entrant(text, peers)
 
 

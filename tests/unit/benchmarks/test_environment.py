@@ -43,17 +43,17 @@ def test_a_step_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
         run_step([sys.executable, "-c", script], tmp_path / "log", timeout_s=0.5)
 
 
-def test_a_missing_program_is_told(tmp_path: Path) -> None:
+def test_a_missing_program_is_line(tmp_path: Path) -> None:
     with pytest.raises(PeerUnavailableError, match="no-such-program"):
         run_step([str(tmp_path / "no-such-program")], tmp_path / "log")
 
 
 @pytest.mark.parametrize(
-    ("log", "told"),
+    ("log", "line"),
     [("one\nValueError: bad\nlast\n", "ValueError: bad"), ("one\nlast\n\n", "last"), ("", "no output")],
 )
-def test_last_error_is_the_line_that_says_most(log: str, told: str) -> None:
-    assert last_error(log) == told
+def test_last_error_is_the_line_that_says_most(log: str, line: str) -> None:
+    assert last_error(log) == line
 
 
 def test_vllm_gets_metadata_under_the_name_it_asks_for(tmp_path: Path) -> None:

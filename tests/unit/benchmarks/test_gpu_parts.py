@@ -1,4 +1,4 @@
-"""Parts of the GPU check: what ends one leaves its findings and the parts behind it alone."""
+"""A part of the GPU check that ends early keeps its findings and does not affect later parts."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def test_page_tells_every_part_and_its_time() -> None:
     assert [part.name for part in PARTS if f"| `{part.name}` | {part.budget_s:.0f} |" not in page] == []
 
 
-def test_part_is_told_its_time_and_the_bounds(tmp_path: Path) -> None:
+def test_part_is_given_its_time_and_the_bounds(tmp_path: Path) -> None:
     outcome = run_stub(tmp_path, FINE, bounds=Bounds(8e9, 1.0))
-    (told,) = figures(outcome, "told")
+    (given,) = figures(outcome, "given")
     assert outcome.status == "done" and outcome.is_right
-    assert 10 < told["left_s"] < 20
-    assert told["copy"] == 0.5
-    assert told["attention_backend"] == "reference"
+    assert 10 < given["left_s"] < 20
+    assert given["copy"] == 0.5
+    assert given["attention_backend"] == "reference"
     assert find_bounds(outcome) == Bounds(2e9, 3e12)
 
 
@@ -84,7 +84,7 @@ def test_part_that_raises_leaves_its_records_and_one_line(tmp_path: Path) -> Non
     assert outcome.status == "failed" and not outcome.is_right
     assert outcome.records[-1].kind == "problem"
     assert outcome.records[-1].text == "ValueError: two lines"
-    assert figures(outcome, "told")
+    assert figures(outcome, "given")
     assert "Traceback" in (tmp_path / "log.txt").read_text()
 
 
@@ -93,13 +93,13 @@ def test_part_that_hangs_is_killed_and_leaves_its_records(tmp_path: Path) -> Non
     """It would hang for ever; the limit leaves a loaded machine time to start it."""
     outcome = run_stub(tmp_path, HANGS, limit_s=3.0)
     assert outcome.status == "timed out" and not outcome.is_right
-    assert figures(outcome, "told")
+    assert figures(outcome, "given")
 
 
 def test_unused_time_goes_to_later_parts_and_results_are_written_after_each(tmp_path: Path) -> None:
     parts: list[Any] = [StubPart("first"), StubPart("second")]
     outcomes = run_all(parts, orders(tmp_path, FINE), tmp_path)
-    (first,), (second,) = (figures(outcome, "told") for outcome in outcomes)
+    (first,), (second,) = (figures(outcome, "given") for outcome in outcomes)
     assert second["left_s"] > first["left_s"] + 5
     results = json.loads((tmp_path / "results.json").read_text())
     assert [part["status"] for part in results["parts"]] == ["done", "done"]

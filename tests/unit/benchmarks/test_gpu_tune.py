@@ -1,4 +1,4 @@
-"""What is tried out when block sizes are tuned, and which of it is taken."""
+"""The candidates of a tuning sweep over block sizes, and the selected one."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ QUIET = CoreUse(loaded_server=1.9, idle_servers=0.0, load_generator=0.1, others=
 
 
 def sample(server: str, round_number: int, *, cell: Cell = CHAT, **figures: Any) -> Sample:
-    told = {"failed": 0, "errors": {}, "total_input_tokens": 2048, "duration": 10.0, "output_throughput": 50.0}
-    return Sample(server, cell, round_number, told | figures, QUIET, 100.0, 120.0)
+    base = {"failed": 0, "errors": {}, "total_input_tokens": 2048, "duration": 10.0, "output_throughput": 50.0}
+    return Sample(server, cell, round_number, base | figures, QUIET, 100.0, 120.0)
 
 
 def of(comparisons: list[Comparison], metric: str) -> Comparison:
@@ -28,8 +28,8 @@ def test_ratio_is_the_median_of_the_rounds_ratios_not_the_ratio_of_medians() -> 
     rates = {"jaxserve": (60.0, 100.0, 90.0), "peer": (30.0, 80.0, 90.0)}
     samples = [
         sample(server, number, output_throughput=rate)
-        for server, told in rates.items()
-        for number, rate in enumerate(told)
+        for server, values in rates.items()
+        for number, rate in enumerate(values)
     ]
     found = of(compare(samples, ours="jaxserve", peer="peer"), "output_throughput")
     assert found.ratio == pytest.approx(1.25)

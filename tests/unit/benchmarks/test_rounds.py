@@ -128,7 +128,7 @@ def test_both_get_the_same_prompts_in_a_round_and_new_ones_in_the_next(
     seeds: dict[tuple[str, int], list[int]] = {}
     for _, workload, number, seed in loads.seen:
         seeds.setdefault((workload, number), []).append(seed)
-    assert all(len(told) == 2 and len(set(told)) == 1 for told in seeds.values())
+    assert all(len(used) == 2 and len(set(used)) == 1 for used in seeds.values())
     assert seeds["chat", 0] != seeds["chat", 1] != seeds["chat", -1]
 
 

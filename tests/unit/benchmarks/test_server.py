@@ -26,7 +26,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
-        self.answer(int(sys.argv[2]), b"told")
+        self.answer(int(sys.argv[2]), b"reason")
 
     def answer(self, status, body):
         self.send_response(status)
@@ -79,7 +79,7 @@ def test_a_server_that_is_never_ready_is_stopped(tmp_path: Path) -> None:
 
 def test_a_server_that_refuses_the_first_request_is_stopped(tmp_path: Path) -> None:
     with (
-        pytest.raises(PeerUnavailableError, match="answered 400 to the first request: told"),
+        pytest.raises(PeerUnavailableError, match="answered 400 to the first request: reason"),
         server(tmp_path, SERVER, status=400),
     ):
         pytest.fail("it never runs")

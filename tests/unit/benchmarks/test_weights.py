@@ -47,15 +47,15 @@ def test_equal_tensors_of_different_types_are_the_same_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    ("copy", "told"),
+    ("copy", "message"),
     [
         ({"a": np.array([1.0, 2.25])}, "a: copy and original differ in up to 0.25"),
         ({"a": np.array([1.0])}, "differ in shape"),
         ({"b": np.array([1.0, 2.0])}, "copy and original differ in a and 1 more"),
     ],
 )
-def test_weights_that_differ_are_refused(copy: dict[str, np.ndarray], told: str) -> None:
-    with pytest.raises(WeightsError, match=told):
+def test_weights_that_differ_are_refused(copy: dict[str, np.ndarray], message: str) -> None:
+    with pytest.raises(WeightsError, match=message):
         compare_tensors(MemoryCheckpoint("copy", **copy), MemoryCheckpoint("original", a=np.array([1.0, 2.0])))
 
 

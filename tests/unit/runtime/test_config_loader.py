@@ -1,4 +1,4 @@
-"""One setting, four spellings: flag, environment variable, file key, default."""
+"""A setting comes from a flag, an environment variable, a file key or its default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often an engine is started again."""
+"""Tests of the limit on engine restarts."""
 
 from __future__ import annotations
 

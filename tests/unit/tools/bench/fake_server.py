@@ -36,7 +36,7 @@ class Words:
 
 @dataclass
 class FakeServer:
-    """What kind of server it is."""
+    """The kind of server."""
 
     tokenize: Literal["vllm", "llama", "none"] = "vllm"
     refuses: tuple[str, ...] = ()

@@ -52,8 +52,8 @@ def test_failed_requests_leave_every_figure_alone() -> None:
     good = record(0.0, [1.0, 1.1], tokens=2)
     bad = record(0.0, [9.0, 99.0], tokens=2, error="HTTP 500")
     alone, together = (summarise(records, duration_s=1.0) for records in ([good], [good, bad]))
-    told = {"failed": 1, "errors": {"HTTP 500": 1}, "error_kinds": {"http": 1}, "max_concurrent_requests": 2}
-    assert together == alone | told
+    expected = {"failed": 1, "errors": {"HTTP 500": 1}, "error_kinds": {"http": 1}, "max_concurrent_requests": 2}
+    assert together == alone | expected
 
 
 def test_goodput_counts_requests_that_keep_every_limit() -> None:

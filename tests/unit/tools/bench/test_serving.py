@@ -263,7 +263,7 @@ def test_prompts_that_the_server_counts_otherwise_are_told(server: FakeServer) -
 
 
 def test_a_kept_connection_that_the_server_closed_costs_no_request() -> None:
-    """As cpp-httplib does: it takes the next request on a connection and closes it unanswered."""
+    """cpp-httplib accepts the next request on a connection and closes it without an answer."""
 
     async def run() -> tuple[list[str | None], int]:
         num_connections = 0

@@ -1,4 +1,4 @@
-"""The compiling process when it does not do what it should, and what compilers are told of devices."""
+"""Failures of the compiling process, and the descriptions of devices for compilers."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def test_a_job_survives_the_trip_whatever_the_checkpoint_is_stored_in(
 
 def test_a_compiling_process_that_dies_is_one_line(tmp_path: Path) -> None:
     job = small_job(tmp_path)
-    told: list[tuple[int, int, str]] = []
+    reported: list[tuple[int, int, str]] = []
     with pytest.raises(StartupError, match=r"the compiler for this machine's CPU.* died: .*No module named gone"):
-        compile_programs(job, os.environ, lambda *progress: told.append(progress), module="gone")
-    assert told == [(0, 2, "")]
+        compile_programs(job, os.environ, lambda *progress: reported.append(progress), module="gone")
+    assert reported == [(0, 2, "")]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "cpu"])

@@ -1,4 +1,4 @@
-"""Where a plan finds the shapes of a model."""
+"""A plan reads the shapes of a model from config.json or GGUF headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `--verbose` says of a reply."""
+"""The summary of a reply that `--verbose` shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reaches a terminal, and what a pipe."""
+"""Output on a terminal and into a pipe."""
 
 from __future__ import annotations
 
