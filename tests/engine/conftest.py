@@ -1,4 +1,4 @@
-"""One engine for all tests that only give it requests: compiling its programs takes longer than they do."""
+"""One engine for all tests that only send requests: compiling its programs takes longer than the tests."""
 
 from __future__ import annotations
 

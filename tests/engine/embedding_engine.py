@@ -51,17 +51,17 @@ class EmbeddingEngine:
         self.programs: dict[str, int] = {}
 
     def outputs(self, requests: list[AddRequest]) -> dict[str, RequestOutput]:
-        """All of them together, to the end."""
+        """Run all texts together, to the end."""
         found = {str(output.request_id): output for item in requests for output in self.core.handle(item)}
         while self.core.has_work:
-            news = self.core.step()
-            if news is not None and news.stats is not None:
-                found |= {str(output.request_id): output for output in news.outputs}
-                self.programs |= news.stats.bucket_steps
+            step = self.core.step()
+            if step is not None and step.stats is not None:
+                found |= {str(output.request_id): output for output in step.outputs}
+                self.programs |= step.stats.bucket_steps
         return found
 
     def vectors(self, texts: list[Any], text_pair_starts: list[int | None] | None = None) -> list[np.ndarray]:
-        """Of each text, in order."""
+        """Return the vector of each text, in order."""
         starts = text_pair_starts or [None] * len(texts)
         found = self.outputs([text(str(i), ids, starts[i]) for i, ids in enumerate(texts)])
         vectors = []

@@ -35,7 +35,7 @@ MODEL_NAME = "mistral_sliding_tiny"
 
 @dataclass
 class Generated:
-    """All news of one request, put together."""
+    """All outputs of one request, joined."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Generated:
     num_cached_tokens: int = 0
 
     def add(self, output: RequestOutput) -> None:
-        assert self.finish_reason is None, "news after the terminal message"
+        assert self.finish_reason is None, "an output after the terminal message"
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs or []
         self.prompt_logprobs += output.prompt_logprobs or []
@@ -53,7 +53,7 @@ class Generated:
 
 
 def request(name: str, prompt: list[int] | np.ndarray, *, adapter: int = 0, **sampling: object) -> AddRequest:
-    """A request whose options default to 24 greedy tokens, whatever they are."""
+    """Return a request of 24 greedy tokens, unless options say otherwise."""
     options = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, **sampling}
     params = EngineSamplingParams(**options)  # type: ignore[arg-type]
     return AddRequest(RequestId(name), [int(token) for token in prompt], params, adapter=adapter)
@@ -106,7 +106,7 @@ class ModelEngine:
         num_speculative_tokens: int = 0,
         grammars: Grammars | None = None,
     ) -> None:
-        """A fresh scheduler. `num_blocks`: pretend the pool is smaller than it is."""
+        """Make a new scheduler. `num_blocks`: use only so many pages of the pool."""
         model_info = self.executor.model_info
         self.kv = KVManager(
             num_blocks or model_info.num_kv_blocks,
@@ -139,21 +139,21 @@ class ModelEngine:
         self.num_preemptions = self.num_steps = self.num_calls = self.num_accepted_tokens = 0
 
     def run(self, requests: list[AddRequest]) -> dict[str, Generated]:
-        """All of them together, to the end."""
+        """Run all requests together, to the end."""
         results = {item.request_id: Generated() for item in requests}
         for item in requests:
             for output in self.core.handle(item):
                 results[output.request_id].add(output)
         while self.core.has_work:
-            news = self.core.step()
-            if news is None:
+            step = self.core.step()
+            if step is None:
                 continue
-            assert news.stats is not None
-            self.num_preemptions += news.stats.num_preemptions
-            self.num_steps += news.stats.num_steps
-            self.num_calls += news.stats.program_calls
-            self.num_accepted_tokens += news.stats.spec_decode_num_accepted_tokens
-            for output in news.outputs:
+            assert step.stats is not None
+            self.num_preemptions += step.stats.num_preemptions
+            self.num_steps += step.stats.num_steps
+            self.num_calls += step.stats.program_calls
+            self.num_accepted_tokens += step.stats.spec_decode_num_accepted_tokens
+            for output in step.outputs:
                 results[output.request_id].add(output)
         return {str(name): generated for name, generated in results.items()}
 
@@ -162,5 +162,5 @@ class ModelEngine:
 
 
 def smollm2_engine() -> ModelEngine:
-    """The default model, by the kernels that users have."""
+    """Return the default model, with the kernels that users have."""
     return ModelEngine(smollm2_file(), quantization="auto", cpu_kernels="auto", **LIMITS)

@@ -1,4 +1,4 @@
-"""A whole engine on the fake executor, small enough to watch."""
+"""A whole engine on the fake executor."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ EOS = 2
 def add(
     request_id: str, prompt: Sequence[int], *, priority: int = 0, salt: str | None = None, **sampling: object
 ) -> AddRequest:
-    """A greedy request that runs to `max_tokens` unless told otherwise."""
+    """Return a greedy request that runs to `max_tokens`, unless options say otherwise."""
     params = EngineSamplingParams(**{"temperature": 0.0, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
     return AddRequest(RequestId(request_id), list(prompt), params, priority, salt)
 
 
 def prompt(length: int, first: int = 3) -> list[int]:
-    """Some tokens; different `first`, different prompt from the first token on."""
+    """Return `length` tokens; prompts with different `first` differ from the first token on."""
     return [(first + 7 * i) % VOCAB_SIZE for i in range(length)]
 
 
 def expected(message: AddRequest, max_model_len: int = 1 << 30, script: Script | None = None) -> list[int]:
-    """What the fake model generates for `message`, computed without any engine."""
+    """Return the tokens of the fake model for `message`, computed without any engine."""
     params = message.sampling
     tokens = list(message.prompt_token_ids)
     output: list[int] = []
@@ -55,7 +55,7 @@ def expected(message: AddRequest, max_model_len: int = 1 << 30, script: Script |
 
 
 def expected_scores(message: AddRequest) -> list[float]:
-    """What the fake model thinks of the prompt, if it is asked."""
+    """Return the fake model's log-probabilities of the prompt, if they are wanted."""
     is_asked = message.sampling.num_prompt_logprobs is not None
     return [-float(token) for token in message.prompt_token_ids[1:]] if is_asked else []
 
@@ -84,7 +84,7 @@ class Rig:
         grammars: Grammars | None = None,
         script: Script | None = None,
     ) -> None:
-        """`depth`: steps that `step` leaves in flight. `max_decode_steps`: above 1, all steps that may be are bursts."""
+        """`depth`: steps that `step` leaves in flight. `max_decode_steps`: above 1, all steps that can be are multi-step."""
         self.depth = depth
         self.max_model_len = max_model_len
         rows, tokens = max_num_seqs or 8, max_num_batched_tokens or 16
@@ -108,7 +108,7 @@ class Rig:
             num_speculative_tokens=num_speculative_tokens,
         )
         self.now = 0.0
-        """What the scheduler's clock says."""
+        """The time of the scheduler's clock."""
         self.scheduler = Scheduler(
             config, self.kv, self.buckets, max_model_len, frozenset({EOS}), VOCAB_SIZE, lambda: self.now, grammars
         )
@@ -122,14 +122,14 @@ class Rig:
         """Terminal messages. A second one fails the test."""
 
     def send(self, *messages: AddRequest) -> None:
-        """Requests that must be accepted."""
+        """Send requests that must be accepted."""
         for message in messages:
             assert self.core.handle(message) == []
 
     def step(self) -> StepPlan | None:
-        """One step of scheduler and executor; freed pages are wiped, so that nobody can live on them.
+        """Run one step of scheduler and executor; freed pages are wiped, so that no request can use them.
 
-        With a depth, the plan just submitted; or None, and then the oldest step in flight is taken in.
+        With a depth, the plan just submitted; or None, and then the oldest step in flight is read.
         """
         self.collect(self.scheduler.poll_grammars())
         plan = self.scheduler.schedule()
@@ -141,7 +141,7 @@ class Rig:
         return plan
 
     def land(self) -> None:
-        """Take in the oldest step in flight."""
+        """Read the oldest step in flight."""
         plan, pending = self.pending.popleft()
         self.collect(self.scheduler.update(plan, pending.result()))
         self.model.poison(self.kv.pool.blank_blocks())
@@ -163,12 +163,12 @@ class Rig:
         for output in outputs:
             assert output.request_id not in self.ends, f"{output.request_id} ended before"
             self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
-            told = [entry.logprob for entry in output.prompt_logprobs or ()]
-            self.scores.setdefault(output.request_id, []).extend(told)
+            scores = [entry.logprob for entry in output.prompt_logprobs or ()]
+            self.scores.setdefault(output.request_id, []).extend(scores)
             if output.finish_reason is not None:
                 self.ends[output.request_id] = output
 
     def rows(self, plan: StepPlan | None) -> dict[str, int]:
-        """Tokens by request of a plan."""
+        """Return the tokens of a plan by request."""
         assert plan is not None
         return dict(zip(plan.request_ids, np.asarray(plan.num_scheduled_tokens).tolist(), strict=True))

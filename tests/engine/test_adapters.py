@@ -1,4 +1,4 @@
-"""Adapters beside a model: what PEFT computes, whoever shares the step."""
+"""Adapters of a model: the tokens of PEFT, in any batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def engine() -> Iterator[ModelEngine]:
 
 
 @pytest.mark.slow
-def test_native_kernels_give_the_same_tokens_in_any_company() -> None:
+def test_native_kernels_give_the_same_tokens_in_any_batch() -> None:
     try:
         build()
     except BuildError as error:

@@ -1,4 +1,4 @@
-"""The engine core: one terminal message per request, whatever happens."""
+"""The engine core: one terminal message per request in every case."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.engine.rig import Rig, add, expected, prompt
 
 
 def turn(rig: Rig) -> bool:
-    """One step of the core; False when there is nothing left to do."""
+    """Run one step of the core; returns False if nothing is left to do."""
     step = rig.core.step()
     if step is not None:
         rig.collect(step.outputs)
@@ -29,7 +29,7 @@ def test_step_without_work_is_none() -> None:
     assert Rig().core.step() is None
 
 
-def test_refused_request_ends_at_once_in_one_terminal_message() -> None:
+def test_rejected_request_ends_at_once_in_one_terminal_message() -> None:
     (end,) = Rig().core.handle(add("r", []))
     assert (end.request_id, end.finish_reason, end.token_ids) == ("r", "error", [])
     assert end.error is not None
@@ -50,7 +50,7 @@ def test_request_that_breaks_the_scheduler_ends_alone(depth: int) -> None:
 
 
 @both_depths
-def test_failed_step_ends_its_requests_with_a_fixed_text_and_the_engine_goes_on(depth: int) -> None:
+def test_failed_step_ends_its_requests_with_a_fixed_text_and_the_engine_continues(depth: int) -> None:
     rig = Rig(max_num_seqs=1, fail_at_steps=frozenset({1}), depth=depth)
     after = add("after", prompt(3, 9), max_tokens=3)
     rig.send(add("victim", prompt(3), max_tokens=9), after)
@@ -68,7 +68,7 @@ def test_failed_step_ends_its_requests_with_a_fixed_text_and_the_engine_goes_on(
     [({1, 2}, 0, True), ({1, 3}, 0, False), ({1, 2}, 1, False), ({1, 3}, 1, True), ({1, 4}, 1, False)],
 )
 def test_two_failed_steps_in_a_row_break_the_engine(steps: set[int], depth: int, is_broken: bool) -> None:
-    """With overlap, step 2 is under way when step 1 fails, and lost with it: that is one failure."""
+    """With overlap, step 2 is in flight when step 1 fails, and is lost with it: that is one failure."""
     rig = Rig(max_num_seqs=1, fail_at_steps=frozenset(steps), depth=depth)
     rig.send(*[add(f"r{i}", prompt(3, i + 3), max_tokens=9) for i in range(4)])
     while not rig.core.is_broken and turn(rig):
@@ -149,13 +149,13 @@ def test_gap_is_the_time_from_the_end_of_a_step_to_the_next_dispatch(depth: int,
     rig.send(add("r", prompt(3), max_tokens=3))
     found: list[float] = []
     while core.has_work:
-        news = core.step()
-        found += news.stats.host_gap_seconds if news is not None and news.stats is not None else []
+        step = core.step()
+        found += step.stats.host_gap_seconds if step is not None and step.stats is not None else []
     assert found == gaps
 
 
 def test_gap_counts_from_when_the_device_was_last_seen_at_work() -> None:
-    """A step that was over before anybody looked may have been over for long."""
+    """A step that was done before the host looked may have been done for long."""
     rig = Rig(depth=1)
     now = 100.0
     core = EngineCore(rig.scheduler, rig.executor, depth=1, clock=lambda: now)
@@ -164,14 +164,14 @@ def test_gap_counts_from_when_the_device_was_last_seen_at_work() -> None:
     rig.executor.would_be_done = lambda pending: True  # type: ignore[method-assign]
     now = 107.0
     assert core.step() is not None
-    news = core.step()
-    assert news is not None
-    assert news.stats is not None
-    assert news.stats.host_gap_seconds == [7.0]
+    step = core.step()
+    assert step is not None
+    assert step.stats is not None
+    assert step.stats.host_gap_seconds == [7.0]
 
 
 def core_with_clock(device_seconds: float, depth: int = 1) -> tuple[Rig, EngineCore, list[float]]:
-    """A core that has learnt how long steps of this device take, and the clock it reads: a list of one."""
+    """Return a core that knows how long steps of this device take, and its clock: a list of one."""
     rig = Rig(depth=depth, device_seconds=device_seconds)
     clock = [100.0]
     core = EngineCore(rig.scheduler, rig.executor, depth=depth, clock=lambda: clock[0])
@@ -230,7 +230,7 @@ def test_hello_needs_no_answer() -> None:
     assert Rig().core.handle(Hello()) == []
 
 
-def test_prefixes_are_forgotten_on_command() -> None:
+def test_command_resets_the_prefix_cache() -> None:
     rig = Rig()
     rig.run(add("a", prompt(12)))
     assert rig.core.run_command("reset_prefix_cache") is None
@@ -248,7 +248,7 @@ def test_stats_cover_every_step_once() -> None:
     assert [s.padding_tokens for s in stats] == [{"mixed": 0}, {"mixed": 0}, {"decode": 0}, {"decode": 0}]
     assert [s.num_steps for s in stats] == [1] * 4
     assert [len(s.device_step_seconds) for s in stats] == [1] * 4
-    assert [len(s.host_gap_seconds) for s in stats] == [0, 1, 1, 1]  # before the first, nobody waited
+    assert [len(s.host_gap_seconds) for s in stats] == [0, 1, 1, 1]  # the device did not wait before the first
     assert {s.compilations["serving"] for s in stats} == {0}
     assert sum(s.generation_tokens for s in stats) == 3
     idle = rig.core.heartbeat().stats
@@ -257,7 +257,7 @@ def test_stats_cover_every_step_once() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_every_request_ends_exactly_once_under_random_failures(seed: int) -> None:
-    """Requests good and bad, aborts of any id at any time, failing steps, a stop in the middle, overlap, bursts."""
+    """Requests good and bad, aborts of any id at any time, failing steps, a stop in the middle, overlap, multi-step decode."""
     chance = random.Random(seed)
     rig = Rig(
         num_blocks=16,
@@ -288,7 +288,7 @@ def test_every_request_ends_exactly_once_under_random_failures(seed: int) -> Non
         answers += [] if step is None else step.outputs
     ended = [answer.request_id for answer in answers if answer.finish_reason is not None]
     assert sorted(ended) == sorted(sent)
-    last_news = {answer.request_id: answer for answer in answers}
-    assert all(answer.finish_reason is not None for answer in last_news.values()), "news after the end"
+    last_outputs = {answer.request_id: answer for answer in answers}
+    assert all(answer.finish_reason is not None for answer in last_outputs.values()), "an output after the end"
     assert {answer.finish_reason for answer in answers} >= {"length", "error", "abort", None}
     assert rig.kv.usage == 0.0

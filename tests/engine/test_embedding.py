@@ -1,4 +1,4 @@
-"""Vectors from the whole engine: against transformers, whatever runs beside a text, and without compiling anything."""
+"""Vectors from the whole engine: equal to transformers, in any batch, and without compiling while serving."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_vectors_are_the_average_of_transformers_hidden_states(engine: Embedding
         np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
-def test_a_text_has_the_same_vector_alone_and_in_any_company(engine: EmbeddingEngine) -> None:
+def test_a_text_has_the_same_vector_alone_and_in_any_batch(engine: EmbeddingEngine) -> None:
     rng = np.random.default_rng(3)
     alone = [engine.vectors([ids])[0] for ids in BERT.token_ids]
     for _ in range(4):
@@ -64,7 +64,7 @@ def test_texts_share_steps_of_every_size_and_nothing_is_compiled(engine: Embeddi
     assert engine.executor.compilations()["serving"] == 0
 
 
-def test_a_text_that_is_too_long_or_has_foreign_tokens_is_refused(engine: EmbeddingEngine) -> None:
+def test_a_text_that_is_too_long_or_has_foreign_tokens_is_rejected(engine: EmbeddingEngine) -> None:
     found = engine.outputs(
         [text("long", [5] * 49), text("foreign", [engine.model_info.vocab_size]), text("fine", [5] * 48)]
     )
@@ -112,7 +112,7 @@ def test_a_decoder_embeds_with_its_last_token_and_needs_no_head() -> None:
 
 @pytest.mark.slow
 def test_a_decoder_that_was_saved_without_its_head_has_other_names(tmp_path: Path) -> None:
-    """As sentence-transformers saves it, with its pooling beside it."""
+    """The checkpoint has the format of sentence-transformers, with the pooling in a file."""
     golden = decoder_vectors("llama3_tiny")
     path = DATA / "llama3_tiny"
     tensors = {name.removeprefix("model."): tensor for name, tensor in load_file(path / "model.safetensors").items()}
@@ -183,7 +183,7 @@ def test_the_first_tokens_vector_is_taken_where_the_checkpoint_says_so() -> None
     engine.close()
 
 
-def test_a_cross_encoder_scores_pairs_and_tells_their_texts_apart() -> None:
+def test_a_cross_encoder_scores_pairs_and_marks_the_second_text() -> None:
     golden = pair_golden("bert_cross_tiny")
     engine = EmbeddingEngine(golden.path, max_num_seqs=4, max_num_batched_tokens=16)
     assert engine.model_info.embedding == EmbeddingInfo(1, "cls", normalizes=True, scores_pairs=True)
@@ -217,7 +217,7 @@ def test_a_cross_encoder_has_no_other_pooling() -> None:
         ({"max_model_len": 60, "max_num_batched_tokens": 32}, "60 is more than --max-num-batched-tokens 32"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_before_anything_is_loaded(settings: Any, expected: str) -> None:
+def test_impossible_settings_are_rejected_before_anything_is_loaded(settings: Any, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         EmbeddingEngine(BERT.path, **settings)
 

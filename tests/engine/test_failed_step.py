@@ -17,7 +17,7 @@ from tests.models.goldens import golden_checkpoint
 
 
 class Saboteur:
-    """Lets executables do their work, and then loses what they give back when told to."""
+    """Runs executables, and drops their results on request."""
 
     def __init__(self) -> None:
         self.is_armed = False
@@ -57,15 +57,15 @@ def test_requests_after_a_failed_step_get_the_right_tokens_without_compiling(mon
     for _ in range(10):
         engine.core.step()
     saboteur.is_armed = True
-    news = engine.core.step()
-    assert news is not None
-    ends = {(output.request_id, output.finish_reason) for output in news.outputs if output.finish_reason is not None}
+    step = engine.core.step()
+    assert step is not None
+    ends = {(output.request_id, output.finish_reason) for output in step.outputs if output.finish_reason is not None}
     assert ends == {("a", "error"), ("b", "error")}
 
     tokens: list[int] = []
     while engine.core.has_work:
-        news = engine.core.step()
-        tokens += [token for output in news.outputs for token in output.token_ids] if news is not None else []
+        step = engine.core.step()
+        tokens += [token for output in step.outputs for token in output.token_ids] if step is not None else []
     assert tokens == expected["a"]
     assert {name: result.token_ids for name, result in engine.run(mix).items()} == expected
     assert engine.executor.compilations()["serving"] == 0

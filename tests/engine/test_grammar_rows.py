@@ -1,4 +1,4 @@
-"""Rows with a grammar in the scheduler: every token is from the mask behind the one before, whatever happens meanwhile."""
+"""Rows with a grammar in the scheduler: every token is from the mask after the previous token, in every case."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LENGTH = 30
 class Counting:
     """A grammar whose only text is the tokens first, first + 1, ...; ready at the second look.
 
-    Behind each token that it is told of, it forces the next `num_jump_forward`.
+    After each token it jumps forward by the next `num_jump_forward`.
     """
 
     error: str | None = None
@@ -26,9 +26,9 @@ class Counting:
     def __init__(self, first: int, num_jump_forward: int = 0) -> None:
         self._next = first
         self._last = first + LENGTH
-        self._num_forced = num_jump_forward
+        self._num_jump_forward = num_jump_forward
         self.num_looks = 0
-        self.forced: list[int] = []
+        self._jumped: list[int] = []
 
     @property
     def mask(self) -> np.ndarray:
@@ -45,14 +45,14 @@ class Counting:
 
     def advance(self, token: int) -> None:
         assert token == self._next
-        last = min(self._next + self._num_forced, self._last - 1)
-        self.forced = list(range(self._next + 1, last + 1))
+        last = min(self._next + self._num_jump_forward, self._last - 1)
+        self._jumped = list(range(self._next + 1, last + 1))
         self._next = last + 1
         self.num_looks = 0
 
     def take_jump_forward(self) -> list[int]:
-        forced, self.forced = self.forced, []
-        return forced
+        tokens, self._jumped = self._jumped, []
+        return tokens
 
     def wait(self, seconds: float) -> None:
         pass
@@ -60,11 +60,11 @@ class Counting:
 
 class CountingGrammars:
     def __init__(self, num_jump_forward: int = 0) -> None:
-        self._num_forced = num_jump_forward
+        self._num_jump_forward = num_jump_forward
         self.made: list[Counting] = []
 
     def follow(self, grammar: Grammar, allowed_token_ids: Collection[int], *, jump_forward: bool = False) -> Counting:
-        self.made.append(Counting(int(grammar.text), self._num_forced if jump_forward else 0))
+        self.made.append(Counting(int(grammar.text), self._num_jump_forward if jump_forward else 0))
         return self.made[-1]
 
 
@@ -105,7 +105,7 @@ def run(rig: Rig) -> None:
         rig.step()
 
 
-def test_tokens_without_choice_take_no_step() -> None:
+def test_jump_forward_tokens_take_no_step() -> None:
     rig = Rig(grammars=CountingGrammars(num_jump_forward=4))
     rig.send(counting("a", 5))
     run(rig)
@@ -116,7 +116,7 @@ def test_tokens_without_choice_take_no_step() -> None:
 
 
 @pytest.mark.parametrize(("limits", "reason"), [({"max_tokens": 8}, "length"), ({"stop_token_ids": (12,)}, "stop")])
-def test_tokens_without_choice_end_where_the_request_does(limits: dict[str, object], reason: str) -> None:
+def test_jump_forward_ends_with_the_request(limits: dict[str, object], reason: str) -> None:
     rig = Rig(grammars=CountingGrammars(num_jump_forward=4))
     message = counting("a", 5)
     rig.send(msgspec.structs.replace(message, sampling=msgspec.structs.replace(message.sampling, **limits)))
@@ -127,7 +127,7 @@ def test_tokens_without_choice_end_where_the_request_does(limits: dict[str, obje
 
 
 @pytest.mark.parametrize("option", [{"num_top_logprobs": 0}, {"presence_penalty": 1.0}])
-def test_every_token_is_sampled_where_the_device_has_to_see_it(option: dict[str, object]) -> None:
+def test_every_token_is_sampled_for_requests_with_sampler_state_or_logprobs(option: dict[str, object]) -> None:
     rig = Rig(grammars=CountingGrammars(num_jump_forward=4))
     message = counting("a", 5)
     rig.send(msgspec.structs.replace(message, sampling=msgspec.structs.replace(message.sampling, **option)))
@@ -157,7 +157,7 @@ def test_a_request_that_is_aborted_before_its_grammar_is_ready_leaves_nothing() 
     assert rig.step() is None
 
 
-def test_an_engine_without_grammars_refuses_them() -> None:
+def test_an_engine_without_grammars_rejects_them() -> None:
     (refusal,) = Rig().core.handle(counting("a", 5))
     assert refusal.error is not None
     assert refusal.error.error_class == "UnsupportedParameterError"

@@ -76,13 +76,15 @@ def test_smaller_weights_stay_close_to_the_full_model(request: pytest.FixtureReq
     golden = golden_checkpoint("llama3_tiny")
     settings = {"max_num_seqs": 1, "max_num_batched_tokens": 16, "cpu_kernels": cpu_kernels, "quantization": "int8"}
     engine = ModelEngine(golden.path, **settings)
-    (news,) = engine.run([ask("a", golden.prompt_ids, max_tokens=1, num_top_logprobs=20)])["a"].logprobs
+    (logprobs,) = engine.run([ask("a", golden.prompt_ids, max_tokens=1, num_top_logprobs=20)])["a"].logprobs
     engine.close()
     full = log_softmax(golden.logits[-1])
-    differences = [abs(full[token] - found) for token, found in zip(news.top_token_ids, news.top_logprobs, strict=True)]
+    differences = [
+        abs(full[token] - found) for token, found in zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
+    ]
     assert 1e-3 < max(differences) < 0.5
 
 
-def test_native_kernels_are_refused_where_they_cannot_run() -> None:
+def test_native_kernels_are_rejected_where_they_cannot_run() -> None:
     with pytest.raises(ConfigError, match="--cpu-kernels native: only on one CPU device"):
         ModelEngine(golden_checkpoint("llama3_tiny").path, tensor_parallel_size=2, cpu_kernels="native")

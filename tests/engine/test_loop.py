@@ -101,7 +101,7 @@ async def connect(engine: Engine) -> AsyncIterator[Connect]:
         connection.close()
 
 
-async def first_news(connection: ClientSocket) -> RequestOutput:
+async def first_output(connection: ClientSocket) -> RequestOutput:
     while True:
         message = await connection.receive()
         if isinstance(message, StepOutputs) and message.outputs:
@@ -112,10 +112,10 @@ async def ending(connection: ClientSocket) -> tuple[list[int], RequestOutput]:
     """The tokens of the client's only request from here on, and its terminal message."""
     tokens: list[int] = []
     while True:
-        news = await first_news(connection)
-        tokens += news.token_ids
-        if news.finish_reason is not None:
-            return tokens, news
+        output = await first_output(connection)
+        tokens += output.token_ids
+        if output.finish_reason is not None:
+            return tokens, output
 
 
 async def test_tokens_arrive_step_by_step_with_stats(connect: Connect) -> None:
@@ -125,20 +125,20 @@ async def test_tokens_arrive_step_by_step_with_stats(connect: Connect) -> None:
     num_steps = 0
     tokens: list[int] = []
     while len(tokens) < 4:
-        news = await connection.receive()
-        assert isinstance(news, StepOutputs)
-        assert news.stats is not None
-        num_steps += news.stats.num_steps
-        tokens += news.outputs[0].token_ids
+        step = await connection.receive()
+        assert isinstance(step, StepOutputs)
+        assert step.stats is not None
+        num_steps += step.stats.num_steps
+        tokens += step.outputs[0].token_ids
     assert tokens == expected(message)
     assert num_steps == 4
 
 
-async def test_duplicate_id_of_another_client_is_refused_to_its_sender_only(connect: Connect) -> None:
+async def test_duplicate_id_of_another_client_is_rejected_to_its_sender_only(connect: Connect) -> None:
     first, second = await connect(), await connect()
     message = add("r", prompt(5), max_tokens=300)
     await first.send(message)
-    head = await first_news(first)
+    head = await first_output(first)
     await second.send(add("r", prompt(3)))
     tokens, refusal = await ending(second)
     assert (tokens, refusal.finish_reason) == ([], "error")
@@ -149,7 +149,7 @@ async def test_duplicate_id_of_another_client_is_refused_to_its_sender_only(conn
 async def test_abort_of_another_clients_request_is_ignored(connect: Connect) -> None:
     first, second = await connect(), await connect()
     await first.send(add("r", prompt(5), max_tokens=300))
-    await first_news(first)
+    await first_output(first)
     await second.send(Abort([RequestId("r")]))
     await second.send(add("barrier", prompt(3), max_tokens=1))
     await ending(second)
@@ -190,7 +190,7 @@ async def test_damaged_request_is_answered_and_foreign_frames_are_survived(engin
 async def test_requests_of_a_lost_client_are_aborted(engine: Engine, connect: Connect) -> None:
     connection = await connect()
     await connection.send(add("r", prompt(5), max_tokens=ENDLESS))
-    await first_news(connection)
+    await first_output(connection)
     connection.close()
     while engine.rig.core.has_work:  # noqa: ASYNC110  (a thread of its own)
         await asyncio.sleep(0)
@@ -209,7 +209,7 @@ async def test_idle_engine_sends_one_heartbeat_a_second(engine: Engine, connect:
 async def test_stop_gives_every_request_its_end(engine: Engine, connect: Connect) -> None:
     connection = await connect()
     await connection.send(add("r", prompt(5), max_tokens=ENDLESS))
-    await first_news(connection)
+    await first_output(connection)
     engine.stop()
     assert engine.exit_code == 0
     assert (await ending(connection))[1].error == STOP_ERROR
@@ -220,7 +220,7 @@ async def test_bug_in_the_loop_ends_every_request_and_the_engine(
 ) -> None:
     connection = await connect()
     await connection.send(add("r", prompt(5), max_tokens=ENDLESS))
-    await first_news(connection)
+    await first_output(connection)
 
     def broken(plan: object, result: object) -> None:
         raise AssertionError("an invariant does not hold")
@@ -232,7 +232,7 @@ async def test_bug_in_the_loop_ends_every_request_and_the_engine(
 
 
 def test_request_that_comes_early_in_a_long_step_joins_the_next_one() -> None:
-    """The core says how long; the loop listens, takes in what comes, and listens on."""
+    """The core returns how long to listen; the loop handles messages and listens again."""
     rig = Rig()
     patience = [0.5, 0.5, 0.25, 0.25, 0.0, 0.0]
     events: list[str] = []

@@ -1,4 +1,4 @@
-"""Overlap and bursts on a real (tiny) model: they change when a token is computed, and never which."""
+"""Overlap and multi-step decode on a real (tiny) model change no token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxserve.ipc.messages import Abort, AddRequest
 from tests.engine.model_engine import Generated, ModelEngine, request
 
 WAYS = [(False, 0.0), (True, 0.0), (False, 1e6), (True, 1e6)]
-"""(overlap, milliseconds of a burst)"""
+"""(overlap, milliseconds of a multi-step call)"""
 
 
 pytestmark = pytest.mark.slow  # a real model; the fast tests show the same on the fake one
@@ -65,7 +65,7 @@ def test_tokens_are_the_same_however_steps_overlap(engine: ModelEngine, num_bloc
 def test_drafts_change_neither_tokens_nor_their_log_probabilities(
     engine: ModelEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Greedy and seeded, with stop ids, four at a time. Drafts are what comes, with a wrong token now and then."""
+    """Greedy and seeded, with stop ids, four at a time. Drafts are the right tokens, with a wrong one now and then."""
     items = mix(engine)
     engine.restart(overlap=False, max_burst_ms=0.0)
     plain = engine.run(items)
@@ -89,17 +89,19 @@ def test_drafts_change_neither_tokens_nor_their_log_probabilities(
             assert [one.logprob, *one.top_logprobs] == pytest.approx([other.logprob, *other.top_logprobs], abs=1e-4)
 
 
-def test_logprobs_of_a_burst_are_those_of_single_steps(engine: ModelEngine) -> None:
+def test_logprobs_of_multi_step_decode_are_those_of_single_steps(engine: ModelEngine) -> None:
     item = request("a", [5, 6, 7], max_tokens=30, num_top_logprobs=0, temperature=1.0, seed=3)
     engine.restart(overlap=False, max_burst_ms=0.0)
     single = engine.run([item])["a"]
     engine.restart(max_burst_ms=1e6)
-    burst = engine.run([item])["a"]
+    several = engine.run([item])["a"]
     assert engine.num_calls < engine.num_steps / 2
-    assert [entry.logprob for entry in burst.logprobs] == pytest.approx([e.logprob for e in single.logprobs], abs=1e-5)
+    assert [entry.logprob for entry in several.logprobs] == pytest.approx(
+        [e.logprob for e in single.logprobs], abs=1e-5
+    )
 
 
-def test_row_that_ended_unread_writes_and_samples_nothing_until_it_is_gone(engine: ModelEngine) -> None:
+def test_row_that_ended_unread_writes_and_samples_nothing(engine: ModelEngine) -> None:
     """The page of the overrun row stays as it was: the next owner of its tokens gets them from the cache."""
     item = request("a", np.arange(5, 36), max_tokens=40)
     engine.restart(overlap=False, max_burst_ms=0.0)
@@ -128,8 +130,8 @@ def test_abort_in_flight_leaves_the_others_alone(engine: ModelEngine, max_burst_
     while engine.core.has_work:
         if len(tokens["1"]) >= 3 and (ends := engine.core.handle(Abort([items[1].request_id]))):
             assert [end.finish_reason for end in ends] == ["abort"]
-        news = engine.core.step()
-        for output in [] if news is None else news.outputs:
+        step = engine.core.step()
+        for output in [] if step is None else step.outputs:
             tokens[output.request_id] += output.token_ids
     aborted = tokens.pop("1")
     assert 3 <= len(aborted) < 30

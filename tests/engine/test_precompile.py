@@ -1,4 +1,4 @@
-"""Programs made ahead, without weights, are those that a server starts from; and each has run before the first request."""
+"""A server starts from programs that were compiled ahead, without weights, and runs each before the first request."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _check_dummy_run_left_no_trace(executor: LocalExecutor[Any, Any]) -> None:
     assert not np.asarray(slots)[:-1].any()
 
 
-def test_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_others_can_write_is_rejected(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     model = golden_checkpoint("llama2_tiny").path
     config = config_for(model, tmp_path)

@@ -1,4 +1,4 @@
-"""What is known of an engine before its weights are read."""
+"""The preparation of an engine, before its weights are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real engine processes with the fake executor: birth, work, and every way to die."""
+"""Real engine processes with the fake executor: start, work, and every way to end."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def test_engine_becomes_ready_serves_aborts_and_stops_on_sigterm(client: C
 
 
 @pytest.mark.slow
-async def test_idle_engine_beats_and_rests(client: Client) -> None:
+async def test_idle_engine_sends_heartbeats_and_uses_no_processor(client: Client) -> None:
     await client.start()
     assert isinstance(await client.connection.receive(), Heartbeat)
     before = cpu_seconds(client.process.pid)
@@ -143,7 +143,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 async def test_engine_dies_with_its_parent(client: Client, tmp_path: Path) -> None:
-    """A parent that is killed takes the engine along, also in the middle of work."""
+    """The engine ends if its parent is killed, also in the middle of work."""
     spec = tmp_path / "spec.json"
     spec.write_bytes(client.spec.to_line())
     code = (
@@ -186,7 +186,7 @@ async def test_engine_whose_stdin_ends_exits_and_tidies_up(client: Client) -> No
     assert not private_path(client.spec.address).exists()
 
 
-def test_engine_that_is_never_told_what_to_load_ends_without_a_word() -> None:
+def test_engine_without_a_spec_ends_silently() -> None:
     command = [sys.executable, "-m", "jaxserve.engine.process"]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, b"", b"")
@@ -216,7 +216,7 @@ async def test_frozen_engine_is_killed(client: Client) -> None:
     assert await client.process.terminate(timeout_s=0.2) == -signal.SIGKILL
 
 
-async def test_garbage_instead_of_a_spec_is_refused(tmp_path: Path) -> None:
+async def test_garbage_instead_of_a_spec_is_rejected(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

@@ -1,4 +1,4 @@
-"""What the model thinks of a prompt's tokens is what it thought of them when it generated them."""
+"""Log-probabilities of a prompt's tokens equal those of their generation."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_scores_of_a_prompt_are_those_of_its_generation(engine: ModelEngine, chu
 
 @pytest.mark.parametrize("num_blocks", [None, 14])
 def test_scoring_among_others_changes_nothing(engine: ModelEngine, num_blocks: int | None) -> None:
-    """Also when requests have to give their pages back in between: what was told is not told again."""
+    """Also with preemption in between: log-probabilities that were reported are not reported again."""
     rng = np.random.default_rng(4)
     prompts = [rng.integers(3, 300, length) for length in (40, 55, 1, 2, 30)]
     items = [

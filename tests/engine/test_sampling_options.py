@@ -41,7 +41,7 @@ def test_penalties_equal_the_same_bias_token_by_token(engine: ModelEngine, sampl
     prompt = [5, 6, 7, 8]
     engine.restart(max_burst_ms=1e6)
     found = engine.run([request("a", prompt, **PENALTIES, **sampling)])["a"].token_ids
-    assert engine.num_calls < engine.num_steps, "a burst was meant"
+    assert engine.num_calls < engine.num_steps, "multi-step decode was expected"
     expected: list[int] = []
     for _ in found:
         bias = {token: -0.4 - 0.3 * times for token, times in Counter(expected).items()}

@@ -59,7 +59,7 @@ def connection(startup: Startup) -> Iterator[ClientSocket]:
     connection.close()
 
 
-async def test_greeting_is_answered_with_progress_and_requests_with_not_yet(
+async def test_hello_is_answered_with_progress_and_requests_with_an_error(
     startup: Startup, connection: ClientSocket
 ) -> None:
     executor = Rig().executor
@@ -94,7 +94,7 @@ async def test_greeting_is_answered_with_progress_and_requests_with_not_yet(
         (ValueError("first\nsecond"), "the engine could not start: ValueError: first"),
     ],
 )
-async def test_failure_is_told_to_a_client_that_greets_only_afterwards(
+async def test_failure_is_sent_to_a_client_that_greets_only_afterwards(
     startup: Startup, connection: ClientSocket, error: Exception, line: str
 ) -> None:
     def build(progress: Progress) -> Executor:

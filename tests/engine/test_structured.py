@@ -1,4 +1,4 @@
-"""A real model held to grammars: every reply that ends fits, and whoever runs beside it gets the same tokens."""
+"""A real model with grammars: every finished reply fits, and other requests get the same tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames: what goes in comes out, and nothing else gets through."""
+"""Frames: messages are decoded as they were encoded, and other frames are rejected."""
 
 from __future__ import annotations
 
@@ -110,14 +110,14 @@ def test_random_bytes_never_raise_anything_else(frame: bytes) -> None:
         decode_to_engine(frame)
 
 
-def test_damaged_add_request_still_tells_its_id() -> None:
+def test_damaged_add_request_still_has_its_id() -> None:
     frame = msgspec.msgpack.encode(["AddRequest", "r1", [1, 2], {"temperature": 9.0}])
     with pytest.raises(ProtocolError, match="temperature") as caught:
         decode_to_engine(frame)
     assert caught.value.request_id == "r1"
 
 
-def test_messages_longer_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_longer_than_the_limit_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = encode(AddRequest(ID, [1] * 1000, EngineSamplingParams()))
     monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 500)
     with pytest.raises(ProtocolError, match="limit is 500"):

@@ -23,14 +23,14 @@ def test_a_phase_that_fails_leaves_no_span() -> None:
     assert (span.phase, span.seconds >= 0, clock.spans) == ("good", True, [])
 
 
-def test_a_process_knows_when_it_was_started() -> None:
+def test_start_of_a_process_is_known() -> None:
     before_s = time.monotonic()
     script = "from jaxserve.ipc.report import process_start_s; print(process_start_s())"
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True).stdout
     assert before_s - 0.02 <= float(output) <= time.monotonic()
 
 
-def test_where_the_system_does_not_say_it_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_start_of_a_process_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **options: object) -> None:
         raise FileNotFoundError
 

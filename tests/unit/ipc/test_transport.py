@@ -79,7 +79,7 @@ async def test_message_sent_before_the_engine_listens_arrives(address: str) -> N
     connection.close()
 
 
-async def test_what_is_said_to_a_dead_engine_reaches_no_next_one(address: str) -> None:
+async def test_message_to_a_dead_engine_does_not_reach_the_next_one(address: str) -> None:
     late = ClientSocket(address)
     await late.send(Hello())
     first = EngineSocket(address)
@@ -98,14 +98,14 @@ async def test_what_is_said_to_a_dead_engine_reaches_no_next_one(address: str) -
         end.close()
 
 
-def test_every_life_of_an_engine_has_an_address_of_its_own_beside_the_first(address: str) -> None:
+def test_every_incarnation_of_an_engine_has_its_own_address(address: str) -> None:
     addresses = [incarnation_address(address, number) for number in range(1000)]
     assert addresses[0] == address and len(set(addresses)) == 1000
     assert {folder_of(other) for other in addresses} == {folder_of(address)}
     assert incarnation_address(address, 1001) == addresses[1]
 
 
-async def test_each_client_gets_the_news_of_its_own_requests(engine: EngineSocket, address: str) -> None:
+async def test_each_client_gets_the_outputs_of_its_requests(engine: EngineSocket, address: str) -> None:
     first, second = ClientSocket(address), ClientSocket(address)
     ids = [RequestId("a"), RequestId("b")]
     for connection, request_id in zip((first, second), ids, strict=True):
@@ -162,7 +162,7 @@ def test_socket_is_private(engine: EngineSocket, address: str) -> None:
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_directory_that_others_may_enter_is_refused(tmp_path: Path) -> None:
+def test_directory_that_others_may_enter_is_rejected(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o755)
@@ -170,7 +170,7 @@ def test_directory_that_others_may_enter_is_refused(tmp_path: Path) -> None:
         EngineSocket(f"ipc://{shared}/engine.sock")
 
 
-def test_path_too_long_for_a_unix_socket_is_refused(tmp_path: Path) -> None:
+def test_path_too_long_for_a_unix_socket_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="107 bytes"):
         private_path(f"ipc://{tmp_path}/{'x' * 100}/engine.sock")
     directory = tmp_path / ("x" * 100)
@@ -180,7 +180,7 @@ def test_path_too_long_for_a_unix_socket_is_refused(tmp_path: Path) -> None:
     assert list(directory.iterdir()) == []
 
 
-def test_address_that_is_no_unix_socket_is_refused() -> None:
+def test_address_that_is_no_unix_socket_is_rejected() -> None:
     with pytest.raises(ConfigError, match="ipc://"):
         private_path("tcp://0.0.0.0:5555")
 
@@ -190,15 +190,15 @@ def test_missing_directory_for_addresses_is_a_config_error(tmp_path: Path) -> No
         new_address(str(tmp_path / "absent"))
 
 
-def test_a_host_without_a_temporary_directory_is_told_of_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container with a read-only root."""
+def test_error_without_a_temporary_directory_names_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The temporary directory is missing in a container with a read-only root."""
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc"])
     monkeypatch.setattr(tempfile, "tempdir", None)
     with pytest.raises(ConfigError, match=r"IPC socket: No usable temporary directory found in .* \(--uds-dir\)$"):
         new_address()
 
 
-def test_discarded_address_leaves_nothing_behind(address: str) -> None:
+def test_discarded_address_leaves_no_file(address: str) -> None:
     path = private_path(address)
     path.touch()
     discard_address(address)
@@ -263,7 +263,7 @@ async def test_counters_of_a_heartbeat_go_to_one_client_only(engine: EngineSocke
     second.close()
 
 
-async def test_client_whose_requests_wait_hears_that_the_engine_lives(address: str) -> None:
+async def test_client_with_waiting_requests_gets_signs_of_life(address: str) -> None:
     now = 0.0
     engine = EngineSocket(address, clock=lambda: now)
     busy, waiting = ClientSocket(address), ClientSocket(address)

@@ -1,4 +1,4 @@
-"""What is refused at the door, and that nothing of it stays inside."""
+"""Requests that are rejected on arrival, and leave no trace."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.engine.rig import Rig, add, expected, prompt
         ),
     ],
 )
-def test_request_that_can_never_run_is_refused_by_name(message: AddRequest, error_class: str, text: str) -> None:
+def test_request_that_can_never_run_is_rejected_by_name(message: AddRequest, error_class: str, text: str) -> None:
     rig = Rig(num_blocks=11)
     error = rig.scheduler.add(message)
     assert error is not None
@@ -49,7 +49,7 @@ def test_largest_request_that_fits_the_pool_runs() -> None:
     assert Rig(num_blocks=11).run(message) == {"r": expected(message)}
 
 
-def test_duplicate_id_is_refused_and_the_first_goes_on() -> None:
+def test_duplicate_id_is_rejected_and_the_first_request_continues() -> None:
     rig = Rig()
     first = add("r", prompt(3), max_tokens=3)
     rig.send(first)
@@ -61,7 +61,7 @@ def test_duplicate_id_is_refused_and_the_first_goes_on() -> None:
 
 
 @pytest.mark.parametrize("max_queued_requests", [0, 2])
-def test_full_queue_is_refused_until_somebody_leaves(max_queued_requests: int) -> None:
+def test_full_queue_rejects_until_a_request_ends(max_queued_requests: int) -> None:
     rig = Rig(max_num_seqs=2, max_queued_requests=max_queued_requests)
     for i in range(2 + max_queued_requests):
         assert rig.scheduler.add(add(f"r{i}", prompt(3, i + 3), max_tokens=2)) is None

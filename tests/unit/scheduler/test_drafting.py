@@ -1,4 +1,4 @@
-"""Tokens guessed ahead: what is guessed, for whom, and that only the number of steps tells."""
+"""Drafts: their tokens, the requests that get them, and fewer steps for the same text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.engine.rig import Rig, add, expected, prompt
 CUE = 11
 PERIODIC = Script(cue=CUE, token_ids=(5, 6, 7) * 12)
 BROKEN = Script(cue=CUE, token_ids=(5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 9, 3, 5, 6, 9, 3, 5, 6, 7, 8, 5, 6, 9, 3))
-"""Repeats itself, but for what it changes."""
+"""A text that repeats itself with changes."""
 DECEIVING = Script(cue=CUE, token_ids=(5, 6, 7, 20, 5, 6, 8, 21, 5, 6, 9, 22, 5, 6, 3, 23, 5, 6, 4, 24, 5, 6, 12, 25))
 
 
@@ -26,9 +26,9 @@ DECEIVING = Script(cue=CUE, token_ids=(5, 6, 7, 20, 5, 6, 8, 21, 5, 6, 9, 22, 5,
         ([1, 2, 3, 4, 9, 1, 2], 2, [3, 4]),
         ([1, 2, 3, 9, 1, 2, 4, 8, 1, 2], 1, [4]),  # the latest place
         ([7, 1, 2, 3, 9, 1, 2, 4, 8, 7, 1, 2], 1, [3]),  # the place that agrees longest
-        ([5, 6, 7, 5, 6, 7], 5, [5, 6, 7, 5, 6]),  # goes on repeating
+        ([5, 6, 7, 5, 6, 7], 5, [5, 6, 7, 5, 6]),  # the match repeats
         ([4, 4, 4], 3, [4, 4, 4]),
-        ([1, 2, 3, 9, 2], 3, []),  # only the last token stood there before
+        ([1, 2, 3, 9, 2], 3, []),  # only the last token occurred before
         ([1, 2], 3, []),
         ([1], 3, []),
         ([2, 2], 3, []),
@@ -68,19 +68,19 @@ def test_drafts_save_steps_and_change_no_token(script: Script, max_decode_steps:
     assert stats.generation_tokens == 44
 
 
-def test_the_next_draft_is_as_long_as_the_last_one_was_good() -> None:
-    """And where it was not, the next match must be longer."""
+def test_length_of_the_next_draft_follows_the_accepted_part() -> None:
+    """If no token was accepted, the next match must be longer."""
     lengths = {}
     for script in (PERIODIC, DECEIVING):
         rig = drafting(script, num_speculative_tokens=6)
         rig.run(add("a", [CUE], max_tokens=24))
         lengths[script] = [num_guesses(plan) for plan in rig.plans if num_guesses(plan)]
-    assert lengths[PERIODIC] == [6, 6, 4]  # as many as may still come
+    assert lengths[PERIODIC] == [6, 6, 4]  # as many as the length limit allows
     assert lengths[DECEIVING] == [6]
 
 
 @pytest.mark.parametrize("end", ["length", "stop"])
-def test_nothing_comes_behind_the_end_in_the_middle_of_a_draft(end: str) -> None:
+def test_no_token_follows_an_end_in_the_middle_of_a_draft(end: str) -> None:
     message = add("a", [CUE], max_tokens=9 if end == "length" else 30, stop_token_ids=() if end == "length" else (9,))
     rig = drafting(BROKEN if end == "stop" else PERIODIC)
     rig.run(message)
@@ -89,7 +89,7 @@ def test_nothing_comes_behind_the_end_in_the_middle_of_a_draft(end: str) -> None
     assert any(map(num_guesses, rig.plans))
 
 
-def test_an_abort_ends_a_draft_under_way() -> None:
+def test_abort_ends_a_draft_in_flight() -> None:
     rig = drafting(PERIODIC, depth=1)
     rig.send(add("a", [CUE], max_tokens=30), add("b", [3, CUE], max_tokens=30))
     while not (rig.plans and num_guesses(rig.plans[-1])):
@@ -101,7 +101,7 @@ def test_an_abort_ends_a_draft_under_way() -> None:
 
 
 @pytest.mark.parametrize("options", [{"presence_penalty": 1.0}, {"min_tokens": 3}, {"logit_bias": {5: 1.0}}])
-def test_who_leaves_account_of_its_tokens_on_the_device_gets_no_drafts(options: dict[str, Any]) -> None:
+def test_request_with_sampler_state_gets_no_drafts(options: dict[str, Any]) -> None:
     rig = drafting(PERIODIC)
     rig.run(add("a", [CUE], max_tokens=20, **options))
     assert not any(map(num_guesses, rig.plans))
@@ -119,7 +119,7 @@ def test_there_are_no_drafts_while_more_than_half_of_the_rows_are_taken() -> Non
 
 
 def test_a_draft_takes_no_page_from_others() -> None:
-    """Two requests fill the pool to its last page: nobody is preempted for a guess."""
+    """Two requests fill the pool to its last page: no request is preempted for a draft."""
     messages = [add(name, [first, CUE], max_tokens=30) for name, first in (("a", 20), ("b", 21))]
     rig = drafting(PERIODIC, num_blocks=17, block_size=4)
     rig.run(*messages)
@@ -142,7 +142,7 @@ def test_a_prediction_is_a_draft_from_the_first_token_on() -> None:
 
 
 def test_log_probabilities_belong_to_the_tokens_of_a_draft() -> None:
-    """The fake's alternatives are the token and those behind it."""
+    """The alternatives of the fake executor are the token and its successors."""
     rig = drafting(PERIODIC)
     rig.send(add("a", [CUE], max_tokens=20, num_top_logprobs=2))
     told = []

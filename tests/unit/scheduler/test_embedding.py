@@ -1,4 +1,4 @@
-"""Which texts go into a step, with made-up results."""
+"""The embedding scheduler: texts per step, order, ends, with made-up results."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_lower_priority_value_goes_first_and_rows_are_bounded() -> None:
     assert scheduled(texts).request_ids == ("late",)
 
 
-def test_each_text_gets_its_own_vector_and_is_over() -> None:
+def test_each_text_gets_its_own_vector_and_ends() -> None:
     texts = scheduler()
     add(texts, "a", 2)
     add(texts, "b", 3)
@@ -73,7 +73,7 @@ def test_each_text_gets_its_own_vector_and_is_over() -> None:
     assert texts.take_stats().prompt_tokens == 0, "counted once"
 
 
-def test_a_failed_step_ends_its_texts_and_those_behind_it_on_the_device() -> None:
+def test_a_failed_step_ends_its_texts_and_those_of_later_steps() -> None:
     texts = scheduler(max_num_seqs=1)
     for name in "abc":
         add(texts, name, 1)
@@ -83,7 +83,7 @@ def test_a_failed_step_ends_its_texts_and_those_behind_it_on_the_device() -> Non
     assert scheduled(texts).request_ids == ("c",)
 
 
-def test_the_queue_is_bounded_and_names_are_unique() -> None:
+def test_the_queue_is_bounded_and_ids_are_unique() -> None:
     texts = scheduler(max_num_seqs=1, max_queued_requests=1)
     add(texts, "a", 1)
     twice = texts.add(AddRequest(RequestId("a"), [1], EngineSamplingParams()))
@@ -96,7 +96,7 @@ def test_the_queue_is_bounded_and_names_are_unique() -> None:
 
 
 @pytest.mark.parametrize("tokens", [[], [100], [-1], [7] * 17])
-def test_what_can_never_be_embedded_is_refused(tokens: list[int]) -> None:
+def test_invalid_text_is_rejected(tokens: list[int]) -> None:
     assert scheduler().add(AddRequest(RequestId("a"), tokens, EngineSamplingParams())) is not None
 
 

@@ -1,4 +1,4 @@
-"""The fake notices what it is there to notice."""
+"""The fake executor raises for invalid plans and pages."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_two_writes_to_one_slot_raise() -> None:
         rig.executor.submit(dataclasses.replace(plan, block_tables=tables)).result()
 
 
-def test_penalized_row_whose_tokens_nobody_counted_raises() -> None:
+def test_penalized_row_without_counted_tokens_raises() -> None:
     rig = Rig()
     rig.send(add("r", prompt(6), presence_penalty=1.0))
     plan = rig.scheduler.schedule()
@@ -84,13 +84,13 @@ def test_penalized_row_whose_tokens_nobody_counted_raises() -> None:
         ({"kind": "decode"}, "no decode step"),
     ],
 )
-def test_plan_without_a_program_is_refused(change: dict[str, object], text: str) -> None:
+def test_plan_without_a_program_is_rejected(change: dict[str, object], text: str) -> None:
     rig = Rig()
     with pytest.raises(ValueError, match=text):
         rig.executor.submit(dataclasses.replace(planned(rig), **change))  # type: ignore[arg-type]
 
 
-def test_step_fails_when_told() -> None:
+def test_chosen_step_fails() -> None:
     rig = Rig(fail_at_steps=frozenset({1}))
     rig.send(add("r", prompt(6)))
     rig.step()

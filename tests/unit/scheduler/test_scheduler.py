@@ -52,7 +52,7 @@ def test_slot_of_a_preempted_request_is_initialised_again_with_all_its_tokens() 
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_equal_prompts_are_computed_once(depth: int) -> None:
-    """As the choices of `n` have them: the others start when the first one's pages are there."""
+    """The choices of `n` have equal prompts: the others start when the pages of the first are published."""
     rig = Rig(num_blocks=65, max_num_batched_tokens=16, depth=depth)
     messages = [add(f"r{i}", prompt(42), max_tokens=4, temperature=1.0, seed=i) for i in range(5)]
     assert rig.run(*messages) == {message.request_id: expected(message) for message in messages}
@@ -61,7 +61,7 @@ def test_equal_prompts_are_computed_once(depth: int) -> None:
     assert num_prefilled == 32, "the first two chunks of one prompt; every other step samples for all of its rows"
 
 
-def test_nobody_waits_for_a_prompt_that_only_starts_alike() -> None:
+def test_no_request_waits_for_a_prompt_with_a_different_end() -> None:
     rig = Rig(max_num_batched_tokens=64)
     rig.send(
         add("one", prompt(12)),
@@ -93,7 +93,7 @@ def test_mixed_step_puts_decode_rows_first_then_chunks() -> None:
     assert rig.plans[-1].is_sampling.tolist() == [True, True, True]
 
 
-def test_plan_holds_the_state_of_each_row() -> None:
+def test_plan_has_the_state_of_each_row() -> None:
     rig = Rig(max_num_batched_tokens=8)
     message = add("r", prompt(11), max_tokens=2, temperature=0.5, seed=7, top_k=3)
     rig.send(message)
@@ -117,7 +117,7 @@ def test_any_chunk_size_gives_the_tokens_of_one_shot(chunk: int) -> None:
     assert Rig(max_num_seqs=2, max_num_batched_tokens=chunk).run(message) == {"r": expected(message)}
 
 
-def test_batch_gives_the_tokens_of_each_request_alone() -> None:
+def test_batch_gives_the_tokens_of_single_requests() -> None:
     messages = [
         add(f"r{i}", prompt(1 + 3 * i, i + 3), max_tokens=1 + i, temperature=i % 2, seed=i, num_top_logprobs=i % 3)
         for i in range(16)
@@ -125,7 +125,7 @@ def test_batch_gives_the_tokens_of_each_request_alone() -> None:
     assert Rig().run(*messages) == {message.request_id: expected(message) for message in messages}
 
 
-def test_running_requests_never_stand_still_behind_a_long_prompt() -> None:
+def test_running_requests_move_every_step_beside_a_long_prompt() -> None:
     rig = Rig()
     rig.send(add("decoding", prompt(3), max_tokens=20))
     rig.step()
@@ -209,7 +209,7 @@ def test_buffer_of_tokens_grows_past_its_first_size() -> None:
 
 
 @pytest.mark.parametrize(("wanted", "most"), [([None, None], NO_LOGPROBS), ([None, 0], 0), ([3, 0], 3)])
-def test_plan_asks_for_as_many_logprobs_as_the_most_wanting_row(wanted: list[int | None], most: int) -> None:
+def test_plan_asks_for_the_largest_number_of_logprobs_of_a_row(wanted: list[int | None], most: int) -> None:
     rig = Rig()
     rig.send(*(add(str(i), prompt(3, i), num_top_logprobs=number) for i, number in enumerate(wanted)))
     plan = rig.scheduler.schedule()
@@ -275,7 +275,7 @@ def test_waiting_request_asks_the_cache_when_it_starts() -> None:
     assert rig.tokens["second"] == expected(messages[1])
 
 
-def test_salts_keep_caches_apart() -> None:
+def test_requests_with_different_salts_share_no_pages() -> None:
     rig = Rig()
     rig.run(add("a", prompt(12), salt="a"))
     rig.run(add("b", prompt(12), salt="b"))
@@ -310,7 +310,7 @@ def test_preempted_request_recomputes_same_tokens(enable_prefix_caching: bool) -
     assert stats.num_preemptions > 0
     assert order == ["r0", "r1", "r2"]
     assert (stats.prompt_tokens, stats.generation_tokens) == (18, 72)
-    # Its own pages, found again, are no prefix hits.
+    # Its own pages, found again, do not count as prefix hits.
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (18, 0)
     assert {end.num_cached_tokens for end in rig.ends.values()} == {0}
     assert rig.ends["r0"].num_preemptions == 0, "the first in rank is never preempted"
@@ -335,7 +335,7 @@ def test_queue_seconds_stay_when_a_request_is_preempted() -> None:
     assert {end.queue_seconds for end in rig.ends.values()} == {0.0}
 
 
-def test_a_request_that_ends_without_a_token_still_says_how_often_it_was_preempted() -> None:
+def test_end_without_a_token_reports_preemptions() -> None:
     rig = Rig(num_blocks=8)
     rig.send(add("old", prompt(10), max_tokens=16), add("young", prompt(10, 5), max_tokens=8))
     while len(rig.rows(rig.step())) == 2:
@@ -344,7 +344,7 @@ def test_a_request_that_ends_without_a_token_still_says_how_often_it_was_preempt
     assert (end.num_preemptions, end.queue_seconds) == (1, 0.0)
 
 
-def test_youngest_is_preempted_and_goes_on_before_newer_requests() -> None:
+def test_youngest_is_preempted_and_continues_before_newer_requests() -> None:
     rig = Rig(num_blocks=8)
     rig.send(add("old", prompt(10), max_tokens=16), add("young", prompt(10, 5), max_tokens=8))
     while len(rig.rows(rig.step())) == 2:
@@ -360,7 +360,7 @@ def test_youngest_is_preempted_and_goes_on_before_newer_requests() -> None:
     assert 0 == first_row["old"] < first_row["young"] <= first_row["new"]
 
 
-def test_preempted_request_comes_back_in_a_later_step_even_if_it_would_fit_at_once() -> None:
+def test_preempted_request_restarts_in_a_later_step_even_if_it_would_fit_at_once() -> None:
     """Twins compute equal pages side by side; after preemption the younger one can share those of the older."""
     rig = Rig(num_blocks=8)
     old, young = add("old", prompt(4), max_tokens=16), add("young", prompt(4), max_tokens=16)
@@ -373,7 +373,7 @@ def test_preempted_request_comes_back_in_a_later_step_even_if_it_would_fit_at_on
     assert rig.tokens == {"old": expected(old), "young": expected(young)}
 
 
-def test_newcomer_leaves_a_spare_page_for_each_running_request() -> None:
+def test_new_request_leaves_a_spare_page_for_each_running_request() -> None:
     rig = Rig(num_blocks=6)
     rig.send(add("old", prompt(8), max_tokens=4), add("new", prompt(12, 9), max_tokens=2))
     for _ in range(4):
@@ -390,7 +390,7 @@ def test_preemption_hits_the_lowest_priority_even_if_it_came_first() -> None:
     assert rig.scheduler.take_stats().num_preemptions > 0
 
 
-def test_limits_are_those_of_the_buckets_where_the_settings_name_none() -> None:
+def test_limits_are_those_of_the_buckets_without_smaller_settings() -> None:
     rig = Rig(max_num_seqs=None, max_num_batched_tokens=None, buckets=Buckets((1, 2, 4), (4, 16), 4))
     rig.send(*[add(f"r{i}", prompt(2, i + 3), max_tokens=3) for i in range(5)], add("long", prompt(40, 9)))
     assert rig.rows(rig.step()) == {f"r{i}": 2 for i in range(4)}
@@ -412,8 +412,8 @@ def test_abort_frees_every_page_at_once_waiting_or_running() -> None:
     assert rig.step() is None
 
 
-def test_a_request_that_ends_is_found_without_looking_at_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred thousand may wait: who takes their prompts back must not hold up the engine for minutes."""
+def test_removing_a_request_does_not_scan_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred thousand requests may wait: aborting them must not block the engine for minutes."""
     compared: list[object] = []
     monkeypatch.setattr(Request, "__eq__", lambda self, other: compared.append(other) or self is other, raising=False)
     rig = Rig(max_num_seqs=4)
@@ -426,7 +426,7 @@ def test_a_request_that_ends_is_found_without_looking_at_those_before_it(monkeyp
     assert compared == []
 
 
-def test_pages_of_a_request_aborted_in_flight_are_free_when_its_step_is_over() -> None:
+def test_pages_of_a_request_aborted_in_flight_are_free_when_its_step_is_done() -> None:
     rig = Rig()
     rig.send(add("r", prompt(7)), add("other", prompt(3, 9), max_tokens=2))
     plan = rig.scheduler.schedule()
@@ -481,7 +481,7 @@ def test_plans_are_answered_in_their_order() -> None:
         rig.scheduler.fail(first, ERROR)
 
 
-def test_abort_all_ends_everything_with_the_fault() -> None:
+def test_abort_all_ends_every_request_with_the_error() -> None:
     rig = Rig(max_num_seqs=1)
     rig.send(add("a", prompt(3)), add("b", prompt(3, 9)))
     rig.step()

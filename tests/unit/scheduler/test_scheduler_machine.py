@@ -1,7 +1,7 @@
 """Random sequences of operations on a scheduler with a tiny pool, against its invariants.
 
 The pool is so small that preemption, eviction and refused starts happen all the time; prompts come from
-so few tokens that prefix hits happen too. Up to three steps are in flight, some of them bursts or with drafts. Every
+so few tokens that prefix hits happen too. Up to three steps are in flight, some of them multi-step or with drafts. Every
 finished request is compared with the direct evaluation of the fake model.
 """
 
@@ -22,7 +22,7 @@ from tests.engine.rig import Rig, add, expected, expected_scores
 
 MAX_MODEL_LEN = 40
 SCRIPT = Script(cue=11, token_ids=(5, 6, 7, 5, 6, 7, 5, 6, 8, 9, 5, 6, 8, 9, 5, 6, 7, 2, 5, 6, 8, 9, 9, 9))
-"""Repeats itself, so that drafts are right, and deceives; half of the prompts have the cue."""
+"""A text that repeats itself, so that some drafts are right; half of the prompts have its cue."""
 ERROR = ErrorInfo("InternalError", "broken")
 
 
@@ -39,7 +39,7 @@ REQUESTS = st.fixed_dictionaries(
         "salt": st.sampled_from([None, None, "a"]),
     }
 )
-"""Half of the prompts start alike."""
+"""A common prefix of half of the prompts."""
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -164,7 +164,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 del self.messages[output.request_id]
 
     def check_prefix_of_expected(self, request_id: RequestId) -> None:
-        """Nothing comes after the end."""
+        """No output follows a terminal one."""
         assert self.rig.ends[request_id].token_ids == []
 
     @invariant()
@@ -193,7 +193,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return {*self.rig.scheduler.running, *self.rig.scheduler.in_flight}
 
     def teardown(self) -> None:
-        """Whatever is left finishes, and the pool is whole again."""
+        """All remaining requests finish, and all pages are free again."""
         if not hasattr(self, "rig"):
             return
         self.rig.finish(max_steps=3000)

@@ -1,4 +1,4 @@
-"""What the scheduler may do before it has read the results of earlier steps, and what a burst is allowed to be."""
+"""Steps in flight and multi-step decode: plans made before earlier results are read."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def test_tokens_are_the_same_however_steps_overlap(depth: int, max_decode_steps:
 
 
 def in_flight(rig: Rig) -> StepPlan:
-    """One more step under way."""
+    """Submit one more step."""
     plan = rig.scheduler.schedule()
     assert plan is not None
     rig.pending.append((plan, rig.executor.submit(plan)))
     return plan
 
 
-def test_next_plan_takes_up_the_token_that_nobody_has_read() -> None:
+def test_next_plan_continues_from_the_unread_token() -> None:
     rig = Rig()
     rig.send(add("r", prompt(3), max_tokens=9))
     first, second = in_flight(rig), in_flight(rig)
@@ -69,7 +69,7 @@ def test_request_that_ends_by_its_length_is_not_planned_past_its_end() -> None:
     assert rows.count(RequestId("r")) == 4
 
 
-def test_request_that_ends_by_a_token_costs_one_row_more_whose_result_is_dropped() -> None:
+def test_request_that_ends_by_a_token_costs_one_more_row_whose_result_is_dropped() -> None:
     message = add("r", prompt(4), max_tokens=60)
     tokens = expected(message)
     stopped = add("r", prompt(4), max_tokens=60, stop_token_ids=(tokens[7],))
@@ -94,7 +94,7 @@ def test_pages_of_a_finished_request_are_kept_while_a_step_may_write_them() -> N
     assert not rig.scheduler.has_work
 
 
-def test_slot_is_free_for_another_request_before_the_old_ones_last_step_is_over() -> None:
+def test_slot_is_free_for_another_request_before_the_old_ones_last_step_is_done() -> None:
     message = add("old", prompt(4), max_tokens=60)
     new = add("new", prompt(9, 5), max_tokens=6)
     rig = Rig(max_num_seqs=1, depth=1)
@@ -107,7 +107,7 @@ def test_slot_is_free_for_another_request_before_the_old_ones_last_step_is_over(
     assert rig.tokens["new"] == expected(new)
 
 
-def test_nobody_is_preempted_while_a_step_is_in_flight() -> None:
+def test_no_request_is_preempted_while_a_step_is_in_flight() -> None:
     rig = Rig(num_blocks=8)
     old, young = add("old", prompt(10), max_tokens=16), add("young", prompt(10, 5), max_tokens=8)
     rig.send(old, young)
@@ -123,7 +123,7 @@ def test_nobody_is_preempted_while_a_step_is_in_flight() -> None:
     assert rig.tokens == {"old": expected(old), "young": expected(young)}
 
 
-def test_prefix_is_shared_only_when_the_step_that_computes_it_is_over() -> None:
+def test_prefix_is_shared_only_when_the_step_that_computes_it_is_done() -> None:
     rig = Rig(max_num_batched_tokens=64)
     rig.send(add("first", prompt(12), max_tokens=5))
     in_flight(rig)
@@ -144,7 +144,7 @@ def test_chunk_in_flight_is_not_published() -> None:
     rig.finish()
 
 
-def test_failed_step_ends_what_is_in_flight_behind_it_too() -> None:
+def test_failed_step_ends_later_steps_in_flight_too() -> None:
     rig = Rig(max_num_seqs=2)
     waiting = add("waiting", prompt(5, 9), max_tokens=4)
     rig.send(add("a", prompt(3), max_tokens=9))
@@ -160,7 +160,7 @@ def test_failed_step_ends_what_is_in_flight_behind_it_too() -> None:
     assert rig.tokens["waiting"] == expected(waiting)
 
 
-def test_device_that_ends_a_request_the_host_goes_on_with_is_noticed() -> None:
+def test_end_on_the_device_only_raises() -> None:
     rig = Rig()
     rig.send(add("r", prompt(3), max_tokens=9))
     plan = rig.scheduler.schedule()
@@ -174,7 +174,7 @@ def test_device_that_ends_a_request_the_host_goes_on_with_is_noticed() -> None:
 # --- stops on the device --------------------------------------------------------------------------------
 
 
-def test_device_is_told_what_ends_a_request() -> None:
+def test_plan_has_the_ids_that_end_a_request() -> None:
     rig = Rig()
     rig.send(
         add("plain", prompt(2), max_tokens=5, ignore_eos=False),
@@ -191,7 +191,7 @@ def test_device_is_told_what_ends_a_request() -> None:
     assert plan.length_limits.tolist() == [7, 9, 11]
 
 
-def test_stop_id_that_the_device_has_no_room_for_still_ends_the_request() -> None:
+def test_stop_id_beyond_those_of_the_device_still_ends_the_request() -> None:
     tokens = expected(add("r", prompt(4), max_tokens=30))
     others = [token for token in range(101) if token not in tokens][: MAX_STOP_TOKENS + 2]
     message = add("r", prompt(4), max_tokens=30, stop_token_ids=(*others, tokens[9]))
@@ -201,14 +201,14 @@ def test_stop_id_that_the_device_has_no_room_for_still_ends_the_request() -> Non
     assert (rig.ends["r"].finish_reason, rig.ends["r"].stop_token_id) == ("stop", tokens[9])
 
 
-# --- bursts ---------------------------------------------------------------------------------------------
+# --- multi-step decode ----------------------------------------------------------------------------------
 
 
 def lengths(rig: Rig) -> list[int]:
     return [plan.num_steps for plan in rig.plans]
 
 
-def test_burst_covers_many_tokens_in_one_call_and_one_message() -> None:
+def test_multi_step_decode_needs_one_call_and_one_message_for_many_tokens() -> None:
     message = add("r", prompt(4), max_tokens=18, num_top_logprobs=0)
     rig = Rig(max_decode_steps=8)
     rig.send(message)
@@ -226,13 +226,13 @@ def test_burst_covers_many_tokens_in_one_call_and_one_message() -> None:
     assert [entry.logprob for entry in output.logprobs] == [-1.0] * 8
 
 
-def test_burst_never_passes_the_shortest_requests_end() -> None:
+def test_multi_step_decode_never_passes_the_shortest_requests_end() -> None:
     rig = Rig(max_decode_steps=8)
     rig.run(add("short", prompt(4), max_tokens=7), add("long", prompt(4, 9), max_tokens=17))
     assert lengths(rig) == [1, 1, 5, 1, 8, 1]
 
 
-def test_burst_ends_when_any_request_ends_and_the_others_go_on() -> None:
+def test_multi_step_decode_ends_when_any_request_ends_and_the_others_continue() -> None:
     tokens = expected(add("stops", prompt(4), max_tokens=40))
     rig = Rig(max_decode_steps=8)
     stops = add("stops", prompt(4), max_tokens=40, stop_token_ids=(tokens[4],))
@@ -245,7 +245,7 @@ def test_burst_ends_when_any_request_ends_and_the_others_go_on() -> None:
     assert rig.tokens["goes on"] == expected(goes_on)
 
 
-def test_nothing_is_planned_behind_a_burst() -> None:
+def test_no_step_is_planned_before_a_multi_step_call_is_read() -> None:
     rig = Rig(max_decode_steps=8)
     rig.send(add("r", prompt(4), max_tokens=40))
     rig.step(), rig.step()
@@ -254,7 +254,7 @@ def test_nothing_is_planned_behind_a_burst() -> None:
     rig.finish()
 
 
-def test_newcomer_waits_for_one_burst_at_most() -> None:
+def test_new_request_waits_for_one_multi_step_call_at_most() -> None:
     rig = Rig(max_decode_steps=8, depth=1)
     rig.send(add("old", prompt(4), max_tokens=100))
     while not rig.pending or rig.pending[-1][0].num_steps == 1:
@@ -269,7 +269,7 @@ def test_newcomer_waits_for_one_burst_at_most() -> None:
     rig.finish()
 
 
-def test_no_burst_while_anybody_waits_or_prefills() -> None:
+def test_single_steps_while_a_request_waits_or_prefills() -> None:
     rig = Rig(max_decode_steps=8, max_num_seqs=1)
     rig.send(add("runs", prompt(4), max_tokens=20), add("waits", prompt(40, 9), max_tokens=20))
     while "runs" not in rig.ends:
@@ -279,13 +279,13 @@ def test_no_burst_while_anybody_waits_or_prefills() -> None:
     assert max(lengths(rig)) == 8
 
 
-def test_no_burst_for_alternatives_of_tokens() -> None:
+def test_single_steps_for_alternatives_of_tokens() -> None:
     rig = Rig(max_decode_steps=8)
     rig.run(add("r", prompt(4), max_tokens=20, num_top_logprobs=3))
     assert max(lengths(rig)) == 1
 
 
-def test_no_burst_when_the_pool_has_no_pages_for_it() -> None:
+def test_single_steps_when_the_pool_has_no_pages_for_more() -> None:
     rig = Rig(max_decode_steps=8, num_blocks=6)
     rig.send(add("r", prompt(16), max_tokens=4))
     rig.step(), rig.step()
@@ -297,7 +297,7 @@ def test_no_burst_when_the_pool_has_no_pages_for_it() -> None:
 
 
 @pytest.mark.parametrize(("device_seconds", "longest"), [(0.0, 8), (0.011, 4), (0.06, 1)])
-def test_burst_lasts_no_longer_than_it_may(device_seconds: float, longest: int) -> None:
+def test_multi_step_call_lasts_no_longer_than_the_limit(device_seconds: float, longest: int) -> None:
     rig = Rig(max_decode_steps=8, max_burst_ms=50.0)
     message = add("r", prompt(4), max_tokens=40)
     rig.send(message)
@@ -312,7 +312,7 @@ def test_burst_lasts_no_longer_than_it_may(device_seconds: float, longest: int) 
     assert max(lengths(rig)) == longest
 
 
-def test_bursts_can_be_switched_off() -> None:
+def test_multi_step_decode_can_be_switched_off() -> None:
     rig = Rig(max_decode_steps=8, max_burst_ms=0.0)
     rig.run(add("r", prompt(4), max_tokens=20))
     assert max(lengths(rig)) == 1

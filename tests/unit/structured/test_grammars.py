@@ -1,4 +1,4 @@
-"""From a request's grammar to masks: what is allowed where, and what is refused."""
+"""A request's grammar as masks: the allowed tokens, and grammars that are rejected."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
 
 
 def accepts(vocabulary: LLTokenizer, tokenizer: Tokenizer, grammar: Grammar, *reply: str | int) -> bool:
-    """Whether texts and control tokens are a whole reply."""
+    """Return True if texts and control tokens are a whole reply."""
     matcher = new_matcher(grammar, vocabulary, CONFIG)
     parts = [[part] if isinstance(part, int) else Vocabulary(tokenizer)(part.encode()) for part in reply]
     ids = [token for part in parts for token in part]
@@ -46,7 +46,7 @@ def accepts(vocabulary: LLTokenizer, tokenizer: Tokenizer, grammar: Grammar, *re
 
 
 @pytest.mark.parametrize("text", ["a b", " a", "été <0x41>", '{"a":1}', "<|im_end|>x", "𝄞\n"])
-def test_forced_text_becomes_tokens_of_exactly_these_bytes(tokenizer: Tokenizer, text: str) -> None:
+def test_jump_forward_text_becomes_tokens_of_exactly_these_bytes(tokenizer: Tokenizer, text: str) -> None:
     vocabulary = Vocabulary(tokenizer)
     ids = vocabulary(text.encode())
     assert b"".join(tokenizer.token_bytes(token) for token in ids) == text.encode()
@@ -65,7 +65,7 @@ def test_forced_text_becomes_tokens_of_exactly_these_bytes(tokenizer: Tokenizer,
         ("hm</think>yes", False, False),
     ],
 )
-def test_grammar_begins_behind_the_thinking(
+def test_grammar_begins_after_the_thinking(
     vocabulary: LLTokenizer, tokenizer: Tokenizer, text: str, is_open: bool, fits: bool
 ) -> None:
     grammar = Grammar("regex", "yes|no", Thinking(("<think>",), ("</think>",), is_open))
@@ -181,7 +181,7 @@ def test_json_is_compact(
         Grammar("lark", "start: nobody"),
     ],
 )
-def test_what_is_not_enforced_whole_is_refused(vocabulary: LLTokenizer, grammar: Grammar) -> None:
+def test_grammar_that_cannot_be_enforced_is_rejected(vocabulary: LLTokenizer, grammar: Grammar) -> None:
     assert check_grammar(grammar, vocabulary, CONFIG)
     assert check_grammar(YES, vocabulary, CONFIG) is None
 
@@ -199,7 +199,7 @@ def follow(
 def test_masks_have_the_width_of_the_models_vocabulary(
     vocabulary: LLTokenizer, tokenizer: Tokenizer, more: int
 ) -> None:
-    """Which may have more rows than the tokenizer has tokens."""
+    """The model's vocabulary may have more rows than the tokenizer has tokens."""
     vocab_size = tokenizer.max_token_id + 1 + more
     masks, state = follow(vocabulary, vocab_size, [])
     expected = [i for i in range(vocab_size) if b"yes".startswith(tokenizer.token_bytes(i) or b"?")]
@@ -214,7 +214,7 @@ def test_masks_have_the_width_of_the_models_vocabulary(
 
 
 class Counted:
-    """A matcher that is missed when it goes."""
+    """A matcher that supports weak references."""
 
     living: ClassVar[weakref.WeakSet[Counted]] = weakref.WeakSet()
 
@@ -258,7 +258,7 @@ def test_a_token_that_does_not_fit_ends_the_request_and_not_the_engine(
 
 
 def test_a_vocabulary_that_cannot_be_read_ends_the_request(tokenizer: Tokenizer) -> None:
-    """It must not run on without its grammar."""
+    """The request must not continue without its grammar."""
 
     def broken() -> LLTokenizer:
         raise OSError("the file is gone")
@@ -271,7 +271,7 @@ def test_a_vocabulary_that_cannot_be_read_ends_the_request(tokenizer: Tokenizer)
 
 
 @pytest.mark.parametrize("jump_forward", [True, False])
-def test_text_without_choice_is_forced(vocabulary: LLTokenizer, tokenizer: Tokenizer, jump_forward: bool) -> None:
+def test_text_without_choice_is_jumped_over(vocabulary: LLTokenizer, tokenizer: Tokenizer, jump_forward: bool) -> None:
     grammar = Grammar("regex", "(a|b) very long word [0-9]")
     masks, state = follow(vocabulary, tokenizer.max_token_id + 1, [], grammar, jump_forward=jump_forward)
     state.advance(Vocabulary(tokenizer)(b"a")[0])
@@ -283,7 +283,7 @@ def test_text_without_choice_is_forced(vocabulary: LLTokenizer, tokenizer: Token
         assert len(forced) >= len(b" very long word")
     else:
         assert forced == b""
-    for token in Vocabulary(tokenizer)(b" very long word 7"[len(forced) :]):  # the mask is for what comes behind
+    for token in Vocabulary(tokenizer)(b" very long word 7"[len(forced) :]):  # the mask is for the next token
         state.advance(token)
         state.wait(60)
         state.take_jump_forward()
