@@ -39,15 +39,17 @@ class RequestTiming(msgspec.Struct):
 
     queue_seconds: Annotated[
         float | None,
-        Meta(description="From the engine's hearing of the request to the first step that computed any of it."),
+        Meta(description="Time from the request's arrival in the engine to its first step."),
     ] = None
     time_to_first_token_seconds: Annotated[
-        float | None, Meta(description="From the moment at which the prompt was ready as tokens.")
+        float | None, Meta(description="Time from the tokenized prompt to the first token.")
     ] = None
-    total_seconds: Annotated[float, Meta(description="From the same moment to the end.")] = 0.0
+    total_seconds: Annotated[float, Meta(description="Time from the tokenized prompt to the end.")] = 0.0
     tokens_per_second: Annotated[
         float | None,
-        Meta(description="Tokens after the first, by the time between the first and the last; null for one token."),
+        Meta(
+            description="Tokens after the first one, divided by the time from the first to the last; null for one token."
+        ),
     ] = None
 
 

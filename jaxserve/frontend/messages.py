@@ -22,7 +22,7 @@ class ContentPart(msgspec.Struct, kw_only=True):
 class CalledFunction(msgspec.Struct, kw_only=True):
     name: str
     arguments: Annotated[
-        str | dict[str, Any], Meta(description="JSON, as it was in the reply; some clients send it decoded.")
+        str | dict[str, Any], Meta(description="JSON as in the reply; a decoded object is accepted as well.")
     ] = "{}"
 
 

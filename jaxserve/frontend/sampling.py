@@ -39,7 +39,7 @@ def _request_field(name: str) -> tuple[str, Any, None]:
     text, default = meta.description or "", DEFAULTS[name]
     if name in COLUMNS and isinstance(default, int | float):
         better = " or what the model recommends" if OPTIONS[name].is_recommended else ""
-        text = f"{text} Without it: {default}{better}."
+        text = f"{text} Default: {default}{better}."
     ranges = {} if bounds else {word: getattr(meta, limit) for word, limit in _SCHEMA_WORDS.items()}
     shown = Meta(
         description=text, extra_json_schema={word: limit for word, limit in ranges.items() if limit is not None}

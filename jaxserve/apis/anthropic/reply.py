@@ -47,11 +47,11 @@ class OutputTokensDetails(msgspec.Struct):
 class MessageUsage(msgspec.Struct):
     """Token counts."""
 
-    input_tokens: Annotated[int, Meta(description="Of the prompt, without those that were in the cache.")]
-    cache_read_input_tokens: Annotated[int, Meta(description="Of the prompt, those that were in the cache.")]
+    input_tokens: Annotated[int, Meta(description="Prompt tokens that were not cached.")]
+    cache_read_input_tokens: Annotated[int, Meta(description="Prompt tokens from the prefix cache.")]
     output_tokens: int
     output_tokens_details: OutputTokensDetails
-    cache_creation_input_tokens: Annotated[int, Meta(description="Nothing is paid for.")] = 0
+    cache_creation_input_tokens: Annotated[int, Meta(description="Always 0.")] = 0
 
 
 class Message(msgspec.Struct, kw_only=True):

@@ -26,7 +26,7 @@ class ThinkingInput(msgspec.Struct, kw_only=True, tag_field="type", tag="thinkin
     """Reasoning of an earlier reply; the chat template decides what of it is shown."""
 
     thinking: str
-    signature: Annotated[str | None, Meta(description="Not looked at.")] = None
+    signature: Annotated[str | None, Meta(description="Ignored.")] = None
 
 
 class ToolUseInput(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
@@ -42,9 +42,7 @@ class ToolResultInput(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_
 
     tool_use_id: str
     content: str | list[TextInput] | None = None
-    is_error: Annotated[
-        bool | None, Meta(description="Puts `Error: ` before the result: templates have no place of their own for it.")
-    ] = None
+    is_error: Annotated[bool | None, Meta(description="True: the prompt shows `Error: ` before the result.")] = None
 
 
 InputBlock = TextInput | ThinkingInput | ToolUseInput | ToolResultInput
@@ -60,13 +58,13 @@ class MessageInput(msgspec.Struct, kw_only=True):
 class ToolInput(msgspec.Struct, kw_only=True):
     """A function of the client's."""
 
-    type: Annotated[str | None, Meta(description="`custom`; tools that Anthropic runs are refused.")] = None
+    type: Annotated[str | None, Meta(description="`custom`; built-in tools of Anthropic are rejected.")] = None
     name: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
-    input_examples: Annotated[list[Any] | None, Meta(description="Refused: templates have no place for them.")] = None
-    defer_loading: Annotated[bool | None, Meta(description="Refused when true: there is no search for tools.")] = None
+    input_examples: Annotated[list[Any] | None, Meta(description="Rejected: chat templates cannot show them.")] = None
+    defer_loading: Annotated[bool | None, Meta(description="Rejected if true: tool search is not supported.")] = None
     allowed_callers: Annotated[list[str] | None, Meta(description="Only `direct`.")] = None
 
 
@@ -74,18 +72,18 @@ class ToolChoiceInput(msgspec.Struct, kw_only=True):
     """Whether and what the model calls."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: Annotated[str | None, Meta(description="The function, with the type `tool`.")] = None
-    disable_parallel_tool_use: Annotated[bool | None, Meta(description="One call at most.")] = None
+    name: Annotated[str | None, Meta(description="Name of the function, with the type `tool`.")] = None
+    disable_parallel_tool_use: Annotated[bool | None, Meta(description="True: at most one call.")] = None
 
 
 class ThinkingConfig(msgspec.Struct, kw_only=True):
     """Whether the model reasons before it answers; `adaptive` leaves it to the model and its template."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int | None, Meta(description="Reasoning is ended after so many tokens.")] = None
+    budget_tokens: Annotated[int | None, Meta(description="Number of tokens after which reasoning ends.")] = None
     display: Annotated[
         Literal["summarized", "omitted"] | None,
-        Meta(description="`omitted` leaves the thinking's text out of the reply. It is never summarized."),
+        Meta(description="`omitted` removes the text of the thinking from the reply. It is never summarised."),
     ] = None
 
 
@@ -101,7 +99,7 @@ class OutputConfig(msgspec.Struct, kw_only=True):
 
     effort: Annotated[
         Literal["low", "medium", "high", "xhigh", "max"] | None,
-        Meta(description="The template's `reasoning_effort`; `max` is told it as `xhigh`."),
+        Meta(description="The template's `reasoning_effort`; `max` becomes `xhigh`."),
     ] = None
     format: OutputFormat | None = None
 
@@ -112,25 +110,23 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     messages: Annotated[
         list[MessageInput],
         Bound("items", 1, "max_messages"),
-        Meta(description="The turns so far. An assistant's at the end is continued."),
+        Meta(description="Messages of the conversation so far. A final assistant message is continued."),
     ]
-    model: Annotated[str | None, Meta(description="A name that is served.")] = None
-    system: Annotated[str | list[TextInput] | None, Meta(description="The system's message.")] = None
+    model: Annotated[str | None, Meta(description="A served model name.")] = None
+    system: Annotated[str | list[TextInput] | None, Meta(description="System message.")] = None
     tools: Annotated[
         list[ToolInput] | None, Bound("items", 0, "max_tools"), Meta(description="Functions that the model may call.")
     ] = None
     tool_choice: Annotated[
         ToolChoiceInput | None,
-        Meta(
-            description="Whether and what it calls; `any` and `tool` force a call whose input obeys the tool's schema."
-        ),
+        Meta(description="Choice of tools; `any` and `tool` force a call with input that matches the tool's schema."),
     ] = None
     thinking: Annotated[
-        ThinkingConfig | None, Meta(description="Whether it reasons first. Without it the template decides.")
+        ThinkingConfig | None, Meta(description="Turns reasoning on or off. Default: the chat template decides.")
     ] = None
-    output_config: Annotated[OutputConfig | None, Meta(description="The form of the reply.")] = None
+    output_config: Annotated[OutputConfig | None, Meta(description="Response format.")] = None
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, Meta(description="Variables of the chat template; not Anthropic's.")
+        dict[str, Any] | None, Meta(description="Variables of the chat template; not part of Anthropic's API.")
     ] = None
 
 
@@ -140,35 +136,35 @@ class MessagesRequest(GenerationFields, kw_only=True):
     messages: Annotated[
         list[MessageInput],
         Bound("items", 1, "max_messages"),
-        Meta(description="The turns so far. An assistant's at the end is continued."),
+        Meta(description="Messages of the conversation so far. A final assistant message is continued."),
     ]
     max_tokens: Annotated[
         int,
         Bound("value", 0),
-        Meta(description="Fewer where the context ends before. 0: the prompt is computed, so that the cache has it."),
+        Meta(
+            description="Maximum number of tokens to generate, less if the context ends before. 0: only compute the prompt, for the prefix cache."
+        ),
     ]
-    system: Annotated[str | list[TextInput] | None, Meta(description="The system's message.")] = None
+    system: Annotated[str | list[TextInput] | None, Meta(description="System message.")] = None
     tools: Annotated[
         list[ToolInput] | None, Bound("items", 0, "max_tools"), Meta(description="Functions that the model may call.")
     ] = None
     tool_choice: Annotated[
         ToolChoiceInput | None,
-        Meta(
-            description="Whether and what it calls; `any` and `tool` force a call whose input obeys the tool's schema."
-        ),
+        Meta(description="Choice of tools; `any` and `tool` force a call with input that matches the tool's schema."),
     ] = None
     thinking: Annotated[
-        ThinkingConfig | None, Meta(description="Whether it reasons first. Without it the template decides.")
+        ThinkingConfig | None, Meta(description="Turns reasoning on or off. Default: the chat template decides.")
     ] = None
-    output_config: Annotated[OutputConfig | None, Meta(description="The form of the reply.")] = None
+    output_config: Annotated[OutputConfig | None, Meta(description="Response format.")] = None
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, Meta(description="Variables of the chat template; not Anthropic's.")
+        dict[str, Any] | None, Meta(description="Variables of the chat template; not part of Anthropic's API.")
     ] = None
     stop_sequences: Annotated[
         list[str] | None,
         Bound("items", 0, "max_stop_strings"),
         Bound("characters", 1, "max_stop_chars"),
-        Meta(description="Texts before which the reply ends, with those of `stop`."),
+        Meta(description="Texts that end the reply, which does not contain them; added to those of `stop`."),
     ] = None
 
 

@@ -35,22 +35,22 @@ class Prediction(msgspec.Struct, kw_only=True):
 
 
 class ChatRequest(CommonFields, kw_only=True):
-    messages: Annotated[list[ChatMessage], MESSAGES, Meta(description="The conversation so far.")]
-    max_tokens: Annotated[
-        int | None, Bound("value", 1), Meta(description="The older name of `max_completion_tokens`.")
-    ] = None
+    messages: Annotated[list[ChatMessage], MESSAGES, Meta(description="Messages of the conversation so far.")]
+    max_tokens: Annotated[int | None, Bound("value", 1), Meta(description="Older name of `max_completion_tokens`.")] = (
+        None
+    )
     max_completion_tokens: Annotated[
         int | None,
         Bound("value", 1),
         Meta(
-            description="Most tokens to generate, reasoning among them; goes before `max_tokens`. Without either: as many as fit."
+            description="Maximum number of tokens to generate, including reasoning; overrides `max_tokens`. Default: as many as fit the context."
         ),
     ] = None
-    logprobs: Annotated[bool | None, Meta(description="Log-probabilities of the reply's tokens.")] = None
+    logprobs: Annotated[bool | None, Meta(description="True: return log-probabilities of the reply's tokens.")] = None
     top_logprobs: Annotated[
         int | None,
         Bound("value", 0, "max_top_logprobs"),
-        Meta(description="Most likely tokens to tell in the place of each; only with `logprobs`."),
+        Meta(description="Number of most likely tokens to return at each position; only with `logprobs`."),
     ] = None
     tools: Annotated[
         list[ToolDefinition] | None,
@@ -60,35 +60,35 @@ class ChatRequest(CommonFields, kw_only=True):
     tool_choice: Annotated[
         str | dict[str, Any] | None,
         Meta(
-            description="`none`, `auto`, `required`, or an object that names a function; the last two force a call whose arguments obey the function's schema. Without it: `auto`."
+            description="`none`, `auto`, `required`, or an object that names a function; the last two force a call with arguments that match the function's schema. Default: `auto`."
         ),
     ] = None
-    parallel_tool_calls: Annotated[bool | None, Meta(description="False: at most one call in a reply.")] = None
+    parallel_tool_calls: Annotated[bool | None, Meta(description="False: a reply has at most one call.")] = None
     reasoning_effort: Annotated[
         ReasoningEffort | None,
-        Meta(description="Handed to the chat template, which must know it; `none` asks for no reasoning."),
+        Meta(description="Variable of the chat template, which must use it; `none` turns reasoning off."),
     ] = None
     thinking_token_budget: Annotated[
-        int | None, THINKING_BUDGET, Meta(description="Reasoning is ended after so many tokens.")
+        int | None, THINKING_BUDGET, Meta(description="Number of tokens after which reasoning ends.")
     ] = None
     include_reasoning: Annotated[
-        bool | None, Meta(description="False: reasoning is generated and counted, but not told.")
+        bool | None, Meta(description="False: reasoning is generated and counted, but not returned.")
     ] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, Meta(description="Further variables of the chat template.")
     ] = None
     add_generation_prompt: Annotated[
         bool | None,
-        Meta(description="Whether the prompt ends with the begin of an assistant's message. Without it: it does."),
+        Meta(description="False: the prompt does not open an assistant message. Default: true."),
     ] = None
     continue_final_message: Annotated[
-        bool | None, Meta(description="The reply continues the last message, which is the assistant's.")
+        bool | None, Meta(description="True: the reply continues the last message, which must be the assistant's.")
     ] = None
-    documents: Annotated[list[dict[str, Any]] | None, Meta(description="Handed to the chat template.")] = None
+    documents: Annotated[list[dict[str, Any]] | None, Meta(description="Documents for the chat template.")] = None
     prediction: Annotated[
         Prediction | None,
         Meta(
-            description="Drafts are taken from it where the server makes any (`--num-speculative-tokens`); the reply is the same."
+            description="Expected text of the reply: speculative decoding takes drafts from it (`--num-speculative-tokens`). The reply does not change."
         ),
     ] = None
 
@@ -107,13 +107,13 @@ def check_chat(request: ChatRequest, limits: LimitsConfig) -> None:
 class TopLogprob(msgspec.Struct):
     token: str
     logprob: float
-    bytes: Annotated[list[int], Meta(description="The token's bytes, exactly; its text may be half a character.")]
+    bytes: Annotated[list[int], Meta(description="Exact bytes of the token; its text may be half a character.")]
 
 
 class ContentLogprob(msgspec.Struct):
     token: str
     logprob: float
-    bytes: Annotated[list[int], Meta(description="The token's bytes, exactly; its text may be half a character.")]
+    bytes: Annotated[list[int], Meta(description="Exact bytes of the token; its text may be half a character.")]
     top_logprobs: list[TopLogprob]
 
 
@@ -128,7 +128,7 @@ class ReplyFunction(msgspec.Struct):
 
 
 class ReplyToolCall(msgspec.Struct, kw_only=True):
-    id: Annotated[str, Meta(description="To be repeated in the `tool_call_id` of the result.")]
+    id: Annotated[str, Meta(description="Id to repeat in the `tool_call_id` of the result.")]
     type: str = "function"
     function: ReplyFunction
 
@@ -137,15 +137,15 @@ class ReplyMessage(msgspec.Struct):
     role: str
     content: str | None
     refusal: None = None
-    reasoning: Annotated[str | msgspec.UnsetType, Meta(description="What the model thought, where it marks that.")] = (
+    reasoning: Annotated[
+        str | msgspec.UnsetType, Meta(description="Reasoning of the model, if its output format marks it.")
+    ] = msgspec.UNSET
+    reasoning_content: Annotated[str | msgspec.UnsetType, Meta(description="Older name of `reasoning`.")] = (
         msgspec.UNSET
     )
-    reasoning_content: Annotated[str | msgspec.UnsetType, Meta(description="The same under its older name.")] = (
-        msgspec.UNSET
-    )
-    tool_calls: Annotated[list[ReplyToolCall] | msgspec.UnsetType, Meta(description="Absent without calls.")] = (
-        msgspec.UNSET
-    )
+    tool_calls: Annotated[
+        list[ReplyToolCall] | msgspec.UnsetType, Meta(description="Tool calls; absent without calls.")
+    ] = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -162,14 +162,14 @@ class ChatChoice(msgspec.Struct):
 class ChatCompletion(msgspec.Struct, kw_only=True):
     id: str
     object: str = "chat.completion"
-    created: Annotated[int, Meta(description="Seconds since 1970.")]
+    created: Annotated[int, Meta(description="Unix time in seconds.")]
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    system_fingerprint: Annotated[str, Meta(description="Changes when weights, precision, mesh or versions do.")]
+    system_fingerprint: Annotated[str, Meta(description="Changes with weights, precision, mesh and versions.")]
     service_tier: None = None
     prompt_logprobs: Annotated[
-        list[dict[str, PromptLogprob] | None] | msgspec.UnsetType, Meta(description="Only when it was asked for.")
+        list[dict[str, PromptLogprob] | None] | msgspec.UnsetType, Meta(description="Only if requested.")
     ] = msgspec.UNSET
     metrics: Annotated[RequestTiming | msgspec.UnsetType, Meta(description="Only with `return_metrics`.")] = (
         msgspec.UNSET
@@ -194,7 +194,7 @@ class Delta(msgspec.Struct, omit_defaults=True):
     role: str | None = None
     content: str | None = None
     reasoning: str | None = None
-    reasoning_content: Annotated[str | None, Meta(description="The same under its older name.")] = None
+    reasoning_content: Annotated[str | None, Meta(description="Older name of `reasoning`.")] = None
     tool_calls: list[DeltaToolCall] | None = None
 
 
@@ -202,10 +202,10 @@ class ChatChunkChoice(msgspec.Struct):
     index: int
     delta: Delta
     logprobs: ChoiceLogprobs | None
-    finish_reason: Annotated[str | None, Meta(description="In the last chunk of the choice.")]
-    stop_reason: Annotated[str | int | msgspec.UnsetType | None, Meta(description="Only beside a finish_reason.")] = (
-        msgspec.UNSET
-    )
+    finish_reason: Annotated[str | None, Meta(description="Null until the last chunk of the choice.")]
+    stop_reason: Annotated[
+        str | int | msgspec.UnsetType | None, Meta(description="Only together with `finish_reason`.")
+    ] = msgspec.UNSET
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):
@@ -213,11 +213,11 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     object: str = "chat.completion.chunk"
     created: int
     model: str
-    choices: Annotated[list[ChatChunkChoice], Meta(description="One; none in the chunk of the usage.")]
+    choices: Annotated[list[ChatChunkChoice], Meta(description="One choice; none in the usage chunk.")]
     system_fingerprint: str
-    usage: Annotated[
-        Usage | msgspec.UnsetType | None, Meta(description="Absent unless `include_usage` asked for it.")
-    ] = msgspec.UNSET
+    usage: Annotated[Usage | msgspec.UnsetType | None, Meta(description="Absent without `include_usage`.")] = (
+        msgspec.UNSET
+    )
     metrics: Annotated[RequestTiming | msgspec.UnsetType, Meta(description="Only with `return_metrics`.")] = (
         msgspec.UNSET
     )

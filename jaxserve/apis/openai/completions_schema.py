@@ -27,21 +27,19 @@ class CompletionRequest(CommonFields, kw_only=True):
         int | None,
         Bound("value", 0, "max_top_logprobs"),
         Meta(
-            description="Log-probabilities of the text's tokens, and of so many most likely ones in the place of each."
+            description="Return log-probabilities of the text's tokens, and of this many most likely tokens at each position."
         ),
     ] = None
     echo: Annotated[
         bool | None,
-        Meta(
-            description="Whether the text begins with the prompt; with `logprobs`, so do they. Allows `max_tokens` 0."
-        ),
+        Meta(description="True: the text, and `logprobs` if requested, begin with the prompt. Allows `max_tokens` 0."),
     ] = None
-    best_of: Annotated[
-        int | None, Meta(description="Only as many as `n`: the server does not choose among candidates.")
-    ] = None
+    best_of: Annotated[int | None, Meta(description="Must equal `n`: the server does not choose among candidates.")] = (
+        None
+    )
     add_special_tokens: Annotated[
         bool | None,
-        Meta(description="Whether a prompt that is text gets the tokenizer's begin token. Without it: it does."),
+        Meta(description="False: a text prompt does not get the tokenizer's begin token. Default: true."),
     ] = None
 
     @property
@@ -70,7 +68,7 @@ class CompletionLogprobs(msgspec.Struct):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
-    text_offset: Annotated[list[int], Meta(description="Where each token's text begins, in characters.")]
+    text_offset: Annotated[list[int], Meta(description="Offset of each token's text, in characters.")]
 
 
 class CompletionChoice(msgspec.Struct):
@@ -82,7 +80,7 @@ class CompletionChoice(msgspec.Struct):
         str | int | None, Meta(description="The stop string or token id that ended the text; null for its natural end.")
     ] = None
     prompt_logprobs: Annotated[
-        list[dict[str, PromptLogprob] | None] | msgspec.UnsetType, Meta(description="Only when it was asked for.")
+        list[dict[str, PromptLogprob] | None] | msgspec.UnsetType, Meta(description="Only if requested.")
     ] = msgspec.UNSET
 
 
@@ -91,13 +89,13 @@ class Completion(msgspec.Struct, kw_only=True):
 
     id: str
     object: str = "text_completion"
-    created: Annotated[int, Meta(description="Seconds since 1970.")]
+    created: Annotated[int, Meta(description="Unix time in seconds.")]
     model: str
     choices: list[CompletionChoice]
-    system_fingerprint: Annotated[str, Meta(description="Changes when weights, precision, mesh or versions do.")]
+    system_fingerprint: Annotated[str, Meta(description="Changes with weights, precision, mesh and versions.")]
     usage: Annotated[
         Usage | msgspec.UnsetType | None,
-        Meta(description="In the chunks of a stream only where `include_usage` asked for it."),
+        Meta(description="In chunks of a stream only with `include_usage`."),
     ] = msgspec.UNSET
     metrics: Annotated[RequestTiming | msgspec.UnsetType, Meta(description="Only with `return_metrics`.")] = (
         msgspec.UNSET

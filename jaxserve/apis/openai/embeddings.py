@@ -33,24 +33,22 @@ EncodingFormat = Literal["float", "base64"]
 class InputFields(msgspec.Struct, kw_only=True):
     """What is done with each text before the model sees it."""
 
-    model: Annotated[
-        str | None, Meta(description="One of the names of /v1/models; the first of them if it is not given.")
-    ] = None
+    model: Annotated[str | None, Meta(description="A name from /v1/models. Default: the first one.")] = None
     truncate_prompt_tokens: Annotated[
         int | None,
         Meta(
-            description="Cut texts down to so many tokens, special ones included, from their ends; -1: to what the model takes."
+            description="Truncate texts at their ends to this many tokens, special tokens included; -1: to the model's limit."
         ),
     ] = None
     priority: Annotated[
         int | None,
         Bound("value", -(2**31), 2**31 - 1),
-        Meta(description="The lower, the earlier its texts are computed."),
+        Meta(description="Requests with a lower number are computed first. Default: 0."),
     ] = None
     request_id: Annotated[
         str | None,
         Bound("characters", 1, MAX_REQUEST_ID_CHARS),
-        Meta(description="Taken as the request's id, unless there is an X-Request-Id header."),
+        Meta(description="Id of the request, unless there is an X-Request-Id header."),
     ] = None
 
 
@@ -60,42 +58,40 @@ class EmbeddingRequest(InputFields, kw_only=True):
     ] = None
     encoding_format: Annotated[
         EncodingFormat | None,
-        Meta(description="`base64`: the numbers as little-endian 32-bit floats. Without it, numbers in JSON."),
+        Meta(description="`base64`: little-endian 32-bit floats. `float`: JSON numbers. Default: `float`."),
     ] = None
     dimensions: Annotated[
         int | None,
         Bound("value", 1),
         Meta(
-            description="Keep so many of a vector's first numbers, at most all. Their length is made 1 again where it was before."
+            description="Return only this many first numbers of each vector, normalised again if the whole vector was."
         ),
     ] = None
     add_special_tokens: Annotated[
         bool | None,
-        Meta(
-            description="Whether texts get what the model expects around them, such as [CLS] and [SEP]. They do if it is not given."
-        ),
+        Meta(description="False: texts do not get the model's special tokens, such as [CLS] and [SEP]. Default: true."),
     ] = None
     normalize: Annotated[
         bool | None,
-        Meta(description="Whether vectors have length 1; if it is not given, as the model's checkpoint says."),
+        Meta(description="True: vectors have length 1. Default: as the model's checkpoint says."),
     ] = None
-    use_activation: Annotated[bool | None, Meta(description="A newer name for `normalize`.")] = None
+    use_activation: Annotated[bool | None, Meta(description="Newer name of `normalize`.")] = None
 
 
 class Embedding(msgspec.Struct, kw_only=True):
     object: str = "embedding"
-    index: Annotated[int, Meta(description="Which of the inputs it is of.")]
-    embedding: Annotated[list[float] | str, Meta(description="Numbers, or base64.")]
+    index: Annotated[int, Meta(description="Index of the input.")]
+    embedding: Annotated[list[float] | str, Meta(description="Numbers or base64.")]
 
 
 class EmbeddingUsage(msgspec.Struct):
-    prompt_tokens: Annotated[int, Meta(description="Of all inputs together, special tokens included.")]
+    prompt_tokens: Annotated[int, Meta(description="Tokens of all inputs, special tokens included.")]
     total_tokens: int
 
 
 class EmbeddingReply(msgspec.Struct, kw_only=True):
     object: str = "list"
-    data: Annotated[list[Embedding], Meta(description="In the order of the inputs.")]
+    data: Annotated[list[Embedding], Meta(description="Results in the order of the inputs.")]
     model: str
     usage: EmbeddingUsage
 

@@ -14,16 +14,14 @@ from jaxserve.frontend.frontend import Frontend
 
 class ModelCard(msgspec.Struct):
     id: str
-    created: Annotated[int, Meta(description="When the server started, in seconds since 1970.")]
-    root: Annotated[
-        str, Meta(description="Of the model, the name that replies carry; of an adapter, where it was found.")
-    ]
+    created: Annotated[int, Meta(description="Unix time of the server's start.")]
+    root: Annotated[str, Meta(description="For the model, its name in replies; for an adapter, its path.")]
     max_model_len: Annotated[
-        int | None, Meta(description="Longest prompt and output together, in tokens; null while loading.")
+        int | None, Meta(description="Maximum of prompt and output tokens together; null while loading.")
     ]
     object: str = "model"
     owned_by: str = "jaxserve"
-    parent: Annotated[str | None, Meta(description="Of an adapter: the model that it adapts.")] = None
+    parent: Annotated[str | None, Meta(description="For an adapter: its base model.")] = None
 
 
 class ModelList(msgspec.Struct):

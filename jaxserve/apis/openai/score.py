@@ -25,33 +25,31 @@ from jaxserve.frontend.embedding import check_partners, scores_with_counts
 class ScoreRequest(InputFields, kw_only=True):
     """How close texts are to each other, pair by pair."""
 
-    text_1: Annotated[str | list[str], Bound("items", 1, "max_inputs"), Meta(description="A text, or several.")]
+    text_1: Annotated[str | list[str], Bound("items", 1, "max_inputs"), Meta(description="A text or a list of texts.")]
     text_2: Annotated[
         str | list[str],
         Bound("items", 1, "max_inputs"),
         Meta(
-            description="A text, or several. Where `text_1` is one, it is compared with each of these; else there are as many of both."
+            description="A text or a list of texts. A single `text_1` is compared with each of them; otherwise both lists have the same length."
         ),
     ]
 
 
 class Score(msgspec.Struct, kw_only=True):
     object: str = "score"
-    index: Annotated[int, Meta(description="Which of the pairs it is of.")]
+    index: Annotated[int, Meta(description="Index of the pair.")]
     score: Annotated[
         float,
-        Meta(
-            description="The cosine of the angle between the two vectors, -1 to 1; of a cross-encoder, what it says of the pair."
-        ),
+        Meta(description="Cosine similarity of the two vectors, -1 to 1; for a cross-encoder, its score of the pair."),
     ]
 
 
 class ScoreReply(msgspec.Struct, kw_only=True):
     id: str
     object: str = "list"
-    created: Annotated[int, Meta(description="Seconds since 1970.")]
+    created: Annotated[int, Meta(description="Unix time in seconds.")]
     model: str
-    data: Annotated[list[Score], Meta(description="In the order of the pairs.")]
+    data: Annotated[list[Score], Meta(description="Scores in the order of the pairs.")]
     usage: EmbeddingUsage
 
 
@@ -62,15 +60,15 @@ class Document(msgspec.Struct):
 class RerankRequest(InputFields, kw_only=True):
     """Which documents are closest to a query."""
 
-    query: Annotated[str, Meta(description="A text.")]
+    query: Annotated[str, Meta(description="Query text.")]
     documents: Annotated[
-        list[str | Document], Bound("items", 1, "max_inputs"), Meta(description="Texts, bare or as objects.")
+        list[str | Document], Bound("items", 1, "max_inputs"), Meta(description="Texts to rank, as strings or objects.")
     ]
     top_n: Annotated[
-        int | None, Bound("value", 1), Meta(description="How many of the best to tell; all if it is not given.")
+        int | None, Bound("value", 1), Meta(description="Number of best results to return. Default: all.")
     ] = None
     return_documents: Annotated[
-        bool | None, Meta(description="Whether results have the texts. They do if it is not given.")
+        bool | None, Meta(description="False: results do not contain the texts. Default: true.")
     ] = None
 
     @property
@@ -79,13 +77,11 @@ class RerankRequest(InputFields, kw_only=True):
 
 
 class RerankResult(msgspec.Struct, kw_only=True):
-    index: Annotated[int, Meta(description="Which of the documents it is.")]
+    index: Annotated[int, Meta(description="Index of the document.")]
     document: Document | msgspec.UnsetType = msgspec.UNSET
     relevance_score: Annotated[
         float,
-        Meta(
-            description="The cosine of the angle between the vectors of query and document, -1 to 1; of a cross-encoder, what it says."
-        ),
+        Meta(description="Cosine similarity of query and document, -1 to 1; for a cross-encoder, its score."),
     ]
 
 
@@ -93,7 +89,7 @@ class RerankReply(msgspec.Struct, kw_only=True):
     id: str
     model: str
     usage: EmbeddingUsage
-    results: Annotated[list[RerankResult], Meta(description="The best first.")]
+    results: Annotated[list[RerankResult], Meta(description="Results, best first.")]
 
 
 def check_score(request: ScoreRequest, limits: LimitsConfig) -> tuple[list[str], list[str]]:

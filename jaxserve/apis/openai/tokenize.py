@@ -21,38 +21,37 @@ from jaxserve.frontend.tools import ToolChoice, ToolDefinition, read_tools
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Either `prompt` or `messages`."""
 
-    model: Annotated[
-        str | None, Meta(description="One of the names of /v1/models; the first of them if it is not given.")
-    ] = None
-    prompt: Annotated[str | None, Meta(description="A text.")] = None
+    model: Annotated[str | None, Meta(description="A name from /v1/models. Default: the first one.")] = None
+    prompt: Annotated[str | None, Meta(description="Query text.")] = None
     messages: Annotated[
-        list[ChatMessage] | None, MESSAGES, Meta(description="A conversation, which the chat template makes a text of.")
+        list[ChatMessage] | None, MESSAGES, Meta(description="Conversation to render with the chat template.")
     ] = None
-    add_special_tokens: Annotated[bool | None, Meta(description="Of a `prompt`; the chat template brings its own.")] = (
-        None
-    )
+    add_special_tokens: Annotated[
+        bool | None,
+        Meta(description="False: a `prompt` does not get special tokens; the chat template always adds its own."),
+    ] = None
     tools: Annotated[
         list[ToolDefinition] | None,
         Bound("items", 0, "max_tools"),
-        Meta(description="Functions that the chat template tells the model of."),
+        Meta(description="Functions for the chat template."),
     ] = None
-    tool_choice: Annotated[str | dict[str, Any] | None, Meta(description="`none` leaves the tools out.")] = None
-    reasoning_effort: Annotated[ReasoningEffort | None, Meta(description="Handed to the chat template.")] = None
+    tool_choice: Annotated[str | dict[str, Any] | None, Meta(description="`none` omits the tools.")] = None
+    reasoning_effort: Annotated[ReasoningEffort | None, Meta(description="Documents for the chat template.")] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, Meta(description="Further variables of the chat template.")
     ] = None
     add_generation_prompt: Annotated[
-        bool | None, Meta(description="Whether the text ends with the begin of an assistant's message.")
+        bool | None, Meta(description="True: the text opens an assistant message at its end.")
     ] = None
     continue_final_message: Annotated[
-        bool | None, Meta(description="Whether the text ends within the last message, which is the assistant's.")
+        bool | None, Meta(description="True: the text ends inside the last message, which must be the assistant's.")
     ] = None
-    documents: Annotated[list[dict[str, Any]] | None, Meta(description="Handed to the chat template.")] = None
-    return_token_strs: Annotated[bool | None, Meta(description="Whether the reply has each token's text.")] = None
+    documents: Annotated[list[dict[str, Any]] | None, Meta(description="Documents for the chat template.")] = None
+    return_token_strs: Annotated[bool | None, Meta(description="True: return each token's text.")] = None
 
 
 class TokenizeReply(msgspec.Struct):
-    count: Annotated[int, Meta(description="How many tokens.")]
+    count: Annotated[int, Meta(description="Number of tokens.")]
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None
@@ -60,24 +59,22 @@ class TokenizeReply(msgspec.Struct):
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     tokens: Annotated[list[int], Meta(description="Token ids.")]
-    model: Annotated[
-        str | None, Meta(description="One of the names of /v1/models; the first of them if it is not given.")
-    ] = None
+    model: Annotated[str | None, Meta(description="A name from /v1/models. Default: the first one.")] = None
 
 
 class DetokenizeReply(msgspec.Struct):
-    prompt: Annotated[str, Meta(description="The text, special tokens included.")]
+    prompt: Annotated[str, Meta(description="Text with special tokens.")]
 
 
 class TokenizerInfo(msgspec.Struct, kw_only=True):
     """Names and values as in a Hugging Face `tokenizer_config.json`; null where the model has no such token."""
 
-    bos_token: Annotated[str | None, Meta(description="Begins a text.")]
-    eos_token: Annotated[str | None, Meta(description="Ends a reply.")]
-    pad_token: Annotated[str | None, Meta(description="Fills up batches; of no use here.")]
-    unk_token: Annotated[str | None, Meta(description="Stands for what has no token.")]
-    chat_template: Annotated[str | None, Meta(description="That of chats without tools.")]
-    model_max_length: Annotated[int, Meta(description="Tokens of prompt and reply together.")]
+    bos_token: Annotated[str | None, Meta(description="Token at the beginning of a text.")]
+    eos_token: Annotated[str | None, Meta(description="Token that ends a reply.")]
+    pad_token: Annotated[str | None, Meta(description="Padding token; not used by the server.")]
+    unk_token: Annotated[str | None, Meta(description="Token for unknown text.")]
+    chat_template: Annotated[str | None, Meta(description="Chat template for chats without tools.")]
+    model_max_length: Annotated[int, Meta(description="Maximum number of tokens of prompt and reply together.")]
 
 
 @partial(Route, "POST", "/tokenize", tag="Tokens", reply=TokenizeReply)

@@ -34,13 +34,11 @@ class InputItem(msgspec.Struct, kw_only=True):
     ] = None
     id: str | None = None
     status: Annotated[
-        str | None, Meta(description="Of an item that was in a reply; every item counts as complete.")
+        str | None, Meta(description="Status of an item from a reply; every item counts as complete.")
     ] = None
-    phase: Annotated[str | None, Meta(description="Of an assistant's message: a hint that no chat template reads.")] = (
-        None
-    )
+    phase: Annotated[str | None, Meta(description="Hint in an assistant message, without effect.")] = None
     role: str | None = None
-    content: Annotated[str | list[ContentPart] | None, Meta(description="Of messages and reasoning.")] = None
+    content: Annotated[str | list[ContentPart] | None, Meta(description="Content of messages and reasoning.")] = None
     summary: list[ContentPart] | None = None
     encrypted_content: str | None = None
     call_id: str | None = None

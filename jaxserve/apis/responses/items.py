@@ -22,8 +22,10 @@ class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_tex
     """Text that a model wrote."""
 
     text: str
-    annotations: Annotated[list[str], Meta(description="Always empty: nothing here cites anything.")] = []
-    logprobs: Annotated[list[ContentLogprob], Meta(description="Of every token, when `include` asked for them.")] = []
+    annotations: Annotated[list[str], Meta(description="Always empty.")] = []
+    logprobs: Annotated[
+        list[ContentLogprob], Meta(description="Log-probabilities of every token, if `include` requests them.")
+    ] = []
 
 
 class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
@@ -53,9 +55,7 @@ class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoni
     id: str
     summary: list[SummaryText] = []
     content: list[ReasoningText] = []
-    encrypted_content: Annotated[
-        None, Meta(description="Nothing is encrypted here: `content` may be sent back as it is.")
-    ] = None
+    encrypted_content: Annotated[None, Meta(description="Always null: send `content` back instead.")] = None
     status: ItemStatus = "completed"
 
 
@@ -63,7 +63,7 @@ class FunctionCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="func
     """The model wants the client to call a function."""
 
     id: str
-    call_id: Annotated[str, Meta(description="What the result of the call names.")]
+    call_id: Annotated[str, Meta(description="Id that the result of the call refers to.")]
     name: str
     arguments: Annotated[str, Meta(description="JSON.")]
     status: ItemStatus = "completed"

@@ -20,10 +20,12 @@ _DEFAULT_LIMIT: Final = 20
 class PageQuery(msgspec.Struct, kw_only=True):
     """Which items of a list."""
 
-    after: Annotated[str | None, Meta(description="Those behind the item with this id.")] = None
-    limit: Annotated[int | None, Bound("value", 1, 100), Meta(description="At most so many. Without it: 20.")] = None
+    after: Annotated[str | None, Meta(description="Return items after the one with this id.")] = None
+    limit: Annotated[int | None, Bound("value", 1, 100), Meta(description="Maximum number of items. Default: 20.")] = (
+        None
+    )
     order: Annotated[
-        Literal["asc", "desc"] | None, Meta(description="`desc`: the newest first. Without it: `desc`.")
+        Literal["asc", "desc"] | None, Meta(description="`asc` or `desc` (newest first). Default: `desc`.")
     ] = None
 
 

@@ -33,9 +33,7 @@ class ReasoningEcho(msgspec.Struct):
 
 class ResponseInputDetails(msgspec.Struct):
     cached_tokens: int
-    cache_write_tokens: Annotated[
-        int, Meta(description="Always 0: what is kept for other prompts costs nothing and is not counted.")
-    ] = 0
+    cache_write_tokens: Annotated[int, Meta(description="Always 0: cache writes are not counted.")] = 0
 
 
 class ResponseOutputDetails(msgspec.Struct):
@@ -57,7 +55,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
 
     id: str
     object: Literal["response"] = "response"
-    created_at: Annotated[int, Meta(description="Unix time.")]
+    created_at: Annotated[int, Meta(description="Unix time in seconds.")]
     completed_at: int | None = None
     status: ResponseStatus = "in_progress"
     background: bool

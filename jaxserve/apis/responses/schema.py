@@ -38,55 +38,53 @@ _MAX_VALUE_CHARS: Final = 512
 class FunctionTool(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A function that the model may call."""
 
-    type: Annotated[str, Meta(description="`function`: what runs on OpenAI's servers does not run here.")]
+    type: Annotated[str, Meta(description="`function`; built-in tools of OpenAI are not supported.")]
     name: str | None = None
     description: str | None = None
     parameters: Annotated[dict[str, Any] | None, Meta(description="A JSON schema.")] = None
     strict: Annotated[
         bool | None,
-        Meta(description="True: arguments are held to the schema, whether or not `tool_choice` forces the call."),
+        Meta(description="True: arguments match the schema even if `tool_choice` does not force the call."),
     ] = None
-    defer_loading: Annotated[bool | None, Meta(description="Refused when true: the model hears of every function.")] = (
+    defer_loading: Annotated[bool | None, Meta(description="Rejected if true: the prompt contains every function.")] = (
         None
     )
-    output_schema: Annotated[dict[str, Any] | None, Meta(description="Refused: results are not read.")] = None
+    output_schema: Annotated[dict[str, Any] | None, Meta(description="Rejected: results are not checked.")] = None
     allowed_callers: Annotated[list[str] | None, Meta(description="Only `direct`.")] = None
-    is_async: Annotated[bool | None, Meta(description="Refused when true.")] = msgspec.field(default=None, name="async")
+    is_async: Annotated[bool | None, Meta(description="Rejected if true.")] = msgspec.field(default=None, name="async")
 
 
 class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The form of the reply's text."""
 
     type: Annotated[str, Meta(description="`text`, `json_object` or `json_schema`.")]
-    name: Annotated[str | None, Meta(description="Echoed.")] = None
-    description: Annotated[str | None, Meta(description="Echoed.")] = None
-    schema: Annotated[dict[str, Any] | None, Meta(description="With `json_schema`.")] = None
-    strict: Annotated[bool | None, Meta(description="The schema is enforced whole, with it or without.")] = None
+    name: Annotated[str | None, Meta(description="Returned unchanged.")] = None
+    description: Annotated[str | None, Meta(description="Returned unchanged.")] = None
+    schema: Annotated[dict[str, Any] | None, Meta(description="JSON schema; only with `json_schema`.")] = None
+    strict: Annotated[bool | None, Meta(description="Accepted without effect: the schema is always enforced.")] = None
 
 
 class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True):
     format: TextFormat | None = None
-    verbosity: Annotated[Literal["low", "medium", "high"] | None, Meta(description="A hint that is not followed.")] = (
-        None
-    )
+    verbosity: Annotated[Literal["low", "medium", "high"] | None, Meta(description="Accepted without effect.")] = None
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):
-    effort: Annotated[ReasoningEffort | None, Meta(description="Goes to the chat template, which has to read it.")] = (
+    effort: Annotated[ReasoningEffort | None, Meta(description="Variable of the chat template, which must use it.")] = (
         None
     )
     summary: Annotated[
         Literal["auto", "concise", "detailed"] | None,
-        Meta(description="Only `auto`, with which there is none: reasoning comes whole."),
+        Meta(description="Only `auto`: reasoning is returned whole, not summarised."),
     ] = None
     generate_summary: Annotated[
-        Literal["auto", "concise", "detailed"] | None, Meta(description="The older name of `summary`.")
+        Literal["auto", "concise", "detailed"] | None, Meta(description="Older name of `summary`.")
     ] = None
 
 
 class ResponseStreamOptions(msgspec.Struct, kw_only=True):
     include_obfuscation: Annotated[
-        bool | None, Meta(description="Padding against traffic analysis: a hint that is not followed.")
+        bool | None, Meta(description="Padding against traffic analysis; accepted without effect.")
     ] = None
 
 
@@ -95,29 +93,35 @@ class ResponsesRequest(GenerationFields, kw_only=True):
 
     input: Annotated[str | list[InputItem], Meta(description="A text, or the items of a conversation.")]
     instructions: Annotated[
-        str | None, Meta(description="A system message in front of everything; a later response does not inherit it.")
+        str | None, Meta(description="System message before all input; a later response does not inherit it.")
     ] = None
     max_output_tokens: Annotated[
-        int | None, Bound("value", 1), Meta(description="Reasoning counts. Without it: as many as fit the context.")
+        int | None,
+        Bound("value", 1),
+        Meta(
+            description="Maximum number of tokens to generate, including reasoning. Default: as many as fit the context."
+        ),
     ] = None
     max_tool_calls: Annotated[
-        int | None, Bound("value", 1), Meta(description="Of tools that run on the server, of which there are none.")
+        int | None,
+        Bound("value", 1),
+        Meta(description="Limit of calls to built-in tools; without effect, since there are none."),
     ] = None
     top_logprobs: Annotated[
         int | None,
         Bound("value", 0, "max_top_logprobs"),
         Meta(
-            description="Most likely tokens to tell in the place of each; only where `include` asks for log-probabilities."
+            description="Number of most likely tokens to return at each position; only if `include` requests log-probabilities."
         ),
     ] = None
     include: Annotated[
         list[str] | None,
         Meta(
-            description="`message.output_text.logprobs`: log-probabilities of the text; `reasoning.encrypted_content` asks for nothing that is not there without it."
+            description="`message.output_text.logprobs`: return log-probabilities of the text. `reasoning.encrypted_content`: accepted without effect."
         ),
     ] = None
     text: Annotated[
-        TextOptions | None, Meta(description="The form of the text: any, JSON, or what a JSON schema allows.")
+        TextOptions | None, Meta(description="Response format: any text, JSON, or JSON that matches a schema.")
     ] = None
     tools: Annotated[
         list[FunctionTool] | None,
@@ -125,36 +129,40 @@ class ResponsesRequest(GenerationFields, kw_only=True):
         Meta(description="Functions that the model may call."),
     ] = None
     tool_choice: Annotated[
-        str | dict[str, Any] | None, Meta(description="none, auto, required, a function, or `allowed_tools`.")
+        str | dict[str, Any] | None, Meta(description="`none`, `auto`, `required`, a function, or `allowed_tools`.")
     ] = None
-    parallel_tool_calls: Annotated[bool | None, Meta(description="False: at most one call in a response.")] = None
-    reasoning: Annotated[ReasoningOptions | None, Meta(description="How much the model is to think.")] = None
+    parallel_tool_calls: Annotated[bool | None, Meta(description="False: a response has at most one call.")] = None
+    reasoning: Annotated[ReasoningOptions | None, Meta(description="Options of the model's reasoning.")] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, Meta(description="Further variables of the chat template.")
     ] = None
-    metadata: Annotated[dict[str, str] | None, Bound("items", 0, _MAX_PAIRS), Meta(description="Echoed.")] = None
+    metadata: Annotated[
+        dict[str, str] | None, Bound("items", 0, _MAX_PAIRS), Meta(description="Returned unchanged.")
+    ] = None
     previous_response_id: Annotated[
         str | None,
         Meta(
-            description="The response that this one continues: its items, and those of the ones before it, come first."
+            description="Id of the response that this one continues: the conversation begins with its items and those before it."
         ),
     ] = None
     store: Annotated[
         bool | None,
-        Meta(description="Whether the response can be asked for, and continued, later. True unless told otherwise."),
+        Meta(description="False: the response cannot be retrieved or continued later. Default: true."),
     ] = None
-    truncation: Annotated[str | None, Meta(description="Only `disabled`: input that is too long is refused.")] = None
+    truncation: Annotated[str | None, Meta(description="Only `disabled`: input that is too long is rejected.")] = None
     background: Annotated[
         bool | None,
         Meta(
-            description="Answer at once and generate afterwards: the response is to be asked for. Not with `stream`, nor without `store`."
+            description="True: reply at once and generate afterwards; retrieve the response later. Not with `stream`; requires `store`."
         ),
     ] = None
-    stream_options: Annotated[ResponseStreamOptions | None, Meta(description="Only with `stream`.")] = None
-    user: Annotated[str | None, Meta(description="Echoed.")] = None
-    safety_identifier: Annotated[str | None, Meta(description="Echoed.")] = None
+    stream_options: Annotated[
+        ResponseStreamOptions | None, Meta(description="Options of a stream; only with `stream`.")
+    ] = None
+    user: Annotated[str | None, Meta(description="Returned unchanged.")] = None
+    safety_identifier: Annotated[str | None, Meta(description="Returned unchanged.")] = None
     prompt_cache_key: Annotated[
-        str | None, Meta(description="Echoed: prompts that begin alike share their computation without it.")
+        str | None, Meta(description="Returned unchanged; the prefix cache does not need it.")
     ] = None
 
     @property

@@ -21,12 +21,10 @@ MAX_REQUEST_ID_CHARS: Final = 128
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    include_usage: Annotated[
-        bool | None, Meta(description="One more chunk at the end, with the usage and no choices.")
-    ] = None
-    continuous_usage_stats: Annotated[bool | None, Meta(description="The usage so far in every chunk.")] = None
+    include_usage: Annotated[bool | None, Meta(description="True: a final chunk has the usage and no choices.")] = None
+    continuous_usage_stats: Annotated[bool | None, Meta(description="True: every chunk has the usage so far.")] = None
     include_obfuscation: Annotated[
-        bool | None, Meta(description="Padding against traffic analysis: a hint that we do not follow.")
+        bool | None, Meta(description="Padding against traffic analysis; accepted without effect.")
     ] = None
 
 
@@ -34,53 +32,53 @@ class PromptLogprob(msgspec.Struct):
     """Of a token in its place in the prompt."""
 
     logprob: float
-    rank: Annotated[int, Meta(description="1: no token is more likely.")]
-    decoded_token: Annotated[str, Meta(description="The token's text.")]
+    rank: Annotated[int, Meta(description="Rank of the token; 1 is the most likely one.")]
+    decoded_token: Annotated[str, Meta(description="Text of the token.")]
 
 
 class GenerationFields(SamplerFields, kw_only=True):
     """What every endpoint that generates text in OpenAI's way takes. `None` means: not given."""
 
-    model: Annotated[
-        str | None, Meta(description="One of the names of /v1/models; the first of them if it is not given.")
-    ] = None
+    model: Annotated[str | None, Meta(description="A name from /v1/models. Default: the first one.")] = None
     stop: Annotated[
         str | list[str] | None,
         Bound("items", 0, "max_stop_strings"),
         Bound("characters", 1, "max_stop_chars"),
-        Meta(description="Texts before which a reply ends; the earliest match counts."),
+        Meta(description="Texts that end the reply, which does not contain them; the earliest match counts."),
     ] = None
     include_stop_str_in_output: Annotated[
-        bool | None, Meta(description="Whether the reply has the text or token that ended it.")
+        bool | None, Meta(description="True: the reply contains the stop string or token that ended it.")
     ] = None
     skip_special_tokens: Annotated[
-        bool | None, Meta(description="Whether special tokens are left out of the text. Without it: they are.")
+        bool | None, Meta(description="False: the text contains special tokens. Default: true.")
     ] = None
-    stream: Annotated[bool | None, Meta(description="Send the reply as server-sent events while it is generated.")] = (
-        None
-    )
+    stream: Annotated[
+        bool | None, Meta(description="True: send the reply as server-sent events while it is generated.")
+    ] = None
     priority: Annotated[
         int | None,
         Bound("value", -(2**31), 2**31 - 1),
-        Meta(description="Requests with a lower number are served first. Without it: 0."),
+        Meta(description="Requests with a lower number are served first. Default: 0."),
     ] = None
     cache_salt: Annotated[
         str | None,
         Bound("characters", 1, MAX_SALT_CHARS),
-        Meta(description="Computed prompts are shared only with requests of the same salt."),
+        Meta(description="The prefix cache shares prompts only among requests with the same salt."),
     ] = None
     request_id: Annotated[
         str | None,
         Bound("characters", 1, MAX_REQUEST_ID_CHARS),
-        Meta(description="The request's id, where no X-Request-Id header gives one."),
+        Meta(description="Id of the request, unless there is an X-Request-Id header."),
     ] = None
     structured_outputs: Annotated[
         StructuredOutputs | None,
-        Meta(description="Holds the reply to a schema, a regex, a choice or a grammar; not with `response_format`."),
+        Meta(
+            description="Constrains the reply to a JSON schema, a regex, a choice or a grammar; not together with `response_format`."
+        ),
     ] = None
     return_metrics: Annotated[
         bool | None,
-        Meta(description="Whether the reply, or the last part of a stream, tells what the request took, as `metrics`."),
+        Meta(description="True: the reply, or the last chunk of a stream, has the request's timings in `metrics`."),
     ] = None
 
     @property
@@ -98,23 +96,23 @@ class CommonFields(GenerationFields, kw_only=True):
     """What both completion endpoints take."""
 
     max_tokens: Annotated[
-        int | None, Bound("value", 0), Meta(description="Most tokens to generate. Without it: 16.")
+        int | None, Bound("value", 0), Meta(description="Maximum number of tokens to generate. Default: 16.")
     ] = None
     n: Annotated[
         int | None,
         Bound("value", 1, "max_choices"),
-        Meta(description="Replies to each prompt, which share its computation. Without it: 1."),
+        Meta(description="Number of replies to each prompt; they share its computation. Default: 1."),
     ] = None
     prompt_logprobs: Annotated[
         int | None,
         Bound("value", 0, "max_top_logprobs"),
         Meta(
-            description="Log-probabilities of the prompt's tokens, and of so many most likely ones in the place of each; not with `stream`."
+            description="Return log-probabilities of the prompt's tokens, and of this many most likely tokens at each position; not with `stream`."
         ),
     ] = None
-    stream_options: Annotated[StreamOptions | None, Meta(description="Only with `stream`.")] = None
+    stream_options: Annotated[StreamOptions | None, Meta(description="Options of a stream; only with `stream`.")] = None
     response_format: Annotated[
-        ResponseFormat | None, Meta(description="Holds the reply to JSON, or to a JSON schema.")
+        ResponseFormat | None, Meta(description="Constrains the reply to JSON or to a JSON schema.")
     ] = None
 
     @property

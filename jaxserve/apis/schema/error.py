@@ -11,10 +11,10 @@ from jaxserve.errors import RequestError
 
 
 class ErrorDetail(msgspec.Struct):
-    message: Annotated[str, Meta(description="Names the field, the value and the limit.")]
-    type: Annotated[str, Meta(description="The kind of error, as OpenAI names it.")]
-    param: Annotated[str | None, Meta(description="The path of the field that is wrong.")]
-    code: Annotated[str | None, Meta(description="Stable: programs may compare it.")]
+    message: Annotated[str, Meta(description="One line with the field, the value and the limit.")]
+    type: Annotated[str, Meta(description="Type of the error, as OpenAI names it.")]
+    param: Annotated[str | None, Meta(description="Path of the invalid field.")]
+    code: Annotated[str | None, Meta(description="Stable code for programs.")]
 
 
 class ErrorBody(msgspec.Struct):

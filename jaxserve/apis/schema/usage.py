@@ -11,25 +11,23 @@ from jaxserve.frontend.handle import TokenCounts
 
 
 class PromptTokensDetails(msgspec.Struct):
-    cached_tokens: Annotated[int, Meta(description="Tokens that were computed for an earlier request.")] = 0
+    cached_tokens: Annotated[int, Meta(description="Tokens from the prefix cache.")] = 0
 
 
 class CompletionTokensDetails(msgspec.Struct):
     reasoning_tokens: Annotated[int, Meta(description="Tokens of reasoning and of its markers.")] = 0
     accepted_prediction_tokens: Annotated[
         int,
-        Meta(
-            description="Tokens that were guessed ahead, from a prediction or from the request's own text, and are in the reply."
-        ),
+        Meta(description="Draft tokens, from a prediction or from the request's text, that are in the reply."),
     ] = 0
     rejected_prediction_tokens: Annotated[
-        int, Meta(description="Those that were wrong; they are in no other count.")
+        int, Meta(description="Draft tokens that were wrong; not counted elsewhere.")
     ] = 0
 
 
 class Usage(msgspec.Struct):
-    prompt_tokens: Annotated[int, Meta(description="Each prompt once, whatever `n` is.")]
-    completion_tokens: Annotated[int, Meta(description="Of all choices together.")]
+    prompt_tokens: Annotated[int, Meta(description="Tokens of each prompt, counted once for any `n`.")]
+    completion_tokens: Annotated[int, Meta(description="Tokens of all choices.")]
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails

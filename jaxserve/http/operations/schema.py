@@ -25,15 +25,17 @@ class Draining(msgspec.Struct, tag_field="status", tag="draining"):
 
 
 class Loading(msgspec.Struct, tag_field="status", tag="loading"):
-    phase: Annotated[str, Meta(description="Of the phases that overlap, the one that will take longest.")]
-    done: Annotated[int, Meta(description="Units of the phase that are done, of `total`.")]
+    phase: Annotated[str, Meta(description="The longest of the running phases.")]
+    done: Annotated[int, Meta(description="Units of the phase that are done, out of `total`.")]
     total: int
-    eta_seconds: Annotated[float | None, Meta(description="At the pace so far; null before the first unit is done.")]
+    eta_seconds: Annotated[
+        float | None, Meta(description="Estimate from the pace so far; null before the first unit is done.")
+    ]
 
 
 class StartupPhase(msgspec.Struct):
     phase: str
-    start_seconds: Annotated[float, Meta(description="Since the first phase began.")]
+    start_seconds: Annotated[float, Meta(description="Start of the phase, in seconds after the first phase began.")]
     end_seconds: float
     seconds: float
 
@@ -41,7 +43,7 @@ class StartupPhase(msgspec.Struct):
 class StartupProgram(msgspec.Struct):
     name: str
     source: Annotated[str, Meta(description="`compiled` or `cache`.")]
-    seconds: Annotated[float, Meta(description="Several programs are made at the same time.")]
+    seconds: Annotated[float, Meta(description="Wall time; several programs compile at the same time.")]
 
 
 class Started(msgspec.Struct, tag_field="status", tag="started"):
@@ -49,9 +51,11 @@ class Started(msgspec.Struct, tag_field="status", tag="started"):
 
     start: Annotated[
         str,
-        Meta(description="cold: every program was compiled; warm: every one came from the cache; else partly warm."),
+        Meta(
+            description="`cold`: every program was compiled. `warm`: every program came from the cache. Otherwise `partly warm`."
+        ),
     ]
-    total_seconds: Annotated[float, Meta(description="Less than the sum of the phases, which overlap.")]
+    total_seconds: Annotated[float, Meta(description="Wall time; phases overlap, so it is less than their sum.")]
     phases: list[StartupPhase]
     programs: list[StartupProgram]
 
