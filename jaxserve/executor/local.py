@@ -29,12 +29,11 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.registry import model_of, open_model
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
-from jaxserve.runner.cache_directory import cache_directory
 from jaxserve.runner.compilations import CompilationCounter
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.manifest import explain_misses
 from jaxserve.runner.memory import check_host_memory
-from jaxserve.runner.program_cache import ProgramCache
+from jaxserve.runner.program_cache import ProgramCache, cache_directory
 from jaxserve.runner.runner import PendingStep, Runner
 from jaxserve.runner.state import DeviceState, StateProgram
 from jaxserve.runner.task import PlanT, ResultT

@@ -2,6 +2,9 @@
 
 Any problem of the cache is a warning and a compilation, never a failed start.
 
+TRUST: a user who can write to the directory can run code in the engine (JAX unpickles what it stores), so it must belong
+to this user, or to root as in a container image, and no other user may write to it.
+
 SIZE: a new version, machine or setting means new keys, so old entries pile up. The least recently used ones are removed
 when they grow past the limit; an entry's modification time is its last use. Other files are not touched.
 
@@ -14,17 +17,18 @@ import contextlib
 import logging
 import os
 import pickle
+import stat
 import tempfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import jax
 from jax.experimental import serialize_executable
 
-from jaxserve.runner.cache_directory import trusted_directory
-
 _LOG = logging.getLogger(__name__)
+DEFAULT_DIRECTORY: Final = "~/.cache/jaxserve/programs"
 DEFAULT_MAX_BYTES = 2 << 30
 SUFFIX = ".program"
 _CHECKSUM_BYTES = 4
@@ -103,6 +107,41 @@ class ProgramCache:
                 break
             file.unlink(missing_ok=True)
             excess -= size
+
+
+def cache_directory(setting: str | None) -> Path | None:
+    """Return the directory of `--compile-cache`; None for `off`, and if the user has no home directory."""
+    if setting == "off":
+        return None
+    try:
+        return Path(setting or DEFAULT_DIRECTORY).expanduser()
+    except RuntimeError as error:
+        _LOG.warning("compile cache is off: %s", error)
+        return None
+
+
+def trusted_directory(directory: Path) -> Path | None:
+    """Return `directory`, created if it is missing (0700); None with a warning if it cannot be used."""
+    problem = _problem(directory)
+    if problem is not None:
+        _LOG.warning("compile cache %s is off: %s", directory, problem)
+        return None
+    return directory
+
+
+def _problem(directory: Path) -> str | None:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = directory.stat()
+    except OSError as error:
+        return str(error)
+    if not os.access(directory, os.R_OK | os.X_OK):
+        return "no permission to read it"
+    if status.st_uid not in (os.getuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return (
+            "the directory must belong to this user, or to root, and no other user may write to it (mode 0700 or 0755)"
+        )
+    return None
 
 
 def write_whole(path: Path, content: bytes) -> None:

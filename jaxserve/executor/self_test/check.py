@@ -23,8 +23,7 @@ from jaxserve.executor.protocol import Progress
 from jaxserve.executor.self_test.process import SelfTestReport, SelfTestSpec
 from jaxserve.ipc.report import PhaseClock
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.runner.cache_directory import cache_directory, trusted_directory
-from jaxserve.runner.program_cache import write_whole
+from jaxserve.runner.program_cache import cache_directory, trusted_directory, write_whole
 from jaxserve.runner.traced_source import source_hash
 
 _LOG = logging.getLogger(__name__)

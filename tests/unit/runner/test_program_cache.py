@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxserve.runner.cache_directory import cache_directory
-from jaxserve.runner.program_cache import ProgramCache
+from jaxserve.runner.program_cache import ProgramCache, cache_directory
 
 DEVICES = jax.devices()[:1]
 
