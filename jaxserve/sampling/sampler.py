@@ -89,23 +89,23 @@ class Scored(NamedTuple):
 
 
 @runtime_checkable
-class State(Protocol):
+class RowState(Protocol):
     """The state of each row's request by the names of STATE_FIELDS, `[B, ...]`; undefined for rows that need none."""
 
     def __getitem__(self, name: str, /) -> Array: ...
 
 
-class Rows:
+class RowOptions:
     """The options of a step's rows with their state."""
 
-    def __init__(self, columns: Int[Array, "B C"], state: State, num_known: Int[Array, "B"]) -> None:
+    def __init__(self, columns: Int[Array, "B C"], state: RowState, num_known: Int[Array, "B"]) -> None:
         """num_known: tokens that each row's request has, prompt and output."""
         self.values = unpack_options(columns)
         self._state, self._num_known = state, num_known
         self._active = {name: self._is_active(name) for name in COLUMNS}
 
     def active(self, names: Sequence[str]) -> Bool[Array, "B"]:
-        """Rows in which any of these options does something."""
+        """Return the rows in which any of these options does something."""
         return reduce(jnp.logical_or, (self._active[name] for name in names))
 
     def apply(self, name: str, *inputs: Any) -> Any:
@@ -145,7 +145,7 @@ def uses_state(columns: Int[Array, "B C"], field: StateField) -> Bool[Array, "B"
 def sample(
     logits: Float[Array, "B V"],
     columns: Int[Array, "B C"],
-    state: State,
+    state: RowState,
     num_known: Int[Array, "B"],
     num_top_logprobs: Int[Array, ""],
 ) -> Sampled:
@@ -154,7 +154,7 @@ def sample(
     num_known: tokens that each row's request has, which is the position of the new one.
     num_top_logprobs: NO_LOGPROBS leaves out the chosen tokens' as well, a pass over all logits on a CPU.
     """
-    rows = Rows(columns, state, num_known)
+    rows = RowOptions(columns, state, num_known)
     is_greedy = rows.values["temperature"] == 0
     adjusts = rows.active([name for stage in _ADJUSTING for name in BY_STAGE[stage]]).any()
 
@@ -176,7 +176,7 @@ def sample(
     return Sampled(token_ids, chosen, *_top(logits, normalizer, num_top_logprobs, rows))
 
 
-def adjust(logits: Float[Array, "B V"], rows: Rows) -> Float[Array, "B V"]:
+def adjust(logits: Float[Array, "B V"], rows: RowOptions) -> Float[Array, "B V"]:
     """Return the logits after biases, penalties and masks."""
     for stage in _ADJUSTING:
         change = partial(_biased, rows) if stage == "biases" else partial(_changed, stage, rows)
@@ -184,13 +184,13 @@ def adjust(logits: Float[Array, "B V"], rows: Rows) -> Float[Array, "B V"]:
     return logits
 
 
-def _biased(rows: Rows, logits: Float[Array, "B V"]) -> Float[Array, "B V"]:
+def _biased(rows: RowOptions, logits: Float[Array, "B V"]) -> Float[Array, "B V"]:
     entries = [rows.apply(name) for name in BY_STAGE["biases"]]
     ids, amounts = (jnp.concatenate(parts, 1) for parts in zip(*entries, strict=True))
     return logits.at[jnp.arange(logits.shape[0])[:, None], ids].add(amounts, mode="drop")
 
 
-def _changed(stage: Stage, rows: Rows, inputs: Array) -> Array:
+def _changed(stage: Stage, rows: RowOptions, inputs: Array) -> Array:
     """Apply the options of a stage, each to the result of the one before."""
     return reduce(lambda x, name: rows.apply(name, x), BY_STAGE[stage], inputs)
 
@@ -207,7 +207,7 @@ def _top(
     logits: Float[Array, "B V"],
     normalizer: Float[Array, "B"],
     num_top_logprobs: Int[Array, ""],
-    rows: Rows | None = None,
+    rows: RowOptions | None = None,
 ) -> tuple[Int[Array, "B 20"], Float[Array, "B 20"]]:
     """Return the most likely tokens, or those that `rows` ask for, and their log-probabilities; undefined if none are wanted."""
 
@@ -227,7 +227,7 @@ def _top(
 
 
 def _draw(
-    scaled: Float[Array, "B V"], rows: Rows, positions: Int[Array, "B"], draws: Bool[Array, "B"]
+    scaled: Float[Array, "B V"], rows: RowOptions, positions: Int[Array, "B"], draws: Bool[Array, "B"]
 ) -> Int[Array, "B"]:
     """Sample from softmax(scaled), restricted by the cuts. draws: rows whose result is used."""
 

@@ -48,7 +48,7 @@ def _choose(logits, columns, slots, which, positions, top):  # type: ignore[no-u
 
 @jax.jit
 def _adjust(logits, columns, slots, which, num_known):  # type: ignore[no-untyped-def]
-    rows = sampler.Rows(columns, SamplerState(slots, which, logits.shape[1]), num_known)
+    rows = sampler.RowOptions(columns, SamplerState(slots, which, logits.shape[1]), num_known)
     return sampler.adjust(logits, rows)
 
 
