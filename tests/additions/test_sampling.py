@@ -44,8 +44,11 @@ def successor_bias(
 
 '''
 PYTHON_API = """
-from jaxserve import SamplingParams
-print(SamplingParams(top_n_sigma=0.5, successor_bias=-2))
+import sys
+from jaxserve import LLM, SamplingParams
+params = SamplingParams(successor_bias=100, top_n_sigma=0.5, max_tokens=4, ignore_eos=True)
+with LLM(sys.argv[1], max_num_seqs=1, max_num_batched_tokens=16, compile_cache="off", cpu_kernels="xla") as llm:
+    print(llm.generate([5], params)[0].outputs[0].token_ids)
 """
 
 
@@ -90,15 +93,16 @@ def test_an_option_of_either_kind_is_a_field_and_a_function(extended: Overlay) -
             assert str(value) in error["message"]
 
 
-def test_an_option_is_documented_and_in_the_python_api(extended: Overlay) -> None:
+def test_an_option_is_documented(extended: Overlay) -> None:
     extended.run("-m", "jaxserve.cli.reference", "docs/reference")
     for page, count in (("sampling.md", 1), ("api.md", 4)):
         text = (extended.root / "docs" / page).read_text("utf-8")
         assert text.count("| `top_n_sigma` | number | 0 to 10 | Keep logits within n") == count
         assert text.count("| `successor_bias` | number | -100 to 100 | Added to the logit of the id after") == count
-    printed = extended.run("-c", PYTHON_API)
-    assert "top_n_sigma=0.5, " in printed
-    assert "successor_bias=-2, " in printed
+
+
+def test_an_option_is_one_of_the_python_api(extended: Overlay) -> None:
+    assert "[6, 7, 8, 9]" in extended.run("-c", PYTHON_API, str(golden_checkpoint("llama3_tiny").path))
 
 
 @pytest.mark.parametrize(
