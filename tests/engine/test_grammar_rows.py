@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -116,10 +118,10 @@ def test_jump_forward_tokens_take_no_step() -> None:
 
 
 @pytest.mark.parametrize(("limits", "reason"), [({"max_tokens": 8}, "length"), ({"stop_token_ids": (12,)}, "stop")])
-def test_jump_forward_ends_with_the_request(limits: dict[str, object], reason: str) -> None:
+def test_jump_forward_ends_with_the_request(limits: dict[str, Any], reason: str) -> None:
     rig = Rig(grammars=CountingGrammars(num_jump_forward=4))
     message = counting("a", 5)
-    rig.send(msgspec.structs.replace(message, sampling=msgspec.structs.replace(message.sampling, **limits)))
+    rig.send(msgspec.structs.replace(message, sampling=dataclasses.replace(message.sampling, **limits)))
     run(rig)
     assert rig.tokens["a"] == list(range(5, 13))
     assert rig.ends["a"].finish_reason == reason
@@ -127,10 +129,10 @@ def test_jump_forward_ends_with_the_request(limits: dict[str, object], reason: s
 
 
 @pytest.mark.parametrize("option", [{"num_top_logprobs": 0}, {"presence_penalty": 1.0}])
-def test_every_token_is_sampled_for_requests_with_sampler_state_or_logprobs(option: dict[str, object]) -> None:
+def test_every_token_is_sampled_for_requests_with_sampler_state_or_logprobs(option: dict[str, Any]) -> None:
     rig = Rig(grammars=CountingGrammars(num_jump_forward=4))
     message = counting("a", 5)
-    rig.send(msgspec.structs.replace(message, sampling=msgspec.structs.replace(message.sampling, **option)))
+    rig.send(msgspec.structs.replace(message, sampling=dataclasses.replace(message.sampling, **option)))
     run(rig)
     assert rig.tokens["a"] == list(range(5, 5 + LENGTH))
     assert len(rig.plans) == LENGTH
