@@ -7,7 +7,7 @@ import contextlib
 import sys
 from collections.abc import Sequence
 
-from jaxserve.cli import ask
+from jaxserve.cli import client_options
 from jaxserve.tools.terminal.chat import Chat
 from jaxserve.tools.terminal.conversation import Conversation
 
@@ -26,31 +26,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     parser.add_argument("--system", metavar="TEXT", help="system prompt; /system changes it")
-    ask.add_arguments(parser)
+    client_options.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace, serve_words: Sequence[str]) -> int:
     """Chat until the user ends it; returns 1 if there is no server or a piped question gets no answer, else 0."""
-    question = None if sys.stdin.isatty() else ask.read_stdin()
+    question = None if sys.stdin.isatty() else client_options.read_stdin()
 
-    def work(asking: ask.Asking) -> None:
+    def work(session: client_options.Session) -> None:
         chat = Chat(
-            remote=asking.remote,
-            model=asking.model,
-            runner=asking.runner,
-            screen=asking.screen,
-            complain=ask.complain,
+            remote=session.remote,
+            model=session.model,
+            runner=session.runner,
+            screen=session.screen,
+            complain=client_options.complain,
             is_verbose=arguments.verbose and question is None,
             conversation=Conversation(arguments.system),
         )
         if question is None:
             _edit_lines()
-            chat.screen.remark(f"{asking.model} at {asking.remote.url}; /help lists the commands, Ctrl-D ends")
+            chat.screen.remark(f"{session.model} at {session.remote.url}; /help lists the commands, Ctrl-D ends")
             chat.run(input)
             return
-        ask.report(chat.ask(question), is_verbose=arguments.verbose)
+        client_options.report(chat.ask(question), is_verbose=arguments.verbose)
 
-    return ask.run(arguments, serve_words, work)
+    return client_options.run(arguments, serve_words, work)
 
 
 def _edit_lines() -> None:

@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from jaxserve.cli import ask
+from jaxserve.cli import client_options
 from jaxserve.errors import ConfigError
-from jaxserve.tools.terminal.receiving import receive
+from jaxserve.tools.terminal.reply import receive
 
 DEFAULT_MAX_TOKENS = 128
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     parser.add_argument("text", nargs="?", default="-", metavar="TEXT", help="text to continue; `-`: stdin (default)")
-    ask.add_arguments(parser)
+    client_options.add_arguments(parser)
     parser.set_defaults(max_tokens=DEFAULT_MAX_TOKENS)
 
 
@@ -32,10 +32,10 @@ def run(arguments: argparse.Namespace, serve_words: Sequence[str]) -> int:
     """Print the continuation; returns 1 if the server fails, else 0."""
     if arguments.text == "-" and sys.stdin.isatty():
         raise ConfigError("no text: `jaxserve complete TEXT`, or pipe it in")
-    text = ask.read_stdin() if arguments.text == "-" else arguments.text
+    text = client_options.read_stdin() if arguments.text == "-" else arguments.text
 
-    def work(asking: ask.Asking) -> None:
-        deltas = asking.remote.stream("/v1/completions", {"model": asking.model, "prompt": text})
-        ask.report(receive(asking.runner, deltas, asking.screen), is_verbose=arguments.verbose)
+    def work(session: client_options.Session) -> None:
+        deltas = session.remote.stream("/v1/completions", {"model": session.model, "prompt": text})
+        client_options.report(receive(session.runner, deltas, session.screen), is_verbose=arguments.verbose)
 
-    return ask.run(arguments, serve_words, work)
+    return client_options.run(arguments, serve_words, work)

@@ -13,9 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxserve.tools.bench.lengths import Fixed
 from jaxserve.tools.bench.tokens import TokenizeError, TokenSource
-from jaxserve.tools.bench.workload import WORDS, Workload
+from jaxserve.tools.bench.workload import WORDS, Fixed, Workload
 
 Form = Literal["chat", "text"]
 """A list of messages, or plain text."""

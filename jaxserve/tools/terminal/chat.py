@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jaxserve.tools.client import Remote, RemoteError
 from jaxserve.tools.terminal.conversation import Conversation
-from jaxserve.tools.terminal.receiving import Reply, receive
+from jaxserve.tools.terminal.reply import Reply, receive
 from jaxserve.tools.terminal.screen import Screen
 
 PROMPT, MORE_PROMPT = "> ", ". "

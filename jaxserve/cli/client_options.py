@@ -15,15 +15,15 @@ from typing import Any
 from jaxserve.errors import ConfigError
 from jaxserve.runtime.environment import base_url, child_environment, environment_api_key
 from jaxserve.tools.client import NoServerError, Remote, RemoteError
-from jaxserve.tools.terminal.own_server import OwnServer, ServerEndedError, own_server
-from jaxserve.tools.terminal.receiving import Reply
+from jaxserve.tools.terminal.local_server import LocalServer, ServerEndedError, local_server
+from jaxserve.tools.terminal.reply import Reply
 from jaxserve.tools.terminal.screen import Screen
 
 SAMPLING = ("temperature", "top_p", "max_tokens", "seed", "stop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asking:
+class Session:
     """A server that answers, and the screen for its replies."""
 
     remote: Remote
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verbose", action="store_true", help="show tokens and speed after every reply")
 
 
-def run(arguments: argparse.Namespace, serve_words: Sequence[str], work: Callable[[Asking], None]) -> int:
+def run(arguments: argparse.Namespace, serve_words: Sequence[str], work: Callable[[Session], None]) -> int:
     """Do `work` with a server; returns 1 if the server fails, else 0."""
     if arguments.path and arguments.url:
         raise ConfigError(f"MODEL {arguments.path} starts a server, --url {arguments.url} names one: give one of them")
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace, serve_words: Sequence[str], work: Callabl
             stream.reconfigure(errors="replace")
     try:
         with _server(arguments, serve_words) as own, asyncio.Runner() as runner:
-            work(_asking(arguments, own, runner))
+            work(_session(arguments, own, runner))
             sys.stdout.flush()
     except RemoteError as error:
         hint = "; start one with `jaxserve serve`, or name a model here" if isinstance(error, NoServerError) else ""
@@ -101,7 +101,7 @@ def report(reply: Reply, *, is_verbose: bool) -> None:
         raise KeyboardInterrupt
 
 
-def _asking(arguments: argparse.Namespace, own: OwnServer | None, runner: asyncio.Runner) -> Asking:
+def _session(arguments: argparse.Namespace, own: LocalServer | None, runner: asyncio.Runner) -> Session:
     options: dict[str, Any] = {name: value for name in SAMPLING if (value := getattr(arguments, name)) is not None}
     if arguments.verbose:
         options["stream_options"] = {"include_usage": True}
@@ -109,13 +109,13 @@ def _asking(arguments: argparse.Namespace, own: OwnServer | None, runner: asynci
     key = own.api_key if own else arguments.api_key or environment_api_key()
     remote = Remote(url=url, api_key=key, options=options)
     model = arguments.model or runner.run(remote.first_model())
-    return Asking(remote=remote, model=model, runner=runner, screen=Screen(sys.stdout))
+    return Session(remote=remote, model=model, runner=runner, screen=Screen(sys.stdout))
 
 
 @contextlib.contextmanager
-def _server(arguments: argparse.Namespace, serve_words: Sequence[str]) -> Iterator[OwnServer | None]:
+def _server(arguments: argparse.Namespace, serve_words: Sequence[str]) -> Iterator[LocalServer | None]:
     if arguments.path is None:
         yield None
         return
-    with own_server([arguments.path, *serve_words], child_environment()) as own:
+    with local_server([arguments.path, *serve_words], child_environment()) as own:
         yield own

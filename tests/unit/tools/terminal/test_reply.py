@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxserve.tools.client import OutputDelta
-from jaxserve.tools.terminal.receiving import Reply
+from jaxserve.tools.terminal.reply import Reply
 
 USAGE = {"prompt_tokens": 37, "completion_tokens": 8, "prompt_tokens_details": {"cached_tokens": 32}}
 

@@ -26,7 +26,7 @@ class ServerEndedError(JaxserveError):
 
 
 @dataclass(frozen=True, slots=True)
-class OwnServer:
+class LocalServer:
     """URL and API key of the server."""
 
     url: str
@@ -34,7 +34,7 @@ class OwnServer:
 
 
 @contextlib.contextmanager
-def own_server(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[OwnServer]:
+def local_server(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[LocalServer]:
     """Run `jaxserve serve WORDS` on a free port of this machine; it writes progress and errors to stderr.
 
     Raises ServerEndedError if it ends before it is ready.
@@ -50,7 +50,7 @@ def own_server(words: Sequence[str], environment: Mapping[str, str]) -> Iterator
     )
     signals = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield OwnServer(_await_ready(process), key)
+        yield LocalServer(_await_ready(process), key)
     finally:
         _stop(process)
         for number, handler in signals.items():
