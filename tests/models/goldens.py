@@ -1,4 +1,4 @@
-"""The committed references: what transformers computed with the checkpoints of `data/` and with SmolLM2.
+"""The committed references: outputs of transformers for the checkpoints of `data/` and for SmolLM2.
 
 `tests/tools/` holds the scripts that write them.
 """
@@ -76,7 +76,7 @@ class AdapterGolden:
 
 
 def adapter_goldens(name: str) -> dict[str, AdapterGolden]:
-    """Those of a checkpoint by the adapter's name; "base" is the checkpoint itself."""
+    """Return the goldens of a checkpoint by adapter name; "base" is the checkpoint without adapters."""
     directory = DATA / "adapters" / name
     with np.load(directory / "golden.npz", allow_pickle=False) as arrays:
         adapters = dict.fromkeys(key.partition("/")[0] for key in arrays.files if "/" in key)
@@ -146,7 +146,7 @@ class PairGolden:
     token_ids: list[np.ndarray]
     """int32 (T) each"""
     text_pair_starts: list[int | None]
-    """Where the second text of each begins, if the model tells the two apart."""
+    """Start of the second text of each pair, if the model has token types."""
     scores: np.ndarray
     """float32 (pairs), before any sigmoid"""
 
@@ -163,7 +163,7 @@ def pair_golden(name: str) -> PairGolden:
 
 @dataclass(frozen=True, slots=True)
 class VectorGolden:
-    """What a model makes of prompts."""
+    """A model's embeddings of prompts."""
 
     token_ids: list[np.ndarray]
     """int32 (T) each"""
@@ -179,7 +179,7 @@ def minilm_golden() -> VectorGolden:
 
 
 def decoder_vectors(name: str) -> VectorGolden:
-    """Of a decoder, not normalised."""
+    """Return the embeddings of a decoder, not normalised."""
     with np.load(DATA / "embeddings.npz", allow_pickle=False) as arrays:
         vectors = {pooling: arrays[f"{name}/{pooling}"] for pooling in ("last", "mean")}
         return VectorGolden([arrays[f"{name}/ids_{i}"] for i in range(len(vectors["last"]))], vectors)

@@ -75,7 +75,7 @@ def logits(model: str, adapter: str, policy: DtypePolicy, num_devices: int = 1) 
 
 @pytest.mark.parametrize(("model", "adapter"), CASES)
 @pytest.mark.parametrize("fused_for", [0, 1])
-def test_logits_are_those_of_peft(model: str, adapter: str, fused_for: int) -> None:
+def test_adapter_logits_equal_peft(model: str, adapter: str, fused_for: int) -> None:
     found = logits(model, adapter, replace(PLAIN, fused_for=fused_for))
     np.testing.assert_allclose(found, adapter_goldens(model)[adapter].logits, atol=1e-4, rtol=0)
 

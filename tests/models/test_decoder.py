@@ -82,7 +82,7 @@ def test_float32_logits_equal_transformers(golden: GoldenCheckpoint) -> None:
 @pytest.mark.slow
 @pytest.mark.versions
 @pytest.mark.parametrize("name", ["qwen2_tiny", "gpt_oss_tiny"])
-def test_joined_products_with_biases_or_of_experts_on_two_devices_equal_transformers(name: str) -> None:
+def test_fused_matmuls_with_biases_or_experts_on_two_devices_equal_transformers(name: str) -> None:
     golden = golden_checkpoint(name)
     found = prompt_logits(golden, "float32", num_devices=2, fused_for=2)
     np.testing.assert_allclose(found, golden.logits, atol=1e-4, rtol=0)

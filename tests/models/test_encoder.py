@@ -27,7 +27,7 @@ NAMES = ["bert_tiny", "roberta_tiny"]
 def packed_hidden(
     path: Path, texts: list[np.ndarray], num_tokens: int, num_devices: int = 1, fused_for: int = 0
 ) -> list[np.ndarray]:
-    """What the encoder makes of each token, by text, on an axis of `num_tokens` with padding at its end."""
+    """Return the encoder's vectors of each text, packed on an axis of `num_tokens` with padding at its end."""
     checkpoint = open_model(path)
     config = model_of(checkpoint)
     assert isinstance(config, EncoderConfig)
@@ -59,7 +59,7 @@ def test_hidden_states_equal_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("fused_for", [0, 2])
-def test_two_devices_share_the_heads(fused_for: int) -> None:
+def test_two_devices_split_the_heads(fused_for: int) -> None:
     golden = encoder_golden("bert_tiny")
     found = packed_hidden(golden.path, golden.token_ids, 100, num_devices=2, fused_for=fused_for)
     for ours, theirs in zip(found, golden.hidden, strict=True):

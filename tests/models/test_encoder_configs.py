@@ -1,4 +1,4 @@
-"""What a `config.json` says of an encoder, and what is refused in one line."""
+"""Configs of encoders are read, or rejected in one line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_defaults_are_those_of_transformers() -> None:
     assert read().max_position == 66
 
 
-def test_positions_of_roberta_begin_behind_the_padding_token() -> None:
+def test_roberta_positions_begin_after_the_padding_token() -> None:
     assert (read("XLMRobertaModel").first_position, read("XLMRobertaModel").max_position) == (2, 64)
     assert read("RobertaModel", pad_token_id=0).first_position == 1
 
@@ -44,7 +44,7 @@ def test_positions_of_roberta_begin_behind_the_padding_token() -> None:
         ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, False),
     ],
 )
-def test_the_activation_of_a_score_is_as_the_checkpoint_says(keys: dict[str, Any], is_sigmoid: bool) -> None:
+def test_score_activation_is_read_from_the_checkpoint(keys: dict[str, Any], is_sigmoid: bool) -> None:
     config = read("BertForSequenceClassification", id2label={"0": "LABEL_0"}, **keys)
     assert config.scoring == ScoringHead("bert", is_sigmoid)
     roberta = read("XLMRobertaForSequenceClassification", num_labels=1, **keys)
@@ -69,7 +69,7 @@ def test_the_activation_of_a_score_is_as_the_checkpoint_says(keys: dict[str, Any
         ),
     ],
 )
-def test_what_the_encoder_does_not_compute_is_refused(architecture: str, keys: dict[str, Any], expected: str) -> None:
+def test_unsupported_encoder_configs_are_rejected(architecture: str, keys: dict[str, Any], expected: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         read(architecture, **keys)
     assert expected in str(caught.value)

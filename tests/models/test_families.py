@@ -70,7 +70,7 @@ def test_head_dim_may_differ_from_width_over_heads() -> None:
     assert decoder_config(of("Llama", head_dim=None)).head_dim == 16
 
 
-def test_mistral_window_holds_in_every_layer_and_null_is_none() -> None:
+def test_mistral_window_applies_to_every_layer_and_null_is_none() -> None:
     assert decoder_config(of("Mistral")).layers == (LayerConfig(4096),) * 2
     assert decoder_config(of("Mistral", sliding_window=8)).layers == (LayerConfig(8),) * 2
     assert decoder_config(of("Mistral", sliding_window=None)) == PLAIN_DECODER
@@ -92,7 +92,7 @@ def test_qwen_window_counts_only_when_switched_on() -> None:
     assert decoder_config(of("Qwen2", use_sliding_window=True, **null)).layers == (LayerConfig(), LayerConfig())
 
 
-def test_qwen3_moe_has_experts_in_every_nth_layer_but_those_that_are_named() -> None:
+def test_qwen3_moe_has_experts_in_every_nth_layer_except_dense_ones() -> None:
     keys = {"num_hidden_layers": 6, "moe_intermediate_size": 32, "num_experts": 16, "norm_topk_prob": True}
     experts = ExpertsConfig(num_experts=16, num_per_token=8, intermediate_size=32, is_normalized=True)
     assert [layer.experts for layer in decoder_config(of("Qwen3Moe", **keys)).layers] == [experts] * 6
@@ -103,28 +103,28 @@ def test_qwen3_moe_has_experts_in_every_nth_layer_but_those_that_are_named() -> 
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3Moe", "Mixtral", "Olmoe"])
-def test_the_number_of_experts_is_read_in_both_spellings(architecture: str) -> None:
+def test_the_number_of_experts_is_read_from_either_key(architecture: str) -> None:
     for key in ("num_experts", "num_local_experts"):
         experts = decoder_config(of(architecture, **{key: 24})).experts
         assert experts is not None
         assert experts.num_experts == 24
 
 
-def test_mixtral_and_olmoe_have_experts_as_wide_as_their_config_says_in_every_layer() -> None:
+def test_mixtral_and_olmoe_have_experts_of_the_configured_width_in_every_layer() -> None:
     mixtral, olmoe = decoder_config(of("Mixtral")), decoder_config(of("Olmoe"))
     assert mixtral.layers == (LayerConfig(experts=ExpertsConfig(8, 2, 96, is_normalized=True)),) * 2
     assert olmoe.layers == (LayerConfig(experts=ExpertsConfig(64, 8, 96, is_normalized=False)),) * 2
     assert (mixtral.qk_norm, olmoe.qk_norm) == ("none", "whole")
 
 
-def test_smollm3_takes_positions_out_of_every_fourth_layer_and_ties_the_head() -> None:
+def test_smollm3_has_no_rope_in_every_fourth_layer_and_a_tied_head() -> None:
     config = decoder_config(of("SmolLM3", num_hidden_layers=5))
     assert [layer.use_rope for layer in config.layers] == [True, True, True, False, True]
     assert config.tied_embeddings
     assert config.rope_theta == 2_000_000.0
 
 
-def test_gemma_3_has_a_base_for_layers_that_slide_in_both_spellings() -> None:
+def test_gemma_3_sliding_window_layers_have_a_rope_base_in_both_formats() -> None:
     scaled = {"rope_type": "linear", "factor": 8.0}
     old = decoder_config(of("Gemma3", rope_theta=1e5, rope_local_base_freq=1e3, rope_scaling=scaled))
     tables = {
@@ -147,7 +147,7 @@ def test_gemmas_window_pattern_and_caps_are_read() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(config_goldens()["layers"]))
-def test_layers_slide_and_rotate_as_in_transformers(name: str) -> None:
+def test_windows_and_rope_of_layers_equal_transformers(name: str) -> None:
     case = config_goldens()["layers"][name]
     layers = decoder_config(case["config"]).layers
     assert [layer.sliding_window for layer in layers] == case["windows"]
@@ -163,7 +163,7 @@ def test_defaults_of_absent_keys_are_those_of_transformers(architecture: str) ->
 
 
 @pytest.mark.parametrize("name", sorted(rope_goldens()))
-def test_rope_scaling_is_read_in_every_spelling(name: str) -> None:
+def test_rope_scaling_is_read_in_every_format(name: str) -> None:
     case = rope_goldens()[name]
     config = decoder_config({"architectures": ["LlamaForCausalLM"], **case["config"]})
     table = case["config"].get("rope_scaling") or case["config"].get("rope_parameters") or {}
@@ -213,7 +213,7 @@ def test_dynamic_scaling_keeps_the_declared_length() -> None:
 LONGROPE = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0]}
 
 
-def test_longrope_is_short_unless_a_longer_context_is_asked_for() -> None:
+def test_longrope_uses_short_factors_unless_a_longer_context_is_requested() -> None:
     longest = {"max_position_embeddings": 2048, "original_max_position_embeddings": 512}
     rope = {"rope_scaling": {"type": "longrope", **LONGROPE}, "partial_rotary_factor": 0.25}
     declared = decoder_config(of("Phi3", **longest, **rope))
@@ -241,7 +241,7 @@ def test_longrope_has_had_other_names_in_phi_3(name: str) -> None:
     assert configs[0] == configs[1]
 
 
-def test_glm_turns_neighbours_in_half_of_a_head() -> None:
+def test_glm_rotates_adjacent_pairs_in_half_of_a_head() -> None:
     config = decoder_config(of("Glm", head_dim=8))
     assert (config.rotary_dim, config.rotary_pairs, config.qkv_bias) == (4, "adjacent", True)
     order = row_order(config)

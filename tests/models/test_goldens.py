@@ -1,4 +1,4 @@
-"""The committed references are what tests of the decoder may rest on."""
+"""The committed references are varied, without ties and small."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from tests.models.goldens import GoldenCheckpoint, golden_checkpoints, smollm2_goldens
 
 TIE = 1e-4
-"""Below this distance of the two best logits a different greedy token is excused."""
+"""Distance of the two best logits below which another greedy token is accepted."""
 
 MAX_FILE_BYTES = 450_000
 

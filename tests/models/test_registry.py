@@ -1,4 +1,4 @@
-"""The registry finds the family, reads the end tokens, and refuses what the decoder does not compute, in one line."""
+"""The registry finds the family, reads end tokens, and rejects unsupported configs in one line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def of(architecture: str, keys: dict[str, Any]) -> dict[str, Any]:
     return {**LLAMA, "architectures": [f"{architecture}ForCausalLM"], **keys}
 
 
-def refusal(hf: dict[str, Any]) -> str:
+def rejection(hf: dict[str, Any]) -> str:
     with pytest.raises(CheckpointError) as caught:
         decoder_config(hf)
     message = str(caught.value)
@@ -64,27 +64,27 @@ def test_every_family_file_is_found() -> None:
     ]
 
 
-def test_unknown_architecture_is_refused_with_the_supported_ones() -> None:
-    message = refusal({**LLAMA, "architectures": ["GPT2LMHeadModel"]})
+def test_unknown_architecture_is_rejected_with_the_supported_ones() -> None:
+    message = rejection({**LLAMA, "architectures": ["GPT2LMHeadModel"]})
     assert "GPT2LMHeadModel" in message
     assert all(name in message for name in architectures())
 
 
 @pytest.mark.parametrize("value", [None, [], "LlamaForCausalLM", [3]])
-def test_missing_architecture_is_refused(value: object) -> None:
-    assert "architectures is" in refusal({**LLAMA, "architectures": value})
+def test_missing_architecture_is_rejected(value: object) -> None:
+    assert "architectures is" in rejection({**LLAMA, "architectures": value})
 
 
 @pytest.mark.parametrize("key", [key for key in LLAMA if key not in ("architectures", "num_key_value_heads")])
 def test_missing_key_is_named(key: str) -> None:
     hf = {name: value for name, value in LLAMA.items() if name != key}
-    assert f"the key {key} is missing" in refusal(hf)
+    assert f"the key {key} is missing" in rejection(hf)
 
 
 @pytest.mark.parametrize("key", [key for key in LLAMA if key != "architectures"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, "8", True, 1 << 60, [4], float("nan")])
-def test_absurd_size_is_refused_naming_key_and_limit(key: str, value: object) -> None:
-    message = refusal({**LLAMA, key: value})
+def test_absurd_size_is_rejected_naming_key_and_limit(key: str, value: object) -> None:
+    message = rejection({**LLAMA, key: value})
     assert f"model config: {key} is " in message
     assert "an integer from 1 to" in message
 
@@ -141,8 +141,8 @@ def test_absurd_size_is_refused_naming_key_and_limit(key: str, value: object) ->
         ("SmolLM3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval is 0"),
     ],
 )
-def test_value_that_changes_the_computation_is_refused(architecture: str, keys: dict[str, Any], expected: str) -> None:
-    assert expected in refusal(of(architecture, keys))
+def test_value_that_changes_the_computation_is_rejected(architecture: str, keys: dict[str, Any], expected: str) -> None:
+    assert expected in rejection(of(architecture, keys))
 
 
 @pytest.mark.parametrize(
@@ -177,13 +177,13 @@ def test_value_that_changes_the_computation_is_refused(architecture: str, keys: 
         ("yarn", "rope_scaling is 'yarn'; supported: one flat table"),
     ],
 )
-def test_rope_scaling_that_is_not_computed_is_refused(table: object, expected: str) -> None:
-    assert expected in refusal({**LLAMA, "rope_scaling": table})
+def test_rope_scaling_that_is_not_computed_is_rejected(table: object, expected: str) -> None:
+    assert expected in rejection({**LLAMA, "rope_scaling": table})
 
 
 def test_refusal_shows_only_the_beginning_of_a_long_value() -> None:
-    assert len(refusal({**LLAMA, "hidden_act": "x" * 100_000})) < 300
-    assert len(refusal({**LLAMA, "architectures": ["x" * 100_000]})) < 300 + len(", ".join(architectures()))
+    assert len(rejection({**LLAMA, "hidden_act": "x" * 100_000})) < 300
+    assert len(rejection({**LLAMA, "architectures": ["x" * 100_000]})) < 300 + len(", ".join(architectures()))
 
 
 def test_end_tokens_are_the_union_of_both_files() -> None:
@@ -195,8 +195,8 @@ def test_end_tokens_are_the_union_of_both_files() -> None:
 
 
 @pytest.mark.parametrize("value", [256, -1, "2", [2, 300], 2.0])
-def test_end_token_outside_the_vocabulary_is_refused(value: object) -> None:
-    assert "eos_token_id is " in refusal({**LLAMA, "eos_token_id": value})
+def test_end_token_outside_the_vocabulary_is_rejected(value: object) -> None:
+    assert "eos_token_id is " in rejection({**LLAMA, "eos_token_id": value})
 
 
 def test_reading_a_config_leaves_it_as_it_was() -> None:

@@ -57,8 +57,8 @@ def test_prompts_are_tokenised_as_by_the_reference(tokenizer: Tokenizer) -> None
         assert tuple(ids) == golden.prompt_ids, golden.name
 
 
-def test_fp8_weights_find_texts_as_likely(engine: ModelEngine) -> None:
-    """What is sampled from them depends on the last bits of a processor's sums; how likely a text is does not."""
+def test_fp8_weights_keep_the_likelihood_of_texts(engine: ModelEngine) -> None:
+    """Compare likelihoods: sampled tokens depend on the last bits of a processor's sums, likelihoods do not."""
     texts = {golden.name: [*golden.prompt_ids, *golden.output_ids] for golden in smollm2_goldens()[:4]}
     coarse = ModelEngine(
         smollm2_file(), quantization="fp8", cpu_kernels="auto", max_num_seqs=1, max_num_batched_tokens=16
@@ -70,6 +70,6 @@ def test_fp8_weights_find_texts_as_likely(engine: ModelEngine) -> None:
 
 
 def mean_logprobs(engine: ModelEngine, texts: dict[str, list[int]]) -> np.ndarray:
-    """Of each text's tokens."""
+    """Return the mean log-probability of each text's tokens."""
     results = engine.run([request(name, ids, max_tokens=1, num_prompt_logprobs=0) for name, ids in texts.items()])
     return np.array([np.mean([token.logprob for token in results[name].prompt_logprobs]) for name in texts])

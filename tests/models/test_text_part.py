@@ -1,4 +1,4 @@
-"""Checkpoints that also see, and such as store matrices joined, are read as the plain ones of the same numbers."""
+"""Multimodal checkpoints and fused matrices are read like plain checkpoints with the same weights."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def seeing_checkpoint(folder: Path, source: str, architecture: str, spelling: st
         ("mistral_sliding_tiny", "Mistral3ForConditionalGeneration"),
     ],
 )
-def test_the_text_part_is_the_model_by_itself(tmp_path: Path, source: str, architecture: str, spelling: str) -> None:
+def test_the_text_part_equals_the_text_model(tmp_path: Path, source: str, architecture: str, spelling: str) -> None:
     plain = seeing_checkpoint(tmp_path, source, architecture, spelling)
     found = open_model(tmp_path)
     assert decoder_of(found) == decoder_of(plain)
@@ -56,13 +56,13 @@ def test_the_text_part_is_the_model_by_itself(tmp_path: Path, source: str, archi
     assert read_decoder(tmp_path) == (decoder_of(plain), None)
 
 
-def test_a_text_part_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_a_text_part_of_another_kind_is_rejected(tmp_path: Path) -> None:
     seeing_checkpoint(tmp_path, "gemma3_tiny", "LlavaForConditionalGeneration", "old")
     with pytest.raises(CheckpointError, match="'LlavaForConditionalGeneration' is not supported"):
         decoder_of(open_model(tmp_path))
 
 
-def test_published_gemma_3_configs_leave_their_common_sizes_out(tmp_path: Path) -> None:
+def test_published_gemma_3_configs_omit_default_sizes(tmp_path: Path) -> None:
     text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
     text |= {"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
     whole = {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "text_config": text}
@@ -73,7 +73,7 @@ def test_published_gemma_3_configs_leave_their_common_sizes_out(tmp_path: Path) 
     assert sum(layer.sliding_window is None for layer in config.layers) == 5
 
 
-def test_joined_matrices_are_read_as_their_parts() -> None:
+def test_fused_matrices_are_read_as_their_parts() -> None:
     folder = golden_checkpoint("phi3_tiny").path
     found, config = open_model(folder), decoder_of(open_model(folder))
     sizes = {"q": config.num_heads, "k": config.num_kv_heads, "v": config.num_kv_heads}
@@ -88,7 +88,7 @@ def test_joined_matrices_are_read_as_their_parts() -> None:
     assert total == sum(found.read(name).nbytes for name in found.tensors)
 
 
-def test_joined_matrices_of_another_size_are_named(tmp_path: Path) -> None:
+def test_fused_matrices_of_another_size_are_named(tmp_path: Path) -> None:
     folder = golden_checkpoint("phi3_tiny").path
     shutil.copytree(folder, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())

@@ -61,14 +61,14 @@ class TinyModel:
         self._compute = jax.jit(compute)
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
-        """(V,): after these tokens of the row, which come behind those of earlier calls."""
+        """Return the logits (V,) after these tokens, which follow those of earlier calls."""
         arguments = jnp.asarray(tokens, jnp.int32), jnp.int32(self._length)
         logits, self._pool = self._compute(self._params, self._pool, *arguments)
         self._length += len(tokens)
         return np.asarray(logits)
 
     def greedy(self, prompt: np.ndarray, count: int, *, chunk: int) -> list[int]:
-        """As many tokens, of a prompt that is computed `chunk` tokens at a time."""
+        """Return `count` greedy tokens after a prompt that is computed `chunk` tokens at a time."""
         logits = [self.logits(prompt[i : i + chunk]) for i in range(0, len(prompt), chunk)][-1]
         tokens = [int(logits.argmax())]
         while len(tokens) < count:

@@ -1,4 +1,4 @@
-"""Whatever happens to a header, the readers read it or refuse it; they never crash and never allocate what it claims."""
+"""Readers accept or reject damaged headers; they never crash or allocate the sizes a header claims."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxserve.models.registry import open_model
 from tests.unit.checkpoint.checkpoint_files import decoder_metadata, stored, write_gguf, write_safetensors
 
 MAX_PEAK_BYTES = 4_000_000
-"""The files are of a few kilobytes."""
+"""Memory limit: the files have a few kilobytes."""
 
 EXTREMES = (0, 1, 31, 255, (1 << 31) - 1, (1 << 32) - 1, 1 << 40, (1 << 63) - 1, (1 << 64) - 32, (1 << 64) - 1)
 
@@ -85,7 +85,7 @@ def gguf_bytes(gguf_path: Path) -> bytes:
 
 @seeded
 @given(changes=edits)
-def test_edited_gguf_is_read_or_refused(
+def test_edited_gguf_is_read_or_rejected(
     gguf_path: Path, gguf_bytes: bytes, changes: list[tuple[str, int, int]]
 ) -> None:
     victim = gguf_path.with_name("victim.gguf")
@@ -115,7 +115,7 @@ def safetensors_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @seeded
 @given(changes=edits)
-def test_edited_safetensors_is_read_or_refused(safetensors_path: Path, changes: list[tuple[str, int, int]]) -> None:
+def test_edited_safetensors_is_read_or_rejected(safetensors_path: Path, changes: list[tuple[str, int, int]]) -> None:
     victim = safetensors_path.with_name("victim.safetensors")
     original = safetensors_path.read_bytes()
     victim.write_bytes(edited(original, changes, len(original) - 4 * 8 * 4 - 6 * 2))
@@ -130,7 +130,7 @@ def test_edited_safetensors_is_read_or_refused(safetensors_path: Path, changes: 
 
 @seeded
 @given(header=st.binary(max_size=200), data=st.binary(max_size=16))
-def test_random_safetensors_header_is_read_or_refused(safetensors_path: Path, header: bytes, data: bytes) -> None:
+def test_random_safetensors_header_is_read_or_rejected(safetensors_path: Path, header: bytes, data: bytes) -> None:
     victim = safetensors_path.with_name("victim.safetensors")
     victim.write_bytes(struct.pack("<Q", len(header)) + header + data)
     check_bounded(lambda: open_safetensors(victim))
@@ -138,7 +138,7 @@ def test_random_safetensors_header_is_read_or_refused(safetensors_path: Path, he
 
 @seeded
 @given(body=st.binary(max_size=300), num_tensors=st.integers(0, 3), num_keys=st.integers(0, 3))
-def test_random_gguf_body_is_read_or_refused(gguf_path: Path, body: bytes, num_tensors: int, num_keys: int) -> None:
+def test_random_gguf_body_is_read_or_rejected(gguf_path: Path, body: bytes, num_tensors: int, num_keys: int) -> None:
     victim = gguf_path.with_name("victim.gguf")
     victim.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, num_tensors, num_keys) + body)
     check_bounded(lambda: open_gguf(victim))

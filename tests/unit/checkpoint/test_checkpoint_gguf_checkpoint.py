@@ -1,4 +1,4 @@
-"""A GGUF file as a Hugging Face checkpoint: config, names, row order, and what has no place in it."""
+"""A GGUF file as a Hugging Face checkpoint: config, names, row order, and rejected files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.unit.checkpoint.checkpoint_files import (
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "smollm3")
 
 
-def refusal(path: Path) -> str:
+def rejection(path: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
         open_model(path)
     message = str(caught.value)
@@ -43,7 +43,7 @@ def config_of(path: Path) -> dict[str, Any]:
     return open_model(path).config
 
 
-def test_what_is_recommended_for_sampling_has_hugging_faces_names(tmp_path: Path) -> None:
+def test_recommended_sampling_parameters_have_hugging_face_names(tmp_path: Path) -> None:
     metadata = {"general__sampling__temp": 0.6, "general__sampling__top_k": 20, "general__sampling__mirostat": 1}
     path = write_decoder(tmp_path / "a.gguf", "llama", **metadata, general__sampling__penalty_repeat=1.05)
     found = open_model(path).generation_config
@@ -293,19 +293,19 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_mismatch_is_named_in_one_line(tmp_path: Path, case: str) -> None:
     architecture, changes, message = REFUSED[case]
-    assert refusal(write_decoder(tmp_path / "a.gguf", architecture, **changes)).startswith(message)
+    assert rejection(write_decoder(tmp_path / "a.gguf", architecture, **changes)).startswith(message)
 
 
 def test_missing_embedding_is_named(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "a.gguf", "llama", decoder_metadata("llama"), {})
-    assert refusal(path) == "tensor 'token_embd.weight': expected in the file, found none"
+    assert rejection(path) == "tensor 'token_embd.weight': expected in the file, found none"
 
 
 @pytest.mark.parametrize(
     "name", ["blk.0.ffn_gate_exps.weight", "blk.00.attn_q.weight", "blk.0.attn_q.scale", "v.patch"]
 )
 def test_tensor_without_a_place_is_named(tmp_path: Path, name: str) -> None:
-    message = refusal(write_decoder(tmp_path / "a.gguf", "llama", {name: np.ones(32, np.float32)}))
+    message = rejection(write_decoder(tmp_path / "a.gguf", "llama", {name: np.ones(32, np.float32)}))
     assert message.startswith(f"tensor {name!r}: expected the tensors of a dense decoder")
 
 

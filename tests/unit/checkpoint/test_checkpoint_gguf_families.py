@@ -1,4 +1,4 @@
-"""A tiny checkpoint of each newer family, as llama.cpp would store it, is read as the checkpoint itself."""
+"""A tiny checkpoint of each newer family in llama.cpp's format is read like its safetensors."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def head_dim(hf: Mapping[str, Any]) -> int:
 
 
 def as_stored(name: str, tensor: np.ndarray, hf: Mapping[str, Any]) -> np.ndarray:
-    """What llama.cpp's converter writes for a tensor."""
+    """Return the tensor that llama.cpp's converter writes."""
     model = hf["architectures"][0]
     if model.startswith("Gemma") and name.endswith("norm.weight"):
         return tensor + 1
@@ -197,7 +197,7 @@ def test_gemmas_of_27b_score_with_width_over_heads(tmp_path: Path) -> None:
         ("phi3", {"rope__dimension_count": 3}, "key 'phi3.rope.dimension_count': expected the head size 8, found 3"),
     ],
 )
-def test_keys_that_are_not_computed_are_refused(
+def test_keys_that_are_not_computed_are_rejected(
     tmp_path: Path, architecture: str, changes: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(CheckpointError) as caught:
@@ -205,7 +205,7 @@ def test_keys_that_are_not_computed_are_refused(
     assert expected in str(caught.value)
 
 
-def test_two_tensors_in_one_place_are_refused(tmp_path: Path) -> None:
+def test_two_tensors_in_one_place_are_rejected(tmp_path: Path) -> None:
     extra = {f"blk.0.{name}.weight": np.ones(HIDDEN, np.float32) for name in ("post_attention_norm", "post_ffw_norm")}
     with pytest.raises(CheckpointError, match="no place in it"):
         open_model(write_decoder(tmp_path / "a.gguf", "olmo2", extra))

@@ -1,4 +1,4 @@
-"""The GGUF reader: every claimed type comes out right, and no header is believed."""
+"""The GGUF reader decodes every type and trusts no header."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_chunked_dequantisation_equals_the_whole(tmp_path: Path, kind: str) -> N
 
 
 def scale_positions(kind: str) -> tuple[int, ...]:
-    """Where a block keeps its float16 scales (and minima)."""
+    """Return the byte offsets of a block's float16 scales (and minima)."""
     return {
         "Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,), "Q4_1": (0, 2), "Q5_1": (0, 2),
         "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),

@@ -1,4 +1,4 @@
-"""Rope scaling out of a GGUF file: Llama 3's formula recognised in its factors, the scaling keys kept."""
+"""Rope scaling of GGUF files: Llama 3's formula is recognised from its factors, and scaling keys are read."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def config_of(path: Path) -> dict[str, Any]:
     return open_model(path).config
 
 
-def refusal(path: Path) -> str:
+def rejection(path: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
         open_model(path)
     return str(caught.value).removeprefix(f"{path}: ")
 
 
 def llama3_factors(head_dim: int, theta: float, factor: float) -> list[float]:
-    """As transformers defines rope_type llama3 with low 1, high 4, original 8192: inv_freq over scaled inv_freq."""
+    """Return inv_freq / scaled inv_freq of transformers' rope_type llama3 with low 1, high 4, original 8192."""
     factors = []
     for index in range(0, head_dim, 2):
         wavelength = 2 * math.pi * theta ** (index / head_dim)
@@ -68,9 +68,9 @@ def test_factors_of_one_are_no_scaling(tmp_path: Path) -> None:
         ([1.0, 1.0, 8.0], "expected shape (4,), found (3,)"),
     ],
 )
-def test_other_rope_factors_are_refused(tmp_path: Path, factors: list[float], found: str) -> None:
+def test_other_rope_factors_are_rejected(tmp_path: Path, factors: list[float], found: str) -> None:
     extra = {"rope_freqs.weight": np.array(factors, np.float32)}
-    message = refusal(write_decoder(tmp_path / "a.gguf", "llama", extra, rope__freq_base=20_000.0))
+    message = rejection(write_decoder(tmp_path / "a.gguf", "llama", extra, rope__freq_base=20_000.0))
     assert message.startswith("tensor 'rope_freqs.weight': ")
     assert found in message
 
@@ -92,5 +92,5 @@ def test_linear_and_yarn_scaling_are_kept(tmp_path: Path) -> None:
         "original_max_position_embeddings": 64,
         "beta_fast": 16.0,
     }
-    message = refusal(write_decoder(tmp_path / "c.gguf", "qwen2", **yarn, rope__scaling__attn_factor=0.5))
+    message = rejection(write_decoder(tmp_path / "c.gguf", "qwen2", **yarn, rope__scaling__attn_factor=0.5))
     assert message == "key 'qwen2.rope.scaling.attn_factor': expected 1 or none, found 0.5"

@@ -1,4 +1,4 @@
-"""A Hugging Face directory: whole, in shards, and in every kind of disorder."""
+"""Hugging Face directories: whole, in shards, and damaged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sharded(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def refusal(directory: Path) -> str:
+def rejection(directory: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
         open_model(directory)
     assert "\n" not in str(caught.value)
@@ -77,25 +77,25 @@ def test_unknown_tensor_is_named(single: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
-def test_pickle_weights_are_refused(tmp_path: Path, name: str) -> None:
+def test_pickle_weights_are_rejected(tmp_path: Path, name: str) -> None:
     write_json(tmp_path / "config.json", {})
     (tmp_path / name).write_bytes(b"\x80\x02")
-    assert refusal(tmp_path).startswith(f"{tmp_path} has only pickle weights; convert to safetensors")
+    assert rejection(tmp_path).startswith(f"{tmp_path} has only pickle weights; convert to safetensors")
 
 
 def test_directory_of_gguf_files_says_to_give_one(tmp_path: Path) -> None:
     (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
-    message = refusal(tmp_path)
+    message = rejection(tmp_path)
     assert message.endswith(f"found GGUF files; give one of them, such as {tmp_path / 'tiny.gguf'}")
 
 
 def test_empty_directory_is_named(tmp_path: Path) -> None:
-    assert refusal(tmp_path) == f"{tmp_path}: expected model.safetensors or {INDEX}, found neither"
+    assert rejection(tmp_path) == f"{tmp_path}: expected model.safetensors or {INDEX}, found neither"
 
 
 def test_missing_config_is_named(single: Path) -> None:
     (single / "config.json").unlink()
-    assert refusal(single).startswith(f"{single / 'config.json'}: expected the model's configuration")
+    assert rejection(single).startswith(f"{single / 'config.json'}: expected the model's configuration")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_missing_config_is_named(single: Path) -> None:
 )
 def test_damaged_config_is_named(single: Path, text: bytes, found: str) -> None:
     (single / "config.json").write_bytes(text)
-    message = refusal(single)
+    message = rejection(single)
     assert message.startswith(f"{single / 'config.json'}: ")
     assert found in message
 
@@ -123,7 +123,7 @@ def test_damaged_config_is_named(single: Path, text: bytes, found: str) -> None:
 )
 def test_index_may_only_name_files_beside_it(sharded: Path, name: object) -> None:
     write_json(sharded / INDEX, {"weight_map": {"a": name}})
-    message = refusal(sharded)
+    message = rejection(sharded)
     assert message.startswith(f"{sharded / INDEX}: tensor 'a': expected the plain name of a .safetensors file")
     assert message.endswith(f"found {str(name)!r}")
 
@@ -131,24 +131,24 @@ def test_index_may_only_name_files_beside_it(sharded: Path, name: object) -> Non
 @pytest.mark.parametrize("index", [{}, {"weight_map": {}}, {"weight_map": ["a"]}])
 def test_index_without_a_weight_map_is_named(sharded: Path, index: object) -> None:
     write_json(sharded / INDEX, index)
-    assert "key 'weight_map': expected a table of tensor to file name" in refusal(sharded)
+    assert "key 'weight_map': expected a table of tensor to file name" in rejection(sharded)
 
 
 def test_missing_shard_is_named(sharded: Path) -> None:
     (sharded / "model-2.safetensors").unlink()
     message = f"{sharded / INDEX}: expected the shard 'model-2.safetensors' beside it, found no such file"
-    assert refusal(sharded) == message
+    assert rejection(sharded) == message
 
 
 def test_tensor_missing_from_its_shard_is_named(sharded: Path) -> None:
     write_json(sharded / INDEX, {"weight_map": {"a": "model-1.safetensors", "b": "model-1.safetensors"}})
-    assert refusal(sharded) == f"{sharded / 'model-1.safetensors'}: tensor 'b': expected here by {INDEX}, found none"
+    assert rejection(sharded) == f"{sharded / 'model-1.safetensors'}: tensor 'b': expected here by {INDEX}, found none"
 
 
 def test_truncated_shard_is_named(sharded: Path) -> None:
     shard = sharded / "model-2.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
-    assert refusal(sharded).startswith(f"{shard}: tensor 'b': expected a file of at least")
+    assert rejection(sharded).startswith(f"{shard}: tensor 'b': expected a file of at least")
 
 
 @pytest.mark.parametrize(
@@ -156,11 +156,19 @@ def test_truncated_shard_is_named(sharded: Path) -> None:
     [lambda path: path.write_bytes(b"\x80\x02pickle"), lambda path: path.write_bytes(b"")],
     ids=["pickle", "empty"],
 )
-def test_file_of_another_kind_is_refused(tmp_path: Path, write: Callable[[Path], object]) -> None:
+def test_file_of_another_kind_is_rejected(tmp_path: Path, write: Callable[[Path], object]) -> None:
     path = tmp_path / "model.bin"
     write(path)
-    assert "expected a GGUF file or a directory with config.json and safetensors" in refusal(path)
+    assert "expected a GGUF file or a directory with config.json and safetensors" in rejection(path)
 
 
 def test_missing_path_is_named(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "nope") == f"{tmp_path / 'nope'}: cannot be read: No such file or directory"
+    assert rejection(tmp_path / "nope") == f"{tmp_path / 'nope'}: cannot be read: No such file or directory"
+
+
+def test_multi_token_prediction_layers_are_left_out(tmp_path: Path) -> None:
+    names = ("model.layers.1.mlp.gate.weight", "model.layers.2.eh_proj.weight", "model.layers.21.norm.weight")
+    write_safetensors(tmp_path / "model.safetensors", {name: np.ones(2, np.float32) for name in names})
+    config = {"architectures": ["Any"], "num_hidden_layers": 2, "num_nextn_predict_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert sorted(open_huggingface(tmp_path, ()).tensors) == [names[0], names[2]]

@@ -1,4 +1,4 @@
-"""The safetensors reader: bytes as stored, and no header is believed."""
+"""The safetensors reader returns the stored bytes and trusts no header."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_header_is_limited_to_100_mb(tmp_path: Path) -> None:
         open_safetensors(path)
 
 
-def test_other_types_may_be_there_but_are_not_read(tmp_path: Path) -> None:
+def test_unreadable_types_are_accepted_until_read(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(raw_safetensors({"ids": tensor(0, 8, (1,), "I64")}, bytes(8)))
     file = open_safetensors(path)

@@ -1,4 +1,4 @@
-"""Where a model comes from: paths as they stand, hub ids through the hub's cache, and one line when it fails."""
+"""Models are found at local paths or downloaded from the hub, and failures are one line."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     return fake
 
 
-def refusal(model: str, kind: type[StartupError] = CheckpointError, revision: str | None = None) -> str:
+def rejection(model: str, kind: type[StartupError] = CheckpointError, revision: str | None = None) -> str:
     with pytest.raises(kind) as caught:
         resolve(model, revision)
     assert "\n" not in str(caught.value)
@@ -92,7 +92,7 @@ def test_without_weights_only_the_config_of_a_hub_id_is_fetched(hub: FakeHub) ->
     assert hub.calls[0]["allow_patterns"] == ["config.json", "generation_config.json"]
 
 
-def test_of_an_adapter_two_files_are_fetched_and_a_folder_is_taken_as_it_is(hub: FakeHub) -> None:
+def test_an_adapter_is_two_downloaded_files_or_a_local_folder(hub: FakeHub) -> None:
     assert resolve_adapter("owner/name") == hub.snapshot
     assert hub.calls[0]["allow_patterns"] == ["adapter_config.json", "adapter_model.safetensors"]
     assert resolve_adapter(str(hub.snapshot)) == hub.snapshot
@@ -102,7 +102,7 @@ def test_of_an_adapter_two_files_are_fetched_and_a_folder_is_taken_as_it_is(hub:
             resolve_adapter(source)
 
 
-def test_of_a_repository_the_model_and_its_pooling_are_fetched_and_no_second_copy(hub: FakeHub) -> None:
+def test_a_repository_is_downloaded_with_its_pooling_but_no_second_copy(hub: FakeHub) -> None:
     (hub.snapshot / "model.safetensors").touch()
     resolve("owner/name")
     files = ["config.json", "model.safetensors", "modules.json", "vocab.txt", "1_Pooling/config.json"]
@@ -146,7 +146,7 @@ def test_progress_bars_are_shown_unless_declined(hub: FakeHub) -> None:
     ],
 )
 def test_path_that_does_not_exist_says_so(hub: FakeHub, model: str) -> None:
-    message = refusal(model, ConfigError)
+    message = rejection(model, ConfigError)
     shown = model if len(model) <= 200 else model[:200] + "..."
     assert message == (
         f"model {shown!r}: expected an existing file or directory, owner/name on the Hugging Face hub, or "
@@ -155,16 +155,16 @@ def test_path_that_does_not_exist_says_so(hub: FakeHub, model: str) -> None:
     assert hub.calls == []
 
 
-def test_repository_without_safetensors_is_refused(hub: FakeHub) -> None:
+def test_repository_without_safetensors_is_rejected(hub: FakeHub) -> None:
     (hub.snapshot / "config.json").touch()
-    assert refusal("owner/name") == (
+    assert rejection("owner/name") == (
         "model owner/name: expected model*.safetensors in the repository, found none (pickle weights are not read); "
         "choose a repository with safetensors, or one GGUF file as owner/name:FILE.gguf"
     )
 
 
 def test_file_missing_from_the_repository_is_named(hub: FakeHub) -> None:
-    message = refusal("owner/name:a.gguf")
+    message = rejection("owner/name:a.gguf")
     assert message == "model owner/name:a.gguf: expected 'a.gguf' in the repository, found no such file"
 
 
@@ -223,18 +223,18 @@ FAILURES: dict[str, tuple[Callable[[], Exception], str]] = {
 def test_failure_is_one_line_that_says_what_to_do(hub: FakeHub, case: str) -> None:
     make_error, message = FAILURES[case]
     hub.error = make_error()
-    assert refusal("owner/name", revision="v2").startswith(f"model owner/name at revision 'v2': {message}")
+    assert rejection("owner/name", revision="v2").startswith(f"model owner/name at revision 'v2': {message}")
 
 
 def test_invalid_id_is_a_configuration_error(hub: FakeHub) -> None:
     hub.error = hub_errors.HFValidationError("Repo id must use alphanumeric chars")
-    assert refusal("owner/na--me", ConfigError).startswith("model owner/na--me: not a hub id: Repo id must use")
+    assert rejection("owner/na--me", ConfigError).startswith("model owner/na--me: not a hub id: Repo id must use")
 
 
 def test_offline_hub_answers_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real snapshot_download, which must not reach for the network."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    assert refusal("owner/name") == (
+    assert rejection("owner/name") == (
         "model owner/name: not wholly in the local cache, and HF_HUB_OFFLINE is set; unset it, or give a local path"
     )

@@ -1,4 +1,4 @@
-"""Adapters as PEFT saves them: what is taken from the files, and what is refused."""
+"""Adapters saved by PEFT are read, or rejected in one line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def saved(
     return open_adapter("mine", folder, parts or {})
 
 
-def test_adapters_lie_beside_each_other_and_fill_up_with_zeros(tmp_path: Path) -> None:
+def test_adapters_are_stacked_and_padded_with_zeros(tmp_path: Path) -> None:
     first = saved(tmp_path / "first")
     second = saved(tmp_path / "second", matrices(rank=3), r=3, lora_alpha=3)
     model = with_adapters(open_model(DATA / "llama3_tiny"), (first, second), 4)
@@ -66,11 +66,11 @@ def test_adapters_lie_beside_each_other_and_fill_up_with_zeros(tmp_path: Path) -
         ({"alpha_pattern": {"layers.1.self_attn.q_proj": 8, "_proj": 9}}, 3.0),
     ],
 )
-def test_scales_are_those_of_peft(tmp_path: Path, changes: dict[str, Any], scale: float) -> None:
+def test_adapter_scales_equal_peft(tmp_path: Path, changes: dict[str, Any], scale: float) -> None:
     assert saved(tmp_path, **changes).additions[MODULE].scale == pytest.approx(scale)
 
 
-def test_a_joined_module_is_several(tmp_path: Path) -> None:
+def test_a_fused_module_of_an_adapter_is_split(tmp_path: Path) -> None:
     tensors = matrices("base_model.model.model.layers.0.self_attn.qkv_proj", rows=10)
     adapter = saved(tmp_path, tensors, {"qkv_proj": {"q_proj": 6, "k_proj": 2, "v_proj": 2}})
     rows = {name.rpartition(".")[2]: addition.rows for name, addition in adapter.additions.items()}
@@ -97,7 +97,7 @@ def test_text_models_inside_others_have_their_own_names(tmp_path: Path) -> None:
         ({"lora_alpha": "much"}, "key 'lora_alpha': expected a number"),
     ],
 )
-def test_other_methods_are_refused(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
+def test_other_methods_are_rejected(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(CheckpointError, match=complaint):
         saved(tmp_path, **changes)
 
@@ -115,19 +115,19 @@ def test_other_methods_are_refused(tmp_path: Path, changes: dict[str, Any], comp
         (matrices() | {f"{Q_PROJ}.lora_B.weight": np.ones((64, 3), np.float32)}, "the second 2, found"),
     ],
 )
-def test_tensors_that_mean_something_else_are_refused(
+def test_tensors_that_mean_something_else_are_rejected(
     tmp_path: Path, tensors: dict[str, np.ndarray], complaint: str
 ) -> None:
     with pytest.raises(CheckpointError, match=complaint):
         saved(tmp_path, tensors)
 
 
-def test_a_folder_without_an_adapter_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_an_adapter_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"adapter 'mine': .*expected a folder with adapter_config.json"):
         open_adapter("mine", tmp_path, {})
 
 
-def test_adapters_of_other_shapes_are_refused(tmp_path: Path) -> None:
+def test_adapters_of_other_shapes_are_rejected(tmp_path: Path) -> None:
     adapters = (saved(tmp_path / "a"), saved(tmp_path / "b", matrices(columns=32)))
     with pytest.raises(CheckpointError, match=r"adapter 'mine': .*where another has"):
         with_adapters(open_model(DATA / "llama3_tiny"), adapters, 4)

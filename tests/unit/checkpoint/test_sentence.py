@@ -1,4 +1,4 @@
-"""How a checkpoint says that embeddings are made."""
+"""Pooling is read from sentence-transformers' files."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def test_modules_of_the_tiny_encoders_are_read() -> None:
     assert read_sentence_modules(DATA / "encoders" / "roberta_tiny") == SentenceModules("cls", False, 60)
 
 
-def test_last_token_pooling_is_read_and_nothing_needs_a_length(tmp_path: Path) -> None:
+def test_last_token_pooling_is_read_without_a_length(tmp_path: Path) -> None:
     write(tmp_path, kinds=("Transformer", "Pooling"), modes={"pooling_mode_lasttoken": True, "include_prompt": True})
     assert read_sentence_modules(tmp_path) == SentenceModules("last", False, None)
 
 
-def test_a_directory_without_modules_says_nothing(tmp_path: Path) -> None:
+def test_a_directory_without_modules_has_no_pooling(tmp_path: Path) -> None:
     assert read_sentence_modules(tmp_path) is None
 
 
@@ -55,14 +55,14 @@ def test_a_directory_without_modules_says_nothing(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_not_computed_here_is_refused(tmp_path: Path, case: dict[str, Any], expected: str) -> None:
+def test_unsupported_modules_are_rejected(tmp_path: Path, case: dict[str, Any], expected: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         read_sentence_modules(write(tmp_path, **case))
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_module_outside_of_the_directory_is_refused(tmp_path: Path) -> None:
+def test_a_module_outside_of_the_directory_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text('[{"type": "Pooling", "path": "../elsewhere"}]')
     with pytest.raises(CheckpointError, match="expected the name of a folder beside it"):
         read_sentence_modules(tmp_path)

@@ -1,4 +1,4 @@
-"""Chat templates: what they see, what they may do, and what stops them."""
+"""Chat templates: their variables, permissions and limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def render(source: str, messages: Any = USER, *, tools: Any = None, variables: A
     return template.render(messages, add_generation_prompt=True, tools=tools, variables=variables or {})
 
 
-def refusal(source: str, messages: Any = USER, **limits: Any) -> str:
+def rejection(source: str, messages: Any = USER, **limits: Any) -> str:
     with pytest.raises(InvalidRequestError) as caught:
         render(source, messages, **limits)
     assert caught.value.param == "messages"
@@ -43,7 +43,7 @@ def test_loop_variables_survive_the_time_check() -> None:
     assert render(source, USER * 3) == "1/3,2/3,3/3."
 
 
-def test_loops_over_nothing_take_the_else_branch() -> None:
+def test_empty_loops_take_the_else_branch() -> None:
     assert render("{% for m in missing %}x{% else %}none{% endfor %}") == "none"
 
 
@@ -67,16 +67,16 @@ def test_strftime_now_formats_the_current_time() -> None:
     assert render("{{ strftime_now('%Y') }}") in {str(datetime.now().year), str(datetime.now().year - 1)}
 
 
-def test_raise_exception_becomes_a_refusal_of_the_messages() -> None:
-    message = refusal("{{ raise_exception('Roles must alternate') }}")
+def test_raise_exception_becomes_an_error_of_the_messages() -> None:
+    message = rejection("{{ raise_exception('Roles must alternate') }}")
     assert message == "The chat template does not accept these messages: Roles must alternate"
 
 
 @pytest.mark.parametrize(
     "source", ["{{ messages[5].content }}", "{{ 1 + 'x' }}", "{{ missing.x }}", "{% for x in 3 %}{% endfor %}"]
 )
-def test_an_error_inside_the_template_is_a_refusal(source: str) -> None:
-    assert refusal(source).startswith("The chat template does not accept these messages: ")
+def test_an_error_inside_the_template_is_an_error_of_the_request(source: str) -> None:
+    assert rejection(source).startswith("The chat template does not accept these messages: ")
 
 
 def test_null_fields_are_missing_and_absent_tools_are_none() -> None:
@@ -111,7 +111,7 @@ def test_parts_reach_templates_that_loop_over_them_and_are_fused_for_others(sour
     assert render(source, PARTS) == text
 
 
-def test_a_plain_string_is_wrapped_only_for_templates_that_know_parts_alone() -> None:
+def test_a_plain_string_is_wrapped_only_for_templates_without_strings() -> None:
     only_parts = "{% for p in messages[0].content %}[{{ p.text }}]{% endfor %}"
     assert render(only_parts) == "[hi]"
     both = "{% if messages[0].content is string %}{{ messages[0].content }}{% else %}" + only_parts + "{% endif %}"
@@ -119,9 +119,9 @@ def test_a_plain_string_is_wrapped_only_for_templates_that_know_parts_alone() ->
 
 
 @pytest.mark.parametrize("source", ["{{ messages[0].content }}", "{% for p in messages[0].content %}{% endfor %}"])
-def test_parts_other_than_text_are_refused(source: str) -> None:
+def test_parts_other_than_text_are_rejected(source: str) -> None:
     part = {"type": "image_url", "image_url": {"url": "http://x"}}
-    message = refusal(source, [{"role": "user", "content": [part]}])
+    message = rejection(source, [{"role": "user", "content": [part]}])
     assert "found a content part of type 'image_url'" in message
 
 
@@ -155,7 +155,7 @@ def test_the_sandbox_has_no_way_out(source: str) -> None:
     ],
 )
 def test_a_template_that_never_ends_is_stopped(source: str) -> None:
-    assert "takes longer than 0.1 s" in refusal(source, time_limit_s=0.1)
+    assert "takes longer than 0.1 s" in rejection(source, time_limit_s=0.1)
 
 
 @pytest.mark.parametrize(
@@ -180,16 +180,16 @@ def test_a_template_that_never_ends_is_stopped(source: str) -> None:
     ],
 )
 def test_a_template_that_makes_too_much_text_is_stopped(source: str) -> None:
-    assert "over the limit of 10000" in refusal(source, max_output_chars=10000)
+    assert "over the limit of 10000" in rejection(source, max_output_chars=10000)
 
 
 def test_huge_powers_are_stopped() -> None:
-    assert "a power of more than 4096 bits" in refusal("{% set n = 9 %}{{ (n ** 999999999) % 7 }}")
+    assert "a power of more than 4096 bits" in rejection("{% set n = 9 %}{{ (n ** 999999999) % 7 }}")
     assert render("{% set n = 9 %}{{ n ** 2 }}") == "81"
 
 
-def test_endless_recursion_is_a_refusal() -> None:
-    assert refusal("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}")
+def test_endless_recursion_is_an_error_of_the_request() -> None:
+    assert rejection("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}")
 
 
 def test_a_template_that_does_not_compile_names_its_line() -> None:
@@ -210,7 +210,7 @@ CALLER = [{"role": "assistant", "content": "", "tool_calls": [CALL]}]
 @pytest.mark.parametrize(
     "way", ["c.arguments | tojson", "c.arguments", "'' ~ c.arguments", "'' + c.arguments + ''", "c.arguments | string"]
 )
-def test_arguments_are_json_however_a_template_writes_them(way: str) -> None:
+def test_arguments_print_as_json_in_every_template(way: str) -> None:
     source = "{% set c = messages[0].tool_calls[0].function %}{{ " + way + " }}"
     assert render(source, CALLER) == '{"b": "<é>", "a": [1]}'
 
@@ -226,7 +226,7 @@ def test_arguments_are_an_object_to_a_template_that_looks_into_them() -> None:
 def test_writing_arguments_out_counts_towards_the_limit() -> None:
     source = "{% set x = '' + messages[0].tool_calls[0].function.arguments %}"
     large = [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": "x" * 2000}}}]}]
-    assert "over the limit of 1000" in refusal(source, large, max_output_chars=1000)
+    assert "over the limit of 1000" in rejection(source, large, max_output_chars=1000)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_writing_arguments_out_counts_towards_the_limit() -> None:
         ("{% if messages[0].role in ['system', 'developer'] %}{{ messages[0].role }}{% endif %}", "developer"),
     ],
 )
-def test_a_developer_is_the_system_where_a_template_knows_none(source: str, role: str) -> None:
+def test_the_developer_role_becomes_system_if_the_template_does_not_know_it(source: str, role: str) -> None:
     assert render(source, [{"role": "developer", "content": "x"}]) == role
 
 

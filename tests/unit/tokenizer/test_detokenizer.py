@@ -1,4 +1,4 @@
-"""Streamed text is the text: any chunking, any tokens, any stop strings."""
+"""Streamed text equals the decoded text for any chunks, tokens and stop strings."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_stop_strings_cut_as_the_specification_says(
 
 @settings(max_examples=200, deadline=None)
 @given(texts, st.lists(st.text(alphabet="abé ", min_size=1, max_size=5), min_size=1, max_size=3))
-def test_no_more_is_held_back_than_could_begin_a_stop_string(text: str, stops: list[str]) -> None:
+def test_only_the_beginning_of_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
     detokenizer = IncrementalDetokenizer(BYTE_LEVEL, (), stops)
     shown = ""
     ids = BYTE_LEVEL.encode(text)
@@ -209,6 +209,6 @@ def test_text_offsets_point_at_each_token_in_the_text(tokenizer: Tokenizer) -> N
         assert offset == len(whole)
 
 
-def test_shown_control_tokens_have_a_text_though_others_are_skipped() -> None:
+def test_shown_control_tokens_have_text_while_others_are_skipped() -> None:
     detokenizer = IncrementalDetokenizer(BYTE_LEVEL, shown_token_ids=frozenset({2}))
     assert detokenizer.push([1, 2, *BYTE_LEVEL.encode("a"), 0]).text == "<|im_end|>a"

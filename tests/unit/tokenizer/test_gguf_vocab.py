@@ -56,7 +56,7 @@ def test_smollm2_splits_digits_one_by_one() -> None:
     assert [loaded.token_text(token_id) for token_id in loaded.encode("1234")] == ["1", "2", "3", "4"]
 
 
-def test_smollm2_facts() -> None:
+def test_smollm2_tokenizer_values() -> None:
     loaded = smollm2()
     assert (loaded.vocab_size, loaded.max_token_id, loaded.bos_token_id, loaded.eos_token_id) == (49152, 49151, 1, 2)
     assert set(loaded.eos_token_ids) == {2, 0}
@@ -93,7 +93,7 @@ def test_every_pre_tokenizer_name_is_in_the_golden() -> None:
 
 
 def test_upper_case_beyond_ascii_belongs_to_its_word() -> None:
-    """Where llama.cpp approximates: tekken's and gpt-4o's words may be upper case in any script."""
+    """Test words of tekken and gpt-4o in upper case of any script, where llama.cpp approximates."""
     for name in ("tekken", "gpt-4o"):
         loaded = tokenizer(BYTE_LEVEL, pre=name, add_bos_token=False)
         assert [loaded.token_text(token_id) for token_id in loaded.encode(" ŒUVRE")] == [" ŒUV", "RE"]
@@ -171,7 +171,7 @@ def test_chat_templates_by_name() -> None:
         ({"add_bos_token": True, "bos_token_id": None}, "bos_token_id: expected a token id, because of add_bos_token"),
     ],
 )
-def test_damaged_metadata_is_refused_in_one_line(changes: dict[str, Any], message: str) -> None:
+def test_damaged_metadata_is_rejected_in_one_line(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message) as caught:
         tokenizer(BYTE_LEVEL, **changes)
     assert str(caught.value).startswith("tiny.gguf: ")
@@ -196,14 +196,14 @@ def with_tokens(vocab: dict[str, Any], tokens: dict[str, int]) -> dict[str, Any]
     return vocab | {key: vocab[key] + more for key, more in lists.items()}
 
 
-def test_gemma_has_no_space_in_front_and_runs_of_spaces_for_tokens() -> None:
+def test_gemma_adds_no_leading_space_and_has_tokens_for_runs_of_spaces() -> None:
     loaded = tokenizer(with_tokens(SENTENCEPIECE, {"  ": 4, "   ": 4}), add_space_prefix=False, add_bos_token=False)
     ids = loaded.encode("a   b")
     assert [loaded.token_text(token_id) for token_id in ids] == ["a", "   ", "b"]
     assert loaded.decode(ids) == "a   b"
 
 
-def test_phi_3s_control_tokens_swallow_white_space_behind_them() -> None:
+def test_phi_3_control_tokens_strip_the_white_space_after_them() -> None:
     vocab = with_tokens(SENTENCEPIECE, {"<|endoftext|>": 3, "<|user|>": 3})
     for architecture, has_lines in (("llama", [True, True]), ("phi3", [True, False])):
         loaded = tokenizer(vocab | {"general.architecture": architecture})

@@ -1,4 +1,4 @@
-"""Hugging Face directories: which file says what, and what is refused."""
+"""Tokenizers of Hugging Face directories: precedence of files, and rejected directories."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_code_of_the_checkpoint_is_never_run(directory: Path, tmp_path: Path) ->
         ("chat_template.jinja", "{% if %}", "chat template, line 1: "),
     ],
 )
-def test_a_damaged_file_is_refused_in_one_line(directory: Path, name: str, content: str, message: str) -> None:
+def test_a_damaged_file_is_rejected_in_one_line(directory: Path, name: str, content: str, message: str) -> None:
     write(directory / name, content)
     with pytest.raises(CheckpointError, match=message) as caught:
         load_tokenizer(directory)

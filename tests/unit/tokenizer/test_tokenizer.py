@@ -90,16 +90,16 @@ def test_an_added_token_is_its_own_text_even_in_letters_of_the_byte_alphabet() -
     assert Tokenizer(source_of(backend)).decode([1]) == "<é>"
 
 
-def test_sentencepiece_malformed_bytes_keep_their_neighbours(sentencepiece: Tokenizer) -> None:
+def test_sentencepiece_keeps_characters_next_to_malformed_bytes(sentencepiece: Tokenizer) -> None:
     ids = [3 + byte for byte in b"\xe9\xc3\xa9"]  # <0xE9> begins a character that never comes
     assert sentencepiece.decode(ids) == "\ufffdé"
 
 
-def test_only_one_leading_space_is_the_encoders(sentencepiece: Tokenizer) -> None:
+def test_only_one_leading_space_is_dropped(sentencepiece: Tokenizer) -> None:
     assert sentencepiece.decode(sentencepiece.encode("  x")) == "  x"
 
 
-def test_longest_token_bounds_how_much_text_a_token_holds(either: Tokenizer) -> None:
+def test_longest_token_bounds_the_text_of_a_token(either: Tokenizer) -> None:
     for text in TEXTS:
         assert len(text) <= len(either.encode(text)) * either.longest_token_chars
 
@@ -114,7 +114,7 @@ def test_threads_get_the_same_ids(either: Tokenizer) -> None:
         assert list(pool.map(either.encode, texts)) == [either.encode(text) for text in texts]
 
 
-def test_lone_surrogate_is_refused(either: Tokenizer) -> None:
+def test_lone_surrogate_is_rejected(either: Tokenizer) -> None:
     with pytest.raises(InvalidRequestError, match="lone surrogate at character 2"):
         either.encode("ab\ud800")
 
@@ -140,11 +140,11 @@ def test_only_the_template_makes_control_tokens(byte_level: Tokenizer, content: 
         assert byte_level.decode(ids, skip_special_tokens=False) == byte_level.chat_templates.render([message])
 
 
-def test_control_tokens_spelled_in_a_raw_prompt_are_control_tokens(byte_level: Tokenizer) -> None:
+def test_control_token_texts_in_a_raw_prompt_are_control_tokens(byte_level: Tokenizer) -> None:
     assert byte_level.encode("<|im_end|>") == [2]
 
 
-def test_deeply_nested_tools_are_refused(byte_level: Tokenizer) -> None:
+def test_deeply_nested_tools_are_rejected(byte_level: Tokenizer) -> None:
     tools: dict[str, object] = {}
     for _ in range(5000):
         tools = {"x": tools}
@@ -175,7 +175,7 @@ def test_requests_with_tools_use_the_template_for_tools() -> None:
     assert loaded.chat_templates.render([], tools=[{"name": "f"}]) == "f"
 
 
-def test_without_a_chat_template_chats_are_refused() -> None:
+def test_without_a_chat_template_chats_are_rejected() -> None:
     backend = tokenizers.Tokenizer.from_file(str(FIXTURES / "byte_level" / "tokenizer.json"))
     loaded = Tokenizer(source_of(backend))
     assert not loaded.chat_templates
@@ -202,7 +202,7 @@ def test_metaspace_decodes_as_in_the_tokenizers_package(scheme: str) -> None:
         assert loaded.decode(ids) == backend.decode(ids)
 
 
-def test_a_decoder_of_another_kind_is_refused() -> None:
+def test_a_decoder_of_another_kind_is_rejected() -> None:
     backend = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0}))
     backend.decoder = decoders.CTC()
     with pytest.raises(CheckpointError, match=r"tiny: tokenizer decoder: expected ByteLevel, WordPiece .*, found CTC"):
@@ -242,7 +242,7 @@ def test_a_message_that_the_template_leaves_out_is_not_continued() -> None:
         continued("x", "{{ messages[0].content }}")
 
 
-def test_control_tokens_spelled_in_markers_are_found() -> None:
+def test_control_tokens_in_markers_are_found() -> None:
     tokenizer = load_tokenizer(FIXTURES / "byte_level")
     assert tokenizer.control_tokens.in_texts(["<|im_end|>\n", "x"]) == {2}
     assert tokenizer.control_tokens.in_texts([]) == frozenset()
@@ -254,7 +254,7 @@ def test_control_tokens_spelled_in_markers_are_found() -> None:
     assert not tokenizer.control_tokens.include(["<|im_end|>", "a"])
 
 
-def test_variables_of_the_template_for_tools_count_where_tools_are() -> None:
+def test_variables_of_the_tool_template_count_for_chats_with_tools() -> None:
     backend = tokenizers.Tokenizer.from_file(str(FIXTURES / "byte_level" / "tokenizer.json"))
     tokenizer = Tokenizer(source_of(backend, {"default": "{{ a }}", "tool_use": "{{ tools }}"}))
     assert [tokenizer.chat_templates.read("tools", has_tools=has) for has in (False, True)] == [False, True]

@@ -1,4 +1,4 @@
-"""What transformers does with the same files. Slow: importing it takes seconds."""
+"""Tokenizers equal those of transformers on the same files. Slow: importing it takes seconds."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_directory_without_tokenizer_json_is_converted(transformers: Any, tmp_
     assert loaded.eos_token_id == 2
 
 
-def test_a_directory_without_any_tokenizer_is_refused_in_one_line(transformers: Any, tmp_path: Path) -> None:
+def test_a_directory_without_any_tokenizer_is_rejected_in_one_line(transformers: Any, tmp_path: Path) -> None:
     shutil.copy(FIXTURES / "byte_level" / "tokenizer_config.json", tmp_path)
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json") as caught:
         load_tokenizer(tmp_path)

@@ -24,18 +24,18 @@ def test_ids_are_those_of_transformers() -> None:
         assert ours.encode(text, add_special_tokens=False) == theirs(text, add_special_tokens=False)["input_ids"], text
 
 
-def test_words_are_put_together_again() -> None:
+def test_words_are_joined_from_their_pieces() -> None:
     tokenizer = load_tokenizer(BERT)
     assert tokenizer.decode(tokenizer.encode("Foxes jump over dogs")) == "foxes jump over dogs"
 
 
-def test_no_length_of_text_follows_from_a_number_of_tokens() -> None:
+def test_word_piece_tokens_do_not_bound_the_text() -> None:
     tokenizer = load_tokenizer(BERT)
     assert len(tokenizer.encode("y" * 5000)) == 3
     assert tokenizer.longest_token_chars == sys.maxsize
 
 
-def test_a_vocabulary_without_control_tokens_is_refused(tmp_path: Path) -> None:
+def test_a_vocabulary_without_control_tokens_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\nfox\n")
     with pytest.raises(
         CheckpointError, match=r"vocab.txt: expected the tokens .*, found no \[CLS\], \[SEP\], \[MASK\]"
@@ -43,7 +43,7 @@ def test_a_vocabulary_without_control_tokens_is_refused(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
-def test_a_switch_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_setting_of_the_wrong_type_is_rejected(tmp_path: Path) -> None:
     shutil.copytree(BERT, tmp_path, dirs_exist_ok=True)
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": "yes"}')
     with pytest.raises(CheckpointError, match=r"tokenizer_config.json: do_lower_case: expected true or false"):
@@ -63,7 +63,7 @@ def test_pairs_are_those_of_transformers_cut_from_the_longer_text(one: str, othe
     assert ids == expected["input_ids"]
 
 
-def test_special_tokens_leave_room_or_it_is_said() -> None:
+def test_special_tokens_that_leave_no_space_are_an_error() -> None:
     tokenizer = load_tokenizer(BERT)
     assert len(tokenizer.encode_cut("the quick brown fox", 3, add_special_tokens=True)) == 3
     assert (
