@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, get_type_hints
 
 import msgspec
 from msgspec.inspect import CollectionType, DictType, LiteralType, Metadata, StructType, Type, UnionType
 
+from jaxserve.bounds import Bound
+from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, UnsupportedParameterError, invalid, unsupported
 
 MAX_ECHOED_CHARS: Final = 200
@@ -40,6 +43,32 @@ def missing(param: str) -> InvalidRequestError:
 def refuse(name: str) -> UnsupportedParameterError:
     """Return the error for a known field that this server does not honour."""
     return unsupported(name, "is not supported by this server")
+
+
+@cache
+def field_bounds(struct: type[msgspec.Struct]) -> Mapping[str, tuple[Bound, ...]]:
+    """Return the bounds of each field that has some."""
+    hints = get_type_hints(struct, include_extras=True)
+    found = {name: [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Bound)]
+             for name, hint in hints.items()}  # fmt: skip
+    return MappingProxyType({name: tuple(bounds) for name, bounds in found.items() if bounds})
+
+
+def check_bounds(request: msgspec.Struct, limits: LimitsConfig) -> None:
+    """Check every field that was given. Raises InvalidRequestError for the first one out of its bounds."""
+    for name, bounds in field_bounds(type(request)).items():
+        value = getattr(request, name)
+        if value is not None:
+            for bound in bounds:
+                check_bound(bound, name, value, limits)
+
+
+def check_bound(bound: Bound, name: str, value: Any, limits: LimitsConfig) -> None:
+    """Raise InvalidRequestError naming field, value, limit and flag if `value` is out of its bound."""
+    most = bound.upper(limits)
+    for size in bound.sizes(value):
+        if size < bound.least or (most is not None and size > most):
+            raise invalid(name, f"must be {bound.words(limits)}, got {shorten(size)}")
 
 
 def check_count(name: str, count: int, limit: int, unit: str) -> None:

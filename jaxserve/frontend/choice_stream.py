@@ -6,10 +6,10 @@ Streamed and plain replies are made of the same deltas, so their texts are the s
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from jaxserve.frontend.choice_times import ChoiceTimes
 from jaxserve.frontend.content_tokens import ContentToken, ContentTokens, ScoredToken, prompt_tokens
 from jaxserve.frontend.errors import request_error
 from jaxserve.frontend.parsers.events import Event, merged
@@ -72,11 +72,7 @@ class ChoiceStream:
         self.num_accepted_tokens = self.num_rejected_tokens = 0
         """Numbers of draft tokens."""
         self.is_finished = False
-        self.submitted_s = time.monotonic()
-        self.first_token_s: float | None = None
-        self.last_token_s = self.submitted_s
-        self.queue_s: float | None = None
-        """Time from arrival in the engine to the first step."""
+        self.times = ChoiceTimes(metrics)
         self._options = options
         self._detokenizer: IncrementalDetokenizer
         self._parser: OutputParser | None = None
@@ -84,7 +80,6 @@ class ChoiceStream:
         self._num_calls = 0
         """Number of calls that were begun, up to one too many."""
         self._events: list[Event] = []
-        self._metrics = metrics
         self._stop: str | None = None
         self._unsent: list[ScoredToken] = []
         self._content = ContentTokens()
@@ -117,13 +112,15 @@ class ChoiceStream:
             self.num_accepted_tokens = output.num_accepted_tokens
             self.num_rejected_tokens = output.num_rejected_tokens
             if output.finish_reason in ("error", "abort"):
-                self._record_end(output, "error")
+                self._finish(output, "error")
                 raise request_error(output.error)
             self._prompt_scores += output.prompt_logprobs or ()
-            self._record_tokens(output)
+            self.times.record_tokens(output)
             if self._options.is_prompt_only and output.token_ids:
-                self._record_end(output, "length")
-                return self._with_prompt(OutputDelta(self.index, "", finish_reason="length"))
+                self._finish(output, "length")
+                delta = OutputDelta(self.index, "", finish_reason="length")
+                self._add_prompt(delta)
+                return delta
             texts.append(self._take_tokens(output))
             if self._has_all_calls:
                 return self._end(output, texts, "stop", self._stop)
@@ -140,32 +137,41 @@ class ChoiceStream:
         text = "".join(texts)
         if not (text if self._parser is None else self._events):
             return None
-        return self._with_prompt(
-            OutputDelta(self.index, text, self._take_events(), self._take_unsent(), self._content.take())
-        )
+        return self._take_delta(text)
 
     def abandon(self) -> None:
         """Count a choice whose client left before its end."""
         if not self.is_finished:
             self.is_finished = True
-            self._metrics.inc("request_success", finished_reason="abort")
+            self.times.abandon()
 
     def _end(self, output: RequestOutput, texts: list[str], reason: str, detail: str | int | None) -> OutputDelta:
-        self._record_end(output, reason)
+        self._finish(output, reason)
         if self._parser is not None:
             self._keep(self._parser.finish())
-        output_delta = OutputDelta(
-            self.index, "".join(texts), self._take_events(), self._take_unsent(), self._content.take()
-        )
-        output_delta.finish_reason, output_delta.stop_reason = reason, detail
-        return self._with_prompt(output_delta)
+        delta = self._take_delta("".join(texts))
+        delta.finish_reason, delta.stop_reason = reason, detail
+        return delta
 
-    def _with_prompt(self, output_delta: OutputDelta) -> OutputDelta:
+    def _finish(self, output: RequestOutput, reason: str) -> None:
+        self.is_finished = True
+        self.times.record_end(output, reason, self.request, num_tokens=self.num_tokens)
+
+    def _take_delta(self, text: str) -> OutputDelta:
+        """Return a delta of this text with all events and tokens since the last one."""
+        events = None
+        if self._parser is not None:
+            events, self._events = merged(self._events), []
+        unsent, self._unsent = self._unsent, []
+        delta = OutputDelta(self.index, text, events, unsent, self._content.take())
+        self._add_prompt(delta)
+        return delta
+
+    def _add_prompt(self, delta: OutputDelta) -> None:
         """Add the prompt's tokens to the first delta, if they were requested."""
         if not self._has_sent_prompt:
             self._has_sent_prompt = True
-            output_delta.prompt = prompt_tokens(self.request.prompt_token_ids, self._prompt_scores)
-        return output_delta
+            delta.prompt = prompt_tokens(self.request.prompt_token_ids, self._prompt_scores)
 
     def _take_tokens(self, output: RequestOutput) -> str:
         """Return the text of the output's tokens; a token that ended the request has none unless `include_stop`."""
@@ -173,7 +179,11 @@ class ChoiceStream:
         if output.finish_reason == "stop" and not self._options.include_stop:
             shown = shown[:-1]
         scored = list(map(ScoredToken, output.token_ids, output.logprobs)) if output.logprobs is not None else []
-        delta = self._detokenizer.push(shown) if self._parser is None else self._push_one_by_one(shown, scored)
+        delta = (
+            self._detokenizer.push(shown)
+            if self._parser is None
+            else self._push_one_by_one(self._parser, shown, scored)
+        )
         self._stop = delta.stop
         is_cut = delta.stop is not None or self._has_all_calls
         num_taken = delta.num_tokens if is_cut else len(output.token_ids)
@@ -183,20 +193,20 @@ class ChoiceStream:
             self._content.add(scored[: min(num_taken, len(shown))])
         return delta.text
 
-    def _push_one_by_one(self, token_ids: Sequence[int], scored: Sequence[ScoredToken]) -> Delta:
+    def _push_one_by_one(self, parser: OutputParser, token_ids: Sequence[int], scored: Sequence[ScoredToken]) -> Delta:
         """Push single tokens, so that the count of reasoning tokens does not depend on how many come at a time."""
         texts: list[str] = []
         num_tokens = 0
         stop = None
         for i, token_id in enumerate(token_ids):
-            was_reasoning = self._is_reasoning
+            was_reasoning = parser.is_reasoning
             delta = self._detokenizer.push([token_id])
             texts.append(delta.text)
             if scored:
                 self._content.push(scored[i : i + 1], len(delta.text))
             self._read(delta.text)
             num_tokens += delta.num_tokens
-            self.num_reasoning_tokens += was_reasoning or self._is_reasoning
+            self.num_reasoning_tokens += was_reasoning or parser.is_reasoning
             stop = delta.stop
             if stop is not None or self._has_all_calls:
                 break
@@ -208,10 +218,6 @@ class ChoiceStream:
         if self._parser is None:
             return False
         return self._parser.num_calls_read >= self._max_calls or self._num_calls > self._max_calls
-
-    @property
-    def _is_reasoning(self) -> bool:
-        return self._parser is not None and self._parser.is_reasoning
 
     def _read(self, text: str) -> None:
         if self._parser is not None and text:
@@ -225,54 +231,6 @@ class ChoiceStream:
             self._content.read(event)
             if event.kind != "syntax":
                 self._events.append(event)
-
-    def _take_events(self) -> list[Event] | None:
-        if self._parser is None:
-            return None
-        events, self._events = merged(self._events), []
-        return events
-
-    def _take_unsent(self) -> list[ScoredToken]:
-        unsent, self._unsent = self._unsent, []
-        return unsent
-
-    def _record_tokens(self, output: RequestOutput) -> None:
-        if not output.token_ids:
-            return
-        now = time.monotonic()
-        if self.first_token_s is None:
-            self.first_token_s = now
-            self.queue_s = output.queue_seconds
-            self._metrics.observe("time_to_first_token_seconds", now - self.submitted_s)
-        else:
-            self._metrics.observe("inter_token_latency_seconds", (now - self.last_token_s) / len(output.token_ids))
-        self.last_token_s = now
-
-    def _record_end(self, output: RequestOutput, reason: str) -> None:
-        self.is_finished = True
-        metrics, now = self._metrics, time.monotonic()
-        metrics.inc("request_success", finished_reason=reason)
-        metrics.observe("e2e_request_latency_seconds", now - self.submitted_s)
-        metrics.observe("request_prompt_tokens", self.num_prompt_tokens)
-        metrics.observe("request_generation_tokens", self.num_tokens)
-        metrics.observe("request_params_max_tokens", self.request.sampling.max_tokens)
-        metrics.observe("request_num_preemptions", output.num_preemptions)
-        metrics.inc("prompt_tokens_cached", self.num_cached_tokens)
-        if self.first_token_s is None:
-            return
-        num_computed = self.num_prompt_tokens - self.num_cached_tokens
-        metrics.inc("prompt_tokens_by_source", num_computed, source="local_compute")
-        metrics.inc("prompt_tokens_by_source", self.num_cached_tokens, source="local_cache_hit")
-        decode_s = self.last_token_s - self.first_token_s
-        metrics.observe("request_decode_time_seconds", decode_s)
-        metrics.observe("request_prefill_kv_computed_tokens", num_computed)
-        if self.num_tokens > 1:
-            metrics.observe("request_time_per_output_token_seconds", decode_s / (self.num_tokens - 1))
-        if self.queue_s is not None:
-            prefill_s = max(0.0, self.first_token_s - self.submitted_s - self.queue_s)
-            metrics.observe("request_queue_time_seconds", self.queue_s)
-            metrics.observe("request_prefill_time_seconds", prefill_s)
-            metrics.observe("request_inference_time_seconds", prefill_s + decode_s)
 
 
 def events_of(deltas: Iterable[OutputDelta]) -> list[Event]:

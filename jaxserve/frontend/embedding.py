@@ -144,11 +144,11 @@ async def vectors_of(
         AddRequest(RequestId(f"{request_id}-{i}"), ids, EngineSamplingParams(), priority, text_pair_start=start)
         for i, (ids, start) in enumerate(zip(texts, starts, strict=True))
     ]
-    window = min(len(requests), frontend.client.max_admitted, 2 * model_info.max_num_seqs)
+    window = min(len(requests), frontend.client.admission.max_sequences, 2 * model_info.max_num_seqs)
     size = max(1, window // _LANES)
     parts = iter([requests[start : start + size] for start in range(0, len(requests), size)])
     found: dict[RequestId, np.ndarray] = {}
-    with frontend.client.admission(window):
+    with frontend.client.admission.places(window):
         try:
             async with asyncio.TaskGroup() as lanes:
                 for _ in range(min(_LANES, window)):
@@ -228,7 +228,7 @@ async def scores_with_counts(
 
     params: the fields of both sides, for errors. Raises RequestError.
     """
-    model_info, model = frontend.client.require_embedding()
+    model_info, model = frontend.require_embedding()
     pairs = await encode_pairs(frontend, model_info, model, first, second, truncate=truncate, params=params)
     check_total(frontend, pairs.texts, params[1])
     with noting_departure(frontend):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from jaxserve.config import LimitsConfig
-from jaxserve.errors import ModelNotFoundError
+from jaxserve.errors import InvalidRequestError, ModelNotFoundError
 from jaxserve.frontend.checks import shorten
 from jaxserve.frontend.engine_client.client import EngineClient
 from jaxserve.frontend.grammar_checker import GrammarChecker
-from jaxserve.frontend.seeds import SeedStream
+from jaxserve.frontend.request import GenerationRequest
+from jaxserve.frontend.sampling import SeedStream
 from jaxserve.frontend.tokenization import Tokenization
-from jaxserve.ipc.messages import ModelInfo
+from jaxserve.ipc.messages import EmbeddingInfo, ModelInfo
 from jaxserve.metrics import Metrics
 
 
@@ -47,10 +49,41 @@ class Frontend:
                 param="model",
             )
 
-    def require_generation(self, name: str | None) -> ModelInfo:
+    def require_generation(self, name: str | None = None) -> ModelInfo:
         """Return the info of a model that generates and has this name. Raises RequestError."""
         self.require_model(name)
-        return self.client.require_generation()
+        model_info = self.client.require_ready()
+        if model_info.embedding is not None:
+            raise InvalidRequestError(
+                "This server embeds texts (/v1/embeddings, /v1/score, /v1/rerank); its model does not generate.",
+                code="unsupported_task",
+            )
+        return model_info
+
+    def require_embedding(self) -> tuple[ModelInfo, EmbeddingInfo]:
+        """Return the info of a model that embeds. Raises RequestError."""
+        model_info = self.client.require_ready()
+        if model_info.embedding is None:
+            raise InvalidRequestError(
+                "This server generates text; embeddings and scores need one that was started with `--task embed`.",
+                code="unsupported_task",
+            )
+        return model_info, model_info.embedding
+
+    def require_vectors(self) -> tuple[ModelInfo, EmbeddingInfo]:
+        """Return the info of a model that makes vectors of texts. Raises RequestError, also if it only scores pairs."""
+        model_info, model = self.require_embedding()
+        if model.scores_pairs:
+            raise InvalidRequestError(
+                "This server's model is a cross-encoder: it scores pairs (/v1/score, /v1/rerank) and makes no vectors.",
+                code="unsupported_task",
+            )
+        return model_info, model
+
+    def admitted(self, request: GenerationRequest) -> AbstractContextManager[None]:
+        """Return the places of a request in the queue. Raises RequestError if it cannot be served, or not now."""
+        self.require_generation(request.model)
+        return self.client.admission.places(request.num_sequences)
 
     def adapter_of(self, name: str | None) -> int:
         """Return the number of the adapter of this name; 0 for the model without one."""

@@ -12,11 +12,9 @@ import msgspec
 from msgspec import Meta
 
 from jaxserve.frontend.choice_stream import ChoiceStream, OutputDelta
-from jaxserve.frontend.engine_client.client import EngineClient
 from jaxserve.frontend.engine_client.output_stream import Consumer, OutputStream
+from jaxserve.frontend.frontend import Frontend
 from jaxserve.ipc.messages import AddRequest, ModelInfo, RequestOutput
-from jaxserve.metrics import Metrics
-from jaxserve.tokenizer.tokenizer import Tokenizer
 from jaxserve.types import RequestId
 
 
@@ -60,21 +58,12 @@ class RequestHandle:
     """
 
     def __init__(
-        self,
-        choices: Sequence[ChoiceStream],
-        num_choices_per_prompt: int,
-        *,
-        model_info: ModelInfo,
-        client: EngineClient,
-        tokenizer: Tokenizer,
-        metrics: Metrics,
+        self, choices: Sequence[ChoiceStream], num_choices_per_prompt: int, model_info: ModelInfo, frontend: Frontend
     ) -> None:
         self.choices = choices
         self.model_info = model_info
         self._num_choices_per_prompt = num_choices_per_prompt
-        self._client = client
-        self._tokenizer = tokenizer
-        self._metrics = metrics
+        self._frontend = frontend
         self._by_id = {choice.request.request_id: choice for choice in choices}
         self._outputs: OutputStream | None = None
         self._exit = ExitStack()
@@ -91,9 +80,9 @@ class RequestHandle:
     def __enter__(self) -> RequestHandle:
         with ExitStack() as stack:
             stack.callback(self._record_end)
-            self._outputs = stack.enter_context(self._client.submit(self.requests))
+            self._outputs = stack.enter_context(self._frontend.client.submit(self.requests))
             for choice in self.choices:
-                choice.open(self._tokenizer)
+                choice.open(self._frontend.tokenization.tokenizer)
             self._exit = stack.pop_all()
         return self
 
@@ -154,14 +143,17 @@ class RequestHandle:
 
     def timing(self) -> RequestTiming:
         """Return the times so far."""
-        begin_s = min(choice.submitted_s for choice in self.choices)
+        begin_s = min(choice.times.submitted_s for choice in self.choices)
         first_s = min(
-            (choice.first_token_s for choice in self.choices if choice.first_token_s is not None), default=None
+            (choice.times.first_token_s for choice in self.choices if choice.times.first_token_s is not None),
+            default=None,
         )
         num_more = sum(choice.num_tokens for choice in self.choices) - 1
-        decode_s = 0.0 if first_s is None else max(choice.last_token_s for choice in self.choices) - first_s
+        decode_s = 0.0 if first_s is None else max(choice.times.last_token_s for choice in self.choices) - first_s
         return RequestTiming(
-            queue_seconds=min((choice.queue_s for choice in self.choices if choice.queue_s is not None), default=None),
+            queue_seconds=min(
+                (choice.times.queue_s for choice in self.choices if choice.times.queue_s is not None), default=None
+            ),
             time_to_first_token_seconds=None if first_s is None else first_s - begin_s,
             total_seconds=time.monotonic() - begin_s,
             tokens_per_second=num_more / decode_s if num_more > 0 and decode_s > 0 else None,
@@ -177,4 +169,6 @@ class RequestHandle:
             choice.abandon()
         for i in range(0, len(self.choices), self._num_choices_per_prompt):
             group = self.choices[i : i + self._num_choices_per_prompt]
-            self._metrics.observe("request_max_num_generation_tokens", max(choice.num_tokens for choice in group))
+            self._frontend.metrics.observe(
+                "request_max_num_generation_tokens", max(choice.num_tokens for choice in group)
+            )

@@ -66,41 +66,6 @@ def check_messages(messages: Sequence[ChatMessage], *, is_last_continued: bool =
         )
 
 
-def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return the conversation as a chat template reads it: fields that were not given are absent.
-
-    Arguments of calls are objects. A result gets the name of the function that was called, which some templates read
-    and OpenAI's messages do not carry.
-    """
-    called: dict[str, str] = {}
-    rendered = []
-    for message in messages:
-        fields: dict[str, Any] = {"role": message.role, "content": message.content if message.content else ""}
-        if isinstance(message.content, list):
-            fields["content"] = [{"type": "text", "text": part.text} for part in message.content]
-        if message.tool_calls:
-            fields["tool_calls"] = [_template_call(call) for call in message.tool_calls]
-            called |= {call.id: call.function.name for call in message.tool_calls if call.id is not None}
-        extras = {
-            "name": message.name,
-            "tool_call_id": message.tool_call_id,
-            "reasoning": message.reasoning,
-            "reasoning_content": message.reasoning_content,
-        }
-        if message.role == "tool" and message.name is None and message.tool_call_id is not None:
-            extras["name"] = called.get(message.tool_call_id)
-        fields |= {name: value for name, value in extras.items() if value is not None}
-        rendered.append(fields)
-    return rendered
-
-
-def content_text(message: ChatMessage) -> str:
-    """Return the text of a message."""
-    if isinstance(message.content, list):
-        return "\n".join(part.text or "" for part in message.content)
-    return message.content or ""
-
-
 def check_parts(place: str, parts: list[ContentPart], *types: str) -> None:
     """Raise InvalidRequestError for parts without a text and for other types. Default of `types`: those of messages."""
     for i, part in enumerate(parts):
@@ -108,21 +73,3 @@ def check_parts(place: str, parts: list[ContentPart], *types: str) -> None:
             raise refuse(f"{place}[{i}].type={part.type[:MAX_ECHOED_CHARS]}")
         if part.text is None:
             raise missing(f"{place}[{i}].text")
-
-
-def _template_call(call: MessageToolCall) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "type": call.type,
-        "function": {"name": call.function.name, "arguments": _decoded(call.function.arguments)},
-    }
-    return fields if call.id is None else {"id": call.id, **fields}
-
-
-def _decoded(arguments: str | dict[str, Any]) -> str | dict[str, Any]:
-    """Return the arguments as an object, or the text itself if a model wrote something else."""
-    if isinstance(arguments, dict):
-        return arguments
-    try:
-        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return arguments

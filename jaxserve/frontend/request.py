@@ -11,7 +11,7 @@ import msgspec
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, invalid, unsupported
-from jaxserve.frontend.bounds import check_bound
+from jaxserve.frontend.checks import check_bound
 from jaxserve.frontend.constraint import Constraint
 from jaxserve.frontend.messages import ChatMessage, check_messages
 from jaxserve.frontend.sampling import SamplerFields

@@ -1,7 +1,9 @@
-"""The sampler's options as request fields, and their translation into the engine's sampling parameters."""
+"""The sampler's options as request fields, their translation into the engine's sampling parameters, and seeds."""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,3 +106,28 @@ def _check_tokens(values: Mapping[str, Any], vocab_size: int) -> None:
             words = values.get(name, ())
             check_count(name, len(words), option_meta(name).max_length or len(words), "spellings of all words together")
             check_count(name, max(map(len, words), default=0), MAX_BAD_WORD_TOKENS, "tokens in a word")
+
+
+def _hash(label: bytes, *numbers: int) -> int:
+    text = b":".join([label, *(b"%d" % number for number in numbers)])
+    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") & (_SEED_MODULUS - 1)
+
+
+def child_seed(seed: int, index: int) -> int:
+    """Return the seed of choice `index` of a request with n > 1; choice 0 keeps the request's own."""
+    return seed if index == 0 else _hash(b"child", seed, index)
+
+
+class SeedStream:
+    """Seeds for requests that bring none: the k-th draw depends on the server's seed and k alone.
+
+    Of `stride` API processes, each draws every `stride`-th from its own `start` on, so that no two requests
+    share a seed.
+    """
+
+    def __init__(self, seed: int, start: int = 0, stride: int = 1) -> None:
+        self._seed = seed
+        self._counter = itertools.count(start, stride)
+
+    def draw(self) -> int:
+        return _hash(b"request", self._seed, next(self._counter))

@@ -12,8 +12,7 @@ import msgspec
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, invalid, unsupported
-from jaxserve.frontend.bounds import check_bound
-from jaxserve.frontend.checks import missing, shorten
+from jaxserve.frontend.checks import check_bound, missing, shorten
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -91,18 +90,3 @@ def check_functions(functions: Sequence[FunctionDefinition], place: str, limits:
         definition = msgspec.json.encode(function).decode()
         check_bound(Bound("characters", 0, "max_function_chars"), path, definition, limits)
     return names
-
-
-def template_tools(functions: Sequence[FunctionDefinition]) -> list[dict[str, Any]]:
-    """Return the tools as chat templates read them: with all keys, since templates do not check for absent ones."""
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": function.name,
-                "description": function.description or "",
-                "parameters": function.parameters or {"type": "object", "properties": {}},
-            },
-        }
-        for function in functions
-    ]

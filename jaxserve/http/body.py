@@ -1,4 +1,4 @@
-"""Reading a request body: plain JSON, bounded in size and time."""
+"""Reading a request body: plain JSON, bounded in size and time, each field within its bounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiohttp import web
 from jaxserve.apis.schema.decode import decode_request
 from jaxserve.apis.schema.unsupported import IGNORED_HEADER
 from jaxserve.errors import InvalidRequestError, UnsupportedMediaTypeError
-from jaxserve.frontend.checks import MAX_ECHOED_CHARS, shorten
+from jaxserve.frontend.checks import MAX_ECHOED_CHARS, check_bounds, shorten
 from jaxserve.http.errors import too_large
 from jaxserve.http.request_id import adopt_request_id
 from jaxserve.http.state import STATE
@@ -48,6 +48,7 @@ async def read_body(http: web.Request, struct: type[T]) -> tuple[T, list[str]]:
         raise InvalidRequestError(
             f"Unknown parameter: '{name}' (--strict-parameters).", param=name, code="unknown_parameter"
         )
+    check_bounds(request, state.frontend.limits)
     http[_IGNORED] = unknown
     adopt_request_id(http, getattr(request, "request_id", None))
     return request, unknown

@@ -15,7 +15,7 @@ from jaxserve.apis.routes import ApiStyle, Route
 from jaxserve.apis.schema.unsupported import IGNORED_HEADER
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import REQUEST_ERRORS, RequestError
-from jaxserve.frontend.bounds import field_bounds
+from jaxserve.frontend.checks import field_bounds
 from jaxserve.http.request_id import HEADER as REQUEST_ID_HEADER
 
 _SCHEMAS = "#/components/schemas/{name}"

@@ -7,8 +7,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from jaxserve.frontend.bounds import check_bounds
-from jaxserve.frontend.checks import invalid_field, refuse, shorten
+from jaxserve.frontend.checks import check_bounds, invalid_field, refuse, shorten
 from jaxserve.http.state import STATE
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -31,7 +31,7 @@ async def embed_all(
     frontend: Frontend, prompts: Sequence[str | list[int]], options: EmbeddingOptions, on_done: Callable[[], None]
 ) -> list[EmbeddingRequestOutput]:
     """Return vectors in the order of `prompts`, all of which are checked before anything runs. Raises RequestError."""
-    model_info, model = frontend.client.require_vectors()
+    model_info, model = frontend.require_vectors()
     check_dimensions(options.dimensions, model)
     texts = await encode_inputs(frontend, model_info, prompts, truncate=options.truncate_prompt_tokens, param="prompts")
     if not texts:
@@ -60,7 +60,7 @@ async def score_all(
     check_partners(first, second)
     if not second:
         return []
-    model_info, model = frontend.client.require_embedding()
+    model_info, model = frontend.require_embedding()
     pairs = await encode_pairs(
         frontend, model_info, model, first, second, truncate=truncate_prompt_tokens, params=("text_1", "text_2")
     )

@@ -12,8 +12,7 @@ import msgspec
 
 from jaxserve.bounds import Bound
 from jaxserve.errors import RequestError, invalid
-from jaxserve.frontend.bounds import check_bounds
-from jaxserve.frontend.checks import invalid_field
+from jaxserve.frontend.checks import check_bounds, invalid_field
 from jaxserve.frontend.choice_stream import ChoiceStream, OutputDelta, parsed_reply
 from jaxserve.frontend.constraint import StructuredOutputs, chosen_constraint
 from jaxserve.frontend.content_tokens import ScoredToken
@@ -110,7 +109,7 @@ def _request(
     """Translate the options. Raises InvalidRequestError."""
     options = _converted(_Options, params.request_fields())
     check_bounds(options, frontend.limits)
-    return GenerationRequest(
+    request = GenerationRequest(
         prompt=prompt,
         model=adapter,
         sampling=options,
@@ -123,10 +122,11 @@ def _request(
         skip_special_tokens=options.skip_special_tokens,
         constraint=chosen_constraint(options.structured_outputs),
     )
+    request.check(frontend.limits)
+    return request
 
 
 async def _work(frontend: Frontend, request: GenerationRequest, prompt: str | None) -> Work:
-    request.check(frontend.limits)
     model_info = frontend.require_generation(request.model)
     handle = await prepare(frontend, request)
     _check_fits(model_info, handle.requests[0])

@@ -145,7 +145,7 @@ class LLM:
         """Return the default of `generate` and `chat`: SamplingParams with the checkpoint's recommended values."""
 
         async def ask(frontend: Frontend) -> dict[str, int | float]:
-            return frontend.client.require_generation().sampling_defaults
+            return frontend.require_generation().sampling_defaults
 
         known: dict[str, Any] = self._engine.call(ask)
         return SamplingParams(**known)

@@ -22,7 +22,7 @@ from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.grammar_checker import GrammarChecker
 from jaxserve.frontend.parsers.output_format import choose_output_format
 from jaxserve.frontend.peers import PeerProcesses
-from jaxserve.frontend.seeds import SeedStream
+from jaxserve.frontend.sampling import SeedStream
 from jaxserve.frontend.tokenization import Tokenization, tokenization
 from jaxserve.http.app import make_app
 from jaxserve.http.auth import KeyRing
@@ -91,13 +91,13 @@ class ApiProcess:
     async def drain(self, stop_now: asyncio.Event, engine_gone: Coroutine[Any, Any, Any]) -> None:
         """Refuse new requests, let running ones finish within `--shutdown-timeout`, and end the rest with an error."""
         client, timeout_s = self.client, self.config.server.shutdown_timeout
-        _log.info("stopping: %d running requests may take %g s more", client.num_admitted, timeout_s)
+        _log.info("stopping: %d running requests may take %g s more", client.admission.num_sequences, timeout_s)
         client.start_draining()
-        await first_of(client.wait_idle(), stop_now.wait(), engine_gone, asyncio.sleep(timeout_s))
-        if client.num_admitted:
-            _log.warning("aborting %d requests", client.num_admitted)
+        await first_of(client.admission.wait_idle(), stop_now.wait(), engine_gone, asyncio.sleep(timeout_s))
+        if client.admission.num_sequences:
+            _log.warning("aborting %d requests", client.admission.num_sequences)
             client.abort_all("The server is shutting down.")
-            await first_of(client.wait_idle(), asyncio.sleep(ABORT_FLUSH_S))
+            await first_of(client.admission.wait_idle(), asyncio.sleep(ABORT_FLUSH_S))
 
     async def fail(self, reason: str, stop: asyncio.Event) -> None:
         """End every request with an error, and let `/health` answer 503 until `stop` or the grace period ends."""

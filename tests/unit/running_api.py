@@ -22,7 +22,7 @@ from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.grammar_checker import GrammarChecker
 from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.frontend.peers import PeerProcesses
-from jaxserve.frontend.seeds import SeedStream
+from jaxserve.frontend.sampling import SeedStream
 from jaxserve.frontend.tokenization import tokenization
 from jaxserve.http.app import make_app
 from jaxserve.http.auth import KeyRing

@@ -28,9 +28,10 @@ from jaxserve.apis.anthropic.schema import CountTokensRequest, MessagesRequest, 
 from jaxserve.apis.anthropic.to_request import to_conversation, to_request
 from jaxserve.apis.routes import ApiStyle, Call, Generated, Route
 from jaxserve.frontend.choice_stream import OutputDelta, events_of
+from jaxserve.frontend.encode import encode_conversation
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestHandle, TokenCounts
-from jaxserve.frontend.prepare import submit
+from jaxserve.frontend.prepare import prepare
 
 _STYLE = ApiStyle(error_body=anthropic_error, request_id_header="request-id", ping=Ping())
 
@@ -46,8 +47,10 @@ _STYLE = ApiStyle(error_body=anthropic_error, request_id_header="request-id", pi
 )
 async def messages(call: Call, body: MessagesRequest) -> Generated:
     """The next message of a conversation, as Anthropic's clients ask for it."""
-    check_anthropic(body, call.frontend.limits)
-    handle = await submit(call.frontend, to_request(body, call.frontend.limits), call.cleanup)
+    check_anthropic(body)
+    request = to_request(body, call.frontend.limits)
+    call.cleanup.enter_context(call.frontend.admitted(request))
+    handle = call.cleanup.enter_context(await prepare(call.frontend, request))
     return Generated(
         handle=handle, formatter=MessageFormatter(body, handle, call.frontend), is_streamed=bool(body.stream)
     )
@@ -64,12 +67,12 @@ async def messages(call: Call, body: MessagesRequest) -> Generated:
 async def count_tokens(call: Call, body: CountTokensRequest) -> TokenCount:
     """How many tokens a conversation's prompt has."""
     frontend = call.frontend
-    check_anthropic(body, frontend.limits)
+    check_anthropic(body)
     frontend.require_model(body.model)
     frontend.client.require_ready()
     conversation = to_conversation(body)
     conversation.check(frontend.limits)
-    return TokenCount(len(await frontend.tokenization.encode_conversation(conversation)))
+    return TokenCount(len(await encode_conversation(frontend.tokenization, conversation)))
 
 
 class MessageFormatter:

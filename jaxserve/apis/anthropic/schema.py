@@ -10,9 +10,7 @@ from msgspec import Meta
 
 from jaxserve.apis.schema.common import GenerationFields
 from jaxserve.bounds import Bound
-from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid
-from jaxserve.frontend.bounds import check_bounds
 from jaxserve.frontend.checks import MAX_ECHOED_CHARS, missing, refuse
 
 
@@ -178,9 +176,8 @@ _ROLES_OF: Final[Mapping[type[msgspec.Struct], tuple[str, ...]]] = {
 }
 
 
-def check_anthropic(request: PromptRequest, limits: LimitsConfig) -> None:
-    """Check what a chat request would call by another name, or not know. Raises InvalidRequestError."""
-    check_bounds(request, limits)
+def check_anthropic(request: PromptRequest) -> None:
+    """Raise InvalidRequestError for blocks, tools and options that do not go together."""
     for i, message in enumerate(request.messages):
         for j, block in enumerate(message.content if isinstance(message.content, list) else ()):
             if message.role not in _ROLES_OF[type(block)]:

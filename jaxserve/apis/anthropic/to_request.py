@@ -20,7 +20,7 @@ from jaxserve.apis.schema.common import shared_fields
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid
-from jaxserve.frontend.bounds import check_bound
+from jaxserve.frontend.checks import check_bound
 from jaxserve.frontend.constraint import chosen_constraint
 from jaxserve.frontend.messages import CalledFunction, ChatMessage, ContentPart, MessageToolCall
 from jaxserve.frontend.request import Conversation, FieldNames, GenerationRequest, ReasoningEffort
@@ -43,13 +43,15 @@ def to_request(body: MessagesRequest, limits: LimitsConfig) -> GenerationRequest
     formatted = None if format_ is None else format_constraint(format_.type, format_.schema, _FORMAT, "schema")
     stop = [*(body.stop_sequences or ()), *body.stop_strings]
     check_bound(Bound("items", 0, "max_stop_strings"), "stop", stop, limits)
-    return GenerationRequest(
+    request = GenerationRequest(
         prompt=to_conversation(body),
         max_tokens=body.max_tokens,
         is_limit_clipped=True,
         constraint=chosen_constraint(body.structured_outputs, formatted, _FORMAT),
         **shared_fields(body) | {"stop": stop},
     )
+    request.check(limits)
+    return request
 
 
 def to_conversation(body: PromptRequest) -> Conversation:

@@ -29,7 +29,7 @@ from jaxserve.frontend.choice_stream import OutputDelta, parsed_reply
 from jaxserve.frontend.constraint import chosen_constraint
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestHandle, TokenCounts
-from jaxserve.frontend.prepare import submit
+from jaxserve.frontend.prepare import prepare
 from jaxserve.frontend.request import Conversation, GenerationRequest
 from jaxserve.frontend.tools import ToolChoice, read_tools
 
@@ -45,7 +45,9 @@ from jaxserve.frontend.tools import ToolChoice, read_tools
 )
 async def chat_completions(call: Call, body: ChatRequest) -> Generated:
     """The next message of a conversation."""
-    handle = await submit(call.frontend, to_request(body, call.frontend.limits), call.cleanup)
+    request = to_request(body, call.frontend.limits)
+    call.cleanup.enter_context(call.frontend.admitted(request))
+    handle = call.cleanup.enter_context(await prepare(call.frontend, request))
     return Generated(
         handle=handle,
         formatter=ChatFormatter(body, handle, call.frontend),
@@ -56,10 +58,11 @@ async def chat_completions(call: Call, body: ChatRequest) -> Generated:
 
 def to_request(body: ChatRequest, limits: LimitsConfig) -> GenerationRequest:
     """Translate the request. Raises InvalidRequestError."""
-    check_chat(body, limits)
+    check_chat(body)
+    shared = shared_fields(body)
     format_ = body.response_format
     schema = None if format_ is None or format_.json_schema is None else format_.json_schema.schema
-    return GenerationRequest(
+    request = GenerationRequest(
         prompt=Conversation(
             messages=body.messages,
             functions=read_tools(body.tools),
@@ -80,8 +83,10 @@ def to_request(body: ChatRequest, limits: LimitsConfig) -> GenerationRequest:
             body.structured_outputs, None if format_ is None else format_constraint(format_.type, schema)
         ),
         prediction=body.prediction.text if body.prediction is not None else "",
-        **shared_fields(body),
+        **shared,
     )
+    request.check(limits)
+    return request
 
 
 class ChatFormatter:

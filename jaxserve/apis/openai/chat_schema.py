@@ -10,7 +10,6 @@ from msgspec import Meta
 from jaxserve.apis.schema.common import CommonFields, PromptLogprob, check_common
 from jaxserve.apis.schema.usage import Usage
 from jaxserve.bounds import Bound
-from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError
 from jaxserve.frontend.handle import RequestTiming
 from jaxserve.frontend.messages import ChatMessage
@@ -97,11 +96,11 @@ class ChatRequest(CommonFields, kw_only=True):
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
 
-def check_chat(request: ChatRequest, limits: LimitsConfig) -> None:
-    """Raise InvalidRequestError for fields out of their bounds, and for options that need others."""
-    check_common(request, limits)
+def check_chat(request: ChatRequest) -> None:
+    """Raise InvalidRequestError for options that need others."""
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequestError("When using `top_logprobs`, `logprobs` must be set to true.", param="top_logprobs")
+    check_common(request)
 
 
 class TopLogprob(msgspec.Struct):

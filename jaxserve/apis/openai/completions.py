@@ -24,9 +24,10 @@ from jaxserve.apis.schema.usage import Usage, usage_of
 from jaxserve.config import LimitsConfig
 from jaxserve.frontend.choice_stream import OutputDelta
 from jaxserve.frontend.constraint import chosen_constraint
+from jaxserve.frontend.encode import encode_request
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestHandle, RequestTiming, TokenCounts
-from jaxserve.frontend.prepare import admitted, encode, prepare
+from jaxserve.frontend.prepare import prepare
 from jaxserve.frontend.request import GenerationRequest, Texts
 from jaxserve.tokenizer.logprob_tokens import TextOffsets
 
@@ -44,10 +45,12 @@ async def completions(call: Call, body: CompletionRequest) -> Generated | Comput
     """The continuation of a text, of several texts, or of token ids."""
     frontend, is_streamed = call.frontend, bool(body.stream)
     request = to_request(body, frontend.limits)
-    call.cleanup.enter_context(admitted(frontend, request))
+    call.cleanup.enter_context(frontend.admitted(request))
     handle = None
+    prompts: Sequence[list[int]]
     if body.is_echo_only and body.num_prompt_logprobs is None:
-        prompts = await encode(frontend, request)
+        encoded = await encode_request(frontend.tokenization, request, frontend.require_generation())
+        prompts = encoded.prompts
     else:
         handle = await prepare(frontend, request)
         prompts = [choice.request.prompt_token_ids for choice in handle.choices[:: request.n]]
@@ -73,7 +76,7 @@ def to_request(body: CompletionRequest, limits: LimitsConfig) -> GenerationReque
     prompts = check_completion(body, limits)
     format_ = body.response_format
     schema = None if format_ is None or format_.json_schema is None else format_.json_schema.schema
-    return GenerationRequest(
+    request = GenerationRequest(
         prompt=Texts(prompts=prompts, add_special_tokens=body.add_special_tokens is not False),
         n=body.num_choices,
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
@@ -85,6 +88,8 @@ def to_request(body: CompletionRequest, limits: LimitsConfig) -> GenerationReque
         ),
         **shared_fields(body),
     )
+    request.check(limits)
+    return request
 
 
 async def _echoes(
@@ -116,7 +121,7 @@ class CompletionFormatter:
         self._body = body
         self._handle = handle
         self._tokenizer = frontend.tokenization.tokenizer
-        self._heading = heading("cmpl", frontend, frontend.client.require_generation(), body.model)
+        self._heading = heading("cmpl", frontend, frontend.require_generation(), body.model)
         self._echoes = echoes
         self._no_usage = None if body.wants_usage else msgspec.UNSET
         self._num_top = None if body.logprobs is None else len(body.logprob_token_ids or ()) or body.logprobs

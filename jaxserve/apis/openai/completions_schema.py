@@ -13,8 +13,7 @@ from jaxserve.apis.schema.usage import Usage
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid
-from jaxserve.frontend.bounds import check_bound
-from jaxserve.frontend.checks import refuse
+from jaxserve.frontend.checks import check_bound, refuse
 from jaxserve.frontend.handle import RequestTiming
 
 DEFAULT_MAX_TOKENS = 16
@@ -54,7 +53,7 @@ class CompletionRequest(CommonFields, kw_only=True):
 
 def check_completion(request: CompletionRequest, limits: LimitsConfig) -> list[str | list[int]]:
     """Return the prompts. Raises InvalidRequestError for what no model could be given; token ids are checked later."""
-    check_common(request, limits)
+    check_common(request)
     if request.max_tokens == 0 and not request.echo:
         raise invalid("max_tokens", "must be at least 1 (0 only with `echo`), got 0")
     if request.best_of is not None and request.best_of != request.num_choices:

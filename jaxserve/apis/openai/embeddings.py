@@ -17,7 +17,7 @@ from jaxserve.apis.schema.inputs import texts_or_ids
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid
-from jaxserve.frontend.bounds import check_bound, check_bounds
+from jaxserve.frontend.checks import check_bound
 from jaxserve.frontend.embedding import (
     check_dimensions,
     check_total,
@@ -54,7 +54,8 @@ class InputFields(msgspec.Struct, kw_only=True):
 
 class EmbeddingRequest(InputFields, kw_only=True):
     input: Annotated[
-        str | list[Any] | None, Bound("items", 1), Meta(description="A text, token ids, or a list of either.")
+        str | list[Any] | None,
+        Meta(description="A text, token ids, or a list of either.", extra_json_schema={"minItems": 1}),
     ] = None
     encoding_format: Annotated[
         EncodingFormat | None,
@@ -100,15 +101,14 @@ def check_embedding(request: EmbeddingRequest, limits: LimitsConfig) -> list[str
     """Check what needs neither model nor tokenizer; returns the inputs."""
     inputs = texts_or_ids("input", request.input)
     check_bound(Bound("items", 1, "max_inputs"), "input", inputs, limits)
-    check_fields(request, limits)
+    check_fields(request)
     if request.normalize is not None and request.use_activation not in (None, request.normalize):
         raise invalid("use_activation", "it is another name for 'normalize', which says the opposite")
     return inputs
 
 
-def check_fields(request: InputFields, limits: LimitsConfig) -> None:
-    """Check the bounds of all fields, and how far texts may be cut."""
-    check_bounds(request, limits)
+def check_fields(request: InputFields) -> None:
+    """Raise InvalidRequestError for a cut to no tokens."""
     most = request.truncate_prompt_tokens
     if most is not None and most != -1 and most < 1:
         raise invalid("truncate_prompt_tokens", f"must be -1 or at least 1, got {most}")
@@ -120,7 +120,7 @@ async def embeddings(call: Call, body: EmbeddingRequest) -> Encoded:
     frontend = call.frontend
     inputs = check_embedding(body, frontend.limits)
     frontend.require_model(body.model)
-    model_info, model = frontend.client.require_vectors()
+    model_info, model = frontend.require_vectors()
     check_dimensions(body.dimensions, model)
     texts = await encode_inputs(
         frontend,

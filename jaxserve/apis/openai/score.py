@@ -17,7 +17,6 @@ from msgspec import Meta
 from jaxserve.apis.openai.embeddings import EmbeddingUsage, InputFields, check_fields
 from jaxserve.apis.routes import Call, Route
 from jaxserve.bounds import Bound
-from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid
 from jaxserve.frontend.embedding import check_partners, scores_with_counts
 
@@ -92,9 +91,9 @@ class RerankReply(msgspec.Struct, kw_only=True):
     results: Annotated[list[RerankResult], Meta(description="Results, best first.")]
 
 
-def check_score(request: ScoreRequest, limits: LimitsConfig) -> tuple[list[str], list[str]]:
+def check_score(request: ScoreRequest) -> tuple[list[str], list[str]]:
     """Check what needs neither model nor tokenizer; returns both sides, one of which may be a single text."""
-    check_fields(request, limits)
+    check_fields(request)
     first, second = ([side] if isinstance(side, str) else side for side in (request.text_1, request.text_2))
     _check_texts("text_1", first)
     _check_texts("text_2", second)
@@ -102,9 +101,9 @@ def check_score(request: ScoreRequest, limits: LimitsConfig) -> tuple[list[str],
     return first, second
 
 
-def check_rerank(request: RerankRequest, limits: LimitsConfig) -> None:
+def check_rerank(request: RerankRequest) -> None:
     """Check what needs neither model nor tokenizer."""
-    check_fields(request, limits)
+    check_fields(request)
     _check_texts("query", [request.query])
     _check_texts("documents", request.texts)
 
@@ -117,7 +116,7 @@ def _check_texts(name: str, texts: list[str]) -> None:
 @partial(Route, "POST", "/v1/score", tag="Scores", reply=ScoreReply)
 async def score(call: Call, body: ScoreRequest) -> ScoreReply:
     """How close texts are, pair by pair."""
-    first, second = check_score(body, call.frontend.limits)
+    first, second = check_score(body)
     scores, usage = await _scores(call, body, first, second, ("text_1", "text_2"))
     return ScoreReply(
         id=f"score-{uuid.uuid4().hex}",
@@ -134,7 +133,7 @@ score_unversioned = replace(score, path="/score", name="score_unversioned", summ
 @partial(Route, "POST", "/v1/rerank", tag="Scores", reply=RerankReply)
 async def rerank(call: Call, body: RerankRequest) -> RerankReply:
     """Documents, the closest to a query first."""
-    check_rerank(body, call.frontend.limits)
+    check_rerank(body)
     texts = body.texts
     scores, usage = await _scores(call, body, [body.query], texts, ("query", "documents"))
     best = sorted(range(len(texts)), key=lambda i: -scores[i])[: body.top_n]

@@ -11,8 +11,8 @@ from msgspec import Meta
 from jaxserve.apis.routes import Call, Route
 from jaxserve.bounds import Bound
 from jaxserve.errors import InvalidRequestError
-from jaxserve.frontend.bounds import check_bounds
 from jaxserve.frontend.checks import check_token_ids
+from jaxserve.frontend.encode import encode_conversation, encode_text
 from jaxserve.frontend.messages import ChatMessage
 from jaxserve.frontend.request import MESSAGES, Conversation, ReasoningEffort
 from jaxserve.frontend.tools import ToolChoice, ToolDefinition, read_tools
@@ -81,7 +81,6 @@ class TokenizerInfo(msgspec.Struct, kw_only=True):
 async def tokenize(call: Call, body: TokenizeRequest) -> TokenizeReply:
     """The token ids of a text or of a conversation."""
     frontend = call.frontend
-    check_bounds(body, frontend.limits)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("Exactly one of 'prompt' and 'messages' must be given.", param="prompt")
     conversation = None if body.messages is None else _conversation(body, body.messages)
@@ -90,13 +89,10 @@ async def tokenize(call: Call, body: TokenizeRequest) -> TokenizeReply:
     frontend.require_model(body.model)
     max_model_len = frontend.client.require_ready().max_model_len
     if conversation is not None:
-        token_ids = await frontend.tokenization.encode_conversation(conversation)
+        token_ids = await encode_conversation(frontend.tokenization, conversation)
     else:
-        token_ids = await frontend.tokenization.encode(
-            body.prompt or "",
-            add_special_tokens=body.add_special_tokens is not False,
-            max_tokens=None,
-            param="prompt",
+        token_ids = await encode_text(
+            frontend.tokenization, body.prompt or "", add_special_tokens=body.add_special_tokens is not False
         )
     strings = None
     if body.return_token_strs:

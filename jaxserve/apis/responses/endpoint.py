@@ -23,7 +23,7 @@ from jaxserve.errors import InvalidRequestError, RequestError, ResponseNotFoundE
 from jaxserve.frontend.checks import shorten
 from jaxserve.frontend.errors import hide_internal_error
 from jaxserve.frontend.handle import RequestHandle
-from jaxserve.frontend.prepare import admitted, prepare
+from jaxserve.frontend.prepare import prepare
 from jaxserve.ipc.messages import RequestOutput
 
 _ONE = "/v1/responses/{response_id}"
@@ -38,11 +38,12 @@ async def create_response(call: Call, body: ResponsesRequest) -> Generated | Res
     """Make a response, the reply to a conversation, with reasoning, text and calls as items."""
     frontend = call.frontend
     check_moved(call.ignored_fields)
-    check_responses(body, frontend.limits)
+    check_responses(body)
     frontend.require_generation(body.model)
     given = read_input(body.input)
-    request = to_request(body, [*await items_before(call.responses, body.previous_response_id), *given])
-    call.cleanup.enter_context(admitted(frontend, request))
+    before = await items_before(call.responses, body.previous_response_id)
+    request = to_request(body, [*before, *given], frontend.limits)
+    call.cleanup.enter_context(frontend.admitted(request))
     handle = await prepare(frontend, request)
     formatter = _formatter(call, body, handle, given)
     if body.background:

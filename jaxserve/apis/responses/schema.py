@@ -11,9 +11,7 @@ from msgspec import Meta
 from jaxserve.apis.responses.input import InputItem
 from jaxserve.apis.schema.common import GenerationFields
 from jaxserve.bounds import Bound
-from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, invalid, unsupported
-from jaxserve.frontend.bounds import check_bounds
 from jaxserve.frontend.checks import check_count, missing, refuse, shorten
 from jaxserve.frontend.request import ReasoningEffort
 
@@ -181,9 +179,8 @@ def check_moved(names: Iterable[str]) -> None:
             raise unsupported(name, f"is not of the responses API: {_MOVED[name]}")
 
 
-def check_responses(request: ResponsesRequest, limits: LimitsConfig) -> None:
-    """Check what chat completions do not have. Raises InvalidRequestError or UnsupportedParameterError."""
-    check_bounds(request, limits)
+def check_responses(request: ResponsesRequest) -> None:
+    """Raise InvalidRequestError for values and combinations that are not supported."""
     if request.top_logprobs and not request.wants_logprobs:
         raise InvalidRequestError(f"When using `top_logprobs`, `include` must hold '{LOGPROBS}'.", param="top_logprobs")
     for i, name in enumerate(request.include or ()):

@@ -19,6 +19,7 @@ from jaxserve.apis.responses.items import (
 )
 from jaxserve.apis.responses.schema import FunctionTool, ResponsesRequest
 from jaxserve.apis.schema.common import shared_fields
+from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid
 from jaxserve.frontend.checks import shorten
 from jaxserve.frontend.constraint import chosen_constraint
@@ -30,7 +31,7 @@ NAMES: Final = FieldNames(prompt="input", function="tools[{}]", reasoning_effort
 _FORMAT: Final = "text.format"
 
 
-def to_request(body: ResponsesRequest, items: Sequence[Item]) -> GenerationRequest:
+def to_request(body: ResponsesRequest, items: Sequence[Item], limits: LimitsConfig) -> GenerationRequest:
     """Translate a request that `check_responses` has passed, to continue `items`. Raises InvalidRequestError."""
     choice, allowed = _tool_choice(body.tool_choice)
     messages = chat_messages(items)
@@ -46,7 +47,7 @@ def to_request(body: ResponsesRequest, items: Sequence[Item]) -> GenerationReque
         raise invalid("tool_choice.tools", f"none of the tools is {shorten(unknown[0])}")
     format_ = body.text.format if body.text is not None else None
     formatted = None if format_ is None else format_constraint(format_.type, format_.schema, _FORMAT, "schema")
-    return GenerationRequest(
+    request = GenerationRequest(
         prompt=Conversation(
             messages=messages,
             functions=functions,
@@ -62,6 +63,8 @@ def to_request(body: ResponsesRequest, items: Sequence[Item]) -> GenerationReque
         constraint=chosen_constraint(body.structured_outputs, formatted, _FORMAT),
         **shared_fields(body),
     )
+    request.check(limits)
+    return request
 
 
 def chat_messages(items: Sequence[Item]) -> list[ChatMessage]:

@@ -9,9 +9,7 @@ from msgspec import Meta
 
 from jaxserve.apis.openai.response_format import ResponseFormat
 from jaxserve.bounds import Bound
-from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError
-from jaxserve.frontend.bounds import check_bounds
 from jaxserve.frontend.constraint import StructuredOutputs
 from jaxserve.frontend.handle import RequestTiming
 from jaxserve.frontend.sampling import SamplerFields
@@ -128,9 +126,8 @@ class CommonFields(GenerationFields, kw_only=True):
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
 
-def check_common(request: CommonFields, limits: LimitsConfig) -> None:
-    """Raise InvalidRequestError for fields out of their bounds, and for options that need or exclude streaming."""
-    check_bounds(request, limits)
+def check_common(request: CommonFields) -> None:
+    """Raise InvalidRequestError for options that need or exclude streaming."""
     if request.prompt_logprobs is not None and request.stream:
         raise InvalidRequestError("`prompt_logprobs` are not available when `stream=True`.", param="prompt_logprobs")
     if request.stream_options is not None and not request.stream:

@@ -1,4 +1,4 @@
-"""What whoever runs the server asks of the engine, until it is answered."""
+"""The operator's commands to the engine, until they are answered."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from jaxserve.ipc.messages import Command, CommandDone, CommandName
 
 
 class Commands:
-    """Commands under way. Each ends once."""
+    """Running commands. Each ends once."""
 
     def __init__(self) -> None:
         self._ids = itertools.count()
         self._ends: dict[int, asyncio.Future[None]] = {}
 
     def new(self, name: CommandName) -> tuple[Command, asyncio.Future[None]]:
-        """A command to send, and its end, which raises RequestError where the engine refuses."""
+        """Return a command to send, and its end, which raises RequestError if the engine rejects it."""
         command = Command(next(self._ids), name)
         self._ends[command.command_id] = asyncio.get_running_loop().create_future()
         return command, self._ends[command.command_id]
 
     def end(self, message: CommandDone) -> None:
-        """The engine answered."""
+        """End the command that the engine answered."""
         future = self._ends.pop(message.command_id, None)
-        if future is None or future.done():  # nobody waits any more
+        if future is None or future.done():  # its caller was cancelled
             return
         if message.error is None:
             future.set_result(None)
@@ -34,7 +34,7 @@ class Commands:
             future.set_exception(request_error(message.error))
 
     def fail(self, error: RequestError) -> None:
-        """There is nobody to answer: all under way end with `error`."""
+        """End all running commands with `error`."""
         ends, self._ends = self._ends, {}
         for future in ends.values():
             if not future.done():

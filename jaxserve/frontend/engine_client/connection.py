@@ -1,8 +1,8 @@
-"""One life of the engine, seen from an API process: the requests it was given, their news, and its end.
+"""The connection to one engine process: the requests submitted to it, their outputs, and its end.
 
-Every submitted request gets exactly one output with a `finish_reason`, also when the engine dies. Leaving
-a `OutputStream` aborts whatever of it still runs. Nothing here blocks: messages to the engine go through an
-outbox in order, which ends with this life: the next engine hears of none of them.
+Every submitted request gets exactly one output with a `finish_reason`, also when the engine dies. Leaving an
+`OutputStream` aborts what still runs. Nothing here blocks: messages to the engine go through an outbox in order. The
+outbox ends with the connection: a restarted engine gets none of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from jaxserve.types import RequestId
 _log = logging.getLogger(__name__)
 
 STALL_LOOKS = 8
-"""How often an engine is found silent before it counts as dead: time in which we did nothing ourselves is no proof."""
+"""Number of checks that find an engine silent before it counts as dead: a pause of this process itself proves nothing."""
 LOADING = "The model is loading."
 
 
@@ -52,7 +52,7 @@ class Socket(Protocol):
 
 
 class EngineConnection:
-    """The only user of the connection. `run` must be running for anything to move."""
+    """The only user of the socket. Messages move only while `run` is running."""
 
     def __init__(
         self,
@@ -79,17 +79,17 @@ class EngineConnection:
         self._stall_timeout_s = stall_timeout_s
         self._last_word = self._busy_since = time.monotonic()
         self.model_info: ModelInfo | None = None
-        """Of the loaded model; None before that."""
+        """Info of the loaded model; None before it is loaded."""
         self.reason: str | None = None
-        """Why it is over, as far as this end knows."""
+        """Why the connection is over, if that is known."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether the engine takes requests."""
+        """True if the engine accepts requests."""
         return self.model_info is not None and not self._over.is_set()
 
     def ailment(self) -> str | None:
-        """Why the engine is not healthy; None when it is, or still loads."""
+        """Return the reason why the engine is not healthy; None if it is, or still loads."""
         if self._is_broken:
             return self.reason
         silent_s = time.monotonic() - max(self._last_word, self._busy_since)
@@ -99,28 +99,37 @@ class EngineConnection:
 
     async def run(self) -> None:
         """Send and receive until cancelled. A connection that breaks counts as a dead engine."""
+
+        async def send() -> None:
+            while True:
+                await self._socket.send(await self._outbox.get())
+
+        async def receive() -> None:
+            while True:
+                self._dispatch(await self._socket.receive())
+
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._send_loop())
-                tasks.create_task(self._receive_loop())
-        except* Exception as group:  # whatever it is, without us nobody hears the engine
+                tasks.create_task(send())
+                tasks.create_task(receive())
+        except* Exception as group:  # whatever it is, no other task receives the engine's messages
             _log.error("the connection to the engine broke", exc_info=group.exceptions[0])
             self._is_broken = True
             self.end("the connection to the engine broke")
 
     async def wait_started(self) -> ModelInfo:
-        """Wait for `Ready`. Raises StartupError with the engine's own line when it cannot start."""
+        """Wait for `Ready`. Raises StartupError with the engine's own line if it cannot start."""
         await self._started.wait()
         if self.model_info is None:
             raise StartupError(self.reason or "the engine did not start")
         return self.model_info
 
     async def wait_over(self) -> None:
-        """Wait until this end has nothing more to hope for."""
+        """Wait until the connection is over."""
         await self._over.wait()
 
     async def wait_stalled(self) -> None:
-        """Wait until a ready engine counts as dead: twice as long silent as is sick. It has something to say every second."""
+        """Wait until a ready engine counts as dead: silent for twice the time that makes it unhealthy. It sends every second."""
         patience_s = 2 * self._stall_timeout_s
         if not patience_s:
             await asyncio.Event().wait()
@@ -132,7 +141,7 @@ class EngineConnection:
         self.end(f"the engine has been silent for more than {patience_s:g} s")
 
     def attach(self, stream: OutputStream, requests: Sequence[AddRequest]) -> None:
-        """Submit; called by `OutputStream`. Raises RateLimitError where too many tokens wait."""
+        """Submit requests; called by `OutputStream`. Raises RateLimitError if too many tokens wait."""
         if not self.is_ready:
             raise UnavailableError(LOADING)
         try:
@@ -147,7 +156,7 @@ class EngineConnection:
             self._outbox.put_nowait(request)
 
     def detach(self, request_ids: list[RequestId]) -> None:
-        """Abort; called by `OutputStream`. The terminal messages of these requests find nobody."""
+        """Abort requests; called by `OutputStream`. Their terminal messages are dropped."""
         for request_id in request_ids:
             self._streams.pop(request_id, None)
             self._waiting.remove(request_id)
@@ -155,20 +164,20 @@ class EngineConnection:
             self._outbox.put_nowait(Abort(request_ids))
 
     async def command(self, name: CommandName) -> None:
-        """Send a command and wait for its end. Raises RequestError when the engine refuses, or ends before that."""
+        """Send a command and wait for its end. Raises RequestError if the engine rejects it or ends before."""
         command, end = self._commands.new(name)
         self._outbox.put_nowait(command)
         await end
 
     def abort_all(self, message: str) -> None:
-        """End every request under way with an UnavailableError."""
+        """End every running request with an UnavailableError."""
         request_ids = list(self._streams)
         self._end_all(message)
         if request_ids:
             self._outbox.put_nowait(Abort(request_ids))
 
     def end(self, reason: str | None = None) -> None:
-        """It is over: requests under way end with an error. Later calls change nothing."""
+        """End the connection: running requests end with an error. Later calls change nothing."""
         if self._over.is_set():
             return
         self.reason = reason
@@ -185,14 +194,6 @@ class EngineConnection:
             stream.put(RequestOutput(request_id, [], finish_reason="error", error=error))
         for stream in dict.fromkeys(streams.values()):
             stream.push()
-
-    async def _send_loop(self) -> None:
-        while True:
-            await self._socket.send(await self._outbox.get())
-
-    async def _receive_loop(self) -> None:
-        while True:
-            self._dispatch(await self._socket.receive())
 
     def _dispatch(self, message: FromEngine) -> None:
         self._last_word = time.monotonic()
@@ -215,7 +216,7 @@ class EngineConnection:
             self._metrics.record_stats(message.stats)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
-        """All news of one engine step; an HTTP request with several sequences hears of them together."""
+        """Deliver the outputs of one engine step; an HTTP request with several sequences gets them together."""
         fresh: dict[OutputStream, None] = {}
         for output in outputs:
             self._waiting.remove(output.request_id)

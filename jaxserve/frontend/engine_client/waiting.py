@@ -1,4 +1,4 @@
-"""How many prompt tokens wait for the engine: those of requests of which there is no news yet."""
+"""Number of prompt tokens that wait for the engine: those of requests without an output yet."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class WaitingPrompts:
     """Counts a prompt that several choices share once."""
 
     def __init__(self, max_tokens: int | None) -> None:
-        """max_tokens: None: no limit."""
+        """`max_tokens`: None for no limit."""
         self._max_tokens = max_tokens
         self._tokens: dict[RequestId, int] = {}
         self.num_tokens = 0
 
     def add(self, requests: Sequence[AddRequest]) -> None:
-        """Raises RateLimitError, and adds nothing, where it gets too many. One HTTP request alone is never too much."""
+        """Count the prompts. Raises RateLimitError, and counts nothing, if they are too many; one HTTP request alone never is."""
         shared = {id(request.prompt_token_ids): request for request in reversed(requests)}
         fresh = {request.request_id: len(request.prompt_token_ids) for request in shared.values()}
         num_fresh = sum(fresh.values())
@@ -32,5 +32,5 @@ class WaitingPrompts:
         self.num_tokens += num_fresh
 
     def remove(self, request_id: RequestId) -> None:
-        """There is news of a request, or nobody waits for it any more."""
+        """Stop counting a request: it has its first output, or it was aborted."""
         self.num_tokens -= self._tokens.pop(request_id, 0)

@@ -384,7 +384,7 @@ async def test_refusals_have_anthropics_types(api: Api, tokenizer: Tokenizer) ->
 
 
 async def test_full_queue_and_failures_have_anthropics_types(api: Api) -> None:
-    with api.client.admission(8):
+    with api.client.admission.places(8):
         status, reply = await api.post(PATH, BODY)
         assert (status, reply["error"]["type"]) == (429, "rate_limit_error")
 

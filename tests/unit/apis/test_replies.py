@@ -423,7 +423,7 @@ async def test_failure_in_midstream_is_an_error_event_then_done(api: Api) -> Non
         b"data: [DONE]\n\n"
     )
     assert await api.engine.was_aborted() == requests[1].request_id
-    assert api.client.num_admitted == 0
+    assert api.client.admission.num_sequences == 0
 
 
 async def test_idle_stream_gets_keep_alive_comments(tokenizer: Tokenizer) -> None:
@@ -468,7 +468,7 @@ async def test_client_that_leaves_ends_its_request(api: Api, is_streamed: bool) 
     writer.close()
     await writer.wait_closed()
     assert {await api.engine.was_aborted() for _ in range(2)} == {request.request_id for request in requests}
-    await api.client.wait_idle()
+    await api.client.admission.wait_idle()
     assert api.metrics.value("client_disconnects") == 1
     assert api.metrics.value("request_success", finished_reason="abort") == 2
 

@@ -16,6 +16,7 @@ from jaxserve.apis.schema.decode import decode_request
 from jaxserve.apis.schema.unsupported import NO_OPS, UNSUPPORTED, is_neutral
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, UnsupportedParameterError
+from jaxserve.frontend.checks import check_bounds
 from jaxserve.frontend.request import Texts
 from jaxserve.frontend.sampling import sampling_params
 from jaxserve.sampling.params import COLUMNS
@@ -191,13 +192,14 @@ def test_limits_on_json_are_settings(setting: str, fields: dict[str, Any], size:
 
 
 def check_chat(request: ChatRequest, limits: LimitsConfig) -> None:
-    chat.to_request(request, limits).check(limits)
+    check_bounds(request, limits)
+    chat.to_request(request, limits)
 
 
 def check_completion(request: CompletionRequest, limits: LimitsConfig) -> list[str | list[int]]:
     """Check the request; return its prompts."""
+    check_bounds(request, limits)
     translated = completions.to_request(request, limits)
-    translated.check(limits)
     assert isinstance(translated.prompt, Texts)
     return list(translated.prompt.prompts)
 

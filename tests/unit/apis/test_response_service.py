@@ -29,7 +29,7 @@ async def ask(api: Api, method: str, path: str) -> tuple[int, Any]:
 
 async def ended(api: Api, response_id: str) -> Any:
     """The response once nothing of it is under way."""
-    await asyncio.wait_for(api.client.wait_idle(), 60)
+    await asyncio.wait_for(api.client.admission.wait_idle(), 60)
     return (await ask(api, "GET", response_id))[1]
 
 
@@ -37,7 +37,7 @@ async def test_a_background_response_is_there_when_it_is_done(api: Api) -> None:
     status, begun = await api.post(PATH, BODY)
     assert (status, begun["status"], begun["background"], begun["output"]) == (200, "in_progress", True, [])
     assert (await ask(api, "GET", begun["id"]))[1] == begun
-    assert api.client.num_admitted == 1
+    assert api.client.admission.num_sequences == 1
     await play(api, [ids(api, "Hey"), [EOS]], finish_reason="stop")
     response = await ended(api, begun["id"])
     assert (response["status"], response["output"][0]["content"][0]["text"]) == ("completed", "Hey")
@@ -54,7 +54,7 @@ async def test_a_background_response_that_is_cancelled_stops_in_the_engine(api: 
         status, response = await ask(api, "POST", f"{begun['id']}/cancel")
         assert (status, response["status"]) == (200, "cancelled")
     assert await api.engine.was_aborted() == request.request_id
-    assert api.client.num_admitted == 0
+    assert api.client.admission.num_sequences == 0
     assert (await ask(api, "GET", begun["id"]))[1] == response
     (message,) = response["output"]
     assert (message["status"], message["content"][0]["text"]) == ("incomplete", "He")

@@ -10,7 +10,7 @@ import pytest
 
 from jaxserve.apis.responses.input import InputItem, read_input
 from jaxserve.apis.responses.to_request import chat_messages
-from jaxserve.frontend.messages import template_messages
+from jaxserve.frontend.encode import template_messages
 from tests.unit.apis.test_replies import EOS, ids, play
 from tests.unit.running_api import Api
 

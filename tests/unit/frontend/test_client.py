@@ -231,12 +231,12 @@ async def test_time_in_which_this_process_was_stopped_does_not_count_as_silence(
 
 
 async def test_admission_holds_room_until_the_request_is_over(api: Api) -> None:
-    with api.client.admission(5), api.client.admission(3):
-        assert api.client.num_admitted == 8
-        with pytest.raises(RateLimitError), api.client.admission(1):
+    with api.client.admission.places(5), api.client.admission.places(3):
+        assert api.client.admission.num_sequences == 8
+        with pytest.raises(RateLimitError), api.client.admission.places(1):
             pass
-    assert api.client.num_admitted == 0
-    await api.client.wait_idle()
+    assert api.client.admission.num_sequences == 0
+    await api.client.admission.wait_idle()
 
 
 async def test_prompts_wait_up_to_a_number_of_tokens(tokenizer: Tokenizer) -> None:
@@ -268,7 +268,7 @@ async def test_a_prompt_that_nobody_waits_for_makes_room(tokenizer: Tokenizer) -
         request = await api.engine.added()
         leaving.cancel()
         assert await api.engine.was_aborted() == request.request_id
-        await api.client.wait_idle()
+        await api.client.admission.wait_idle()
         staying = asyncio.create_task(api.post("/v1/completions", {"prompt": [5, 6, 7, 8]}))
         api.engine.output(await api.engine.added(), [5], finish_reason="length")
         assert (await staying)[0] == 200
@@ -287,7 +287,7 @@ async def test_draining_refuses_new_requests_and_finishes_old_ones(api: Api) -> 
         assert response.headers["Connection"] == "close", "the next request is to go to another server"
     api.engine.output(request, [5], finish_reason="length")
     assert (await reply)[0] == 200
-    await api.client.wait_idle()
+    await api.client.admission.wait_idle()
 
 
 async def test_abort_all_ends_requests_with_an_error(api: Api) -> None:
@@ -399,6 +399,6 @@ async def test_reader_that_takes_nothing_is_given_up(tokenizer: Tokenizer) -> No
         request = await api.engine.added()
         api.engine.output(request, [40] * 8000)  # 10 MB: more than the kernel's buffers hold
         assert await api.engine.was_aborted() == request.request_id
-        await api.client.wait_idle()
+        await api.client.admission.wait_idle()
         assert api.metrics.value("client_disconnects") == 1
         narrow.close()

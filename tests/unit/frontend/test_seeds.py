@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxserve.frontend.seeds import SeedStream, child_seed
+from jaxserve.frontend.sampling import SeedStream, child_seed
 
 
 def test_first_child_keeps_the_seed_and_the_others_differ() -> None:

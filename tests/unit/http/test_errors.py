@@ -117,7 +117,7 @@ async def test_token_id_outside_the_vocabulary_is_refused(api: Api) -> None:
     for token_ids in ([5, 400], [-1, 5], [2**70]):
         status, error = await refusal(api, "POST", "/v1/completions", json={"prompt": token_ids})
         assert (status, error["param"]) == (400, "prompt")
-    assert api.client.num_admitted == 0
+    assert api.client.admission.num_sequences == 0
 
 
 async def test_unready_server_refuses_with_retry_after(tokenizer: Tokenizer) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from jaxserve.errors import ConfigError
-from jaxserve.frontend.messages import CalledFunction, ChatMessage, MessageToolCall, template_messages
+from jaxserve.frontend.encode import template_messages
+from jaxserve.frontend.messages import CalledFunction, ChatMessage, MessageToolCall
 from jaxserve.frontend.parsers.formats import (
     CHANNEL_FORMATS,
     REASONING_FORMATS,

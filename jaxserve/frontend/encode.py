@@ -1,0 +1,260 @@
+"""From the texts of a request to tokens, and to the parser of its replies.
+
+A text that cannot fit the context is rejected by its length, before a tokenizer sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from jaxserve.errors import ContextLengthError, UnsupportedParameterError, invalid, unsupported
+from jaxserve.frontend.checks import check_token_ids, refuse, shorten
+from jaxserve.frontend.messages import ChatMessage, MessageToolCall
+from jaxserve.frontend.parsers.parser_spec import ParserSpec
+from jaxserve.frontend.request import Conversation, GenerationRequest
+from jaxserve.frontend.tokenization import Tokenization
+from jaxserve.frontend.tools import FunctionDefinition
+from jaxserve.ipc.messages import ModelInfo
+
+THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
+"""Template variables that turn reasoning on and off."""
+_NUM_END_TOKENS: Final = 64
+"""Number of tokens at the end of a prompt in which reasoning may open or close."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRequest:
+    """The texts of a request as tokens."""
+
+    prompts: Sequence[list[int]]
+    max_tokens: Sequence[int]
+    """Number of tokens that may be generated after each prompt."""
+    words: Mapping[str, Sequence[tuple[int, ...]]]
+    """Token ids of sampling options that hold words."""
+    prediction: list[int]
+    spec: ParserSpec
+
+
+async def encode_request(tokens: Tokenization, request: GenerationRequest, model_info: ModelInfo) -> EncodedRequest:
+    """Encode all texts of a request. Raises InvalidRequestError, and ContextLengthError for what does not fit."""
+    limit, name = model_info.max_model_len, request.prompt_name
+    spec, prompts = ParserSpec(), []
+    if isinstance(request.prompt, Conversation):
+        prompts.append(await encode_conversation(tokens, request.prompt, limit))
+        spec = _parser_spec(tokens, request.prompt, prompts[0])
+    else:
+        for text in request.prompt.prompts:
+            if isinstance(text, str):
+                special = request.prompt.add_special_tokens
+                prompts.append(await encode_text(tokens, text, limit, add_special_tokens=special))
+            else:
+                check_token_ids(name, text, model_info.vocab_size)
+                prompts.append(text)
+    return EncodedRequest(
+        prompts,
+        [_max_tokens(request, len(prompt), limit, name) for prompt in prompts],
+        await tokens.encode_words(request.sampling),
+        await tokens.encode_start(request.prediction, limit) if request.prediction else [],
+        spec,
+    )
+
+
+async def encode_conversation(
+    tokens: Tokenization, conversation: Conversation, max_tokens: int | None = None
+) -> list[int]:
+    """Return the token ids of a conversation; the template brings the special tokens.
+
+    max_tokens: the context, in which something must be left for output. Raises ContextLengthError, and
+    UnsupportedParameterError for what the model's template does not read.
+    """
+    tokenizer, param = tokens.tokenizer, conversation.names.prompt
+    functions = [function for _, function in conversation.offered]
+    variables = _template_variables(tokens, conversation, has_tools=bool(functions))
+    _check_chars(tokens, sum(map(_num_chars, conversation.messages)), max_tokens, param)
+    has_prefix = not conversation.continue_final_message and conversation.add_generation_prompt is not False
+    token_ids = await tokens.call(
+        lambda: tokenizer.encode_chat(
+            template_messages(conversation.messages),
+            add_generation_prompt=has_prefix,
+            tools=_template_tools(functions),
+            template_variables=variables,
+            continue_final_message=conversation.continue_final_message,
+        )
+    )
+    return _checked(token_ids, max_tokens, param)
+
+
+async def encode_text(
+    tokens: Tokenization, text: str, max_tokens: int | None = None, *, add_special_tokens: bool
+) -> list[int]:
+    """Return the token ids of a plain prompt. Raises ContextLengthError if nothing of `max_tokens` is left for output."""
+    _check_chars(tokens, len(text), max_tokens, "prompt")
+    token_ids = await tokens.call(lambda: tokens.tokenizer.encode(text, add_special_tokens))
+    return _checked(token_ids, max_tokens, "prompt")
+
+
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Return the conversation as a chat template reads it: fields that were not given are absent.
+
+    Arguments of calls are objects. A result gets the name of the function that was called, which some templates read
+    and OpenAI's messages do not carry.
+    """
+    called: dict[str, str] = {}
+    rendered = []
+    for message in messages:
+        fields: dict[str, Any] = {"role": message.role, "content": message.content if message.content else ""}
+        if isinstance(message.content, list):
+            fields["content"] = [{"type": "text", "text": part.text} for part in message.content]
+        if message.tool_calls:
+            fields["tool_calls"] = [_template_call(call) for call in message.tool_calls]
+            called |= {call.id: call.function.name for call in message.tool_calls if call.id is not None}
+        extras = {
+            "name": message.name,
+            "tool_call_id": message.tool_call_id,
+            "reasoning": message.reasoning,
+            "reasoning_content": message.reasoning_content,
+        }
+        if message.role == "tool" and message.name is None and message.tool_call_id is not None:
+            extras["name"] = called.get(message.tool_call_id)
+        fields |= {name: value for name, value in extras.items() if value is not None}
+        rendered.append(fields)
+    return rendered
+
+
+def _parser_spec(tokens: Tokenization, conversation: Conversation, prompt: list[int]) -> ParserSpec:
+    output_format = tokens.output_format
+    tools = {function.name: function.parameters or {} for _, function in conversation.offered}
+    end = prompt[-_NUM_END_TOKENS:] if output_format.has_reasoning else []
+    return ParserSpec(
+        output_format=output_format,
+        tools=tools,
+        prompt_end=tokens.tokenizer.decode(end, skip_special_tokens=False),
+        continued=_content_text(conversation.messages[-1]) if conversation.continue_final_message else None,
+        shown_token_ids=tokens.shown_token_ids(with_tools=bool(tools)),
+        max_calls=None if conversation.is_parallel else 1,
+    )
+
+
+def _template_variables(tokens: Tokenization, conversation: Conversation, *, has_tools: bool) -> dict[str, Any]:
+    """Return the template's variables. Raises UnsupportedParameterError for what the template does not read."""
+    tokenizer, output_format, names = tokens.tokenizer, tokens.output_format, conversation.names
+    if has_tools and not output_format.has_tools:
+        raise unsupported("tools", "is not supported: it is not known how this model calls tools (--tool-call-parser)")
+    if has_tools and not tokenizer.chat_templates.take_tools:
+        raise unsupported("tools", "is not supported: the model's chat template has no place for them")
+
+    def is_read(name: str) -> bool:
+        return tokenizer.chat_templates.read(name, has_tools=has_tools)
+
+    variables: dict[str, Any] = {}
+    effort, thinking = conversation.reasoning_effort, conversation.thinking
+    is_switched = effort is not None or thinking is not None
+    switches = [name for name in THINKING_SWITCHES if is_switched and is_read(name)]
+    if effort is not None:
+        if is_read("reasoning_effort"):
+            variables["reasoning_effort"] = effort
+        variables |= dict.fromkeys(switches, effort != "none")
+        if not variables:
+            raise _unread(names.reasoning_effort)
+    if conversation.documents:
+        if not is_read("documents"):
+            raise _unread("documents")
+        variables["documents"] = conversation.documents
+    if thinking is not None:
+        if not switches and output_format.has_reasoning != thinking:
+            raise refuse(f"{names.thinking}={'enabled' if thinking else 'disabled'}")
+        variables |= dict.fromkeys(switches, thinking)
+    return variables | dict(conversation.template_variables)
+
+
+def _unread(name: str) -> UnsupportedParameterError:
+    return unsupported(name, "is not supported: the model's chat template does not read it")
+
+
+def _num_chars(message: ChatMessage) -> int:
+    content = message.content or ""
+    return len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content)
+
+
+def _check_chars(tokens: Tokenization, num_chars: int, max_tokens: int | None, param: str) -> None:
+    at_least = -(-num_chars // tokens.tokenizer.longest_token_chars)
+    if max_tokens is not None and at_least >= max_tokens:
+        raise _too_long(max_tokens, f"at least {at_least}", param)
+
+
+def _checked(token_ids: list[int], max_tokens: int | None, param: str) -> list[int]:
+    if max_tokens is not None and len(token_ids) >= max_tokens:
+        raise _too_long(max_tokens, str(len(token_ids)), param)
+    return token_ids
+
+
+def _max_tokens(request: GenerationRequest, num_prompt: int, limit: int, param: str) -> int:
+    """Return the number of tokens that may be generated. Raises ContextLengthError if they do not fit `limit`."""
+    asked, left = request.max_tokens, limit - num_prompt
+    if num_prompt == 0:
+        raise invalid(param, "it has no tokens")
+    if left < 1:
+        raise _too_long(limit, str(num_prompt), param)
+    if asked is None or asked <= left:
+        return left if asked is None else asked
+    if request.is_limit_clipped:
+        return left
+    raise ContextLengthError(
+        f"This model's maximum context length is {limit} tokens. However, you requested "
+        f"{shorten(num_prompt + asked)} tokens ({num_prompt} in the {param}, {shorten(asked)} in the completion). "
+        f"Please reduce the length of the {param} or completion.",
+        param=param,
+    )
+
+
+def _too_long(limit: int, num_prompt_tokens: str, param: str) -> ContextLengthError:
+    """Return the error for a prompt that is too long by itself. `num_prompt_tokens` may be "at least N"."""
+    return ContextLengthError(
+        f"This model's maximum context length is {limit} tokens. However, your prompt contains {num_prompt_tokens} "
+        "input tokens, which leaves no room for output. Please reduce the length of the input prompt.",
+        param=param,
+    )
+
+
+def _content_text(message: ChatMessage) -> str:
+    """Return the text of a message."""
+    if isinstance(message.content, list):
+        return "\n".join(part.text or "" for part in message.content)
+    return message.content or ""
+
+
+def _template_call(call: MessageToolCall) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "type": call.type,
+        "function": {"name": call.function.name, "arguments": _decoded(call.function.arguments)},
+    }
+    return fields if call.id is None else {"id": call.id, **fields}
+
+
+def _decoded(arguments: str | dict[str, Any]) -> str | dict[str, Any]:
+    """Return the arguments as an object, or the text itself if a model wrote something else."""
+    if isinstance(arguments, dict):
+        return arguments
+    try:
+        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
+
+
+def _template_tools(functions: Sequence[FunctionDefinition]) -> list[dict[str, Any]]:
+    """Return the tools as chat templates read them: with all keys, since templates do not check for absent ones."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": function.name,
+                "description": function.description or "",
+                "parameters": function.parameters or {"type": "object", "properties": {}},
+            },
+        }
+        for function in functions
+    ]
