@@ -13,6 +13,7 @@ from jaxserve import LLM, SamplingParams
 from jaxserve.llm.settings import ACCEPTED
 from jaxserve.runtime.config_loader import DEFAULT_MODEL_NAME
 from jaxserve.runtime.settings import SETTINGS
+from tests.architecture.package_map import with_diagram
 from tests.architecture.sources import ROOT, program
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -26,7 +27,7 @@ PAGES = [
 
 
 def anchors(page: Path) -> set[str]:
-    """Of the headings, as GitHub makes them."""
+    """Return the anchors of the headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -58,7 +59,7 @@ def test_snippets_ask_for_models_that_exist() -> None:
 
 
 def test_snippets_call_what_there_is_by_the_names_that_it_has() -> None:
-    """Of the Python API: a keyword that is gone would fail for whoever pastes it."""
+    """A keyword of the Python API that does not exist would fail for a reader who pastes the snippet."""
     methods = {name: set(inspect.signature(found).parameters) for name, found in vars(LLM).items() if callable(found)}
     known = {"LLM": set(ACCEPTED), "SamplingParams": set(SamplingParams.__dataclass_fields__), **methods}
     checked = 0
@@ -74,7 +75,7 @@ def test_snippets_call_what_there_is_by_the_names_that_it_has() -> None:
     assert checked > 10
 
 
-def test_flags_that_stand_beside_those_of_vllm_exist() -> None:
+def test_flags_named_for_those_of_vllm_exist() -> None:
     page = (ROOT / "docs" / "differences.md").read_text("utf-8")
     rows = re.findall(r"^\| `--[^|]* \| ([^|]*) \|$", page.partition("## The flags of `vllm serve`")[2], re.M)
     named = {flag for row in rows for flag in re.findall(r"`(--[a-z-]+)", row)}
@@ -103,9 +104,26 @@ def test_function_of_the_trace_exists(file: str, name: str) -> None:
         body = found.body
 
 
-def test_every_room_is_described() -> None:
-    rooms = {source.module.split(".")[1] for source in program() if source.module.startswith("jaxserve.")}
-    assert [room for room in sorted(rooms) if not re.search(rf"\b{room}\b", PAGE.split("## Rooms")[1])] == []
+def test_every_package_is_described() -> None:
+    packages = {source.module.split(".")[1] for source in program() if source.module.startswith("jaxserve.")}
+    described = PAGE.split("## Packages")[1].split("```")[1]
+    assert [name for name in sorted(packages) if not re.search(rf"\b{name}\b", described)] == []
+
+
+def test_the_diagram_of_packages_is_fresh() -> None:
+    assert with_diagram(PAGE) == PAGE, "run `make docs`"
+
+
+def test_the_trace_has_at_most_twelve_steps() -> None:
+    trace = PAGE.split("## One chat request")[1].split("\n\n")[1]
+    assert 3 <= len(trace.splitlines()) - 2 <= 12
+
+
+def test_paths_of_the_start_here_table_exist() -> None:
+    table = PAGE.split("## To change X")[1].split("\n## ")[0]
+    paths = re.findall(r"`([a-z_]+/[a-z_/]*(?:\.py)?)`", table)
+    assert len(paths) > 20
+    assert [path for path in paths if not ((ROOT / "jaxserve" / path).exists() or (ROOT / path).exists())] == []
 
 
 def test_readme_lists_every_architecture_that_is_served() -> None:
