@@ -35,7 +35,7 @@ def test_the_longest_text_of_a_server_chooses_longropes_divisors() -> None:
     for length in (None, 32, 33):
         config = Config(model=ModelConfig(model=str(path), max_model_len=length))
         prepared = preparation.prepare(config, decoder)
-        found[length] = (prepared.decoder.max_position, prepared.limits.max_model_len)
+        found[length] = (prepared.skeleton.config.max_position, prepared.limits.max_model_len)
     assert found == {None: (32, 32), 32: (32, 32), 33: (512, 33)}
 
 

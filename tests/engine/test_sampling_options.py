@@ -12,6 +12,8 @@ from jaxserve.ipc.messages import AddRequest
 from tests.engine.model_engine import MODEL_NAME, Generated, ModelEngine, request
 from tests.models.goldens import golden_checkpoint
 
+pytestmark = [pytest.mark.slow, pytest.mark.versions]
+
 PENALTIES = {"presence_penalty": 0.4, "frequency_penalty": 0.3}
 OPTIONS: list[dict[str, Any]] = [
     PENALTIES,
@@ -86,8 +88,6 @@ def test_chunked_prompt_is_counted_once(engine: ModelEngine, chunk: int) -> None
     assert engine.run([item])["a"].token_ids == whole
 
 
-@pytest.mark.slow
-@pytest.mark.versions
 @pytest.mark.parametrize("num_blocks", [None, 20])
 def test_tokens_are_the_same_however_steps_overlap(engine: ModelEngine, num_blocks: int | None) -> None:
     found = []

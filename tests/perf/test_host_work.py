@@ -9,7 +9,7 @@ from jaxserve.config import SchedulerConfig
 from jaxserve.ipc.codec import encode
 from jaxserve.ipc.messages import StepOutputs
 from jaxserve.kv.manager import KVManager
-from jaxserve.runner.inputs import pack, programs, unpack_result
+from jaxserve.runner.inputs import pack, programs, unpack
 from jaxserve.scheduler.plan import Buckets
 from jaxserve.scheduler.scheduler import Scheduler
 from tests.call_counts import CallCounts
@@ -17,8 +17,6 @@ from tests.engine.rig import add, prompt
 
 MAX_MODEL_LEN = 4096
 BLOCK_SIZE = 16
-
-
 MAX_CALLS_PER_STEP = 800
 MAX_CALLS_PER_REQUEST = 28
 """Together: 1,700 for 32 requests and 7,970 for 256. They were 1,230 and 6,310 when these limits were set."""
@@ -51,8 +49,8 @@ def calls_per_decode_step(num_rows: int, num_ahead: int) -> float:
                 in_flight.append(plan)
             if plan is None or len(in_flight) > num_ahead:
                 landed = in_flight.pop(0)
-                result = unpack_result(answer, shapes[landed.kind], len(landed.request_ids), 0.0)
-                encode(StepOutputs(scheduler.update(landed, result), scheduler.stats()))
+                result = unpack(landed, shapes[landed.kind], [answer], 0.0)
+                encode(StepOutputs(scheduler.update(landed, result), scheduler.take_stats()))
         if plan is not None and plan.kind == "decode" and len(plan.request_ids) == num_rows:
             calls.update(step)
             num_steps += 1
