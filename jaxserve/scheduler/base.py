@@ -91,30 +91,18 @@ class BaseScheduler(ABC, Generic[R, P, T]):
         self._admission = admission
         self._clock = clock
         self._requests: dict[RequestId, R] = {}
-        self._running: list[R] = []
-        self._waiting: list[R] = []
-        self._in_flight: deque[tuple[P, list[R]]] = deque()
+        self.running: list[R] = []
+        """Requests that take part in steps, in order of rank."""
+        self.waiting: list[R] = []
+        """Requests that can start, in order of rank."""
+        self.in_flight: deque[tuple[P, list[R]]] = deque()
+        """Submitted steps and their requests by row, oldest first."""
         self._num_arrivals = 0
 
     @property
     def has_work(self) -> bool:
         """True if a request has not ended, or a step is in flight."""
-        return bool(self._requests or self._in_flight)
-
-    @property
-    def running(self) -> tuple[R, ...]:
-        """Requests that take part in steps, in order of rank."""
-        return tuple(self._running)
-
-    @property
-    def waiting(self) -> tuple[R, ...]:
-        """Requests that can start, in order of rank."""
-        return tuple(self._waiting)
-
-    @property
-    def in_flight(self) -> tuple[R, ...]:
-        """Requests of the submitted steps, including those that have ended."""
-        return tuple(dict.fromkeys(request for _, requests in self._in_flight for request in requests))
+        return bool(self._requests or self.in_flight)
 
     def add(self, message: AddRequest) -> ErrorInfo | None:
         """Queue a request; returns the error of one that is rejected."""
@@ -159,16 +147,16 @@ class BaseScheduler(ABC, Generic[R, P, T]):
     def fail(self, plan: P, error: ErrorInfo) -> list[RequestOutput]:
         """End all running requests: `plan`, the oldest step in flight, failed. Waiting requests are kept."""
         self._land(plan)
-        while self._in_flight:
-            self._land(self._in_flight[0][0])
-        return [self._end(request, "error", error) for request in self.running]
+        while self.in_flight:
+            self._land(self.in_flight[0][0])
+        return [self._end(request, "error", error) for request in list(self.running)]
 
     def take_stats(self) -> EngineStats:
         """Return gauges as they are, and counters since the last call."""
         stats, self.stats = self.stats, EngineStats()
-        stats.num_requests_running = len(self._running)
-        stats.num_requests_waiting = len(self._waiting)
-        stats.num_requests_waiting_by_reason = {"capacity": len(self._waiting)}
+        stats.num_requests_running = len(self.running)
+        stats.num_requests_waiting = len(self.waiting)
+        stats.num_requests_waiting_by_reason = {"capacity": len(self.waiting)}
         return stats
 
     @abstractmethod
@@ -181,14 +169,14 @@ class BaseScheduler(ABC, Generic[R, P, T]):
 
     def _land(self, plan: P) -> list[R]:
         """Take `plan`, which must be the oldest, from the steps in flight; returns its requests by row."""
-        if not self._in_flight or self._in_flight[0][0] is not plan:
+        if not self.in_flight or self.in_flight[0][0] is not plan:
             raise RuntimeError("this plan is not the oldest step in flight")
-        return self._in_flight.popleft()[1]
+        return self.in_flight.popleft()[1]
 
     def _remove(self, request: R) -> None:
         """Forget a request that ends."""
         del self._requests[request.request_id]
-        for line in (self._waiting, self._running):
+        for line in (self.waiting, self.running):
             place = bisect_left(line, request.rank, key=by_rank)
             if place < len(line) and line[place] is request:
                 del line[place]

@@ -55,17 +55,17 @@ class EmbedScheduler(BaseScheduler[_Text, EmbedPlan, EmbedResult]):
     def schedule(self) -> EmbedPlan | None:
         """Return the next step; None if no text waits."""
         num_texts = num_tokens = 0
-        for text in self._waiting[: self._buckets.max_num_seqs]:
+        for text in self.waiting[: self._buckets.max_num_seqs]:
             if num_tokens + len(text.token_ids) > self._max_tokens:
                 break
             num_texts, num_tokens = num_texts + 1, num_tokens + len(text.token_ids)
         if not num_texts:
             return None
-        texts, self._waiting = self._waiting[:num_texts], self._waiting[num_texts:]
+        texts, self.waiting = self.waiting[:num_texts], self.waiting[num_texts:]
         now = self._clock()
         for text in texts:
             text.queue_seconds = now - text.arrival_s
-            insort(self._running, text, key=by_rank)
+            insort(self.running, text, key=by_rank)
         plan = EmbedPlan(
             bucket=self._buckets.pick("embed", num_tokens),
             request_ids=tuple(text.request_id for text in texts),
@@ -73,7 +73,7 @@ class EmbedScheduler(BaseScheduler[_Text, EmbedPlan, EmbedResult]):
             token_ids=np.concatenate([text.token_ids for text in texts]),
             text_pair_starts=np.array([text.text_pair_start for text in texts], np.int32),
         )
-        self._in_flight.append((plan, texts))
+        self.in_flight.append((plan, texts))
         return plan
 
     def update(self, plan: EmbedPlan, result: EmbedResult) -> list[RequestOutput]:
@@ -98,7 +98,7 @@ class EmbedScheduler(BaseScheduler[_Text, EmbedPlan, EmbedResult]):
         token_ids = np.asarray(message.prompt_token_ids, np.int32)
         start = len(token_ids) if message.text_pair_start is None else message.text_pair_start
         text = _Text(message.request_id, token_ids, start, rank, self._clock())
-        insort(self._waiting, text, key=by_rank)
+        insort(self.waiting, text, key=by_rank)
         return text
 
     def _end(self, request: _Text, reason: FinishReason, error: ErrorInfo | None = None) -> RequestOutput:

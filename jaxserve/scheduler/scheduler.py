@@ -107,10 +107,10 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         """
         if not self._constrained or self._waits_for_results():
             return []
-        events = self._constrained.poll(self._running, is_idle=not self._waiting)
+        events = self._constrained.poll(self.running, is_idle=not self.waiting)
         outputs = []
         for request in events.prepared:
-            insort(self._waiting, request, key=by_rank)
+            insort(self.waiting, request, key=by_rank)
         for request, tokens in events.jumped:
             taken = request.append(tokens)
             self.stats.generation_tokens += len(taken)
@@ -126,25 +126,25 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         """Return the next step; None if there is none, or none before the oldest step in flight is updated."""
         if self._waits_for_results():
             return None
-        counts = share_budget(self._running, self._max_tokens, self._constrained)
+        counts = share_budget(self.running, self._max_tokens, self._constrained)
         num_running = len(counts)
         if not self._secure_pages(counts):
             return None
         started = self._start_waiting(counts) if len(counts) == num_running else []
         if not any(counts):
             return None
-        drafts = self._drafter.draft(self._running, counts)
+        drafts = self._drafter.draft(self.running, counts)
         num_steps = 1
-        if not (drafts or self._waiting or self._constrained):
-            num_steps = self._multi_step.num_steps(self._running, counts, len(self._in_flight))
-        plan, requests = pack(self._running, counts, self._buckets, num_steps, started)
+        if not (drafts or self.waiting or self._constrained):
+            num_steps = self._multi_step.num_steps(self.running, counts, len(self.in_flight))
+        plan, requests = pack(self.running, counts, self._buckets, num_steps, started)
         if drafts:
             plan, requests = with_drafts(plan, requests, drafts, self._buckets)
         for request, count, is_sampling in zip(
             requests, plan.num_scheduled_tokens.tolist(), plan.is_sampling.tolist(), strict=True
         ):
             request.begin_step(count, num_steps, is_sampling=is_sampling)
-        self._in_flight.append((plan, requests))
+        self.in_flight.append((plan, requests))
         return plan
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
@@ -199,15 +199,15 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
             self._drafter.new_state(message),
         )
         if request.grammar is None:
-            insort(self._waiting, request, key=by_rank)
+            insort(self.waiting, request, key=by_rank)
         else:
             self._constrained.prepare(request)
         return request
 
     def _waits_for_results(self) -> bool:
         """Return True if no step may be dispatched before the oldest one in flight is updated."""
-        is_multi_step = bool(self._in_flight) and self._in_flight[-1][0].num_steps > 1
-        return is_multi_step or self._drafter.waits_for(self._running) or self._constrained.waits_for(self._running)
+        is_multi_step = bool(self.in_flight) and self.in_flight[-1][0].num_steps > 1
+        return is_multi_step or self._drafter.waits_for(self.running) or self._constrained.waits_for(self.running)
 
     def _secure_pages(self, counts: list[int]) -> bool:
         """Give every running request the pages for its tokens; preempt the last ones if need be.
@@ -216,14 +216,14 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         """
         i = 0
         while i < len(counts):
-            request = self._running[i]
+            request = self.running[i]
             while not self._kv.extend(request.table, request.num_computed_tokens + counts[i]):
-                if self._in_flight:
+                if self.in_flight:
                     return False
                 counts.pop()
-                victim = self._running.pop()
+                victim = self.running.pop()
                 self._resources.preempt(victim)
-                insort(self._waiting, victim, key=by_rank)
+                insort(self.waiting, victim, key=by_rank)
                 self.stats.num_preemptions += 1
                 if len(counts) == i:  # the request was the last one itself
                     return True
@@ -234,14 +234,14 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         """Start waiting requests, and return them. The cache is asked now, not on arrival: it may have more pages."""
         started: list[Request] = []
         budget = self._max_tokens - sum(counts)
-        while self._waiting and budget > 0 and len(counts) < self._max_rows:
-            request = self._waiting[0]
+        while self.waiting and budget > 0 and len(counts) < self._max_rows:
+            request = self.waiting[0]
             if self._constrained.is_late(request):  # it was just preempted
                 break
             is_first = request.queue_seconds is None
             if not self._resources.start(request, len(counts), self._clock()):
                 break
-            del self._waiting[0]
+            del self.waiting[0]
             started.append(request)
             self._constrained.start(request)
             if is_first:
@@ -249,8 +249,8 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
                 self.stats.prefix_cache_hits += request.num_cached_tokens
             count = min(request.num_tokens - request.num_computed_tokens, budget)
             budget -= count
-            place = bisect(self._running, request.rank, key=by_rank)
-            self._running.insert(place, request)
+            place = bisect(self.running, request.rank, key=by_rank)
+            self.running.insert(place, request)
             counts.insert(place, count)
         return started
 

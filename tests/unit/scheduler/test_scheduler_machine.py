@@ -190,7 +190,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def holders(self) -> set[Request]:
         """Running requests, and aborted ones whose step is in flight."""
-        return {*self.rig.scheduler.running, *self.rig.scheduler.in_flight}
+        in_flight = {request for _, requests in self.rig.scheduler.in_flight for request in requests}
+        return {*self.rig.scheduler.running, *in_flight}
 
     def teardown(self) -> None:
         """All remaining requests finish, and all pages are free again."""
