@@ -167,3 +167,8 @@ def _subclasses(cls: type[RequestError]) -> dict[str, type[RequestError]]:
 
 REQUEST_ERRORS: dict[str, type[RequestError]] = _subclasses(RequestError)
 """By class name: an error crosses the process boundary as (class name, message, param, code)."""
+
+
+def shown(text: str, limit: int = 80) -> str:
+    """Return a name quoted for a one-line error: control characters escaped, long names cut."""
+    return repr(text if len(text) <= limit else text[:limit] + "...")

@@ -8,11 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from jaxserve.checkpoint.mapped_file import shown
 from jaxserve.checkpoint.peft import Adapter, Addition
-from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView, TensorInfo
-from jaxserve.errors import CheckpointError
-from jaxserve.quant.array import Tensor
+from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
+from jaxserve.errors import CheckpointError, shown
+from jaxserve.quant.tensor import Tensor, TensorInfo
 
 DOWN: Final = ".lora_A.weight"
 UP: Final = ".lora_B.weight"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
-from jaxserve.quant.array import Tensor
+from jaxserve.quant.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,14 @@ import numpy as np
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.fused import split_fused
 from jaxserve.checkpoint.json_file import read_object
-from jaxserve.checkpoint.mapped_file import shown
-from jaxserve.checkpoint.protocol import Checkpoint, TensorInfo
+from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.quantized import with_quantized_matrices
 from jaxserve.checkpoint.renamed import with_our_names, without_mtp_layers
 from jaxserve.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
 from jaxserve.checkpoint.stacked import with_each_expert
 from jaxserve.checkpoint.text_part import text_config, with_text_names
-from jaxserve.errors import CheckpointError
+from jaxserve.errors import CheckpointError, shown
+from jaxserve.quant.tensor import TensorInfo
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jaxserve.checkpoint.mapped_file import MAX_HEADER_BYTES, file_size, shown
-from jaxserve.errors import CheckpointError
+from jaxserve.checkpoint.mapped_file import MAX_HEADER_BYTES, file_size
+from jaxserve.errors import CheckpointError, shown
 
 
 def parse_object(text: bytes, what: str) -> dict[str, Any]:

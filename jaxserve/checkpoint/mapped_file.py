@@ -12,11 +12,6 @@ MAX_HEADER_BYTES = 100_000_000
 """Largest header of either format: the biggest real ones (262k-token vocabularies) are near 15 MB."""
 
 
-def shown(text: str, limit: int = 80) -> str:
-    """Return a name quoted for a one-line error: control characters escaped, long names cut."""
-    return repr(text if len(text) <= limit else text[:limit] + "...")
-
-
 def file_size(path: Path) -> int:
     """Return the size in bytes of a regular file; raise CheckpointError if it cannot be read."""
     try:

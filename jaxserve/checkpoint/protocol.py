@@ -7,21 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from jaxserve.quant.array import Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """A tensor as the validated header describes it, in Hugging Face's name and shape."""
-
-    name: str
-    shape: tuple[int, ...]
-    stored_dtype: str
-    """Type named by the file: "F32", "BF16", "Q4_1", ..."""
-    num_stored_bytes: int
-    file: Path
-    is_quantized: bool = False
-    """True if `Checkpoint.read` returns its quantised values; False: it returns a float array."""
+from jaxserve.quant.tensor import Tensor, TensorInfo
 
 
 class Checkpoint(Protocol):

@@ -10,9 +10,9 @@ import numpy as np
 
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.errors import CheckpointError
-from jaxserve.quant.array import Tensor
 from jaxserve.quant.checkpoint import ReadMatrix
 from jaxserve.quant.registry import read_form
+from jaxserve.quant.tensor import Tensor
 
 _NEEDS_SCALES: Final = "F8_E4M3"
 """A stored dtype that means nothing without a scale."""

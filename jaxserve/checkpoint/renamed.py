@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
-from jaxserve.quant.array import Tensor
+from jaxserve.quant.tensor import Tensor
 
 _DECODER_PREFIX: Final = "model."
 _ENCODER_PREFIXES: Final = ("bert", "roberta")

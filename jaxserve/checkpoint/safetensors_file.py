@@ -15,8 +15,8 @@ import ml_dtypes
 import numpy as np
 
 from jaxserve.checkpoint.json_file import parse_object
-from jaxserve.checkpoint.mapped_file import MAX_HEADER_BYTES, file_size, map_array, shown
-from jaxserve.errors import CheckpointError
+from jaxserve.checkpoint.mapped_file import MAX_HEADER_BYTES, file_size, map_array
+from jaxserve.errors import CheckpointError, shown
 
 _LENGTH_BYTES = 8
 _MAX_DIMENSIONS = 8

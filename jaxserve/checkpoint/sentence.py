@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from jaxserve.checkpoint.json_file import read_object, read_objects
-from jaxserve.checkpoint.mapped_file import shown
-from jaxserve.errors import CheckpointError
+from jaxserve.errors import CheckpointError, shown
 from jaxserve.types import Pooling
 
 _MODES: Final[Mapping[str, Pooling]] = {

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView, TensorInfo
-from jaxserve.quant.array import Tensor
+from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
+from jaxserve.quant.tensor import Tensor, TensorInfo
 
 _WHOLE: Final = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
 _PARTS: Final[Mapping[str, tuple[tuple[str, slice], ...]]] = {

@@ -26,7 +26,8 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.decoder import Decoder
 from jaxserve.models.encoder import Encoder
-from jaxserve.quant.array import ArraySpec, QuantArray, Tensor
+from jaxserve.quant.array import ArraySpec, QuantArray
+from jaxserve.quant.tensor import Tensor
 from jaxserve.sharding.mesh import split_axes
 
 

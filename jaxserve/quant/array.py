@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -17,22 +17,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 Axes = tuple[str | None, ...]
 """The logical axis of each dimension."""
-
-
-class QuantizedTensor(Protocol):
-    """A quantised tensor of a checkpoint."""
-
-    def __getitem__(self, index: Any) -> QuantizedTensor:
-        """Index the first dimensions: a matrix of a stack, or rows of a matrix."""
-        ...
-
-    def dequantize(self) -> np.ndarray:
-        """Return `[out, in]` weights in a float dtype."""
-        ...
-
-
-Tensor = np.ndarray | QuantizedTensor
-"""A tensor of a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from jaxserve.checkpoint.protocol import TensorInfo
 from jaxserve.model_config.decoder import CheckpointQuantization
-from jaxserve.quant.array import Tensor
 from jaxserve.quant.names import NO_QUANTIZATION
+from jaxserve.quant.tensor import Tensor, TensorInfo
 
 COMPRESSED_TENSORS: Final = "compressed-tensors"
 Read = Callable[[str], np.ndarray]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from jaxserve.quant.array import ArraySpec, MatrixSpec, QuantArray, Tensor
+from jaxserve.quant.array import ArraySpec, MatrixSpec, QuantArray
+from jaxserve.quant.tensor import Tensor
 
 if TYPE_CHECKING:
     from jaxserve_kernels.backend import Backend

@@ -11,7 +11,7 @@ from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.layers.rope import row_order
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
-from jaxserve.quant.array import Tensor
+from jaxserve.quant.tensor import Tensor
 
 _ROTATED: Final = ("q_proj", "k_proj", "q_norm", "k_norm")
 

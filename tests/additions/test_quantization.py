@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxserve.checkpoint.protocol import TensorInfo
+from jaxserve.quant.tensor import TensorInfo
 from jaxserve.model_config.decoder import CheckpointQuantization
 from jaxserve.quant.array import QuantArray
 from jaxserve.quant.checkpoint import CheckpointForm, CheckpointForms, Read, ReadMatrix

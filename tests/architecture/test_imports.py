@@ -117,7 +117,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model_config": set(),
     "metrics": {"ipc.messages", "ipc.stats"},
     "checkpoint": {"model_config", "quant"},
-    "quant": {"model_config", "checkpoint.protocol", "checkpoint.mapped_file", KERNELS},
+    "quant": {"model_config", KERNELS},
     "bounds": set(),
     "config": set(),
     "errors": set(),

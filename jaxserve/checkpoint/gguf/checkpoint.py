@@ -13,9 +13,8 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import NO_WEIGHTS
 from jaxserve.checkpoint.gguf.config import find_family, generation_config, hf_config
 from jaxserve.checkpoint.gguf.file import GGUFFile, open_gguf
-from jaxserve.checkpoint.mapped_file import shown
-from jaxserve.checkpoint.protocol import TensorInfo
-from jaxserve.errors import CheckpointError
+from jaxserve.errors import CheckpointError, shown
+from jaxserve.quant.tensor import TensorInfo
 
 
 @dataclass(frozen=True, slots=True)

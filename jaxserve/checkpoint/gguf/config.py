@@ -12,8 +12,7 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import LONG_DIVISORS, ROPE_FACTORS, SHORT_DIVISORS, GGUFArchitecture
 from jaxserve.checkpoint.gguf.file import GGUFFile
 from jaxserve.checkpoint.gguf.keys import GGUFKeys, decimal
-from jaxserve.checkpoint.mapped_file import shown
-from jaxserve.errors import CheckpointError
+from jaxserve.errors import CheckpointError, shown
 
 _EMBEDDING = "token_embd.weight"
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL = 1.0, 4.0, 8192

@@ -16,8 +16,8 @@ import ml_dtypes
 import numpy as np
 
 from jaxserve.checkpoint.gguf.header import GGML_TYPE_NAMES, read_header
-from jaxserve.checkpoint.mapped_file import map_array, shown
-from jaxserve.errors import CheckpointError
+from jaxserve.checkpoint.mapped_file import map_array
+from jaxserve.errors import CheckpointError, shown
 
 _STORED_DTYPES: dict[str, np.dtype] = {
     "F32": np.dtype("<f4"),

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from jaxserve.checkpoint.mapped_file import MAX_HEADER_BYTES, file_size, shown
-from jaxserve.errors import CheckpointError
+from jaxserve.checkpoint.mapped_file import MAX_HEADER_BYTES, file_size
+from jaxserve.errors import CheckpointError, shown
 
 _SUPPORTED_VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32

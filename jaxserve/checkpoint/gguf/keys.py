@@ -10,8 +10,7 @@ from typing import Any, Final, NoReturn
 import numpy as np
 
 from jaxserve.checkpoint.gguf.file import GGUFFile
-from jaxserve.checkpoint.mapped_file import shown
-from jaxserve.errors import CheckpointError
+from jaxserve.errors import CheckpointError, shown
 
 WINDOW: Final = "attention.sliding_window"
 _PATTERN: Final = "attention.sliding_window_pattern"

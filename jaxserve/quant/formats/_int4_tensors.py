@@ -20,11 +20,10 @@ from typing import Final
 
 import numpy as np
 
-from jaxserve.checkpoint.mapped_file import shown
-from jaxserve.checkpoint.protocol import TensorInfo
-from jaxserve.errors import CheckpointError
+from jaxserve.errors import CheckpointError, shown
 from jaxserve.quant.checkpoint import COMPRESSED_TENSORS, Read
 from jaxserve.quant.formats._int4_config import Int4Layout
+from jaxserve.quant.tensor import TensorInfo
 
 _PER_WORD: Final = 8
 _MIDDLE: Final = 8

@@ -15,9 +15,7 @@ from typing import Any, ClassVar, Final
 import ml_dtypes
 import numpy as np
 
-from jaxserve.checkpoint.mapped_file import shown
-from jaxserve.checkpoint.protocol import TensorInfo
-from jaxserve.errors import CheckpointError
+from jaxserve.errors import CheckpointError, shown
 from jaxserve.model_config.decoder import CheckpointQuantization
 from jaxserve.quant.array import QuantArray
 from jaxserve.quant.checkpoint import (
@@ -30,6 +28,7 @@ from jaxserve.quant.checkpoint import (
 from jaxserve.quant.compressed_tensors import only_scheme
 from jaxserve.quant.format import Host
 from jaxserve.quant.formats._rows import RowFormat
+from jaxserve.quant.tensor import TensorInfo
 from jaxserve.quant.unsupported import INSTEAD, unsupported
 
 _STORED_DTYPE: Final = "F8_E4M3"

@@ -14,7 +14,6 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from jaxserve.checkpoint.protocol import TensorInfo
 from jaxserve.model_config.decoder import CheckpointQuantization
 from jaxserve.quant.array import ArraySpec, MatrixSpec, QuantArray
 from jaxserve.quant.checkpoint import CheckpointForm, CheckpointForms, Read, ReadMatrix
@@ -22,6 +21,7 @@ from jaxserve.quant.format import Format, Host
 from jaxserve.quant.formats import int8_weight_only
 from jaxserve.quant.formats._int4_config import Int4Layout, read_config
 from jaxserve.quant.formats._int4_tensors import PackedMatrix, take_matrix
+from jaxserve.quant.tensor import TensorInfo
 
 GROUP_SIZES: Final = (128, 64, 32)
 """Inputs that may share a scale, the preferred number first."""

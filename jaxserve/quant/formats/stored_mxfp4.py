@@ -13,11 +13,10 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from jaxserve.checkpoint.mapped_file import shown
-from jaxserve.checkpoint.protocol import TensorInfo
-from jaxserve.errors import CheckpointError
+from jaxserve.errors import CheckpointError, shown
 from jaxserve.model_config.decoder import CheckpointQuantization
 from jaxserve.quant.checkpoint import CheckpointForm, CheckpointForms, Read, ReadMatrix
+from jaxserve.quant.tensor import TensorInfo
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _VALUES: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)

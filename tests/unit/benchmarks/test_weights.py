@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from benchmarks.peers.weights import Weights, WeightsError, compare_tensors, write_safetensors
-from jaxserve.checkpoint.protocol import TensorInfo
+from jaxserve.quant.tensor import TensorInfo
 
 
 class MemoryCheckpoint:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve.checkpoint.protocol import TensorInfo
 from jaxserve.errors import CheckpointError
 from jaxserve.executor.sampling_defaults import sampling_defaults
+from jaxserve.quant.tensor import TensorInfo
 
 
 @dataclass

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxserve.checkpoint.protocol import CheckpointView, TensorInfo
+from jaxserve.checkpoint.protocol import CheckpointView
 from jaxserve.models.registry import decoder_config
-from jaxserve.quant.array import QuantArray, Tensor
+from jaxserve.quant.array import QuantArray
 from jaxserve.quant.registry import find_format
+from jaxserve.quant.tensor import Tensor, TensorInfo
 from jaxserve.weights.reordered import with_rotary_order
 
 
