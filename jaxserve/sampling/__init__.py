@@ -1,1 +1,1 @@
-"""Choosing the next token: `params` is the wire half (no jax), `transforms` and `sampler` the device half."""
+"""Choice of the next token: `params` declares the options without jax; each stage of the sampler is a module."""
