@@ -37,21 +37,16 @@ class Resources:
         self._kv.free(request.table)
         request.preempt()
 
-    def end_step(self, request: Request) -> None:
-        """Count a row of a step as done, and free the pages of a finished request after its last one."""
-        request.end_step()
-        if request.finish_reason is not None:
-            self._release_pages(request)
-
     def finish(self, request: Request) -> None:
-        """Take the slot of a request that has ended, and its pages as soon as possible."""
+        """Take the slot of a request that has ended, and its pages if no step in flight writes to them."""
         self._release_slot(request)
-        self._release_pages(request)
+        self.release_pages(request)
 
     def _release_slot(self, request: Request) -> None:
         if request.slot is not None:
             self._free_slots.append(request.slot)
 
-    def _release_pages(self, request: Request) -> None:
+    def release_pages(self, request: Request) -> None:
+        """Free the pages of a finished request, unless a step in flight writes to them."""
         if not request.num_in_flight:
             self._kv.free(request.table)

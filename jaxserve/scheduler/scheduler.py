@@ -257,7 +257,9 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
     def _land(self, plan: StepPlan) -> list[Request]:
         requests = super()._land(plan)
         for request in requests:
-            self._resources.end_step(request)
+            request.end_step()
+            if request.finish_reason is not None:
+                self._resources.release_pages(request)
         return requests
 
     def _accept(
@@ -275,10 +277,10 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         self.stats.generation_tokens += len(taken)
         if self._kv.may_publish(request.table, request.num_tokens - 1):  # the newest token has no KV yet
             self._kv.publish(request.table, request.tokens, request.num_tokens - 1)
-        if request.finish_reason is None:
-            self._constrained.advance(request, taken[-1])
-        else:
+        if request.finish_reason is not None:
             self._remove(request)
+        elif request.grammar is not None:
+            self._constrained.advance(request, taken[-1])
         return output_of(request, taken, logprobs_of(request, result, rows, len(taken)), prompt_logprobs)
 
     def _end(self, request: Request, reason: FinishReason, error: ErrorInfo | None = None) -> RequestOutput:
