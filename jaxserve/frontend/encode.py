@@ -13,11 +13,10 @@ import msgspec
 
 from jaxserve.errors import ContextLengthError, UnsupportedParameterError, invalid, unsupported
 from jaxserve.frontend.checks import check_token_ids, refuse, shorten
-from jaxserve.frontend.messages import ChatMessage, MessageToolCall
+from jaxserve.frontend.messages import ChatMessage, FunctionDefinition, MessageToolCall
 from jaxserve.frontend.parsers.parser_spec import ParserSpec
 from jaxserve.frontend.request import Conversation, GenerationRequest
 from jaxserve.frontend.tokenization import Tokenization
-from jaxserve.frontend.tools import FunctionDefinition
 from jaxserve.ipc.messages import ModelInfo
 
 THINKING_SWITCHES: Final = ("enable_thinking", "thinking")

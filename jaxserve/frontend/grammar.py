@@ -10,13 +10,12 @@ import msgspec
 
 from jaxserve.errors import UnsupportedParameterError, invalid, unsupported
 from jaxserve.frontend.checks import shorten
-from jaxserve.frontend.constraint import Constraint
+from jaxserve.frontend.messages import FunctionDefinition
 from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.frontend.parsers.parser_spec import ParserSpec
 from jaxserve.frontend.parsers.reasoning import ReasoningFormat
 from jaxserve.frontend.parsers.tool_format import CallSyntax
-from jaxserve.frontend.request import Conversation, GenerationRequest
-from jaxserve.frontend.tools import FunctionDefinition
+from jaxserve.frontend.request import Constraint, Conversation, GenerationRequest
 from jaxserve.ipc.messages import CallGrammar, CallTemplate, Grammar, Thinking, ThinkingBudget
 from jaxserve.tokenizer.tokenizer import Tokenizer
 

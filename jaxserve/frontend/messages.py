@@ -1,15 +1,19 @@
-"""Messages in the form that OpenAI's API and chat templates share: their checks, and how a template reads them."""
+"""Messages and tools in the form that OpenAI's API and chat templates share, their checks, and the choice of tools."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from jaxserve.errors import invalid
-from jaxserve.frontend.checks import MAX_ECHOED_CHARS, missing, refuse
+from jaxserve.bounds import Bound
+from jaxserve.config import LimitsConfig
+from jaxserve.errors import InvalidRequestError, invalid, unsupported
+from jaxserve.frontend.checks import MAX_ECHOED_CHARS, check_bound, missing, refuse, shorten
 
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")
 
@@ -73,3 +77,81 @@ def check_parts(place: str, parts: list[ContentPart], *types: str) -> None:
             raise refuse(f"{place}[{i}].type={part.type[:MAX_ECHOED_CHARS]}")
         if part.text is None:
             raise missing(f"{place}[{i}].text")
+
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class FunctionDefinition(msgspec.Struct, kw_only=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(msgspec.Struct, kw_only=True):
+    type: str
+    function: FunctionDefinition | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Which functions a reply may or must call."""
+
+    mode: str = "auto"
+    """`auto`, `none`, `required`, or `function`: a call of the one that is named."""
+    name: str | None = None
+    given: object = None
+    """The caller's value, for error texts. None: the caller chose nothing."""
+
+    @property
+    def is_forced(self) -> bool:
+        """True if every reply must be a call."""
+        return self.mode in ("required", "function")
+
+    @classmethod
+    def read(cls, given: str | dict[str, Any] | None) -> ToolChoice:
+        """Return the choice that OpenAI's chat completions spell as a word or an object."""
+        if not isinstance(given, dict):
+            return cls() if given is None else cls(given, given=given)
+        function = given.get("function")
+        name = function.get("name") if given.get("type") == "function" and isinstance(function, dict) else None
+        return cls("function", name if isinstance(name, str) else None, given)
+
+    def check(self, names: set[str]) -> None:
+        """Raise InvalidRequestError for a choice among other functions than `names`."""
+        if self.given is None or self.mode == "none":
+            return
+        if not names:
+            raise InvalidRequestError("When using `tool_choice`, `tools` must be set.", param="tool_choice")
+        if self.mode == "function" and self.name not in names:
+            raise invalid("tool_choice", f"none of the tools is {shorten(self.given)}")
+        if self.mode not in ("auto", "required", "function"):
+            raise invalid("tool_choice", f"must be none, auto, required or a function, got {shorten(self.given)}")
+
+
+def read_tools(tools: Sequence[ToolDefinition] | None) -> list[FunctionDefinition]:
+    """Return the functions of OpenAI's tools. Raises InvalidRequestError for tools that are no functions."""
+    functions = []
+    for i, tool in enumerate(tools or ()):
+        if tool.type != "function":
+            raise unsupported(f"tools[{i}].type", f"must be 'function', got {shorten(tool.type)}")
+        if tool.function is None:
+            raise missing(f"tools[{i}].function")
+        functions.append(tool.function)
+    return functions
+
+
+def check_functions(functions: Sequence[FunctionDefinition], place: str, limits: LimitsConfig) -> set[str]:
+    """Return the functions' names. Raises InvalidRequestError; `place` is the format of a function's path."""
+    names: set[str] = set()
+    for i, function in enumerate(functions):
+        path = place.format(i)
+        if not _NAME.fullmatch(function.name):
+            raise invalid(f"{path}.name", f"1 to 64 of a-z A-Z 0-9 _ . -, got {shorten(function.name)}")
+        if function.name in names:
+            raise invalid(f"{path}.name", f"{function.name} is defined twice")
+        names.add(function.name)
+        definition = msgspec.json.encode(function).decode()
+        check_bound(Bound("characters", 0, "max_function_chars"), path, definition, limits)
+    return names

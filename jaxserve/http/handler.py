@@ -1,20 +1,25 @@
-"""From an HTTP request to the call of an endpoint, and from its reply to the response."""
+"""From an HTTP request to the call of an endpoint, and from its reply to the response, whole or as events."""
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
-from jaxserve.apis.routes import Call, Route
+from jaxserve.apis.routes import Call, Computed, Encoded, Generated, Reply, Route
+from jaxserve.errors import RequestError
+from jaxserve.frontend.errors import hide_internal_error
 from jaxserve.http.body import read_body
 from jaxserve.http.listener import Handler
 from jaxserve.http.query import read_query
-from jaxserve.http.reply import send
 from jaxserve.http.request_id import request_id_of
+from jaxserve.http.sse import KEEP_ALIVE, EventStream, frame
 from jaxserve.http.state import STATE, ServerState
+from jaxserve.ipc.messages import RequestOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,3 +59,79 @@ def handler_of(route: Route) -> Handler:
             return await send(http, route, await route.handler(call, **arguments))
 
     return handle
+
+
+async def send(http: web.Request, route: Route, reply: Reply) -> web.StreamResponse:
+    """Send the reply. A client that leaves ends its request within one engine step."""
+    if isinstance(reply, msgspec.Struct):
+        return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+    if isinstance(reply, Encoded):
+        headers = {"Content-Type": reply.media_type, **reply.headers}
+        return web.Response(body=reply.body, status=reply.status, headers=headers)
+    if isinstance(reply, Computed):
+        return await _send_computed(http, route, reply)
+    try:
+        return await (_stream(http, route, reply) if reply.is_streamed else _collect(reply))
+    except (asyncio.CancelledError, ConnectionResetError):
+        http.app[STATE].frontend.metrics.inc("client_disconnects")
+        raise
+
+
+async def _send_computed(http: web.Request, route: Route, reply: Computed) -> web.StreamResponse:
+    formatter = reply.formatter
+    if not reply.is_streamed:
+        body = msgspec.json.encode(formatter.reply([[delta] for delta in reply.deltas], reply.counts))
+        return web.Response(body=body, content_type="application/json")
+    events = EventStream(http)
+    chunks = [chunk for delta in reply.deltas for chunk in formatter.chunks(delta, None)]
+    await events.close([*map(frame, [*formatter.opening(), *chunks, *formatter.closing(reply.counts)]), _end(route)])
+    return events.response
+
+
+async def _collect(reply: Generated) -> web.Response:
+    handle = reply.handle
+    choices = await handle.collect()
+
+    def encode() -> bytes:
+        return msgspec.json.encode(reply.formatter.reply(choices, handle.counts()))
+
+    # The log-probabilities of a long prompt take seconds to encode, in which the event loop must serve other requests.
+    body = await asyncio.to_thread(encode) if handle.is_prompt_scored else encode()
+    return web.Response(body=body, content_type="application/json")
+
+
+async def _stream(http: web.Request, route: Route, reply: Generated) -> web.StreamResponse:
+    events, handle, formatter = EventStream(http), reply.handle, reply.formatter
+    ping = KEEP_ALIVE if route.style.ping is None else frame(route.style.ping)
+    frames = [frame(chunk) for chunk in formatter.opening()]
+
+    def show(outputs: list[RequestOutput]) -> bool:
+        deltas = handle.deltas(outputs)
+        counts = handle.counts() if reply.has_continuous_usage else None
+        frames.extend([frame(chunk) for delta in deltas for chunk in formatter.chunks(delta, counts)])
+        if events.has_space and frames and not handle.is_finished:
+            events.push(frames)
+            frames.clear()
+        return events.has_space
+
+    try:
+        while not handle.is_finished:
+            if not await handle.consume(show, http.app[STATE].keep_alive_s):
+                frames.append(ping)
+            if not handle.is_finished:  # else the last text leaves with the end
+                await events.send(frames)
+                frames.clear()
+        await events.close([*frames, *map(frame, formatter.closing(handle.counts())), _end(route)])
+    except (asyncio.CancelledError, ConnectionResetError):
+        raise
+    except Exception as error:
+        if not events.has_started:
+            raise
+        shown = error if isinstance(error, RequestError) else hide_internal_error(error, request_id_of(http))
+        last = route.style.error_body(shown, request_id_of(http)) if reply.fail is None else reply.fail(shown)
+        await events.close([frame(last), _end(route)])
+    return events.response
+
+
+def _end(route: Route) -> bytes:
+    return b"" if route.last_event is None else b"data: %b\n\n" % route.last_event.encode()

@@ -14,16 +14,14 @@ from jaxserve.bounds import Bound
 from jaxserve.errors import RequestError, invalid
 from jaxserve.frontend.checks import check_bounds, invalid_field
 from jaxserve.frontend.choice_stream import ChoiceStream, OutputDelta, parsed_reply
-from jaxserve.frontend.constraint import StructuredOutputs, chosen_constraint
 from jaxserve.frontend.content_tokens import ScoredToken
 from jaxserve.frontend.errors import first_leaf
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestHandle
-from jaxserve.frontend.messages import ChatMessage
+from jaxserve.frontend.messages import ChatMessage, ToolChoice, ToolDefinition, read_tools
 from jaxserve.frontend.prepare import prepare
-from jaxserve.frontend.request import Conversation, GenerationRequest, Texts
+from jaxserve.frontend.request import Conversation, GenerationRequest, StructuredOutputs, Texts, chosen_constraint
 from jaxserve.frontend.sampling import SamplerFields
-from jaxserve.frontend.tools import ToolChoice, ToolDefinition, read_tools
 from jaxserve.ipc.messages import AddRequest, ModelInfo
 from jaxserve.ipc.messages import RequestOutput as EngineOutput
 from jaxserve.llm.results import CompletionOutput, Logprob, RequestOutput, ToolCall

@@ -62,7 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tokenizer",
         "engine",  # `bench offline` runs an EngineCore
         "runtime",
-        "frontend.constraint",
+        "frontend.request",
         "frontend.grammar",
         "ipc",
         "ipc.stats",

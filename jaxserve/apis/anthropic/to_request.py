@@ -21,10 +21,15 @@ from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid
 from jaxserve.frontend.checks import check_bound
-from jaxserve.frontend.constraint import chosen_constraint
-from jaxserve.frontend.messages import CalledFunction, ChatMessage, ContentPart, MessageToolCall
-from jaxserve.frontend.request import Conversation, FieldNames, GenerationRequest, ReasoningEffort
-from jaxserve.frontend.tools import FunctionDefinition, ToolChoice
+from jaxserve.frontend.messages import (
+    CalledFunction,
+    ChatMessage,
+    ContentPart,
+    FunctionDefinition,
+    MessageToolCall,
+    ToolChoice,
+)
+from jaxserve.frontend.request import Conversation, FieldNames, GenerationRequest, ReasoningEffort, chosen_constraint
 
 NAMES: Final = FieldNames(
     function="tools[{}]",

@@ -12,9 +12,8 @@ from jaxserve.apis.schema.usage import Usage
 from jaxserve.bounds import Bound
 from jaxserve.errors import InvalidRequestError
 from jaxserve.frontend.handle import RequestTiming
-from jaxserve.frontend.messages import ChatMessage
+from jaxserve.frontend.messages import ChatMessage, ToolDefinition
 from jaxserve.frontend.request import MESSAGES, THINKING_BUDGET, ReasoningEffort
-from jaxserve.frontend.tools import ToolDefinition
 
 
 class PredictedPart(msgspec.Struct, kw_only=True):

@@ -15,20 +15,18 @@ from jaxserve.apis.openai.completions_schema import (
     CompletionRequest,
     check_completion,
 )
-from jaxserve.apis.openai.heading import heading
 from jaxserve.apis.openai.logprobs import completion_logprobs, prompt_logprobs
 from jaxserve.apis.openai.response_format import format_constraint
 from jaxserve.apis.routes import Call, Computed, Generated, Route
-from jaxserve.apis.schema.common import shared_fields
+from jaxserve.apis.schema.common import heading, shared_fields
 from jaxserve.apis.schema.usage import Usage, usage_of
 from jaxserve.config import LimitsConfig
 from jaxserve.frontend.choice_stream import OutputDelta
-from jaxserve.frontend.constraint import chosen_constraint
 from jaxserve.frontend.encode import encode_request
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestHandle, RequestTiming, TokenCounts
 from jaxserve.frontend.prepare import prepare
-from jaxserve.frontend.request import GenerationRequest, Texts
+from jaxserve.frontend.request import GenerationRequest, Texts, chosen_constraint
 from jaxserve.tokenizer.logprob_tokens import TextOffsets
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from jaxserve.errors import unsupported
 from jaxserve.frontend.checks import missing, shorten
-from jaxserve.frontend.constraint import Constraint
+from jaxserve.frontend.request import Constraint
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True):

@@ -13,9 +13,8 @@ from jaxserve.bounds import Bound
 from jaxserve.errors import InvalidRequestError
 from jaxserve.frontend.checks import check_token_ids
 from jaxserve.frontend.encode import encode_conversation, encode_text
-from jaxserve.frontend.messages import ChatMessage
+from jaxserve.frontend.messages import ChatMessage, ToolChoice, ToolDefinition, read_tools
 from jaxserve.frontend.request import MESSAGES, Conversation, ReasoningEffort
-from jaxserve.frontend.tools import ToolChoice, ToolDefinition, read_tools
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

@@ -22,10 +22,15 @@ from jaxserve.apis.schema.common import shared_fields
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid
 from jaxserve.frontend.checks import shorten
-from jaxserve.frontend.constraint import chosen_constraint
-from jaxserve.frontend.messages import CalledFunction, ChatMessage, ContentPart, MessageToolCall
-from jaxserve.frontend.request import Conversation, FieldNames, GenerationRequest
-from jaxserve.frontend.tools import FunctionDefinition, ToolChoice
+from jaxserve.frontend.messages import (
+    CalledFunction,
+    ChatMessage,
+    ContentPart,
+    FunctionDefinition,
+    MessageToolCall,
+    ToolChoice,
+)
+from jaxserve.frontend.request import Conversation, FieldNames, GenerationRequest, chosen_constraint
 
 NAMES: Final = FieldNames(prompt="input", function="tools[{}]", reasoning_effort="reasoning.effort")
 _FORMAT: Final = "text.format"

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
+import uuid
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
+from jaxserve import __version__
 from jaxserve.apis.openai.response_format import ResponseFormat
 from jaxserve.bounds import Bound
 from jaxserve.errors import InvalidRequestError
-from jaxserve.frontend.constraint import StructuredOutputs
+from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestTiming
+from jaxserve.frontend.request import StructuredOutputs
 from jaxserve.frontend.sampling import SamplerFields
+from jaxserve.ipc.messages import ModelInfo
 
 MAX_SALT_CHARS: Final = 256
 MAX_REQUEST_ID_CHARS: Final = 128
@@ -144,4 +149,15 @@ def shared_fields(request: GenerationFields) -> dict[str, Any]:
         "skip_special_tokens": request.skip_special_tokens is not False,
         "priority": request.priority or 0,
         "cache_salt": request.cache_salt,
+    }
+
+
+def heading(prefix: str, frontend: Frontend, model_info: ModelInfo, model: str | None) -> dict[str, Any]:
+    """Return id (with `prefix`), time, model and fingerprint of a reply to a request for `model`."""
+    return {
+        "id": f"{prefix}-{uuid.uuid4().hex}",
+        "created": int(time.time()),
+        "model": frontend.shown_name(model),
+        # Changes when weights, precision, mesh or versions do.
+        "system_fingerprint": f"jaxserve-{__version__}-{model_info.fingerprint}",
     }

@@ -5,11 +5,15 @@ Everything wrong with the JSON or its types ends in one InvalidRequestError with
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec.inspect import CollectionType, Metadata, StructType, Type, UnionType
 
-from jaxserve.apis.schema.unknown import unknown_inside
 from jaxserve.apis.schema.unsupported import NO_OPS, UNSUPPORTED, is_neutral
 from jaxserve.errors import InvalidRequestError
 from jaxserve.frontend.checks import invalid_field, refuse
@@ -50,3 +54,72 @@ def _unknown_fields(struct: type[msgspec.Struct], fields: dict[str, msgspec.Raw]
         elif not is_neutral(name, msgspec.json.decode(raw)):
             raise refuse(name)
     return unknown
+
+
+_MAX_ITEMS = 256
+"""So many items of a list are looked at: naming fields must not take longer than decoding them."""
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
+"""Values that ask for nothing; clients send replies back with such."""
+
+
+def unknown_inside(struct: type[msgspec.Struct], fields: Mapping[str, msgspec.Raw]) -> list[str]:
+    """Paths of unknown fields below the top level of a body that `struct` has decoded."""
+    found: list[str] = []
+    for name, kind in _shape(struct).nesting.items():
+        if name in fields:
+            _look(kind, msgspec.json.decode(fields[name]), name, found)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What there is to know of a struct."""
+
+    known: frozenset[str]
+    """Names that are no surprise."""
+    nesting: Mapping[str, Type]
+    """The fields that may hold structs, as they are spelled in JSON."""
+
+
+@cache
+def _shape(struct: type[msgspec.Struct]) -> _Shape:
+    info = msgspec.inspect.type_info(struct)
+    assert isinstance(info, StructType), "a struct's type is one"
+    names = {field.encode_name: field.type for field in info.fields}
+    known = frozenset(names) | NO_OPS | ({info.tag_field} if info.tag_field is not None else set())
+    return _Shape(known, MappingProxyType({name: kind for name, kind in names.items() if _may_hold_struct(kind)}))
+
+
+def _may_hold_struct(kind: Type) -> bool:
+    if isinstance(kind, UnionType):
+        return any(map(_may_hold_struct, kind.types))
+    if isinstance(kind, Metadata):
+        return _may_hold_struct(kind.type)
+    return isinstance(kind, StructType) or (isinstance(kind, CollectionType) and _may_hold_struct(kind.item_type))
+
+
+def _look(kind: Type, value: Any, place: str, found: list[str]) -> None:
+    if isinstance(kind, Metadata):
+        _look(kind.type, value, place, found)
+    elif isinstance(kind, UnionType):
+        for member in kind.types:
+            if _is_meant(member, value):
+                _look(member, value, place, found)
+    elif isinstance(kind, CollectionType) and isinstance(value, list):
+        for i, item in enumerate(value[:_MAX_ITEMS]):
+            _look(kind.item_type, item, f"{place}[{i}]", found)
+    elif isinstance(kind, StructType) and isinstance(value, dict):
+        shape = _shape(kind.cls)
+        for name, child in value.items():
+            if name not in shape.known:
+                if child not in _NOTHING:
+                    found.append(f"{place}.{name}")
+            elif isinstance(child, dict | list) and name in shape.nesting:
+                _look(shape.nesting[name], child, f"{place}.{name}", found)
+
+
+def _is_meant(member: Type, value: Any) -> bool:
+    """Whether a member of a union decoded the value: structs are told apart by their tags."""
+    if isinstance(member, StructType):
+        return isinstance(value, dict) and (member.tag_field is None or value.get(member.tag_field) == member.tag)
+    return isinstance(member, Metadata | CollectionType)

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from jaxserve.errors import RateLimitError, StartupError, UnavailableError
+from jaxserve.frontend.engine_client.admission import WaitingPrompts
 from jaxserve.frontend.engine_client.commands import Commands
 from jaxserve.frontend.engine_client.output_stream import OutputStream
-from jaxserve.frontend.engine_client.waiting import WaitingPrompts
 from jaxserve.ipc.messages import (
     Abort,
     AddRequest,

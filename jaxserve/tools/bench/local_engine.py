@@ -13,8 +13,8 @@ from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
 from jaxserve.engine.process import build_core, build_executor
 from jaxserve.errors import ConfigError, RequestError
-from jaxserve.frontend.constraint import StructuredOutputs, chosen_constraint
 from jaxserve.frontend.grammar import constraint_grammar
+from jaxserve.frontend.request import StructuredOutputs, chosen_constraint
 from jaxserve.ipc.engine_spec import EngineSpec
 from jaxserve.ipc.messages import Grammar, StartupProgress
 from jaxserve.runtime.api_process import tokenizer_of

@@ -9,11 +9,10 @@ import pytest
 
 from jaxserve.errors import UnsupportedParameterError
 from jaxserve.frontend.grammar import call_grammar
-from jaxserve.frontend.messages import ChatMessage
+from jaxserve.frontend.messages import ChatMessage, FunctionDefinition, ToolChoice
 from jaxserve.frontend.parsers.formats import TOOL_FORMATS
 from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.frontend.request import Conversation
-from jaxserve.frontend.tools import FunctionDefinition, ToolChoice
 from jaxserve.ipc.messages import CallGrammar, CallTemplate
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.apis.test_tools import tooled
