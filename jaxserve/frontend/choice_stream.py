@@ -84,11 +84,11 @@ class OutputDelta:
     index: int
     text: str
     events: list[Event] | None = None
-    """Events of the parser, which may lag behind `text`. None without a parser: `text` is content."""
+    """Events of the parser, which may lag `text`. None without a parser: `text` is content."""
     tokens: list[ScoredToken] = field(default_factory=list)
     """Tokens of `text`, if log-probabilities were requested."""
     content: list[ContentToken] = field(default_factory=list)
-    """Those of them that are content; the token that ended the text is not."""
+    """Tokens of `text` that are content; the token that ended the text is not."""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     prompt: list[ScoredToken] = field(default_factory=list)
@@ -104,7 +104,7 @@ class OutputDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputOptions:
-    """How the text of a request's choices is made."""
+    """Options that turn tokens of a request's choices into text."""
 
     stop: Sequence[str] = ()
     include_stop: bool = False

@@ -96,7 +96,7 @@ class ToolDefinition(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Which functions a reply may or must call."""
+    """The choice of functions that a reply may or must call."""
 
     mode: str = "auto"
     """`auto`, `none`, `required`, or `function`: a call of the one that is named."""

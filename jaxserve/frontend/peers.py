@@ -1,7 +1,7 @@
-"""The API processes that share one port: which one this is, and how they ask each other.
+"""The API processes that share one port: their numbers, and questions among them.
 
-Each listens on a private Unix socket beside the engine's and answers one question per connection: for a snapshot
-of its metrics (whoever is asked for `/metrics` collects them all), or for what else it is told to answer.
+Each listens on a private Unix socket beside the engine's and answers one question per connection: for a snapshot of
+its metrics (the process that serves `/metrics` collects them all), or on further topics.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ ANSWER_TIMEOUT_S = 2.0
 _METRICS: Final = "metrics"
 
 Answer = Callable[[str], Awaitable[bytes]]
-"""From the subject of a question."""
+"""Makes an answer from the subject of a question."""
 NO_ANSWERS: Final[Mapping[str, Answer]] = MappingProxyType({})
 
 
 class Question(msgspec.Struct):
-    """What one process asks another."""
+    """A question of one process to another."""
 
     topic: str
     subject: str
@@ -48,15 +48,15 @@ class PeerProcesses:
     index: int
     count: int
     directory: Path
-    """Where their sockets are: private to us."""
+    """The private directory of their sockets."""
 
     def share_of(self, limit: int) -> int:
-        """Our part of a limit on the whole server, rounded up."""
+        """Return this process's share of a limit on the whole server, rounded up."""
         return -(-limit // self.count)
 
     @contextlib.asynccontextmanager
     async def answering(self, metrics: Metrics, answers: Mapping[str, Answer] = NO_ANSWERS) -> AsyncIterator[None]:
-        """Tell the others our numbers, and what else there are answers to, inside the block."""
+        """Answer the peers' questions inside the block: for metrics, and on the topics of `answers`."""
         if self.count == 1:
             yield
             return
@@ -79,13 +79,13 @@ class PeerProcesses:
             path.unlink(missing_ok=True)
 
     async def exposition(self, metrics: Metrics) -> bytes:
-        """The sums over all API processes, in the Prometheus text format."""
+        """Return the sums over all API processes, in the Prometheus text format."""
         others = [index for index in range(self.count) if index != self.index]
         snapshots = await asyncio.gather(*map(self._numbers_of, others))
         return exposition(metrics.snapshot(), *snapshots)
 
     async def ask(self, index: int, topic: str, subject: str) -> bytes:
-        """Another process's answer. Raises UnavailableError when it gives none in time."""
+        """Return another process's answer. Raises UnavailableError if it gives none in time."""
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 reader, writer = await asyncio.open_unix_connection(self._socket(index))
@@ -100,7 +100,7 @@ class PeerProcesses:
         return data
 
     async def _numbers_of(self, index: int) -> list[FamilySnapshot]:
-        """The numbers of another process; none while it starts or when it is gone."""
+        """Return the metrics of another process; none while it starts or if it is gone."""
         try:
             return _SNAPSHOT.decode(await self.ask(index, _METRICS, ""))
         except (UnavailableError, msgspec.DecodeError) as error:

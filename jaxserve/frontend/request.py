@@ -20,7 +20,7 @@ Kind = Literal["json", "json_object", "regex", "choice", "grammar"]
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What every reply must match, and the path of the field that asks for it."""
+    """The format that every reply must match, and the path of the field that asks for it."""
 
     kind: Kind
     value: Any

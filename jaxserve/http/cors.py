@@ -1,4 +1,4 @@
-"""Which web pages may call this server: none, unless `--cors-allowed-origins` names theirs.
+"""Web pages that may call this server: none, unless `--cors-allowed-origins` names their origin.
 
 Cookies play no part, so nothing is ever allowed "with credentials"; a page sends its key in a header.
 """
@@ -30,7 +30,7 @@ class CorsPolicy:
                 )
 
     def headers(self, request_headers: Mapping[str, str]) -> dict[str, str]:
-        """What the reply to a request carries; nothing where its page may not call."""
+        """Return the headers of a reply; none if the request's page may not call."""
         origin = request_headers.get("Origin")
         if origin is None or not self._origins & {"*", origin}:
             return {}
@@ -40,8 +40,7 @@ class CorsPolicy:
         return common | {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
 
     def preflight_headers(self, method: str, request_headers: Mapping[str, str]) -> dict[str, str] | None:
-        """What a browser wants to hear before it sends a request; None: this is no such question, or not from a page
-        that may call."""
+        """Return the headers of the reply to a preflight request; None for other requests and for pages that may not call."""
         if method != "OPTIONS" or "Access-Control-Request-Method" not in request_headers:
             return None
         allowed = self.headers(request_headers)

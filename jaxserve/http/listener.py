@@ -24,11 +24,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 BACKLOG = 1024
 NUM_SURPLUS: Final = 64
-"""Connections beyond the limit that hear why nobody serves them, and carry probes; further ones are closed."""
+"""Number of connections beyond the limit that get an error reply and carry probes; further ones are closed."""
 _SILENT_S: Final = 10.0
-"""Between two lines in the log about connections beyond the limit."""
+"""Time between two lines in the log about connections beyond the limit."""
 CLOSE_TIMEOUT_S = 1.0
-"""How long open handlers may run once the listener closes; draining has happened before."""
+"""Time that open handlers may run once the listener closes; draining has happened before."""
 
 
 def bind_sockets(host: str, port: int, count: int) -> list[socket.socket]:
@@ -78,13 +78,13 @@ class _Closed(asyncio.Protocol):
 
 
 class Connection(RequestHandler):
-    """aiohttp's protocol; what it cannot parse is answered in OpenAI's form and is no reason for a traceback.
+    """aiohttp's protocol. Requests that it cannot parse get an error in OpenAI's form and no traceback in the log.
 
-    Nor is a client that left between two writes: there is nobody to answer.
+    A client that left between two writes gets no traceback either.
     """
 
     def __init__(self, server: web.Server, config: ConnectionConfig, *, exceeded: int | None = None) -> None:
-        """exceeded: the limit on connections, on one that is beyond it."""
+        """`exceeded`: the limit on connections, if this one is beyond it."""
         options: dict[str, Any] = {
             "access_log": None,
             "auto_decompress": False,
@@ -101,11 +101,11 @@ class Connection(RequestHandler):
 
     @property
     def is_surplus(self) -> bool:
-        """Whether it is beyond the limit: good for one probe."""
+        """True if the connection is beyond the limit: it may carry one probe."""
         return self._exceeded is not None
 
     def check_limit(self) -> None:
-        """Raise UnavailableError where it is."""
+        """Raise UnavailableError if the connection is beyond the limit."""
         if self._exceeded is not None:
             raise UnavailableError(
                 f"The server is busy: {self._exceeded} connections are open and no more may be (--max-connections). "

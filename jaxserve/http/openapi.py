@@ -21,7 +21,7 @@ from jaxserve.http.request_id import HEADER as REQUEST_ID_HEADER
 _SCHEMAS = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 _BODY_STATUSES = (400, 404, 413, 415, 429, 503)
-"""How a request with a body may be refused."""
+"""Error statuses of a request with a body."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -137,7 +137,7 @@ def _operation(
 
 
 def _parameters(route: Route, components: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those of the path, then those behind the question mark."""
+    """Return the parameters of the path, then those of the query."""
     found: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in _PARAMETER.findall(route.path)

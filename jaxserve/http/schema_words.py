@@ -7,7 +7,7 @@ from typing import Any
 
 
 def type_text(schema: dict[str, Any]) -> str:
-    """What a value is; a name in angle brackets is another schema's."""
+    """Return the type of a value in words; a name in angle brackets is another schema's."""
     if "$ref" in schema:
         return f"<{schema['$ref'].rpartition('/')[2]}>"
     if "anyOf" in schema:
@@ -23,7 +23,7 @@ def type_text(schema: dict[str, Any]) -> str:
 
 
 def range_text(schema: dict[str, Any]) -> str:
-    """How much a value may be or hold; empty where nothing is said of it."""
+    """Return the range of a value in words; empty if the schema has none."""
     return ", ".join(_ranges(schema))
 
 
@@ -45,7 +45,7 @@ def _ranges(schema: dict[str, Any]) -> Iterator[str]:
 
 
 def _plain(bound: float) -> str:
-    """A power of two as such from where nobody counts its digits."""
+    """Return a number in words: large powers of two as such."""
     if float(bound).is_integer():
         whole = int(bound)
         for exponent in (31, 63):
@@ -57,7 +57,7 @@ def _plain(bound: float) -> str:
 
 
 def payload_of(schema: dict[str, Any]) -> dict[str, Any]:
-    """What a body carries: of server-sent events the data."""
+    """Return the schema of a body, or that of the data of server-sent events."""
     data = schema.get("properties", {}).get("data", {})
     payload: dict[str, Any] = data.get("anyOf", [data])[0].get("contentSchema", schema)
     return payload

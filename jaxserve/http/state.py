@@ -1,4 +1,4 @@
-"""What HTTP requests share. Made once before the application starts; none of it is replaced later."""
+"""State that HTTP requests share. Made once before the application starts; none of it is replaced later."""
 
 from __future__ import annotations
 

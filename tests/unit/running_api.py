@@ -69,7 +69,7 @@ FACTS = ModelInfo(
 
 @dataclass
 class ScriptedEngine:
-    """The other end of the connection: keeps what was sent, says what it is told."""
+    """The other end of the connection: records messages, and sends those of the test."""
 
     aborted: list[RequestId] = field(default_factory=list)
     said_hello: bool = False
@@ -95,7 +95,7 @@ class ScriptedEngine:
         self._news.put_nowait(message)
 
     def output(self, request: AddRequest, token_ids: list[int], **fields: Any) -> None:
-        """One step's news of one request; scores every token -1 - its place when they were asked for."""
+        """Send the output of one step for one request; scores every token -1 - its place when they were asked for."""
         num_top = request.sampling.num_top_logprobs
         if num_top is not None and "logprobs" not in fields:
             fields["logprobs"] = [
@@ -137,7 +137,7 @@ class Api:
     client: EngineClient
     connection: EngineConnection
     life: contextlib.AsyncExitStack
-    """Of `engine`: closed, it is over."""
+    """The connection of `engine`: closing it ends it."""
     metrics: Metrics
     tokenizer: Tokenizer
     responses: ResponseService

@@ -65,7 +65,7 @@ async def messages(call: Call, body: MessagesRequest) -> Generated:
     reply=TokenCount,
 )
 async def count_tokens(call: Call, body: CountTokensRequest) -> TokenCount:
-    """How many tokens a conversation's prompt has."""
+    """Count the tokens of a conversation's prompt."""
     frontend = call.frontend
     check_anthropic(body)
     frontend.require_model(body.model)

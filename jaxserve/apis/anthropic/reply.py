@@ -1,4 +1,4 @@
-"""What Anthropic's clients are told: messages, the events of their streams, counts, errors."""
+"""Replies of Anthropic's API: messages, the events of their streams, counts, errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "mod
 
 
 class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
-    """What the model says."""
+    """The text of the reply."""
 
     text: str
     citations: None = None
@@ -71,7 +71,7 @@ class Message(msgspec.Struct, kw_only=True):
 
 
 class TokenCount(msgspec.Struct):
-    """Of the prompt that a conversation becomes."""
+    """The number of tokens of a conversation's prompt."""
 
     input_tokens: int
 
@@ -130,7 +130,7 @@ BlockEvent = BlockStart | BlockDelta | BlockStop
 
 
 class MessageEnd(msgspec.Struct):
-    """Why the message ended; null where it has not."""
+    """The reason why the message ended; null before its end."""
 
     stop_reason: StopReason | None
     stop_sequence: str | None
@@ -155,7 +155,7 @@ class Ping(msgspec.Struct, frozen=True, tag_field="type", tag="ping"):
 
 
 class AnthropicErrorDetail(msgspec.Struct):
-    """What went wrong."""
+    """The kind of the error and its text."""
 
     type: str
     message: str

@@ -36,7 +36,7 @@ class ToolUseInput(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use
 
 
 class ToolResultInput(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_result"):
-    """What a call gave."""
+    """The result of a call."""
 
     tool_use_id: str
     content: str | list[TextInput] | None = None
@@ -67,7 +67,7 @@ class ToolInput(msgspec.Struct, kw_only=True):
 
 
 class ToolChoiceInput(msgspec.Struct, kw_only=True):
-    """Whether and what the model calls."""
+    """The choice of the tools that the model may or must call."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: Annotated[str | None, Meta(description="Name of the function, with the type `tool`.")] = None
@@ -75,7 +75,7 @@ class ToolChoiceInput(msgspec.Struct, kw_only=True):
 
 
 class ThinkingConfig(msgspec.Struct, kw_only=True):
-    """Whether the model reasons before it answers; `adaptive` leaves it to the model and its template."""
+    """The model's reasoning before its answer; `adaptive` leaves it to the model and its template."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int | None, Meta(description="Number of tokens after which reasoning ends.")] = None
@@ -86,7 +86,7 @@ class ThinkingConfig(msgspec.Struct, kw_only=True):
 
 
 class OutputFormat(msgspec.Struct, kw_only=True):
-    """A JSON schema that the reply's text is held to."""
+    """A JSON schema that the reply's text is constrained by."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]

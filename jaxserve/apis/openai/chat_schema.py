@@ -22,7 +22,7 @@ class PredictedPart(msgspec.Struct, kw_only=True):
 
 
 class Prediction(msgspec.Struct, kw_only=True):
-    """What most of the reply is expected to be, as a text that is only revised."""
+    """A text that the reply is expected to revise."""
 
     type: Literal["content"]
     content: str | list[PredictedPart]

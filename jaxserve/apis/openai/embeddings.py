@@ -31,7 +31,7 @@ EncodingFormat = Literal["float", "base64"]
 
 
 class InputFields(msgspec.Struct, kw_only=True):
-    """What is done with each text before the model sees it."""
+    """Options for each text, before the model sees it."""
 
     model: Annotated[str | None, Meta(description="A name from /v1/models. Default: the first one.")] = None
     truncate_prompt_tokens: Annotated[

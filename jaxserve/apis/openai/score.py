@@ -22,7 +22,7 @@ from jaxserve.frontend.embedding import check_partners, scores_with_counts
 
 
 class ScoreRequest(InputFields, kw_only=True):
-    """How close texts are to each other, pair by pair."""
+    """Pairs of texts to score."""
 
     text_1: Annotated[str | list[str], Bound("items", 1, "max_inputs"), Meta(description="A text or a list of texts.")]
     text_2: Annotated[
@@ -57,7 +57,7 @@ class Document(msgspec.Struct):
 
 
 class RerankRequest(InputFields, kw_only=True):
-    """Which documents are closest to a query."""
+    """A query, and documents to order by their closeness to it."""
 
     query: Annotated[str, Meta(description="Query text.")]
     documents: Annotated[
@@ -115,7 +115,7 @@ def _check_texts(name: str, texts: list[str]) -> None:
 
 @partial(Route, "POST", "/v1/score", tag="Scores", reply=ScoreReply)
 async def score(call: Call, body: ScoreRequest) -> ScoreReply:
-    """How close texts are, pair by pair."""
+    """Score how close texts are, pair by pair."""
     first, second = check_score(body)
     scores, usage = await _scores(call, body, first, second, ("text_1", "text_2"))
     return ScoreReply(
@@ -132,7 +132,7 @@ score_unversioned = replace(score, path="/score", name="score_unversioned", summ
 
 @partial(Route, "POST", "/v1/rerank", tag="Scores", reply=RerankReply)
 async def rerank(call: Call, body: RerankRequest) -> RerankReply:
-    """Documents, the closest to a query first."""
+    """Order documents by their closeness to a query."""
     check_rerank(body)
     texts = body.texts
     scores, usage = await _scores(call, body, [body.query], texts, ("query", "documents"))

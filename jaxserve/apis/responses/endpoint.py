@@ -35,7 +35,7 @@ class NoQuery(msgspec.Struct):
 
 @partial(Route, "POST", "/v1/responses", tag="OpenAI", reply=ResponseObject, event=ResponseEvent)
 async def create_response(call: Call, body: ResponsesRequest) -> Generated | ResponseObject:
-    """Make a response, the reply to a conversation, with reasoning, text and calls as items."""
+    """Create a response, the reply to a conversation, with reasoning, text and calls as items."""
     frontend = call.frontend
     check_moved(call.ignored_fields)
     check_responses(body)
@@ -59,13 +59,13 @@ async def create_response(call: Call, body: ResponsesRequest) -> Generated | Res
 
 @partial(Route, "GET", _ONE, tag="OpenAI", reply=ResponseObject)
 async def retrieve_response(call: Call, response_id: str, query: NoQuery) -> ResponseObject:
-    """A response that was kept."""
+    """Return a stored response."""
     return _found(response_id, await call.responses.get(response_id)).response
 
 
 @partial(Route, "POST", f"{_ONE}/cancel", tag="OpenAI", reply=ResponseObject)
 async def cancel_response(call: Call, response_id: str) -> ResponseObject:
-    """Stop a response."""
+    """Cancel a background response."""
     response = _found(response_id, await call.responses.get(response_id)).response
     if not response.background:
         raise InvalidRequestError("Cannot cancel a synchronous response.")
@@ -78,13 +78,13 @@ async def cancel_response(call: Call, response_id: str) -> ResponseObject:
 
 @partial(Route, "DELETE", _ONE, tag="OpenAI", reply=DeletedResponse)
 async def delete_response(call: Call, response_id: str) -> DeletedResponse:
-    """Forget a response."""
+    """Delete a stored response."""
     return DeletedResponse(_found(response_id, await call.responses.delete(response_id)).response.id)
 
 
 @partial(Route, "GET", f"{_ONE}/input_items", tag="OpenAI", reply=ItemList)
 async def list_input_items(call: Call, response_id: str, query: PageQuery) -> ItemList:
-    """What it was given."""
+    """List the items that a response was given."""
     return page_of(_found(response_id, await call.responses.get(response_id)).input, query)
 
 

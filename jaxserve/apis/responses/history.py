@@ -1,4 +1,4 @@
-"""What was said before a response: the chain of those it continues."""
+"""The conversation before a response: the chain of responses that it continues."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PARAM = "previous_response_id"
 
 
 async def items_before(service: ResponseService, previous_response_id: str | None) -> list[Item]:
-    """Input and output of every response of the chain, in order. Raises InvalidRequestError where one is missing."""
+    """Return input and output of every response of the chain, in order. Raises InvalidRequestError if one is missing."""
     turns: list[list[Item]] = []
     response_id = previous_response_id
     while response_id is not None:

@@ -1,4 +1,4 @@
-"""What clients send as `input`, checked and brought into one form: items with ids and lists of parts."""
+"""The field `input`, checked and brought into one form: items with ids and lists of parts."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class InputItem(msgspec.Struct, kw_only=True):
 
 
 def read_input(given: str | list[InputItem]) -> list[Item]:
-    """The items of a request. Raises InvalidRequestError or UnsupportedParameterError naming the place."""
+    """Return the items of a request. Raises InvalidRequestError or UnsupportedParameterError naming the place."""
     if isinstance(given, str):
         return [MessageItem(id=new_id("msg"), role="user", content=[InputText(given)])]
     return [_item(f"input[{i}]", item) for i, item in enumerate(given)]
 
 
 def new_id(prefix: str) -> str:
-    """A fresh id in OpenAI's form."""
+    """Return a new id in OpenAI's form."""
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
@@ -110,7 +110,7 @@ def _reasoning(place: str, item: InputItem) -> ReasoningItem:
 
 
 def _texts(place: str, content: str | list[ContentPart], *types: str) -> list[str]:
-    """The texts of parts of these types, else of a message's."""
+    """Return the texts of parts. Default of `types`: those of messages."""
     if isinstance(content, str):
         return [content]
     check_parts(place, content, *types)

@@ -41,7 +41,7 @@ class SummaryText(msgspec.Struct, tag_field="type", tag="summary_text"):
 
 
 class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
-    """A message of anybody."""
+    """A message of any role."""
 
     id: str
     status: ItemStatus = "completed"
@@ -50,7 +50,7 @@ class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message")
 
 
 class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
-    """What the model thought before it answered."""
+    """The model's reasoning before its answer."""
 
     id: str
     summary: list[SummaryText] = []
@@ -70,7 +70,7 @@ class FunctionCallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="func
 
 
 class FunctionCallOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call_output"):
-    """What the client got from calling a function."""
+    """The result of a function call, from the client."""
 
     id: str
     call_id: str

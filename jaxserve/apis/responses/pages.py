@@ -18,7 +18,7 @@ _DEFAULT_LIMIT: Final = 20
 
 
 class PageQuery(msgspec.Struct, kw_only=True):
-    """Which items of a list."""
+    """The query that chooses items of a list."""
 
     after: Annotated[str | None, Meta(description="Return items after the one with this id.")] = None
     limit: Annotated[int | None, Bound("value", 1, 100), Meta(description="Maximum number of items. Default: 20.")] = (
@@ -30,7 +30,7 @@ class PageQuery(msgspec.Struct, kw_only=True):
 
 
 def page_of(items: Sequence[Item], query: PageQuery) -> ItemList:
-    """The page that is asked for. Raises InvalidRequestError for an id that there is not."""
+    """Return the requested page. Raises InvalidRequestError for an unknown id."""
     ordered = list(items if query.order == "asc" else reversed(items))
     if query.after:
         ids = [item.id for item in ordered]

@@ -16,7 +16,7 @@ ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "ca
 
 
 class ResponseFault(msgspec.Struct):
-    """Why a response failed."""
+    """The reason why a response failed."""
 
     code: str
     message: str

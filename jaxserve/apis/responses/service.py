@@ -1,7 +1,7 @@
-"""The responses of a server, whichever of its API processes keeps them: each is kept by the one that made it.
+"""The stored responses of a server: each is stored by the API process that made it.
 
-An id has the number of its process; what is asked of another one's goes there, over the sockets that API processes
-have for each other.
+An id contains the number of its process; questions about a peer's responses go there, over the sockets between API
+processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ANSWER: Final[msgspec.msgpack.Decoder[StoredResponse | None]] = msgspec.msgpack
 
 
 class ResponseService:
-    """Keeps the responses made here, runs those that are made in the background, and asks for the others."""
+    """Stores the responses made here, runs background responses, and asks the peers for theirs."""
 
     def __init__(self, config: ResponsesConfig, peers: PeerProcesses) -> None:
         share = dataclasses.replace(
@@ -42,23 +42,23 @@ class ResponseService:
         }
 
     def new_id(self) -> str:
-        """An id for a response that is made here."""
+        """Return an id for a response that is made here."""
         return f"resp_{self._peers.index:03x}{uuid.uuid4().hex}"
 
     async def get(self, response_id: str) -> StoredResponse | None:
-        """The response; None when nobody keeps it. A use of it."""
+        """Return the response; None if no process stores it. Counts as a use."""
         return await self._ask("get", response_id)
 
     async def cancel(self, response_id: str) -> StoredResponse | None:
-        """End the run of a response that is made in the background; what it was when it ended."""
+        """Cancel a background response; return its last state."""
         return await self._ask("cancel", response_id)
 
     async def delete(self, response_id: str) -> StoredResponse | None:
-        """Forget a response, and end its run; what it was."""
+        """Delete a response and end its run; return its last state."""
         return await self._ask("delete", response_id)
 
     def run(self, response_id: str, work: Coroutine[Any, Any, None], at_end: Callable[[bool], None]) -> None:
-        """Do the work of a response in the background. `at_end` hears whether it was cancelled."""
+        """Run the work of a response in the background. `at_end` gets True if it was cancelled."""
         task = asyncio.create_task(work)
         self._runs[response_id] = task
 
@@ -75,7 +75,7 @@ class ResponseService:
 
     @property
     def answers(self) -> Mapping[str, Callable[[str], Awaitable[bytes]]]:
-        """What the other processes may ask, by its name."""
+        """Answers to the questions of the other processes, by topic."""
 
         def encoded(own: Callable[[str], Awaitable[StoredResponse | None]]) -> Callable[[str], Awaitable[bytes]]:
             async def answer(response_id: str) -> bytes:

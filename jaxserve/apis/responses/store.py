@@ -1,7 +1,7 @@
 """The responses of one API process that can be asked for, and continued, later.
 
-Bounded in number and bytes: the one that nobody used for longest goes first, and nothing stays longer than its
-time to live after its last use.
+Bounded in number and bytes: the least recently used one is dropped first, and none stays longer than its time to
+live after its last use.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class PromptLogprob(msgspec.Struct):
-    """Of a token in its place in the prompt."""
+    """The log-probability of a token in its place in the prompt."""
 
     logprob: float
     rank: Annotated[int, Meta(description="Rank of the token; 1 is the most likely one.")]
@@ -40,7 +40,7 @@ class PromptLogprob(msgspec.Struct):
 
 
 class GenerationFields(SamplerFields, kw_only=True):
-    """What every endpoint that generates text in OpenAI's way takes. `None` means: not given."""
+    """Fields of every endpoint that generates text. `None` means: not given."""
 
     model: Annotated[str | None, Meta(description="A name from /v1/models. Default: the first one.")] = None
     stop: Annotated[
@@ -96,7 +96,7 @@ class GenerationFields(SamplerFields, kw_only=True):
 
 
 class CommonFields(GenerationFields, kw_only=True):
-    """What both completion endpoints take."""
+    """Fields of both completion endpoints."""
 
     max_tokens: Annotated[
         int | None, Bound("value", 0), Meta(description="Maximum number of tokens to generate. Default: 16.")

@@ -24,10 +24,10 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def decode_request(struct: type[T], body: bytes) -> tuple[T, list[str]]:
-    """Decode and check `body`; also returns the paths of unknown fields, which are ignored.
+    """Decode and check `body`; return it with the paths of unknown fields, which are ignored.
 
     Raises InvalidRequestError for malformed JSON, wrong types and missing fields, and
-    UnsupportedParameterError for a known field that asks for something we do not do.
+    UnsupportedParameterError for a known field that asks for something this server does not do.
     """
     try:
         body.decode()
@@ -57,13 +57,13 @@ def _unknown_fields(struct: type[msgspec.Struct], fields: dict[str, msgspec.Raw]
 
 
 _MAX_ITEMS = 256
-"""So many items of a list are looked at: naming fields must not take longer than decoding them."""
+"""Number of items of a list that are examined: naming fields must not take longer than decoding them."""
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
-"""Values that ask for nothing; clients send replies back with such."""
+"""Values that ask for nothing; clients send replies back with them."""
 
 
 def unknown_inside(struct: type[msgspec.Struct], fields: Mapping[str, msgspec.Raw]) -> list[str]:
-    """Paths of unknown fields below the top level of a body that `struct` has decoded."""
+    """Return the paths of unknown fields below the top level of a body that `struct` has decoded."""
     found: list[str] = []
     for name, kind in _shape(struct).nesting.items():
         if name in fields:
@@ -73,12 +73,12 @@ def unknown_inside(struct: type[msgspec.Struct], fields: Mapping[str, msgspec.Ra
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What there is to know of a struct."""
+    """The fields of a struct."""
 
     known: frozenset[str]
-    """Names that are no surprise."""
+    """Known names, also those of the hints that are ignored."""
     nesting: Mapping[str, Type]
-    """The fields that may hold structs, as they are spelled in JSON."""
+    """Fields that may hold structs, by their names in JSON."""
 
 
 @cache
@@ -119,7 +119,7 @@ def _look(kind: Type, value: Any, place: str, found: list[str]) -> None:
 
 
 def _is_meant(member: Type, value: Any) -> bool:
-    """Whether a member of a union decoded the value: structs are told apart by their tags."""
+    """Return True if this member of a union decoded the value: tags distinguish structs."""
     if isinstance(member, StructType):
         return isinstance(value, dict) and (member.tag_field is None or value.get(member.tag_field) == member.tag)
     return isinstance(member, Metadata | CollectionType)

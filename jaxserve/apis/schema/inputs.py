@@ -1,4 +1,4 @@
-"""What is given as a text, token ids, or several of either."""
+"""Fields that hold a text, token ids, or several of either."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxserve.frontend.checks import missing
 
 
 def texts_or_ids(name: str, value: str | list[Any] | None) -> list[str | list[int]]:
-    """Each as an entry of its own; none is empty. Whether ids are ids is checked later, where the vocabulary is known."""
+    """Return each text or list of ids as one entry; none is empty. Ids are checked later, against the vocabulary."""
     if value is None:
         raise missing(name)
     if isinstance(value, str) or (value and type(value[0]) is int):

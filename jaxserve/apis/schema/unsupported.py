@@ -1,4 +1,4 @@
-"""Request fields we know but do not honour, and fields that may be ignored without harm.
+"""Known request fields that this server does not honour, and fields that may be ignored without harm.
 
 A field in `UNSUPPORTED` with a value that means "do nothing" is accepted, since doing nothing honours it;
 any other value is answered 400 with the field's name. A field in neither table and not in the schema is
@@ -93,7 +93,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 def is_neutral(name: str, value: Any) -> bool:
-    """Whether `value` of the unsupported field `name` asks for nothing. Booleans are not numbers here."""
+    """Return True if `value` of the unsupported field `name` asks for nothing. Booleans are not numbers here."""
     return any(
         isinstance(value, bool) == isinstance(neutral, bool) and value == neutral for neutral in UNSUPPORTED[name]
     )

@@ -81,7 +81,7 @@ class EngineConnection:
         self.model_info: ModelInfo | None = None
         """Info of the loaded model; None before it is loaded."""
         self.reason: str | None = None
-        """Why the connection is over, if that is known."""
+        """The reason why the connection is over, if it is known."""
 
     @property
     def is_ready(self) -> bool:

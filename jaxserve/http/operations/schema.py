@@ -47,7 +47,7 @@ class StartupProgram(msgspec.Struct):
 
 
 class Started(msgspec.Struct, tag_field="status", tag="started"):
-    """What the start took, once it is over."""
+    """The start-up report, once the start is over."""
 
     start: Annotated[
         str,

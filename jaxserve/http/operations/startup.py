@@ -1,4 +1,4 @@
-"""How far the start is, with an estimate of the time left, and in the end what it took.
+"""Progress of the start, with an estimate of the time left, and the report of its times.
 
 The engine's part arrives as progress while it starts, and as one report when it is ready; the phases of this process
 are measured here.
@@ -21,14 +21,14 @@ class PhaseProgress:
 
     progress: StartupProgress
     started_s: float
-    """When it was first heard of."""
+    """Time of its first message."""
 
     @property
     def is_over(self) -> bool:
         return self.progress.done >= self.progress.total
 
     def seconds_left(self, now_s: float) -> float | None:
-        """At the pace so far; None before the first unit is done."""
+        """Return the time left at the pace so far; None before the first unit is done."""
         done, total = self.progress.done, self.progress.total
         if self.is_over:
             return 0.0
@@ -46,13 +46,13 @@ class StartupLog:
         """Phases of this process."""
 
     def begin_again(self) -> None:
-        """An engine is started anew: what is told from now on is its start alone."""
+        """Forget the phases so far: another engine starts."""
         self._phases.clear()
         self._latest = None
         self.own = PhaseClock()
 
     def note(self, progress: StartupProgress) -> PhaseProgress:
-        """Take over one message; returns its phase as it is now."""
+        """Record one message; return its phase as it is now."""
         known = self._phases.get(progress.phase)
         phase = PhaseProgress(progress, self._clock() if known is None else known.started_s)
         self._phases[progress.phase] = phase
@@ -60,7 +60,7 @@ class StartupLog:
         return phase
 
     def under_way(self) -> Loading:
-        """The phase to wait for: of those that overlap, the one that will take longest."""
+        """Return the phase to wait for: of those that overlap, the one that will take longest."""
         now_s = self._clock()
         left = {name: phase.seconds_left(now_s) for name, phase in self._phases.items() if not phase.is_over}
         if left:
@@ -73,12 +73,12 @@ class StartupLog:
         return Loading(name, progress.done, progress.total, None if seconds is None else round(seconds, 1))
 
     def spans(self, engine: StartupReport) -> list[PhaseSpan]:
-        """All phases in the order in which they began."""
+        """Return all phases in the order in which they began."""
         return sorted([*engine.phases, *self.own.spans], key=lambda span: span.start_s)
 
 
 def startup_reply(spans: Sequence[PhaseSpan], engine: StartupReport) -> Started:
-    """The whole report. Times are seconds since the first phase began."""
+    """Return the whole report. Times are seconds since the first phase began."""
     begin_s = min((span.start_s for span in spans), default=0.0)
     return Started(
         start=kind_of_start(engine),
@@ -99,7 +99,7 @@ def startup_reply(spans: Sequence[PhaseSpan], engine: StartupReport) -> Started:
 
 
 def startup_table(spans: Sequence[PhaseSpan], engine: StartupReport) -> list[str]:
-    """The same as lines of text."""
+    """Return the report as lines of text."""
     begin_s = min((span.start_s for span in spans), default=0.0)
     num_cached = sum(program.source == "cache" for program in engine.programs)
     programs = f"; {num_cached} of {len(engine.programs)} programs from the cache" if engine.programs else ""
@@ -115,7 +115,7 @@ def startup_table(spans: Sequence[PhaseSpan], engine: StartupReport) -> list[str
 
 
 def total_seconds(spans: Sequence[PhaseSpan]) -> float:
-    """From the begin of the first to the end of the last: less than their sum, as they overlap."""
+    """Return the time from the begin of the first to the end of the last: less than their sum, as they overlap."""
     return max((span.end_s for span in spans), default=0.0) - min((span.start_s for span in spans), default=0.0)
 
 

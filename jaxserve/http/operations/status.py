@@ -17,7 +17,7 @@ from jaxserve.http.operations.startup import startup_reply
 
 @partial(Route, "GET", "/health", is_public=True, tag="Operation", reply=Healthy, other_replies=((503, Unhealthy),))
 async def health(call: Call) -> Healthy | Encoded:
-    """Whether this server is worth keeping: 503 once the engine is sick, or dead for good."""
+    """Report the health of the server: 503 once the engine is unhealthy, or dead for good."""
     ailment = call.frontend.client.ailment()
     return Healthy() if ailment is None else _unavailable(Unhealthy(ailment))
 
@@ -32,7 +32,7 @@ async def health(call: Call) -> Healthy | Encoded:
     other_replies=((503, Unhealthy | Draining | Loading),),
 )
 async def ready(call: HttpCall) -> Ready | Encoded:
-    """Whether requests may be sent here: 503 while loading, draining, or without an engine."""
+    """Report the readiness of the server: 503 while loading, draining, or without an engine."""
     if call.frontend.client.is_ready and call.frontend.tokenization.is_installed:
         return Ready()
     return _unavailable(_reason(call), {"Retry-After": str(UnavailableError.retry_after_s)})
@@ -52,7 +52,7 @@ def _unavailable(reply: msgspec.Struct, headers: dict[str, str] | None = None) -
 
 @partial(Route, "GET", "/startup", tag="Operation", reply=Started | Loading)
 async def startup(call: HttpCall) -> Started | Loading:
-    """What the start took, or how far it is."""
+    """Report the times of the start, or its progress."""
     model_info, log = call.frontend.client.model_info, call.state.startup
     if model_info is None:
         return log.under_way()
@@ -61,7 +61,7 @@ async def startup(call: HttpCall) -> Started | Loading:
 
 @partial(Route, "GET", "/version", is_public=True, tag="Operation", reply=VersionReply)
 async def version(call: Call) -> VersionReply:
-    """The version of jaxserve."""
+    """Report the version of jaxserve."""
     return VersionReply(__version__)
 
 

@@ -1,4 +1,4 @@
-"""Adapters over HTTP: chosen by the name of the model, shown by it, and nobody else's."""
+"""Adapters over HTTP: chosen by the name of the model, shown by it, and no other's."""
 
 from __future__ import annotations
 

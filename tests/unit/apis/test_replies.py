@@ -351,7 +351,7 @@ async def test_listed_tokens_are_told_in_the_place_of_the_most_likely(api: Api, 
 
 @pytest.mark.parametrize("max_tokens", [0, 2])
 async def test_echo_with_logprobs_scores_the_prompt(api: Api, max_tokens: int) -> None:
-    """As lm-eval asks for it; streamed, it comes to the same."""
+    """The request of lm-eval; a stream adds up to the same reply."""
     body = {"prompt": ids(api, "cat"), "echo": True, "logprobs": 1, "max_tokens": max_tokens}
     plain, chunks = await both(api, TEXT, body, [ids(api, "s!")[: max(1, max_tokens)]])
     (choice,) = plain["choices"]

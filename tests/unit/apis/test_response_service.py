@@ -96,7 +96,7 @@ async def test_a_response_that_was_not_made_in_the_background_cannot_be_cancelle
 
 @pytest.fixture
 async def desks(tmp_path: Path) -> AsyncIterator[list[ResponseService]]:
-    """Of two API processes."""
+    """The services of two API processes."""
     peers = [PeerProcesses(index, 2, tmp_path) for index in range(2)]
     made = [ResponseService(ResponsesConfig(max_stored_responses=6), one) for one in peers]
     metrics = Metrics("m")

@@ -1,4 +1,4 @@
-"""What is kept of responses: how many, how many bytes, how long."""
+"""Limits of stored responses: number, bytes, time."""
 
 from __future__ import annotations
 

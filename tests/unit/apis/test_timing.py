@@ -1,4 +1,4 @@
-"""What a request took is told to whoever asks, in replies and at the end of streams."""
+"""The times of a request are reported if it asks for them, in replies and at the end of streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request's tools become before they are a grammar: each family's spelling, with its control tokens."""
+"""Grammars of tool calls: each family's format, with its control tokens."""
 
 from __future__ import annotations
 

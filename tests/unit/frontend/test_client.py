@@ -117,7 +117,7 @@ async def test_a_command_ends_with_its_own_answer(api: Api) -> None:
     commands = [asyncio.create_task(api.client.command(name)) for name in ("start_profile", "stop_profile")]
     await api.engine.is_heard()
     commands[1].cancel()
-    for command_id in (1, 0, 7):  # one that nobody waits for any more, and one that nobody ever asked for
+    for command_id in (1, 0, 7):  # a cancelled one, and one that was never sent
         api.engine.say(CommandDone(command_id, ErrorInfo("InvalidRequestError", f"no, {command_id}")))
     with pytest.raises(InvalidRequestError, match="no, 0"):
         await commands[0]
@@ -350,7 +350,7 @@ async def test_connection_beyond_the_limit_hears_of_it_and_carries_health_checks
         ):
             reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
             writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-            reply = await asyncio.wait_for(reader.read(), 60)  # to the end: it is closed behind the reply
+            reply = await asyncio.wait_for(reader.read(), 60)  # to the end: it is closed after the reply
             assert status in reply.splitlines()[0]
             assert sign in reply
             assert b"\r\nConnection: close\r\n" in reply

@@ -1,4 +1,4 @@
-"""Which tokens are content: exact for every way of cutting a reply into tokens."""
+"""Tokens of content are found exactly, for every way of cutting a reply into tokens."""
 
 from __future__ import annotations
 

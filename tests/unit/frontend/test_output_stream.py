@@ -1,4 +1,4 @@
-"""News reach their reader inside the loop that receives them; slow and failing readers harm nobody else."""
+"""Outputs reach their consumer inside the loop that receives them; slow and failing consumers harm no other."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.unit.running_api import Api
 OUTPUTS = [RequestOutput(RequestId("a"), [1])]
 
 
-async def test_reader_has_the_news_before_the_giver_goes_on() -> None:
+async def test_consumer_has_the_outputs_when_push_returns() -> None:
     seen: list[list[RequestOutput]] = []
-    with PushConsumer(lambda news: seen.append(news) is None, 0) as consumer:
+    with PushConsumer(lambda outputs: seen.append(outputs) is None, 0) as consumer:
         consumer.push(OUTPUTS)
         consumer.push(OUTPUTS)
         assert seen == [OUTPUTS, OUTPUTS]
@@ -28,23 +28,23 @@ async def test_reader_has_the_news_before_the_giver_goes_on() -> None:
         assert await consumer.end()
 
 
-async def test_reader_that_wants_no_more_is_given_no_more() -> None:
-    with PushConsumer(lambda news: False, 0) as consumer:
+async def test_consumer_that_takes_no_more_is_closed() -> None:
+    with PushConsumer(lambda outputs: False, 0) as consumer:
         consumer.push(OUTPUTS)
         assert not consumer.is_open
         assert await consumer.end()
 
 
-async def test_silence_ends_the_feeding() -> None:
-    with PushConsumer(lambda news: True, 0.01) as consumer:
+async def test_silence_ends_the_run() -> None:
+    with PushConsumer(lambda outputs: True, 0.01) as consumer:
         assert not await consumer.end()
 
 
-async def test_news_put_off_the_end_by_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_outputs_put_off_the_end_by_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(loop, "time", lambda: now)
-    with PushConsumer(lambda news: True, 10) as consumer:
+    with PushConsumer(lambda outputs: True, 10) as consumer:
         now = 6.0
         consumer.push(OUTPUTS)
         now = 10.0
@@ -56,14 +56,14 @@ async def test_news_put_off_the_end_by_silence(monkeypatch: pytest.MonkeyPatch) 
         assert not await consumer.end()
 
 
-async def test_reader_that_fails_costs_the_others_nothing(api: Api) -> None:
-    def fail(news: list[RequestOutput]) -> bool:
-        raise ValueError("a reader's own fault")
+async def test_consumer_that_fails_costs_the_others_nothing(api: Api) -> None:
+    def fail(outputs: list[RequestOutput]) -> bool:
+        raise ValueError("an error of the consumer")
 
     seen: list[RequestOutput] = []
 
-    def keep(news: list[RequestOutput]) -> bool:
-        seen.extend(news)
+    def keep(outputs: list[RequestOutput]) -> bool:
+        seen.extend(outputs)
         return True
 
     with api.client.submit([add("bad")]) as bad, api.client.submit([add("good")]) as good:
@@ -71,7 +71,7 @@ async def test_reader_that_fails_costs_the_others_nothing(api: Api) -> None:
         requests = [await api.engine.added() for _ in range(2)]
         outputs = [RequestOutput(request.request_id, [1], finish_reason="stop") for request in requests]
         api.engine.say(StepOutputs(outputs))
-        with pytest.raises(ValueError, match="a reader's own fault"):
+        with pytest.raises(ValueError, match="an error of the consumer"):
             await failing
         assert await feeding
     assert [output.request_id for output in seen] == ["good"]
@@ -89,7 +89,7 @@ async def test_choices_of_a_request_share_one_write(api: Api) -> None:
     writer.close()
 
 
-async def test_news_of_a_slow_reader_gather_until_it_reads_on(api: Api) -> None:
+async def test_outputs_of_a_slow_client_gather_until_it_reads_on(api: Api) -> None:
     narrow = socket.socket()
     narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     narrow.connect(("127.0.0.1", api.port))

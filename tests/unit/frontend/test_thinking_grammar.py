@@ -1,4 +1,4 @@
-"""What reasoning does to the form of a reply: where the form begins, and where a budget ends the reasoning."""
+"""Grammars after reasoning: where the constraint begins, and where a budget ends the reasoning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields that nobody knows, and bodies that do not arrive."""
+"""Unknown fields, and bodies that do not arrive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.running_api import running_api
 
 
-async def test_strict_refuses_a_field_that_nobody_knows(tokenizer: Tokenizer) -> None:
+async def test_strict_rejects_an_unknown_field(tokenizer: Tokenizer) -> None:
     async with running_api(tokenizer, is_strict=True) as api:
         status, reply = await api.post("/tokenize", {"prompt": "x", "temprature": 1})
         assert status == 400

@@ -1,4 +1,4 @@
-"""How far the start is, how long it may still take, and what it took."""
+"""Progress of the start, the time left, and the report of its times."""
 
 from __future__ import annotations
 

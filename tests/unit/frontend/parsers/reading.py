@@ -30,7 +30,7 @@ TOOLS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Reply:
-    """What a client gets of a reply."""
+    """The parts of a reply that a client gets."""
 
     content: str = ""
     reasoning: str = ""

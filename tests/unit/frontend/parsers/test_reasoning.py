@@ -1,4 +1,4 @@
-"""Reasoning is told from content, whoever wrote the marker: the model or its prompt."""
+"""Reasoning is separated from content, whether the model or its prompt wrote the marker."""
 
 from __future__ import annotations
 
