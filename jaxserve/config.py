@@ -228,8 +228,7 @@ class ServerConfig:
     log_level: LogLevel = option("info", help="lowest level to log")
     log_format: LogFormat = option("text", help="format of the log; json: one object per line")
     profile_dir: str | None = option(
-        None,
-        help="directory for the profiles of /start_profile and /stop_profile (default: none)",
+        None, help="directory for the profiles of /start_profile and /stop_profile (default: none)"
     )
     uds_dir: str | None = option(None, help="directory for the IPC sockets (default: a private one in /tmp)")
 

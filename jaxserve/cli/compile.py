@@ -41,13 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     from jaxserve.executor.precompile import precompile  # imports jax, after the flags are checked
 
     with StartupDisplay() as display:
-        result = precompile(
-            config,
-            path,
-            directory,
-            _settings(config),
-            display.show_compiled,
-        )
+        result = precompile(config, path, directory, _settings(config), display.show_compiled)
     width = max(len(entry.name) for entry in result.manifest.programs)
     print(f"{'program':<{width}} {'MiB':>7} {'seconds':>8}")
     for entry in result.manifest.programs:

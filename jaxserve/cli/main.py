@@ -126,16 +126,11 @@ COMMANDS = (
     Command("serve", "serve a model over HTTP", "[MODEL] [OPTIONS]"),
     Command("chat", "talk to a model in the terminal", "[MODEL] [OPTIONS] [-- SERVE OPTIONS]", takes_serve_words=True),
     Command(
-        "complete",
-        "let a model continue a text",
-        "[TEXT [MODEL]] [OPTIONS] [-- SERVE OPTIONS]",
-        takes_serve_words=True,
+        "complete", "let a model continue a text", "[TEXT [MODEL]] [OPTIONS] [-- SERVE OPTIONS]", takes_serve_words=True
     ),
     Command("plan", "print what a model needs on a device and how fast it could be", "[MODEL] [OPTIONS]"),
     Command(
-        "compile",
-        "compile a model's programs ahead of time, into a cache to ship",
-        "[MODEL] --output DIR [OPTIONS]",
+        "compile", "compile a model's programs ahead of time, into a cache to ship", "[MODEL] --output DIR [OPTIONS]"
     ),
     Command("bench", "measure a running server, the engine alone, or how fast a server starts"),
     Command("health", "exit 0 if a server is alive, for container health checks"),

@@ -146,10 +146,7 @@ async def serving_api(
 
 
 def make_frontend(
-    config: Config,
-    peers: PeerProcesses,
-    tokens: Tokenization,
-    on_progress: Callable[[StartupProgress], None],
+    config: Config, peers: PeerProcesses, tokens: Tokenization, on_progress: Callable[[StartupProgress], None]
 ) -> Frontend:
     """Return the frontend of the config. Its caller connects the client to an engine and closes the grammar checker."""
     names, adapters = model_names(config), config.model.adapters

@@ -10,12 +10,7 @@ from pathlib import Path
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
-from jaxserve.runtime.config_loader import (
-    CACHES_VARIABLE,
-    CONFIG_FILE_VARIABLE,
-    environment_values,
-    load_config,
-)
+from jaxserve.runtime.config_loader import CACHES_VARIABLE, CONFIG_FILE_VARIABLE, environment_values, load_config
 from jaxserve.runtime.settings import BY_NAME
 
 
