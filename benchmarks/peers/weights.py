@@ -25,7 +25,7 @@ from jaxserve.models.registry import open_model
 from jaxserve.tokenizer.gguf_vocab import read_gguf_tokenizer
 from jaxserve.tokenizer.source import TokenizerSource
 from jaxserve.tokenizer.tokenizer import load_tokenizer
-from jaxserve.tools.planning.model import bytes_by_dtype
+from jaxserve.tools.planning.planner import bytes_by_dtype
 
 SAMPLE_TEXTS = (
     "The capital of France is Paris.",

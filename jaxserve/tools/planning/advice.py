@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.quant.names import NO_QUANTIZATION, format_names
 from jaxserve.quant.registry import find_format
 from jaxserve.runner.limits import kv_spec, weights_dtype
+from jaxserve.runtime.settings import BY_NAME, Value, format_value
 from jaxserve.tools.planning.devices import ACCELERATORS, Device
 from jaxserve.tools.planning.fit import Fit, make_fit, model_sizes
 
@@ -33,7 +35,9 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Attempt:
+class Attempt:
+    """A changed config or device, and the flags for it."""
+
     change: str
     config: Config
     device: Device
@@ -55,23 +59,13 @@ def find_advice(config: Config, decoder: DecoderConfig, device: Device) -> tuple
         return tuple(found)
     pairs = [
         (
-            _Attempt(f"{first.change} {second.change}", second.config, second.device)
-            for first in (*_dtypes(config, device), *_quantizations(config, device))
-            for second in _device_counts(first.config, device)
-        ),
-        (
-            _Attempt(f"{first.change} {second.change}", second.config, second.device)
-            for first in _other_devices(config, device)
+            replace(second, change=f"{first.change} {second.change}")
+            for first in firsts
             for second in _device_counts(first.config, first.device)
-        ),
+        )
+        for firsts in ((*_dtypes(config, device), *_quantizations(config, device)), _other_devices(config, device))
     ]
     return tuple(advice for pair in pairs if (advice := _first_that_fits(pair, decoder)) is not None)
-
-
-def cache_flag(num_bytes: int) -> str:
-    """Return `--kv-cache-memory` with whole MiB, rounded down."""
-    mib = num_bytes >> 20
-    return f"--kv-cache-memory {mib >> 10}GiB" if mib % 1024 == 0 else f"--kv-cache-memory {mib}MiB"
 
 
 def advice_for(change: str, fit: Fit) -> Advice:
@@ -80,31 +74,28 @@ def advice_for(change: str, fit: Fit) -> Advice:
     return Advice(change, limits.max_model_len, (limits.num_blocks - 1) * limits.spec.block_size)
 
 
-def _first_that_fits(attempts: Iterator[_Attempt], decoder: DecoderConfig) -> Advice | None:
-    for attempt in attempts:
-        try:
-            fit = make_fit(attempt.config, decoder, attempt.device)
-        except DoesNotFitError:
-            continue
-        return advice_for(attempt.change, fit)
+def _first_that_fits(attempts: Iterator[Attempt], decoder: DecoderConfig) -> Advice | None:
+    for tried in attempts:
+        with contextlib.suppress(DoesNotFitError):
+            return advice_for(tried.change, make_fit(tried.config, decoder, tried.device))
     return None
 
 
-def _dtypes(config: Config, device: Device) -> Iterator[_Attempt]:
+def _dtypes(config: Config, device: Device) -> Iterator[Attempt]:
     current = weights_dtype(config, device.platform)
     for name in get_args(Dtype):
         if name == "auto":
             continue
-        smaller = _changed(config, "model", dtype=name)
-        if weights_dtype(smaller, device.platform).itemsize < current.itemsize:
-            yield _Attempt(f"--dtype {name}", smaller, device)
+        smaller = attempt(config, device, "dtype", name)
+        if weights_dtype(smaller.config, device.platform).itemsize < current.itemsize:
+            yield smaller
 
 
-def _quantizations(config: Config, device: Device) -> Iterator[_Attempt]:
+def _quantizations(config: Config, device: Device) -> Iterator[Attempt]:
     if config.model.quantization not in ("auto", NO_QUANTIZATION):
         return
     for name in sorted(set(format_names()) - {NO_QUANTIZATION}, key=_advice_order):
-        yield _Attempt(f"--quantization {name}", _changed(config, "model", quantization=name), device)
+        yield attempt(config, device, "quantization", name)
 
 
 def _advice_order(name: str) -> tuple[int, bool, str]:
@@ -114,19 +105,18 @@ def _advice_order(name: str) -> tuple[int, bool, str]:
     return (-found.bits, not is_integer, name)
 
 
-def _contexts(config: Config, decoder: DecoderConfig, device: Device) -> Iterator[_Attempt]:
+def _contexts(config: Config, decoder: DecoderConfig, device: Device) -> Iterator[Attempt]:
     """Yield the longest context that fits, if the config asks for a longer one."""
     if config.model.max_model_len is None:
         return
     try:
-        fit = make_fit(_changed(config, "model", max_model_len=None), decoder, device)
+        fit = make_fit(attempt(config, device, "max_model_len", None).config, decoder, device)
     except DoesNotFitError:
         return
-    length = min(fit.limits.max_model_len, config.model.max_model_len)
-    yield _Attempt(f"--max-model-len {length}", _changed(config, "model", max_model_len=length), device)
+    yield attempt(config, device, "max_model_len", min(fit.limits.max_model_len, config.model.max_model_len))
 
 
-def _cache_sizes(config: Config, decoder: DecoderConfig, device: Device) -> Iterator[_Attempt]:
+def _cache_sizes(config: Config, decoder: DecoderConfig, device: Device) -> Iterator[Attempt]:
     """Yield the size that one longest request needs, then the largest sizes that fit."""
     asked = config.cache.kv_cache_memory
     if asked is None and device.platform != "cpu":
@@ -139,32 +129,33 @@ def _cache_sizes(config: Config, decoder: DecoderConfig, device: Device) -> Iter
     sizes += [free * percent // 100 for percent in range(95, 0, -5)]
     for num_bytes in sizes:
         if num_bytes >> 20 and num_bytes != asked:
-            rounded = num_bytes >> 20 << 20
-            yield _Attempt(cache_flag(rounded), _changed(config, "cache", kv_cache_memory=rounded), device)
+            yield attempt(config, device, "kv_cache_memory", num_bytes >> 20 << 20)
 
 
-def _fractions(config: Config, device: Device) -> Iterator[_Attempt]:
+def _fractions(config: Config, device: Device) -> Iterator[Attempt]:
     if config.cache.kv_cache_memory is not None or device.platform == "cpu":
         return
     for percent in range(int(config.cache.memory_fraction * 100) + 1, _LARGEST_PERCENT + 1):
-        changed = _changed(config, "cache", memory_fraction=percent / 100)
-        yield _Attempt(f"--memory-fraction {percent / 100}", changed, device)
+        yield attempt(config, device, "memory_fraction", percent / 100)
 
 
-def _device_counts(config: Config, device: Device) -> Iterator[_Attempt]:
+def _device_counts(config: Config, device: Device) -> Iterator[Attempt]:
     start = config.parallel.tensor_parallel_size * 2
     for count in itertools.takewhile(lambda count: count <= device.most_per_host, (start << n for n in range(10))):
-        changed = _changed(config, "parallel", tensor_parallel_size=count)
-        yield _Attempt(f"--tensor-parallel-size {count}", changed, device)
+        yield attempt(config, device, "tensor_parallel_size", count)
 
 
-def _other_devices(config: Config, device: Device) -> Iterator[_Attempt]:
+def _other_devices(config: Config, device: Device) -> Iterator[Attempt]:
     if device.platform == "cpu":
         return
     for other in sorted(ACCELERATORS.values(), key=lambda other: other.limit_bytes):
         if other.limit_bytes > device.limit_bytes and config.parallel.tensor_parallel_size <= other.most_per_host:
-            yield _Attempt(f"--device {other.name}", config, other)
+            yield Attempt(f"--device {other.name}", config, other)
 
 
-def _changed(config: Config, section: str, **values: object) -> Config:
-    return replace(config, **{section: replace(getattr(config, section), **values)})
+def attempt(config: Config, device: Device, name: str, value: Value) -> Attempt:
+    """Return `config` with another value of the setting `name`, and the flag that gives it."""
+    setting = BY_NAME[name]
+    section = replace(getattr(config, setting.section), **{name: value})
+    change = f"{setting.flag} {format_value(setting, value)}"
+    return Attempt(change, replace(config, **{setting.section: section}), device)

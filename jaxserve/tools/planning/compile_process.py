@@ -1,7 +1,7 @@
 """Compiles for a described device: `python -m jaxserve.tools.planning.compile_process`, started by `planning.compiler`.
 
 stdin     one CompileJob
-stdout    a line per program when it is done: ProgramMemory or ProgramRefused
+stdout    a line per program when it is done: its Answers
 exit      0 all were tried; else a traceback on stderr gives the reason
 
 It is a separate process because a compiler may abort instead of raising, and reads its environment when it is loaded.
@@ -21,8 +21,8 @@ from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.steps import lower
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.tools.planning.compiler import CompileJob, ProgramMemory
 from jaxserve.tools.planning.fit import planned_policy
-from jaxserve.tools.planning.job import CompileJob, ProgramMemory, ProgramRefused
 from jaxserve.tools.planning.targets import described_devices
 
 _MAX_REASON = 300
@@ -34,13 +34,17 @@ def main() -> int:
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of the compilers is no answer
         with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 8), thread_name_prefix="compile") as pool:
-            for future in as_completed([pool.submit(compile_program, job, program) for program in _ready(job)]):
-                answers.write(msgspec.json.encode(future.result()) + b"\n")
+            described_devices(
+                job.device, job.config.parallel.tensor_parallel_size
+            )  # before jax is used: it sets their number
+            names = {pool.submit(compile_program, job, program): program.name for program in job.programs}
+            for future in as_completed(names):
+                answers.write(msgspec.json.encode({names[future]: future.result()}) + b"\n")
                 answers.flush()
     return 0
 
 
-def compile_program(job: CompileJob, program: Program) -> ProgramMemory | ProgramRefused:
+def compile_program(job: CompileJob, program: Program) -> ProgramMemory | str:
     """Return the memory of one program, or the compiler's rejection."""
     num_devices = job.config.parallel.tensor_parallel_size
     sharding = make_sharding(job.decoder, num_devices, described_devices(job.device, num_devices))
@@ -49,24 +53,18 @@ def compile_program(job: CompileJob, program: Program) -> ProgramMemory | Progra
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        return ProgramRefused(program.name, (str(error).splitlines() or ["no reason given"])[0][:_MAX_REASON])
+        return (str(error).splitlines() or ["no reason given"])[0][:_MAX_REASON]
     memory = compiled.memory_analysis()
     if memory is None:
-        return ProgramRefused(program.name, "the compiler gives no memory analysis")
-    return ProgramMemory(
-        name=program.name,
-        argument_bytes=memory.argument_size_in_bytes,
-        output_bytes=memory.output_size_in_bytes,
-        aliased_bytes=memory.alias_size_in_bytes,
-        temp_bytes=memory.temp_size_in_bytes,
-        code_bytes=memory.generated_code_size_in_bytes,
+        return "the compiler gives no memory analysis"
+    arguments, output, aliased = (
+        memory.argument_size_in_bytes,
+        memory.output_size_in_bytes,
+        memory.alias_size_in_bytes,
     )
-
-
-def _ready(job: CompileJob) -> tuple[Program, ...]:
-    """Return the programs. The number of devices is set first: it cannot change after the first use of jax."""
-    described_devices(job.device, job.config.parallel.tensor_parallel_size)
-    return job.programs
+    temp, code = memory.temp_size_in_bytes, memory.generated_code_size_in_bytes
+    peak = arguments + output - aliased + temp + code
+    return ProgramMemory(program.name, arguments, output, aliased, temp, code, peak)
 
 
 if __name__ == "__main__":

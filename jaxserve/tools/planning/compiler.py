@@ -1,4 +1,7 @@
-"""Gets the memory that each program needs from the device's compiler, which runs in a separate process."""
+"""Gets the memory that each program needs from the device's compiler, which runs in a separate process.
+
+The process gets one CompileJob and answers with one line of JSON per program.
+"""
 
 from __future__ import annotations
 
@@ -6,52 +9,83 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import IO
 
 import msgspec
 
+from jaxserve.config import Config
 from jaxserve.errors import StartupError
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.runner.inputs import Program
 from jaxserve.runner.warmup import Progress
-from jaxserve.tools.planning.job import CompileJob, ProgramMemory, ProgramRefused
+from jaxserve.tools.planning.devices import Device
 from jaxserve.tools.planning.targets import TPU_ENVIRONMENT
-
-Answer = ProgramMemory | ProgramRefused
 
 _MODULE = "jaxserve.tools.planning.compile_process"
 _MAX_LAST_WORDS = 400
 
 
+class CompileJob(msgspec.Struct, frozen=True):
+    """Programs to compile for an engine that is not started."""
+
+    config: Config
+    device: Device
+    decoder: DecoderConfig
+    kv_dtype: str
+    pool_shape: tuple[int, ...]
+    programs: tuple[Program, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramMemory:
+    """Bytes that one program needs on one device, from the compiler."""
+
+    name: str
+    argument_bytes: int
+    """Weights, KV pool and packed input in the device's layout."""
+    output_bytes: int
+    aliased_bytes: int
+    """Part of the output that reuses the arguments' buffers: the KV pool."""
+    temp_bytes: int
+    code_bytes: int
+    peak_bytes: int
+    """Bytes in use while the program runs: the sum of the others, less the aliased ones."""
+
+
+Answers = dict[str, ProgramMemory | str]
+"""Memory of each program by its name, or the reason why the compiler rejects it: most often memory ran out."""
+
+
 def compile_programs(
     job: CompileJob, environment: Mapping[str, str], progress: Progress, *, module: str = _MODULE
-) -> tuple[Answer, ...]:
-    """Return one answer per program of `job`, in its order.
+) -> Answers:
+    """Return the answers for the programs of `job`, in its order.
 
     environment: the variables of this process. The child gets no accelerator: it only compiles for one, and a server on
     the accelerator is not disturbed. Raises StartupError with one line if the compiling process dies.
     """
     child_environment = {**environment, **TPU_ENVIRONMENT, "JAX_PLATFORMS": "cpu"}
-    found: dict[str, Answer] = {}
+    found: Answers = {}
     progress(0, len(job.programs), "")
     with tempfile.TemporaryFile() as question, tempfile.TemporaryFile() as errors:
         question.write(msgspec.json.encode(job))
         question.seek(0)
         for answer in _answers(question, child_environment, errors, module):
-            found[answer.name] = answer
-            progress(len(found), len(job.programs), answer.name)
+            found |= answer
+            progress(len(found), len(job.programs), *answer)
         if len(found) < len(job.programs):
             raise StartupError(f"the compiler for {job.device.title} died: {_last_words(errors)}")
-    return tuple(found[program.name] for program in job.programs)
+    return {program.name: found[program.name] for program in job.programs}
 
 
-def _answers(question: IO[bytes], environment: Mapping[str, str], errors: IO[bytes], module: str) -> Iterator[Answer]:
+def _answers(question: IO[bytes], environment: Mapping[str, str], errors: IO[bytes], module: str) -> Iterator[Answers]:
     command = [sys.executable, "-m", module]
-    with subprocess.Popen(
-        command, stdin=question, stdout=subprocess.PIPE, stderr=errors, env=dict(environment)
-    ) as process:
+    with subprocess.Popen(command, stdin=question, stdout=subprocess.PIPE, stderr=errors, env=environment) as process:
         assert process.stdout is not None, "stdout is a pipe"
         try:
             for line in process.stdout:
-                yield msgspec.json.decode(line, type=Answer)
+                yield msgspec.json.decode(line, type=Answers)
         except BaseException:  # the caller is gone
             process.kill()
             raise

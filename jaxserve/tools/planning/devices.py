@@ -7,10 +7,13 @@ the runtime would report, not the nominal size: it decides the number of KV page
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
+
+import numpy as np
 
 from jaxserve.runner.host_memory import available_bytes
 from jaxserve.types import GPU_SHARE
@@ -18,6 +21,9 @@ from jaxserve.types import GPU_SHARE
 Platform = Literal["cpu", "gpu", "tpu"]
 
 _GIB = 1 << 30
+_SECONDS_EACH = 0.5
+_VECTOR_SHAPE = (8192, 8192)  # 256 MiB: more than the caches of most machines
+_SQUARE = 1536
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +157,31 @@ NAMES = ("cpu", *ACCELERATORS)
 
 
 def find_device(name: str, memory_bytes: int | None = None) -> Device:
-    """Return a device of the table, or this machine's CPU; `memory_bytes` replaces its memory limit."""
-    device = this_cpu() if name == "cpu" else ACCELERATORS[name]
+    """Return a device of the table, or this machine's CPU with its free memory; `memory_bytes` replaces its limit."""
+    device = ACCELERATORS.get(name) or Device(
+        "cpu", f"this machine's CPU, {len(os.sched_getaffinity(0))} cores", "cpu", available_bytes(), 1.0, 1, None
+    )
     return device if memory_bytes is None else replace(device, memory_bytes=memory_bytes, runtime_share=1.0)
 
 
-def this_cpu() -> Device:
-    """Return this machine's CPU with the memory that is free now."""
-    title = f"this machine's CPU, {len(os.sched_getaffinity(0))} cores"
-    return Device("cpu", title, "cpu", available_bytes(), 1.0, 1, None)
+def measure_cpu_rates() -> Rates:
+    """Measure this CPU, as rates of a part of a shared machine are not published: the best runs of a second.
+
+    Measured are bytes per second of a matrix-vector matmul and operations per second of a square matmul, in float32.
+    Other dtypes get the same rate: CPUs compute activations in float32, and the gain of int8 kernels depends on
+    instructions that numpy does not use.
+    """
+    matrix, vector = np.ones(_VECTOR_SHAPE, np.float32), np.ones(_VECTOR_SHAPE[1], np.float32)
+    bytes_per_s = matrix.nbytes / _best_seconds(lambda: matrix @ vector)
+    square = np.ones((_SQUARE, _SQUARE), np.float32)
+    flops = 2 * _SQUARE**3 / _best_seconds(lambda: square @ square)
+    return Rates.alike(bytes_per_s, flops, "measured on this machine now, by numpy")
+
+
+def _best_seconds(run: Callable[[], object]) -> float:
+    run()
+    best, end = float("inf"), time.perf_counter() + _SECONDS_EACH
+    while (started := time.perf_counter()) < end:
+        run()
+        best = min(best, time.perf_counter() - started)
+    return best

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from jaxserve.tools.planning.advice import Advice
+from jaxserve.tools.planning.compiler import ProgramMemory
 from jaxserve.tools.planning.devices import Rates
 from jaxserve.tools.planning.roofline import DecodeBound, PrefillBound
 
@@ -78,19 +79,6 @@ class StepPart:
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramPart:
-    """Bytes that one program needs on one device, from the compiler: `job.ProgramMemory` and its sum."""
-
-    name: str
-    argument_bytes: int
-    output_bytes: int
-    aliased_bytes: int
-    temp_bytes: int
-    code_bytes: int
-    peak_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Concurrency:
     """Requests of one length that run at the same time."""
 
@@ -99,11 +87,11 @@ class Concurrency:
     limited_by: Literal["kv", "max_num_seqs"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A whole plan. Parts that exist only for an engine that fits are None or empty."""
 
-    format_version: int
+    format_version: int = FORMAT_VERSION
     model: ModelPart
     device: DevicePart
     weights_stored_as: str
@@ -114,16 +102,16 @@ class Plan:
     """Bytes on one device."""
     kv_bytes_per_token: int
     """Bytes over all devices."""
-    fits: bool
-    reason: str | None
+    fits: bool = False
+    reason: str | None = None
     """Reason why the engine does not fit; None if it does."""
-    advice: tuple[Advice, ...]
+    advice: tuple[Advice, ...] = ()
     notes: tuple[str, ...]
     memory: MemoryPart | None = None
     cache: CachePart | None = None
     step: StepPart | None = None
     concurrency: tuple[Concurrency, ...] = ()
-    programs: tuple[ProgramPart, ...] = ()
+    programs: tuple[ProgramMemory, ...] = ()
     decode: tuple[DecodeBound, ...] = ()
     prefill: tuple[PrefillBound, ...] = ()
 

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-import msgspec
-
+from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config, ServerConfig
 from jaxserve.errors import DoesNotFitError
 from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.registry import read_decoder
 from jaxserve.runner.inputs import Program, programs
 from jaxserve.runner.limits import Limits, context_notes, kv_spec, quantization_notes
-from jaxserve.tools.planning.advice import Advice, advice_for, cache_flag, find_advice
-from jaxserve.tools.planning.devices import Device, Rates
+from jaxserve.runtime.environment import child_environment
+from jaxserve.runtime.startup_display import StartupDisplay
+from jaxserve.tools.planning.advice import Advice, Attempt, advice_for, attempt, find_advice
+from jaxserve.tools.planning.compiler import Answers, CompileJob, ProgramMemory, compile_programs
+from jaxserve.tools.planning.devices import Device, Rates, measure_cpu_rates
 from jaxserve.tools.planning.fit import Fit, gib, held_bytes, make_fit, model_sizes, planned_chip
-from jaxserve.tools.planning.job import CompileJob, ProgramMemory, ProgramRefused
-from jaxserve.tools.planning.model import PlannedModel
-from jaxserve.tools.planning.plan import (
-    FORMAT_VERSION,
-    CachePart,
-    Concurrency,
-    DevicePart,
-    MemoryPart,
-    ModelPart,
-    Plan,
-    ProgramPart,
-    StepPart,
-)
+from jaxserve.tools.planning.plan import CachePart, Concurrency, DevicePart, MemoryPart, ModelPart, Plan, StepPart
 from jaxserve.tools.planning.roofline import decode_bound, prefill_bound
 from jaxserve.tools.planning.sizes import Sizes
+from jaxserve.tools.planning.targets import missing_compiler
 from jaxserve.types import GPU_SHARE
 
 BATCHES = (1, 8, 32, 128, 256)
@@ -38,7 +35,62 @@ LENGTHS = (1024, 4096, 32768)
 _MOST_HALVINGS = 5
 _NUM_REFINEMENTS = 2
 
-Compile = Callable[[CompileJob], Sequence[ProgramMemory | ProgramRefused]]
+Compile = Callable[[CompileJob], Answers]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A decoder and the path of its config."""
+
+    path: Path
+    decoder: DecoderConfig
+    stored_bytes: int | None
+    """Bytes of the checkpoint's tensors; None if there is only a config."""
+    stored_dtypes: tuple[str, ...]
+    """Types of the tensors, the one with most bytes first."""
+
+
+def read_model(path: Path) -> PlannedModel:
+    """Read a GGUF file, or a directory with config.json, with or without weights; of weights only the headers.
+
+    Raises CheckpointError with one line.
+    """
+    decoder, checkpoint = read_decoder(path)
+    if checkpoint is None:
+        return PlannedModel(path, decoder, None, ())
+    by_dtype = bytes_by_dtype(checkpoint)
+    return PlannedModel(path, decoder, sum(by_dtype.values()), tuple(by_dtype))
+
+
+def bytes_by_dtype(checkpoint: Checkpoint) -> dict[str, int]:
+    """Return the stored bytes of each type, the one with most bytes first."""
+    found: Counter[str] = Counter()
+    for info in checkpoint.tensors.values():
+        found[info.stored_dtype] += info.num_stored_bytes
+    return dict(found.most_common())
+
+
+def make_plan(config: Config, device: Device, *, compiles: bool, all_programs: bool) -> Plan:
+    """Return the plan of a config; the engine's warnings are notes of the plan and are not logged.
+
+    compiles: False estimates the workspace. all_programs: True compiles every program, not only the largest of each
+    kind. Raises CheckpointError or another StartupError with one line.
+    """
+    logger = logging.getLogger("jaxserve")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        model = read_model(resolve(config.model.model, config.model.revision, weights=False))
+        rates = measure_cpu_rates() if device.platform == "cpu" else device.rates
+        planner = Planner(model, device, rates, all_programs=all_programs)
+        missing = missing_compiler(device, config.parallel.tensor_parallel_size) if compiles else None
+        if not compiles or missing is not None:
+            note = f"nothing was compiled, the workspace is estimated: {missing}"
+            return planner.plan(config, None, [note] if compiles else [])
+        with StartupDisplay() as display:
+            return planner.plan(config, lambda job: compile_programs(job, child_environment(), display.show_compiled))
+    finally:
+        logger.setLevel(level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +121,18 @@ class Planner:
             fit = make_fit(config, decoder, device)
         except DoesNotFitError as error:
             advice = find_advice(config, decoder, device)
-            return self._bare(config, sizes, str(error), advice, notes)
-        notes = (*notes, *self._notes(config, sizes, fit.limits))
-        if compile_job is None:
-            return self._full(config, sizes, fit, None, (), notes)
-        outcome = self._outcome(config, sizes, fit, compile_job)
-        advice = () if outcome.problem is None else self._smaller_cache(config, sizes, fit, compile_job)
-        return self._full(config, sizes, fit, outcome, advice, notes)
+            return replace(self._needs(config, sizes, notes), reason=str(error), advice=advice)
+        plan = self._needs(config, sizes, (*notes, *self._notes(config, sizes, fit.limits)))
+        outcome = None if compile_job is None else self._outcome(config, sizes, fit, compile_job)
+        plan = self._with_fit(plan, sizes, fit, outcome)
+        if compile_job is None or plan.fits:
+            return plan
+        return replace(plan, advice=self._smaller_cache(config, sizes, fit, compile_job))
 
-    def _bare(
-        self, config: Config, sizes: Sizes, reason: str | None, advice: tuple[Advice, ...], notes: Sequence[str]
-    ) -> Plan:
-        """Return the plan of an engine that may not fit: its needs, and changes that fit."""
+    def _needs(self, config: Config, sizes: Sizes, notes: Sequence[str]) -> Plan:
+        """Return the plan of an engine that may not fit."""
         model, device, decoder = self._model, self._device, self._model.decoder
         return Plan(
-            format_version=FORMAT_VERSION,
             model=ModelPart(
                 path=str(model.path),
                 num_parameters=sizes.num_parameters,
@@ -104,34 +153,16 @@ class Planner:
             arithmetic=sizes.arithmetic,
             weights_bytes=sizes.weights_bytes,
             kv_bytes_per_token=kv_spec(config, decoder, device.platform).bytes_per_token,
-            fits=False,
-            reason=reason,
-            advice=advice,
             notes=tuple(notes),
         )
 
-    def _full(
-        self,
-        config: Config,
-        sizes: Sizes,
-        fit: Fit,
-        outcome: _Outcome | None,
-        advice: tuple[Advice, ...],
-        notes: Sequence[str],
-    ) -> Plan:
+    def _with_fit(self, plan: Plan, sizes: Sizes, fit: Fit, outcome: _Outcome | None) -> Plan:
         limits, problem = fit.limits, None if outcome is None else outcome.problem
         lengths = sorted({length for length in LENGTHS if length < limits.max_model_len} | {limits.max_model_len})
-        concurrency = tuple(_concurrency(limits, length) for length in lengths)
-        step = StepPart(
-            max_model_len=limits.max_model_len,
-            max_num_seqs=limits.buckets.max_num_seqs,
-            max_num_batched_tokens=max(limits.buckets.mixed),
-            decode_rows=limits.buckets.decode,
-            mixed_tokens=limits.buckets.mixed,
-        )
         plan = replace(
-            self._bare(config, sizes, problem, advice, notes),
+            plan,
             fits=problem is None,
+            reason=problem,
             memory=_memory(fit, outcome),
             cache=CachePart(
                 dtype=str(limits.kv_dtype),
@@ -141,9 +172,15 @@ class Planner:
                 num_blocks=limits.num_blocks,
                 num_tokens=(limits.num_blocks - 1) * limits.spec.block_size,
             ),
-            step=step,
-            concurrency=concurrency,
-            programs=() if outcome is None else tuple(map(_program_part, outcome.programs)),
+            step=StepPart(
+                max_model_len=limits.max_model_len,
+                max_num_seqs=limits.buckets.max_num_seqs,
+                max_num_batched_tokens=max(limits.buckets.mixed),
+                decode_rows=limits.buckets.decode,
+                mixed_tokens=limits.buckets.mixed,
+            ),
+            concurrency=tuple(_concurrency(limits, length) for length in lengths),
+            programs=() if outcome is None else outcome.programs,
         )
         if self._rates is None:
             return plan
@@ -152,10 +189,10 @@ class Planner:
             plan,
             decode=tuple(
                 decode_bound(sizes, rates, itemsize, batch, row.length, fits=batch <= row.num_requests)
-                for row in concurrency
+                for row in plan.concurrency
                 for batch in BATCHES
             ),
-            prefill=tuple(prefill_bound(sizes, rates, length, step.max_num_batched_tokens) for length in lengths),
+            prefill=tuple(prefill_bound(sizes, rates, length, max(limits.buckets.mixed)) for length in lengths),
         )
 
     def _outcome(self, config: Config, sizes: Sizes, fit: Fit, compile_job: Compile) -> _Outcome:
@@ -170,10 +207,10 @@ class Planner:
                 programs=self._programs(limits),
             )
         )
-        done = tuple(answer for answer in answers if isinstance(answer, ProgramMemory))
-        for answer in answers:
-            if isinstance(answer, ProgramRefused):
-                return _Outcome(done, f"{answer.name} does not compile: {answer.reason}", 0)
+        done = tuple(answer for answer in answers.values() if isinstance(answer, ProgramMemory))
+        for name, answer in answers.items():
+            if isinstance(answer, str):
+                return _Outcome(done, f"{name} does not compile: {answer}", 0)
         largest = max(done, key=lambda program: program.peak_bytes)
         peak = held_bytes(self._device, sizes, largest.peak_bytes)
         problem = None
@@ -191,39 +228,32 @@ class Planner:
         halved until it fits, then refined with two geometric means between a size that fits and one that does not.
         """
 
-        def tried(num_blocks: int) -> Fit | None:
-            candidate = self._with_cache(config, fit, num_blocks)
-            if candidate is None or self._outcome(config, sizes, candidate, compile_job).problem is not None:
-                return None
-            return candidate
+        def changed(num_blocks: int) -> Attempt:
+            num_bytes = num_blocks * fit.limits.spec.bytes_per_block >> 20 << 20
+            return attempt(config, self._device, "kv_cache_memory", num_bytes)
 
-        too_many = fit.limits.num_blocks
-        best = None
+        def tried(num_blocks: int) -> Fit | None:
+            candidate = changed(num_blocks).config
+            if candidate.cache.kv_cache_memory:
+                with contextlib.suppress(DoesNotFitError):
+                    found = make_fit(candidate, self._decoder(config), self._device)
+                    return found if self._outcome(config, sizes, found, compile_job).problem is None else None
+            return None
+
+        too_many, best = fit.limits.num_blocks, None
         for _ in range(_MOST_HALVINGS):
-            best = tried(too_many // 2)
-            if best is not None:
+            if best := tried(too_many // 2):
                 break
             too_many //= 2
         if best is None:
             return ()
         for _ in range(_NUM_REFINEMENTS):
             middle = math.isqrt(best.limits.num_blocks * too_many)
-            larger = tried(middle)
-            if larger is None:
-                too_many = middle
-            else:
+            if larger := tried(middle):
                 best = larger
-        return (advice_for(cache_flag(best.limits.num_blocks * best.limits.spec.bytes_per_block), best),)
-
-    def _with_cache(self, config: Config, fit: Fit, num_blocks: int) -> Fit | None:
-        num_bytes = _whole_mib(num_blocks * fit.limits.spec.bytes_per_block)
-        if num_bytes == 0:
-            return None
-        try:
-            changed = replace(config, cache=replace(config.cache, kv_cache_memory=num_bytes))
-            return make_fit(changed, self._decoder(config), self._device)
-        except DoesNotFitError:
-            return None
+            else:
+                too_many = middle
+        return (advice_for(changed(best.limits.num_blocks).change, best),)
 
     def _programs(self, limits: Limits) -> tuple[Program, ...]:
         """Return all programs, or the largest of each kind, which bound the memory."""
@@ -276,11 +306,3 @@ def _memory(fit: Fit, outcome: _Outcome | None) -> MemoryPart:
         workspace_is="compiled" if is_compiled else "estimated",
         free_bytes=fit.limit_bytes - held - workspace,
     )
-
-
-def _program_part(memory: ProgramMemory) -> ProgramPart:
-    return ProgramPart(**msgspec.structs.asdict(memory), peak_bytes=memory.peak_bytes)
-
-
-def _whole_mib(num_bytes: int) -> int:
-    return num_bytes >> 20 << 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
 
@@ -15,11 +14,16 @@ from jaxserve.tools.planning.plan import MemoryPart, Plan
 from jaxserve.tools.planning.roofline import DecodeBound
 
 _BOUNDS = {"weights": "reading weights", "arithmetic": "arithmetic", "kv": "reading KV"}
+_LEAST_WIDTH = 100
+_PROGRAM_COLUMNS = ("arguments", "output", "aliased", "temporary", "code", "peak")
 _SHORT_BOUNDS = {"weights": "weights", "arithmetic": "arithmetic", "kv": "KV"}
 
 
-def print_plan(plan: Plan, console: Console) -> None:
+def print_plan(plan: Plan) -> None:
     """Print `plan`: the verdict first, the advice last."""
+    console = Console(highlight=False, soft_wrap=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _LEAST_WIDTH)
     _print_head(plan, console)
     _print_memory(plan, console)
     _print_programs(plan, console)
@@ -51,7 +55,9 @@ def _print_memory(plan: Plan, console: Console) -> None:
     if memory is None or plan.cache is None:
         table.add_row("KV cache", "-", f"{gib(plan.kv_bytes_per_token)} a token")
     else:
-        table.add_row("KV cache", gib(memory.kv_bytes), _cache_text(plan))
+        cache = plan.cache
+        pages = f"{cache.num_blocks:,} pages of {cache.block_size}, {cache.num_tokens:,} tokens"
+        table.add_row("KV cache", gib(memory.kv_bytes), f"{cache.dtype}, {gib(cache.bytes_per_token)} a token: {pages}")
         table.add_row("workspace", gib(memory.workspace_bytes), _workspace_text(plan, memory))
         if plan.fits:
             table.add_row("free", gib(memory.free_bytes), "")
@@ -66,21 +72,10 @@ def _limit_text(plan: Plan) -> str:
 
 
 def _weights_text(plan: Plan) -> str:
-    model = plan.model
-    stored = ""
+    model, stored = plan.model, ""
     if model.stored_bytes is not None:
         stored = f"; stored as {', '.join(model.stored_dtypes)}: {gib(model.stored_bytes)}"
     return f"{plan.weights_stored_as}, {model.num_parameters:,} parameters{stored}"
-
-
-def _cache_text(plan: Plan) -> str:
-    cache = plan.cache
-    if cache is None:
-        return ""
-    return (
-        f"{cache.dtype}, {gib(cache.bytes_per_token)} a token: {cache.num_blocks:,} pages of {cache.block_size}, "
-        f"{cache.num_tokens:,} tokens"
-    )
 
 
 def _workspace_text(plan: Plan, memory: MemoryPart) -> str:
@@ -99,16 +94,13 @@ def _print_programs(plan: Plan, console: Console) -> None:
     _show(table, "Programs, by the device's compiler", console)
 
 
-_PROGRAM_COLUMNS = ("arguments", "output", "aliased", "temporary", "code", "peak")
-
-
 def _print_steps(plan: Plan, console: Console) -> None:
     step = plan.step
     if step is None:
         return
     table = _table("", "")
-    table.add_row("decode", f"{_numbers(step.decode_rows)} rows")
-    table.add_row("mixed", f"{_numbers(step.mixed_tokens)} tokens")
+    table.add_row("decode", f"{' '.join(map(str, step.decode_rows))} rows")
+    table.add_row("mixed", f"{' '.join(map(str, step.mixed_tokens))} tokens")
     _show(table, "Step shapes", console)
     table = _table(">length", ">requests", "limited by")
     for row in plan.concurrency:
@@ -158,9 +150,7 @@ def _print_advice(plan: Plan, console: Console) -> None:
 
 
 def _show(table: Table, title: str, console: Console) -> None:
-    """Print the title above the table: a table's own title is wrapped to the table's width."""
-    console.print()
-    console.print(title, style="bold")
+    console.print(f"\n{title}", style="bold")  # a table's own title is wrapped to the table's width
     console.print(table)
 
 
@@ -177,10 +167,6 @@ def _table(*columns: str) -> Table:
         is_right = column.startswith(">")
         table.add_column(column.removeprefix(">"), justify="right" if is_right else "left", no_wrap=is_right)
     return table
-
-
-def _numbers(sizes: Sequence[int]) -> str:
-    return " ".join(str(size) for size in sizes)
 
 
 def _time(seconds: float) -> str:

@@ -14,10 +14,9 @@ from jaxserve.errors import StartupError
 from jaxserve.model_config.decoder import CheckpointQuantization
 from jaxserve.runner.inputs import programs
 from jaxserve.scheduler.plan import Buckets
-from jaxserve.tools.planning.compiler import compile_programs
+from jaxserve.tools.planning.compiler import CompileJob, compile_programs
 from jaxserve.tools.planning.devices import ACCELERATORS, NAMES, find_device
-from jaxserve.tools.planning.job import CompileJob
-from jaxserve.tools.planning.model import read_model
+from jaxserve.tools.planning.planner import read_model
 from jaxserve.tools.planning.targets import cuda_target_config, missing_compiler
 from tests.unit.tools.planning.configs import TINY, write_config
 

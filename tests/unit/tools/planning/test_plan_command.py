@@ -25,7 +25,7 @@ SHAPES = {"llama-8b": LLAMA_8B, "llama-70b": LLAMA_70B, "smollm2": SMOLLM2}
 def made_up_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured in these tests."""
     rates = Rates(30e9, 2e11, 2e11, 2e11, 2e11, "made up")
-    monkeypatch.setattr("jaxserve.tools.planning.cpu_rates.measure_cpu_rates", lambda: rates)
+    monkeypatch.setattr("jaxserve.tools.planning.planner.measure_cpu_rates", lambda: rates)
 
 
 def planned(capsysbinary: pytest.CaptureFixture[bytes], *words: str) -> tuple[int, dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,11 @@ from typing import Any
 import pytest
 
 from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, ParallelConfig
+from jaxserve.tools.planning.compiler import Answers, CompileJob, ProgramMemory
 from jaxserve.tools.planning.devices import ACCELERATORS, Device, Rates, find_device
 from jaxserve.tools.planning.fit import model_sizes
-from jaxserve.tools.planning.job import CompileJob, ProgramMemory, ProgramRefused
-from jaxserve.tools.planning.model import read_model
-from jaxserve.tools.planning.plan import FORMAT_VERSION, Plan, ProgramPart, to_json
-from jaxserve.tools.planning.planner import Planner
+from jaxserve.tools.planning.plan import FORMAT_VERSION, Plan, to_json
+from jaxserve.tools.planning.planner import Planner, read_model
 from jaxserve.tools.planning.roofline import decode_bound
 from tests.unit.tools.planning.configs import LLAMA_8B, LLAMA_70B, QWEN3_30B_A3B, SMOLLM2, write_config
 
@@ -217,7 +215,7 @@ def key_paths(value: Any, path: str = "") -> set[str]:
 def test_json_keeps_its_names(tmp_path: Path) -> None:
     """Programs read this: a name may be added here, never changed or dropped without a new format_version."""
     plan = plan_of(tmp_path, LLAMA_8B, H200)
-    with_program = dataclasses.replace(plan, programs=(ProgramPart("decode/1", 1, 2, 3, 4, 5, 6),))
+    with_program = dataclasses.replace(plan, programs=(ProgramMemory("decode/1", 1, 2, 3, 4, 5, 6),))
     written = json.loads(to_json(with_program))
     bare = json.loads(to_json(plan_of(tmp_path, LLAMA_70B, H200)))
     expected = (Path(__file__).parent / "plan_keys.txt").read_text(encoding="utf-8").split()
@@ -236,13 +234,17 @@ class CopyingCompiler:
         self._limit, self._weights, self._copies, self._refuses = limit_bytes, weights_bytes, copies, refuses
         self.num_jobs = 0
 
-    def __call__(self, job: CompileJob) -> Sequence[ProgramMemory | ProgramRefused]:
+    def __call__(self, job: CompileJob) -> Answers:
         self.num_jobs += 1
         pool = 2 * prod(job.pool_shape) * 2
         temp = int(self._copies * pool) + _FIXED_BYTES
         if self._refuses and self._weights + pool + temp > self._limit:
-            return [ProgramRefused(program.name, "Ran out of memory") for program in job.programs]
-        return [ProgramMemory(program.name, self._weights + pool, pool, pool, temp, 0) for program in job.programs]
+            return {program.name: "Ran out of memory" for program in job.programs}
+        peak = self._weights + pool + temp
+        return {
+            program.name: ProgramMemory(program.name, self._weights + pool, pool, pool, temp, 0, peak)
+            for program in job.programs
+        }
 
 
 def test_a_context_that_the_model_would_stretch_is_planned_when_asked_for(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxserve.errors import CheckpointError
-from jaxserve.tools.planning.model import read_model
+from jaxserve.tools.planning.planner import read_model
 from tests.unit.tools.planning.configs import TINY, write_config
 
 TINY_CHECKPOINT = Path(__file__).parents[3] / "models" / "data" / "llama3_tiny"
