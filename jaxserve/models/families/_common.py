@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from jaxserve.model_config.decoder import Activation, DecoderConfig, LayerConfig
 from jaxserve.models.families._keys import Keys
@@ -24,7 +25,17 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
+COMMON_DEFAULTS: Mapping[str, Any] = {
+    "num_key_value_heads": None,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": False,
+}
+"""transformers' defaults in most families."""
+
 NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
+    "mlp_bias": (False, None),
     "pretraining_tp": (1, None),
     "partial_rotary_factor": (1.0, None),
     "rope_interleaved": (False, None),
@@ -50,15 +61,14 @@ def build(
     keys: Keys,
     *,
     layers: tuple[LayerConfig, ...],
-    qkv_bias: bool = False,
-    attention_out_bias: bool = False,
-    mlp_bias: bool = False,
+    qkv_bias: bool | None = None,
     computed: Collection[str] = (),
     activation_key: str = "hidden_act",
 ) -> DecoderConfig:
     """Read the keys that all families share, after the family's defaults were added to them.
 
-    computed: keys of NEUTRAL_VALUES that the family reads itself and applies with `dataclasses.replace`.
+    qkv_bias: True if queries, keys and values alone have a bias; None: `attention_bias`, if the family has the key, is on
+    all four projections. computed: keys of NEUTRAL_VALUES that the family reads itself and applies with `dataclasses.replace`.
     """
     for key, neutral in NEUTRAL_VALUES.items():
         if key not in computed:
@@ -66,6 +76,7 @@ def build(
     hidden_size = keys.integer("hidden_size", MAX_WIDTH)
     num_heads = keys.integer("num_attention_heads", MAX_HEADS)
     head_dim = _head_dim(keys, hidden_size, num_heads)
+    has_bias = qkv_bias is None and "attention_bias" in keys.table and keys.flag("attention_bias")
     rope = read_rope(keys, head_dim, is_partial="partial_rotary_factor" in computed)
     return DecoderConfig(
         vocab_size=keys.integer("vocab_size", MAX_VOCAB_SIZE),
@@ -81,9 +92,9 @@ def build(
         rope_scaling=rope.scaling,
         rotary_dim=rope.rotary_dim,
         activation=read_activation(keys, activation_key),
-        qkv_bias=qkv_bias,
-        attention_out_bias=attention_out_bias,
-        mlp_bias=mlp_bias,
+        qkv_bias=qkv_bias or has_bias,
+        attention_out_bias=has_bias,
+        mlp_bias="mlp_bias" in computed and keys.flag("mlp_bias"),
         tied_embeddings=keys.flag("tie_word_embeddings"),
     )
 
@@ -125,6 +136,13 @@ def qwen_layers(keys: Keys) -> tuple[LayerConfig, ...]:
 def sliding_layers(keys: Keys, window: int | None, default: tuple[bool, ...]) -> tuple[LayerConfig, ...]:
     """Return layers with a window where `layer_types`, or else `default`, says so."""
     return tuple(LayerConfig(window if is_sliding else None) for is_sliding in layer_types(keys, window, default))
+
+
+def alternating_layers(keys: Keys, period: int) -> tuple[LayerConfig, ...]:
+    """Return layers of which by default the last of every `period` has full attention, the others a window if any."""
+    window = read_window(keys)
+    default = tuple(window is not None and (index + 1) % period != 0 for index in range(num_layers(keys)))
+    return sliding_layers(keys, window, default)
 
 
 def optional_window(keys: Keys) -> int | None:

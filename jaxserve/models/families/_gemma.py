@@ -7,9 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families._common import build, num_layers, read_window, sliding_layers
+from jaxserve.models.families._common import alternating_layers, build
 from jaxserve.models.families._keys import Keys
 
+DEFAULTS: Mapping[str, Any] = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+    "tie_word_embeddings": True,
+}
+"""transformers' defaults that Gemma 2 and Gemma 3 share."""
 _COMPUTED = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
@@ -19,18 +30,8 @@ def gemma(keys: Keys, *, pattern: int) -> DecoderConfig:
     pattern: the last of every `pattern` layers has full attention, the others a sliding window.
     """
     keys.require("use_bidirectional_attention", False, None)
-    keys.require("mlp_bias", False, None)
-    window = read_window(keys)
-    default = tuple(window is not None and (index + 1) % pattern != 0 for index in range(num_layers(keys)))
-    has_bias = keys.flag("attention_bias")
-    config = build(
-        keys,
-        layers=sliding_layers(keys, window, default),
-        qkv_bias=has_bias,
-        attention_out_bias=has_bias,
-        computed=_COMPUTED,
-        activation_key="hidden_activation",
-    )
+    layers = alternating_layers(keys, pattern)
+    config = build(keys, layers=layers, computed=_COMPUTED, activation_key="hidden_activation")
     return replace(
         config,
         norm_placement="sandwich",

@@ -9,22 +9,11 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import SANDWICH_NORMS, GGUFArchitecture
 from jaxserve.checkpoint.gguf.keys import WINDOW, GGUFKeys, layer_types
 from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.families import _gemma
 from jaxserve.models.families._gemma import gemma, gemma_gguf_config
 from jaxserve.models.families._keys import Keys
 
-DEFAULTS: Mapping[str, Any] = {
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10_000.0,
-    "attention_bias": False,
-    "sliding_window": 4096,
-    "query_pre_attn_scalar": 256,
-    "attn_logit_softcapping": 50.0,
-    "final_logit_softcapping": 30.0,
-    "tie_word_embeddings": True,
-}
+DEFAULTS = dict(_gemma.DEFAULTS, rope_theta=10_000.0, attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:

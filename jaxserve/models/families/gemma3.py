@@ -10,25 +10,19 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import SANDWICH_NORMS, GGUFArchitecture
 from jaxserve.checkpoint.gguf.keys import WINDOW, GGUFKeys, layer_types
 from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.families import _gemma
 from jaxserve.models.families._common import MAX_LAYERS
 from jaxserve.models.families._gemma import gemma, gemma_gguf_config
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import by_layer_type
 
-DEFAULTS: Mapping[str, Any] = {
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1_000_000.0,
-    "rope_local_base_freq": 10_000.0,
-    "attention_bias": False,
-    "sliding_window": 4096,
-    "query_pre_attn_scalar": 256,
-    "attn_logit_softcapping": None,
-    "final_logit_softcapping": None,
-    "tie_word_embeddings": True,
-}
+DEFAULTS = dict(
+    _gemma.DEFAULTS,
+    rope_theta=1_000_000.0,
+    rope_local_base_freq=10_000.0,
+    attn_logit_softcapping=None,
+    final_logit_softcapping=None,
+)
 
 
 _SIZES: Mapping[str, Any] = {
@@ -48,13 +42,8 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     keys = Keys({**DEFAULTS, **_SIZES, **hf})
     keys, sliding_theta = by_layer_type(keys, keys.number("rope_local_base_freq", low=1.0))
     config = gemma(keys, pattern=keys.integer("sliding_window_pattern", MAX_LAYERS))
-    return replace(
-        config,
-        qk_norm="heads",
-        sliding_rope_theta=sliding_theta,
-        # transformers has the setting but ignores it.
-        attention_softcap=None,
-    )
+    # transformers has `attn_logit_softcapping` but ignores it.
+    return replace(config, qk_norm="heads", sliding_rope_theta=sliding_theta, attention_softcap=None)
 
 
 def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families._common import build, full_layers
+from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
 from jaxserve.models.families._experts import COUNT_KEYS, dense_first, read_experts, with_sigmoid_router
 from jaxserve.models.families._keys import Keys
 
-DEFAULTS: Mapping[str, Any] = {
-    "num_key_value_heads": 8,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10_000.0,
-    "attention_bias": False,
-    "use_qk_norm": False,
-    "moe_intermediate_size": 1408,
-    "n_routed_experts": 128,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.0,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "tie_word_embeddings": False,
-}
-_PARTIAL: Mapping[str, Any] = {"partial_rotary_factor": 0.5}
+DEFAULTS = dict(
+    COMMON_DEFAULTS,
+    num_key_value_heads=8,
+    rms_norm_eps=1e-5,
+    attention_bias=False,
+    use_qk_norm=False,
+    moe_intermediate_size=1408,
+    n_routed_experts=128,
+    n_shared_experts=1,
+    num_experts_per_tok=8,
+    norm_topk_prob=True,
+    routed_scaling_factor=1.0,
+    n_group=1,
+    topk_group=1,
+    first_k_dense_replace=1,
+)
 _MAX_SHARED = 64
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Llama with partial rotation, QKV biases, sigmoid-routed and shared experts after the first dense layers."""
-    keys = Keys({**DEFAULTS, **_PARTIAL, **hf})
-    keys.require("mlp_bias", False, None)
+    keys = Keys({**DEFAULTS, "partial_rotary_factor": 0.5, **hf})
     experts = read_experts(keys, "n_routed_experts", "moe_intermediate_size", is_normalized=keys.flag("norm_topk_prob"))
     experts = replace(
         with_sigmoid_router(keys, experts),

@@ -9,24 +9,23 @@ from typing import Any
 from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.experts import ClampedGate
-from jaxserve.models.families._common import build, num_layers, read_window, sliding_layers
+from jaxserve.models.families._common import COMMON_DEFAULTS, alternating_layers, build
 from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
 from jaxserve.models.families._keys import Keys
 
-DEFAULTS: Mapping[str, Any] = {
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 150_000.0,
-    "attention_bias": True,
-    "sliding_window": 128,
-    "num_local_experts": 128,
-    "num_experts_per_tok": 4,
-    "swiglu_alpha": 1.702,
-    "swiglu_limit": 7.0,
-    "tie_word_embeddings": False,
-}
+DEFAULTS = dict(
+    COMMON_DEFAULTS,
+    num_key_value_heads=8,
+    head_dim=64,
+    rms_norm_eps=1e-5,
+    rope_theta=150_000.0,
+    attention_bias=True,
+    sliding_window=128,
+    num_local_experts=128,
+    num_experts_per_tok=4,
+    swiglu_alpha=1.702,
+    swiglu_limit=7.0,
+)
 _ROPE: Mapping[str, Any] = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -42,27 +41,13 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     keys = Keys({**DEFAULTS, **({} if hf.get("rope_parameters") else {"rope_scaling": _ROPE}), **hf})
     keys.require("hidden_act", "silu")
     keys.require("mlp_bias", None)
-    window, has_bias = read_window(keys), keys.flag("attention_bias")
-    default = tuple(window is not None and index % 2 == 0 for index in range(num_layers(keys)))
-    layers = sliding_layers(keys, window, default)
     experts = replace(
         read_experts(keys, "num_local_experts", "intermediate_size", is_normalized=True),
         has_biases=True,
         clamp=ClampedGate(keys.number("swiglu_limit"), keys.number("swiglu_alpha")),
     )
-    config = build(
-        keys,
-        layers=all_with_experts(layers, experts),
-        qkv_bias=has_bias,
-        attention_out_bias=has_bias,
-        computed=COUNT_KEYS,
-    )
+    config = build(keys, layers=all_with_experts(alternating_layers(keys, 2), experts), computed=COUNT_KEYS)
     return replace(config, norm_weights="wide", has_sinks=True)
 
 
-FAMILY = Family(
-    ("GptOssForCausalLM",),
-    decoder_config,
-    renames={"router": "gate"},
-    has_stacked_experts=True,
-)
+FAMILY = Family(("GptOssForCausalLM",), decoder_config, renames={"router": "gate"}, has_stacked_experts=True)

@@ -10,35 +10,27 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
 from jaxserve.checkpoint.gguf.keys import GGUFKeys, no_window
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families._common import build, full_layers
+from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
 from jaxserve.models.families._keys import Keys
 
-DEFAULTS: Mapping[str, Any] = {
-    "num_key_value_heads": None,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10_000.0,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "embedding_multiplier": 1.0,
-    "residual_multiplier": 1.0,
-    "attention_multiplier": 1.0,
-    "logits_scaling": 1.0,
-    "tie_word_embeddings": False,
-}
-_COMPUTED = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+DEFAULTS = dict(
+    COMMON_DEFAULTS,
+    attention_bias=False,
+    mlp_bias=False,
+    embedding_multiplier=1.0,
+    residual_multiplier=1.0,
+    attention_multiplier=1.0,
+    logits_scaling=1.0,
+)
+_COMPUTED = ("mlp_bias", "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Llama with factors on embeddings, block outputs and scores, and a divisor of logits."""
     keys = Keys({**DEFAULTS, **hf})
-    has_attention_bias = keys.flag("attention_bias")
     config = build(
         keys,
         layers=full_layers(keys),
-        qkv_bias=has_attention_bias,
-        attention_out_bias=has_attention_bias,
-        mlp_bias=keys.flag("mlp_bias"),
         computed=_COMPUTED,
     )
     return replace(

@@ -10,17 +10,10 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import POST_NORMS, GGUFArchitecture
 from jaxserve.checkpoint.gguf.keys import WINDOW, GGUFKeys, layer_types
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
-from jaxserve.models.families._common import build, full_layers
+from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
 from jaxserve.models.families._keys import Keys
 
-DEFAULTS: Mapping[str, Any] = {
-    "num_key_value_heads": None,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10_000.0,
-    "attention_bias": False,
-    "tie_word_embeddings": False,
-}
+DEFAULTS = dict(COMMON_DEFAULTS, rms_norm_eps=1e-5, attention_bias=False)
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
@@ -31,9 +24,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
 
 def olmo(keys: Keys, layers: tuple[LayerConfig, ...]) -> DecoderConfig:
     """Build the features that OLMo 2 and OLMo 3 share."""
-    keys.require("mlp_bias", False, None)
-    has_bias = keys.flag("attention_bias")
-    config = build(keys, layers=layers, qkv_bias=has_bias, attention_out_bias=has_bias)
+    config = build(keys, layers=layers)
     return replace(config, norm_placement="post", norm_weights="wide", qk_norm="whole")
 
 

@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families._common import build, full_layers
+from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
 from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
 from jaxserve.models.families._keys import Keys
 
-DEFAULTS: Mapping[str, Any] = {
-    "num_key_value_heads": None,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10_000.0,
-    "attention_bias": False,
-    "num_experts": 64,
-    "num_experts_per_tok": 8,
-    "norm_topk_prob": False,
-    "tie_word_embeddings": False,
-}
+DEFAULTS = dict(
+    COMMON_DEFAULTS,
+    rms_norm_eps=1e-5,
+    attention_bias=False,
+    num_experts=64,
+    num_experts_per_tok=8,
+    norm_topk_prob=False,
+)
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Experts in every layer, and norms over all query heads and all key heads together. `clip_qkv` is rejected."""
     keys = Keys({**DEFAULTS, **hf})
-    keys.require("mlp_bias", False, None)
-    has_bias = keys.flag("attention_bias")
     experts = read_experts(keys, "num_experts", "intermediate_size", is_normalized=keys.flag("norm_topk_prob"))
     layers = all_with_experts(full_layers(keys), experts)
-    config = build(keys, layers=layers, qkv_bias=has_bias, attention_out_bias=has_bias, computed=COUNT_KEYS)
+    config = build(keys, layers=layers, computed=COUNT_KEYS)
     return replace(config, qk_norm="whole")
 
 
-FAMILY = Family(
-    ("OlmoeForCausalLM",),
-    decoder_config,
-)
+FAMILY = Family(("OlmoeForCausalLM",), decoder_config)

@@ -9,18 +9,10 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
 from jaxserve.checkpoint.gguf.keys import WINDOW, GGUFKeys
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families._common import build, uniform_layers
+from jaxserve.models.families._common import COMMON_DEFAULTS, build, uniform_layers
 from jaxserve.models.families._keys import Keys
 
-DEFAULTS: Mapping[str, Any] = {
-    "num_key_value_heads": None,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10_000.0,
-    "original_max_position_embeddings": 4096,
-    "sliding_window": None,
-    "tie_word_embeddings": False,
-}
+DEFAULTS = dict(COMMON_DEFAULTS, rms_norm_eps=1e-5, original_max_position_embeddings=4096, sliding_window=None)
 _LONGROPE = ("su", "yarn")
 """Names of longrope in early configs."""
 
@@ -28,9 +20,9 @@ _LONGROPE = ("su", "yarn")
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Llama without biases, with one window for all layers, partial rotation (Phi-4-mini) and longrope."""
     keys = Keys({**DEFAULTS, **hf})
-    for key in ("attention_bias", "mlp_bias"):
-        keys.require(key, False, None)
-    return build(_renamed(keys), layers=uniform_layers(keys), computed=("partial_rotary_factor",))
+    keys.require("attention_bias", False, None)
+    layers = uniform_layers(keys)
+    return build(_renamed(keys), layers=layers, qkv_bias=False, computed=("partial_rotary_factor",))
 
 
 def _renamed(keys: Keys) -> Keys:

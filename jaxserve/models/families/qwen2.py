@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families._common import build, qwen_layers
+from jaxserve.models.families._common import COMMON_DEFAULTS, build, qwen_layers
 from jaxserve.models.families._keys import Keys
 
-DEFAULTS: Mapping[str, Any] = {
-    "num_key_value_heads": 32,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10_000.0,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-    "tie_word_embeddings": False,
-}
+DEFAULTS = dict(
+    COMMON_DEFAULTS, num_key_value_heads=32, use_sliding_window=False, sliding_window=4096, max_window_layers=28
+)
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Llama with biases of q, k and v (always) and none of the output projection."""
     keys = Keys({**DEFAULTS, **hf})
     keys.require("attention_bias", True, None)
-    keys.require("mlp_bias", False, None)
     return build(keys, layers=qwen_layers(keys), qkv_bias=True)
 
 
-FAMILY = Family(
-    ("Qwen2ForCausalLM",),
-    decoder_config,
-    gguf=GGUFArchitecture("qwen2"),
-)
+FAMILY = Family(("Qwen2ForCausalLM",), decoder_config, gguf=GGUFArchitecture("qwen2"))

@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families._common import MAX_WIDTH, build, full_layers
+from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_WIDTH, build, full_layers
 from jaxserve.models.families._experts import COUNT_KEYS, read_experts, some_with_experts
 from jaxserve.models.families._keys import Keys
 
-DEFAULTS: Mapping[str, Any] = {
-    "num_key_value_heads": 16,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10_000.0,
-    "qkv_bias": True,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": None,
-    "moe_intermediate_size": 1408,
-    "shared_expert_intermediate_size": 5632,
-    "num_experts": 60,
-    "num_experts_per_tok": 4,
-    "norm_topk_prob": False,
-    "tie_word_embeddings": False,
-}
+DEFAULTS = dict(
+    COMMON_DEFAULTS,
+    num_key_value_heads=16,
+    qkv_bias=True,
+    use_sliding_window=False,
+    sliding_window=4096,
+    max_window_layers=28,
+    decoder_sparse_step=1,
+    mlp_only_layers=None,
+    moe_intermediate_size=1408,
+    shared_expert_intermediate_size=5632,
+    num_experts=60,
+    num_experts_per_tok=4,
+    norm_topk_prob=False,
+)
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Qwen2 with experts and a gated shared expert; sliding windows, which no published model has, are rejected."""
     keys = Keys({**DEFAULTS, **hf, "sliding_window": None})
     keys.require("use_sliding_window", False)
-    keys.require("mlp_bias", False, None)
     experts = read_experts(keys, "num_experts", "moe_intermediate_size", is_normalized=keys.flag("norm_topk_prob"))
     experts = replace(
         experts,

@@ -9,21 +9,27 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
 from jaxserve.checkpoint.gguf.keys import GGUFKeys, no_window
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
-from jaxserve.models.families._common import MAX_LAYERS, build, layer_types, num_layers, optional_window
+from jaxserve.models.families._common import (
+    COMMON_DEFAULTS,
+    MAX_LAYERS,
+    build,
+    layer_types,
+    num_layers,
+    optional_window,
+)
 from jaxserve.models.families._keys import Keys
 
-DEFAULTS: Mapping[str, Any] = {
-    "num_key_value_heads": 4,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 2_000_000.0,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "no_rope_layer_interval": 4,
-    "use_sliding_window": False,
-    "sliding_window": None,
-    "tie_word_embeddings": True,
-}
+DEFAULTS = dict(
+    COMMON_DEFAULTS,
+    num_key_value_heads=4,
+    rope_theta=2_000_000.0,
+    attention_bias=False,
+    mlp_bias=False,
+    no_rope_layer_interval=4,
+    use_sliding_window=False,
+    sliding_window=None,
+    tie_word_embeddings=True,
+)
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
@@ -32,16 +38,13 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     rope = _rope_layers(keys)
     window = optional_window(keys)
     is_sliding = layer_types(keys, window, tuple(window is not None and not use_rope for use_rope in rope))
-    has_attention_bias = keys.flag("attention_bias")
     return build(
         keys,
         layers=tuple(
             LayerConfig(window if is_windowed else None, use_rope)
             for is_windowed, use_rope in zip(is_sliding, rope, strict=True)
         ),
-        qkv_bias=has_attention_bias,
-        attention_out_bias=has_attention_bias,
-        mlp_bias=keys.flag("mlp_bias"),
+        computed=("mlp_bias",),
     )
 
 
