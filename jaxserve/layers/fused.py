@@ -60,12 +60,7 @@ class FusedLinear(nnx.Module):
     """
 
     def __init__(
-        self,
-        counts: Mapping[str, int],
-        make: Callable[[int], Matmul],
-        policy: DtypePolicy,
-        *,
-        num_units: int,
+        self, counts: Mapping[str, int], make: Callable[[int], Matmul], policy: DtypePolicy, *, num_units: int
     ) -> None:
         """counts: outputs by name. make: returns a module with that many outputs. num_units: units that devices split,
         such as KV heads, equally many in each matrix."""

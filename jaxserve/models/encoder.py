@@ -145,11 +145,7 @@ class Encoder(nnx.Module):
             self.classifier = Classifier(config, policy)
 
     def hidden(
-        self,
-        token_ids: Int[Array, "T"],
-        positions: Int[Array, "T"],
-        token_types: Int[Array, "T"],
-        texts: Texts,
+        self, token_ids: Int[Array, "T"], positions: Int[Array, "T"], token_types: Int[Array, "T"], texts: Texts
     ) -> Float[Array, "T D"]:
         """Return the last layer's outputs."""
         with jax.named_scope("embed"):

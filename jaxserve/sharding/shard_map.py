@@ -25,10 +25,7 @@ def num_shards(axis: str | None, split_axes: Collection[str]) -> int:
 
 
 def sharded(
-    compute: Callable[..., R],
-    operands: Sequence[tuple[Any, Axes]],
-    axes: Axes,
-    split_axes: Collection[str],
+    compute: Callable[..., R], operands: Sequence[tuple[Any, Axes]], axes: Axes, split_axes: Collection[str]
 ) -> R:
     """Run compute(*operands) under `jax.shard_map` on the mesh in context; without one, run it directly.
 

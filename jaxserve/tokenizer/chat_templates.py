@@ -72,10 +72,7 @@ class ChatTemplates:
                     param="chat_template_kwargs",
                 )
         return template.render(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            variables=self.named_tokens | variables,
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=self.named_tokens | variables
         )
 
     def _find(self, *, has_tools: bool) -> ChatTemplate | None:

@@ -15,11 +15,7 @@ class TextOffsets:
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        prompt_token_ids: Sequence[int] = (),
-        *,
-        skip_special_tokens: bool = True,
+        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
     ) -> None:
         self._state: TextState = tokenizer.text_state(skip_special_tokens=skip_special_tokens)
         self._state.skip_prompt(prompt_token_ids)

@@ -88,10 +88,7 @@ def split_halves(array: np.ndarray, num_heads: int) -> np.ndarray:
 
 
 def _permuted_heads(file: GGUFFile, stored_names: Mapping[str, str], config: dict[str, Any]) -> dict[str, int]:
-    heads_by_projection = {
-        "q_proj": config["num_attention_heads"],
-        "k_proj": config["num_key_value_heads"],
-    }
+    heads_by_projection = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     permuted = {}
     for name, stored_name in stored_names.items():
         num_heads = heads_by_projection.get(name.split(".")[-2])

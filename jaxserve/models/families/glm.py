@@ -17,10 +17,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Llama with QKV biases; the first half of each head rotates, in adjacent pairs."""
     keys = Keys({**DEFAULTS, "partial_rotary_factor": 0.5, **hf})
     config = build(
-        keys,
-        layers=full_layers(keys),
-        qkv_bias=keys.flag("attention_bias"),
-        computed=("partial_rotary_factor",),
+        keys, layers=full_layers(keys), qkv_bias=keys.flag("attention_bias"), computed=("partial_rotary_factor",)
     )
     return replace(config, rotary_pairs="adjacent")
 

@@ -18,11 +18,7 @@ DEFAULTS = dict(COMMON_DEFAULTS, head_dim=None, attention_bias=False, mlp_bias=F
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """A plain pre-norm decoder; `attention_bias` is on all four projections."""
     keys = Keys({**DEFAULTS, **hf})
-    return build(
-        keys,
-        layers=full_layers(keys),
-        computed=("mlp_bias",),
-    )
+    return build(keys, layers=full_layers(keys), computed=("mlp_bias",))
 
 
 def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,13 +18,7 @@ import numpy as np
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.model_config.decoder import CheckpointQuantization
 from jaxserve.quant.array import QuantArray
-from jaxserve.quant.checkpoint import (
-    COMPRESSED_TENSORS,
-    CheckpointForm,
-    CheckpointForms,
-    Read,
-    ReadMatrix,
-)
+from jaxserve.quant.checkpoint import COMPRESSED_TENSORS, CheckpointForm, CheckpointForms, Read, ReadMatrix
 from jaxserve.quant.compressed_tensors import only_scheme
 from jaxserve.quant.format import Host
 from jaxserve.quant.formats._rows import RowFormat
