@@ -19,7 +19,7 @@ text-align: left; vertical-align: top; } summary { cursor: pointer; } details { 
 
 
 def docs_page(document: dict[str, Any]) -> str:
-    """The whole page."""
+    """Return the page in HTML."""
     title = f"{document['info']['title']} {document['info']['version']}"
     return "\n".join(
         [

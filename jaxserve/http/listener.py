@@ -156,7 +156,7 @@ class Connection(RequestHandler):
 
 
 def connection_of(request: web.Request) -> Connection:
-    """The connection that carries `request`."""
+    """Return the connection that carries `request`."""
     assert isinstance(request.protocol, Connection), "the listener makes every connection"
     return request.protocol
 

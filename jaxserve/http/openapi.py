@@ -82,7 +82,7 @@ def _key(kind: Any) -> str:
 
 
 def _structs_of(types: Iterable[msgspec.inspect.Type]) -> Iterator[type[msgspec.Struct]]:
-    """Every struct that is reached from `types`, once."""
+    """Yield every struct that is reached from `types`, once."""
     waiting, seen = list(types), set()
     while waiting:
         kind = waiting.pop()
@@ -151,14 +151,14 @@ def _parameters(route: Route, components: dict[str, Any]) -> list[dict[str, Any]
 
 
 def _event(data: dict[str, Any], last: str | None) -> dict[str, Any]:
-    """A server-sent event as OpenAPI 3.2 describes it."""
+    """Return the schema of a server-sent event, as OpenAPI 3.2 describes it."""
     text = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
     either = text if last is None else {"anyOf": [text, {"const": last}]}
     return {"type": "object", "properties": {"event": {"type": "string"}, "data": either}, "required": ["data"]}
 
 
 def _error_responses(style: ApiStyle, by_type: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """One response per status of the exception tree, by name."""
+    """Yield one response per status of the exception tree, by name."""
     schema = by_type[_key(style.error_struct)]
     for error in REQUEST_ERRORS.values():
         if "status" not in vars(error) or error is RequestError:
@@ -179,7 +179,7 @@ def _error_responses(style: ApiStyle, by_type: dict[str, Any]) -> Iterator[tuple
 
 
 def _first_line(documented: object) -> str:
-    """The first line of a docstring."""
+    """Return the first line of a docstring."""
     return inspect.cleandoc(documented.__doc__ or "").split("\n")[0]
 
 

@@ -46,7 +46,7 @@ _STYLE = ApiStyle(error_body=anthropic_error, request_id_header="request-id", pi
     event=MessageStart | Ping | BlockEvent | MessageDelta | MessageStop | AnthropicError,
 )
 async def messages(call: Call, body: MessagesRequest) -> Generated:
-    """The next message of a conversation, as Anthropic's clients ask for it."""
+    """Generate the next message of a conversation, in Anthropic's format."""
     check_anthropic(body)
     request = to_request(body, call.frontend.limits)
     call.cleanup.enter_context(call.frontend.admitted(request))

@@ -47,7 +47,7 @@ from jaxserve.frontend.request import Conversation, GenerationRequest, chosen_co
     last_event="[DONE]",
 )
 async def chat_completions(call: Call, body: ChatRequest) -> Generated:
-    """The next message of a conversation."""
+    """Generate the next message of a conversation."""
     request = to_request(body, call.frontend.limits)
     call.cleanup.enter_context(call.frontend.admitted(request))
     handle = call.cleanup.enter_context(await prepare(call.frontend, request))

@@ -40,7 +40,7 @@ from jaxserve.tokenizer.logprob_tokens import TextOffsets
     last_event="[DONE]",
 )
 async def completions(call: Call, body: CompletionRequest) -> Generated | Computed:
-    """The continuation of a text, of several texts, or of token ids."""
+    """Continue a text, several texts, or token ids."""
     frontend, is_streamed = call.frontend, bool(body.stream)
     request = to_request(body, frontend.limits)
     call.cleanup.enter_context(frontend.admitted(request))

@@ -116,7 +116,7 @@ def check_fields(request: InputFields) -> None:
 
 @partial(Route, "POST", "/v1/embeddings", tag="OpenAI", reply=EmbeddingReply)
 async def embeddings(call: Call, body: EmbeddingRequest) -> Encoded:
-    """A vector for each text."""
+    """Make a vector of each text."""
     frontend = call.frontend
     inputs = check_embedding(body, frontend.limits)
     frontend.require_model(body.model)

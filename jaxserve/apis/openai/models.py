@@ -31,14 +31,14 @@ class ModelList(msgspec.Struct):
 
 @partial(Route, "GET", "/v1/models", tag="OpenAI", reply=ModelList)
 async def list_models(call: Call) -> ModelList:
-    """The names that requests may use."""
+    """List the names that requests may use."""
     frontend = call.frontend
     return ModelList([_card(frontend, name) for name in (*frontend.model_names, *frontend.adapters)])
 
 
 @partial(Route, "GET", "/v1/models/{name:.+}", tag="OpenAI", reply=ModelCard)
 async def show_model(call: Call, name: str) -> ModelCard:
-    """One of these names."""
+    """Show one of these names."""
     call.frontend.require_model(name)
     return _card(call.frontend, name)
 

@@ -78,7 +78,7 @@ class TokenizerInfo(msgspec.Struct, kw_only=True):
 
 @partial(Route, "POST", "/tokenize", tag="Tokens", reply=TokenizeReply)
 async def tokenize(call: Call, body: TokenizeRequest) -> TokenizeReply:
-    """The token ids of a text or of a conversation."""
+    """Return the token ids of a text or of a conversation."""
     frontend = call.frontend
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("Exactly one of 'prompt' and 'messages' must be given.", param="prompt")
@@ -114,7 +114,7 @@ def _conversation(body: TokenizeRequest, messages: list[ChatMessage]) -> Convers
 
 @partial(Route, "POST", "/detokenize", tag="Tokens", reply=DetokenizeReply)
 async def detokenize(call: Call, body: DetokenizeRequest) -> DetokenizeReply:
-    """The text of token ids."""
+    """Return the text of token ids."""
     frontend = call.frontend
     frontend.require_model(body.model)
     check_token_ids("tokens", body.tokens, frontend.client.require_ready().vocab_size)
@@ -123,7 +123,7 @@ async def detokenize(call: Call, body: DetokenizeRequest) -> DetokenizeReply:
 
 @partial(Route, "GET", "/tokenizer_info", tag="Tokens", reply=TokenizerInfo)
 async def tokenizer_info(call: Call) -> TokenizerInfo:
-    """Special tokens, chat template and length limit."""
+    """Return special tokens, chat template and length limit."""
     model_info, tokenizer = call.frontend.client.require_ready(), call.frontend.tokenization.tokenizer
     named = tokenizer.chat_templates.named_tokens
     return TokenizerInfo(

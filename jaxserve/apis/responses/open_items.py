@@ -1,4 +1,4 @@
-"""Items of a response while they are written: each knows the events of its beginning, its growth and its end."""
+"""Items of a response while they are generated, with the events of their beginning, growth and end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxserve.apis.responses.items import (
 
 
 class OpenText:
-    """A message or a piece of reasoning."""
+    """A message or a part of reasoning."""
 
     def __init__(self, kind: Literal["content", "reasoning"], output_index: int, numbers: Iterator[int]) -> None:
         """`numbers` are the sequence numbers of the response's events."""
@@ -58,7 +58,7 @@ class OpenText:
         ]
 
     def item(self, status: ItemStatus) -> MessageItem | ReasoningItem:
-        """The item as it is by now."""
+        """Return the item with its text so far."""
         return self._item([self._part()], status)
 
     def _part(self) -> OutputText | ReasoningText:
@@ -102,7 +102,7 @@ class OpenCall:
         ]
 
     def item(self, status: ItemStatus) -> FunctionCallItem:
-        """The item as it is by now."""
+        """Return the item with its text so far."""
         return FunctionCallItem(
             id=self._id, call_id=self._call_id, name=self._name, arguments="".join(self._texts), status=status
         )

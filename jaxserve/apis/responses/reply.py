@@ -15,7 +15,7 @@ from jaxserve.apis.responses import events
 from jaxserve.apis.responses.output import OutputItems, PlacedLogprob
 from jaxserve.apis.responses.response import (
     IncompleteDetails,
-    ResponseFault,
+    ResponseError,
     ResponseObject,
     ResponseStatus,
     response_usage,
@@ -25,7 +25,7 @@ from jaxserve.frontend.choice_stream import OutputDelta
 from jaxserve.frontend.handle import RequestTiming, TokenCounts
 from jaxserve.frontend.tokenization import Tokenization
 
-_FAULT_CODES: Final[dict[type[RequestError], str]] = {RateLimitError: "rate_limit_exceeded"}
+_ERROR_CODES: Final[dict[type[RequestError], str]] = {RateLimitError: "rate_limit_exceeded"}
 
 
 class ResponseFormatter:
@@ -108,7 +108,7 @@ class ResponseFormatter:
     def fail(self, error: RequestError) -> msgspec.Struct:
         """Return the last event of a response that fails, and store its state."""
         response = self._state("failed")
-        response.error = ResponseFault(_FAULT_CODES.get(type(error), "server_error"), error.message)
+        response.error = ResponseError(_ERROR_CODES.get(type(error), "server_error"), error.message)
         self._publish(response)
         return events.ResponseFailed(response, next(self._numbers))
 

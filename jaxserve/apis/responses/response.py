@@ -15,7 +15,7 @@ from jaxserve.frontend.request import ReasoningEffort
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
-class ResponseFault(msgspec.Struct):
+class ResponseError(msgspec.Struct):
     """The reason why a response failed."""
 
     code: str
@@ -59,7 +59,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     completed_at: int | None = None
     status: ResponseStatus = "in_progress"
     background: bool
-    error: ResponseFault | None = None
+    error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
     max_output_tokens: int | None

@@ -54,7 +54,7 @@ class ResponseStore:
         return self._num_bytes
 
     def put(self, stored: StoredResponse) -> None:
-        """Keep it in the place of an earlier state, at the cost of others. One larger than all room is not kept."""
+        """Store a state in place of an earlier one, and drop others if needed. One larger than the store is not stored."""
         self.remove(stored.response.id)
         entry = _Entry(msgspec.msgpack.encode(stored), self._clock())
         self._entries[stored.response.id] = entry
@@ -63,7 +63,7 @@ class ResponseStore:
             self.remove(next(iter(self._entries)))
 
     def get(self, response_id: str) -> StoredResponse | None:
-        """The response; None when it is not here any more. A use of it."""
+        """Return the response; None if it is not stored any more. Counts as a use."""
         self._forget_old()
         entry = self._entries.pop(response_id, None)
         if entry is None:
@@ -72,7 +72,7 @@ class ResponseStore:
         return _DECODER.decode(entry.data)
 
     def remove(self, response_id: str) -> bool:
-        """Forget a response; False when it is not here."""
+        """Drop a response; return False if it is not stored."""
         self._forget_old()
         entry = self._entries.pop(response_id, None)
         self._num_bytes -= 0 if entry is None else len(entry.data)

@@ -22,5 +22,5 @@ class ErrorBody(msgspec.Struct):
 
 
 def error_body(error: RequestError, request_id: str = "") -> ErrorBody:
-    """`{"error": {"message", "type", "param", "code"}}`; the request's id is in a header."""
+    """Return `{"error": {"message", "type", "param", "code"}}`; the request's id is in a header."""
     return ErrorBody(ErrorDetail(message=error.message, type=error.type, param=error.param, code=error.code))

@@ -131,7 +131,7 @@ class PushConsumer:
         return outcome
 
     def _stop_if_idle(self) -> None:
-        """One timer serves the whole run: it is moved on instead of being set anew for each output."""
+        """End an idle run. One timer serves the whole run: it is moved on instead of being set anew for each output."""
         due = self._last_output_s + self._idle_s
         if self._loop.time() < due:
             self._timer = self._loop.call_at(due, self._stop_if_idle)

@@ -5,27 +5,27 @@ from __future__ import annotations
 from functools import partial
 
 from jaxserve.apis.routes import Call, Route
-from jaxserve.http.operations.schema import Obeyed
+from jaxserve.http.operations.schema import CommandResult
 
-_Command = partial(Route, "POST", tag="Operation", reply=Obeyed, errors=(400, 503))
+_Command = partial(Route, "POST", tag="Operation", reply=CommandResult, errors=(400, 503))
 
 
 @partial(_Command, "/reset_prefix_cache")
-async def reset_prefix_cache(call: Call) -> Obeyed:
+async def reset_prefix_cache(call: Call) -> CommandResult:
     """Forget the prefixes that no request uses."""
     await call.frontend.client.command("reset_prefix_cache")
-    return Obeyed()
+    return CommandResult()
 
 
 @partial(_Command, "/start_profile")
-async def start_profile(call: Call) -> Obeyed:
+async def start_profile(call: Call) -> CommandResult:
     """Begin a profile of the engine's process and its devices (--profile-dir)."""
     await call.frontend.client.command("start_profile")
-    return Obeyed()
+    return CommandResult()
 
 
 @partial(_Command, "/stop_profile")
-async def stop_profile(call: Call) -> Obeyed:
+async def stop_profile(call: Call) -> CommandResult:
     """End the profile, and write it. Meanwhile the engine does nothing else."""
     await call.frontend.client.command("stop_profile")
-    return Obeyed()
+    return CommandResult()

@@ -18,13 +18,13 @@ _PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 @partial(Route, "GET", "/openapi.json", tag="Operation")
 async def openapi(call: HttpCall) -> Encoded:
-    """This API as an OpenAPI 3.1 document."""
+    """Describe this API as an OpenAPI 3.1 document."""
     return Encoded(body=msgspec.json.encode(await _document(call)))
 
 
 @partial(Route, "GET", "/docs", tag="Operation", media_type="text/html")
 async def docs(call: HttpCall) -> Encoded:
-    """This API as a page."""
+    """Describe this API on a page."""
     return Encoded(
         body=docs_page(await _document(call)).encode(),
         media_type="text/html; charset=utf-8",

@@ -64,5 +64,5 @@ class VersionReply(msgspec.Struct):
     version: str
 
 
-class Obeyed(msgspec.Struct, tag_field="status", tag="done"):
-    """The engine has done it."""
+class CommandResult(msgspec.Struct, tag_field="status", tag="done"):
+    """The engine ran the command."""

@@ -128,7 +128,7 @@ def kind_of_start(engine: StartupReport) -> str:
 
 
 def label_of(phase: str) -> str:
-    """A phase in words."""
+    """Return a phase in words."""
     return _LABELS.get(phase, phase)
 
 

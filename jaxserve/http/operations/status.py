@@ -67,6 +67,6 @@ async def version(call: Call) -> VersionReply:
 
 @partial(Route, "GET", "/metrics", tag="Operation", media_type="text/plain")
 async def metrics(call: HttpCall) -> Encoded:
-    """Numbers for Prometheus, summed over all API processes."""
+    """Report metrics for Prometheus, summed over all API processes."""
     body = await call.state.peers.exposition(call.frontend.metrics)
     return Encoded(body=body, media_type=CONTENT_TYPE_LATEST)
