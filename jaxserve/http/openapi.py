@@ -26,9 +26,9 @@ _BODY_STATUSES = (400, 404, 413, 415, 429, 503)
 
 @functools.lru_cache(maxsize=1)
 def openapi_document(routes: tuple[Route, ...], limits: LimitsConfig, is_guarded: bool = True) -> dict[str, Any]:
-    """The document, not to be changed. Fields are described by the text that stands below them in the sources.
+    """Return the document, which must not be changed.
 
-    is_guarded: whether the server has keys.
+    is_guarded: True if the server has keys.
     """
     types = list(_types_of(routes))
     schemas, components = msgspec.json.schema_components(types, ref_template=_SCHEMAS)

@@ -33,6 +33,6 @@ async def docs(call: HttpCall) -> Encoded:
 
 
 async def _document(call: HttpCall) -> dict[str, Any]:
-    """Return the document, made in a thread: it reads sources for their texts."""
+    """Return the document, made in a thread: the first time takes long."""
     is_guarded = not call.state.keys.is_open
     return await asyncio.to_thread(openapi_document, call.routes, call.frontend.limits, is_guarded)
