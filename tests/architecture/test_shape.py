@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from collections import Counter
 
 import pytest
 
@@ -13,6 +14,10 @@ from tests.architecture.sources import program
 MAX_FILE_LINES = 400
 GOOD_FUNCTION_LINES = 60
 MAX_FUNCTION_LINES = 100
+MAX_MODULES = 20
+MAX_METHODS = 15
+FAMILIES = "jaxserve.models.families"
+"""The package that grows by a module for each family."""
 SOURCES = [source for source in program() if source.module.startswith("jaxserve.")]
 
 
@@ -32,6 +37,19 @@ def test_no_function_is_too_long() -> None:
         if GOOD_FUNCTION_LINES < size <= MAX_FUNCTION_LINES:
             warnings.warn(f"{place}: {size} lines, {GOOD_FUNCTION_LINES} is the aim", LongFunctionWarning, stacklevel=1)
     assert [f"{place}: {size} lines" for place, size in sized if size > MAX_FUNCTION_LINES] == []
+
+
+def test_no_package_has_too_many_modules() -> None:
+    sizes = Counter(source.package for source in SOURCES)
+    assert {name: size for name, size in sizes.items() if size > MAX_MODULES and name != FAMILIES} == {}
+
+
+def test_no_class_has_too_many_methods() -> None:
+    def num_methods(node: ast.ClassDef) -> int:
+        return sum(isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) for statement in node.body)
+
+    classes = [(s.place, node) for s in SOURCES for node in ast.walk(s.tree) if isinstance(node, ast.ClassDef)]
+    assert [f"{place} {node.name}" for place, node in classes if num_methods(node) > MAX_METHODS] == []
 
 
 def test_every_module_says_what_it_owns() -> None:

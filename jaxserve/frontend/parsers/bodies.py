@@ -15,7 +15,15 @@ from typing import Any, Protocol
 
 from jaxserve.frontend.parsers.json_value import escaped, pass_value, read_string
 from jaxserve.frontend.parsers.literals import GEMMA, PYTHON, convert_members, convert_value
-from jaxserve.frontend.parsers.scanner import SPACE, MalformedError, Reading, Scanner, stops
+from jaxserve.frontend.parsers.scanner import (
+    SPACE,
+    MalformedError,
+    Reading,
+    Scanner,
+    show,
+    show_but_last_newline,
+    stops,
+)
 
 Tools = Mapping[str, Mapping[str, Any]]
 """The functions that the request offers, with the JSON schemas of their parameters."""
@@ -123,7 +131,7 @@ class _JsonCall:
         first = yield from scanner.peek()
         if first == "{" and self._is_named:
             scanner.emit("syntax")
-            yield from pass_value(scanner, self._place.closers, scanner.show("arguments"))
+            yield from pass_value(scanner, self._place.closers, show(scanner, "arguments"))
             return
         if first == '"':  # JSON inside a JSON string
             arguments = yield from read_string(scanner)
@@ -158,7 +166,7 @@ class HeaderBody:
             raise MalformedError
         place.announce(scanner, match["name"])
         if (yield from scanner.peek()) == "{":
-            yield from pass_value(scanner, place.closers, scanner.show("arguments"))
+            yield from pass_value(scanner, place.closers, show(scanner, "arguments"))
         else:
             scanner.emit("arguments", "{}")
         scanner.num_calls_read += 1
@@ -198,7 +206,7 @@ class TaggedBody:
         end = stops(self.parameter_end)
         if types <= {"string"}:
             scanner.emit("arguments", '"')
-            yield from scanner.until(end, scanner.show_but_last_newline("arguments", escaped))
+            yield from scanner.until(end, show_but_last_newline(scanner, "arguments", escaped))
             closing = '"'
         else:
             closing = _typed_json((yield from scanner.text_until(end)), types)

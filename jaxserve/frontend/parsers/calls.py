@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxserve.frontend.parsers.bodies import Body, Place, Tools
-from jaxserve.frontend.parsers.scanner import SPACE, MalformedError, Reading, Scanner, stops
+from jaxserve.frontend.parsers.scanner import SPACE, MalformedError, Reading, Scanner, show_but_trailing_space, stops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ def read_reply(scanner: Scanner, sections: tuple[Section, ...], tools: Tools) ->
     by_start = {start: section for section in sections for start in section.starts}
     ends = stops(*by_start)
     while True:
-        start = yield from scanner.until(ends, scanner.show_but_trailing_space("content"))
+        start = yield from scanner.until(ends, show_but_trailing_space(scanner, "content"))
         if not start:
             break
         yield from _read_section(scanner, by_start[start], tools)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxserve.frontend.parsers.json_value import escaped
-from jaxserve.frontend.parsers.scanner import SPACE, MalformedError, Reading, Scanner, Stops, stops
+from jaxserve.frontend.parsers.scanner import SPACE, MalformedError, Reading, Scanner, Stops, show, stops
 
 MAX_DEPTH = 64
 """Largest nesting of lists and objects; deeper ones are malformed."""
@@ -153,7 +153,7 @@ def _convert_string(scanner: Scanner, syntax: LiteralSyntax, quote: str) -> Read
     scanner.emit("arguments", '"')
     ends = stops(quote, "\\") if syntax.has_escapes else stops(quote)
     while True:
-        stop = yield from scanner.until(ends, scanner.show("arguments", escaped))
+        stop = yield from scanner.until(ends, show(scanner, "arguments", escaped))
         if not stop:
             raise MalformedError
         scanner.take(len(stop))

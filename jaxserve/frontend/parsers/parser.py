@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jaxserve.frontend.parsers.events import Event, merged
-from jaxserve.frontend.parsers.scanner import Reading, Scanner, stops
+from jaxserve.frontend.parsers.scanner import Reading, Scanner, show, stops
 
 
 class OutputParser:
@@ -48,5 +48,5 @@ class OutputParser:
 
     def _read_all(self, read: Callable[[Scanner], Reading[None]]) -> Reading[None]:
         yield from read(self._scanner)
-        yield from self._scanner.until(stops(), self._scanner.show("content"))
+        yield from self._scanner.until(stops(), show(self._scanner, "content"))
         self._scanner.emit("content")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxserve.frontend.parsers.scanner import SPACE, Reading, Scanner, stops
+from jaxserve.frontend.parsers.scanner import SPACE, Reading, Scanner, show_but_trailing_space, stops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ def read_reasoning(scanner: Scanner, markers: ReasoningFormat) -> Reading[None]:
     scanner.is_reasoning = True
     yield from scanner.run(SPACE)
     scanner.emit("syntax")
-    if not (yield from scanner.until(stops(markers.closer), scanner.show_but_trailing_space("reasoning"))):
+    if not (yield from scanner.until(stops(markers.closer), show_but_trailing_space(scanner, "reasoning"))):
         scanner.emit("reasoning")
         return
     scanner.take(len(markers.closer))

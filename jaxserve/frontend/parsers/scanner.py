@@ -180,40 +180,43 @@ class Scanner:
             raise MalformedError
         return "".join(pieces)
 
-    def show(self, kind: Kind, encode: Callable[[str], str] | None = None) -> Callable[[str], None]:
-        """Return a `consume` that emits each piece at once."""
-
-        def consume(piece: str) -> None:
-            self.take(len(piece))
-            self.emit(kind, None if encode is None else encode(piece))
-
-        return consume
-
-    def show_but_trailing_space(self, kind: Kind) -> Callable[[str], None]:
-        """Return a `consume` that keeps white space in the draft until other text follows it."""
-
-        def consume(piece: str) -> None:
-            num_shown = len(piece.rstrip())
-            if num_shown:
-                self.take(num_shown)
-                self.emit(kind)
-            if num_shown < len(piece):
-                self.take(len(piece) - num_shown)
-
-        return consume
-
-    def show_but_last_newline(self, kind: Kind, encode: Callable[[str], str]) -> Callable[[str], None]:
-        """Return a `consume` that keeps a newline in the draft until other text follows it."""
-
-        def consume(piece: str) -> None:
-            is_held = piece.endswith("\n")
-            self.take(len(piece) - is_held)
-            self.emit(kind, encode(self.draft))
-            if is_held:
-                self.take(1)
-
-        return consume
-
     def forget_draft(self) -> None:
         """Drop the draft: it came before the text."""
         self._draft.clear()
+
+
+def show(scanner: Scanner, kind: Kind, encode: Callable[[str], str] | None = None) -> Callable[[str], None]:
+    """Return a `consume` that emits each piece at once."""
+
+    def consume(piece: str) -> None:
+        scanner.take(len(piece))
+        scanner.emit(kind, None if encode is None else encode(piece))
+
+    return consume
+
+
+def show_but_trailing_space(scanner: Scanner, kind: Kind) -> Callable[[str], None]:
+    """Return a `consume` that keeps white space in the draft until other text follows it."""
+
+    def consume(piece: str) -> None:
+        num_shown = len(piece.rstrip())
+        if num_shown:
+            scanner.take(num_shown)
+            scanner.emit(kind)
+        if num_shown < len(piece):
+            scanner.take(len(piece) - num_shown)
+
+    return consume
+
+
+def show_but_last_newline(scanner: Scanner, kind: Kind, encode: Callable[[str], str]) -> Callable[[str], None]:
+    """Return a `consume` that keeps a newline in the draft until other text follows it."""
+
+    def consume(piece: str) -> None:
+        is_held = piece.endswith("\n")
+        scanner.take(len(piece) - is_held)
+        scanner.emit(kind, encode(scanner.draft))
+        if is_held:
+            scanner.take(1)
+
+    return consume

@@ -15,7 +15,15 @@ from typing import Final
 from jaxserve.frontend.parsers.bodies import MAX_HEADER_CHARS, Tools
 from jaxserve.frontend.parsers.channels import ChannelFormat
 from jaxserve.frontend.parsers.events import Kind
-from jaxserve.frontend.parsers.scanner import SPACE, MalformedError, Reading, Scanner, stops
+from jaxserve.frontend.parsers.scanner import (
+    SPACE,
+    MalformedError,
+    Reading,
+    Scanner,
+    show,
+    show_but_trailing_space,
+    stops,
+)
 
 _START: Final = "<|start|>"
 _MESSAGE: Final = "<|message|>"
@@ -43,7 +51,7 @@ def _read(scanner: Scanner, tools: Tools) -> Reading[None]:
             if _CHANNEL_MARKER in scanner.draft and not (yield from scanner.peek()):
                 scanner.emit("syntax")  # the reply was cut inside a header
                 return
-            yield from scanner.until(stops(_START), scanner.show("content"))
+            yield from scanner.until(stops(_START), show(scanner, "content"))
             scanner.emit("content")
             continue
         scanner.take(len(_MESSAGE))
@@ -73,7 +81,7 @@ def _read_body(scanner: Scanner, kind: Kind) -> Reading[None]:
     scanner.emit("syntax" if kind == "arguments" else kind)
     if kind == "arguments" and (yield from scanner.starting(_START, *_ENDS)):
         scanner.emit("arguments", "{}")
-    end = yield from scanner.until(stops(_START, *_ENDS), scanner.show_but_trailing_space(kind))
+    end = yield from scanner.until(stops(_START, *_ENDS), show_but_trailing_space(scanner, kind))
     scanner.emit("syntax" if kind == "arguments" else kind)
     if end in _ENDS:
         scanner.take(len(end))
