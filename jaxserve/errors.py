@@ -1,9 +1,9 @@
-"""The one exception tree.
+"""The exception tree.
 
-    JaxserveError                     anything we raise on purpose
+    JaxserveError                     every error raised on purpose
     ├── StartupError                  the server cannot start: one line on stderr, exit code 2
     │   ├── ConfigError               a flag, a config file or an environment variable
-    │   │   └── DoesNotFitError       these settings need more memory than there is
+    │   │   └── DoesNotFitError       these settings need more memory than available
     │   └── CheckpointError           a damaged, truncated or unsupported checkpoint
     └── RequestError                  a request ends with an OpenAI-style error object
         ├── InvalidRequestError       400
@@ -41,7 +41,7 @@ class ConfigError(StartupError):
 
 
 class DoesNotFitError(ConfigError):
-    """The settings are right, but the memory is too small for them: names both amounts and what to change."""
+    """The settings are valid but need more memory than available: names both amounts and what to change."""
 
 
 class CheckpointError(StartupError):
@@ -71,7 +71,7 @@ class InvalidRequestError(RequestError):
 
 
 class UnsupportedParameterError(InvalidRequestError):
-    """A known request field that this server does not honour."""
+    """A known request field is not supported."""
 
     default_code = "unsupported_parameter"
 
@@ -83,17 +83,17 @@ class ContextLengthError(InvalidRequestError):
 
 
 def invalid(param: str, reason: str) -> InvalidRequestError:
-    """The error that names a field, its value and the limit. `reason` has no dot at its end."""
+    """Return the error that names a field, its value and the limit. reason: a sentence without its full stop."""
     return InvalidRequestError(f"Invalid value for '{param}': {reason}.", param=param)
 
 
 def unsupported(param: str, reason: str) -> UnsupportedParameterError:
-    """The error that names a field that is known and not honoured: `reason` goes on behind its name."""
+    """Return the error that names a known but unsupported field. reason: the sentence after its name."""
     return UnsupportedParameterError(f"Unsupported parameter: '{param}' {reason}.", param=param)
 
 
 class AuthenticationError(RequestError):
-    """No API key, or a wrong one."""
+    """The API key is missing or wrong."""
 
     status = 401
     type = "invalid_request_error"
@@ -101,7 +101,7 @@ class AuthenticationError(RequestError):
 
 
 class ModelNotFoundError(RequestError):
-    """The `model` of a request is not served here."""
+    """The requested model is not served."""
 
     status = 404
     type = "invalid_request_error"
@@ -109,7 +109,7 @@ class ModelNotFoundError(RequestError):
 
 
 class ResponseNotFoundError(RequestError):
-    """No response of this id is kept: it never was, it was deleted, or its time was over."""
+    """No response with this id is stored: it never existed, was deleted, or expired."""
 
     status = 404
     type = "invalid_request_error"
@@ -142,7 +142,7 @@ class RateLimitError(RequestError):
 
 
 class InternalError(RequestError):
-    """Something of ours broke. The message is fixed text; details go to the log only."""
+    """The server failed. The message is fixed text; only the log has details."""
 
     status = 500
     type = "server_error"
@@ -166,7 +166,7 @@ def _subclasses(cls: type[RequestError]) -> dict[str, type[RequestError]]:
 
 
 REQUEST_ERRORS: dict[str, type[RequestError]] = _subclasses(RequestError)
-"""By class name: an error crosses the process boundary as (class name, message, param, code)."""
+"""Request errors by class name: an error crosses processes as (class name, message, param, code)."""
 
 
 def shown(text: str, limit: int = 80) -> str:

@@ -1,7 +1,7 @@
 """Logging of the API and the engine process: one line per event on stderr, as text or as JSON.
 
-Text that came from outside cannot forge lines (control characters are escaped), a full disk or a closed
-pipe never stops serving, and prompts are never logged.
+External text cannot forge lines (control characters are escaped), a full disk or a closed pipe never stops serving, and
+prompts are never logged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _EscapingFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One object a line, in ASCII: what would end a line is escaped."""
+    """One JSON object per line, in ASCII, with line ends escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {
@@ -44,14 +44,14 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _PatientHandler(logging.StreamHandler[Any]):
-    """Drops a line that cannot be written: the reader of stderr is no reason to stop."""
+    """Drops a line that cannot be written, so that a closed stderr does not stop the server."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         return None
 
 
 def configure_logging(level: str, log_format: Literal["text", "json"] = "text") -> None:
-    """Send the records of `jaxserve.*` at `level` and above to stderr, and warnings of everyone else."""
+    """Send the records of `jaxserve.*` at `level` and above to stderr, and warnings of all other loggers."""
     handler = _PatientHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter() if log_format == "json" else _EscapingFormatter())
     root = logging.getLogger()
@@ -61,24 +61,24 @@ def configure_logging(level: str, log_format: Literal["text", "json"] = "text") 
 
 
 def writes_json() -> bool:
-    """Whether logging was configured to."""
+    """Return True if logging is configured to write JSON."""
     return any(isinstance(handler.formatter, _JsonFormatter) for handler in logging.getLogger().handlers)
 
 
 def line_of(message: str) -> str:
-    """What stands on standard output for `message`: a record's line, where all lines are to be JSON."""
+    """Return `message` as a line of standard output: as a JSON record if all lines are JSON."""
     if not writes_json():
         return message
     return _JsonFormatter().format(logging.LogRecord("jaxserve", logging.INFO, "", 0, message, None, None))
 
 
-def tell(level: int, message: str, *, plain: str | None = None) -> None:
-    """A line to whoever started this, which is no record of the log unless all lines are to be JSON.
+def report(level: int, message: str, *, plain: str | None = None) -> None:
+    """Print a line on stderr for the user, or log it if all lines are JSON.
 
-    plain: what stands there otherwise, if it is not the message itself.
+    plain: the line to print, if it differs from the message.
     """
     if writes_json():
         logging.getLogger("jaxserve").log(level, "%s", message)
         return
-    with contextlib.suppress(OSError):  # nobody reads it
+    with contextlib.suppress(OSError):  # stderr is closed
         print(plain or message, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Plain names shared by every room. Imports nothing of ours and no jax."""
+"""Plain names shared by every package. No imports from jaxserve, no jax."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ BlockHash = NewType("BlockHash", bytes)
 FinishReason = Literal["stop", "length", "abort", "error"]
 ProgramKind = Literal["decode", "mixed", "embed"]
 Pooling = Literal["last", "mean", "cls"]
-"""Which of a text's token vectors make the text's: the last one, all on average, or the first one."""
+"""Pooling of token vectors into the vector of a text: the last one, the mean, or the first one."""
 
 NULL_BLOCK = BlockId(0)
 MAX_TOP_LOGPROBS = 20
 NO_LOGPROBS = -1
-"""In the place of their number: not even that of the chosen token is wanted."""
+"""Used instead of a number of log-probabilities: not even the chosen token's is requested."""
 MAX_LOGIT_BIAS = 1024
-"""Tokens of one request that may have a bias."""
+"""Largest number of biased tokens per request."""
 MAX_BAD_WORDS = 256
-"""Token sequences that one request may forbid."""
+"""Largest number of forbidden token sequences per request."""
 MAX_BAD_WORD_TOKENS = 16
-"""Tokens of one of them."""
+"""Largest number of tokens of a forbidden sequence."""
 
 GPU_SHARE: Final = 0.95
-"""Of a GPU's memory, what the engine's JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise. The rest is for
-the CUDA context, its libraries and what others hold."""
+"""Fraction of a GPU's memory that JAX preallocates in the engine, unless XLA_PYTHON_CLIENT_MEM_FRACTION is set. The rest is for
+the CUDA context, its libraries and other processes."""
 PRELOAD_FLAG: Final = "--preload"
 """Argument of the engine process: import what a real model needs before the specification arrives."""

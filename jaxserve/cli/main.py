@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from jaxserve.errors import ConfigError, StartupError
-from jaxserve.log import tell
+from jaxserve.log import report
 
 HELP = """\
 usage: jaxserve COMMAND [OPTIONS]
@@ -118,7 +118,7 @@ def _help() -> str:
 
 
 def _complain(message: str, exit_code: int = 2) -> int:
-    tell(logging.ERROR, message, plain=f"jaxserve: error: {message}")
+    report(logging.ERROR, message, plain=f"jaxserve: error: {message}")
     return exit_code
 
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from jaxserve.http.operations.startup import StartupLog, label_of
 from jaxserve.ipc.messages import StartupProgress
-from jaxserve.log import tell, writes_json
+from jaxserve.log import report, writes_json
 
 _LINES_PER_PHASE = 4
 _BYTES_PHASE = "load"
@@ -72,7 +72,7 @@ class StartupDisplay:
             amount = (
                 f"{done // _MIB}/{total // _MIB} MiB" if name == _BYTES_PHASE and total > _MIB else f"{done}/{total}"
             )
-            tell(logging.INFO, f"{label}: {amount}{', ' + left if left else ''}")
+            report(logging.INFO, f"{label}: {amount}{', ' + left if left else ''}")
 
 
 def _time_left(seconds: float | None) -> str:

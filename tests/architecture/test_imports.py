@@ -1,4 +1,4 @@
-"""Who may import whom, and who may touch jax, flax and the environment."""
+"""Allowed imports between packages, and access to jax, flax and the environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.architecture.sources import ROOT, Source, program
 
-EVERYBODY = {
+SHARED = {
     "jaxserve",
     "jaxserve.bounds",
     "jaxserve.config",
@@ -24,7 +24,7 @@ EVERYBODY = {
 }
 KERNELS = "jaxserve_kernels"
 
-# A room may import itself, EVERYBODY, and what stands here: a whole room, or one module of it.
+# A package may import itself, SHARED, and the packages or single modules listed here.
 MAY_IMPORT: dict[str, set[str]] = {
     "cli": {
         "tools",
@@ -162,7 +162,7 @@ READ_ENVIRONMENT = (
 JAX_FAMILY = {"jax", "jaxlib", "flax", "orbax", "optax", KERNELS}
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
@@ -171,37 +171,39 @@ def within(module: str, *packages: str) -> bool:
 
 
 def wrong_imports(source: Source) -> list[str]:
-    """Imports of `source` that cross a border of the table, as `file:line imports module`."""
-    room = room_of(source.module)
-    allowed = {name if name == KERNELS else f"jaxserve.{name}" for name in {room, *MAY_IMPORT.get(room, set())}}
+    """Imports of `source` that the table does not allow, as `file:line imports module`."""
+    package = package_of(source.module)
+    allowed = {name if name == KERNELS else f"jaxserve.{name}" for name in {package, *MAY_IMPORT.get(package, set())}}
     return [
         f"{source.place}:{line} imports {module}"
         for line, module in source.imports()
-        if within(module, "jaxserve", KERNELS) and module not in EVERYBODY and not within(module, *allowed)
+        if within(module, "jaxserve", KERNELS) and module not in SHARED and not within(module, *allowed)
     ]
 
 
-def test_every_room_stands_in_the_table() -> None:
-    rooms = {room_of(source.module) for source in program() if within(source.module, "jaxserve")} - {""}
-    assert rooms - MAY_IMPORT.keys() == set()
+def test_every_package_is_in_the_table() -> None:
+    packages = {package_of(source.module) for source in program() if within(source.module, "jaxserve")} - {""}
+    assert packages - MAY_IMPORT.keys() == set()
 
 
-def test_rooms_import_only_what_the_table_allows() -> None:
+def test_packages_import_only_what_the_table_allows() -> None:
     inner = [source for source in program() if within(source.module, "jaxserve")]
     assert [fault for source in inner for fault in wrong_imports(source)] == []
 
 
-def test_the_table_has_no_cycle_between_rooms() -> None:
-    """Plain data modules (`scheduler.plan`) may be shared downwards; whole rooms may not."""
-    above = {room: {name for name in uses if "." not in name} & MAY_IMPORT.keys() for room, uses in MAY_IMPORT.items()}
+def test_the_table_has_no_cycle_between_packages() -> None:
+    """Plain data modules (`scheduler.plan`) may be shared downwards; whole packages may not."""
+    above = {
+        package: {name for name in uses if "." not in name} & MAY_IMPORT.keys() for package, uses in MAY_IMPORT.items()
+    }
     while above:
-        free = {room for room, uses in above.items() if not uses}
+        free = {package for package, uses in above.items() if not uses}
         assert free, f"cycle among {sorted(above)}"
-        above = {room: uses - free for room, uses in above.items() if room not in free}
+        above = {package: uses - free for package, uses in above.items() if package not in free}
 
 
 def test_no_package_imports_the_command_line() -> None:
-    assert [room for room, uses in MAY_IMPORT.items() if "cli" in uses] == []
+    assert [package for package, uses in MAY_IMPORT.items() if "cli" in uses] == []
 
 
 def test_kernels_never_import_the_server() -> None:
@@ -214,7 +216,7 @@ def test_kernels_never_import_the_server() -> None:
     ] == []
 
 
-def test_rooms_without_devices_do_not_import_jax() -> None:
+def test_packages_without_devices_do_not_import_jax() -> None:
     assert [
         f"{source.place}:{line} imports {module}"
         for source in program()
@@ -235,7 +237,7 @@ def test_flax_is_imported_only_by_models_layers_and_weights() -> None:
 
 
 def test_jit_stands_only_in_runner_steps() -> None:
-    """And around Pallas kernels in `<op>/gpu/` and `<op>/tpu/`: programs call them once per layer and lower them once."""
+    """Pallas kernels are the exception: programs call them once per layer and lower them once."""
     kernel = re.compile(rf"{KERNELS}\.\w+\.(gpu|tpu)\.\w+")
     places = {source.module for source in program() if kernel.fullmatch(source.module)} | {"jaxserve.runner.steps"}
     jits = {"jax.jit", "jax.pmap", "nnx.jit"}

@@ -10,7 +10,7 @@ from datetime import datetime
 
 import pytest
 
-from jaxserve.log import configure_logging, tell
+from jaxserve.log import configure_logging, report
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def test_json_is_one_object_a_line_with_what_was_raised(monkeypatch: pytest.Monk
         raise ValueError("why\u2028not")
     except ValueError:
         logging.getLogger("jaxserve.test").exception("from %s", "a\nb\u2028")
-    tell(logging.WARNING, "said", plain="jaxserve: said")
+    report(logging.WARNING, "said", plain="jaxserve: said")
     failed, said = (json.loads(line) for line in stream.getvalue().splitlines())
     assert (failed["level"], failed["logger"], failed["message"]) == ("error", "jaxserve.test", "from a\nb\u2028")
     assert failed["exception"].endswith("ValueError: why\u2028not")
@@ -60,7 +60,7 @@ def test_what_is_told_is_plain_where_logs_are(monkeypatch: pytest.MonkeyPatch) -
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)
     configure_logging("info")
-    tell(logging.ERROR, "said", plain="jaxserve: said")
+    report(logging.ERROR, "said", plain="jaxserve: said")
     assert stream.getvalue() == "jaxserve: said\n"
 
 

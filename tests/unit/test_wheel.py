@@ -1,4 +1,4 @@
-"""What `pip install .` puts into an environment, tried from outside the checkout."""
+"""The installed package works outside the checkout, after `pip install .`."""
 
 from __future__ import annotations
 
