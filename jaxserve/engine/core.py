@@ -21,7 +21,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from jaxserve.engine.meter import count_call
 from jaxserve.errors import InternalError, RequestError, UnavailableError
 from jaxserve.executor.profiler import Profiler
 from jaxserve.executor.protocol import Executor, Pending
@@ -259,3 +258,19 @@ class EngineCore:
 def rejected(request_id: RequestId, error: ErrorInfo) -> RequestOutput:
     """Return the terminal message of a request that never ran."""
     return RequestOutput(request_id, [], finish_reason="error", error=error)
+
+
+def count_call(stats: EngineStats, plan: Plan, result: Result, host_gap_seconds: float | None) -> None:
+    """Count a call that is done, of one or several decode steps.
+
+    host_gap_seconds: the longest time that the device can have waited for the plan; None if it had no work before.
+    """
+    program, num_steps = f"{plan.kind}/{plan.bucket}", result.num_steps
+    stats.program_calls += 1
+    stats.bucket_steps[program] = stats.bucket_steps.get(program, 0) + num_steps
+    padding = stats.padding_tokens.get(plan.kind, 0)
+    stats.padding_tokens[plan.kind] = padding + num_steps * plan.num_padding_tokens
+    stats.iteration_tokens_total += [plan.num_tokens] * num_steps
+    stats.device_step_seconds += [result.device_seconds / num_steps] * num_steps
+    if host_gap_seconds is not None:
+        stats.host_gap_seconds.append(host_gap_seconds)

@@ -14,7 +14,6 @@ from typing import Final
 
 from jaxserve.engine.core import STEP_ERROR, STOP_ERROR, EngineCore, rejected
 from jaxserve.errors import InvalidRequestError
-from jaxserve.ipc.codec import ProtocolError
 from jaxserve.ipc.messages import (
     Abort,
     AddRequest,
@@ -27,7 +26,7 @@ from jaxserve.ipc.messages import (
     StepOutputs,
     ToEngine,
 )
-from jaxserve.ipc.transport import ClientId, EngineSocket
+from jaxserve.ipc.transport import ClientId, EngineSocket, ProtocolError
 from jaxserve.scheduler.admission import error_info
 from jaxserve.types import RequestId
 

@@ -16,9 +16,8 @@ from typing import Final, TypeVar
 from jaxserve.engine.core import rejected
 from jaxserve.errors import StartupError, UnavailableError
 from jaxserve.executor.protocol import Progress
-from jaxserve.ipc.codec import ProtocolError
 from jaxserve.ipc.messages import AddRequest, Hello, StartupFailed, StartupProgress, StepOutputs
-from jaxserve.ipc.transport import EngineSocket
+from jaxserve.ipc.transport import EngineSocket, ProtocolError
 from jaxserve.scheduler.admission import error_info
 
 E = TypeVar("E")

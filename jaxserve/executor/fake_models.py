@@ -20,8 +20,16 @@ import numpy as np
 from jaxserve.ipc.engine_spec import Script
 from jaxserve.ipc.messages import EmbeddingInfo, ModelInfo
 from jaxserve.sampling.params import COLUMNS
-from jaxserve.scheduler.embed_plan import EmbedPlan, EmbedResult
-from jaxserve.scheduler.plan import NO_SLOT, UNREAD_TOKEN, Buckets, PromptScores, StepPlan, StepResult
+from jaxserve.scheduler.plan import (
+    NO_SLOT,
+    UNREAD_TOKEN,
+    Buckets,
+    EmbedPlan,
+    EmbedResult,
+    PromptScores,
+    StepPlan,
+    StepResult,
+)
 from jaxserve.types import MAX_TOP_LOGPROBS, NULL_BLOCK, BlockId
 
 PlanT_contra = TypeVar("PlanT_contra", contravariant=True)

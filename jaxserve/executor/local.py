@@ -8,20 +8,21 @@ from collections.abc import Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, Final, Generic
 
 import jax
+import msgspec
 
 from jaxserve import __version__
 from jaxserve.checkpoint.adapted import with_adapters
+from jaxserve.checkpoint.json_file import read_object
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.renamed import with_decoder_names, with_encoder_names
 from jaxserve.checkpoint.sentence import read_sentence_modules
 from jaxserve.config import Config
-from jaxserve.executor.adapters import adapters_config, open_adapters
-from jaxserve.executor.preparation import Preparation, prepare, resolve_task
+from jaxserve.errors import CheckpointError
+from jaxserve.executor.preparation import Preparation, adapters_config, open_adapters, prepare, resolve_task
 from jaxserve.executor.protocol import Progress
-from jaxserve.executor.sampling_defaults import sampling_defaults
 from jaxserve.executor.self_test.check import with_tested_kernels
 from jaxserve.ipc.messages import ModelInfo
 from jaxserve.ipc.report import PhaseClock, PhaseSpan, ProgramReport, StartupReport
@@ -29,7 +30,6 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.registry import model_of, open_model
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
-from jaxserve.runner.compilations import CompilationCounter
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.manifest import explain_misses
 from jaxserve.runner.memory import check_host_memory
@@ -37,7 +37,8 @@ from jaxserve.runner.program_cache import ProgramCache, cache_directory
 from jaxserve.runner.runner import PendingStep, Runner
 from jaxserve.runner.state import DeviceState, StateProgram
 from jaxserve.runner.task import PlanT, ResultT
-from jaxserve.runner.warmup import MadeProgram, executables, run_once
+from jaxserve.runner.warmup import CompilationCounter, MadeProgram, executables, run_once
+from jaxserve.sampling.params import DEFAULTS, OPTIONS, RECOMMENDED, option_type
 from jaxserve.scheduler.plan import Buckets
 from jaxserve.weights.loader import check_tensors, load_params
 
@@ -193,3 +194,37 @@ def fingerprint(checkpoint: Checkpoint, skeleton: ModelSkeleton | EncoderSkeleto
         __version__,
     )
     return hashlib.sha256(repr(identity).encode()).hexdigest()[:8]
+
+
+_FILE: Final = "generation_config.json"
+
+
+def sampling_defaults(setting: str, checkpoint: Checkpoint) -> dict[str, int | float]:
+    """Return the recommended defaults by option; `setting` is `--generation-config`.
+
+    Lengths, beams and `do_sample` are not taken: they are for programs that generate one text. Raises CheckpointError
+    for a file that cannot be read, and for a value that no request could have.
+    """
+    if setting == "none":
+        return {}
+    if setting == "auto":
+        origin = checkpoint.path / _FILE if checkpoint.path.is_dir() else checkpoint.path
+        return _checked(checkpoint.generation_config, origin, "--generation-config none goes without")
+    path = Path(setting).expanduser()
+    file = path / _FILE if path.is_dir() else path
+    return _checked(read_object(file), file, "as --generation-config has it")
+
+
+def _checked(config: dict[str, Any], origin: Path, advice: str) -> dict[str, int | float]:
+    defaults: dict[str, int | float] = {}
+    for name in RECOMMENDED:
+        value = config.get(name)
+        if value is None:
+            continue
+        try:
+            defaults[name] = (
+                DEFAULTS[name] if value == OPTIONS[name].alias else msgspec.convert(value, option_type(name, str))
+            )
+        except msgspec.ValidationError as error:
+            raise CheckpointError(f"{origin}: key '{name}': {error}, found {str(value)[:80]} ({advice})") from None
+    return defaults

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError, StartupError
-from jaxserve.executor.adapters import adapters_config, open_adapters
-from jaxserve.executor.preparation import prepare
+from jaxserve.executor.preparation import adapters_config, open_adapters, prepare
 from jaxserve.executor.self_test.check import with_tested_kernels
 from jaxserve.ipc.report import PhaseClock
 from jaxserve.models.registry import read_decoder

@@ -21,8 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxserve.kv.block_pool import BlockPool
-from jaxserve.kv.block_table import AllocationFailure, BlockTable
-from jaxserve.kv.prefix_cache import HashChain
+from jaxserve.kv.block_table import AllocationFailure, BlockTable, HashChain
 from jaxserve.types import BlockHash, BlockId
 
 

@@ -25,8 +25,7 @@ from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.runner.inputs import Program, leading_ones, packed_size, split
 from jaxserve.runner.state import StateArrays
 from jaxserve.runner.task import StepTask
-from jaxserve.scheduler.embed_plan import EmbedPlan, EmbedResult
-from jaxserve.scheduler.plan import Buckets
+from jaxserve.scheduler.plan import Buckets, EmbedPlan, EmbedResult
 from jaxserve.types import Pooling, RequestId
 
 EMBED_FIELDS: Final = {

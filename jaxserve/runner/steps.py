@@ -39,11 +39,11 @@ from jaxserve.runner.inputs import (
     unpack,
 )
 from jaxserve.runner.slots import MASKS_AT_ONCE, SamplerState, init_slot, put_masks, slots_shape, store_tokens, take_up
-from jaxserve.runner.state import DeviceState, StateArrays, StateProgram
+from jaxserve.runner.state import StateArrays, StateProgram
 from jaxserve.runner.task import StepTask
 from jaxserve.sampling.bits import num_words
 from jaxserve.sampling.sampler import Sampled, Scored, sample, score
-from jaxserve.scheduler.plan import UNREAD_TOKEN, StepPlan
+from jaxserve.scheduler.plan import UNREAD_TOKEN
 from jaxserve.sharding.mesh import Sharding
 from jaxserve.sharding.shard_map import batch_sharded
 from jaxserve.types import MAX_TOP_LOGPROBS, NO_LOGPROBS
@@ -313,10 +313,6 @@ def _own_ranks(config: AdaptersConfig | None, adapters: Int[Array, "T"]) -> Bool
     return None if config is None else adapters[:, None] == 1 + jnp.arange(config.num_ranks) // config.rank
 
 
-def _update_state(state: DeviceState, plan: StepPlan) -> None:
-    state.init_slots(plan.slot_inits, plan.masks)
-
-
 GENERATION: Final = StepTask(
     name="generate",
     step=run_step,
@@ -326,6 +322,6 @@ GENERATION: Final = StepTask(
     unpack=unpack,
     dummy_plan=dummy_plan,
     num_outputs=lambda plan: 1 if plan.targets is None else 2,
-    update_state=_update_state,
+    update_state=lambda state, plan: state.init_slots(plan.slot_inits, plan.masks),
 )
 """Decode and mixed steps that sample."""

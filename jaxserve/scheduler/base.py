@@ -12,7 +12,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from jaxserve.errors import InvalidRequestError, RequestError
 from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput
 from jaxserve.ipc.stats import EngineStats
-from jaxserve.scheduler.admission import error_info
+from jaxserve.scheduler.admission import Admission, EmbedAdmission, error_info
 from jaxserve.types import FinishReason, ProgramKind, RequestId
 
 by_rank: Final = attrgetter("rank")
@@ -69,14 +69,6 @@ class Ranked(Protocol):
         ...
 
 
-class Admits(Protocol):
-    """Decides which requests an engine can serve."""
-
-    def rejection(self, message: AddRequest, num_requests: int) -> RequestError | None:
-        """Return why `message` is rejected while `num_requests` run or wait, or None."""
-        ...
-
-
 R = TypeVar("R", bound=Ranked)
 P = TypeVar("P", bound=Plan)
 T = TypeVar("T", bound=Result)
@@ -85,7 +77,7 @@ T = TypeVar("T", bound=Result)
 class BaseScheduler(ABC, Generic[R, P, T]):
     """Turns requests `R` into plans `P`, and results `T` into outputs."""
 
-    def __init__(self, admission: Admits, clock: Callable[[], float]) -> None:
+    def __init__(self, admission: Admission | EmbedAdmission, clock: Callable[[], float]) -> None:
         self.stats = EngineStats()
         """The numbers since the last `take_stats`; the engine counts its steps here too."""
         self._admission = admission

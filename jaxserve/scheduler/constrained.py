@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from jaxserve.errors import InvalidRequestError
-from jaxserve.ipc.messages import AddRequest, ErrorInfo
+from jaxserve.ipc.messages import AddRequest, ErrorInfo, Grammar
 from jaxserve.sampling.params import needs_state
 from jaxserve.scheduler.admission import error_info
-from jaxserve.scheduler.grammars import Grammars, GrammarState
-from jaxserve.scheduler.request import Request
+from jaxserve.scheduler.request import GrammarState, Request
 from jaxserve.types import RequestId
 
 _MASK_WAIT_S: Final = 0.005
 """How long a step waits for the masks of its rows; a row whose mask is late misses the step."""
 _IDLE_WAIT_S: Final = 0.02
 """The wait if there is nothing else to compute; then the engine looks for messages."""
+
+
+class Grammars(Protocol):
+    """Starts grammars."""
+
+    def follow(
+        self, grammar: Grammar, allowed_token_ids: Collection[int], *, jump_forward: bool = False
+    ) -> GrammarState: ...
 
 
 @dataclass(slots=True)

@@ -18,8 +18,7 @@ from jaxserve.config import SchedulerConfig
 from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput
 from jaxserve.scheduler.admission import EmbedAdmission
 from jaxserve.scheduler.base import BaseScheduler, by_rank
-from jaxserve.scheduler.embed_plan import EmbedPlan, EmbedResult
-from jaxserve.scheduler.plan import Buckets
+from jaxserve.scheduler.plan import Buckets, EmbedPlan, EmbedResult
 from jaxserve.types import FinishReason, RequestId
 
 

@@ -1,12 +1,13 @@
-"""The contract between scheduler and runner: the plan of a step, and its result.
+"""The contract between scheduler and runner: the plans of steps, and their results.
 
-Letters: B rows, T tokens of the step, M pages per request at most, C sampling columns, K decode steps of a call.
+Letters: B rows, T tokens of the step, M pages per request at most, C sampling columns, K decode steps of a call,
+D numbers of a vector.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -137,3 +138,33 @@ class StepResult:
     @property
     def num_steps(self) -> int:
         return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedPlan:
+    """One step: whole texts, one after the other."""
+
+    kind: ClassVar[ProgramKind] = "embed"
+    num_steps: ClassVar[int] = 1
+    bucket: int
+    request_ids: tuple[RequestId, ...]
+    num_text_tokens: np.ndarray  # int32 [B]
+    token_ids: np.ndarray  # int32 [sum(num_text_tokens)]
+    text_pair_starts: np.ndarray  # int32 [B], first token of a pair's second text; without one the number of tokens
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_padding_tokens(self) -> int:
+        return self.bucket - self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedResult:
+    """Rows as in the plan."""
+
+    vectors: np.ndarray  # float32 [B, D], as long as they come
+    device_seconds: float
+    num_steps: ClassVar[int] = 1

@@ -16,8 +16,8 @@ FIELD = '    whistles: Annotated[int, MetricSpec("counter", "Times the engine wh
 
 def test_a_metric_of_the_engine_is_one_field(overlay: Overlay, tmp_path: Path) -> None:
     overlay.insert("jaxserve/ipc/stats.py", FIELD, before="num_requests_running: Annotated")
-    overlay.insert("jaxserve/engine/meter.py", "    stats.whistles += 2", before="stats.program_calls += 1")
-    assert unnamed(overlay, "a metric of the engine") == {"jaxserve/engine/meter.py"}  # the line that counts it
+    overlay.insert("jaxserve/engine/core.py", "    stats.whistles += 2", before="stats.program_calls += 1")
+    assert unnamed(overlay, "a metric of the engine") == {"jaxserve/engine/core.py"}  # the line that counts it
     command = fake_server_command({"server": {"port": 0, "uds_dir": str(tmp_path)}})
     with launched(command, overlay.root, overlay.python_path) as server:
         await_ready(server)

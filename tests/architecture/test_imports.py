@@ -93,7 +93,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "ipc.messages",
         "ipc.report",
         "scheduler.plan",
-        "scheduler.embed_plan",
         "kv.spec",
     },
     "runner": {
@@ -106,7 +105,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "weights",
         "kv.spec",
         "scheduler.plan",
-        "scheduler.embed_plan",
         KERNELS,
     },
     "models": {"model_config", "layers", "quant", "sharding", "checkpoint", KERNELS},

@@ -22,7 +22,7 @@ from jaxserve.executor.local import LocalExecutor
 from jaxserve.ipc.messages import AddRequest, RequestOutput, TokenLogprobs
 from jaxserve.kv.manager import KVManager
 from jaxserve.sampling.params import EngineSamplingParams
-from jaxserve.scheduler.grammars import Grammars
+from jaxserve.scheduler.constrained import Grammars
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.types import RequestId
 from tests.programs import shared_programs

@@ -16,7 +16,7 @@ from jaxserve.ipc.engine_spec import Script
 from jaxserve.ipc.messages import AddRequest, RequestOutput
 from jaxserve.kv.manager import KVManager
 from jaxserve.sampling.params import EngineSamplingParams
-from jaxserve.scheduler.grammars import Grammars
+from jaxserve.scheduler.constrained import Grammars
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.types import RequestId

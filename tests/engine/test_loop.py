@@ -14,9 +14,8 @@ import zmq
 from jaxserve.engine.core import STEP_ERROR, STOP_ERROR
 from jaxserve.engine.loop import EngineLoop
 from jaxserve.ipc.address import new_address
-from jaxserve.ipc.codec import decode_from_engine
 from jaxserve.ipc.messages import Abort, Heartbeat, Hello, Ready, RequestOutput, StepOutputs
-from jaxserve.ipc.transport import ClientSocket, EngineSocket
+from jaxserve.ipc.transport import ClientSocket, EngineSocket, decode_from_engine
 from jaxserve.types import RequestId
 from tests.engine.rig import Rig, add, expected, prompt
 

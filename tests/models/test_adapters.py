@@ -14,7 +14,7 @@ from jaxserve_kernels.paged_attention import Paging, ragged_layout
 from jaxserve.checkpoint.adapted import with_adapters
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import CheckpointError
-from jaxserve.executor.adapters import adapters_config, open_adapters
+from jaxserve.executor.preparation import adapters_config, open_adapters
 from jaxserve.layers.attention import KVPool, StepContext
 from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.layers.rope import rotation, sliding_rotation

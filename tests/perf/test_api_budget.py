@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from jaxserve.ipc.codec import decode_from_engine, encode
 from jaxserve.ipc.messages import AddRequest, Ready, RequestOutput, StepOutputs
+from jaxserve.ipc.transport import decode_from_engine, encode
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.call_counts import CallCounts
 from tests.unit.running_api import FACTS, Api, running_api

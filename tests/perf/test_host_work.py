@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxserve.config import SchedulerConfig
-from jaxserve.ipc.codec import encode
 from jaxserve.ipc.messages import StepOutputs
+from jaxserve.ipc.transport import encode
 from jaxserve.kv.manager import KVManager
 from jaxserve.runner.inputs import pack, programs, unpack
 from jaxserve.scheduler.plan import Buckets

@@ -24,7 +24,7 @@ from jaxserve.executor.self_test.process import SelfTestReport, SelfTestSpec
 from jaxserve.ipc.report import PhaseClock
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.runner.program_cache import cache_directory, trusted_directory, write_whole
-from jaxserve.runner.traced_source import source_hash
+from jaxserve.runner.program_key import source_hash
 
 _LOG = logging.getLogger(__name__)
 _COMMAND: Final = (sys.executable, "-m", "jaxserve.executor.self_test.process")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxserve.errors import CheckpointError
-from jaxserve.executor.sampling_defaults import sampling_defaults
+from jaxserve.executor.local import sampling_defaults
 from jaxserve.quant.tensor import TensorInfo
 
 

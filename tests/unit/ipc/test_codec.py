@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.ipc import codec
-from jaxserve.ipc.codec import ProtocolError, decode_from_engine, decode_to_engine, encode
+from jaxserve.ipc import transport
 from jaxserve.ipc.messages import (
     Abort,
     AddRequest,
@@ -31,6 +30,7 @@ from jaxserve.ipc.messages import (
 )
 from jaxserve.ipc.report import PhaseSpan, ProgramReport, StartupReport
 from jaxserve.ipc.stats import EngineStats
+from jaxserve.ipc.transport import ProtocolError, decode_from_engine, decode_to_engine, encode
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.types import RequestId
 
@@ -119,7 +119,7 @@ def test_damaged_add_request_still_has_its_id() -> None:
 
 def test_messages_longer_than_the_limit_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = encode(AddRequest(ID, [1] * 1000, EngineSamplingParams()))
-    monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 500)
+    monkeypatch.setattr(transport, "MAX_FRAME_BYTES", 500)
     with pytest.raises(ProtocolError, match="limit is 500"):
         encode(AddRequest(ID, [1] * 1000, EngineSamplingParams()))
     with pytest.raises(ProtocolError, match="limit is 500"):

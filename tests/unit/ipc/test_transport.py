@@ -18,7 +18,6 @@ import zmq
 from jaxserve.errors import ConfigError
 from jaxserve.ipc import address as address_module
 from jaxserve.ipc.address import discard_address, folder_of, incarnation_address, new_address, own_address, private_path
-from jaxserve.ipc.codec import ProtocolError
 from jaxserve.ipc.messages import (
     Abort,
     AddRequest,
@@ -29,7 +28,7 @@ from jaxserve.ipc.messages import (
     ToEngine,
 )
 from jaxserve.ipc.stats import EngineStats
-from jaxserve.ipc.transport import QUIET_S, ClientId, ClientSocket, EngineSocket
+from jaxserve.ipc.transport import QUIET_S, ClientId, ClientSocket, EngineSocket, ProtocolError
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.types import RequestId
 

@@ -7,9 +7,8 @@ import copy
 import numpy as np
 import pytest
 
-from jaxserve.kv.block_table import BlockTable
+from jaxserve.kv.block_table import BlockTable, HashChain
 from jaxserve.kv.manager import KVManager
-from jaxserve.kv.prefix_cache import HashChain
 
 
 def tokens(length: int, first: int = 0) -> np.ndarray:

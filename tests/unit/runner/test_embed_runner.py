@@ -18,8 +18,7 @@ from jaxserve.runner.embedding import (
 )
 from jaxserve.runner.inputs import Program, split
 from jaxserve.runner.runner import Runner
-from jaxserve.scheduler.embed_plan import EmbedPlan
-from jaxserve.scheduler.plan import Buckets
+from jaxserve.scheduler.plan import Buckets, EmbedPlan
 from jaxserve.types import RequestId
 
 PROGRAM = Program("embed", 16, 4, 3, 0)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import jaxserve
-from jaxserve.runner import traced_source as module
-from jaxserve.runner.traced_source import STEPS, traced_files, without_comments
+from jaxserve.runner import program_key as module
+from jaxserve.runner.program_key import STEPS, traced_files, without_comments
 from tests.architecture.sources import program
 
 ROOT = Path(jaxserve.__file__).parent

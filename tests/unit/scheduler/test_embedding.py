@@ -12,9 +12,8 @@ from jaxserve.errors import InternalError
 from jaxserve.ipc.messages import AddRequest
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.admission import error_info
-from jaxserve.scheduler.embed_plan import EmbedPlan, EmbedResult
 from jaxserve.scheduler.embedding import EmbedScheduler
-from jaxserve.scheduler.plan import Buckets
+from jaxserve.scheduler.plan import Buckets, EmbedPlan, EmbedResult
 from jaxserve.types import RequestId
 
 ERROR = error_info(InternalError("broken"))
