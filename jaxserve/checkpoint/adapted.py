@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -11,37 +11,10 @@ import numpy as np
 from jaxserve.checkpoint.peft import Adapter, Addition
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.errors import CheckpointError, shown
-from jaxserve.quant.tensor import Tensor, TensorInfo
+from jaxserve.quant.tensor import TensorInfo
 
 DOWN: Final = ".lora_A.weight"
 UP: Final = ".lora_B.weight"
-
-
-@dataclass(frozen=True, slots=True)
-class AdaptedCheckpoint(CheckpointView):
-    """Each adapter has `rank` rows of a module's matrix A and columns of its matrix B, in the order of adapters.
-
-    Unused rows and columns are zeros.
-    """
-
-    adapters: Sequence[Adapter]
-    rank: int
-
-    def read(self, name: str) -> Tensor:
-        end = next((end for end in (DOWN, UP) if name.endswith(end)), None)
-        if end is None:
-            return self.inner.read(name)
-        matrix = np.zeros(self.tensors[name].shape, np.float32)
-        for index, adapter in enumerate(self.adapters):
-            addition = adapter.additions.get(name.removesuffix(end))
-            if addition is None:
-                continue
-            ranks = slice(index * self.rank, index * self.rank + addition.rank)
-            if end == DOWN:
-                matrix[ranks] = adapter.file.read(addition.down)
-            else:
-                matrix[:, ranks] = adapter.file.read(addition.up)[addition.rows].astype(np.float32) * addition.scale
-        return matrix
 
 
 def with_adapters(checkpoint: Checkpoint, adapters: Sequence[Adapter], rank: int) -> Checkpoint:
@@ -55,7 +28,27 @@ def with_adapters(checkpoint: Checkpoint, adapters: Sequence[Adapter], rank: int
                     raise CheckpointError(
                         f"adapter {shown(adapter.name)}: {module}: shape {info.shape}, where another has {known.shape}"
                     )
-    return AdaptedCheckpoint(checkpoint, tensors, adapters, rank)
+    added = tensors.keys() - checkpoint.tensors.keys()
+    readers = {name: partial(_read_matrix, tensors[name], adapters, rank) for name in added}
+    return CheckpointView(checkpoint, tensors, readers)
+
+
+def _read_matrix(info: TensorInfo, adapters: Sequence[Adapter], rank: int, inner: Checkpoint) -> np.ndarray:
+    """Return matrix A or B of a module. Each adapter has `rank` rows of A and columns of B, in the order of adapters.
+
+    Unused rows and columns are zeros.
+    """
+    module, matrix = info.name.removesuffix(DOWN).removesuffix(UP), np.zeros(info.shape, np.float32)
+    for index, adapter in enumerate(adapters):
+        addition = adapter.additions.get(module)
+        if addition is None:
+            continue
+        ranks = slice(index * rank, index * rank + addition.rank)
+        if info.name.endswith(DOWN):
+            matrix[ranks] = adapter.file.read(addition.down)
+        else:
+            matrix[:, ranks] = adapter.file.read(addition.up)[addition.rows].astype(np.float32) * addition.scale
+    return matrix
 
 
 def _infos(adapter: Adapter, module: str, addition: Addition, num_ranks: int) -> tuple[TensorInfo, TensorInfo]:

@@ -7,25 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, cast
 
 import numpy as np
 
 from jaxserve.checkpoint.family import Family
-from jaxserve.checkpoint.fused import split_fused
 from jaxserve.checkpoint.json_file import read_object
-from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.quantized import with_quantized_matrices
-from jaxserve.checkpoint.renamed import with_our_names, without_mtp_layers
+from jaxserve.checkpoint.parts import split_fused, with_each_expert
+from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
+from jaxserve.checkpoint.renamed import text_config, with_our_names, with_text_names, without_mtp_layers
 from jaxserve.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
-from jaxserve.checkpoint.stacked import with_each_expert
-from jaxserve.checkpoint.text_part import text_config, with_text_names
 from jaxserve.errors import CheckpointError, shown
-from jaxserve.quant.tensor import TensorInfo
+from jaxserve.quant.checkpoint import Read, ReadMatrix
+from jaxserve.quant.registry import read_form
+from jaxserve.quant.tensor import Tensor, TensorInfo
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
+_NEEDS_SCALES: Final = "F8_E4M3"
+"""A stored dtype that means nothing without a scale."""
 _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
 
 
@@ -75,7 +77,7 @@ def open_huggingface(directory: Path, families: Collection[Family]) -> Checkpoin
     family = _find_family(checkpoint.config, families)
     if family is not None:
         named = with_our_names(named, family.renames)
-    named = with_quantized_matrices(named)
+    named = _with_quantized_matrices(named)
     return split_fused(with_each_expert(named) if family is not None and family.has_stacked_experts else named)
 
 
@@ -84,6 +86,25 @@ def _find_family(config: Mapping[str, Any], families: Collection[Family]) -> Fam
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     return next((family for family in families if name in family.architectures), None)
+
+
+def _with_quantized_matrices(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with each matrix and its scales as one tensor; unchanged if nothing is quantised.
+
+    Raises CheckpointError in one line if a scale is missing or has another shape, or no format reads the checkpoint.
+    """
+    form, tensors = read_form(checkpoint.config), dict(checkpoint.tensors)
+    matrices = {} if form is None else form.take_matrices(tensors)
+    if any(info.stored_dtype == _NEEDS_SCALES and name not in matrices for name, info in tensors.items()):
+        raise CheckpointError(
+            f"{checkpoint.path}: {_NEEDS_SCALES} tensors, but no quantization_config that says what they are"
+        )
+    readers = {name: partial(_read_matrix, read) for name, read in matrices.items()}
+    return CheckpointView(checkpoint, tensors, readers) if readers else checkpoint
+
+
+def _read_matrix(read: ReadMatrix, inner: Checkpoint) -> Tensor:
+    return read(cast(Read, inner.read))  # stored tensors are plain arrays
 
 
 def _weight_map(index: Path) -> dict[str, Path]:

@@ -6,9 +6,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from jaxserve.checkpoint.family import Family
-from jaxserve.checkpoint.fused import split_fused
 from jaxserve.checkpoint.gguf.checkpoint import open_gguf_checkpoint
 from jaxserve.checkpoint.huggingface import open_huggingface
+from jaxserve.checkpoint.parts import split_fused
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.errors import CheckpointError
 

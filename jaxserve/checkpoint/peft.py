@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from jaxserve.checkpoint.json_file import read_object
+from jaxserve.checkpoint.renamed import text_name
 from jaxserve.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
-from jaxserve.checkpoint.text_part import text_name
 from jaxserve.errors import CheckpointError, shown
 
 CONFIG_FILE: Final = "adapter_config.json"

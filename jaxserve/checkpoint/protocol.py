@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,10 +42,16 @@ class Checkpoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointView:
-    """Base of checkpoints that change how the tensors of another are named or read."""
+    """A checkpoint that changes how some tensors of another are named or read."""
 
     inner: Checkpoint
     tensors: Mapping[str, TensorInfo]
+    readers: Mapping[str, Callable[[Checkpoint], Tensor]]
+    """Functions that read tensors from `inner`, by name; it reads the others itself."""
+
+    def read(self, name: str) -> Tensor:
+        reader = self.readers.get(name)
+        return self.inner.read(name) if reader is None else reader(self.inner)
 
     @property
     def path(self) -> Path:

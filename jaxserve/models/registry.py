@@ -15,8 +15,7 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.json_file import read_object
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.renamed import with_decoder_names
-from jaxserve.checkpoint.text_part import text_config
+from jaxserve.checkpoint.renamed import text_config, with_decoder_names
 from jaxserve.errors import CheckpointError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig

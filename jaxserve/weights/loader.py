@@ -6,21 +6,29 @@ Peak host memory is the parameters on CPU devices plus one parameter, and one mo
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from functools import partial
+from typing import Final
 
 import jax
 import numpy as np
 
-from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.errors import CheckpointError
+from jaxserve.layers.rope import row_order
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
+from jaxserve.quant.tensor import Tensor
 from jaxserve.sharding.mesh import Sharding
-from jaxserve.weights.reordered import with_rotary_order
 
 Progress = Callable[[int, int, str], None]
 """Called with (bytes loaded, bytes in total, parameter name)."""
 
 _DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Buffers that some checkpoints store and every implementation computes."""
+_ROTATED: Final = ("q_proj", "k_proj", "q_norm", "k_norm")
+_ADDED: Final = ".lora_B"
+"""Adapters of queries and keys: their up matrices have rows in the same order."""
 
 
 def load_params(
@@ -66,3 +74,21 @@ def _reject_unexpected(checkpoint: Checkpoint, known: Set[str]) -> None:
         if name.endswith(".bias") and not np.any(np.asarray(checkpoint.read(name))):
             continue  # exporters of GPTQ write zeros where the model has none
         raise CheckpointError(f"{info.file}: tensor {name!r} is not expected by the model config")
+
+
+def with_rotary_order(checkpoint: Checkpoint, config: DecoderConfig | EncoderConfig) -> Checkpoint:
+    """Return the checkpoint with the rows of query and key heads as kernels rotate them (see `row_order`).
+
+    Weights, scales, biases and norms are reordered.
+    """
+    order = row_order(config) if isinstance(config, DecoderConfig) else None
+    if order is None:
+        return checkpoint
+    rotated = (n for n in checkpoint.tensors if n.rpartition(".")[0].removesuffix(_ADDED).endswith(_ROTATED))
+    readers = {name: partial(_read_reordered, name, order) for name in rotated}
+    return CheckpointView(checkpoint, checkpoint.tensors, readers)
+
+
+def _read_reordered(name: str, order: np.ndarray, inner: Checkpoint) -> Tensor:
+    starts = np.arange(0, inner.tensors[name].shape[0], len(order))
+    return inner.read(name)[(starts[:, None] + order).ravel()]

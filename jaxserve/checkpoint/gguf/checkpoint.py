@@ -106,4 +106,4 @@ def _permuted_heads(file: GGUFFile, stored_names: Mapping[str, str], config: dic
 
 def _info(file: GGUFFile, name: str, stored_name: str) -> TensorInfo:
     tensor = file.tensors[stored_name]
-    return TensorInfo(name, tensor.shape, tensor.ggml_type, tensor.num_bytes, file.path)
+    return TensorInfo(name, tensor.shape, tensor.kind.name, tensor.num_bytes, file.path)

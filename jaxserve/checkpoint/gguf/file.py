@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jaxserve.checkpoint.gguf.header import GGML_TYPE_NAMES, read_header
+from jaxserve.checkpoint.gguf.header import GGUFTensor, read_header
 from jaxserve.checkpoint.mapped_file import map_array
 from jaxserve.errors import CheckpointError, shown
 
@@ -27,20 +27,6 @@ _STORED_DTYPES: dict[str, np.dtype] = {
 
 _CHUNK_ELEMENTS = 1 << 18
 """Elements dequantised at a time: temporaries stay in cache, and the peak is the result plus a few MB."""
-
-
-@dataclass(frozen=True, slots=True)
-class GGUFTensor:
-    """A tensor as the validated header describes it, under llama.cpp's name."""
-
-    name: str
-    shape: tuple[int, ...]
-    """Shape in numpy's order, the reverse of ggml's."""
-    ggml_type: str
-    """"F32", "Q4_1", ..."""
-    offset: int
-    """Offset in bytes from the start of the file."""
-    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,41 +44,24 @@ class GGUFFile:
         tensor = self.tensors.get(name)
         if tensor is None:
             raise CheckpointError(f"{self.path}: tensor {shown(name)}: expected to be in the file, found none")
-        dtype = _STORED_DTYPES.get(tensor.ggml_type)
-        if dtype is not None:
-            return map_array(
-                self.path, dtype, tensor.shape, offset=tensor.offset, expected_file_size=self.num_file_bytes
-            )
+        dtype = _STORED_DTYPES.get(tensor.kind.name)
+        shape = (tensor.num_bytes,) if dtype is None else tensor.shape
         stored = map_array(
-            self.path,
-            np.dtype(np.uint8),
-            (tensor.num_bytes,),
-            offset=tensor.offset,
-            expected_file_size=self.num_file_bytes,
+            self.path, dtype or np.dtype(np.uint8), shape, offset=tensor.offset, expected_file_size=self.num_file_bytes
         )
-        return _dequantise(stored, tensor)
+        return _dequantise(stored, tensor) if dtype is None else stored
 
 
 def open_gguf(path: Path) -> GGUFFile:
     """Open and validate a GGUF file; raise CheckpointError naming file, key or tensor, expected and found value."""
     header = read_header(path)
-    tensors = {
-        record.name: GGUFTensor(
-            name=record.name,
-            shape=record.shape,
-            ggml_type=record.kind.name,
-            offset=record.offset,
-            num_bytes=record.num_bytes,
-        )
-        for record in header.tensors
-    }
-    return GGUFFile(path=path, metadata=header.metadata, tensors=tensors, num_file_bytes=header.num_file_bytes)
+    return GGUFFile(path, header.metadata, header.tensors, header.num_file_bytes)
 
 
 def _dequantise(stored: np.ndarray, tensor: GGUFTensor) -> np.ndarray:
     import gguf  # Takes 0.1 s, which a process that only reads metadata need not spend.
 
-    kind = GGML_TYPE_NAMES[tensor.ggml_type]
+    kind = tensor.kind
     quantisation = gguf.GGMLQuantizationType(kind.code)
     num_elements = math.prod(tensor.shape)
     result = np.empty(num_elements, np.float32)

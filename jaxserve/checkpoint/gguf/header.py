@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -60,17 +60,17 @@ _TYPES = (
 GGML_TYPES: dict[int, GGMLType] = {kind.code: kind for kind in _TYPES}
 """Types by their code in a GGUF tensor record."""
 
-GGML_TYPE_NAMES: dict[str, GGMLType] = {kind.name: kind for kind in _TYPES}
-
 
 @dataclass(frozen=True, slots=True)
-class TensorRecord:
-    """One validated entry of the tensor table."""
+class GGUFTensor:
+    """A tensor as the validated header describes it, under llama.cpp's name."""
 
     name: str
     shape: tuple[int, ...]
+    """Shape in numpy's order, the reverse of ggml's."""
     kind: GGMLType
     offset: int
+    """Offset in bytes from the start of the file."""
     num_bytes: int
 
 
@@ -79,7 +79,7 @@ class GGUFHeader:
     """Everything before the tensor data."""
 
     metadata: dict[str, Any]
-    tensors: tuple[TensorRecord, ...]
+    tensors: dict[str, GGUFTensor]
     num_file_bytes: int
 
 
@@ -195,7 +195,7 @@ class _Parser:
         if count * min_bytes_each > left:
             self._fail(what, f"at most {left // min_bytes_each}, all that fit the file", str(count))
 
-    def _tensor_record(self, index: int) -> TensorRecord:
+    def _tensor_record(self, index: int) -> GGUFTensor:
         name = self._string(f"name of tensor {index}")
         what = f"tensor {shown(name)}"
         num_dimensions = self._number("<u4", f"number of dimensions of {what}")
@@ -213,7 +213,7 @@ class _Parser:
         if dimensions[0] % kind.block_elements:
             self._fail(what, f"rows of a multiple of {kind.block_elements} elements ({kind.name})", str(dimensions[0]))
         num_bytes = math.prod(dimensions) // kind.block_elements * kind.block_bytes
-        return TensorRecord(name, tuple(reversed(dimensions)), kind, offset, num_bytes)
+        return GGUFTensor(name, tuple(reversed(dimensions)), kind, offset, num_bytes)
 
     def _alignment(self, metadata: dict[str, Any]) -> int:
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
@@ -222,9 +222,9 @@ class _Parser:
             self._fail("key 'general.alignment'", "a power of two up to 1 MiB", repr(alignment)[:80])
         return int(alignment)
 
-    def _place(self, records: list[TensorRecord], data_start: int, alignment: int) -> tuple[TensorRecord, ...]:
-        """The records with offsets from the start of the file: aligned, inside it, none over another."""
-        placed: dict[str, TensorRecord] = {}
+    def _place(self, records: list[GGUFTensor], data_start: int, alignment: int) -> dict[str, GGUFTensor]:
+        """Return the tensors with offsets from the start of the file: aligned, inside it, none over another."""
+        placed: dict[str, GGUFTensor] = {}
         for record in records:
             what = f"tensor {shown(record.name)}"
             if record.name in placed:
@@ -235,7 +235,7 @@ class _Parser:
             if start + record.num_bytes > len(self._data):
                 found = f"a file of {len(self._data)} bytes"
                 self._fail(what, f"bytes {start} to {start + record.num_bytes}", found)
-            placed[record.name] = TensorRecord(record.name, record.shape, record.kind, start, record.num_bytes)
+            placed[record.name] = replace(record, offset=start)
         end, last_name = data_start, ""
         for record in sorted(placed.values(), key=lambda record: record.offset):
             if record.offset < end:
@@ -245,7 +245,7 @@ class _Parser:
                     str(record.offset),
                 )
             end, last_name = record.offset + record.num_bytes, record.name
-        return tuple(placed.values())
+        return placed
 
     def _fail(self, what: str, expected: str, found: str) -> NoReturn:
         raise CheckpointError(f"{self._path}: {what}: expected {expected}, found {found}")

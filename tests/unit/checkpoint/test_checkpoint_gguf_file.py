@@ -14,7 +14,7 @@ import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from jaxserve.checkpoint.gguf.file import open_gguf
-from jaxserve.checkpoint.gguf.header import GGML_TYPE_NAMES, GGML_TYPES
+from jaxserve.checkpoint.gguf.header import GGML_TYPES
 from jaxserve.errors import CheckpointError
 from tests.unit.checkpoint.checkpoint_files import (
     gguf_string,
@@ -66,7 +66,7 @@ def test_quantised_types_are_near_what_was_written(tmp_path: Path, values: np.nd
 @pytest.mark.parametrize("kind", [*LEGACY_QUANTS, *K_QUANTS])
 def test_chunked_dequantisation_equals_the_whole(tmp_path: Path, kind: str) -> None:
     """Over several chunks with a ragged last one, from random blocks with sane scales."""
-    size = GGML_TYPE_NAMES[kind]
+    size = next(size for size in GGML_TYPES.values() if size.name == kind)
     num_rows, num_columns = 700, 1024
     random = np.random.default_rng(2)
     blocks = random.integers(0, 256, (num_rows * num_columns // size.block_elements, size.block_bytes), dtype=np.uint8)
@@ -318,7 +318,7 @@ def test_smollm2_reads_as_the_gguf_package_reads_it() -> None:
     assert [tensor.name for tensor in reader.tensors] == list(file.tensors)
     for tensor in reader.tensors[:10]:
         mine = file.tensors[tensor.name]
-        assert (mine.offset, mine.num_bytes, mine.ggml_type) == (
+        assert (mine.offset, mine.num_bytes, mine.kind.name) == (
             tensor.data_offset,
             tensor.n_bytes,
             tensor.tensor_type.name,

@@ -12,7 +12,7 @@ from jaxserve.models.registry import decoder_config
 from jaxserve.quant.array import QuantArray
 from jaxserve.quant.registry import find_format
 from jaxserve.quant.tensor import Tensor, TensorInfo
-from jaxserve.weights.reordered import with_rotary_order
+from jaxserve.weights.loader import with_rotary_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def test_weights_biases_scales_and_norms_of_queries_and_keys_move_together() -> 
     names = [f"{part}.{of}" for part in ("q_proj", "k_proj", "v_proj") for of in ("weight", "bias")]
     tensors = {name: TensorInfo(name, (16,), "F32", 64, Path()) for name in names}
     tensors["q_norm.weight"] = TensorInfo("q_norm.weight", (8,), "F32", 32, Path())
-    checkpoint = Rows(None, tensors)  # type: ignore[arg-type]
+    checkpoint = Rows(None, tensors, {})  # type: ignore[arg-type]
     seen = with_rotary_order(checkpoint, config)
     head = [0, 2, 4, 5, 1, 3, 6, 7]
     both = np.array(head + [8 + row for row in head])

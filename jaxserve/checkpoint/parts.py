@@ -1,0 +1,100 @@
+"""Split matrices that a checkpoint stores together into one tensor each.
+
+Fused QKV and gate-up matrices (Phi-3) are stacked by rows. gpt-oss stacks the experts of a layer: `gate_up_proj`
+interleaves gate and up, and matrices are inputs by outputs, or outputs by inputs if they are quantised.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
+from jaxserve.quant.tensor import Tensor, TensorInfo
+
+_STACKED: Final = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
+_EXPERT_PARTS: Final[Mapping[str, tuple[tuple[str, slice], ...]]] = {
+    "gate_up_proj": (("gate_proj", slice(0, None, 2)), ("up_proj", slice(1, None, 2))),
+    "down_proj": (("down_proj", slice(None)),),
+}
+"""Parts of a stacked tensor, and the outputs of each."""
+_BIAS: Final = "_bias"
+
+
+def split_fused(checkpoint: Checkpoint) -> Checkpoint:
+    """Replace fused QKV and gate-up matrices by their parts.
+
+    Matrices whose sizes are not those of the config stay as they are: the loader then names what is missing.
+    """
+    tensors, readers = dict(checkpoint.tensors), {}
+    for fused, parts in _fused_parts(checkpoint.config).items():
+        for name in [name for name in tensors if f".{fused}." in name]:
+            info, ends = tensors[name], list(itertools.accumulate(parts.values(), initial=0))
+            if info.shape[:1] != (ends[-1],):
+                continue
+            del tensors[name]
+            for part, (start, end) in zip(parts, itertools.pairwise(ends), strict=True):
+                own = name.replace(f".{fused}.", f".{part}.")
+                size = info.num_stored_bytes * (end - start) // ends[-1]
+                tensors[own] = replace(info, name=own, shape=(end - start, *info.shape[1:]), num_stored_bytes=size)
+                readers[own] = partial(_read_rows, name, slice(start, end))
+    return CheckpointView(checkpoint, tensors, readers) if readers else checkpoint
+
+
+def _read_rows(stored: str, rows: slice, inner: Checkpoint) -> Tensor:
+    return inner.read(stored)[rows]
+
+
+def _fused_parts(config: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """Return the rows of each part, by fused module."""
+    sizes = ("hidden_size", "num_attention_heads", "intermediate_size")
+    hidden, heads, width = (value if isinstance(value := config.get(key), int) else 0 for key in sizes)
+    kv_heads, head_dim = config.get("num_key_value_heads"), config.get("head_dim")
+    kv_heads = kv_heads if isinstance(kv_heads, int) else heads
+    head_dim = head_dim if isinstance(head_dim, int) else hidden // max(heads, 1)
+    kv_rows = kv_heads * head_dim
+    return {
+        "qkv_proj": {"q_proj": heads * head_dim, "k_proj": kv_rows, "v_proj": kv_rows},
+        "gate_up_proj": {"gate_proj": width, "up_proj": width},
+    }
+
+
+def with_each_expert(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with a matrix and a bias for each expert."""
+    tensors: dict[str, TensorInfo] = {}
+    readers: dict[str, Callable[[Checkpoint], Tensor]] = {}
+    for name, info in checkpoint.tensors.items():
+        if any(part in name for part in _STACKED):
+            _add_experts(name, info, tensors, readers)
+        else:
+            tensors[name] = info
+    return CheckpointView(checkpoint, tensors, readers)
+
+
+def _add_experts(
+    name: str, info: TensorInfo, tensors: dict[str, TensorInfo], readers: dict[str, Callable[[Checkpoint], Tensor]]
+) -> None:
+    """Add every expert's part of a stacked tensor."""
+    above, _, last = name.rpartition(".")
+    is_bias = last.endswith(_BIAS)
+    is_by_outputs = is_bias or info.is_quantized
+    count, *own_shape = info.shape if is_by_outputs else (info.shape[0], *info.shape[:0:-1])
+    for part, outputs in _EXPERT_PARTS.get(last.removesuffix(_BIAS), ()):
+        rows = len(range(own_shape[0])[outputs])
+        size = info.num_stored_bytes * rows // (own_shape[0] * count)
+        for expert in range(count):
+            own = f"{above}.{expert}.{part}.{'bias' if is_bias else 'weight'}"
+            tensors[own] = replace(info, name=own, shape=(rows, *own_shape[1:]), num_stored_bytes=size)
+            readers[own] = partial(_read_expert, name, expert, outputs, is_by_outputs)
+
+
+def _read_expert(stored: str, expert: int, outputs: slice, is_by_outputs: bool, inner: Checkpoint) -> Tensor:
+    whole = inner.read(stored)
+    if isinstance(whole, np.ndarray) and not is_by_outputs:
+        return whole[expert, :, outputs].T
+    return whole[expert][outputs]
