@@ -133,7 +133,7 @@ def logits_of(
     shape = (config.num_layers, NUM_PAGES + 1, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
     with jax.default_device(device):
         params = tuple(jax.device_put(leaf, device) for leaf in leaves)
-        pool = KVPool(jnp.zeros(shape, skeleton.dtype), jnp.zeros(shape, skeleton.dtype))
+        pool = KVPool(jnp.zeros(shape, skeleton.policy.weights), jnp.zeros(shape, skeleton.policy.weights))
         logits, pool = compute(params, pool, jnp.asarray(tokens[:num_prompt]), jnp.arange(num_prompt), is_mixed=True)
         rows = [np.asarray(logits)]
         for position in range(num_prompt, len(tokens)):

@@ -92,7 +92,7 @@ class Rig:
 
     @property
     def kv_dtype(self) -> jnp.dtype:
-        return self.skeleton.dtype
+        return self.skeleton.policy.weights
 
     @property
     def max_pages(self) -> int:
@@ -152,7 +152,7 @@ class Rig:
             num_kv_blocks=self.num_blocks,
             block_size=BLOCK_SIZE,
             max_num_seqs=buckets.max_num_seqs,
-            kv_dtype=str(self.skeleton.dtype),
+            kv_dtype=str(self.skeleton.policy.weights),
             platform=jax.devices()[0].platform,
             num_devices=1,
             fingerprint="",

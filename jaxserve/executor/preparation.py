@@ -81,7 +81,7 @@ class Preparation:
     def key_parts(self) -> dict[str, str]:
         """Return everything that the cache keys of the programs depend on, by name."""
         limits, policy = self.limits, self.skeleton.policy
-        adapters = self.skeleton.adapters if isinstance(self.skeleton, ModelSkeleton) else None
+        adapters = self.skeleton.adapters
         model = hashlib.sha256(repr((self.skeleton.config, self.skeleton.leaves)).encode()).hexdigest()[:16]
         return host_key_parts() | {
             "task": self.task.name,

@@ -15,8 +15,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.attention import Attention, KVPool, StepContext
-from jaxserve.layers.embed import Embedding
 from jaxserve.layers.experts import Experts
+from jaxserve.layers.linear import Embedding
 from jaxserve.layers.mlp import MLP
 from jaxserve.layers.norm import RMSNorm
 from jaxserve.layers.policy import DtypePolicy

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxserve.layers.embed import Embedding
 from jaxserve.layers.fused import FusedLinear
-from jaxserve.layers.linear import Linear, Tokens
+from jaxserve.layers.linear import Embedding, Linear, Tokens
 from jaxserve.layers.mlp import ACTIVATIONS
 from jaxserve.layers.norm import LayerNorm
 from jaxserve.layers.param import parameter

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -52,11 +52,6 @@ class LeafSpec:
     def arrays(self) -> tuple[ArraySpec, ...]:
         """The arrays on a device."""
         return self.declared.arrays if isinstance(self.declared, QuantArray) else (self.declared,)
-
-    @property
-    def dtype(self) -> jnp.dtype:
-        """Dtype of the values."""
-        return self.arrays[0].dtype
 
     @property
     def own_shape(self) -> tuple[int, ...]:
@@ -104,11 +99,15 @@ class LeafSpec:
         return whole
 
 
-@dataclass(frozen=True)
-class ModelSkeleton:
-    """A decoder without its numbers."""
+C = TypeVar("C", DecoderConfig, EncoderConfig)
+M = TypeVar("M", bound=nnx.Module)
 
-    config: DecoderConfig
+
+@dataclass(frozen=True)
+class Skeleton(Generic[C, M]):
+    """A model without its numbers."""
+
+    config: C
     policy: DtypePolicy
     leaves: tuple[LeafSpec, ...]
     graph: Any
@@ -120,36 +119,18 @@ class ModelSkeleton:
         """The arrays of all leaves: what step programs are given."""
         return tuple(array for leaf in self.leaves for array in leaf.arrays)
 
-    @property
-    def dtype(self) -> jnp.dtype:
-        """Dtype of the weights before any quantisation."""
-        return self.policy.weights
-
-    def build(self, arrays: tuple[jax.Array, ...]) -> Decoder:
+    def build(self, arrays: tuple[jax.Array, ...]) -> M:
         """Return the module over these arrays, in the order of `self.arrays`. Called while tracing."""
-        model: Decoder = nnx.merge(self.graph, jax.tree.unflatten(self.treedef, arrays))
+        model: M = nnx.merge(self.graph, jax.tree.unflatten(self.treedef, arrays))
         return model
 
 
-@dataclass(frozen=True)
-class EncoderSkeleton:
+class ModelSkeleton(Skeleton[DecoderConfig, Decoder]):
+    """A decoder without its numbers."""
+
+
+class EncoderSkeleton(Skeleton[EncoderConfig, Encoder]):
     """An encoder without its numbers."""
-
-    config: EncoderConfig
-    policy: DtypePolicy
-    leaves: tuple[LeafSpec, ...]
-    graph: Any
-    treedef: Any
-
-    @property
-    def arrays(self) -> tuple[ArraySpec, ...]:
-        """The arrays of all leaves: what step programs are given."""
-        return tuple(array for leaf in self.leaves for array in leaf.arrays)
-
-    def build(self, arrays: tuple[jax.Array, ...]) -> Encoder:
-        """Return the module over these arrays, in the order of `self.arrays`. Called while tracing."""
-        model: Encoder = nnx.merge(self.graph, jax.tree.unflatten(self.treedef, arrays))
-        return model
 
 
 def make_skeleton(config: DecoderConfig, policy: DtypePolicy, adapters: AdaptersConfig | None = None) -> ModelSkeleton:

@@ -5,19 +5,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from jaxserve.errors import CheckpointError
 from jaxserve.model_config.decoder import CheckpointQuantization
 from jaxserve.quant.names import NO_QUANTIZATION
 from jaxserve.quant.tensor import Tensor, TensorInfo
 
+T = TypeVar("T")
 COMPRESSED_TENSORS: Final = "compressed-tensors"
 Read = Callable[[str], np.ndarray]
 """Reads a stored tensor by name."""
 ReadMatrix = Callable[[Read], Tensor]
 """Reads a matrix from its stored tensors."""
+INSTEAD: Final = "a checkpoint in f32, f16 or bf16 (--quantization makes it small), or a GGUF file"
+_MAX_SHOWN: Final = 80
 _USUALLY_PLAIN: Final = ("lm_head", "model.embed_tokens")
 """Modules that are taken for not quantised where there is only a config."""
 
@@ -70,3 +74,33 @@ class CheckpointForms:
 def _plain_matrices(tensors: Mapping[str, TensorInfo]) -> tuple[str, ...]:
     matrices = (info for info in tensors.values() if len(info.shape) == 2 and info.name.endswith(".weight"))
     return tuple(sorted(info.name.removesuffix(".weight") for info in matrices if not info.is_quantized))
+
+
+def unsupported(key: str, value: object, supported: str) -> CheckpointError:
+    """Return the error for a value that is not read. key: below `quantization_config`, with a dot before it."""
+    text = repr(value) if len(repr(value)) <= _MAX_SHOWN else repr(value)[:_MAX_SHOWN] + "..."
+    return CheckpointError(f"model config: quantization_config{key} is {text}; supported: {supported}")
+
+
+def only_scheme(found: Mapping[str, Any], read: Callable[[str, Mapping[str, Any]], T]) -> T:
+    """Return read(key, group) of the `config_groups` of compressed-tensors, which must be the same for every group. Raises CheckpointError."""
+    groups = _groups(found)
+    if found.get("transform_config"):
+        raise unsupported(".transform_config", found["transform_config"], "none")
+    schemes = {read(f".config_groups.{name}", group) for name, group in groups.items()}
+    if len(schemes) > 1:
+        raise unsupported(".config_groups", sorted(groups), "groups that are quantised alike")
+    return schemes.pop()
+
+
+def unsupported_weights(found: Mapping[str, Any], supported: str) -> CheckpointError:
+    """Return the error for groups that no format reads."""
+    name, group = next(iter(_groups(found).items()))
+    return unsupported(f".config_groups.{name}.weights", group.get("weights"), supported)
+
+
+def _groups(found: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    groups = found.get("config_groups")
+    if not isinstance(groups, dict) or not groups or not all(isinstance(group, dict) for group in groups.values()):
+        raise unsupported(".config_groups", groups, "a table of groups with `weights`")
+    return groups

@@ -8,11 +8,16 @@ from importlib import import_module
 from typing import Any
 
 from jaxserve.quant import formats
-from jaxserve.quant.checkpoint import COMPRESSED_TENSORS, CheckpointForm, CheckpointForms
-from jaxserve.quant.compressed_tensors import unsupported_weights
+from jaxserve.quant.checkpoint import (
+    COMPRESSED_TENSORS,
+    INSTEAD,
+    CheckpointForm,
+    CheckpointForms,
+    unsupported,
+    unsupported_weights,
+)
 from jaxserve.quant.format import Format
 from jaxserve.quant.names import format_modules
-from jaxserve.quant.unsupported import INSTEAD, unsupported
 
 
 @cache

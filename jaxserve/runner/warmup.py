@@ -51,7 +51,7 @@ def make_programs(
     progress: Progress,
 ) -> dict[Program, MadeProgram]:
     """Load or compile every wanted program of `task`."""
-    adapters = skeleton.adapters if isinstance(skeleton, ModelSkeleton) else None
+    adapters = skeleton.adapters
     model = (skeleton.config, skeleton.policy, adapters, abstract_params(skeleton, sharding))
     key = program_key(host_key_parts(), task.name, *model, sharding, pool_shape, kv_dtype)
 

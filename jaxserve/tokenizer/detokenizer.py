@@ -121,3 +121,25 @@ class IncrementalDetokenizer:
         num_held = max(matcher.num_matched for matcher in self._matchers)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]
+
+
+class TextOffsets:
+    """`text_offset` of a completion: the character at which each token begins.
+
+    Offsets ignore text held back for a stop string. A token inside a character has the offset of the character.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+    ) -> None:
+        self._state = tokenizer.text_state(skip_special_tokens=skip_special_tokens)
+        self._state.skip_prompt(prompt_token_ids)
+        self._offset = 0
+
+    def push(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the offsets of the next tokens."""
+        offsets = []
+        for token_id in token_ids:
+            offsets.append(self._offset)
+            self._offset += len(self._state.push(token_id))
+        return offsets

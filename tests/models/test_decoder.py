@@ -55,7 +55,7 @@ def prompt_logits(
                 ragged=ragged_layout(jnp.asarray([0, count]), jnp.int32(0), num_tokens=count),
             ),
         )
-        pool = KVPool(*(jnp.zeros(shape, kv_dtype or skeleton.dtype) for _ in range(2)))
+        pool = KVPool(*(jnp.zeros(shape, kv_dtype or skeleton.policy.weights) for _ in range(2)))
         return model.logits(model.hidden(tokens, pool, step)[0][-8:], jnp.int32(8))
 
     with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):

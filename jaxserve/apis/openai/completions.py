@@ -27,7 +27,7 @@ from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestHandle, RequestTiming, TokenCounts
 from jaxserve.frontend.prepare import prepare
 from jaxserve.frontend.request import GenerationRequest, Texts, chosen_constraint
-from jaxserve.tokenizer.logprob_tokens import TextOffsets
+from jaxserve.tokenizer.detokenizer import TextOffsets
 
 
 @partial(

@@ -10,7 +10,7 @@ from jaxserve.apis.openai.chat_schema import ChoiceLogprobs, ContentLogprob, Top
 from jaxserve.apis.openai.completions_schema import CompletionLogprobs
 from jaxserve.apis.schema.common import PromptLogprob
 from jaxserve.frontend.content_tokens import ScoredToken
-from jaxserve.tokenizer.logprob_tokens import TextOffsets
+from jaxserve.tokenizer.detokenizer import TextOffsets
 from jaxserve.tokenizer.tokenizer import Tokenizer
 
 

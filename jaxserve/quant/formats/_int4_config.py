@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxserve.quant.checkpoint import COMPRESSED_TENSORS
-from jaxserve.quant.compressed_tensors import only_scheme
-from jaxserve.quant.unsupported import INSTEAD, unsupported
+from jaxserve.quant.checkpoint import COMPRESSED_TENSORS, INSTEAD, only_scheme, unsupported
 
 
 @dataclass(frozen=True, slots=True)

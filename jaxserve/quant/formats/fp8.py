@@ -18,12 +18,19 @@ import numpy as np
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.model_config.decoder import CheckpointQuantization
 from jaxserve.quant.array import QuantArray
-from jaxserve.quant.checkpoint import COMPRESSED_TENSORS, CheckpointForm, CheckpointForms, Read, ReadMatrix
-from jaxserve.quant.compressed_tensors import only_scheme
+from jaxserve.quant.checkpoint import (
+    COMPRESSED_TENSORS,
+    INSTEAD,
+    CheckpointForm,
+    CheckpointForms,
+    Read,
+    ReadMatrix,
+    only_scheme,
+    unsupported,
+)
 from jaxserve.quant.format import Host
 from jaxserve.quant.formats._rows import RowFormat
 from jaxserve.quant.tensor import TensorInfo
-from jaxserve.quant.unsupported import INSTEAD, unsupported
 
 _STORED_DTYPE: Final = "F8_E4M3"
 _SCALE_SUFFIXES: Final = ("_scale", "_scale_inv")

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxserve.tokenizer.detokenizer import Delta, IncrementalDetokenizer
-from jaxserve.tokenizer.logprob_tokens import TextOffsets
+from jaxserve.tokenizer.detokenizer import Delta, IncrementalDetokenizer, TextOffsets
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "tokenizers"
