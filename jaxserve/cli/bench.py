@@ -5,61 +5,59 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 from jaxserve.cli.bench_flags import add_offline, add_serve, add_startup
-from jaxserve.cli.bench_tables import print_engine, print_notes, print_run, print_startup, print_sweep
 from jaxserve.cli.flags import config_from_flags
 from jaxserve.errors import ConfigError
 from jaxserve.log import configure_logging
 from jaxserve.runtime.environment import base_url, environment_api_key, restart_with
 from jaxserve.runtime.spawn import ENVIRONMENT
-from jaxserve.tools.bench.client import RequestRecord
+from jaxserve.tools.bench.client import BenchmarkError, RequestRecord
 from jaxserve.tools.bench.plot import check_plot, draw
+from jaxserve.tools.bench.report import LATENCIES
 from jaxserve.tools.bench.serving import Level, Load, connected
 from jaxserve.tools.bench.startup import StartFailedError, measure_startup
-from jaxserve.tools.bench.target import BenchmarkError
 from jaxserve.tools.bench.tokens import TokenizeError
 from jaxserve.tools.bench.workload import Workload, make_workload
 from jaxserve.tools.client import RemoteError
 
 Figures = dict[str, Any]
 
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of benchmark. `run` returns the figures of its runs; a failed request makes the exit code 1."""
-
-    summary: str
-    usage: str
-    add_flags: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], list[Figures]]
+FAILED = ("failed", "failed", "d")
+RATES = (
+    ("requests/s", "request_throughput", ".2f"),
+    ("  of them good", "request_goodput", ".2f"),
+    ("output tokens/s", "output_throughput", ".1f"),
+    ("all tokens/s", "total_token_throughput", ".1f"),
+)
+TOTALS = (
+    ("completed", "completed", "d"),
+    FAILED,
+    ("duration (s)", "duration", ".2f"),
+    ("prompt tokens", "total_input_tokens", "d"),
+    ("  of them cached", "total_cached_tokens", "d"),
+    ("output tokens", "total_output_tokens", "d"),
+    *RATES,
+)
+SWEEP = (FAILED, *RATES)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "\n       ".join(f"jaxserve bench {name} {kind.usage}" for name, kind in KINDS.items())
+    parser.usage = "\n       ".join(f"jaxserve bench {name} {words}" for name, (_, words, _, _) in KINDS.items())
     kinds = parser.add_subparsers(dest="kind", metavar="{" + ",".join(KINDS) + "}")
-    for name, kind in KINDS.items():
-        usage = f"jaxserve bench {name} {kind.usage}"
-        kind.add_flags(
-            kinds.add_parser(name, help=kind.summary, description=kind.summary, usage=usage, allow_abbrev=False)
-        )
+    for name, (summary, words, add_kind_flags, _) in KINDS.items():
+        usage = f"jaxserve bench {name} {words}"
+        add_kind_flags(kinds.add_parser(name, help=summary, description=summary, usage=usage, allow_abbrev=False))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -69,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json and not Path(arguments.json).parent.is_dir():
         raise ConfigError(f"--json {arguments.json}: {Path(arguments.json).parent} is not a directory")
     try:
-        runs = KINDS[arguments.kind].run(arguments)
+        runs = KINDS[arguments.kind][-1](arguments)
     except (BenchmarkError, RemoteError, TokenizeError, StartFailedError) as error:
         print(f"jaxserve bench: {error}", file=sys.stderr)
         return 1
@@ -128,8 +126,7 @@ async def _sweep(load: Load, levels: Sequence[Level]) -> list[Figures]:
 
 
 def _run_offline(arguments: argparse.Namespace) -> list[Figures]:
-    from jaxserve.tools.bench.local_engine import grammar_of, run_offline  # imports jax
-    from jaxserve.tools.bench.offline import OfflineLoad
+    from jaxserve.tools.bench.offline import OfflineLoad, grammar_of, run_offline  # imports jax
 
     config = config_from_flags(arguments)
     grammar = grammar_of(arguments.structured_outputs, config.structured.max_grammar_depth)
@@ -160,12 +157,12 @@ def _run_startup(arguments: argparse.Namespace) -> list[Figures]:
     return [figures]
 
 
+Kind = tuple[str, str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], list[Figures]]]
+"""Summary, usage, a function that adds the flags, and one that returns the figures of the runs."""
 KINDS: Mapping[str, Kind] = {
-    "serve": Kind("load a running server", "[OPTIONS]", add_serve, _run_serve),
-    "offline": Kind("load the engine alone, in this process", "[MODEL] [OPTIONS]", add_offline, _run_offline),
-    "startup": Kind(
-        "time `jaxserve serve` until it is ready", "[OPTIONS] [-- SERVE OPTIONS]", add_startup, _run_startup
-    ),
+    "serve": ("load a running server", "[OPTIONS]", add_serve, _run_serve),
+    "offline": ("load the engine alone, in this process", "[MODEL] [OPTIONS]", add_offline, _run_offline),
+    "startup": ("time `jaxserve serve` until it is ready", "[OPTIONS] [-- SERVE OPTIONS]", add_startup, _run_startup),
 }
 
 
@@ -176,7 +173,7 @@ def _progress() -> Iterator[Callable[[str, int], tuple[Callable[[], None], Calla
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bars:
 
         def add_bar(name: str, total: int) -> tuple[Callable[[], None], Callable[[RequestRecord], None]]:
-            task: TaskID = bars.add_task(name, total=total, start=False)
+            task = bars.add_task(name, total=total, start=False)
 
             def on_done(record: RequestRecord) -> None:
                 del record
@@ -202,3 +199,86 @@ def _levels(concurrencies: Sequence[int] | None, counts: Sequence[int]) -> list[
         )
     counts = counts if len(counts) == len(at_a_time) else [*counts] * len(at_a_time)
     return [Level(num_prompts=n, max_concurrency=most) for n, most in zip(counts, at_a_time, strict=True)]
+
+
+def print_run(figures: Figures, percentiles: Sequence[float]) -> None:
+    """Print the totals and latencies of one run."""
+    console = Console()
+    totals = Table(show_header=False)
+    for name, key, form in TOTALS:
+        if figures[key] is not None:
+            totals.add_row(name, format(figures[key], form))
+    kinds = ("mean", "median", *(f"p{percent:g}" for percent in percentiles if percent != 50))
+    latencies = Table("latency (ms)", *kinds)
+    for key, name in LATENCIES.items():
+        latencies.add_row(name, *(_number(figures[f"{kind}_{key}_ms"], ".1f") for kind in kinds))
+    console.print(totals, latencies)
+
+
+def print_sweep(runs: Sequence[Figures], percentiles: Sequence[float]) -> None:
+    """Print several runs, one column each."""
+    rows = [row for row in SWEEP if any(run[row[1]] is not None for run in runs)]
+    for latency, name in LATENCIES.items():
+        rows.append((f"{name} (ms), median", f"median_{latency}_ms", ".1f"))
+        if (highest := max(percentiles)) > 50:
+            rows.append((f"{name} (ms), p{highest:g}", f"p{highest:g}_{latency}_ms", ".1f"))
+    table = Table("requests at a time")
+    for run in runs:
+        table.add_column(_number(run["max_concurrency"], "d"), justify="right")
+    for name, key, form in rows:
+        table.add_row(name, *(_number(run[key], form) for run in runs))
+    Console().print(table)
+
+
+def print_notes(runs: Sequence[Figures]) -> None:
+    """Print what makes figures incomparable, and the errors."""
+    console = Console()
+    omitted = sorted({name for run in runs for name in run.get("omitted_fields", ())})
+    if omitted:
+        console.print(f"the server refuses {', '.join(omitted)}: sent without", style="yellow", markup=False)
+    if num_mismatched := sum(run["mismatched_inputs"] for run in runs):
+        text = f"the server read another number of tokens than counted here in {num_mismatched} requests"
+        console.print(text, style="yellow", markup=False)
+    if num_short := sum(run["short_outputs"] for run in runs):
+        text = f"{num_short} requests ended before the wanted number of tokens: do not compare their throughput"
+        console.print(text, style="yellow", markup=False)
+    sources = {run.get("output_tokens_from", "usage") for run in runs} - {"usage"}
+    if sources:
+        console.print(f"output tokens were counted by {', '.join(sorted(sources))}: usage was missing", style="yellow")
+    for run in runs:
+        for error, count in run["errors"].items():
+            console.print(f"{count} x {error}", style="red", markup=False)
+
+
+def print_engine(figures: Figures) -> None:
+    """Print the engine's figures of an offline run."""
+    totals = Table(show_header=False)
+    for name, text in (
+        ("steps", f"{figures['num_steps']}"),
+        ("device (s)", f"{figures['device_seconds']:.2f}, {figures['device_share']:.0%} of the time"),
+        ("padding", f"{figures['padding_share']:.1%} of the computed rows"),
+        ("preemptions", f"{figures['num_preemptions']}"),
+        ("drafts", f"{figures['num_accepted_tokens']} of {figures['num_draft_tokens']} tokens were right"),
+        ("host gap (ms)", " / ".join(_number(figures[f"{k}_host_gap_ms"], ".3f") for k in ("median", "p99"))),
+        ("compilations while serving", f"{figures['compilations'].get('serving', 0)}"),
+    ):
+        totals.add_row(name, text)
+    programs = Table("program", "steps", "device (s)")
+    seconds = figures["device_seconds_by_program"]
+    for program, count in figures["steps_by_program"].items():
+        programs.add_row(program, str(count), _number(seconds.get(program), ".3f"))
+    Console().print(totals, programs)
+
+
+def print_startup(figures: Figures) -> None:
+    """Print the cold start and the median of the warm ones."""
+    table = Table("start", "answers HTTP (s)", "ready (s)")
+    table.add_row("cold", f"{figures['cold_listening_s']:.2f}", f"{figures['cold_ready_s']:.2f}")
+    if warm := figures["warm_ready_s"]:
+        listening = statistics.median(figures["warm_listening_s"])
+        table.add_row(f"warm, median of {len(warm)}", f"{listening:.2f}", f"{statistics.median(warm):.2f}")
+    Console().print(table)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

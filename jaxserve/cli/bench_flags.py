@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from typing import Any, get_args
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar, get_args
 
 from jaxserve.cli.flags import add_flags
 from jaxserve.runtime.settings import ENGINE_SECTIONS
+from jaxserve.tools.bench.client import ENDPOINTS
 from jaxserve.tools.bench.report import DEFAULT_PERCENTILES, GOODPUT_METRICS
-from jaxserve.tools.bench.target import ENDPOINTS
 from jaxserve.tools.bench.workload import WorkloadName
+
+T = TypeVar("T", int, float)
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
@@ -117,44 +121,36 @@ def _add_report(group: Any) -> None:
     group.add_argument("--json", metavar="FILE", help="write the figures, named as `vllm bench serve` names them")
 
 
-def _positive(text: str) -> int:
-    return _at_least(text, 1)
-
-
-def _count(text: str) -> int:
-    return _at_least(text, 0)
-
-
-def _at_least(text: str, least: int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+def _positive(text: str, least: int = 1) -> int:
+    value = _number(text, int, "a whole number")
     if value < least:
         raise argparse.ArgumentTypeError(f"{value} is less than {least}")
     return value
+
+
+_count = partial(_positive, least=0)
 
 
 def _counts(text: str) -> list[int]:
     return [_positive(part) for part in text.split(",")]
 
 
-def _number(text: str) -> float:
+def _number(text: str, kind: Callable[[str], T], noun: str) -> T:
     try:
-        return float(text)
+        return kind(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not {noun}") from None
 
 
 def _positive_number(text: str) -> float:
-    value = _number(text)
+    value = _number(text, float, "a number")
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return value
 
 
 def _percentiles(text: str) -> list[float]:
-    values = [_number(part) for part in text.split(",")]
+    values = [_number(part, float, "a number") for part in text.split(",")]
     for value in values:
         if not 0 <= value <= 100:
             raise argparse.ArgumentTypeError(f"{value:g} is not between 0 and 100")

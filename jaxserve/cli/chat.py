@@ -8,8 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from jaxserve.cli import client_options
-from jaxserve.tools.terminal.chat import Chat
-from jaxserve.tools.terminal.conversation import Conversation
+from jaxserve.tools.terminal.chat import Chat, Conversation
 
 EXAMPLES = """\
 examples:

@@ -16,8 +16,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.runtime.environment import base_url, child_environment, environment_api_key
 from jaxserve.tools.client import NoServerError, Remote, RemoteError
 from jaxserve.tools.terminal.local_server import LocalServer, ServerEndedError, local_server
-from jaxserve.tools.terminal.reply import Reply
-from jaxserve.tools.terminal.screen import Screen
+from jaxserve.tools.terminal.reply import Reply, Screen
 
 SAMPLING = ("temperature", "top_p", "max_tokens", "seed", "stop")
 

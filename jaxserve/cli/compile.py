@@ -11,7 +11,7 @@ from jaxserve.cli.flags import add_flags, config_from_flags
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.log import configure_logging
-from jaxserve.runtime.settings import ENGINE_SECTIONS, SETTINGS, format_value, value_of
+from jaxserve.runtime.settings import BY_NAME, ENGINE_SECTIONS, SETTINGS, format_value, value_of
 from jaxserve.runtime.startup_display import StartupDisplay
 
 EPILOG = """\
@@ -65,13 +65,11 @@ def _settings(config: Config) -> dict[str, str]:
 
 def _flags(config: Config) -> list[str]:
     """Return the settings that differ from their defaults, as words of a command line."""
-    chosen = _settings(config)
     words: list[str] = []
-    for setting in SETTINGS:
-        if setting.name not in chosen:
-            continue
-        if setting.kind == "switch":
-            words.append(setting.flag if chosen[setting.name] == "true" else f"--no-{setting.flag.removeprefix('--')}")
+    for name, value in _settings(config).items():
+        flag = BY_NAME[name].flag
+        if BY_NAME[name].kind == "switch":
+            words.append(flag if value == "true" else f"--no-{flag.removeprefix('--')}")
         else:
-            words += [setting.flag, chosen[setting.name]]
+            words += [flag, value]
     return words

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from jaxserve.frontend.embedding import (
     check_dimensions,
@@ -18,27 +17,23 @@ from jaxserve.frontend.frontend import Frontend
 from jaxserve.llm.results import EmbeddingOutput, EmbeddingRequestOutput, ScoringOutput, ScoringRequestOutput
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingOptions:
-    """Options of `embed`, named as the fields of /v1/embeddings."""
-
-    dimensions: int | None
-    normalize: bool | None
-    truncate_prompt_tokens: int | None
-
-
 async def embed_all(
-    frontend: Frontend, prompts: Sequence[str | list[int]], options: EmbeddingOptions, on_done: Callable[[], None]
+    frontend: Frontend,
+    prompts: Sequence[str | list[int]],
+    dimensions: int | None,
+    normalize: bool | None,
+    truncate_prompt_tokens: int | None,
+    on_done: Callable[[], None],
 ) -> list[EmbeddingRequestOutput]:
     """Return vectors in the order of `prompts`, all of which are checked before anything runs. Raises RequestError."""
     model_info, model = frontend.require_vectors()
-    check_dimensions(options.dimensions, model)
-    texts = await encode_inputs(frontend, model_info, prompts, truncate=options.truncate_prompt_tokens, param="prompts")
+    check_dimensions(dimensions, model)
+    texts = await encode_inputs(frontend, model_info, prompts, truncate=truncate_prompt_tokens, param="prompts")
     if not texts:
         return []
     vectors = await vectors_of(frontend, model_info, texts, on_done=on_done)
-    normalizes = model.normalizes if options.normalize is None else options.normalize
-    matrix = finished(vectors, normalizes=normalizes, dimensions=options.dimensions)
+    normalizes = model.normalizes if normalize is None else normalize
+    matrix = finished(vectors, normalizes=normalizes, dimensions=dimensions)
     return [
         EmbeddingRequestOutput(
             prompt=prompt if isinstance(prompt, str) else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from types import TracebackType
@@ -14,19 +14,29 @@ from typing import Any, Literal, TypeAlias
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
+from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
 from jaxserve.errors import RequestError, invalid
 from jaxserve.frontend.checks import shorten
+from jaxserve.frontend.engine_client.client import EngineClient
+from jaxserve.frontend.engine_client.connection import EngineConnection
 from jaxserve.frontend.frontend import Frontend
-from jaxserve.ipc.engine_spec import FakeOptions
+from jaxserve.frontend.peers import PeerProcesses
+from jaxserve.frontend.tokenization import tokenization
+from jaxserve.ipc.address import folder_of, own_address
+from jaxserve.ipc.engine_spec import EngineSpec, FakeOptions
+from jaxserve.ipc.messages import StartupProgress
+from jaxserve.ipc.transport import ClientSocket
 from jaxserve.llm.background import Background
-from jaxserve.llm.embedding import EmbeddingOptions, embed_all, score_all
+from jaxserve.llm.embedding import embed_all, score_all
 from jaxserve.llm.generation import Work, chat_work, run_all, text_work
 from jaxserve.llm.results import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
 from jaxserve.llm.sampling_params import SamplingParams
-from jaxserve.llm.session import engine_session
 from jaxserve.llm.settings import llm_config
+from jaxserve.runtime.api_process import install, make_frontend, tokenizer_of
+from jaxserve.runtime.engine_process import EngineProcess, check_tokenizer, engine_process, wait_dead, wait_started
 from jaxserve.runtime.startup_display import StartupDisplay
+from jaxserve.runtime.tasks import in_thread, running
 
 Message = dict[str, Any]
 """A message of OpenAI's API: `{"role": "user", "content": "..."}`."""
@@ -122,9 +132,10 @@ class LLM:
         The options are those of /v1/embeddings. Order, checks and errors are those of `generate`.
         """
         listed = _listed_prompts(prompts)
-        options = EmbeddingOptions(dimensions, normalize, truncate_prompt_tokens)
         with _progress(len(listed), progress_bar) as on_done:
-            return self._engine.call(lambda frontend: embed_all(frontend, listed, options, on_done))
+            return self._engine.call(
+                lambda frontend: embed_all(frontend, listed, dimensions, normalize, truncate_prompt_tokens, on_done)
+            )
 
     def score(
         self,
@@ -229,3 +240,37 @@ def _progress(total: int, is_wanted: bool) -> Iterator[Callable[[], None]]:
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("prompts", total=total)
         yield partial(bar.advance, task)
+
+
+@contextlib.asynccontextmanager
+async def engine_session(
+    config: Config,
+    executor: Literal["local", "fake"],
+    fake: FakeOptions,
+    on_progress: Callable[[StartupProgress], None],
+) -> AsyncIterator[Frontend]:
+    """Yield the frontend of an engine that is ready: a server without a port."""
+    with own_address(config.server.uds_dir) as address, tokenization() as tokens:
+        frontend = make_frontend(config, PeerProcesses(0, 1, folder_of(address)), tokens, on_progress)
+        async with contextlib.aclosing(frontend.grammars), _engine(config, address, executor, fake, frontend):
+            yield frontend
+
+
+@contextlib.asynccontextmanager
+async def _engine(
+    config: Config, address: str, executor: Literal["local", "fake"], fake: FakeOptions, frontend: Frontend
+) -> AsyncIterator[None]:
+    """Run the engine process inside the block; requests under way end with an error if it ends."""
+    path = await in_thread(lambda: resolve(config.model.model, config.model.revision))
+    spec = EngineSpec(config=config, model_path=str(path), address=address, executor=executor, fake=fake)
+    with contextlib.closing(ClientSocket(address)) as socket:
+        async with frontend.client.connected(socket) as connection, engine_process(spec) as engine:
+            tokenizer = await in_thread(lambda: tokenizer_of(config, path))
+            install(frontend, config, tokenizer, path)
+            check_tokenizer(tokenizer, await wait_started(connection, engine), path)
+            async with running(_fail_at_end(frontend.client, connection, engine)):
+                yield
+
+
+async def _fail_at_end(client: EngineClient, connection: EngineConnection, engine: EngineProcess) -> None:
+    client.fail(await wait_dead(connection, engine))

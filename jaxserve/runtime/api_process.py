@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from jaxserve.apis.responses.service import ResponseService
-from jaxserve.config import Config
+from jaxserve.config import Config, ServerConfig
 from jaxserve.errors import ConfigError
 from jaxserve.frontend.engine_client.client import EngineClient
 from jaxserve.frontend.engine_client.connection import EngineConnection
@@ -35,7 +35,6 @@ from jaxserve.ipc.messages import ModelInfo, StartupProgress
 from jaxserve.ipc.report import PhaseSpan
 from jaxserve.ipc.transport import ClientSocket
 from jaxserve.metrics import Metrics
-from jaxserve.runtime.api_keys import api_keys
 from jaxserve.runtime.tasks import first_of
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
@@ -65,10 +64,6 @@ class ApiProcess:
     @property
     def startup(self) -> StartupLog:
         return self.state.startup
-
-    def install(self, tokenizer: Tokenizer, path: Path) -> None:
-        """Install the model's tokenizer and output format. Raises ConfigError for parsers that do not go together."""
-        install(self.state.frontend, self.config, tokenizer, path)
 
     @contextlib.asynccontextmanager
     async def connected(self, address: str) -> AsyncIterator[EngineConnection]:
@@ -214,3 +209,28 @@ def tokenizer_of(config: Config, path: Path) -> Tokenizer:
     """Load the tokenizer of the model at `path`, with the chat template of the config, if any."""
     template = config.model.chat_template
     return load_tokenizer(path, chat_template=Path(template) if template is not None else None)
+
+
+def api_keys(server: ServerConfig) -> list[str]:
+    """Return the keys of `--api-key` and `--api-key-file`; an empty list if neither is set: the API is open.
+
+    Raises ConfigError if one is set but holds no key, so that a mistake never opens the server.
+    """
+    keys = []
+    if server.api_key is not None:
+        keys += _required("--api-key", server.api_key.split(","))
+    if server.api_key_file is not None:
+        source = f"--api-key-file {server.api_key_file}"
+        try:
+            lines = Path(server.api_key_file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{source}: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
+        keys += _required(source, [line for line in lines if not line.lstrip().startswith("#")])
+    return keys
+
+
+def _required(source: str, texts: list[str]) -> list[str]:
+    keys = [text.strip() for text in texts if text.strip()]
+    if not keys:
+        raise ConfigError(f"{source}: holds no key")
+    return keys

@@ -26,7 +26,7 @@ import msgspec
 from jaxserve.config import Config
 from jaxserve.errors import StartupError
 from jaxserve.log import configure_logging
-from jaxserve.runtime.api_process import ApiProcess, serving_api, tokenizer_of
+from jaxserve.runtime.api_process import ApiProcess, install, serving_api, tokenizer_of
 from jaxserve.runtime.tasks import StopSignals, first_of, in_thread, running
 
 _log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ async def serve(listener: socket.socket) -> int:
         with stop.caught():
             tokenizer = await in_thread(lambda: tokenizer_of(spec.config, Path(spec.model_path)))
             async with serving_api(spec.config, spec.address, listener, spec.index) as api:
-                api.install(tokenizer, Path(spec.model_path))
+                install(api.state.frontend, spec.config, tokenizer, Path(spec.model_path))
                 return await _serve_until_end(api, spec.address, orders, stop)
 
 
@@ -91,7 +91,10 @@ async def _follow_engines(api: ApiProcess, address: str, orders: asyncio.StreamR
     """Connect to one engine after the other, as ordered; returns why there is none any more."""
     while True:
         async with api.connected(address):
-            order = await _next_order(orders)
+            line = await orders.readline()
+            if not line:  # the parent died
+                os._exit(1)
+            order = _ORDER.decode(line)
             if isinstance(order, Stop):
                 api.client.fail(order.reason)  # inside the block: after it, requests would wait for the next engine
                 return order.reason
@@ -102,14 +105,6 @@ async def _announce(api: ApiProcess) -> None:
     await api.client.wait_started()
     sys.stdout.buffer.write(READY_LINE)
     sys.stdout.flush()
-
-
-async def _next_order(orders: asyncio.StreamReader) -> Order:
-    """Return the parent's next order. Exits the process at once if the parent died."""
-    line = await orders.readline()
-    if not line:
-        os._exit(1)
-    return _ORDER.decode(line)
 
 
 @contextlib.asynccontextmanager

@@ -15,12 +15,14 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
@@ -31,10 +33,8 @@ from jaxserve.ipc.engine_spec import EngineSpec, FakeOptions
 from jaxserve.ipc.messages import ModelInfo, StartupProgress
 from jaxserve.ipc.report import process_start_s
 from jaxserve.log import configure_logging, line_of
-from jaxserve.runtime.api_keys import api_keys
-from jaxserve.runtime.api_process import ApiProcess, model_names, serving_api, tokenizer_of
+from jaxserve.runtime.api_process import ApiProcess, api_keys, install, model_names, serving_api, tokenizer_of
 from jaxserve.runtime.api_workers import ApiWorkers, api_workers
-from jaxserve.runtime.descriptors import allow_connections
 from jaxserve.runtime.engine_process import check_tokenizer
 from jaxserve.runtime.engine_supervisor import EngineSupervisor
 from jaxserve.runtime.settings import describe
@@ -46,6 +46,9 @@ from jaxserve.tokenizer.tokenizer import Tokenizer
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_NUM_OTHER_DESCRIPTORS: Final = 256
+"""Upper bound of files that a server opens besides its connections."""
 
 
 def run_serve(
@@ -71,29 +74,42 @@ def run_serve(
         return asyncio.run(_Server(config, listeners, executor, fake or FakeOptions(), engine).run())
 
 
+def allow_connections(max_connections: int) -> None:
+    """Raise the soft limit to what `max_connections` need, as far as the hard limit allows.
+
+    Shells often set 1024. Without a free descriptor a connection is not refused: it waits in the kernel's queue.
+    """
+    wanted = max_connections + _NUM_OTHER_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    possible = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
+    if possible < wanted:
+        _log.warning(
+            "%d connections (--max-connections) need %d file descriptors, this process may have %d (ulimit -n)",
+            max_connections,
+            wanted,
+            possible,
+        )
+
+
+@dataclass(slots=True)
 class _Server:
     """One run of the first API process, which owns all others."""
 
-    def __init__(
-        self,
-        config: Config,
-        listeners: Sequence[socket.socket],
-        executor: Literal["local", "fake"],
-        fake: FakeOptions,
-        engine: Spawned | None,
-    ) -> None:
-        self._config = config
-        self._listeners = listeners
-        self._executor: Literal["local", "fake"] = executor
-        self._fake = fake
-        self._spawned = engine
-        self._display = StartupDisplay()
-        self._workers: ApiWorkers | None = None
+    config: Config
+    listeners: Sequence[socket.socket]
+    executor: Literal["local", "fake"]
+    fake: FakeOptions
+    spawned: Spawned | None
+    display: StartupDisplay = field(default_factory=StartupDisplay)
+    workers: ApiWorkers | None = None
 
     async def run(self) -> int:
         stop = StopSignals(self._pass_on_signal)
-        with own_address(self._config.server.uds_dir) as address, stop.caught():
-            async with serving_api(self._config, address, self._listeners[0], 0, self._display.show) as api:
+        with own_address(self.config.server.uds_dir) as address, stop.caught():
+            async with serving_api(self.config, address, self.listeners[0], 0, self.display.show) as api:
                 api.startup.own.add("server", process_start_s())
                 return await self._serve_until_end(api, address, stop)
 
@@ -110,15 +126,15 @@ class _Server:
     async def _run_others(self, api: ApiProcess, address: str) -> str:
         """Start the other processes, announce the server, and wait; returns which process ended. Raises StartupError."""
         with contextlib.ExitStack() as display:
-            display.enter_context(self._display)
-            model = self._config.model
+            display.enter_context(self.display)
+            model = self.config.model
             path = await _phase(api, "model", lambda: resolve(model.model, model.revision))
             supervisor = self._engine_supervisor(api, path, address)
             async with running(supervisor.run()) as engine_end:
-                tokenizer = await _phase(api, "tokenizer", lambda: tokenizer_of(self._config, path))
-                api.install(tokenizer, path)
-                async with api_workers(self._config, path, address, self._listeners[1:]) as workers:
-                    self._workers = workers
+                tokenizer = await _phase(api, "tokenizer", lambda: tokenizer_of(self.config, path))
+                install(api.state.frontend, self.config, tokenizer, path)
+                async with api_workers(self.config, path, address, self.listeners[1:]) as workers:
+                    self.workers = workers
                     async with running(_all_ready(api, tokenizer, path, workers)) as ready:
                         await asyncio.wait({ready, engine_end}, return_when=asyncio.FIRST_COMPLETED)
                         if not engine_end.done():
@@ -134,29 +150,29 @@ class _Server:
 
     def _engine_supervisor(self, api: ApiProcess, path: Path, address: str) -> EngineSupervisor:
         spec = EngineSpec(
-            config=self._config,
+            config=self.config,
             model_path=str(path),
             address=address,
-            executor=self._executor,
-            fake=self._fake,
+            executor=self.executor,
+            fake=self.fake,
             phases=api.startup.own.take(),
         )
-        return EngineSupervisor(api, spec, self._spawned, self._switch_engine)
+        return EngineSupervisor(api, spec, self.spawned, self._switch_engine)
 
     async def _switch_engine(self, address: str) -> None:
-        if self._workers is not None:
-            await self._workers.switch_engine(address)
+        if self.workers is not None:
+            await self.workers.switch_engine(address)
 
     def _pass_on_signal(self) -> None:
-        if self._workers is not None:
-            self._workers.terminate()
+        if self.workers is not None:
+            self.workers.terminate()
 
     def _announce(self, tokenizer: Tokenizer, model_info: ModelInfo) -> None:
         """Print the URL and a command to paste, in one line."""
-        host, port = self._listeners[0].getsockname()[:2]
+        host, port = self.listeners[0].getsockname()[:2]
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        key = ' -H "Authorization: Bearer $JAXSERVE_API_KEY"' if api_keys(self._config.server) else ""
+        key = ' -H "Authorization: Bearer $JAXSERVE_API_KEY"' if api_keys(self.config.server) else ""
         prompt: Any
         if model_info.embedding is not None:
             path, name, prompt = "embeddings", "input", "Once upon a time"
@@ -164,7 +180,7 @@ class _Server:
             path, name, prompt = "chat/completions", "messages", [{"role": "user", "content": "Hello!"}]
         else:
             path, name, prompt = "completions", "prompt", "Once upon a time"
-        data = json.dumps({"model": model_names(self._config)[0], name: prompt}).replace("'", "'\\''")
+        data = json.dumps({"model": model_names(self.config)[0], name: prompt}).replace("'", "'\\''")
         curl = f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{data}'"
         line = line_of(f"jaxserve is ready at {url} - try: {curl}")
         with contextlib.suppress(OSError):  # a closed stdout is no reason to stop, now or in a last flush

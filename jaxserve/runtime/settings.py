@@ -32,16 +32,7 @@ BYTE_UNITS: Mapping[str, int] = types.MappingProxyType(
         **{f"{letter}B": 1000**power for power, letter in enumerate("KMGT", start=1)},
     }
 )
-_SWITCH_WORDS = {
-    "true": True,
-    "yes": True,
-    "on": True,
-    "1": True,
-    "false": False,
-    "no": False,
-    "off": False,
-    "0": False,
-}
+_SWITCH_WORDS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 _KINDS: Mapping[type, Kind] = types.MappingProxyType({str: "text", int: "integer", float: "number", bool: "switch"})
 
 
@@ -75,14 +66,9 @@ class Setting:
             return "one of " + ", ".join(self.choices)
         if self.kind == "switch":
             return "true or false"
-        noun = {"text": "", "integer": "an integer", "number": "a number", "bytes": "a size like 512MiB or 2GiB"}[
-            self.kind
-        ]
-        bounds = [
-            f"{word} {_plain(bound)}"
-            for word, bound in (("at least", self.least), ("at most", self.most))
-            if bound is not None
-        ]
+        noun = {"integer": "an integer", "number": "a number", "bytes": "a size like 512MiB or 2GiB"}.get(self.kind, "")
+        limits = (("at least", self.least), ("at most", self.most))
+        bounds = [f"{word} {bound:.15g}" for word, bound in limits if bound is not None]
         return ", ".join(part for part in (noun, " and ".join(bounds)) if part)
 
 
@@ -110,37 +96,27 @@ def parse_value(setting: Setting, raw: object, source: str) -> Value:
         return None
     try:
         value: Value = _PARSERS[setting.kind](raw)
+        if setting.kind == "choice" and value not in setting.choices:
+            raise ValueError
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            least, most = setting.least, setting.most
+            if (least is not None and value < least) or (most is not None and value > most):
+                raise ValueError
     except ValueError:
         raise _rejected(setting, raw, source) from None
-    if setting.kind == "choice" and value not in setting.choices:
-        raise _rejected(setting, raw, source)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        too_small = setting.least is not None and value < setting.least
-        too_large = setting.most is not None and value > setting.most
-        if too_small or too_large:
-            raise _rejected(setting, raw, source)
     return value
 
 
-def format_bytes(num_bytes: int) -> str:
-    """Return the shortest exact text: 2GiB, 512MiB, 1000."""
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        if num_bytes and num_bytes % BYTE_UNITS[unit] == 0:
-            return f"{num_bytes // BYTE_UNITS[unit]}{unit}"
-    return str(num_bytes)
-
-
 def format_value(setting: Setting, value: Value) -> str:
-    """Return a value as text for people; secrets are masked."""
+    """Return a value as text for people; secrets are masked, bytes as short as is exact (2GiB, 512MiB, 1000)."""
     if value is None:
         return "none"
     if setting.is_secret:
         return "***"
-    if setting.kind == "bytes" and isinstance(value, int):
-        return format_bytes(value)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
+    if setting.kind == "bytes" and isinstance(value, int) and value:
+        unit = next((unit for unit in ("TiB", "GiB", "MiB", "KiB") if value % BYTE_UNITS[unit] == 0), "")
+        return f"{value // BYTE_UNITS[unit]}{unit}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def declared_setting(section: str, field: dataclasses.Field[Any], hint: Any) -> Setting:
@@ -182,18 +158,15 @@ def _text(raw: object) -> str:
 
 
 def _integer(raw: object) -> int:
-    if isinstance(raw, bool) or not isinstance(raw, int | str):
-        raise ValueError
-    return int(raw)
+    if isinstance(raw, int | str) and not isinstance(raw, bool):
+        return int(raw)
+    raise ValueError
 
 
 def _number(raw: object) -> float:
-    if isinstance(raw, bool) or not isinstance(raw, int | float | str):
-        raise ValueError
-    value = float(raw)
-    if not math.isfinite(value):
-        raise ValueError
-    return value
+    if isinstance(raw, int | float | str) and not isinstance(raw, bool) and math.isfinite(float(raw)):
+        return float(raw)
+    raise ValueError
 
 
 def _switch(raw: object) -> bool:
@@ -224,10 +197,6 @@ def _rejected(setting: Setting, raw: object, source: str) -> ConfigError:
     if setting.name == "port" and isinstance(raw, str) and raw.startswith("tcp://"):
         hint = " (Kubernetes sets it for a Service named `jaxserve`: use `enableServiceLinks: false`)"
     return ConfigError(f"{source} {shown}: expected {setting.limits or 'a text that is not empty'}{hint}")
-
-
-def _plain(bound: float) -> str:
-    return str(int(bound)) if float(bound).is_integer() else str(bound)
 
 
 SETTINGS = declared_settings()

@@ -38,8 +38,13 @@ def measure_startup(command: Sequence[str], *, num_warm: int, timeout_s: float) 
     command: `jaxserve serve ...` without `--port` and `--compile-cache`. Raises StartFailedError.
     """
     with tempfile.TemporaryDirectory(prefix="jaxserve-bench-") as folder:
-        cache = Path(folder) / "programs"
-        cold, *warm = [_start_once(command, cache, Path(folder), timeout_s) for _ in range(1 + num_warm)]
+        all_times = []
+        for _ in range(1 + num_warm):
+            port = free_port()
+            words = [*command, "--host", HOST, "--port", str(port), "--compile-cache", str(Path(folder) / "programs")]
+            with started(words, port, Path(folder) / "server.log", timeout_s) as times:
+                all_times.append(times)
+    cold, *warm = all_times
     return {
         "command": " ".join(command),
         "cold_listening_s": cold.listening_s,
@@ -47,13 +52,6 @@ def measure_startup(command: Sequence[str], *, num_warm: int, timeout_s: float) 
         "warm_listening_s": [times.listening_s for times in warm],
         "warm_ready_s": [times.ready_s for times in warm],
     }
-
-
-def _start_once(command: Sequence[str], cache: Path, folder: Path, timeout_s: float) -> StartTimes:
-    port = free_port()
-    words = [*command, "--host", HOST, "--port", str(port), "--compile-cache", str(cache)]
-    with started(words, port, folder / "server.log", timeout_s) as times:
-        return times
 
 
 @contextmanager
@@ -89,7 +87,7 @@ def started(
             raise StartFailedError(f"{error}\n{tail}" if tail else str(error)) from None
         yield times
     finally:
-        _stop(process)
+        stop_process(process, STOP_TIMEOUT_S)
 
 
 def _await_ready(process: subprocess.Popen[bytes], port: int, started_s: float, timeout_s: float) -> StartTimes:
@@ -119,13 +117,14 @@ def http_get(port: int, path: str) -> tuple[int | None, bytes]:
         connection.close()
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def stop_process(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """End a process, and kill it if it still runs after `timeout_s`."""
     process.terminate()
     try:
-        process.wait(STOP_TIMEOUT_S)
+        process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def free_port() -> int:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxserve.errors import JaxserveError
+from jaxserve.tools.bench.startup import stop_process
 
 STOP_TIMEOUT_S = 30.0
 _READY = re.compile(rb"jaxserve is ready at (http://\S+)")
@@ -52,7 +53,7 @@ def local_server(words: Sequence[str], environment: Mapping[str, str]) -> Iterat
     try:
         yield LocalServer(_await_ready(process), key)
     finally:
-        _stop(process)
+        stop_process(process, STOP_TIMEOUT_S)
         for number, handler in signals.items():
             signal.signal(number, handler)
 
@@ -63,15 +64,6 @@ def _await_ready(process: subprocess.Popen[bytes]) -> str:
         if found := _READY.search(line):
             return found[1].decode()
     raise ServerEndedError(process.wait())
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.communicate(timeout=STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
 
 
 def _leave(number: int, frame: object) -> None:

@@ -7,7 +7,7 @@ from resource import RLIM_INFINITY
 
 import pytest
 
-from jaxserve.runtime.descriptors import allow_connections
+from jaxserve.runtime.server import allow_connections
 
 
 @pytest.mark.parametrize(

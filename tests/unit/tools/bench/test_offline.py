@@ -17,9 +17,8 @@ from jaxserve.engine.process import build_core, build_executor
 from jaxserve.ipc.engine_spec import EngineSpec, FakeOptions
 from jaxserve.ipc.messages import Grammar
 from jaxserve.runtime.spawn import ENVIRONMENT
-from jaxserve.tools.bench.client import RequestRecord
+from jaxserve.tools.bench.client import BenchmarkError, RequestRecord
 from jaxserve.tools.bench.offline import OfflineLoad, measure_offline
-from jaxserve.tools.bench.target import BenchmarkError
 from jaxserve.tools.bench.tokens import Messages
 from jaxserve.tools.bench.workload import make_workload
 from tests.e2e.http_server import TOKENIZER

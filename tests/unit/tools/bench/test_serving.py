@@ -17,10 +17,9 @@ import aiohttp
 import pytest
 
 from jaxserve.tokenizer.tokenizer import load_tokenizer
-from jaxserve.tools.bench.client import RequestRecord, send
+from jaxserve.tools.bench.client import RequestRecord, Target, send
 from jaxserve.tools.bench.prompts import Prompt
 from jaxserve.tools.bench.serving import Level, Load, arrivals, connected
-from jaxserve.tools.bench.target import Target
 from jaxserve.tools.bench.tokens import TokenizeError
 from jaxserve.tools.bench.workload import WorkloadName, make_workload
 from tests.models.goldens import golden_checkpoint

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from jaxserve.tools.client import OutputDelta, RemoteError
-from jaxserve.tools.terminal.chat import COMMANDS, Chat
-from jaxserve.tools.terminal.conversation import Conversation
-from jaxserve.tools.terminal.screen import Screen
+from jaxserve.tools.terminal.chat import COMMANDS, Chat, Conversation
+from jaxserve.tools.terminal.reply import Screen
 
 
 class Terminal(io.StringIO):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from jaxserve.tools.client import OutputDelta
-from jaxserve.tools.terminal.screen import DIM, PLAIN, Screen
+from jaxserve.tools.terminal.reply import DIM, PLAIN, Screen
 
 PIECES = (
     OutputDelta(0, reasoning="let me "),
