@@ -38,7 +38,8 @@ from jaxserve.ipc.messages import (
 )
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.scheduler.admission import error_info
-from jaxserve.scheduler.base import BaseScheduler, Plan, Result
+from jaxserve.scheduler.base import BaseScheduler
+from jaxserve.scheduler.plan import Plan, Result
 from jaxserve.types import ProgramKind, RequestId
 
 _log = logging.getLogger(__name__)
@@ -183,9 +184,7 @@ class EngineCore:
     def _add(self, message: AddRequest) -> list[RequestOutput]:
         try:
             error = self._scheduler.add(message)
-        except (
-            Exception
-        ):  # a request that passed every check and still breaks us is a bug of ours, and must not end the engine
+        except Exception:  # a bug of ours, since the request passed every check: it must not end the engine
             _log.exception("request %s could not be added", message.request_id)
             error = STEP_ERROR
         return [] if error is None else [rejected(message.request_id, error)]
@@ -212,7 +211,6 @@ class EngineCore:
         return not isinstance(pending, _NeverStarted)
 
     def _read_oldest(self) -> list[RequestOutput]:
-        """Wait for the oldest step, and return its outputs."""
         step = self._in_flight.popleft()
         was_done = step.pending.is_done()
         try:

@@ -38,8 +38,8 @@ from jaxserve.log import configure_logging
 from jaxserve.parent import die_with_parent
 from jaxserve.scheduler.embedding import EmbedScheduler
 from jaxserve.scheduler.scheduler import Scheduler
+from jaxserve.structured.compiling import load_ll_tokenizer
 from jaxserve.structured.masks import GrammarMasks
-from jaxserve.structured.vocabulary import load_ll_tokenizer
 from jaxserve.types import PRELOAD_FLAG
 
 _log = logging.getLogger(__name__)

@@ -13,10 +13,11 @@ keeps the last token of every slot and whether it ended its request.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 import numpy as np
 
+from jaxserve.executor.protocol import PlanT_contra, ResultT_co
 from jaxserve.ipc.engine_spec import Script
 from jaxserve.ipc.messages import EmbeddingInfo, ModelInfo
 from jaxserve.sampling.params import COLUMNS
@@ -31,9 +32,6 @@ from jaxserve.scheduler.plan import (
     StepResult,
 )
 from jaxserve.types import MAX_TOP_LOGPROBS, NULL_BLOCK, BlockId
-
-PlanT_contra = TypeVar("PlanT_contra", contravariant=True)
-ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 
 class FakeModel(Protocol[PlanT_contra, ResultT_co]):
@@ -122,7 +120,6 @@ class FakeTokens:
         self._pool[list(blocks)] = _POISON
 
     def lose_state(self) -> None:
-        """Wipe the pool and the slots."""
         self._pool[:] = _POISON
         self._is_ended[:] = True
         self._counted.clear()
@@ -187,7 +184,6 @@ class FakeTokens:
         return tokens, has_end
 
     def check(self, plan: StepPlan) -> None:
-        """Raise ValueError if a real executor had no program for `plan`."""
         counts = plan.num_scheduled_tokens
         num_rows = len(plan.request_ids)
         table = self.buckets.decode if plan.kind == "decode" else self.buckets.mixed
@@ -254,7 +250,6 @@ class FakeVectors:
         self._size = size
 
     def check(self, plan: EmbedPlan) -> None:
-        """Raise ValueError if a real executor had no program for `plan`."""
         if plan.bucket not in self.buckets.mixed or plan.num_tokens > plan.bucket:
             raise ValueError(f"there is no program for {plan.num_tokens} tokens in embed/{plan.bucket}")
 

@@ -31,9 +31,8 @@ from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.registry import model_of, open_model
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.runner.inputs import Program
-from jaxserve.runner.manifest import explain_misses
 from jaxserve.runner.memory import check_host_memory
-from jaxserve.runner.program_cache import ProgramCache, cache_directory
+from jaxserve.runner.program_cache import ProgramCache, cache_directory, explain_misses
 from jaxserve.runner.runner import PendingStep, Runner
 from jaxserve.runner.state import DeviceState, StateProgram
 from jaxserve.runner.task import PlanT, ResultT

@@ -12,8 +12,7 @@ from jaxserve.executor.self_test.check import with_tested_kernels
 from jaxserve.ipc.report import PhaseClock
 from jaxserve.models.registry import read_decoder
 from jaxserve.runner.inputs import Program
-from jaxserve.runner.manifest import FORMAT, Manifest, ManifestEntry, write_manifest
-from jaxserve.runner.program_cache import SUFFIX, ProgramCache
+from jaxserve.runner.program_cache import FORMAT, SUFFIX, Manifest, ManifestEntry, ProgramCache, write_manifest
 from jaxserve.runner.state import StateProgram
 from jaxserve.runner.warmup import MadeProgram, Progress
 

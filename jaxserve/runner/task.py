@@ -4,29 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
 
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.state import DeviceState, StateArrays
-from jaxserve.scheduler.plan import Buckets
-from jaxserve.types import ProgramKind, RequestId
-
-
-class Plan(Protocol):
-    """The part of a plan that a runner reads."""
-
-    @property
-    def kind(self) -> ProgramKind: ...
-
-    @property
-    def bucket(self) -> int: ...
-
-    @property
-    def request_ids(self) -> tuple[RequestId, ...]: ...
-
+from jaxserve.scheduler.plan import Buckets, Plan
 
 PlanT = TypeVar("PlanT", bound=Plan)
 ResultT = TypeVar("ResultT")

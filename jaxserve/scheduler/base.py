@@ -13,48 +13,11 @@ from jaxserve.errors import InvalidRequestError, RequestError
 from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.scheduler.admission import Admission, EmbedAdmission, error_info
-from jaxserve.types import FinishReason, ProgramKind, RequestId
+from jaxserve.scheduler.plan import Plan, Result
+from jaxserve.types import FinishReason, RequestId
 
 by_rank: Final = attrgetter("rank")
 """Sort key of the waiting and of the running requests."""
-
-
-class Plan(Protocol):
-    """One call of a program."""
-
-    @property
-    def kind(self) -> ProgramKind: ...
-
-    @property
-    def bucket(self) -> int: ...
-
-    @property
-    def request_ids(self) -> tuple[RequestId, ...]: ...
-
-    @property
-    def num_steps(self) -> int:
-        """Decode steps that the call may do."""
-        ...
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of one step, without padding."""
-        ...
-
-    @property
-    def num_padding_tokens(self) -> int: ...
-
-
-class Result(Protocol):
-    """The result of a call."""
-
-    @property
-    def num_steps(self) -> int:
-        """Steps that were done."""
-        ...
-
-    @property
-    def device_seconds(self) -> float: ...
 
 
 class Ranked(Protocol):

@@ -62,7 +62,9 @@ def pack(
         if request.num_unscored and request.is_scoring:
             num_prompt_logprobs = max(num_prompt_logprobs, request.sampling.num_prompt_logprobs or 0)
 
-    targets = _targets(ordered, num_scheduled) if num_prompt_logprobs > NO_LOGPROBS else None
+    targets = None
+    if num_prompt_logprobs > NO_LOGPROBS:
+        targets = np.concatenate([each.targets(count) for each, count in zip(ordered, num_scheduled, strict=True)])
     kind: ProgramKind = "decode" if num_single == num_rows and targets is None else "mixed"
     plan = StepPlan(
         kind=kind,
@@ -96,8 +98,3 @@ def _matrix(rows: list[np.ndarray]) -> np.ndarray:
 def _adapters(ordered: list[Request]) -> np.ndarray | None:
     adapters = [request.adapter for request in ordered]
     return np.array(adapters, np.int32) if any(adapters) else None
-
-
-def _targets(ordered: list[Request], num_scheduled: np.ndarray) -> np.ndarray:
-    """Return the targets of the scheduled tokens: int32 [T]."""
-    return np.concatenate([request.targets(count) for request, count in zip(ordered, num_scheduled, strict=True)])

@@ -7,7 +7,7 @@ D numbers of a vector.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Protocol
 
 import numpy as np
 
@@ -21,6 +21,44 @@ NO_SLOT: Final = -1
 """The slot of a row whose sampled token the device does not keep."""
 MAX_STOP_TOKENS: Final = 8
 """Stop token ids that the device checks. The host checks all of them; the device's check only saves work."""
+
+
+class Plan(Protocol):
+    """One call of a program."""
+
+    @property
+    def kind(self) -> ProgramKind: ...
+
+    @property
+    def bucket(self) -> int: ...
+
+    @property
+    def request_ids(self) -> tuple[RequestId, ...]: ...
+
+    @property
+    def num_steps(self) -> int:
+        """Decode steps that the call may do."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one step, without padding."""
+        ...
+
+    @property
+    def num_padding_tokens(self) -> int: ...
+
+
+class Result(Protocol):
+    """The result of a call."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that were done."""
+        ...
+
+    @property
+    def device_seconds(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,6 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         self._multi_step = MultiStepPolicy(buckets, config.max_burst_ms / 1000, kv)
 
     def reset_prefix_cache(self) -> None:
-        """Forget every cached page that no request holds."""
         self._kv.reset_prefix_cache()
 
     def poll_grammars(self) -> list[RequestOutput]:
@@ -166,7 +165,6 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         return outputs
 
     def schedule(self) -> StepPlan | None:
-        """Return the next step; None if there is none, or none before the oldest step in flight is updated."""
         if self._waits_for_results():
             return None
         counts = share_budget(self.running, self._max_tokens, self._constrained)
@@ -225,7 +223,6 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         return outputs
 
     def take_stats(self) -> EngineStats:
-        """Return gauges as they are, and counters since the last call."""
         stats = super().take_stats()
         stats.kv_cache_usage_perc = self._kv.usage
         return stats

@@ -24,9 +24,8 @@ from llguidance import LLTokenizer
 
 from jaxserve.config import StructuredConfig
 from jaxserve.ipc.messages import Grammar
-from jaxserve.structured.compiling import GrammarError, new_matcher
+from jaxserve.structured.compiling import GrammarError, load_ll_tokenizer, new_matcher
 from jaxserve.structured.protocol import CheckReply, CheckRequest, CheckSpec
-from jaxserve.structured.vocabulary import load_ll_tokenizer
 
 _MAX_ERROR_CHARS: Final = 500
 _NICENESS: Final = 10

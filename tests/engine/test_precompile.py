@@ -13,7 +13,7 @@ from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, Sch
 from jaxserve.errors import ConfigError
 from jaxserve.executor.local import LocalExecutor
 from jaxserve.executor.precompile import precompile
-from jaxserve.runner.manifest import FILE_NAME, read_manifest
+from jaxserve.runner.program_cache import FILE_NAME, read_manifest
 from tests.models.goldens import golden_checkpoint
 
 

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from jaxserve.ipc.messages import AddRequest, Grammar
+from jaxserve.structured.compiling import ll_tokenizer
 from jaxserve.structured.masks import GrammarMasks
-from jaxserve.structured.vocabulary import ll_tokenizer
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.engine.model_engine import Generated, ModelEngine, request, smollm2_engine
 from tests.unit.checkpoint.checkpoint_files import smollm2_file

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.runner.manifest import (
+from jaxserve.runner.program_cache import (
     FILE_NAME,
     FORMAT,
     Manifest,

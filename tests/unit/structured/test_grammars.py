@@ -17,9 +17,8 @@ from jaxserve.ipc.messages import CallGrammar, CallTemplate, Grammar, Terminals,
 from jaxserve.sampling.bits import pack_bits
 from jaxserve.structured import masks as masks_module
 from jaxserve.structured.check_process import check_grammar
-from jaxserve.structured.compiling import new_matcher
+from jaxserve.structured.compiling import Vocabulary, ll_tokenizer, new_matcher
 from jaxserve.structured.masks import GrammarMasks, GrammarState
-from jaxserve.structured.vocabulary import Vocabulary, ll_tokenizer
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 TOKENIZERS = Path(__file__).parents[2] / "fixtures" / "tokenizers"
