@@ -108,7 +108,6 @@ def _read_matrix(read: ReadMatrix, inner: Checkpoint) -> Tensor:
 
 
 def _weight_map(index: Path) -> dict[str, Path]:
-    """Return the file of each tensor, as the index lists it."""
     entries = read_object(index).get("weight_map")
     if not isinstance(entries, dict) or not entries:
         raise CheckpointError(f"{index}: key 'weight_map': expected a table of tensor to file name, found none")

@@ -51,7 +51,6 @@ def _read_rows(stored: str, rows: slice, inner: Checkpoint) -> Tensor:
 
 
 def _fused_parts(config: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Return the rows of each part, by fused module."""
     sizes = ("hidden_size", "num_attention_heads", "intermediate_size")
     hidden, heads, width = (value if isinstance(value := config.get(key), int) else 0 for key in sizes)
     kv_heads, head_dim = config.get("num_key_value_heads"), config.get("head_dim")
@@ -79,7 +78,6 @@ def with_each_expert(checkpoint: Checkpoint) -> Checkpoint:
 def _add_experts(
     name: str, info: TensorInfo, tensors: dict[str, TensorInfo], readers: dict[str, Callable[[Checkpoint], Tensor]]
 ) -> None:
-    """Add every expert's part of a stacked tensor."""
     above, _, last = name.rpartition(".")
     is_bias = last.endswith(_BIAS)
     is_by_outputs = is_bias or info.is_quantized

@@ -61,7 +61,6 @@ def _folder(path: Path, module: Mapping[str, Any]) -> str:
 
 
 def _pooling(path: Path) -> Pooling:
-    """Return the pooling mode that is set."""
     config = read_object(path)
     modes = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
     if len(modes) != 1 or modes[0] not in _MODES:

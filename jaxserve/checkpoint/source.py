@@ -122,7 +122,6 @@ def _download(repository: str, revision: str | None, patterns: list[str], progre
 
 
 def _unreachable(error: Exception) -> str:
-    """Return why the download failed, and what to do about it."""
     import huggingface_hub
     from huggingface_hub import errors as hub_errors
 

@@ -70,7 +70,6 @@ def route(
 def _choose(
     logits: Float[Array, "T E"], config: ExpertsConfig, correction: Float[Array, "E"] | None
 ) -> tuple[Int[Array, "T k"], Float[Array, "T k"]]:
-    """Return each token's experts and their weights."""
     if config.score == "softmax" and correction is None and config.num_groups == 1:
         best, experts = jax.lax.top_k(logits, config.num_per_token)
         weights = jnp.exp(best - jax.nn.logsumexp(best if config.is_normalized else logits, axis=-1, keepdims=True))

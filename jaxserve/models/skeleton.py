@@ -92,7 +92,6 @@ class LeafSpec:
         return (values.astype(self.declared.dtype, copy=False),)
 
     def _joined(self, parts: Iterable[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
-        """Return what one expert has, or the parameter if there are no experts."""
         if self.layout is not None:
             return self.layout.join(parts)
         (whole,) = parts
@@ -149,7 +148,6 @@ def make_encoder_skeleton(config: EncoderConfig, policy: DtypePolicy) -> Encoder
 def _declare(
     make: Callable[[], nnx.Module], policy: DtypePolicy, adapters: AdaptersConfig | None = None
 ) -> tuple[tuple[LeafSpec, ...], Any, Any]:
-    """Leaves, graph and tree of a module, without allocating anything."""
     plain = frozenset(policy.quant.plain_matrices)
 
     def declare() -> nnx.Module:

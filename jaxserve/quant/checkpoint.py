@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
@@ -26,35 +25,23 @@ _USUALLY_PLAIN: Final = ("lm_head", "model.embed_tokens")
 """Modules that are taken for not quantised where there is only a config."""
 
 
-class CheckpointForm(ABC):
+@dataclass(frozen=True, slots=True)
+class CheckpointForm:
     """One kind of quantised checkpoint, read from `quantization_config`."""
 
-    is_kept: bool
-    """True if a format stores the matrices as the checkpoint does; False: they are dequantised as they are loaded."""
+    take_matrices: Callable[[dict[str, TensorInfo]], dict[str, ReadMatrix]]
+    """Replace the tensors of each quantised matrix by one entry with its name and shape; return how to read those.
 
-    @property
-    @abstractmethod
-    def kept(self) -> CheckpointQuantization:
-        """The format and its parameters if matrices are kept as they are stored."""
-
-    @property
-    @abstractmethod
-    def note(self) -> str:
-        """Advice for a user whose matrices are dequantised as they are loaded."""
-
-    @abstractmethod
-    def take_matrices(self, tensors: dict[str, TensorInfo]) -> dict[str, ReadMatrix]:
-        """Replace the tensors of each quantised matrix by one entry with its name and shape; return how to read those.
-
-        Raises CheckpointError if a tensor is missing or has another shape.
-        """
+    Raises CheckpointError if a tensor is missing or has another shape.
+    """
+    kept: CheckpointQuantization | None = None
+    """The format that stores the matrices as the checkpoint does; None: they are dequantised as they are loaded."""
+    note: str = ""
+    """Advice for a user whose matrices are dequantised as they are loaded."""
 
     def quantization(self, tensors: Mapping[str, TensorInfo] | None = None) -> CheckpointQuantization:
         """Return how the matrices are served. tensors: decide by them, not by the config, which of them are quantised."""
-        is_kept = self.is_kept
-        if tensors is not None:
-            is_kept = is_kept and any(info.is_quantized for info in tensors.values())
-        if not is_kept:
+        if self.kept is None or (tensors is not None and not any(info.is_quantized for info in tensors.values())):
             return CheckpointQuantization(NO_QUANTIZATION, note=self.note)
         return replace(self.kept, plain_matrices=_USUALLY_PLAIN if tensors is None else _plain_matrices(tensors))
 

@@ -53,6 +53,5 @@ def read_form(config: Mapping[str, Any]) -> CheckpointForm | None:
 
 
 def _checkpoint_forms() -> tuple[CheckpointForms, ...]:
-    """Return what each format reads of quantised checkpoints."""
     modules = (import_module(f"{formats.__name__}.{name}") for name in format_modules())
     return tuple(module.CHECKPOINTS for module in modules if hasattr(module, "CHECKPOINTS"))

@@ -174,7 +174,6 @@ def _new_mark() -> str:
 
 
 def _with_end(message: Mapping[str, Any], mark: str) -> dict[str, Any]:
-    """Return the message with `mark` at the end of its content."""
     content = message["content"]
     if isinstance(content, str):
         return {**message, "content": content + mark}

@@ -20,7 +20,7 @@ INT16 = '''"""int16 weights, upcast in the matmul; checkpoints with `quant_metho
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -55,23 +55,13 @@ class Int16WeightOnly(RowFormat):
 FORMAT = Int16WeightOnly()
 
 
-@dataclass(frozen=True)
-class StepsForm(CheckpointForm):
-    """int16 values `NAME` and `NAME_step`, one for each output."""
-
-    is_kept: bool = True
-    note: str = ""
-
-    @property
-    def kept(self) -> CheckpointQuantization:
-        return CheckpointQuantization(FORMAT.name)
-
-    def take_matrices(self, tensors: dict[str, TensorInfo]) -> dict[str, ReadMatrix]:
-        names = [name.removesuffix("_step") for name in tensors if name.endswith("_step")]
-        for name in names:
-            del tensors[name + "_step"]
-            tensors[name] = replace(tensors[name], is_quantized=True)
-        return {name: partial(read_matrix, name) for name in names}
+def take_matrices(tensors: dict[str, TensorInfo]) -> dict[str, ReadMatrix]:
+    """Take int16 values `NAME` and `NAME_step`, one for each output."""
+    names = [name.removesuffix("_step") for name in tensors if name.endswith("_step")]
+    for name in names:
+        del tensors[name + "_step"]
+        tensors[name] = replace(tensors[name], is_quantized=True)
+    return {name: partial(read_matrix, name) for name in names}
 
 
 def read_matrix(name: str, read: Read) -> Host:
@@ -79,9 +69,9 @@ def read_matrix(name: str, read: Read) -> Host:
     return QuantArray(FORMAT, read(name), read(name + "_step"))
 
 
-def read_config(found: Mapping[str, Any]) -> StepsForm | None:
+def read_config(found: Mapping[str, Any]) -> CheckpointForm | None:
     """Claim `quant_method` steps."""
-    return StepsForm() if found.get("quant_method") == "steps" else None
+    return CheckpointForm(take_matrices, CheckpointQuantization(FORMAT.name)) if found.get("quant_method") == "steps" else None
 
 
 CHECKPOINTS = CheckpointForms(("steps",), read_config)

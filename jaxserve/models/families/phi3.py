@@ -26,7 +26,6 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
 
 
 def _renamed(keys: Keys) -> Keys:
-    """Replace early names of longrope."""
     name = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
     table = keys.get(name)
     if not isinstance(table, dict):

@@ -8,9 +8,9 @@ or to a block of outputs and inputs. The tensors decide which matrices are quant
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -39,6 +39,10 @@ _UNUSED: Final = frozenset({"input_scale", "activation_scale", "output_scale", "
 _DEFAULT_BLOCK: Final = (128, 128)
 _ADA: Final = (8, 9)
 """Compute capability of the first CUDA devices with arithmetic for 8-bit floats."""
+_NOTE: Final = (
+    "fp8 weights with a scale per block are dequantised as they are loaded; --quantization fp8 keeps 8 bits, "
+    "rounded again to one scale per output"
+)
 
 
 class Fp8(RowFormat):
@@ -62,50 +66,39 @@ class Fp8(RowFormat):
 FORMAT = Fp8()
 
 
-@dataclass(frozen=True)
-class Fp8Form(CheckpointForm):
-    """A checkpoint with matrices in e4m3."""
+class _Scheme(NamedTuple):
+    """The kind of matrices and scales in a checkpoint."""
 
     quantizes_activations: bool
-    is_kept: bool
-    """False if scales belong to blocks."""
-    block: tuple[int, int] = _DEFAULT_BLOCK
+    has_blocks: bool
+    """True if scales belong to blocks."""
+    block: tuple[int, int]
     """Outputs and inputs of a block."""
 
-    @property
-    def kept(self) -> CheckpointQuantization:
-        return CheckpointQuantization("fp8" if self.quantizes_activations else "fp8-weight-only")
 
-    @property
-    def note(self) -> str:
-        return (
-            "fp8 weights with a scale per block are dequantised as they are loaded; --quantization fp8 keeps 8 bits, "
-            "rounded again to one scale per output"
+def _take_matrices(block: tuple[int, int], tensors: dict[str, TensorInfo]) -> dict[str, ReadMatrix]:
+    for name in [name for name in tensors if name.rpartition(".")[2] in _UNUSED]:
+        del tensors[name]
+    matrices = [info for info in tensors.values() if info.stored_dtype == _STORED_DTYPE]
+    return {matrix.name: _take(tensors, matrix, block) for matrix in matrices}
+
+
+def _take(tensors: dict[str, TensorInfo], matrix: TensorInfo, block: tuple[int, int]) -> ReadMatrix:
+    found = (tensors.pop(name) for end in _SCALE_SUFFIXES if (name := matrix.name + end) in tensors)
+    scale = next(found, None)
+    if scale is None:
+        raise CheckpointError(f"{matrix.file}: tensor {shown(matrix.name)}: expected its weight_scale, found none")
+    num_bytes, rows = matrix.num_stored_bytes + scale.num_stored_bytes, matrix.shape[:1]
+    if scale.shape in ((), (1,), rows, (*rows, 1)):
+        tensors[matrix.name] = replace(matrix, num_stored_bytes=num_bytes, is_quantized=True)
+        return partial(_read_rows, matrix, scale)
+    if scale.shape != tuple(-(-size // of) for size, of in zip(matrix.shape, block, strict=False)):
+        raise CheckpointError(
+            f"{scale.file}: tensor {shown(scale.name)}: expected one scale, one for each output of {matrix.shape} "
+            f"or for each block of {block}, found shape {scale.shape}"
         )
-
-    def take_matrices(self, tensors: dict[str, TensorInfo]) -> dict[str, ReadMatrix]:
-        for name in [name for name in tensors if name.rpartition(".")[2] in _UNUSED]:
-            del tensors[name]
-        matrices = [info for info in tensors.values() if info.stored_dtype == _STORED_DTYPE]
-        return {matrix.name: self._take(tensors, matrix) for matrix in matrices}
-
-    def _take(self, tensors: dict[str, TensorInfo], matrix: TensorInfo) -> ReadMatrix:
-        """Take the scales of a matrix."""
-        found = (tensors.pop(name) for end in _SCALE_SUFFIXES if (name := matrix.name + end) in tensors)
-        scale = next(found, None)
-        if scale is None:
-            raise CheckpointError(f"{matrix.file}: tensor {shown(matrix.name)}: expected its weight_scale, found none")
-        num_bytes, rows = matrix.num_stored_bytes + scale.num_stored_bytes, matrix.shape[:1]
-        if scale.shape in ((), (1,), rows, (*rows, 1)):
-            tensors[matrix.name] = replace(matrix, num_stored_bytes=num_bytes, is_quantized=True)
-            return partial(_read_rows, matrix, scale)
-        if scale.shape != tuple(-(-size // of) for size, of in zip(matrix.shape, self.block, strict=False)):
-            raise CheckpointError(
-                f"{scale.file}: tensor {shown(scale.name)}: expected one scale, one for each output of {matrix.shape} "
-                f"or for each block of {self.block}, found shape {scale.shape}"
-            )
-        tensors[matrix.name] = replace(matrix, num_stored_bytes=num_bytes)
-        return partial(_read_blocks, matrix, scale, self.block)
+    tensors[matrix.name] = replace(matrix, num_stored_bytes=num_bytes)
+    return partial(_read_blocks, matrix, scale, block)
 
 
 def _read_rows(matrix: TensorInfo, scale: TensorInfo, read: Read) -> Host:
@@ -121,21 +114,24 @@ def _read_blocks(matrix: TensorInfo, scale: TensorInfo, block: tuple[int, int], 
     return wide
 
 
-def _read_config(found: Mapping[str, Any]) -> Fp8Form | None:
+def _read_config(found: Mapping[str, Any]) -> CheckpointForm | None:
     match found.get("quant_method"):
         case "fp8":
-            return _read_fp8(found)
+            scheme = _read_fp8(found)
         case method if method == COMPRESSED_TENSORS and _has_floats(found):
-            return only_scheme(found, _read_group)
-    return None
+            scheme = only_scheme(found, _read_group)
+        case _:
+            return None
+    kept = CheckpointQuantization("fp8" if scheme.quantizes_activations else "fp8-weight-only")
+    return CheckpointForm(partial(_take_matrices, scheme.block), None if scheme.has_blocks else kept, _NOTE)
 
 
-def _read_fp8(found: Mapping[str, Any]) -> Fp8Form:
+def _read_fp8(found: Mapping[str, Any]) -> _Scheme:
     scheme = found.get("activation_scheme", "dynamic")
     if scheme not in ("dynamic", "static"):
         raise unsupported(".activation_scheme", scheme, "dynamic and static")
     block = found.get("weight_block_size")
-    return Fp8Form(True, block is None, _DEFAULT_BLOCK if block is None else _block("weight_block_size", block))
+    return _Scheme(True, block is not None, _DEFAULT_BLOCK if block is None else _block("weight_block_size", block))
 
 
 def _has_floats(found: Mapping[str, Any]) -> bool:
@@ -146,7 +142,7 @@ def _has_floats(found: Mapping[str, Any]) -> bool:
     return any(isinstance(each, dict) and each.get("type") == "float" and each.get("num_bits") == 8 for each in weights)
 
 
-def _read_group(where: str, group: Mapping[str, Any]) -> Fp8Form:
+def _read_group(where: str, group: Mapping[str, Any]) -> _Scheme:
     weights, activations = group.get("weights", {}), group.get("input_activations")
     if not _are_eight_bit_floats(weights):
         raise unsupported(f"{where}.weights", weights, f"symmetric 8-bit floats, {INSTEAD}")
@@ -157,7 +153,7 @@ def _read_group(where: str, group: Mapping[str, Any]) -> Fp8Form:
         raise unsupported(f"{where}.weights.strategy", strategy, "tensor, channel and block")
     block = weights.get("block_structure") if strategy == "block" else None
     size = _DEFAULT_BLOCK if block is None else _block("config_groups block_structure", block)
-    return Fp8Form(activations is not None, strategy != "block", size)
+    return _Scheme(activations is not None, strategy == "block", size)
 
 
 def _are_eight_bit_floats(table: Any) -> bool:

@@ -7,7 +7,7 @@ may be negative. That makes steps an eighth of it instead of a seventh.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -25,6 +25,10 @@ from jaxserve.quant.tensor import TensorInfo
 
 GROUP_SIZES: Final = (128, 64, 32)
 """Inputs that may share a scale, the preferred number first."""
+_NOTE: Final = (
+    "4-bit weights whose groups are no neighbours (act-order) are dequantised as they are loaded; --quantization "
+    "int4-weight-only keeps 4 bits, rounded again in groups of neighbours"
+)
 
 
 class Int4WeightOnly(Format):
@@ -146,48 +150,32 @@ def _grouped(weights: np.ndarray, num_groups: int) -> np.ndarray:
     return weights.astype(np.float32, copy=False).reshape(len(weights), num_groups, -1)
 
 
-@dataclass(frozen=True)
-class Int4Form(CheckpointForm):
-    """A checkpoint with matrices in 4 bits."""
-
-    layout: Int4Layout
-    is_kept: bool
-    """False if groups are not of neighbours."""
-
-    @property
-    def kept(self) -> CheckpointQuantization:
-        return CheckpointQuantization(FORMAT.name, group_size=self.layout.group_size, has_offsets=self.layout.has_zeros)
-
-    @property
-    def note(self) -> str:
-        return (
-            "4-bit weights whose groups are no neighbours (act-order) are dequantised as they are loaded; --quantization "
-            "int4-weight-only keeps 4 bits, rounded again in groups of neighbours"
+def _take_matrices(layout: Int4Layout, tensors: dict[str, TensorInfo]) -> dict[str, ReadMatrix]:
+    suffix, matrices = layout.suffix, dict[str, ReadMatrix]()
+    for module in [name.removesuffix(suffix) for name in tensors if name.endswith(suffix)]:
+        name, matrix = f"{module}.weight", take_matrix(tensors, module, layout)
+        tensors[name] = replace(
+            matrix.numbers,
+            name=name,
+            shape=matrix.shape,
+            stored_dtype="I4",
+            num_stored_bytes=matrix.num_stored_bytes,
+            is_quantized=not layout.is_ordered,
         )
-
-    def take_matrices(self, tensors: dict[str, TensorInfo]) -> dict[str, ReadMatrix]:
-        suffix, matrices = self.layout.suffix, dict[str, ReadMatrix]()
-        for module in [name.removesuffix(suffix) for name in tensors if name.endswith(suffix)]:
-            name, matrix = f"{module}.weight", take_matrix(tensors, module, self.layout)
-            tensors[name] = replace(
-                matrix.numbers,
-                name=name,
-                shape=matrix.shape,
-                stored_dtype="I4",
-                num_stored_bytes=matrix.num_stored_bytes,
-                is_quantized=self.is_kept,
-            )
-            matrices[name] = partial(_read, matrix) if self.is_kept else matrix.dequantize
-        return matrices
+        matrices[name] = matrix.dequantize if layout.is_ordered else partial(_read, matrix)
+    return matrices
 
 
 def _read(matrix: PackedMatrix, read: Read) -> Host:
     return QuantArray(FORMAT, matrix.read_numbers(read), matrix.read_scales(read), matrix.read_offsets(read))
 
 
-def _read_form(found: Mapping[str, Any]) -> Int4Form | None:
+def _read_form(found: Mapping[str, Any]) -> CheckpointForm | None:
     layout = read_config(found)
-    return None if layout is None else Int4Form(layout, is_kept=not layout.is_ordered)
+    if layout is None:
+        return None
+    kept = CheckpointQuantization(FORMAT.name, group_size=layout.group_size, has_offsets=layout.has_zeros)
+    return CheckpointForm(partial(_take_matrices, layout), None if layout.is_ordered else kept, _NOTE)
 
 
 CHECKPOINTS = CheckpointForms(("gptq", "awq"), _read_form, compressed="4-bit integers with `format` pack-quantized")

@@ -14,7 +14,6 @@ import ml_dtypes
 import numpy as np
 
 from jaxserve.errors import CheckpointError, shown
-from jaxserve.model_config.decoder import CheckpointQuantization
 from jaxserve.quant.checkpoint import CheckpointForm, CheckpointForms, Read, ReadMatrix
 from jaxserve.quant.tensor import TensorInfo
 
@@ -23,6 +22,9 @@ _VALUES: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2,
 """The e2m1 number of each four bits."""
 _EXPONENT_BIAS: Final = 127
 _BLOCK: Final = 32
+_NOTE: Final = (
+    "MXFP4 experts are dequantised as they are loaded; --quantization int4-weight-only keeps 4 bits, rounded again"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +47,17 @@ class Mxfp4Tensor:
         return wide.reshape(len(self.blocks), -1).astype(ml_dtypes.bfloat16)
 
 
-@dataclass(frozen=True)
-class Mxfp4Form(CheckpointForm):
-    """A checkpoint whose experts are MXFP4."""
-
-    is_kept: bool = False
-
-    @property
-    def kept(self) -> CheckpointQuantization:
-        return CheckpointQuantization("none")
-
-    @property
-    def note(self) -> str:
-        return "MXFP4 experts are dequantised as they are loaded; --quantization int4-weight-only keeps 4 bits, rounded again"
-
-    def take_matrices(self, tensors: dict[str, TensorInfo]) -> dict[str, ReadMatrix]:
-        matrices: dict[str, ReadMatrix] = {}
-        for blocks in [info for name, info in tensors.items() if name.endswith(_BLOCKS)]:
-            del tensors[blocks.name]
-            name = blocks.name.removesuffix(_BLOCKS)
-            scales = tensors.pop(name + _SCALES, None)
-            tensors[name] = replace(
-                blocks, name=name, shape=_shape(blocks, scales), stored_dtype="MXFP4", is_quantized=True
-            )
-            matrices[name] = partial(_read, name)
-        return matrices
+def _take_matrices(tensors: dict[str, TensorInfo]) -> dict[str, ReadMatrix]:
+    matrices: dict[str, ReadMatrix] = {}
+    for blocks in [info for name, info in tensors.items() if name.endswith(_BLOCKS)]:
+        del tensors[blocks.name]
+        name = blocks.name.removesuffix(_BLOCKS)
+        scales = tensors.pop(name + _SCALES, None)
+        tensors[name] = replace(
+            blocks, name=name, shape=_shape(blocks, scales), stored_dtype="MXFP4", is_quantized=True
+        )
+        matrices[name] = partial(_read, name)
+    return matrices
 
 
 def _read(name: str, read: Read) -> Mxfp4Tensor:
@@ -88,8 +76,8 @@ def _shape(blocks: TensorInfo, scales: TensorInfo | None) -> tuple[int, ...]:
     )
 
 
-def _read_config(found: Mapping[str, Any]) -> Mxfp4Form | None:
-    return Mxfp4Form() if found.get("quant_method") == "mxfp4" else None
+def _read_config(found: Mapping[str, Any]) -> CheckpointForm | None:
+    return CheckpointForm(_take_matrices, note=_NOTE) if found.get("quant_method") == "mxfp4" else None
 
 
 CHECKPOINTS = CheckpointForms(("mxfp4",), _read_config)
