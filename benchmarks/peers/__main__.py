@@ -27,7 +27,7 @@ from benchmarks.peers.transformers_server import TransformersServer
 from benchmarks.peers.vllm_server import VLLMServer
 from benchmarks.peers.weights import Weights, WeightsError
 from jaxserve.errors import CheckpointError, StartupError
-from jaxserve.runtime.config_loader import default_model
+from jaxserve.runtime.environment import default_model
 from jaxserve.tools.planning.sizes import Sizes
 
 DEFAULT_PEERS = ("llama-server:f32", "vllm:f32", "transformers:f32")

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxserve.config import Config
-from jaxserve.runtime.config_loader import CONFIG_FILE_VARIABLE
-from jaxserve.runtime.environment import load_config_here
+from jaxserve.runtime.environment import CONFIG_FILE_VARIABLE, load_config_here
 from jaxserve.runtime.settings import BY_NAME, SECTIONS, SETTINGS, Setting, format_value, section_class
 
 _METAVARS = {"integer": "N", "number": "X", "bytes": "SIZE", "text": "TEXT"}

@@ -7,8 +7,7 @@ from typing import Final
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
-from jaxserve.runtime.config_loader import load_config
-from jaxserve.runtime.environment import caches_environment
+from jaxserve.runtime.environment import caches_environment, load_config
 from jaxserve.runtime.settings import ENGINE_SECTIONS, SETTINGS, closest
 
 _SERVER_SETTINGS: Final = {

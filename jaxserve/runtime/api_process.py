@@ -51,19 +51,12 @@ class ApiProcess:
     """One running API process."""
 
     config: Config
-    state: ServerState
+    frontend: Frontend
+    startup: StartupLog
 
     @property
     def client(self) -> EngineClient:
-        return self.state.frontend.client
-
-    @property
-    def metrics(self) -> Metrics:
-        return self.state.frontend.metrics
-
-    @property
-    def startup(self) -> StartupLog:
-        return self.state.startup
+        return self.frontend.client
 
     @contextlib.asynccontextmanager
     async def connected(self, address: str) -> AsyncIterator[EngineConnection]:
@@ -77,10 +70,10 @@ class ApiProcess:
         """Set the start-up metrics; returns all phases of the start."""
         spans = self.startup.spans(model_info.startup)
         for span in spans:
-            self.metrics.set("startup_phase_seconds", span.seconds, phase=span.phase)
-        self.metrics.set("startup_phase_seconds", total_seconds(spans), phase="total")
+            self.frontend.metrics.set("startup_phase_seconds", span.seconds, phase=span.phase)
+        self.frontend.metrics.set("startup_phase_seconds", total_seconds(spans), phase="total")
         for source, number in Counter(program.source for program in model_info.startup.programs).items():
-            self.metrics.set("startup_programs", number, source=source)
+            self.frontend.metrics.set("startup_programs", number, source=source)
         return spans
 
     async def drain(self, stop_now: asyncio.Event, engine_gone: Coroutine[Any, Any, Any]) -> None:
@@ -122,22 +115,33 @@ async def serving_api(
             startup.note(progress)
             on_progress(progress)
 
-        state = make_state(config, peers, make_frontend(config, peers, tokens, note), startup)
-        metrics = state.frontend.metrics
+        frontend, server = make_frontend(config, peers, tokens, note), config.server
+        state = ServerState(
+            frontend=frontend,
+            keys=KeyRing(api_keys(server)),
+            peers=peers,
+            responses=ResponseService(config.responses, peers),
+            connection=config.connection,
+            is_strict=server.strict_parameters,
+            cors=CorsPolicy(server.cors_allowed_origins),
+            max_body_size=server.max_body_size,
+            keep_alive_s=server.sse_keep_alive,
+            startup=startup,
+        )
         http = listening(
             make_app(state),
             listener,
             config.connection,
-            max_connections=peers.share_of(config.server.max_connections),
-            on_surplus=partial(metrics.inc, "surplus_connections"),
+            max_connections=peers.share_of(server.max_connections),
+            on_surplus=partial(frontend.metrics.inc, "surplus_connections"),
         )
         async with (
-            contextlib.aclosing(state.frontend.grammars),
+            contextlib.aclosing(frontend.grammars),
             contextlib.aclosing(state.responses),
-            peers.answering(metrics, state.responses.answers),
+            peers.answering(frontend.metrics, state.responses.answers),
             http,
         ):
-            yield ApiProcess(config, state)
+            yield ApiProcess(config, frontend, startup)
 
 
 def make_frontend(
@@ -164,23 +168,6 @@ def make_frontend(
         seeds=SeedStream(config.model.seed, peers.index, peers.count),
         grammars=GrammarChecker(config.structured),
         limits=config.limits,
-    )
-
-
-def make_state(config: Config, peers: PeerProcesses, frontend: Frontend, startup: StartupLog) -> ServerState:
-    """Return the state of the HTTP side. Its caller closes the response service."""
-    server = config.server
-    return ServerState(
-        frontend=frontend,
-        keys=KeyRing(api_keys(server)),
-        peers=peers,
-        responses=ResponseService(config.responses, peers),
-        connection=config.connection,
-        is_strict=server.strict_parameters,
-        cors=CorsPolicy(server.cors_allowed_origins),
-        max_body_size=server.max_body_size,
-        keep_alive_s=server.sse_keep_alive,
-        startup=startup,
     )
 
 

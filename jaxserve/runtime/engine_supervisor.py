@@ -81,7 +81,7 @@ class EngineSupervisor:
                     self._api.client.fail(reason)  # inside the block: after it, requests would wait for the next engine
                     return reason
                 _log.error("%s; starting it again (%s)", reason, self._budget)
-                self._api.metrics.inc("engine_restarts")
+                self._api.frontend.metrics.inc("engine_restarts")
                 address = incarnation_address(self._spec.address, number)
                 await self._on_restart(address)
             spec, process = msgspec.structs.replace(self._spec, address=address, phases=[]), None

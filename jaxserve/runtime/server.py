@@ -132,7 +132,7 @@ class _Server:
             supervisor = self._engine_supervisor(api, path, address)
             async with running(supervisor.run()) as engine_end:
                 tokenizer = await _phase(api, "tokenizer", lambda: tokenizer_of(self.config, path))
-                install(api.state.frontend, self.config, tokenizer, path)
+                install(api.frontend, self.config, tokenizer, path)
                 async with api_workers(self.config, path, address, self.listeners[1:]) as workers:
                     self.workers = workers
                     async with running(_all_ready(api, tokenizer, path, workers)) as ready:

@@ -11,7 +11,7 @@ import pytest
 
 from jaxserve import LLM, SamplingParams
 from jaxserve.llm.settings import ACCEPTED
-from jaxserve.runtime.config_loader import DEFAULT_MODEL_NAME
+from jaxserve.runtime.environment import DEFAULT_MODEL_NAME
 from jaxserve.runtime.settings import SETTINGS
 from tests.architecture.package_map import with_diagram
 from tests.architecture.sources import ROOT, program

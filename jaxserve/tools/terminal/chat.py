@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,16 +47,6 @@ class Conversation:
         """Write the fields of a request that continues the conversation. Raises OSError."""
         text = json.dumps({"model": model, "messages": self.messages}, indent=2, ensure_ascii=False)
         path.write_text(text + "\n", encoding="utf-8")
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """The command `/name WORDS`; `do` gets the words and returns a line to show."""
-
-    name: str
-    words: str
-    summary: str
-    do: Callable[[Chat, str], str | None]
 
 
 class LeaveError(Exception):
@@ -104,7 +94,7 @@ class Chat:
         command = COMMANDS.get(name)
         if command is None:
             self.screen.remark(f"there is no /{name}: /help lists the commands; a message begins with // for /")
-        elif (said := command.do(self, words.strip())) is not None:
+        elif (said := command[-1](self, words.strip())) is not None:
             self.screen.remark(said)
 
     def ask(self, text: str) -> Reply:
@@ -164,25 +154,23 @@ class Chat:
         return None
 
     def help(self, words: str) -> str:
-        lines = [f"/{command.name} {command.words}".ljust(16) + command.summary for command in COMMANDS.values()]
+        lines = [f"/{name} {words}".ljust(16) + summary for name, (words, summary, _) in COMMANDS.items()]
         return "\n".join([*lines, r"A line that ends with \ goes on with the next one. Ctrl-C stops a reply."])
 
     def leave(self, words: str) -> None:
         raise LeaveError
 
 
-COMMANDS = {
-    command.name: command
-    for command in (
-        Command("help", "", "this list", Chat.help),
-        Command("system", "TEXT", "set the system prompt, or without TEXT remove it", Chat.set_system),
-        Command("regenerate", "", "ask the last question again", Chat.regenerate),
-        Command("undo", "", "forget the last question and its reply", Chat.undo),
-        Command("reset", "", "forget all but the system prompt", Chat.reset),
-        Command("save", "FILE", "write the conversation as JSON", Chat.save),
-        Command("exit", "", "end the chat, as Ctrl-D does", Chat.leave),
-    )
+COMMANDS: Mapping[str, tuple[str, str, Callable[[Chat, str], str | None]]] = {
+    "help": ("", "this list", Chat.help),
+    "system": ("TEXT", "set the system prompt, or without TEXT remove it", Chat.set_system),
+    "regenerate": ("", "ask the last question again", Chat.regenerate),
+    "undo": ("", "forget the last question and its reply", Chat.undo),
+    "reset": ("", "forget all but the system prompt", Chat.reset),
+    "save": ("FILE", "write the conversation as JSON", Chat.save),
+    "exit": ("", "end the chat, as Ctrl-D does", Chat.leave),
 }
+"""Words, summary and function of each command; the function gets the words and returns a line to show."""
 
 
 def read_message(read_line: Callable[[str], str]) -> str:

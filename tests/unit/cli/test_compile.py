@@ -9,7 +9,7 @@ import pytest
 
 from jaxserve.cli.compile import _flags, _settings
 from jaxserve.cli.main import main
-from jaxserve.runtime.config_loader import load_config
+from jaxserve.runtime.environment import load_config
 from tests.models.goldens import golden_checkpoint
 
 

@@ -13,7 +13,7 @@ from jaxserve.cli import plan
 from jaxserve.cli.bench import add_arguments
 from jaxserve.cli.flags import add_flags
 from jaxserve.cli.main import COMMANDS, HELP, Parser
-from jaxserve.runtime.config_loader import load_config
+from jaxserve.runtime.environment import load_config
 
 ROOT = Path(__file__).parents[3]
 PAGES = {

