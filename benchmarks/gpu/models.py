@@ -72,7 +72,7 @@ def check_self_test(context: Context) -> None:
         context.recorder.note("The server would try no kernels on this device.")
         return
     name = f"self-test of the server's kernels, {time.monotonic() - started:.0f} s"
-    context.recorder.check(name, passed=found.fault is None, error=found.largest, tolerance=TOLERANCE)
+    context.recorder.check(name, passed=found.error is None, error=found.largest, tolerance=TOLERANCE)
 
 
 def check_family(context: Context, name: str, config: dict[str, Any]) -> None:
