@@ -22,7 +22,6 @@ from jaxserve.ipc.messages import (
     Hello,
     ModelInfo,
     Ready,
-    RequestOutput,
     StepOutputs,
     ToEngine,
 )
@@ -92,7 +91,8 @@ class EngineLoop:
                     self._socket.claim(message.request_id, client)
             case Abort():
                 own = [request_id for request_id in message.request_ids if self._socket.owner(request_id) == client]
-                self._answer(self._core.handle(Abort(own)))
+                if ends := self._core.handle(Abort(own)):
+                    self._publish(StepOutputs(ends))
             case Command():
                 done = CommandDone(message.command_id, self._core.run_command(message.name))
                 self._abandon(self._socket.send(client, done))
@@ -104,10 +104,6 @@ class EngineLoop:
         if error.request_id is not None:
             damaged = error_info(InvalidRequestError("The request reached the engine damaged."))
             self._socket.send(client, StepOutputs([rejected(error.request_id, damaged)]))
-
-    def _answer(self, outputs: list[RequestOutput]) -> None:
-        if outputs:
-            self._publish(StepOutputs(outputs))
 
     def _publish(self, step: StepOutputs) -> None:
         self._last_sent = self._clock()

@@ -1,5 +1,8 @@
 """The engine process: `python -m jaxserve.engine.process [--preload]`, spawned by `runtime.spawn`.
 
+Loading and compiling run in a second thread; the main thread keeps the socket, answers `Hello` with the latest progress
+and rejects requests.
+
 stdin     one line, an EngineSpec; when it ends, the parent is gone, and the engine exits
 SIGTERM   stop: every request gets its terminal message, exit 0
 SIGINT    ignored: a Ctrl-C goes to the whole process group, and the parent decides
@@ -16,31 +19,113 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from queue import SimpleQueue
+from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 
-from jaxserve.engine.core import EngineCore
+from jaxserve.engine.core import EngineCore, rejected
 from jaxserve.engine.loop import EngineLoop
-from jaxserve.engine.startup import start_executor
-from jaxserve.errors import StartupError
+from jaxserve.errors import StartupError, UnavailableError
 from jaxserve.executor.fake import FakeExecutor
 from jaxserve.executor.profiler import Profiler
 from jaxserve.executor.protocol import Executor, Progress
 from jaxserve.ipc.address import discard_address, remove_socket
 from jaxserve.ipc.engine_spec import MAX_SPEC_BYTES, EngineSpec, parse_spec
+from jaxserve.ipc.messages import AddRequest, Hello, StartupFailed, StartupProgress, StepOutputs
 from jaxserve.ipc.report import PhaseClock, StartupReport, process_start_s
-from jaxserve.ipc.transport import EngineSocket
+from jaxserve.ipc.transport import EngineSocket, ProtocolError
 from jaxserve.kv.manager import KVManager
 from jaxserve.log import configure_logging
 from jaxserve.parent import die_with_parent
+from jaxserve.scheduler.admission import error_info
 from jaxserve.scheduler.embedding import EmbedScheduler
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.structured.compiling import load_ll_tokenizer
 from jaxserve.structured.masks import GrammarMasks
 from jaxserve.types import PRELOAD_FLAG
+
+E = TypeVar("E")
+
+
+_POLL_S: Final = 0.05
+_GREETING_S: Final = 2.0
+"""How long the report of a failure waits for the first client."""
+
+_LOADING: Final = error_info(UnavailableError("The model is still loading. Please retry later."))
+
+
+def start_executor(build: Callable[[Progress], E], socket: EngineSocket, should_stop: Callable[[], bool]) -> E | None:
+    """Return the result of `build`; None if `should_stop` first (then exit the process: the thread still runs).
+
+    Raises StartupError for every error of `build`, after it was sent to the clients.
+    """
+    reports: SimpleQueue[StartupProgress] = SimpleQueue()
+    built: Future[E] = Future()
+
+    def run() -> None:
+        try:
+            built.set_result(
+                build(lambda phase, done, total, detail: reports.put(StartupProgress(phase, done, total, detail)))
+            )
+        except BaseException as error:
+            built.set_exception(error)
+
+    threading.Thread(target=run, name="startup", daemon=True).start()
+    latest: StartupProgress | None = None
+    while not should_stop():
+        latest = _broadcast_progress(reports, socket) or latest
+        _answer(socket, latest, _POLL_S)
+        if built.done():
+            _broadcast_progress(reports, socket)
+            error = built.exception()
+            if error is None:
+                return built.result()
+            raise _failure(error, socket) from error
+    return None
+
+
+def _broadcast_progress(reports: SimpleQueue[StartupProgress], socket: EngineSocket) -> StartupProgress | None:
+    """Send the newest line of each phase; returns the last."""
+    by_phase: dict[str, StartupProgress] = {}
+    while not reports.empty():
+        progress = reports.get()
+        by_phase.pop(progress.phase, None)
+        by_phase[progress.phase] = progress
+    for progress in by_phase.values():
+        socket.broadcast(progress)
+    return next(reversed(by_phase.values()), None)
+
+
+def _answer(socket: EngineSocket, latest: StartupProgress | None, timeout_s: float) -> None:
+    for client, message in socket.receive(timeout_s):
+        if isinstance(message, ProtocolError):
+            _log.error("ignored a frame: %s", message)
+        elif isinstance(message, AddRequest):
+            socket.send(client, StepOutputs([rejected(message.request_id, _LOADING)]))
+        elif isinstance(message, Hello) and latest is not None:
+            socket.send(client, latest)
+
+
+def _failure(error: BaseException, socket: EngineSocket) -> StartupError:
+    """Send the clients the reason of a failed start; waits a moment for the first one to connect."""
+    if isinstance(error, StartupError):
+        reason = error
+    else:
+        _log.error("the engine could not start", exc_info=error)
+        reason = StartupError(f"the engine could not start: {type(error).__name__}: {_first_line(error)}")
+    if not socket.has_clients:
+        _answer(socket, None, _GREETING_S)
+    socket.broadcast(StartupFailed(str(reason)))
+    return reason
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "no details")
+
 
 _log = logging.getLogger(__name__)
 

@@ -30,12 +30,11 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.registry import model_of, open_model
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
-from jaxserve.runner.inputs import Program
+from jaxserve.runner.inputs import PlanT, Program, ResultT
 from jaxserve.runner.memory import check_host_memory
 from jaxserve.runner.program_cache import ProgramCache, cache_directory, explain_misses
 from jaxserve.runner.runner import PendingStep, Runner
 from jaxserve.runner.state import DeviceState, StateProgram
-from jaxserve.runner.task import PlanT, ResultT
 from jaxserve.runner.warmup import CompilationCounter, MadeProgram, executables, run_once
 from jaxserve.sampling.params import DEFAULTS, OPTIONS, RECOMMENDED, option_type
 from jaxserve.scheduler.plan import Buckets

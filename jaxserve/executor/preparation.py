@@ -31,10 +31,10 @@ from jaxserve.models.skeleton import (
     make_skeleton,
 )
 from jaxserve.quant.array import array_bytes
-from jaxserve.runner.backend import Chip, chip_of
+from jaxserve.runner.backend import chip_of
 from jaxserve.runner.buckets import embed_buckets, resolve_embed_limits, resolve_limits
 from jaxserve.runner.embedding import embedding_task, pool_pages
-from jaxserve.runner.inputs import Program
+from jaxserve.runner.inputs import Program, StepTask
 from jaxserve.runner.limits import (
     Limits,
     context_notes,
@@ -50,7 +50,6 @@ from jaxserve.runner.program_key import host_key_parts
 from jaxserve.runner.slots import slots_bytes
 from jaxserve.runner.state import StateProgram, StateShapes
 from jaxserve.runner.steps import GENERATION, abstract_params
-from jaxserve.runner.task import StepTask
 from jaxserve.runner.warmup import MadeProgram, Progress, make_programs, make_state_programs
 from jaxserve.sharding.mesh import MODEL_AXIS, Sharding, make_sharding
 from jaxserve.types import Pooling
@@ -181,7 +180,13 @@ def prepare(
 def _prepare_embedding(
     config: Config, model: DecoderConfig | EncoderConfig, modules: SentenceModules | None, device: jax.Device
 ) -> Preparation:
-    skeleton = _embedding_skeleton(config, model, chip_of(device))
+    chip = chip_of(device)
+    skeleton: ModelSkeleton | EncoderSkeleton
+    if isinstance(model, EncoderConfig):
+        skeleton = make_encoder_skeleton(model, make_encoder_policy(config, chip))
+    else:  # tied embeddings, so that no memory goes into an unused head
+        model = replace(model.with_context(config.model.max_model_len), tied_embeddings=True)
+        skeleton = make_skeleton(model, make_policy(config, model, chip))
     limits = embed_limits(config, skeleton.config, device.platform, modules)
     model_info = embedding_info(config, skeleton.config, modules)
     return Preparation(
@@ -192,16 +197,6 @@ def _prepare_embedding(
         embedding_task(model_info.pooling, limits.spec.block_size, limits.max_model_len),
         model_info,
     )
-
-
-def _embedding_skeleton(
-    config: Config, model: DecoderConfig | EncoderConfig, chip: Chip
-) -> ModelSkeleton | EncoderSkeleton:
-    if isinstance(model, EncoderConfig):
-        return make_encoder_skeleton(model, make_encoder_policy(config, chip))
-    # Tied embeddings, so that no memory goes into an unused head.
-    model = replace(model.with_context(config.model.max_model_len), tied_embeddings=True)
-    return make_skeleton(model, make_policy(config, model, chip))
 
 
 def _weight_bytes(skeleton: ModelSkeleton, sharding: Sharding) -> int:

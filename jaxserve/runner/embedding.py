@@ -22,9 +22,8 @@ from jaxserve.layers.attention import KVPool, StepContext
 from jaxserve.layers.rope import rotation, sliding_rotation
 from jaxserve.layers.segment_attention import Texts
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
-from jaxserve.runner.inputs import Program, leading_ones, packed_size, split
+from jaxserve.runner.inputs import Program, StepTask, leading_ones, packed_size, split
 from jaxserve.runner.state import StateArrays
-from jaxserve.runner.task import StepTask
 from jaxserve.scheduler.plan import Buckets, EmbedPlan, EmbedResult
 from jaxserve.types import Pooling, RequestId
 

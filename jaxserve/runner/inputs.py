@@ -1,4 +1,4 @@
-"""Inputs and outputs of a step program: one packed int32 vector each way.
+"""Inputs and outputs of a step program: one packed int32 vector each way; and the functions of a kind of plan, a task.
 
 Both derive from a field table, so that packing (numpy), the shapes to compile for, and unpacking (inside the program)
 cannot disagree. One packed array costs about 10 us to pass, eight small ones 50 to 80 us.
@@ -7,17 +7,18 @@ cannot disagree. One packed array costs about 10 us to pass, eight small ones 50
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxserve.runner.state import DeviceState, StateArrays
 from jaxserve.sampling.params import COLUMNS, PADDING_ROW, EngineSamplingParams, device_row
-from jaxserve.scheduler.plan import MAX_STOP_TOKENS, NO_SLOT, Buckets, PromptScores, StepPlan, StepResult
+from jaxserve.scheduler.plan import MAX_STOP_TOKENS, NO_SLOT, Buckets, Plan, PromptScores, StepPlan, StepResult
 from jaxserve.types import MAX_TOP_LOGPROBS, ProgramKind, RequestId
 
 A = TypeVar("A", np.ndarray, jax.Array)
@@ -221,3 +222,33 @@ def dummy_plan(program: Program) -> StepPlan:
         stop_token_ids=np.full((num_rows, MAX_STOP_TOKENS), -1, np.int32),
         num_top_logprobs=0,
     )
+
+
+PlanT = TypeVar("PlanT", bound=Plan)
+ResultT = TypeVar("ResultT")
+Step = Callable[
+    [Any, tuple[jax.Array, ...], StateArrays, jax.Array, Program], tuple[StateArrays, tuple[jax.Array, ...]]
+]
+"""A traced step: (skeleton, parameters, state, packed plan, program) to (state, outputs)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTask(Generic[PlanT, ResultT]):
+    """The functions that compute one kind of plan: `steps.GENERATION`, or what `embedding.embedding_task` returns."""
+
+    name: str
+    """Part of the key of each program: everything that decides what `step` computes."""
+    step: Step
+    fields: Mapping[str, str]
+    """The packed plan's layout, see `inputs.split`."""
+    programs: Callable[[Buckets, int], tuple[Program, ...]]
+    """From (buckets, pages of the longest request) to every program, largest first."""
+    pack: Callable[[PlanT, Program], np.ndarray]
+    unpack: Callable[[PlanT, Program, Sequence[np.ndarray], float], ResultT]
+    """From (plan, program, outputs, device seconds)."""
+    dummy_plan: Callable[[Program], PlanT]
+    """A step of no request, for the first run of a program."""
+    num_outputs: Callable[[PlanT], int] = lambda plan: 1
+    """Outputs that the host reads, of those that a step returns."""
+    update_state: Callable[[DeviceState, PlanT], None] = lambda state, plan: None
+    """Called before the step is dispatched."""

@@ -16,9 +16,8 @@ from typing import Generic
 import jax
 import numpy as np
 
-from jaxserve.runner.inputs import Program
+from jaxserve.runner.inputs import PlanT, Program, ResultT, StepTask
 from jaxserve.runner.state import DeviceState, StateArrays
-from jaxserve.runner.task import PlanT, ResultT, StepTask
 
 Executable = Callable[[tuple[jax.Array, ...], StateArrays, np.ndarray], tuple[StateArrays, Sequence[jax.Array]]]
 """A compiled step: (parameters, state (DONATED), packed plan) to (state, outputs)."""

@@ -30,6 +30,7 @@ from jaxserve.runner.inputs import (
     SCORE_FIELDS,
     Outcome,
     Program,
+    StepTask,
     dummy_plan,
     pack,
     pack_arrays,
@@ -40,7 +41,6 @@ from jaxserve.runner.inputs import (
 )
 from jaxserve.runner.slots import MASKS_AT_ONCE, SamplerState, init_slot, put_masks, slots_shape, store_tokens, take_up
 from jaxserve.runner.state import StateArrays, StateProgram
-from jaxserve.runner.task import StepTask
 from jaxserve.sampling.bits import num_words
 from jaxserve.sampling.sampler import Sampled, Scored, sample, score
 from jaxserve.scheduler.plan import UNREAD_TOKEN

@@ -13,13 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
-from jaxserve.runner.inputs import Program
+from jaxserve.runner.inputs import Program, StepTask
 from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.program_key import host_key_parts, program_key
 from jaxserve.runner.runner import Runner
 from jaxserve.runner.state import StateProgram, StateShapes, state_programs
 from jaxserve.runner.steps import abstract_params, lower, lower_state
-from jaxserve.runner.task import StepTask
 from jaxserve.sharding.mesh import Sharding
 
 P = TypeVar("P", Program, StateProgram)

@@ -15,7 +15,6 @@ import resource
 import selectors
 import signal
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -33,14 +32,6 @@ _NICENESS: Final = 10
 _FINE: Final = b"fine"
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A running child process."""
-
-    number: int
-    pid: int
-
-
 def check_grammar(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredConfig) -> str | None:
     """Return why the grammar cannot be followed, or None."""
     try:
@@ -55,13 +46,13 @@ def check_grammar(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredCo
     return None
 
 
-def start_check(request: CheckRequest, tokenizer: LLTokenizer, config: StructuredConfig) -> tuple[int, Check]:
-    """Fork a child for this grammar; returns the descriptor of its answer, and the child."""
+def start_check(request: CheckRequest, tokenizer: LLTokenizer, config: StructuredConfig) -> tuple[int, int]:
+    """Fork a child for this grammar; returns the descriptor of its answer, and its process id."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid:
         os.close(writer)
-        return reader, Check(request.number, pid)
+        return reader, pid
     try:
         os.nice(_NICENESS)
         signal.setitimer(signal.ITIMER_PROF, config.grammar_timeout)  # its signal has no handler and ends the child
@@ -74,21 +65,21 @@ def start_check(request: CheckRequest, tokenizer: LLTokenizer, config: Structure
         os._exit(0)
 
 
-def end_check(reader: int, check: Check, config: StructuredConfig) -> CheckReply:
+def end_check(reader: int, number: int, pid: int, config: StructuredConfig) -> CheckReply:
     """Return the reply of a child that has ended."""
     text = os.read(reader, 1 << 16)
     os.close(reader)
-    _, status = os.waitpid(check.pid, 0)
+    _, status = os.waitpid(pid, 0)
     if text == _FINE:
-        return CheckReply(check.number, None)
+        return CheckReply(number, None)
     if text:
-        return CheckReply(check.number, text[1:].decode())
+        return CheckReply(number, text[1:].decode())
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
         return CheckReply(
-            check.number, f"its check took more than {config.grammar_timeout:g} s of a processor (--grammar-timeout)"
+            number, f"its check took more than {config.grammar_timeout:g} s of a processor (--grammar-timeout)"
         )
     limit = f"{config.grammar_memory >> 20} MiB (--grammar-memory)"
-    return CheckReply(check.number, f"its check failed: it needs more than {limit}, or is nested too deeply")
+    return CheckReply(number, f"its check failed: it needs more than {limit}, or is nested too deeply")
 
 
 def serve(descriptor: int) -> None:
@@ -103,7 +94,8 @@ def serve(descriptor: int) -> None:
                 if key.fd != descriptor:
                     selector.unregister(key.fd)
                     assert spec is not None
-                    _send(end_check(key.fd, key.data, spec.config))
+                    number, pid = key.data
+                    _send(end_check(key.fd, number, pid, spec.config))
                     continue
                 data = os.read(descriptor, 1 << 16)
                 if not data:
@@ -117,8 +109,8 @@ def serve(descriptor: int) -> None:
                         tokenizer = load_ll_tokenizer(Path(spec.model_path))
                     else:
                         request = msgspec.json.decode(line, type=CheckRequest)
-                        reader, check = start_check(request, tokenizer, spec.config)
-                        selector.register(reader, selectors.EVENT_READ, check)
+                        reader, pid = start_check(request, tokenizer, spec.config)
+                        selector.register(reader, selectors.EVENT_READ, (request.number, pid))
 
 
 def _send(reply: CheckReply) -> None:

@@ -90,13 +90,9 @@ class GrammarMasks:
 
     def new_matcher(self, grammar: Grammar) -> LLMatcher:
         """Return a matcher at the start. Raises GrammarError."""
-        start = self._start_of(grammar)
+        start = self.start_of(grammar)
         with self._lock:
             return start.matcher.deep_copy()
-
-    def first_mask(self, grammar: Grammar) -> np.ndarray | None:
-        """Return the tokens that may come first; None if none may. Raises GrammarError."""
-        return self._start_of(grammar).mask
 
     def mask_of(self, matcher: LLMatcher) -> np.ndarray:
         """Return the tokens that may come next. Raises GrammarError.
@@ -112,7 +108,8 @@ class GrammarMasks:
         mask &= self.everything
         return mask
 
-    def _start_of(self, grammar: Grammar) -> _Start:
+    def start_of(self, grammar: Grammar) -> _Start:
+        """Return the start of every request with this grammar. Raises GrammarError."""
         with self._lock:
             start = self._starts.get(grammar)
             if start is not None:
@@ -182,7 +179,7 @@ class GrammarState:
         """Take a token, or start. Runs in a thread, one call at a time."""
         try:
             if token is None:
-                self._set_mask(self._masks.first_mask(self._grammar))
+                self._set_mask(self._masks.start_of(self._grammar).mask)
                 return
             if self._matcher is None:
                 self._matcher = self._masks.new_matcher(self._grammar)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.engine.startup import start_executor
+from jaxserve.engine.process import start_executor
 from jaxserve.errors import CheckpointError, StartupError
 from jaxserve.executor.protocol import Executor, Progress
 from jaxserve.ipc.address import new_address
