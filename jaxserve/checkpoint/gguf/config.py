@@ -9,9 +9,15 @@ from typing import Any
 import numpy as np
 
 from jaxserve.checkpoint.family import Family
-from jaxserve.checkpoint.gguf.architecture import LONG_DIVISORS, ROPE_FACTORS, SHORT_DIVISORS, GGUFArchitecture
+from jaxserve.checkpoint.gguf.architecture import (
+    LONG_DIVISORS,
+    ROPE_FACTORS,
+    SHORT_DIVISORS,
+    GGUFArchitecture,
+    GGUFKeys,
+    decimal,
+)
 from jaxserve.checkpoint.gguf.file import GGUFFile
-from jaxserve.checkpoint.gguf.keys import GGUFKeys, decimal
 from jaxserve.errors import CheckpointError, shown
 
 _EMBEDDING = "token_embd.weight"

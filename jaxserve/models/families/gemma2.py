@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
-from jaxserve.checkpoint.gguf.architecture import SANDWICH_NORMS, GGUFArchitecture
-from jaxserve.checkpoint.gguf.keys import WINDOW, GGUFKeys, layer_types
+from jaxserve.checkpoint.gguf.architecture import SANDWICH_NORMS, WINDOW, GGUFArchitecture, GGUFKeys, layer_types
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import _gemma
 from jaxserve.models.families._gemma import gemma, gemma_gguf_config

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
-from jaxserve.checkpoint.gguf.architecture import SANDWICH_NORMS, GGUFArchitecture
-from jaxserve.checkpoint.gguf.keys import WINDOW, GGUFKeys, layer_types
+from jaxserve.checkpoint.gguf.architecture import SANDWICH_NORMS, WINDOW, GGUFArchitecture, GGUFKeys, layer_types
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import _gemma
 from jaxserve.models.families._common import MAX_LAYERS

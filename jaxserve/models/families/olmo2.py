@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
-from jaxserve.checkpoint.gguf.architecture import POST_NORMS, GGUFArchitecture
-from jaxserve.checkpoint.gguf.keys import WINDOW, GGUFKeys, layer_types
+from jaxserve.checkpoint.gguf.architecture import POST_NORMS, WINDOW, GGUFArchitecture, GGUFKeys, layer_types
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
 from jaxserve.models.families._keys import Keys

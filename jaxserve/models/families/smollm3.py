@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
-from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
-from jaxserve.checkpoint.gguf.keys import GGUFKeys, no_window
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import (
     COMMON_DEFAULTS,
