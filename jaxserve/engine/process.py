@@ -164,7 +164,6 @@ def main() -> int:
 
 
 def serve(spec: EngineSpec, socket: EngineSocket, should_stop: Callable[[], bool]) -> int:
-    """Start, then loop until the end."""
     clock = PhaseClock()
     executor = start_executor(lambda progress: build_executor(spec, progress, clock), socket, should_stop)
     if executor is None:

@@ -17,8 +17,6 @@ ProgramSource = Literal["cache", "compiled"]
 
 
 class PhaseSpan(msgspec.Struct, frozen=True, array_like=True):
-    """One phase of a start."""
-
     phase: str
     start_s: float
     """`time.monotonic()`."""

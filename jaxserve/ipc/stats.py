@@ -18,8 +18,6 @@ _STEP_TOKENS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """One metric."""
-
     kind: Literal["counter", "gauge", "histogram"]
     """The exposition adds `_total` to the name of a counter."""
     help: str

@@ -34,7 +34,6 @@ class Chip:
 
 
 def chip_of(device: jax.Device) -> Chip:
-    """Return the chip of a device."""
     capability = str(getattr(device, "compute_capability", ""))
     major, _, minor = capability.partition(".")
     is_cuda = major.isdigit() and minor.isdigit()

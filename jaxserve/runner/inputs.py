@@ -80,7 +80,6 @@ OUTPUT_FIELDS: Final = {
 
 
 def field_shapes(program: Program, fields: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every field for one program."""
     letters = {
         "T": program.num_tokens,
         "B": program.num_rows,
@@ -95,7 +94,6 @@ def field_shapes(program: Program, fields: Mapping[str, str]) -> dict[str, tuple
 
 
 def packed_size(program: Program, fields: Mapping[str, str]) -> int:
-    """Return the length of the packed vector."""
     return sum(math.prod(shape) for shape in field_shapes(program, fields).values())
 
 

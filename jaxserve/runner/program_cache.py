@@ -165,8 +165,6 @@ _SHOWN_WORDS: Final = 6
 
 
 class ManifestEntry(msgspec.Struct, frozen=True):
-    """One program."""
-
     name: str
     file: str
     num_bytes: int

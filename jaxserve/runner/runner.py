@@ -42,7 +42,6 @@ class PendingStep(Generic[PlanT, ResultT]):
         return bool(self.outputs[0].is_ready())  # type: ignore[attr-defined]
 
     def result(self) -> ResultT:
-        """Wait for the device and unpack."""
         return self.runner.read(self)
 
 

@@ -76,7 +76,6 @@ def slots_shape(num_slots: int, vocab_size: int) -> tuple[int, int]:
 
 
 def slots_bytes(num_slots: int, vocab_size: int) -> int:
-    """Return the bytes of the slots on each device."""
     return 4 * math.prod(slots_shape(num_slots, vocab_size))
 
 

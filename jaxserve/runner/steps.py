@@ -98,7 +98,6 @@ def _abstract_state(
 
 
 def lower_state(sharding: Sharding, program: StateProgram) -> jax.stages.Lowered:
-    """Trace a state program."""
     shapes, place = program.shapes, sharding.replicated
     shape = slots_shape(shapes.num_slots, shapes.vocab_size)
     slots, slot, row, which, words = (

@@ -49,7 +49,6 @@ def make_programs(
     num_threads: int,
     progress: Progress,
 ) -> dict[Program, MadeProgram]:
-    """Load or compile every wanted program of `task`."""
     adapters = skeleton.adapters
     model = (skeleton.config, skeleton.policy, adapters, abstract_params(skeleton, sharding))
     key = program_key(host_key_parts(), task.name, *model, sharding, pool_shape, kv_dtype)
@@ -119,7 +118,6 @@ def compile_all(
 
 
 def executables(made: Mapping[P, MadeProgram]) -> dict[P, jax.stages.Compiled]:
-    """Return the executable of each program."""
     return {program: result.compiled for program, result in made.items()}
 
 

@@ -195,12 +195,10 @@ def option_type(name: str, word: Any) -> Any:
 
 
 def plain_type(name: str, word: Any) -> Any:
-    """Return the type of an option without annotations."""
     return _of_word(get_type_hints(SamplerOptions)[name], word)
 
 
 def option_meta(name: str) -> Meta:
-    """Return the range and the text of an option."""
     return next(extra for extra in _HINTS[name].__metadata__ if isinstance(extra, Meta))
 
 

@@ -129,7 +129,6 @@ class BaseScheduler(ABC, Generic[R, P, T]):
         return self.in_flight.popleft()[1]
 
     def _remove(self, request: R) -> None:
-        """Forget a request that ends."""
         del self._requests[request.request_id]
         for line in (self.waiting, self.running):
             place = bisect_left(line, request.rank, key=by_rank)

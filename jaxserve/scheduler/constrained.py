@@ -86,7 +86,6 @@ class ConstrainedDecoding:
             self._late.add(request)
 
     def remove(self, request: Request) -> None:
-        """Forget a request that ends."""
         self._active.pop(request.request_id, None)
         self._preparing.discard(request.request_id)
         self._late.discard(request)

@@ -69,7 +69,6 @@ class Drafter:
         return found
 
     def learn(self, request: Request, num_drafted: int, num_accepted: int, stats: EngineStats) -> None:
-        """Count a draft that was checked."""
         request.draft.learn(num_accepted, num_drafted - num_accepted)
         stats.spec_decode_num_drafts += 1
         stats.spec_decode_num_draft_tokens += num_drafted

@@ -29,7 +29,6 @@ class MultiStepPolicy:
         self._step_seconds: dict[int, float] = {}
 
     def observe(self, plan: StepPlan, result: StepResult) -> None:
-        """Learn from a step that is done."""
         if plan.kind == "decode":
             seconds = result.device_seconds / result.num_steps
             known = self._step_seconds.get(plan.bucket, seconds)
@@ -53,7 +52,6 @@ class MultiStepPolicy:
         return num_steps if num_steps == 1 or self._kv.extend_all(needs) else 1
 
     def _num_fitting(self, bucket: int, num_in_flight: int) -> int:
-        """Return the steps of this program that fit the time."""
         seconds = self._step_seconds.get(bucket)
         if seconds is None:
             return 1

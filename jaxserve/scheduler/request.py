@@ -188,7 +188,6 @@ class Request:
             self.num_cached_tokens = num_cached_tokens
 
     def preempt(self) -> None:
-        """Wait again, with nothing computed."""
         self.slot = None
         self.num_computed_tokens = 0
         self.num_preemptions += 1
@@ -227,7 +226,6 @@ class Request:
         return tokens
 
     def finish(self, reason: FinishReason) -> None:
-        """End without a further token."""
         self.finish_reason = reason
 
     def _is_ended_by(self, token: int) -> bool:

@@ -75,7 +75,6 @@ class GrammarMasks:
         return GrammarState(self, grammar, allowed, jump_forward=jump_forward)
 
     def close(self) -> None:
-        """Stop the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def submit(self, state: GrammarState, token: int | None) -> Future[None]:
