@@ -14,10 +14,10 @@ from typing import Any, Final, cast
 import numpy as np
 
 from jaxserve.checkpoint.family import Family
-from jaxserve.checkpoint.json_file import read_object
+from jaxserve.checkpoint.files import read_object
 from jaxserve.checkpoint.parts import split_fused, with_each_expert
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
-from jaxserve.checkpoint.renamed import text_config, with_our_names, with_text_names, without_mtp_layers
+from jaxserve.checkpoint.renamed import architecture, text_config, with_our_names, with_text_names, without_mtp_layers
 from jaxserve.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.quant.checkpoint import Read, ReadMatrix
@@ -83,8 +83,7 @@ def open_huggingface(directory: Path, families: Collection[Family]) -> Checkpoin
 
 def _find_family(config: Mapping[str, Any], families: Collection[Family]) -> Family | None:
     """Return the family of a decoder; None for encoders and unknown architectures, which the registry rejects."""
-    names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
+    name = architecture(config)
     return next((family for family in families if name in family.architectures), None)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from jaxserve.checkpoint.json_file import read_object
+from jaxserve.checkpoint.files import read_object
 from jaxserve.checkpoint.renamed import text_name
 from jaxserve.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
 from jaxserve.errors import CheckpointError, shown

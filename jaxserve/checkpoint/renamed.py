@@ -62,10 +62,15 @@ def renamed(checkpoint: Checkpoint, rename: Callable[[str], str | None]) -> Chec
     return CheckpointView(checkpoint, tensors, {new: methodcaller("read", old) for new, old in names.items()})
 
 
+def architecture(config: Mapping[str, Any]) -> str | None:
+    """Return the name of the model's class, if `config.json` has one."""
+    names = config.get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
+
+
 def text_config(config: dict[str, Any], families: Collection[Family]) -> dict[str, Any]:
     """Return `config.json` of the text model in a multimodal checkpoint; any other config unchanged."""
-    architectures, text = config.get("architectures"), config.get("text_config")
-    name = architectures[0] if isinstance(architectures, list) and architectures else None
+    name, text = architecture(config), config.get("text_config")
     family = next((family for family in families if name in family.text_part_of), None)
     if family is None or not isinstance(text, dict):
         return config

@@ -14,8 +14,7 @@ from typing import Any, NoReturn
 import ml_dtypes
 import numpy as np
 
-from jaxserve.checkpoint.json_file import parse_object
-from jaxserve.checkpoint.mapped_file import MAX_HEADER_BYTES, file_size, map_array
+from jaxserve.checkpoint.files import MAX_HEADER_BYTES, file_size, map_array, parse_object
 from jaxserve.errors import CheckpointError, shown
 
 _LENGTH_BYTES = 8

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from jaxserve.checkpoint.json_file import read_object, read_objects
+from jaxserve.checkpoint.files import read_object, read_objects
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.types import Pooling
 

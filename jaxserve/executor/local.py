@@ -15,7 +15,7 @@ import msgspec
 
 from jaxserve import __version__
 from jaxserve.checkpoint.adapted import with_adapters
-from jaxserve.checkpoint.json_file import read_object
+from jaxserve.checkpoint.files import read_object
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.renamed import with_decoder_names, with_encoder_names
 from jaxserve.checkpoint.sentence import read_sentence_modules

@@ -21,8 +21,7 @@ from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.ipc.messages import EmbeddingInfo
 from jaxserve.kv.spec import KVSpec
-from jaxserve.model_config.adapters import AdaptersConfig
-from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.skeleton import (
     EncoderSkeleton,

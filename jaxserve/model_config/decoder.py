@@ -146,3 +146,19 @@ class DecoderConfig:
             return self
         original = scaling.original_max_position
         return self if (max_model_len or 0) > original else replace(self, max_position=min(original, self.max_position))
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptersConfig:
+    """Space reserved for LoRA adapters."""
+
+    count: int
+    rank: int
+    """Rank reserved for each adapter; smaller adapters are padded with zeros."""
+    modules: tuple[str, ...]
+    """Checkpoint names of every module that at least one adapter changes."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Total rank of all adapters."""
+        return self.count * self.rank

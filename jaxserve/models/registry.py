@@ -12,10 +12,10 @@ from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
 from jaxserve.checkpoint.family import Family
-from jaxserve.checkpoint.json_file import read_object
+from jaxserve.checkpoint.files import read_object
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.renamed import text_config, with_decoder_names
+from jaxserve.checkpoint.renamed import architecture, text_config, with_decoder_names
 from jaxserve.errors import CheckpointError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
@@ -95,7 +95,7 @@ def decoder_of(checkpoint: Checkpoint) -> DecoderConfig:
 
 def model_of(checkpoint: Checkpoint) -> DecoderConfig | EncoderConfig:
     """Read the decoder or encoder config of `checkpoint`; raise CheckpointError naming its path."""
-    read = encoder_architectures().get(_architecture(checkpoint.config) or "")
+    read = encoder_architectures().get(architecture(checkpoint.config) or "")
     if read is None:
         return decoder_of(checkpoint)
     try:
@@ -125,14 +125,8 @@ def _named(path: Path, hf: Mapping[str, Any], generation: Mapping[str, Any]) -> 
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def _architecture(hf: Mapping[str, Any]) -> str | None:
-    """Return the name of the model's class, if the config has one."""
-    names = hf.get("architectures")
-    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
-
-
 def _find_family(hf: Mapping[str, Any]) -> Family:
-    name = _architecture(hf)
+    name = architecture(hf)
     known = architectures()
     supported = ", ".join(sorted(known))
     if name is None:

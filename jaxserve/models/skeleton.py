@@ -21,8 +21,7 @@ from jaxserve.layers.fused import FusedLayout, FusedLinear
 from jaxserve.layers.linear import Linear, Matrix
 from jaxserve.layers.param import array_axes
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.model_config.adapters import AdaptersConfig
-from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.decoder import Decoder
 from jaxserve.models.encoder import Encoder

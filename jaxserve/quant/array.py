@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import ml_dtypes
@@ -40,9 +40,9 @@ class QuantArray(Generic[T]):
 
     def with_arrays(self, arrays: Iterable[R]) -> QuantArray[R]:
         """Return the same structure over other arrays, given in the order of `arrays`."""
-        remaining = iter(arrays)
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return QuantArray(**{name: _next(remaining, value, name) for name, value in found.items()})
+        remaining: Iterator[Any] = iter(arrays)
+        own = (self.values, self.scales, self.offsets)
+        return QuantArray(self.format, *(None if each is None else next(remaining) for each in own))
 
     def map(self, compute: Callable[[T], R]) -> QuantArray[R]:
         """Return compute(array) for each array."""
@@ -56,10 +56,6 @@ class QuantArray(Generic[T]):
     def __getitem__(self, index: Any) -> QuantArray[Any]:
         arrays: tuple[Any, ...] = self.arrays
         return self.with_arrays(array[index] for array in arrays)
-
-
-def _next(remaining: Any, value: Any, name: str) -> Any:
-    return value if value is None or name == "format" else next(remaining)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.layers.attention import KVPool, StepContext
 from jaxserve.layers.rope import rotation, sliding_rotation
-from jaxserve.model_config.adapters import AdaptersConfig
+from jaxserve.model_config.decoder import AdaptersConfig
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.runner.inputs import (
     INPUT_FIELDS,

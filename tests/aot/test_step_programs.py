@@ -19,8 +19,7 @@ from jaxserve_kernels.backend import Backend
 
 from benchmarks.gpu.static import THUNKS, launches, outside_graphs
 from jaxserve.layers.policy import DtypePolicy, plain
-from jaxserve.model_config.adapters import AdaptersConfig
-from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, RopeScaling
+from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig, LayerConfig, RopeScaling
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.slots import slots_bytes

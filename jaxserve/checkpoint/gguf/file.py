@@ -15,8 +15,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from jaxserve.checkpoint.files import map_array
 from jaxserve.checkpoint.gguf.header import GGUFTensor, read_header
-from jaxserve.checkpoint.mapped_file import map_array
 from jaxserve.errors import CheckpointError, shown
 
 _STORED_DTYPES: dict[str, np.dtype] = {

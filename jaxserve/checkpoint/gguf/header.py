@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from jaxserve.checkpoint.mapped_file import MAX_HEADER_BYTES, file_size
+from jaxserve.checkpoint.files import MAX_HEADER_BYTES, file_size
 from jaxserve.errors import CheckpointError, shown
 
 _SUPPORTED_VERSIONS = (2, 3)

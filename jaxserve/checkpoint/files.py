@@ -1,4 +1,4 @@
-"""JSON from a checkpoint: an object or a list of them, bounded in size, no key twice."""
+"""Reading of checkpoint files: JSON, bounded in size and without duplicate keys, and read-only views of tensors."""
 
 from __future__ import annotations
 
@@ -6,8 +6,44 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jaxserve.checkpoint.mapped_file import MAX_HEADER_BYTES, file_size
+import numpy as np
+
 from jaxserve.errors import CheckpointError, shown
+
+MAX_HEADER_BYTES = 100_000_000
+"""Largest header of either format: the biggest real ones (262k-token vocabularies) are near 15 MB."""
+
+
+def file_size(path: Path) -> int:
+    """Return the size in bytes of a regular file; raise CheckpointError if it cannot be read."""
+    try:
+        if not path.is_file():
+            raise CheckpointError(f"{path}: expected a file, found {'a directory' if path.is_dir() else 'nothing'}")
+        return path.stat().st_size
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def map_array(
+    path: Path, dtype: np.dtype, shape: tuple[int, ...], *, offset: int, expected_file_size: int
+) -> np.ndarray:
+    """Return a read-only array over a validated range of the file.
+
+    Each call maps anew: pages are unmapped with the last view, so that reading a checkpoint tensor by tensor never
+    makes the whole file resident. The size is compared again, because reading past the end of a file that shrank
+    since it was opened would kill the process (SIGBUS).
+    """
+    found = file_size(path)
+    if found != expected_file_size:
+        raise CheckpointError(
+            f"{path}: the file changed while it was being read: expected {expected_file_size} bytes, found {found}"
+        )
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    try:
+        return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape).view(np.ndarray)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def parse_object(text: bytes, what: str) -> dict[str, Any]:
