@@ -232,19 +232,17 @@ def print_sweep(runs: Sequence[Figures], percentiles: Sequence[float]) -> None:
 
 def print_notes(runs: Sequence[Figures]) -> None:
     """Print what makes figures incomparable, and the errors."""
-    console = Console()
-    omitted = sorted({name for run in runs for name in run.get("omitted_fields", ())})
-    if omitted:
-        console.print(f"the server refuses {', '.join(omitted)}: sent without", style="yellow", markup=False)
+    console, notes = Console(), []
+    if omitted := sorted({name for run in runs for name in run.get("omitted_fields", ())}):
+        notes.append(f"the server refuses {', '.join(omitted)}: sent without")
     if num_mismatched := sum(run["mismatched_inputs"] for run in runs):
-        text = f"the server read another number of tokens than counted here in {num_mismatched} requests"
-        console.print(text, style="yellow", markup=False)
+        notes.append(f"the server read another number of tokens than counted here in {num_mismatched} requests")
     if num_short := sum(run["short_outputs"] for run in runs):
-        text = f"{num_short} requests ended before the wanted number of tokens: do not compare their throughput"
-        console.print(text, style="yellow", markup=False)
-    sources = {run.get("output_tokens_from", "usage") for run in runs} - {"usage"}
-    if sources:
-        console.print(f"output tokens were counted by {', '.join(sorted(sources))}: usage was missing", style="yellow")
+        notes.append(f"{num_short} requests ended before the wanted number of tokens: do not compare their throughput")
+    if sources := {run.get("output_tokens_from", "usage") for run in runs} - {"usage"}:
+        notes.append(f"output tokens were counted by {', '.join(sorted(sources))}: usage was missing")
+    for note in notes:
+        console.print(note, style="yellow", markup=False)
     for run in runs:
         for error, count in run["errors"].items():
             console.print(f"{count} x {error}", style="red", markup=False)

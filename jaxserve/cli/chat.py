@@ -43,16 +43,11 @@ def run(arguments: argparse.Namespace, serve_words: Sequence[str]) -> int:
             conversation=Conversation(arguments.system),
         )
         if question is None:
-            _edit_lines()
+            with contextlib.suppress(ImportError):  # a Python built without it
+                import readline  # noqa: F401  # gives `input` line editing and history
             chat.screen.remark(f"{session.model} at {session.remote.url}; /help lists the commands, Ctrl-D ends")
             chat.run(input)
             return
         client_options.report(chat.ask(question), is_verbose=arguments.verbose)
 
     return client_options.run(arguments, serve_words, work)
-
-
-def _edit_lines() -> None:
-    """Import readline, which gives `input` line editing and history."""
-    with contextlib.suppress(ImportError):  # a Python built without it
-        import readline  # noqa: F401

@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from functools import partial
 from os import PathLike
 from types import TracebackType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
 from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
-from jaxserve.errors import RequestError, invalid
+from jaxserve.errors import ConfigError, RequestError, invalid
 from jaxserve.frontend.checks import shorten
 from jaxserve.frontend.engine_client.client import EngineClient
 from jaxserve.frontend.engine_client.connection import EngineConnection
@@ -32,9 +32,10 @@ from jaxserve.llm.embedding import embed_all, score_all
 from jaxserve.llm.generation import Work, chat_work, run_all, text_work
 from jaxserve.llm.results import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
 from jaxserve.llm.sampling_params import SamplingParams
-from jaxserve.llm.settings import llm_config
 from jaxserve.runtime.api_process import install, make_frontend, tokenizer_of
 from jaxserve.runtime.engine_process import EngineProcess, check_tokenizer, engine_process, wait_dead, wait_started
+from jaxserve.runtime.environment import caches_environment, load_config
+from jaxserve.runtime.settings import ENGINE_SECTIONS, SETTINGS, closest
 from jaxserve.runtime.startup_display import StartupDisplay
 from jaxserve.runtime.tasks import in_thread, running
 
@@ -42,6 +43,21 @@ Message = dict[str, Any]
 """A message of OpenAI's API: `{"role": "user", "content": "..."}`."""
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A text or token ids; also vLLM's `{"prompt": "..."}` and `{"prompt_token_ids": [...]}`."""
+
+_SERVER_SETTINGS: Final = {
+    "tool_call_parser",
+    "reasoning_parser",
+    "log_level",
+    "log_format",
+    "stall_timeout",
+    "uds_dir",
+}
+_EXCLUDED: Final = {"served_model_name", "max_queued_requests", "max_queued_tokens"}
+_UNLIMITED: Final = 2**31 - 1
+"""The caller waits for all prompts: none is rejected because the queue is full."""
+ACCEPTED: Final = frozenset(
+    setting.name for setting in SETTINGS if setting.section in ENGINE_SECTIONS or setting.name in _SERVER_SETTINGS
+) - (_EXCLUDED)
 
 
 class LLM:
@@ -196,6 +212,18 @@ class LLM:
 
         with _progress(len(prompts), progress_bar) as on_done:
             return self._engine.call(work)
+
+
+def llm_config(model: str | None, settings: Mapping[str, object]) -> Config:
+    """Return the config of settings named as in a config file. Only $XDG_CACHE_HOME is read from the environment.
+
+    Raises ConfigError for a setting that is unknown or about HTTP, and for an invalid value.
+    """
+    for name in settings:
+        if name not in ACCEPTED:
+            raise ConfigError(f"LLM(..., {name}=...): not a setting of an engine{closest(name, ACCEPTED)}")
+    given = {"log_level": "warning", **settings, "max_queued_requests": _UNLIMITED, "max_queued_tokens": _UNLIMITED}
+    return load_config(flags=given if model is None else {"model": model, **given}, environ=caches_environment())
 
 
 def _listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:

@@ -42,10 +42,12 @@ class EngineProcess:
         The engine reports readiness and failures over the socket; `wait` returns its exit code.
         """
         process = process or spawn(environment)
+        server = dataclasses.replace(spec.config.server, api_key=None)  # the engine needs no keys
+        config = dataclasses.replace(spec.config, server=server)
         if process.stdin is None:
             raise RuntimeError("the engine process has no stdin")
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died already: `wait` returns the code
-            process.stdin.write(_without_secrets(spec).to_line())
+            process.stdin.write(msgspec.structs.replace(spec, config=config).to_line())
             process.stdin.flush()  # does not block: a specification has a few KB, a pipe holds 64
         return cls(process)
 
@@ -142,9 +144,3 @@ async def _ended(pid: int) -> None:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
-
-
-def _without_secrets(spec: EngineSpec) -> EngineSpec:
-    """Return `spec` without API keys, which the engine does not need."""
-    server = dataclasses.replace(spec.config.server, api_key=None)
-    return msgspec.structs.replace(spec, config=dataclasses.replace(spec.config, server=server))

@@ -141,7 +141,8 @@ class _Server:
                             model_info = ready.result()
                             supervisor.allow_restarts()
                             display.close()
-                            _report_start(api, model_info)
+                            for line in startup_table(api.record_start(model_info), model_info.startup):
+                                _log.info("%s", line)
                             self._announce(tokenizer, model_info)
                     reason = await _first_end(engine_end, workers)
                     api.client.fail(reason)  # at once: ending the other processes takes seconds
@@ -203,12 +204,6 @@ async def _all_ready(api: ApiProcess, tokenizer: Tokenizer, path: Path, workers:
     check_tokenizer(tokenizer, model_info, path)
     await workers.wait_ready()
     return model_info
-
-
-def _report_start(api: ApiProcess, model_info: ModelInfo) -> None:
-    """Log every phase and set its metric."""
-    for line in startup_table(api.record_start(model_info), model_info.startup):
-        _log.info("%s", line)
 
 
 async def _first_end(engine_end: asyncio.Task[str], workers: ApiWorkers) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jaxserve import LLM, SamplingParams
-from jaxserve.llm.settings import ACCEPTED
+from jaxserve.llm.llm import ACCEPTED
 from jaxserve.runtime.environment import DEFAULT_MODEL_NAME
 from jaxserve.runtime.settings import SETTINGS
 from tests.architecture.package_map import with_diagram

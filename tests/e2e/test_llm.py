@@ -35,7 +35,7 @@ from jaxserve.executor.fake_models import next_token
 from jaxserve.frontend.sampling import sampling_params
 from jaxserve.ipc.engine_spec import FakeOptions, Script
 from jaxserve.llm.background import Background
-from jaxserve.llm.settings import llm_config
+from jaxserve.llm.llm import llm_config
 from jaxserve.sampling.params import OPTIONS, EngineSamplingParams
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.e2e.http_server import ROOT, SOURCES, TOKENIZER, until

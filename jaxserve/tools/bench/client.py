@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import aiohttp
 
-from jaxserve.tools.bench.prompts import Form, Prompt
+from jaxserve.tools.bench.workload import Form, Prompt
 from jaxserve.tools.client import RemoteError, deltas
 
 Backend = Literal["openai-chat", "openai"]

@@ -30,10 +30,9 @@ from jaxserve.runtime.api_process import tokenizer_of
 from jaxserve.runtime.startup_display import StartupDisplay
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.tools.bench.client import BenchmarkError, RequestRecord
-from jaxserve.tools.bench.prompts import Form, Prompt, PromptMaker
 from jaxserve.tools.bench.report import DEFAULT_PERCENTILES, percentile, summarise
 from jaxserve.tools.bench.tokens import LocalTokens, TokenSource
-from jaxserve.tools.bench.workload import Workload
+from jaxserve.tools.bench.workload import Form, Prompt, PromptMaker, Workload
 from jaxserve.types import RequestId
 
 

@@ -20,10 +20,9 @@ from typing import Any
 import aiohttp
 
 from jaxserve.tools.bench.client import ENDPOINTS, FORMS, Backend, RequestRecord, Target, send, settle
-from jaxserve.tools.bench.prompts import Prompt, PromptMaker
 from jaxserve.tools.bench.report import DEFAULT_PERCENTILES, GoodputMetric, details, summarise
 from jaxserve.tools.bench.tokens import TokenizeError, TokenSource, find_tokens
-from jaxserve.tools.bench.workload import Workload
+from jaxserve.tools.bench.workload import Prompt, PromptMaker, Workload
 from jaxserve.tools.client import first_model
 
 

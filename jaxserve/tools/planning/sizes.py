@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import LeafSpec, ModelSkeleton
 from jaxserve.quant.array import ArraySpec
@@ -38,7 +37,7 @@ class Sizes:
     weights_bytes: int
     """Bytes on one device."""
     read_bytes: int
-    """Part of them that a step reads on one device: all matrices, but only a few rows of an embedding."""
+    """Part of them that a step reads on one device: all matrices, but only a few rows of an embedding, and no vectors."""
     expert_bytes: int
     """Part of those that belongs to experts: a step of few tokens does not use all of them."""
 
@@ -82,7 +81,7 @@ def make_sizes(skeleton: ModelSkeleton, num_devices: int) -> Sizes:
     return Sizes(
         decoder=skeleton.config,
         stored_as=str(policy.weights) if policy.quant.name == NO_QUANTIZATION else policy.quant.name,
-        arithmetic=_arithmetic(policy),
+        arithmetic=policy.quant.format.arithmetic or ("float32" if policy.activations == jnp.float32 else "bfloat16"),
         activation_itemsize=policy.activations.itemsize,
         num_devices=num_devices,
         kv_shards=num_devices if rules["kv_heads"] == MODEL_AXIS else 1,
@@ -90,14 +89,11 @@ def make_sizes(skeleton: ModelSkeleton, num_devices: int) -> Sizes:
         num_layer_weights=sum(_weights_per_token(leaf, skeleton.config) for leaf in matrices),
         num_head_weights=sum(math.prod(leaf.shape) for leaf in heads),
         weights_bytes=sum(map(local_bytes, skeleton.arrays)),
-        read_bytes=sum(local_bytes(array) for leaf in (*matrices, *heads) for array in leaf.arrays if _is_large(array)),
+        read_bytes=sum(
+            local_bytes(array) for leaf in (*matrices, *heads) for array in leaf.arrays if len(array.shape) > 1
+        ),
         expert_bytes=sum(local_bytes(array) for leaf in of_experts for array in leaf.arrays),
     )
-
-
-def _is_large(array: ArraySpec) -> bool:
-    """Return True if the array is a matrix: vectors, such as scales per output, are few bytes."""
-    return len(array.shape) > 1
 
 
 def _weights_per_token(matrix: LeafSpec, config: DecoderConfig) -> int:
@@ -105,11 +101,6 @@ def _weights_per_token(matrix: LeafSpec, config: DecoderConfig) -> int:
     if matrix.num_experts is None or config.experts is None:
         return math.prod(matrix.shape)
     return math.prod(matrix.own_shape) * config.experts.num_per_token
-
-
-def _arithmetic(policy: DtypePolicy) -> str:
-    wide = "float32" if policy.activations == jnp.float32 else "bfloat16"
-    return policy.quant.format.arithmetic or wide
 
 
 def estimate_workspace(sizes: Sizes, num_tokens: int, num_rows: int) -> int:

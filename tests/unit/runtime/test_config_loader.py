@@ -13,7 +13,7 @@ from jaxserve.cli.flags import add_flags, config_from_flags
 from jaxserve.cli.main import main
 from jaxserve.config import option
 from jaxserve.errors import ConfigError
-from jaxserve.llm.settings import llm_config
+from jaxserve.llm.llm import llm_config
 from jaxserve.runtime import environment
 from jaxserve.runtime.environment import base_url, load_config, server_url
 from jaxserve.runtime.settings import SETTINGS, declared_setting, describe, parse_value

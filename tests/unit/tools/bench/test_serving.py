@@ -18,10 +18,9 @@ import pytest
 
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from jaxserve.tools.bench.client import RequestRecord, Target, send
-from jaxserve.tools.bench.prompts import Prompt
 from jaxserve.tools.bench.serving import Level, Load, arrivals, connected
 from jaxserve.tools.bench.tokens import TokenizeError
-from jaxserve.tools.bench.workload import WorkloadName, make_workload
+from jaxserve.tools.bench.workload import Prompt, WorkloadName, make_workload
 from tests.models.goldens import golden_checkpoint
 from tests.unit.tools.bench.fake_server import MODEL, FakeServer, running
 
