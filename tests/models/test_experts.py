@@ -153,8 +153,8 @@ def test_one_plain_expert_keeps_all_plain() -> None:
     folder = golden_checkpoint("olmoe_tiny").path
     policy = replace(FLOAT32, quant=QuantPolicy("int8", plain_matrices=("model.layers.0.mlp.experts.3.up_proj",)))
     leaves = {leaf.name: leaf for leaf in make_skeleton(decoder_of(open_model(folder)), policy).leaves}
-    assert leaves["model.layers.0.mlp.experts.up_proj.weight"].dtype == np.float32
-    assert leaves["model.layers.0.mlp.experts.gate_proj.weight"].dtype == np.int8
+    assert leaves["model.layers.0.mlp.experts.up_proj.weight"].arrays[0].dtype == np.float32
+    assert leaves["model.layers.0.mlp.experts.gate_proj.weight"].arrays[0].dtype == np.int8
 
 
 @pytest.mark.parametrize(
