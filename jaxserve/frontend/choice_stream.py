@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from jaxserve.frontend.content_tokens import ContentToken, ContentTokens, ScoredToken, prompt_tokens
 from jaxserve.frontend.errors import request_error
 from jaxserve.frontend.parsers.events import Event, merged
+from jaxserve.frontend.parsers.output_format import ParserSpec
 from jaxserve.frontend.parsers.parser import OutputParser
-from jaxserve.frontend.parsers.parser_spec import ParserSpec
 from jaxserve.ipc.messages import AddRequest, RequestOutput, TokenLogprobs
 from jaxserve.metrics import Metrics
 from jaxserve.tokenizer.detokenizer import Delta, IncrementalDetokenizer

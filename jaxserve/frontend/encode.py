@@ -14,7 +14,7 @@ import msgspec
 from jaxserve.errors import ContextLengthError, UnsupportedParameterError, invalid, unsupported
 from jaxserve.frontend.checks import check_token_ids, refuse, shorten
 from jaxserve.frontend.messages import ChatMessage, FunctionDefinition, MessageToolCall
-from jaxserve.frontend.parsers.parser_spec import ParserSpec
+from jaxserve.frontend.parsers.output_format import ParserSpec
 from jaxserve.frontend.request import Conversation, GenerationRequest
 from jaxserve.frontend.tokenization import Tokenization
 from jaxserve.ipc.messages import ModelInfo

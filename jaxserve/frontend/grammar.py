@@ -11,8 +11,7 @@ import msgspec
 from jaxserve.errors import UnsupportedParameterError, invalid, unsupported
 from jaxserve.frontend.checks import shorten
 from jaxserve.frontend.messages import FunctionDefinition
-from jaxserve.frontend.parsers.output_format import OutputFormat
-from jaxserve.frontend.parsers.parser_spec import ParserSpec
+from jaxserve.frontend.parsers.output_format import OutputFormat, ParserSpec
 from jaxserve.frontend.parsers.reasoning import ReasoningFormat
 from jaxserve.frontend.parsers.tool_format import CallSyntax
 from jaxserve.frontend.request import Constraint, Conversation, GenerationRequest

@@ -19,11 +19,10 @@ import jaxserve.http.operations
 from jaxserve.apis.routes import ApiStyle, Route
 from jaxserve.errors import RequestError
 from jaxserve.frontend.errors import hide_internal_error
-from jaxserve.http.body import add_ignored_header
 from jaxserve.http.errors import error_response, response_from_http_error
 from jaxserve.http.handler import ROUTES, handler_of
+from jaxserve.http.inputs import HEADER, add_ignored_header, request_id_of
 from jaxserve.http.listener import Handler, connection_of
-from jaxserve.http.request_id import HEADER, request_id_of
 from jaxserve.http.state import STATE, ServerState
 
 _PUBLIC = web.AppKey("public_resources", frozenset)

@@ -13,10 +13,8 @@ from aiohttp import web
 from jaxserve.apis.routes import Call, Computed, Encoded, Generated, Reply, Route
 from jaxserve.errors import RequestError
 from jaxserve.frontend.errors import hide_internal_error
-from jaxserve.http.body import read_body
+from jaxserve.http.inputs import read_body, read_query, request_id_of
 from jaxserve.http.listener import Handler
-from jaxserve.http.query import read_query
-from jaxserve.http.request_id import request_id_of
 from jaxserve.http.sse import KEEP_ALIVE, EventStream, frame
 from jaxserve.http.state import STATE, ServerState
 from jaxserve.ipc.messages import RequestOutput

@@ -16,7 +16,7 @@ from jaxserve.apis.schema.unsupported import IGNORED_HEADER
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import REQUEST_ERRORS, RequestError
 from jaxserve.frontend.checks import field_bounds
-from jaxserve.http.request_id import HEADER as REQUEST_ID_HEADER
+from jaxserve.http.inputs import HEADER as REQUEST_ID_HEADER
 
 _SCHEMAS = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)(?::[^}]*)?\}")

@@ -10,8 +10,7 @@ from jaxserve.apis.responses.service import ResponseService
 from jaxserve.config import ConnectionConfig
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.peers import PeerProcesses
-from jaxserve.http.auth import KeyRing
-from jaxserve.http.cors import CorsPolicy
+from jaxserve.http.access import CorsPolicy, KeyRing
 from jaxserve.http.operations.startup import StartupLog
 
 

@@ -24,9 +24,8 @@ from jaxserve.frontend.parsers.output_format import choose_output_format
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.frontend.sampling import SeedStream
 from jaxserve.frontend.tokenization import Tokenization, tokenization
+from jaxserve.http.access import CorsPolicy, KeyRing
 from jaxserve.http.app import make_app
-from jaxserve.http.auth import KeyRing
-from jaxserve.http.cors import CorsPolicy
 from jaxserve.http.listener import listening
 from jaxserve.http.operations.startup import StartupLog, total_seconds
 from jaxserve.http.state import ServerState

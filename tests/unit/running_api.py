@@ -24,9 +24,8 @@ from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.frontend.sampling import SeedStream
 from jaxserve.frontend.tokenization import tokenization
+from jaxserve.http.access import CorsPolicy, KeyRing
 from jaxserve.http.app import make_app
-from jaxserve.http.auth import KeyRing
-from jaxserve.http.cors import CorsPolicy
 from jaxserve.http.listener import bind_sockets, listening
 from jaxserve.http.operations.startup import StartupLog
 from jaxserve.http.state import ServerState

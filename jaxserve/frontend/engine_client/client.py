@@ -11,8 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from jaxserve.errors import StartupError, UnavailableError
-from jaxserve.frontend.engine_client.admission import Admission
-from jaxserve.frontend.engine_client.connection import LOADING, EngineConnection, Socket
+from jaxserve.frontend.engine_client.connection import LOADING, Admission, EngineConnection, Socket
 from jaxserve.frontend.engine_client.output_stream import OutputStream
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.ipc.messages import AddRequest, CommandName, ModelInfo, StartupProgress

@@ -1,11 +1,11 @@
-"""The output format of the served model: its tool calls and its reasoning, chosen by flag or from its chat template."""
+"""The output format of the served model, chosen by flag or from its chat template, and the parser of one request's replies."""
 
 from __future__ import annotations
 
 import secrets
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -133,3 +133,24 @@ F = TypeVar("F", bound=_Signed)
 def _matching(formats: Mapping[str, F], template: str) -> F | None:
     """Return the first format that has a sign in the template."""
     return next((one for one in formats.values() if any(sign in template for sign in one.template_signs)), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParserSpec:
+    """The model's output format and the facts of the request that parsing needs. Default: plain text."""
+
+    output_format: OutputFormat = field(default_factory=OutputFormat)
+    tools: Tools = field(default_factory=dict)
+    """Parameter schemas of the functions that may be called, by name."""
+    prompt_end: str = ""
+    """End of the prompt's text, control tokens included."""
+    continued: str | None = None
+    """The message that the reply continues."""
+    shown_token_ids: frozenset[int] = frozenset()
+    """Control tokens that the parser needs in the text."""
+    max_calls: int | None = None
+    """Number of calls that ends a reply. None: any number."""
+
+    def new_parser(self) -> OutputParser | None:
+        """Return a parser for one choice, or None if its text is its content."""
+        return self.output_format.parser(self.tools, self.prompt_end, self.continued)

@@ -10,8 +10,7 @@ from jaxserve.errors import UnsupportedParameterError
 from jaxserve.frontend.grammar import NamedGrammar, after_thinking
 from jaxserve.frontend.messages import ChatMessage
 from jaxserve.frontend.parsers.formats import CHANNEL_FORMATS, REASONING_FORMATS, TOOL_FORMATS
-from jaxserve.frontend.parsers.output_format import OutputFormat
-from jaxserve.frontend.parsers.parser_spec import ParserSpec
+from jaxserve.frontend.parsers.output_format import OutputFormat, ParserSpec
 from jaxserve.frontend.request import Conversation
 from jaxserve.ipc.messages import Grammar, Thinking, ThinkingBudget
 from jaxserve.tokenizer.tokenizer import Tokenizer

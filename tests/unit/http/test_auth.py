@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from jaxserve.errors import AuthenticationError
+from jaxserve.http.access import KeyRing
 from jaxserve.http.app import collect_routes
-from jaxserve.http.auth import KeyRing
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.running_api import running_api
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxserve.errors import ConfigError
-from jaxserve.http.cors import CorsPolicy
+from jaxserve.http.access import CorsPolicy
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.running_api import running_api
 

@@ -1,22 +1,44 @@
-"""Reading a request body: plain JSON, bounded in size and time, each field within its bounds."""
+"""Inputs of an HTTP request: its id, its body and its query, decoded and checked."""
 
 from __future__ import annotations
 
 import asyncio
+import re
+import uuid
 from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
+from jaxserve.apis.schema.common import MAX_REQUEST_ID_CHARS
 from jaxserve.apis.schema.decode import decode_request
 from jaxserve.apis.schema.unsupported import IGNORED_HEADER
 from jaxserve.errors import InvalidRequestError, UnsupportedMediaTypeError
-from jaxserve.frontend.checks import MAX_ECHOED_CHARS, check_bounds, shorten
+from jaxserve.frontend.checks import MAX_ECHOED_CHARS, check_bounds, invalid_field, refuse, shorten
 from jaxserve.http.errors import too_large
-from jaxserve.http.request_id import adopt_request_id
 from jaxserve.http.state import STATE
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+HEADER = "X-Request-Id"
+
+_USABLE = re.compile(rf"[\x21-\x7e]{{1,{MAX_REQUEST_ID_CHARS}}}")
+_REQUEST_ID = web.RequestKey("request_id", str)
+
+
+def adopt_request_id(request: web.Request, offered: str | None) -> None:
+    """Take the body's `request_id` if no header gave one."""
+    if offered is not None and HEADER not in request.headers and _USABLE.fullmatch(offered):
+        request[_REQUEST_ID] = offered
+
+
+def request_id_of(request: web.Request) -> str:
+    """Return the request's id; the first call chooses it."""
+    if _REQUEST_ID not in request:
+        offered = request.headers.get(HEADER, "")
+        request[_REQUEST_ID] = offered if _USABLE.fullmatch(offered) else uuid.uuid4().hex
+    return request[_REQUEST_ID]
+
 
 _MAX_HEADER_CHARS = 1024
 _IGNORED = web.RequestKey("ignored_fields", list)
@@ -59,3 +81,18 @@ def add_ignored_header(http: web.Request, response: web.StreamResponse) -> None:
     names = [name for name in http.get(_IGNORED, []) if name.isascii() and name.isprintable()]
     if names:
         response.headers[IGNORED_HEADER] = ",".join(names)[:_MAX_HEADER_CHARS]
+
+
+def read_query(http: web.Request, struct: type[T]) -> T:
+    """Return the parameters. Raises RequestError, also for unknown ones unless they are `false`."""
+    names = struct.__struct_fields__
+    for name, value in http.query.items():
+        if name not in names and value != "false":
+            raise refuse(shorten(name.removesuffix("[]"))[1:-1])
+    given = {name: http.query[name] for name in names if name in http.query}
+    try:
+        query = msgspec.convert(given, struct, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid_field(str(error), struct=struct) from None
+    check_bounds(query, http.app[STATE].frontend.limits)
+    return query

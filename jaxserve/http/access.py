@@ -1,14 +1,60 @@
-"""Web pages that may call this server: none, unless `--cors-allowed-origins` names their origin.
+"""Access to the server: API keys, and the origins whose web pages may call.
 
-Cookies play no part, so nothing is ever allowed "with credentials"; a page sends its key in a header.
+With an API key configured, every route is guarded unless it is declared public. The matched route decides, never a URL
+string, and before the body is read. Web pages may call only from the origins of `--cors-allowed-origins`; no reply allows
+credentials, since a page sends its key in a header.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from jaxserve.errors import ConfigError
+from jaxserve.errors import AuthenticationError, ConfigError
+
+_SCHEME = b"bearer "
+
+
+class KeyRing:
+    """The accepted keys, kept as hashes. Without any key everybody may pass."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self._digests = tuple(_digest(key.encode()) for key in keys)
+
+    @property
+    def is_open(self) -> bool:
+        return not self._digests
+
+    def check(self, authorization: str | None, api_key: str | None = None) -> None:
+        """Raise AuthenticationError unless the `Authorization` or the `X-Api-Key` header carries one of the keys.
+
+        The former counts where both are given. Takes the same time whichever key is compared and wherever it differs.
+        """
+        if self.is_open:
+            return
+        offered = _offered(authorization, api_key)
+        if offered is None:
+            raise AuthenticationError(
+                "You didn't provide an API key. Provide it in an Authorization header using Bearer auth "
+                "(i.e. Authorization: Bearer YOUR_KEY)."
+            )
+        matches = [hmac.compare_digest(_digest(offered), digest) for digest in self._digests]
+        if not any(matches):
+            raise AuthenticationError("Incorrect API key provided.")
+
+
+def _offered(authorization: str | None, api_key: str | None) -> bytes | None:
+    if authorization is None:
+        return None if api_key is None else api_key.strip().encode("utf-8", "surrogateescape")
+    header = authorization.encode("utf-8", "surrogateescape")
+    return header[len(_SCHEME) :].strip() if header[: len(_SCHEME)].lower() == _SCHEME else None
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
 
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-\[\]:_]+")
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9\-_, ]{0,4096}")
