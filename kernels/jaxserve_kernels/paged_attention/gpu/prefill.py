@@ -140,8 +140,8 @@ def prefill(
         is_emulated=is_emulated,
     )
     num_rows = num_tokens + -num_tokens % ALIGNMENT  # bulk copies take whole tiles of the memory's rows
-    behind = num_rows - num_tokens + QUERIES_PER_TILE  # the last tile may end there
-    padded = jnp.pad(q.reshape(num_tokens, num_heads * dim), ((0, behind), (0, 0)))
+    tail = num_rows - num_tokens + QUERIES_PER_TILE  # the last tile may end there
+    padded = jnp.pad(q.reshape(num_tokens, num_heads * dim), ((0, tail), (0, 0)))
     launch = plgpu.kernel(
         lambda *refs, **scratch: _body(kernel, _Refs(*refs), scratch),
         out_type=jax.ShapeDtypeStruct((num_rows, num_heads * kernel.padded_dim), q.dtype),

@@ -114,7 +114,7 @@ def _in_tiles(new: Num[Array, "K T H"]) -> Num[Array, "K T H"]:
 def _kernel(
     scalars: _Scalars,
     before: tuple[Any, Any],
-    behind: tuple[Any, Any],
+    after: tuple[Any, Any],
     old_pages: tuple[Any, Any],
     *pages: Any,
 ) -> None:
@@ -123,7 +123,7 @@ def _kernel(
     slots = jax.lax.broadcasted_iota(jnp.int32, pages[0].shape, 1)
     is_new = (slots >= writes.first_slots[item]) & (slots < writes.end_slots[item])
     shift = writes.first_tokens[item] % page_size
-    for first, second, old, page in zip(before, behind, old_pages, pages, strict=True):
+    for first, second, old, page in zip(before, after, old_pages, pages, strict=True):
         tokens = jnp.concatenate([first[...].astype(jnp.float32), second[...].astype(jnp.float32)], 1)
         tokens = pltpu.roll(tokens, (2 * page_size - shift) % (2 * page_size), 1)[
             :, :page_size
