@@ -77,6 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "structured": {"tokenizer", "ipc.messages", "sampling.bits"},
     "scheduler": {"kv", "sampling.params", "ipc.messages", "ipc.stats"},
     "kv": set(),
+    "routing": {"kv.block_table"},  # HashChain
     "executor": {
         "runner",
         "model_config",
@@ -145,6 +146,7 @@ NO_JAX = [
     "jaxserve.ipc",
     "jaxserve.scheduler",
     "jaxserve.kv",
+    "jaxserve.routing",
     "jaxserve.checkpoint",
     "jaxserve.structured",
     "jaxserve.sampling.params",
