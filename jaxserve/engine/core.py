@@ -37,6 +37,7 @@ from jaxserve.ipc.messages import (
     ToEngine,
 )
 from jaxserve.ipc.stats import EngineStats
+from jaxserve.kv.page_changes import PageChanges
 from jaxserve.scheduler.admission import error_info
 from jaxserve.scheduler.base import BaseScheduler
 from jaxserve.scheduler.plan import Plan, Result
@@ -94,12 +95,15 @@ class EngineCore:
         *,
         depth: int = 1,
         profiler: Profiler | None = None,
+        page_changes: PageChanges | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._depth = depth
         self._profiler = profiler or Profiler(None)
+        self.page_changes = page_changes
+        """Pages that the prefix cache gains and loses; None if they are not published."""
         self._clock = clock
         self._num_failures = 0
         self._in_flight: deque[_Dispatched] = deque()

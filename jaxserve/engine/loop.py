@@ -21,6 +21,7 @@ from jaxserve.ipc.messages import (
     CommandDone,
     Hello,
     ModelInfo,
+    PagesChanged,
     Ready,
     StepOutputs,
     ToEngine,
@@ -74,6 +75,7 @@ class EngineLoop:
             self._publish(step)
         elif self._until_heartbeat() == 0.0:
             self._last_sent = self._clock()
+            self._publish_pages()
             self._abandon(self._socket.broadcast(self._core.heartbeat()))
 
     def _until_heartbeat(self) -> float:
@@ -83,6 +85,8 @@ class EngineLoop:
         match message:
             case Hello():
                 self._socket.send(client, self._ready)
+                if (changes := self._core.page_changes) is not None:
+                    self._socket.send(client, PagesChanged([*changes.held()]))
             case AddRequest():
                 rejections = self._core.handle(message)
                 if rejections:  # sent to this client only: another client may own the id
@@ -107,7 +111,15 @@ class EngineLoop:
 
     def _publish(self, step: StepOutputs) -> None:
         self._last_sent = self._clock()
+        self._publish_pages()
         self._abandon(self._socket.publish(step))
+
+    def _publish_pages(self) -> None:
+        """Tell every client which pages the prefix cache has gained and lost since the last call."""
+        if (changes := self._core.page_changes) is not None:
+            added, removed = changes.take()
+            if added or removed:
+                self._abandon(self._socket.broadcast(PagesChanged([*added], [*removed])))
 
     def _abandon(self, orphans: list[RequestId]) -> None:
         """Abort requests whose client is gone."""

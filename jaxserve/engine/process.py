@@ -39,6 +39,7 @@ from jaxserve.ipc.messages import AddRequest, Hello, StartupFailed, StartupProgr
 from jaxserve.ipc.report import PhaseClock, StartupReport, process_start_s
 from jaxserve.ipc.transport import EngineSocket, ProtocolError
 from jaxserve.kv.manager import KVManager
+from jaxserve.kv.page_changes import PageChanges
 from jaxserve.log import configure_logging
 from jaxserve.parent import die_with_parent
 from jaxserve.scheduler.admission import error_info
@@ -196,11 +197,13 @@ def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
     if model_info.embedding is not None:
         texts = EmbedScheduler(config.scheduler, executor.buckets, model_info.max_model_len, model_info.vocab_size)
         return EngineCore(texts, executor, depth=depth, profiler=profiler)
+    changes = PageChanges() if spec.publishes_pages else None
     kv = KVManager(
         model_info.num_kv_blocks,
         model_info.block_size,
         model_info.max_model_len,
         enable_prefix_caching=config.cache.enable_prefix_caching,
+        changes=changes,
     )
     scheduler = Scheduler(
         config.scheduler,
@@ -213,7 +216,7 @@ def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
             partial(load_ll_tokenizer, Path(spec.model_path)), model_info.vocab_size, config.structured
         ),
     )
-    return EngineCore(scheduler, executor, depth=depth, profiler=profiler)
+    return EngineCore(scheduler, executor, depth=depth, profiler=profiler, page_changes=changes)
 
 
 def watch_stdin(address: str) -> None:

@@ -57,6 +57,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Address to listen on, from `ipc.address.new_address`."""
     executor: Literal["local", "fake"] = "local"
     fake: FakeOptions = FakeOptions()
+    publishes_pages: bool = False
+    """True if the engine reports which pages its prefix cache holds (`PagesChanged`)."""
     phases: list[PhaseSpan] = []
     """Phases of the start before the engine process, for its report."""
 

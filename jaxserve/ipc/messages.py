@@ -1,7 +1,7 @@
 """The messages between API processes and the engine. Plain data, MessagePack, never pickle.
 
 API -> engine: `Hello`, `AddRequest`, `Abort`, `Command`.
-Engine -> API: `StartupProgress`, `Ready`, `StartupFailed`, `StepOutputs`, `Heartbeat`, `CommandDone`.
+Engine -> API: `StartupProgress`, `Ready`, `StartupFailed`, `StepOutputs`, `Heartbeat`, `CommandDone`, `PagesChanged`.
 
 Every `AddRequest` is answered by exactly one `RequestOutput` with a `finish_reason` (its terminal
 message): finished ("stop", "length"), aborted ("abort"), or failed/rejected ("error" with `error` set).
@@ -233,6 +233,17 @@ class Heartbeat(Message, frozen=True):
     """Set for the one client that gets the statistics."""
 
 
+class PagesChanged(Message, frozen=True):
+    """Pages that the prefix cache has gained and lost, by their hashes (`kv/block_table.HashChain`).
+
+    Sent only if `EngineSpec.publishes_pages`; after `Ready` with all pages. Changes arrive before the outputs of the step
+    that made them, so the pages of a request are known when its terminal message arrives.
+    """
+
+    added: list[bytes]
+    removed: list[bytes] = []
+
+
 class CommandDone(Message, frozen=True):
     """The end of a `Command`."""
 
@@ -242,4 +253,4 @@ class CommandDone(Message, frozen=True):
 
 
 ToEngine = Hello | AddRequest | Abort | Command
-FromEngine = StartupProgress | Ready | StartupFailed | StepOutputs | Heartbeat | CommandDone
+FromEngine = StartupProgress | Ready | StartupFailed | StepOutputs | Heartbeat | CommandDone | PagesChanged

@@ -17,13 +17,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from jaxserve.kv.page_changes import PageChanges
 from jaxserve.types import NULL_BLOCK, BlockHash, BlockId
 
 
 class BlockPool:
     """Pages 1 ... num_blocks - 1. Misuse (double release, exhausted pool) raises RuntimeError."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, changes: PageChanges | None = None) -> None:
+        """changes: gets the pages that become cached and those that are evicted; None: they are not recorded."""
         if num_blocks < 2:
             raise ValueError(f"a pool of {num_blocks} blocks holds only the null block")
         self._references = [0] * num_blocks
@@ -31,6 +33,7 @@ class BlockPool:
         self._cached: dict[BlockHash, BlockId] = {}
         self._blank = [BlockId(i) for i in range(num_blocks - 1, NULL_BLOCK, -1)]
         self._evictable: OrderedDict[BlockId, None] = OrderedDict()  # a linked list: O(1) removal anywhere
+        self._changes = changes
         self.num_gains = 0
         """The number of times that a page became both cached and held."""
 
@@ -98,6 +101,8 @@ class BlockPool:
             self._cached[block_hash] = block
             self._hashes[block] = block_hash
             self.num_gains += 1
+            if self._changes is not None:
+                self._changes.add(block_hash)
 
     def forget_evictable(self) -> None:
         """Turn every evictable page into a blank one."""
@@ -111,4 +116,6 @@ class BlockPool:
             raise RuntimeError(f"block {block} is evictable and not cached")
         self._hashes[block] = None
         del self._cached[block_hash]
+        if self._changes is not None:
+            self._changes.remove(block_hash)
         return block

@@ -22,6 +22,7 @@ import numpy as np
 
 from jaxserve.kv.block_pool import BlockPool
 from jaxserve.kv.block_table import AllocationFailure, BlockTable, HashChain
+from jaxserve.kv.page_changes import PageChanges
 from jaxserve.types import BlockHash, BlockId
 
 
@@ -29,10 +30,17 @@ class KVManager:
     """The pages of one engine: `num_blocks` of `block_size` tokens, the null page among them."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, max_model_len: int, *, enable_prefix_caching: bool = True
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        *,
+        enable_prefix_caching: bool = True,
+        changes: PageChanges | None = None,
     ) -> None:
+        """changes: records the pages that the prefix cache gains and loses; None: they are not recorded."""
         self.block_size = block_size
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, changes)
         self._max_blocks = self.num_blocks_for(max_model_len)
         self._enable_prefix_caching = enable_prefix_caching
         self._pending: dict[BlockHash, int] = {}

@@ -15,6 +15,7 @@ from jaxserve.executor.fake_models import FakeTokens, next_token
 from jaxserve.ipc.engine_spec import Script
 from jaxserve.ipc.messages import AddRequest, RequestOutput
 from jaxserve.kv.manager import KVManager
+from jaxserve.kv.page_changes import PageChanges
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.constrained import Grammars
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
@@ -83,13 +84,17 @@ class Rig:
         device_seconds: float = 0.0,
         grammars: Grammars | None = None,
         script: Script | None = None,
+        publishes_pages: bool = False,
     ) -> None:
         """`depth`: steps that `step` leaves in flight. `max_decode_steps`: above 1, all steps that can be are multi-step."""
         self.depth = depth
         self.max_model_len = max_model_len
         rows, tokens = max_num_seqs or 8, max_num_batched_tokens or 16
         self.buckets = buckets or Buckets(powers_of_two(rows), powers_of_two(tokens), rows, max_decode_steps)
-        self.kv = KVManager(num_blocks, block_size, max_model_len, enable_prefix_caching=enable_prefix_caching)
+        changes = PageChanges() if publishes_pages else None
+        self.kv = KVManager(
+            num_blocks, block_size, max_model_len, enable_prefix_caching=enable_prefix_caching, changes=changes
+        )
         self.model = FakeTokens(
             self.buckets,
             num_blocks,
@@ -112,7 +117,7 @@ class Rig:
         self.scheduler = Scheduler(
             config, self.kv, self.buckets, max_model_len, frozenset({EOS}), VOCAB_SIZE, lambda: self.now, grammars
         )
-        self.core = EngineCore(self.scheduler, self.executor, depth=depth)
+        self.core = EngineCore(self.scheduler, self.executor, depth=depth, page_changes=changes)
         self.plans: list[StepPlan] = []
         self.pending: deque[tuple[StepPlan, FakePending[StepPlan, StepResult]]] = deque()
         self.tokens: dict[str, list[int]] = {}

@@ -8,14 +8,16 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zmq
 
 from jaxserve.engine.core import STEP_ERROR, STOP_ERROR
 from jaxserve.engine.loop import EngineLoop
 from jaxserve.ipc.address import new_address
-from jaxserve.ipc.messages import Abort, Heartbeat, Hello, Ready, RequestOutput, StepOutputs
+from jaxserve.ipc.messages import Abort, Heartbeat, Hello, PagesChanged, Ready, RequestOutput, StepOutputs
 from jaxserve.ipc.transport import ClientSocket, EngineSocket, decode_from_engine
+from jaxserve.routing.request import page_hashes
 from jaxserve.types import RequestId
 from tests.engine.rig import Rig, add, expected, prompt
 
@@ -45,10 +47,10 @@ class Gate(threading.Event):
 class Engine:
     """A loop in a thread. Its clock stands still, so heartbeats come only when a test moves it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, publishes_pages: bool = False) -> None:
         self.now = 0.0
         self.gate = Gate()
-        self.rig = Rig(num_blocks=5001, max_model_len=20_000, gate=self.gate)
+        self.rig = Rig(num_blocks=5001, max_model_len=20_000, gate=self.gate, publishes_pages=publishes_pages)
         self.address = new_address(str(directory))
         self.exit_code: int | None = None
         self._stop = threading.Event()
@@ -261,3 +263,30 @@ def test_request_that_comes_early_in_a_long_step_joins_the_next_one() -> None:
     for _ in range(3):
         loop.turn()
     assert events == ["listen 0.5", "added", "listen 0.25", "added", "listen 0.0", "step"]
+
+
+async def test_pages_of_a_request_are_published_before_it_ends_and_to_later_clients(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, publishes_pages=True)
+    first, second = ClientSocket(engine.address), ClientSocket(engine.address)
+    try:
+        await first.send(Hello())
+        assert [await first.receive() for _ in range(2)] == [Ready(engine.rig.executor.model_info), PagesChanged([])]
+        message = add("r", prompt(9), max_tokens=4)
+        await first.send(message)
+        added: list[bytes] = []
+        while True:
+            received = await first.receive()
+            if isinstance(received, PagesChanged):
+                assert received.removed == []
+                added += received.added
+            if isinstance(received, StepOutputs) and received.outputs and received.outputs[0].finish_reason is not None:
+                break
+        tokens = np.array([*prompt(9), *expected(message)], np.int32)
+        assert added == [*page_hashes(tokens, block_size=4)], "12 of the 13 tokens have KV: 3 pages of 4"
+        await second.send(Hello())
+        assert await second.receive() == Ready(engine.rig.executor.model_info)
+        assert await second.receive() == PagesChanged(added)
+    finally:
+        first.close()
+        second.close()
+        engine.stop()

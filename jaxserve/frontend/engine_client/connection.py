@@ -26,6 +26,7 @@ from jaxserve.ipc.messages import (
     FromEngine,
     Hello,
     ModelInfo,
+    PagesChanged,
     Ready,
     RequestOutput,
     StartupFailed,
@@ -138,11 +139,13 @@ class EngineConnection:
         stall_timeout_s: float,
         on_progress: Callable[[StartupProgress], None],
         on_ready: Callable[[], None],
+        on_pages: Callable[[PagesChanged], None] = lambda pages: None,
     ) -> None:
         self._socket = socket
         self._metrics = metrics
         self._on_progress = on_progress
         self._on_ready = on_ready
+        self._on_pages = on_pages
         self._waiting = WaitingPrompts(max_waiting_tokens)
         self._outbox: asyncio.Queue[ToEngine] = asyncio.Queue()
         self._outbox.put_nowait(Hello())
@@ -287,6 +290,8 @@ class EngineConnection:
             self.end(message.message)
         elif isinstance(message, CommandDone):
             self._commands.end(message)
+        elif isinstance(message, PagesChanged):
+            self._on_pages(message)
         elif message.stats is not None:
             self._metrics.record_stats(message.stats)
 

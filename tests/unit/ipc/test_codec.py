@@ -20,6 +20,7 @@ from jaxserve.ipc.messages import (
     Heartbeat,
     Hello,
     ModelInfo,
+    PagesChanged,
     Ready,
     RequestOutput,
     StartupFailed,
@@ -60,6 +61,7 @@ def test_message_to_engine_survives_the_trip(message: ToEngine) -> None:
     [
         StartupProgress("compile", 3, 40, "decode/8"),
         Ready(ModelInfo(100, 64, 9, 16, 4, "float32", "cpu", 1, "0badf00d", STARTUP)),
+        PagesChanged([b"\x00" * 32], [b"\xff" * 32]),
         StartupFailed("no such file: model.gguf"),
         Heartbeat(STATS),
         CommandDone(3, ErrorInfo("InvalidRequestError", "no")),

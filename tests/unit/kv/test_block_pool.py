@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from jaxserve.kv.block_pool import BlockPool
+from jaxserve.kv.page_changes import PageChanges
 from jaxserve.types import NULL_BLOCK, BlockHash, BlockId
 
 
@@ -110,3 +113,28 @@ def test_reset_keeps_held_pages() -> None:
     assert pool.find(BlockHash(b"0")) == held
     assert pool.find(BlockHash(b"1")) is None
     assert sorted(pool.blank_blocks()) == sorted({1, 2, 3} - {held})
+
+
+def test_recorded_changes_add_up_to_the_cached_pages() -> None:
+    """Random traffic: after every report, the sum of all reports is what the pool would find."""
+    chance, changes = random.Random(7), PageChanges()
+    pool = BlockPool(9, changes)
+    names = [BlockHash(b"%d" % i) for i in range(12)]
+    held: list[BlockId] = []
+    known: set[BlockHash] = set()
+    for _ in range(400):
+        if pool.num_free and chance.random() < 0.5:
+            (block,) = pool.allocate(1)
+            pool.cache(block, chance.choice(names))
+            held.append(block)
+        elif held:
+            pool.release([held.pop(chance.randrange(len(held)))])
+        if chance.random() < 0.02:
+            pool.forget_evictable()
+        if chance.random() < 0.3:
+            added, removed = changes.take()
+            known = (known | set(added)) - set(removed)
+            cached = {name for name in names if pool.find(name) is not None}
+            assert known == cached == set(changes.held())
+    changes.take()
+    assert changes.take() == ([], []), "each change is reported once"
