@@ -19,6 +19,7 @@ CpuKernels = Literal["auto", "native", "matrix", "vector", "xla"]
 KVCacheDtype = Literal["auto", "fp8"]
 AttentionBackend = Literal["auto", "reference", "pallas"]
 Task = Literal["auto", "generate", "embed"]
+SchedulingPolicy = Literal["fair", "fcfs", "priority"]
 PoolingChoice = Literal["auto", "last", "mean", "cls"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
@@ -134,6 +135,11 @@ class SchedulerConfig:
     )
     max_queued_requests: int = option(1024, ge=0, help="requests that may wait; further ones get 429")
     max_queued_tokens: int = option(4_194_304, ge=1, help="prompt tokens that may wait; requests beyond get 429")
+    scheduling_policy: SchedulingPolicy = option(
+        "fair",
+        help="order of prompts; fcfs: first come, first served, requests with a priority get 400; priority: lowest "
+        "`priority` first, then arrival; fair: like priority, but half of each step goes to the shortest prompts",
+    )
     overlap: bool = option(True, help="dispatch the next step before the results of the last one are read")
     max_burst_ms: float = option(
         100.0,
@@ -146,6 +152,11 @@ class SchedulerConfig:
         le=64,
         help="most draft tokens per request and step, from repetitions in its text (prompt lookup); 0: none",
     )
+
+    @property
+    def has_priorities(self) -> bool:
+        """True if requests may have a priority."""
+        return self.scheduling_policy != "fcfs"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -35,6 +35,7 @@ class Admission:
     max_requests: int
     """Running and waiting requests together."""
     has_grammars: bool = False
+    has_priorities: bool = True
 
     def max_output_tokens(self, message: AddRequest) -> int:
         """Return `max_tokens`, cut to what the context leaves."""
@@ -65,6 +66,8 @@ class Admission:
                 )
         if message.grammar is not None and not self.has_grammars:
             return UnsupportedParameterError("This engine follows no grammars.")
+        if message.priority and not self.has_priorities:
+            return no_priorities(message.priority)
         if num_tokens + 1 > self.max_model_len:
             return ContextLengthError(
                 f"This model's maximum context length is {self.max_model_len} tokens. However, your prompt contains "
@@ -90,6 +93,7 @@ class EmbedAdmission:
     vocab_size: int
     max_requests: int
     """Running and waiting requests together."""
+    has_priorities: bool = True
 
     def rejection(self, message: AddRequest, num_requests: int) -> RequestError | None:
         """Return why `message` is rejected while `num_requests` run or wait, or None."""
@@ -105,7 +109,17 @@ class EmbedAdmission:
                 f"This model's maximum context length is {self.max_model_len} tokens, the input has {len(tokens)}.",
                 param="input",
             )
+        if message.priority and not self.has_priorities:
+            return no_priorities(message.priority)
         return queue_full(num_requests, self.max_requests)
+
+
+def no_priorities(priority: int) -> InvalidRequestError:
+    """Return the error of a request with a priority where the scheduling policy has none."""
+    return InvalidRequestError(
+        f"priority {priority} must be 0: this server answers first come, first served (--scheduling-policy fcfs)",
+        param="priority",
+    )
 
 
 def queue_full(num_requests: int, max_requests: int) -> RateLimitError | None:

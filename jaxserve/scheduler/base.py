@@ -130,8 +130,14 @@ class BaseScheduler(ABC, Generic[R, P, T]):
 
     def _remove(self, request: R) -> None:
         del self._requests[request.request_id]
-        for line in (self.waiting, self.running):
-            place = bisect_left(line, request.rank, key=by_rank)
-            if place < len(line) and line[place] is request:
-                del line[place]
-                return
+        if not discard(self.waiting, request):
+            discard(self.running, request)
+
+
+def discard(line: list[R], request: R) -> bool:
+    """Remove `request` from requests in order of rank; False if it is not among them."""
+    place = bisect_left(line, request.rank, key=by_rank)
+    if place == len(line) or line[place] is not request:
+        return False
+    del line[place]
+    return True

@@ -49,7 +49,8 @@ class EmbedScheduler(BaseScheduler[_Text, EmbedPlan, EmbedResult]):
         self._buckets = buckets
         self._max_tokens = max(buckets.mixed)
         max_requests = buckets.max_num_seqs + config.max_queued_requests
-        super().__init__(EmbedAdmission(min(max_model_len, self._max_tokens), vocab_size, max_requests), clock)
+        longest = min(max_model_len, self._max_tokens)
+        super().__init__(EmbedAdmission(longest, vocab_size, max_requests, config.has_priorities), clock)
 
     def schedule(self) -> EmbedPlan | None:
         """Return the next step; None if no text waits."""

@@ -4,26 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxserve.scheduler.constrained import ConstrainedDecoding
 from jaxserve.scheduler.plan import UNREAD_TOKEN, Buckets, Mask, StepPlan
 from jaxserve.scheduler.request import Request
 from jaxserve.types import NO_LOGPROBS, ProgramKind
-
-
-def share_budget(running: list[Request], max_tokens: int, constrained: ConstrainedDecoding) -> list[int]:
-    """Return the tokens of the next step for each running request, in order.
-
-    Zero for a request that an unread token ends by its length, or that has no mask yet.
-    """
-    spare = max_tokens - len(running)
-    counts = []
-    for request in running:
-        length = request.num_tokens + request.num_unread_tokens
-        is_next = length < request.length_limit and not (request.grammar is not None and constrained.is_late(request))
-        count = min(length - request.num_computed_tokens, 1 + spare) if is_next else 0
-        spare -= count - 1
-        counts.append(count)
-    return counts
 
 
 def pack(

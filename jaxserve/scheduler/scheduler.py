@@ -12,15 +12,15 @@ prefill, prefix-cache hits and preemption are this one rule:
 The order of rank is priority, lowest first, then arrival. Running and waiting requests are two lists in that order.
 `schedule` has these phases:
 
-    1. share the budget: every running request gets one token, the rest goes to those that miss more, in order;
-    2. secure pages, in order: if the pool is empty, the last running request is preempted;
-    3. start waiting requests, in order, while rows, budget and pages last (none after a preemption). One whose prompt is
-       being computed by another choice of `n` waits to share it, and so do all after it;
-    4. let the policies add to a step of single tokens: drafts (`drafting`), or further decode steps (`multi_step`);
-    5. pack the rows into a program.
+    1. secure pages, in order: if the pool is empty, the last running request is preempted;
+    2. share the budget: every running request gets one token; the policy (`budget`) gives the rest to those that miss
+       more, and to waiting requests, which it starts while rows and pages last (none after a preemption);
+    3. let the policies add to a step of single tokens: drafts (`drafting`), or further decode steps (`multi_step`);
+    4. pack the rows into a program.
 
 No request starves: rows never exceed the budget, so every running request moves every step; the first in rank is never
-preempted; no request overtakes another in the queue; and a request that can never fit is rejected on arrival.
+preempted; at most `max_rows` requests start before one whose turn it is; and a request that can never fit is rejected on
+arrival.
 
 All calls depend on state and arguments only, without randomness and I/O; the clock is read for reported times only. Of
 time, only the step times in results decide anything: how many decode steps one call may do. The exception is
@@ -37,7 +37,7 @@ the same holds for requests that could have a draft.
 from __future__ import annotations
 
 import time
-from bisect import bisect, insort
+from bisect import insort
 from collections.abc import Callable
 
 from jaxserve.config import SchedulerConfig
@@ -46,59 +46,15 @@ from jaxserve.ipc.stats import EngineStats
 from jaxserve.kv.manager import KVManager
 from jaxserve.scheduler.admission import Admission
 from jaxserve.scheduler.base import BaseScheduler, by_rank
+from jaxserve.scheduler.budget import PrefillBudget, ShortestFirst
 from jaxserve.scheduler.constrained import ConstrainedDecoding, Grammars
 from jaxserve.scheduler.drafting import Drafter, by_request, confirmed, with_drafts
 from jaxserve.scheduler.multi_step import MultiStepPolicy
-from jaxserve.scheduler.packing import pack, share_budget
+from jaxserve.scheduler.packing import pack
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
 from jaxserve.scheduler.request import Request, logprobs_of, output_of, prompt_logprobs_of
+from jaxserve.scheduler.resources import Resources
 from jaxserve.types import FinishReason
-
-
-class Resources:
-    """KV pages and slots of per-request device state, which running requests hold.
-
-    A slot is free as soon as its request leaves it, since steps run in order and a new request initialises its slot
-    before it reads it. Pages are free when no submitted step can write to them any more.
-    """
-
-    def __init__(self, kv: KVManager, num_slots: int) -> None:
-        self._kv = kv
-        self._free_slots = list(range(num_slots - 1, -1, -1))
-
-    def start(self, request: Request, num_running: int, now_s: float) -> bool:
-        """Give `request` a slot and pages for all its known tokens; False if there are too few pages.
-
-        A page for each running request stays free: otherwise the new request, the last in rank, would soon be preempted,
-        and one that was just preempted would take its pages back from those that needed them.
-        """
-        num_cached = self._kv.start(
-            request.table, request.tokens, num_spare_blocks=num_running, may_share=not request.num_unscored
-        )
-        if num_cached is None:
-            return False
-        request.start(self._free_slots.pop(), num_cached, now_s)
-        return True
-
-    def preempt(self, request: Request) -> None:
-        """Take pages and slot from a running request that is in no step in flight."""
-        self._release_slot(request)
-        self._kv.free(request.table)
-        request.preempt()
-
-    def finish(self, request: Request) -> None:
-        """Take the slot of a request that has ended, and its pages if no step in flight writes to them."""
-        self._release_slot(request)
-        self.release_pages(request)
-
-    def _release_slot(self, request: Request) -> None:
-        if request.slot is not None:
-            self._free_slots.append(request.slot)
-
-    def release_pages(self, request: Request) -> None:
-        """Free the pages of a finished request, unless a step in flight writes to them."""
-        if not request.num_in_flight:
-            self._kv.free(request.table)
 
 
 class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
@@ -131,11 +87,16 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
             num_usable_tokens=kv.num_usable_tokens,
             max_requests=self._max_rows + config.max_queued_requests,
             has_grammars=grammars is not None,
+            has_priorities=config.has_priorities,
         )
         super().__init__(admission, clock)
         self._max_output_tokens = admission.max_output_tokens
         self._resources = Resources(kv, buckets.max_num_seqs)
         self._constrained = ConstrainedDecoding(grammars)
+        self._shortest_first = ShortestFirst(kv) if config.scheduling_policy == "fair" else None
+        self._budget = PrefillBudget(
+            self._max_tokens, self._max_rows, self._resources, self._constrained, clock, self._shortest_first
+        )
         self._drafter = Drafter(config.num_speculative_tokens, self._max_rows, kv)
         self._multi_step = MultiStepPolicy(buckets, config.max_burst_ms / 1000, kv)
 
@@ -152,7 +113,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         events = self._constrained.poll(self.running, is_idle=not self.waiting)
         outputs = []
         for request in events.prepared:
-            insort(self.waiting, request, key=by_rank)
+            self._enqueue(request)
         for request, tokens in events.jumped:
             taken = request.append(tokens)
             self.stats.generation_tokens += len(taken)
@@ -167,11 +128,13 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
     def schedule(self) -> StepPlan | None:
         if self._waits_for_results():
             return None
-        counts = share_budget(self.running, self._max_tokens, self._constrained)
-        num_running = len(counts)
-        if not self._secure_pages(counts):
+        missing = self._budget.missing(self.running)
+        num_running = len(missing)
+        if not self._secure_pages(missing):
             return None
-        started = self._start_waiting(counts) if len(counts) == num_running else []
+        may_start = len(missing) == num_running
+        counts, started = self._budget.share(self.running, self.waiting, missing, may_start=may_start)
+        _count_prefix_hits(started, self.stats)
         if not any(counts):
             return None
         drafts = self._drafter.draft(self.running, counts)
@@ -239,7 +202,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
             self._drafter.new_state(message),
         )
         if request.grammar is None:
-            insort(self.waiting, request, key=by_rank)
+            self._enqueue(request)
         else:
             self._constrained.prepare(request)
         return request
@@ -249,50 +212,32 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         is_multi_step = bool(self.in_flight) and self.in_flight[-1][0].num_steps > 1
         return is_multi_step or self._drafter.waits_for(self.running) or self._constrained.waits_for(self.running)
 
-    def _secure_pages(self, counts: list[int]) -> bool:
-        """Give every running request the pages for its tokens; preempt the last ones if need be.
+    def _secure_pages(self, missing: list[int]) -> bool:
+        """Give every running request the pages for the tokens that it misses; preempt the last ones if need be.
 
         Returns False if a preemption has to wait, because a step in flight still writes to those pages.
         """
         i = 0
-        while i < len(counts):
+        while i < len(missing):
             request = self.running[i]
-            while not self._kv.extend(request.table, request.num_computed_tokens + counts[i]):
+            while not self._kv.extend(request.table, request.num_computed_tokens + missing[i]):
                 if self.in_flight:
                     return False
-                counts.pop()
+                missing.pop()
                 victim = self.running.pop()
                 self._resources.preempt(victim)
-                insort(self.waiting, victim, key=by_rank)
+                self._enqueue(victim)
                 self.stats.num_preemptions += 1
-                if len(counts) == i:  # the request was the last one itself
+                if len(missing) == i:  # the request was the last one itself
                     return True
             i += 1
         return True
 
-    def _start_waiting(self, counts: list[int]) -> list[Request]:
-        """Start waiting requests, and return them. The cache is asked now, not on arrival: it may have more pages."""
-        started: list[Request] = []
-        budget = self._max_tokens - sum(counts)
-        while self.waiting and budget > 0 and len(counts) < self._max_rows:
-            request = self.waiting[0]
-            if self._constrained.is_late(request):  # it was just preempted
-                break
-            is_first = request.queue_seconds is None
-            if not self._resources.start(request, len(counts), self._clock()):
-                break
-            del self.waiting[0]
-            started.append(request)
-            self._constrained.start(request)
-            if is_first:
-                self.stats.prefix_cache_queries += request.num_prompt_tokens
-                self.stats.prefix_cache_hits += request.num_cached_tokens
-            count = min(request.num_tokens - request.num_computed_tokens, budget)
-            budget -= count
-            place = bisect(self.running, request.rank, key=by_rank)
-            self.running.insert(place, request)
-            counts.insert(place, count)
-        return started
+    def _enqueue(self, request: Request) -> None:
+        """Let a request wait for its start."""
+        insort(self.waiting, request, key=by_rank)
+        if self._shortest_first is not None:
+            self._shortest_first.add(request)
 
     def _land(self, plan: StepPlan) -> list[Request]:
         requests = super()._land(plan)
@@ -330,5 +275,14 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
 
     def _remove(self, request: Request) -> None:
         super()._remove(request)
+        if self._shortest_first is not None:
+            self._shortest_first.remove(request)
         self._constrained.remove(request)
         self._resources.finish(request)
+
+
+def _count_prefix_hits(started: list[Request], stats: EngineStats) -> None:
+    for request in started:
+        if not request.num_preemptions:
+            stats.prefix_cache_queries += request.num_prompt_tokens
+            stats.prefix_cache_hits += request.num_cached_tokens

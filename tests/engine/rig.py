@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxserve.config import SchedulerConfig
+from jaxserve.config import SchedulerConfig, SchedulingPolicy
 from jaxserve.engine.core import EngineCore
 from jaxserve.executor.fake import FakeExecutor, FakePending, powers_of_two
 from jaxserve.executor.fake_models import FakeTokens, next_token
@@ -81,6 +81,7 @@ class Rig:
         max_decode_steps: int = 1,
         max_burst_ms: float = 50.0,
         num_speculative_tokens: int = 0,
+        scheduling_policy: SchedulingPolicy = "fair",
         device_seconds: float = 0.0,
         grammars: Grammars | None = None,
         script: Script | None = None,
@@ -111,6 +112,7 @@ class Rig:
             max_queued_requests=max_queued_requests,
             max_burst_ms=max_burst_ms,
             num_speculative_tokens=num_speculative_tokens,
+            scheduling_policy=scheduling_policy,
         )
         self.now = 0.0
         """The time of the scheduler's clock."""

@@ -82,7 +82,7 @@ def test_equal_prompt_starts_when_the_one_it_waited_for_is_aborted() -> None:
 
 
 def test_mixed_step_puts_decode_rows_first_then_chunks() -> None:
-    rig = Rig()
+    rig = Rig(scheduling_policy="priority")
     rig.send(add("long", prompt(40), max_tokens=2))
     rig.step()
     rig.send(add("one", [5], max_tokens=9), add("short", prompt(3, 9), max_tokens=2))

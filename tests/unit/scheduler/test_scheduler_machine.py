@@ -14,6 +14,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from jaxserve.config import SchedulingPolicy
 from jaxserve.ipc.engine_spec import Script
 from jaxserve.ipc.messages import AddRequest, ErrorInfo
 from jaxserve.scheduler.request import Request
@@ -57,6 +58,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_decode_steps=st.sampled_from([1, 3, 8]),
         script=st.sampled_from([None, SCRIPT]),
         num_speculative_tokens=st.sampled_from([0, 3]),
+        scheduling_policy=st.sampled_from(["fair", "fair", "priority", "fcfs"]),
     )
     def build(
         self,
@@ -69,6 +71,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_decode_steps: int,
         script: Script | None,
         num_speculative_tokens: int,
+        scheduling_policy: SchedulingPolicy,
     ) -> None:
         self.script = script
         self.rig = Rig(
@@ -83,7 +86,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_decode_steps=max_decode_steps,
             script=script,
             num_speculative_tokens=num_speculative_tokens,
+            scheduling_policy=scheduling_policy,
         )
+        self.max_tokens = rows + extra_tokens
         self.messages: dict[RequestId, AddRequest] = {}
         self.num_added = 0
         self.tables: dict[Request, list[BlockId]] = {}
@@ -124,6 +129,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert (plan is None) == (not self.messages) or not is_at_rest, "work stands still"
         running = {request.request_id for request in self.rig.scheduler.running}
         assert running <= self.planned(), "a failed step loses the KV of all that run"
+        if plan is not None and plan.num_tokens < self.max_tokens:
+            assert not any(self.is_in_prefill(request) for request in self.rig.scheduler.running), "budget is left"
+
+    @staticmethod
+    def is_in_prefill(request: Request) -> bool:
+        """Return True if the steps in flight leave more than one token of the request to compute."""
+        return request.num_tokens + request.num_unread_tokens > request.num_computed_tokens + 1
 
     def planned(self) -> set[RequestId]:
         return {request_id for plan, _ in self.rig.pending for request_id in plan.request_ids}

@@ -1,0 +1,52 @@
+"""Resources of running requests: KV pages, and slots of per-request device state."""
+
+from __future__ import annotations
+
+from jaxserve.kv.manager import KVManager
+from jaxserve.scheduler.request import Request
+
+
+class Resources:
+    """KV pages and slots of per-request device state, which running requests hold.
+
+    A slot is free as soon as its request leaves it, since steps run in order and a new request initialises its slot
+    before it reads it. Pages are free when no submitted step can write to them any more.
+    """
+
+    def __init__(self, kv: KVManager, num_slots: int) -> None:
+        self._kv = kv
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+
+    def start(self, request: Request, num_running: int, now_s: float) -> bool:
+        """Give `request` a slot and pages for all its known tokens; False if there are too few pages.
+
+        A page for each running request stays free: otherwise the new request, the last in rank, would soon be preempted,
+        and one that was just preempted would take its pages back from those that needed them.
+        """
+        num_cached = self._kv.start(
+            request.table, request.tokens, num_spare_blocks=num_running, may_share=not request.num_unscored
+        )
+        if num_cached is None:
+            return False
+        request.start(self._free_slots.pop(), num_cached, now_s)
+        return True
+
+    def preempt(self, request: Request) -> None:
+        """Take pages and slot from a running request that is in no step in flight."""
+        self._release_slot(request)
+        self._kv.free(request.table)
+        request.preempt()
+
+    def finish(self, request: Request) -> None:
+        """Take the slot of a request that has ended, and its pages if no step in flight writes to them."""
+        self._release_slot(request)
+        self.release_pages(request)
+
+    def _release_slot(self, request: Request) -> None:
+        if request.slot is not None:
+            self._free_slots.append(request.slot)
+
+    def release_pages(self, request: Request) -> None:
+        """Free the pages of a finished request, unless a step in flight writes to them."""
+        if not request.num_in_flight:
+            self._kv.free(request.table)
