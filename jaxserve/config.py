@@ -218,6 +218,11 @@ class ServerConfig:
         help="format of the model's reasoning; auto: as its chat template shows; none: reasoning is content",
     )
     shutdown_timeout: float = option(30.0, ge=0, help="seconds that running requests may take after SIGTERM")
+    upgrade_timeout: float = option(
+        600.0,
+        ge=0,
+        help="seconds that running requests may take after another process has taken the port (`jaxserve upgrade`)",
+    )
     engine_restarts: int = option(
         3, ge=0, help="restarts of a dead engine within 10 minutes; after that the server exits"
     )

@@ -124,6 +124,7 @@ def _complain(message: str, exit_code: int = 2) -> int:
 
 COMMANDS = (
     Command("serve", "serve a model over HTTP", "[MODEL] [OPTIONS]"),
+    Command("upgrade", "replace the running server on its port without losing a request", "[MODEL] [OPTIONS]"),
     Command("chat", "talk to a model in the terminal", "[MODEL] [OPTIONS] [-- SERVE OPTIONS]", takes_serve_words=True),
     Command(
         "complete", "let a model continue a text", "[TEXT [MODEL]] [OPTIONS] [-- SERVE OPTIONS]", takes_serve_words=True

@@ -19,10 +19,11 @@ import jaxserve.http.operations
 from jaxserve.apis.routes import ApiStyle, Route
 from jaxserve.errors import RequestError
 from jaxserve.frontend.errors import hide_internal_error
+from jaxserve.http.connection import connection_of
 from jaxserve.http.errors import error_response, response_from_http_error
 from jaxserve.http.handler import ROUTES, handler_of
 from jaxserve.http.inputs import HEADER, add_ignored_header, request_id_of
-from jaxserve.http.listener import Handler, connection_of
+from jaxserve.http.listener import Handler
 from jaxserve.http.state import STATE, ServerState
 
 _PUBLIC = web.AppKey("public_resources", frozenset)
@@ -118,6 +119,9 @@ def _style_of(request: web.Request) -> ApiStyle:
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    if connection_of(request).closes_after_reply:
+        response.force_close()
+        response.headers["Connection"] = "close"
     response.headers["Server"] = "jaxserve"
     response.headers[HEADER] = request_id_of(request)
     response.headers.update(request.app[STATE].cors.headers(request.headers))

@@ -1,4 +1,4 @@
-"""The listening socket and the HTTP protocol's limits."""
+"""Listening sockets, and the HTTP server that accepts connections on them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final, cast
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from jaxserve.config import ConnectionConfig
-from jaxserve.errors import ConfigError, InvalidRequestError, UnavailableError
-from jaxserve.frontend.errors import hide_internal_error
-from jaxserve.http.errors import error_response
+from jaxserve.errors import ConfigError
+from jaxserve.http.connection import Connection
 
 _log = logging.getLogger(__name__)
 
@@ -37,10 +35,7 @@ def bind_sockets(host: str, port: int, count: int) -> list[socket.socket]:
     The kernel shares connections out among those that listen. Raises ConfigError in one line, also when
     another server has the port.
     """
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except OSError as error:
-        raise ConfigError(f"--host {host}: {error.strerror}") from None
+    family, address = resolve_address(host, port)
     sockets: list[socket.socket] = []
     try:
         with _bound(family, address, is_shared=False) as probe:  # two servers that share must not find each other
@@ -54,6 +49,15 @@ def bind_sockets(host: str, port: int, count: int) -> list[socket.socket]:
             bound.close()
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror} (--host, --port)") from None
     return sockets
+
+
+def resolve_address(host: str, port: int) -> tuple[int, Any]:
+    """Return the family and the numeric address that the server listens on. Raises ConfigError."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ConfigError(f"--host {host}: {error.strerror}") from None
+    return family, address
 
 
 def _bound(family: int, address: Any, *, is_shared: bool) -> socket.socket:
@@ -77,90 +81,6 @@ class _Closed(asyncio.Protocol):
         transport.close()
 
 
-class Connection(RequestHandler):
-    """aiohttp's protocol. Requests that it cannot parse get an error in OpenAI's form and no traceback in the log.
-
-    A client that left between two writes gets no traceback either.
-    """
-
-    def __init__(self, server: web.Server, config: ConnectionConfig, *, exceeded: int | None = None) -> None:
-        """`exceeded`: the limit on connections, if this one is beyond it."""
-        options: dict[str, Any] = {
-            "access_log": None,
-            "auto_decompress": False,
-            "keepalive_timeout": config.keep_alive_timeout,
-            "max_headers": config.max_headers,
-            "max_line_size": config.max_request_line,
-            "max_field_size": config.max_header_size,
-        }
-        super().__init__(server, loop=asyncio.get_running_loop(), **options)
-        self._config = config
-        self._exceeded = exceeded
-        self._writable = asyncio.Event()
-        self._writable.set()
-
-    @property
-    def is_surplus(self) -> bool:
-        """True if the connection is beyond the limit: it may carry one probe."""
-        return self._exceeded is not None
-
-    def check_limit(self) -> None:
-        """Raise UnavailableError if the connection is beyond the limit."""
-        if self._exceeded is not None:
-            raise UnavailableError(
-                f"The server is busy: {self._exceeded} connections are open and no more may be (--max-connections). "
-                "Please retry later."
-            )
-
-    @property
-    def write_timeout_s(self) -> float:
-        """A client that takes nothing for this long counts as gone."""
-        return self._config.write_timeout
-
-    async def wait_writable(self) -> None:
-        """Wait until the client has taken most of what was written to the transport."""
-        await self._writable.wait()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._writable.clear()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._writable.set()
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        if isinstance(exc, ConnectionError):
-            raise exc  # the caller closes the connection
-        if isinstance(exc, Exception) and not isinstance(exc, HttpProcessingError):
-            response = error_response(hide_internal_error(exc, "unknown"))
-        elif isinstance(exc, LineTooLong):
-            text = (
-                f"The request line is longer than {self._config.max_request_line} bytes (--max-request-line) or a header "
-                f"than {self._config.max_header_size} (--max-header-size)."
-            )
-            response = error_response(InvalidRequestError(text, code="headers_too_large"), status=431)
-        else:
-            reason = exc.message.partition("\n")[0].rstrip(".: ") if isinstance(exc, HttpProcessingError) else status
-            text = f"The request is not valid HTTP: {reason}."
-            response = error_response(InvalidRequestError(text, code="invalid_http"), status)
-        response.headers["Server"] = "jaxserve"
-        response.force_close()
-        return response
-
-
-def connection_of(request: web.Request) -> Connection:
-    """Return the connection that carries `request`."""
-    assert isinstance(request.protocol, Connection), "the listener makes every connection"
-    return request.protocol
-
-
 class _ConnectionLimiter:
     """Makes one protocol per connection; caps their number and how long the first headers may take."""
 
@@ -173,6 +93,8 @@ class _ConnectionLimiter:
         self._on_surplus = on_surplus
         self._last_line_s = float("-inf")
         self._silent: dict[RequestHandler, asyncio.TimerHandle] = {}
+        self.closes_after_reply = False
+        """True: new connections carry one request."""
 
     def __call__(self) -> asyncio.Protocol:
         num_surplus = len(self._server.connections) - self._max_connections
@@ -182,6 +104,7 @@ class _ConnectionLimiter:
             return _Closed()
         exceeded = self._max_connections if num_surplus >= 0 else None
         protocol = Connection(self._server, self._config, exceeded=exceeded)
+        protocol.closes_after_reply = self.closes_after_reply
         self._silent[protocol] = asyncio.get_running_loop().call_later(
             self._config.header_timeout, self._close_silent, protocol
         )
@@ -204,18 +127,69 @@ class _ConnectionLimiter:
             protocol.force_close()
 
 
+class HttpServer:
+    """Accepts connections on listening sockets that other processes may share, and owns those that are open."""
+
+    def __init__(self, server: web.Server, limiter: _ConnectionLimiter, listeners: Sequence[socket.socket]) -> None:
+        self._server = server
+        self._limiter = limiter
+        self._listeners = listeners
+        self._accepting: list[asyncio.Server] = []
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._server.connections)
+
+    async def start_accepting(self) -> None:
+        """Accept connections, those that wait in the kernel's queues first."""
+        self._limiter.closes_after_reply = False
+        loop = asyncio.get_running_loop()
+        for listener in self._listeners:
+            own = listener.dup()  # asyncio closes it when it stops to accept
+            self._accepting.append(await loop.create_server(self._limiter, sock=own, backlog=BACKLOG))
+
+    def stop_accepting(self) -> None:
+        """Leave new connections in the kernel's queues, and tell the clients of open ones to close them."""
+        self._limiter.closes_after_reply = True
+        for connection in self._server.connections:
+            assert isinstance(connection, Connection), "the limiter makes every connection"
+            connection.closes_after_reply = True
+        for server in self._accepting:
+            server.close()
+        self._accepting.clear()
+
+    def close_listeners(self) -> None:
+        """Give up the listening sockets. Their queues stay where another process has them."""
+        self.stop_accepting()
+        for listener in self._listeners:
+            listener.close()
+
+    def release_idle(self) -> list[socket.socket]:
+        """Return the sockets of connections that wait for a request, which are not open here any more."""
+        released = [cast(Connection, connection).release() for connection in self._server.connections]
+        return [found for found in released if found is not None]
+
+    async def adopt(self, connection: socket.socket) -> None:
+        """Serve a connection that another process has accepted."""
+        connection.setblocking(False)
+        _, protocol = await asyncio.get_running_loop().connect_accepted_socket(self._limiter, connection)
+        if isinstance(protocol, Connection):
+            self._limiter.has_spoken(protocol)  # it may have been idle for long: `--keep-alive-timeout` ends it
+
+
 @contextlib.asynccontextmanager
 async def listening(
     app: web.Application,
-    listener: socket.socket,
+    listeners: Sequence[socket.socket],
     config: ConnectionConfig,
     *,
     max_connections: int,
     on_surplus: Callable[[], None] = lambda: None,
-) -> AsyncIterator[None]:
-    """Serve `app` on `listener` inside the block; a client that leaves cancels its handler.
+    is_accepting: bool = True,
+) -> AsyncIterator[HttpServer]:
+    """Serve `app` on `listeners` inside the block; a client that leaves cancels its handler.
 
-    on_surplus: called for each connection beyond `max_connections`.
+    on_surplus: called for each connection beyond `max_connections`. is_accepting: False: not before `start_accepting`.
     """
     limiter: _ConnectionLimiter | None = None
 
@@ -230,9 +204,11 @@ async def listening(
     await runner.setup()
     assert runner.server is not None, "setup makes the server"
     limiter = _ConnectionLimiter(runner.server, config, max_connections, on_surplus)
-    server = await asyncio.get_running_loop().create_server(limiter, sock=listener, backlog=BACKLOG)
+    server = HttpServer(runner.server, limiter, listeners)
+    if is_accepting:
+        await server.start_accepting()
     try:
-        yield
+        yield server
     finally:
-        server.close()
+        server.stop_accepting()
         await runner.cleanup()

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable
 import msgspec
 from aiohttp import web
 
-from jaxserve.http.listener import connection_of
+from jaxserve.http.connection import connection_of
 
 KEEP_ALIVE = b": keep-alive\n\n"
 

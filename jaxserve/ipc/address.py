@@ -18,7 +18,8 @@ from typing import Final
 from jaxserve.errors import ConfigError
 
 _SCHEME: Final = "ipc://"
-_PREFIX: Final = "jaxserve-ipc-"
+FOLDER_PREFIX: Final = "jaxserve-ipc-"
+"""Start of the name of a server's private directory."""
 _DIGITS: Final = 3
 """Digits of the number in a socket's name: all names have one length, which is checked at the start."""
 _MAX_PATH_BYTES: Final = 107
@@ -41,7 +42,7 @@ def own_address(directory: str | None = None) -> Iterator[str]:
 def new_address(directory: str | None = None) -> str:
     """Return an unused address below `directory` (default: the temporary directory), in a new 0700 directory."""
     try:
-        private = tempfile.mkdtemp(prefix=_PREFIX, dir=directory)  # mkdtemp makes it 0700
+        private = tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=directory)  # mkdtemp makes it 0700
     except OSError as error:
         where = "" if directory is None else f" in {directory!r}"
         raise ConfigError(f"cannot make a directory for the IPC socket{where}: {error.strerror} (--uds-dir)") from error
@@ -124,7 +125,7 @@ def _lock(folder: Path) -> int | None:
 
 def _remove_abandoned(parent: Path) -> None:
     """Remove directories of servers that are gone: those without a lock."""
-    for folder in parent.glob(f"{_PREFIX}*"):
+    for folder in parent.glob(f"{FOLDER_PREFIX}*"):
         lock = _lock(folder)
         if lock is None:
             continue

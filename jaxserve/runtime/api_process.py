@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,9 +26,10 @@ from jaxserve.frontend.sampling import SeedStream
 from jaxserve.frontend.tokenization import Tokenization, tokenization
 from jaxserve.http.access import CorsPolicy, KeyRing
 from jaxserve.http.app import make_app
-from jaxserve.http.listener import listening
+from jaxserve.http.listener import HttpServer, listening
 from jaxserve.http.operations.startup import StartupLog, total_seconds
 from jaxserve.http.state import ServerState
+from jaxserve.http.transfer import receiving
 from jaxserve.ipc.address import folder_of
 from jaxserve.ipc.messages import ModelInfo, StartupProgress
 from jaxserve.ipc.report import PhaseSpan
@@ -52,6 +53,7 @@ class ApiProcess:
     config: Config
     frontend: Frontend
     startup: StartupLog
+    http: HttpServer
 
     @property
     def client(self) -> EngineClient:
@@ -81,10 +83,14 @@ class ApiProcess:
         _log.info("stopping: %d running requests may take %g s more", client.admission.num_sequences, timeout_s)
         client.start_draining()
         await first_of(client.admission.wait_idle(), stop_now.wait(), engine_gone, asyncio.sleep(timeout_s))
-        if client.admission.num_sequences:
-            _log.warning("aborting %d requests", client.admission.num_sequences)
-            client.abort_all("The server is shutting down.")
-            await first_of(client.admission.wait_idle(), asyncio.sleep(ABORT_FLUSH_S))
+        await self.abort_all()
+
+    async def abort_all(self) -> None:
+        """End the requests that still run with an error."""
+        if self.client.admission.num_sequences:
+            _log.warning("aborting %d requests", self.client.admission.num_sequences)
+            self.client.abort_all("The server is shutting down.")
+            await first_of(self.client.admission.wait_idle(), asyncio.sleep(ABORT_FLUSH_S))
 
     async def fail(self, reason: str, stop: asyncio.Event) -> None:
         """End every request with an error, and let `/health` answer 503 until `stop` or the grace period ends."""
@@ -97,14 +103,17 @@ class ApiProcess:
 async def serving_api(
     config: Config,
     address: str,
-    listener: socket.socket,
+    listeners: Sequence[socket.socket],
     index: int,
     on_progress: Callable[[StartupProgress], None] = lambda progress: None,
+    *,
+    is_successor: bool = False,
 ) -> AsyncIterator[ApiProcess]:
-    """Run API process `index` of `--api-processes`: it answers on `listener` inside the block.
+    """Run API process `index` of `--api-processes`: it answers on `listeners` inside the block.
 
     Until a tokenizer is installed and the engine is ready, requests are refused as "loading".
     address: of the first engine. The sockets between API processes are in the same directory.
+    is_successor: accept nothing until `http.start_accepting`, and take idle connections of the process that serves now.
     """
     peers = PeerProcesses(index, config.server.api_processes, folder_of(address))
     with tokenization() as tokens:
@@ -129,18 +138,28 @@ async def serving_api(
         )
         http = listening(
             make_app(state),
-            listener,
+            listeners,
             config.connection,
             max_connections=peers.share_of(server.max_connections),
             on_surplus=partial(frontend.metrics.inc, "surplus_connections"),
+            is_accepting=not is_successor,
         )
         async with (
             contextlib.aclosing(frontend.grammars),
             contextlib.aclosing(state.responses),
             peers.answering(frontend.metrics, state.responses.answers),
-            http,
+            http as http_server,
+            contextlib.AsyncExitStack() as receivers,
         ):
-            yield ApiProcess(config, frontend, startup)
+            if is_successor:
+                path = receiver_path(folder_of(address), index)
+                await receivers.enter_async_context(receiving(path, http_server.adopt))
+            yield ApiProcess(config, frontend, startup, http_server)
+
+
+def receiver_path(folder: Path, index: int) -> Path:
+    """Return the socket at which API process `index` takes connections of another server process."""
+    return folder / f"connections-{index}.sock"
 
 
 def make_frontend(

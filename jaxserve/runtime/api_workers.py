@@ -1,12 +1,10 @@
 """The additional API processes of `--api-processes`: the first one starts, watches and ends them.
 
-Each is `python -m jaxserve.runtime.api_workers LISTENER`:
+Each is `python -m jaxserve.runtime.api_workers LISTENER ...`:
 
-
-argument  the descriptor of its listening socket
-stdin     one line, an ApiWorkerSpec; then one order per line: NextEngine if the engine ended and another is started,
-          Stop if none will be; end of file if the parent process died: the worker exits
-stdout    one line when it accepts requests
+arguments descriptors of its listening sockets
+stdin     one line, an ApiWorkerSpec; then one Order per line; end of file if the parent process died: the worker exits
+stdout    one line when it accepts requests, and one when it is suspended
 SIGTERM   drain and exit 0
 SIGINT    while draining: exit at once
 exit      0 stopped, 1 ordered to stop or the parent died, 2 could not start
@@ -22,6 +20,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -31,11 +30,13 @@ from jaxserve.config import Config
 from jaxserve.errors import StartupError
 from jaxserve.log import configure_logging
 from jaxserve.runtime.api_process import ABORT_FLUSH_S, DEATH_GRACE_S, ApiProcess, install, serving_api, tokenizer_of
+from jaxserve.runtime.departure import Departure
 from jaxserve.runtime.tasks import StopSignals, first_of, in_thread, running
 
 _log = logging.getLogger(__name__)
 
 READY_LINE: Final = b"ready\n"
+SUSPENDED_LINE: Final = b"suspended\n"
 STOP_GRACE_S: Final = 3.0
 """Time that a process may take beyond its drain time before it is killed."""
 
@@ -49,6 +50,8 @@ class ApiWorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Address of the first engine."""
     index: int
     """Number of the process; the parent is 0."""
+    is_successor: bool = False
+    """True: accept no connection before the order Accept."""
 
     def to_line(self) -> bytes:
         return msgspec.json.encode(self) + b"\n"
@@ -66,7 +69,22 @@ class Stop(msgspec.Struct, frozen=True, tag_field="order", tag="stop"):
     reason: str
 
 
-Order: TypeAlias = NextEngine | Stop
+class Accept(msgspec.Struct, frozen=True, tag_field="order", tag="accept"):
+    """Order to accept connections, after the start in place of another server or after Suspend."""
+
+
+class Suspend(msgspec.Struct, frozen=True, tag_field="order", tag="suspend"):
+    """Order to accept no connection, finish all requests and report it."""
+
+
+class Leave(msgspec.Struct, frozen=True, tag_field="order", tag="leave"):
+    """Order to finish all requests and exit, since another server has the port."""
+
+    receiver: str
+    """Unix socket that takes idle connections."""
+
+
+Order: TypeAlias = NextEngine | Stop | Accept | Suspend | Leave
 _ORDER: Final[msgspec.json.Decoder[Order]] = msgspec.json.Decoder(Order)
 
 
@@ -86,6 +104,23 @@ class ApiWorkers:
             assert process.stdout is not None, "stdout is a pipe"
             if await process.stdout.readline() != READY_LINE:
                 raise StartupError(f"API process {number} ended with exit code {await process.wait()}")
+
+    async def accept(self) -> None:
+        """Order all to accept connections."""
+        await self._send(Accept())
+
+    async def suspend(self) -> None:
+        """Order all to stop serving, and wait until they have finished what has begun."""
+        await self._send(Suspend())
+        for process in self._processes:
+            assert process.stdout is not None, "stdout is a pipe"
+            await process.stdout.readline()  # nothing if it died: `wait_one_ended` reports it
+
+    async def leave(self, receivers: Sequence[str], timeout_s: float) -> None:
+        """Order all to exit when their requests have ended, within `timeout_s`, and to send idle connections to `receivers`."""
+        self._stop_timeout_s = timeout_s + ABORT_FLUSH_S + STOP_GRACE_S
+        for index, process in enumerate(self._processes, start=1):
+            await self._send(Leave(receivers[index % len(receivers)]), [process])
 
     async def wait_one_ended(self) -> str:
         """Wait until one ends without an order; returns what happened."""
@@ -132,9 +167,9 @@ class ApiWorkers:
                 process.kill()
                 await process.wait()
 
-    async def _send(self, order: Order) -> None:
+    async def _send(self, order: Order, processes: Sequence[asyncio.subprocess.Process] | None = None) -> None:
         line = msgspec.json.encode(order) + b"\n"
-        for process in self._processes:
+        for process in self._processes if processes is None else processes:
             assert process.stdin is not None, "stdin is a pipe"
             with contextlib.suppress(ConnectionError):  # it is dead: `wait_one_ended` reports it
                 process.stdin.write(line)
@@ -143,30 +178,38 @@ class ApiWorkers:
 
 @contextlib.asynccontextmanager
 async def api_workers(
-    config: Config, model_path: Path, address: str, listeners: Sequence[socket.socket]
+    config: Config,
+    model_path: Path,
+    address: str,
+    listeners: Sequence[Sequence[socket.socket]],
+    *,
+    is_successor: bool = False,
 ) -> AsyncIterator[ApiWorkers]:
-    """Start one additional API process for each of `listeners`; they have ended after the block."""
+    """Start one additional API process for each entry of `listeners`; they have ended after the block."""
     processes: list[asyncio.subprocess.Process] = []
     workers = ApiWorkers(processes, config.server.shutdown_timeout + ABORT_FLUSH_S)
     try:
-        for index, listener in enumerate(listeners, start=1):
-            spec = ApiWorkerSpec(config=config, model_path=str(model_path), address=address, index=index)
-            processes.append(await _start(spec, listener))
+        for index, own in enumerate(listeners, start=1):
+            spec = ApiWorkerSpec(
+                config=config, model_path=str(model_path), address=address, index=index, is_successor=is_successor
+            )
+            processes.append(await _start(spec, own))
         yield workers
     finally:
         await workers.wait_ended()
 
 
-async def _start(spec: ApiWorkerSpec, listener: socket.socket) -> asyncio.subprocess.Process:
+async def _start(spec: ApiWorkerSpec, listeners: Sequence[socket.socket]) -> asyncio.subprocess.Process:
     """Start a process in a separate session: a Ctrl-C in the terminal reaches this process only, which then decides."""
+    descriptors = [listener.fileno() for listener in listeners]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "jaxserve.runtime.api_workers",
-        str(listener.fileno()),
+        *map(str, descriptors),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        pass_fds=[listener.fileno()],
+        pass_fds=descriptors,
         start_new_session=True,
     )
     assert process.stdin is not None, "stdin is a pipe"
@@ -176,7 +219,7 @@ async def _start(spec: ApiWorkerSpec, listener: socket.socket) -> asyncio.subpro
     return process
 
 
-async def serve(listener: socket.socket) -> int:
+async def serve(listeners: Sequence[socket.socket]) -> int:
     """Run one API process; returns the exit code."""
     async with _stdin() as orders:
         spec = msgspec.json.decode(await orders.readline(), type=ApiWorkerSpec)
@@ -184,14 +227,23 @@ async def serve(listener: socket.socket) -> int:
         stop = StopSignals()
         with stop.caught():
             tokenizer = await in_thread(lambda: tokenizer_of(spec.config, Path(spec.model_path)))
-            async with serving_api(spec.config, spec.address, listener, spec.index) as api:
+            async with serving_api(
+                spec.config, spec.address, listeners, spec.index, is_successor=spec.is_successor
+            ) as api:
                 install(api.frontend, spec.config, tokenizer, Path(spec.model_path))
                 return await _serve_until_end(api, spec.address, orders, stop)
 
 
 async def _serve_until_end(api: ApiProcess, address: str, orders: asyncio.StreamReader, stop: StopSignals) -> int:
-    async with running(_follow_engines(api, address, orders)) as engine_end, running(_announce(api)):
-        await first_of(stop.first.wait(), asyncio.wait({engine_end}))
+    worker = _Worker(api, Departure(api))
+    async with (
+        running(worker.follow_orders(address, orders)) as engine_end,
+        running(worker.left.wait()) as left,
+        running(_announce(api)),
+    ):
+        await first_of(stop.first.wait(), asyncio.wait({engine_end, left}, return_when=asyncio.FIRST_COMPLETED))
+        if left.done():
+            return 0
         if not engine_end.done():
             await api.drain(stop.second, asyncio.wait({engine_end}))
             return 0
@@ -199,18 +251,47 @@ async def _serve_until_end(api: ApiProcess, address: str, orders: asyncio.Stream
         return 1
 
 
-async def _follow_engines(api: ApiProcess, address: str, orders: asyncio.StreamReader) -> str:
-    """Connect to one engine after the other, as ordered; returns why there is none any more."""
-    while True:
-        async with api.connected(address):
-            line = await orders.readline()
-            if not line:  # the parent died
-                os._exit(1)
-            order = _ORDER.decode(line)
-            if isinstance(order, Stop):
-                api.client.fail(order.reason)  # inside the block: after it, requests would wait for the next engine
-                return order.reason
-        address = order.address
+@dataclass(slots=True)
+class _Worker:
+    """One additional API process, as its parent orders it."""
+
+    api: ApiProcess
+    departure: Departure
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its requests have ended, and another server has the port."""
+
+    async def follow_orders(self, address: str, orders: asyncio.StreamReader) -> str:
+        """Connect to one engine after the other, as ordered; returns why there is none any more."""
+        async with contextlib.AsyncExitStack() as changes:
+            while True:
+                async with self.api.connected(address):
+                    while not isinstance(order := await _next_order(orders), NextEngine):
+                        if isinstance(order, Stop):
+                            self.api.client.fail(
+                                order.reason
+                            )  # before the block ends: requests would wait for an engine
+                            return order.reason
+                        # beside the next orders: the engine may die while requests finish
+                        await changes.enter_async_context(running(self._change(order)))
+                address = order.address
+
+    async def _change(self, order: Accept | Suspend | Leave) -> None:
+        if isinstance(order, Accept):
+            await self.departure.resume()
+        elif isinstance(order, Suspend):
+            await self.departure.suspend()
+            sys.stdout.buffer.write(SUSPENDED_LINE)
+            sys.stdout.flush()
+        else:
+            await self.departure.leave(order.receiver)
+            self.left.set()
+
+
+async def _next_order(orders: asyncio.StreamReader) -> Order:
+    line = await orders.readline()
+    if not line:  # the parent died
+        os._exit(1)
+    return _ORDER.decode(line)
 
 
 async def _announce(api: ApiProcess) -> None:
@@ -232,10 +313,11 @@ async def _stdin() -> AsyncIterator[asyncio.StreamReader]:
 
 
 def main() -> int:
-    """Run on the listening socket whose descriptor is the first argument."""
-    with socket.socket(fileno=int(sys.argv[1])) as listener:
+    """Run on the listening sockets whose descriptors are the arguments."""
+    with contextlib.ExitStack() as sockets:
+        listeners = [sockets.enter_context(socket.socket(fileno=int(word))) for word in sys.argv[1:]]
         try:
-            return asyncio.run(serve(listener))
+            return asyncio.run(serve(listeners))
         except StartupError as error:
             _log.error("%s", error)
             return error.exit_code

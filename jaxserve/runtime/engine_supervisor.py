@@ -6,6 +6,7 @@ however late an API process learns of the end.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import time
@@ -22,6 +23,7 @@ from jaxserve.ipc.engine_spec import EngineSpec
 from jaxserve.runtime.api_process import ApiProcess
 from jaxserve.runtime.engine_process import engine_process, wait_dead, wait_started
 from jaxserve.runtime.spawn import Spawned
+from jaxserve.runtime.tasks import running
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +66,11 @@ class EngineSupervisor:
         self._on_restart = on_restart
         self._budget = RestartBudget(spec.config.server.engine_restarts)
         self._may_restart = False
+        self._suspended = asyncio.Event()
+        """Set while no engine is to run."""
+        self._stopped = asyncio.Event()
+        self._resumed = asyncio.Event()
+        self._running = asyncio.Event()
         self._lost_s: float | None = None
         """Time at which the last engine died; None while the first one runs."""
 
@@ -71,17 +78,35 @@ class EngineSupervisor:
         """Restart engines that die from now on. Before this call the end of the engine is a failed start."""
         self._may_restart = True
 
+    async def suspend(self) -> None:
+        """End the engine, and start none until `resume`. Returns when it has ended."""
+        self._resumed.clear()
+        self._suspended.set()
+        await self._stopped.wait()
+
+    async def resume(self) -> None:
+        """Start an engine after `suspend`; returns when it is ready."""
+        self._stopped.clear()
+        self._running.clear()
+        self._suspended.clear()
+        self._resumed.set()
+        await self._running.wait()
+
     async def run(self) -> str:
         """Keep an engine running; returns why there is none any more. Raises StartupError if the first cannot start."""
         spec, process = self._spec, self._process
         for number in itertools.count(1):
             async with self._api.connected(spec.address) as connection:
                 reason = await self._run_engine(connection, spec, process)
-                if not self._takes_restart():
+                if self._suspended.is_set():
+                    self._stopped.set()
+                    await self._resumed.wait()
+                elif not self._takes_restart():
                     self._api.client.fail(reason)  # inside the block: after it, requests would wait for the next engine
                     return reason
-                _log.error("%s; starting it again (%s)", reason, self._budget)
-                self._api.frontend.metrics.inc("engine_restarts")
+                else:
+                    _log.error("%s; starting it again (%s)", reason, self._budget)
+                    self._api.frontend.metrics.inc("engine_restarts")
                 address = incarnation_address(self._spec.address, number)
                 await self._on_restart(address)
             spec, process = msgspec.structs.replace(self._spec, address=address, phases=[]), None
@@ -95,7 +120,10 @@ class EngineSupervisor:
                 if self._lost_s is not None:
                     self._api.record_start(model_info)
                     _log.info("the engine is back after %.1f s", time.monotonic() - self._lost_s)
-                reason = await wait_dead(connection, engine)
+                self._running.set()
+                async with running(wait_dead(connection, engine)) as dead, running(self._suspended.wait()) as suspended:
+                    await asyncio.wait({dead, suspended}, return_when=asyncio.FIRST_COMPLETED)
+                    reason = dead.result() if dead.done() else "the engine has been stopped"
                 self._lost_s = time.monotonic()
                 return reason
         except StartupError as error:

@@ -176,6 +176,11 @@ def caches_environment() -> dict[str, str]:
     return {CACHES_VARIABLE: os.environ[CACHES_VARIABLE]} if CACHES_VARIABLE in os.environ else {}
 
 
+def notify_socket() -> str | None:
+    """Return the socket on which systemd waits for the state of this service; None if it does not."""
+    return os.environ.get("NOTIFY_SOCKET") or None
+
+
 def child_environment() -> dict[str, str]:
     """Return a copy of this process's environment, for a child process."""
     return dict(os.environ)

@@ -1,5 +1,7 @@
 """The server: binds the port, answers HTTP at once, starts the other processes, drains at the end.
 
+upgrade           another process takes the port (`runtime.handover`): running requests may finish (`--upgrade-timeout`),
+                  idle connections move to that process. Exit 0.
 SIGTERM, SIGINT   `/ready` turns 503, running requests may finish (`--shutdown-timeout`), the rest end
                   with an error; a second signal ends everything at once. Exit 0.
 engine dies       running requests end with an error, and another engine is started (`runtime.engine_supervisor`), at
@@ -28,15 +30,27 @@ from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
 from jaxserve.http.listener import bind_sockets
 from jaxserve.http.operations.startup import startup_table
-from jaxserve.ipc.address import own_address
+from jaxserve.ipc.address import folder_of, own_address
 from jaxserve.ipc.engine_spec import EngineSpec, FakeOptions
 from jaxserve.ipc.messages import ModelInfo, StartupProgress
 from jaxserve.ipc.report import process_start_s
 from jaxserve.log import configure_logging, line_of
-from jaxserve.runtime.api_process import ApiProcess, api_keys, install, model_names, serving_api, tokenizer_of
+from jaxserve.runtime.api_process import (
+    ApiProcess,
+    api_keys,
+    install,
+    model_names,
+    receiver_path,
+    serving_api,
+    tokenizer_of,
+)
 from jaxserve.runtime.api_workers import ApiWorkers, api_workers
+from jaxserve.runtime.departure import Departure
 from jaxserve.runtime.engine_process import check_tokenizer
 from jaxserve.runtime.engine_supervisor import EngineSupervisor
+from jaxserve.runtime.handover import Predecessor, predecessor, share_listeners
+from jaxserve.runtime.notify import notify
+from jaxserve.runtime.replacement import Replacement
 from jaxserve.runtime.settings import describe
 from jaxserve.runtime.spawn import Spawned
 from jaxserve.runtime.startup_display import StartupDisplay
@@ -51,27 +65,43 @@ _NUM_OTHER_DESCRIPTORS: Final = 256
 """Upper bound of files that a server opens besides its connections."""
 
 
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """The way in which a server replaces the one that runs."""
+
+    after_drain: bool = False
+    """True: start the engine when the running server has ended its own; both never need the device at once."""
+    on_done: Callable[[], None] = lambda: None
+    """Called when the new server has the port."""
+
+
 def run_serve(
     config: Config,
     *,
     executor: Literal["local", "fake"] = "local",
     fake: FakeOptions | None = None,
     engine: Spawned | None = None,
+    upgrade: Upgrade | None = None,
 ) -> int:
     """Serve until a signal or a failure; returns the exit code. Raises StartupError if the server cannot start.
 
-    executor: "fake" runs an engine without a model, for tests. engine: a process to use instead of a new one.
+    executor: "fake" runs an engine without a model, for tests. engine: a process to use instead of a new one. upgrade:
+    replace the server that runs at this address instead of binding it.
     """
     configure_logging(config.server.log_level, config.server.log_format)
     allow_connections(config.server.max_connections)
     with contextlib.ExitStack() as sockets:
-        listeners = [
-            sockets.enter_context(listener)
-            for listener in bind_sockets(config.server.host, config.server.port, config.server.api_processes)
-        ]
+        found = None if upgrade is None else sockets.enter_context(predecessor(config.server))
+        if found is not None:
+            listeners = found.listeners
+            _log.info("replacing process %d (jaxserve %s)", found.pid, found.version)
+        else:
+            bound = bind_sockets(config.server.host, config.server.port, config.server.api_processes)
+            listeners = [sockets.enter_context(listener) for listener in bound]
         for line in describe(config).splitlines():
             _log.info("%s", line)
-        return asyncio.run(_Server(config, listeners, executor, fake or FakeOptions(), engine).run())
+        server = _Server(config, listeners, executor, fake or FakeOptions(), engine, upgrade or Upgrade(), found)
+        return asyncio.run(server.run())
 
 
 def allow_connections(max_connections: int) -> None:
@@ -103,13 +133,16 @@ class _Server:
     executor: Literal["local", "fake"]
     fake: FakeOptions
     spawned: Spawned | None
+    upgrade: Upgrade
+    predecessor: Predecessor | None
     display: StartupDisplay = field(default_factory=StartupDisplay)
     workers: ApiWorkers | None = None
 
     async def run(self) -> int:
         stop = StopSignals(self._pass_on_signal)
+        own, is_successor = self._shares()[0], self.predecessor is not None
         with own_address(self.config.server.uds_dir) as address, stop.caught():
-            async with serving_api(self.config, address, self.listeners[0], 0, self.display.show) as api:
+            async with serving_api(self.config, address, own, 0, self.display.show, is_successor=is_successor) as api:
                 api.startup.own.add("server", process_start_s())
                 return await self._serve_until_end(api, address, stop)
 
@@ -118,36 +151,69 @@ class _Server:
         async with running(self._run_others(api, address)) as others_end, running(stop.first.wait()) as stopped:
             await asyncio.wait({others_end, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if not others_end.done():
+                notify("STOPPING=1")
                 await api.drain(stop.second, asyncio.wait({others_end}))
                 return 0
-            await api.fail(others_end.result(), stop.first)
+            reason = others_end.result()
+            if reason is None:
+                return 0
+            await api.fail(reason, stop.first)
             return 1
 
-    async def _run_others(self, api: ApiProcess, address: str) -> str:
-        """Start the other processes, announce the server, and wait; returns which process ended. Raises StartupError."""
+    async def _run_others(self, api: ApiProcess, address: str) -> str | None:
+        """Start the other processes, announce the server, and wait.
+
+        Returns which process ended; None if another server has the port and all requests have ended. Raises StartupError.
+        """
         with contextlib.ExitStack() as display:
             display.enter_context(self.display)
             model = self.config.model
             path = await _phase(api, "model", lambda: resolve(model.model, model.revision))
+            if self.predecessor is not None and self.upgrade.after_drain:
+                await self.predecessor.suspend()
             supervisor = self._engine_supervisor(api, path, address)
             async with running(supervisor.run()) as engine_end:
                 tokenizer = await _phase(api, "tokenizer", lambda: tokenizer_of(self.config, path))
                 install(api.frontend, self.config, tokenizer, path)
-                async with api_workers(self.config, path, address, self.listeners[1:]) as workers:
+                shares, is_successor = self._shares()[1:], self.predecessor is not None
+                async with api_workers(self.config, path, address, shares, is_successor=is_successor) as workers:
                     self.workers = workers
                     async with running(_all_ready(api, tokenizer, path, workers)) as ready:
                         await asyncio.wait({ready, engine_end}, return_when=asyncio.FIRST_COMPLETED)
-                        if not engine_end.done():
-                            model_info = ready.result()
+                        is_started = not engine_end.done()
+                        if is_started:
                             supervisor.allow_restarts()
                             display.close()
-                            for line in startup_table(api.record_start(model_info), model_info.startup):
-                                _log.info("%s", line)
-                            self._announce(tokenizer, model_info)
-                    reason = await _first_end(engine_end, workers)
-                    api.client.fail(reason)  # at once: ending the other processes takes seconds
-                    await workers.fail(reason)
+                            await self._take_port(api, ready.result(), workers, address)
+                    replacement = Replacement(Departure(api), workers, supervisor, self.config.server.upgrade_timeout)
+                    async with replacement.offered(self.listeners, folder_of(address)) as left:
+                        if is_started:
+                            self._announce(tokenizer, ready.result())
+                        reason = await _first_end(engine_end, workers, left)
+                    if reason is not None:
+                        api.client.fail(reason)  # at once: ending the other processes takes seconds
+                        await workers.fail(reason)
                     return reason
+
+    def _shares(self) -> list[list[socket.socket]]:
+        """Return the listening sockets of each API process."""
+        return share_listeners(self.listeners, self.config.server.api_processes)
+
+    async def _take_port(self, api: ApiProcess, model_info: ModelInfo, workers: ApiWorkers, address: str) -> None:
+        """Accept connections in place of the server that runs, if this one replaces it, and report readiness."""
+        for line in startup_table(api.record_start(model_info), model_info.startup):
+            _log.info("%s", line)
+        if self.predecessor is None:
+            notify("READY=1")
+            return
+        await api.http.start_accepting()
+        await workers.accept()
+        notify(f"MAINPID={os.getpid()}\nREADY=1")
+        folder = folder_of(address)
+        receivers = [str(receiver_path(folder, index)) for index in range(self.config.server.api_processes)]
+        await self.predecessor.take_over(receivers)
+        _log.info("serving in place of process %d, which finishes its requests", self.predecessor.pid)
+        self.upgrade.on_done()
 
     def _engine_supervisor(self, api: ApiProcess, path: Path, address: str) -> EngineSupervisor:
         spec = EngineSpec(
@@ -206,8 +272,11 @@ async def _all_ready(api: ApiProcess, tokenizer: Tokenizer, path: Path, workers:
     return model_info
 
 
-async def _first_end(engine_end: asyncio.Task[str], workers: ApiWorkers) -> str:
-    """Wait until the engine or one of the workers has ended for good; returns what happened."""
+async def _first_end(engine_end: asyncio.Task[str], workers: ApiWorkers, left: asyncio.Task[None]) -> str | None:
+    """Wait until the engine or one of the workers has ended for good; returns what happened, None if all was left in order."""
     async with running(workers.wait_one_ended()) as worker_end:
-        await asyncio.wait({engine_end, worker_end}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({engine_end, worker_end, left}, return_when=asyncio.FIRST_COMPLETED)
+        if left.done():
+            left.result()
+            return None
         return (engine_end if engine_end.done() else worker_end).result()

@@ -149,6 +149,18 @@ def started(fake: dict[str, Any] | None = None, **sections: dict[str, Any]) -> I
 
 
 @contextlib.contextmanager
+def replacing(
+    replaced: Server, sockets: Path, fake: dict[str, Any] | None = None, *, after_drain: bool = False, **sections: Any
+) -> Iterator[Server]:
+    """A server that is to replace `replaced`, and may still be loading. sockets: the `uds_dir` of both."""
+    section = {"port": replaced.port, "uds_dir": str(sockets)} | sections.get("server", {})
+    command = fake_server_command(sections | {"server": section}, fake)
+    with launched([*command, json.dumps({"after_drain": after_drain})]) as successor:
+        successor.port = replaced.port
+        yield successor
+
+
+@contextlib.contextmanager
 def running(fake: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Iterator[Server]:
     """A ready server."""
     with started(fake, **sections) as server:

@@ -222,7 +222,7 @@ async def running_api(
                 async with (
                     listening(
                         make_app(state),
-                        listener,
+                        [listener],
                         state.connection,
                         max_connections=max_connections,
                         on_surplus=partial(metrics.inc, "surplus_connections"),

@@ -16,7 +16,7 @@ KERNEL_LIMIT = int(Path("/proc/sys/net/core/somaxconn").read_text())
 
 async def test_a_burst_of_connections_waits_in_the_kernel() -> None:
     with bind_sockets("127.0.0.1", 0, 1)[0] as listener:
-        async with listening(web.Application(), listener, ConnectionConfig(), max_connections=1):
+        async with listening(web.Application(), [listener], ConnectionConfig(), max_connections=1):
             state = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
     (longest_queue,) = struct.unpack_from("I", state, 28)  # tcpi_sacked, whose meaning for a listening socket this is
     assert longest_queue == min(BACKLOG, KERNEL_LIMIT)

@@ -1,0 +1,67 @@
+"""`jaxserve upgrade`: start a server that replaces the running one on its port, without losing a request."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections.abc import Callable
+
+from jaxserve.cli.flags import add_flags, config_from_flags
+from jaxserve.config import Config
+from jaxserve.runtime.environment import child_environment
+from jaxserve.runtime.spawn import spawned
+
+EPILOG = """\
+Give it the options of `jaxserve serve`; host, port and --uds-dir find the running server. The new server takes the port
+once it is ready. Requests that have begun end where they began (--upgrade-timeout), idle connections move. If the new
+server fails, the running one goes on. Both engines need memory at once: where it does not suffice, use --after-drain.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add how the running server is replaced, and the settings of the new one."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    group = parser.add_argument_group("upgrade")
+    group.add_argument(
+        "--after-drain",
+        action="store_true",
+        help="load the model when the running server has finished its requests and ended its engine, for a device that "
+        "holds only one; new requests wait meanwhile",
+    )
+    group.add_argument(
+        "--detach", action="store_true", help="return once the new server has the port, and leave it in the background"
+    )
+    add_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Replace the running server, and serve; returns the exit code. With --detach return once the new server serves."""
+    config = config_from_flags(arguments)
+    if not arguments.detach:
+        return _serve(config, after_drain=arguments.after_drain)
+    reader, writer = os.pipe()
+    child = os.fork()  # nothing runs beside this thread yet
+    if child == 0:
+        os.close(reader)
+        os.setsid()
+        return _serve(config, after_drain=arguments.after_drain, on_done=lambda: _report(writer))
+    os.close(writer)
+    if os.read(reader, 1):
+        return 0
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or 1
+
+
+def _report(writer: int) -> None:
+    """Have the waiting command return 0."""
+    with contextlib.suppress(BrokenPipeError):  # it was killed
+        os.write(writer, b"1")
+    os.close(writer)
+
+
+def _serve(config: Config, *, after_drain: bool, on_done: Callable[[], None] = lambda: None) -> int:
+    with spawned(child_environment()) as engine:
+        from jaxserve.runtime.server import Upgrade, run_serve  # while the engine process imports jax
+
+        return run_serve(config, engine=engine, upgrade=Upgrade(after_drain=after_drain, on_done=on_done))

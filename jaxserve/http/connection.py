@@ -1,0 +1,128 @@
+"""One HTTP connection: its limits of time and size, and how it leaves this process for another."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.web_protocol import RequestHandler
+
+from jaxserve.config import ConnectionConfig
+from jaxserve.errors import InvalidRequestError, UnavailableError
+from jaxserve.frontend.errors import hide_internal_error
+from jaxserve.http.errors import error_response
+
+
+class Connection(RequestHandler):
+    """aiohttp's protocol. Requests that it cannot parse get an error in OpenAI's form and no traceback in the log.
+
+    A client that left between two writes gets no traceback either.
+    """
+
+    def __init__(self, server: web.Server, config: ConnectionConfig, *, exceeded: int | None = None) -> None:
+        """`exceeded`: the limit on connections, if this one is beyond it."""
+        options: dict[str, Any] = {
+            "access_log": None,
+            "auto_decompress": False,
+            "keepalive_timeout": config.keep_alive_timeout,
+            "max_headers": config.max_headers,
+            "max_line_size": config.max_request_line,
+            "max_field_size": config.max_header_size,
+        }
+        super().__init__(server, loop=asyncio.get_running_loop(), **options)
+        self._config = config
+        self._exceeded = exceeded
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._has_input = False
+        """True if bytes have arrived since the last reply."""
+        self.closes_after_reply = False
+        """True: replies that begin from now on are the last of the connection, and their headers say so."""
+
+    @property
+    def is_surplus(self) -> bool:
+        """True if the connection is beyond the limit: it may carry one probe."""
+        return self._exceeded is not None
+
+    def check_limit(self) -> None:
+        """Raise UnavailableError if the connection is beyond the limit."""
+        if self._exceeded is not None:
+            raise UnavailableError(
+                f"The server is busy: {self._exceeded} connections are open and no more may be (--max-connections). "
+                "Please retry later."
+            )
+
+    @property
+    def write_timeout_s(self) -> float:
+        """A client that takes nothing for this long counts as gone."""
+        return self._config.write_timeout
+
+    async def wait_writable(self) -> None:
+        """Wait until the client has taken most of what was written to the transport."""
+        await self._writable.wait()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        self._has_input = True
+        super().data_received(data)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        finished = await super().finish_response(request, resp, start_time)
+        self._has_input = not request.content.is_eof()
+        return finished
+
+    def release(self) -> socket.socket | None:
+        """Return the socket, and forget the connection here, if it waits for a request; None if it does not.
+
+        Bytes that arrive from now on stay in the kernel for the next process that reads from the socket.
+        """
+        transport = self.transport
+        is_idle = self._waiter is not None and not self._waiter.done() and not self._messages and not self._has_input
+        if transport is None or transport.is_closing() or not is_idle or transport.get_write_buffer_size():
+            return None
+        taken: socket.socket = transport.get_extra_info("socket").dup()
+        transport.abort()  # closes only this descriptor: the copy keeps the connection open
+        return taken
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if isinstance(exc, ConnectionError):
+            raise exc  # the caller closes the connection
+        if isinstance(exc, Exception) and not isinstance(exc, HttpProcessingError):
+            response = error_response(hide_internal_error(exc, "unknown"))
+        elif isinstance(exc, LineTooLong):
+            text = (
+                f"The request line is longer than {self._config.max_request_line} bytes (--max-request-line) or a header "
+                f"than {self._config.max_header_size} (--max-header-size)."
+            )
+            response = error_response(InvalidRequestError(text, code="headers_too_large"), status=431)
+        else:
+            reason = exc.message.partition("\n")[0].rstrip(".: ") if isinstance(exc, HttpProcessingError) else status
+            text = f"The request is not valid HTTP: {reason}."
+            response = error_response(InvalidRequestError(text, code="invalid_http"), status)
+        response.headers["Server"] = "jaxserve"
+        response.force_close()
+        return response
+
+
+def connection_of(request: web.Request) -> Connection:
+    """Return the connection that carries `request`."""
+    assert isinstance(request.protocol, Connection), "the listener makes every connection"
+    return request.protocol
