@@ -24,7 +24,7 @@ class Replacement:
     """The processes of one server that is ready."""
 
     departure: Departure
-    """Of this API process."""
+    """The departure of this API process."""
     workers: ApiWorkers
     supervisor: EngineSupervisor
     timeout_s: float
