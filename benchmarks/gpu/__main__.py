@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import signal
+import subprocess
 import sys
+import tarfile
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.context import Bounds
+from benchmarks.gpu.bounds import find_bounds, find_sheet
 from benchmarks.gpu.parts import PARTS, Part
 from benchmarks.gpu.plots import can_draw, draw_all
 from benchmarks.gpu.processes import ROOT, Orders, Outcome, make_environment, run_part
 from benchmarks.gpu.report import as_json, as_markdown
+from benchmarks.gpu.sensors import watched_device
+from jaxserve.tools.planning.devices import ACCELERATORS
 
 WHEELS = ROOT / ".gpu-wheels"
+ARCHIVE = "results.tar.gz"
 BOUNDS_PART = PARTS[0]
 
 
@@ -42,6 +49,16 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--platform", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
     parser.add_argument("--out", type=Path, default=Path("build/gpu-check"), metavar="DIR", help="default: %(default)s")
     parser.add_argument("--seed", type=int, metavar="N", help="of all random inputs (default: drawn, and printed)")
+    parser.add_argument(
+        "--commit",
+        metavar="ID",
+        help="commit of this source tree, for the results (default: asked of git, where there is a repository)",
+    )
+    parser.add_argument(
+        "--data-sheet",
+        choices=[name for name, device in ACCELERATORS.items() if device.cuda is not None],
+        help="published rates in place of bounds that could not be measured (default: by the device's name)",
+    )
     parser.add_argument(
         "--wheels",
         type=Path,
@@ -73,51 +90,72 @@ def main(words: Sequence[str] | None = None) -> int:
             environment=make_environment(arguments.platform, wheels, Path(folder)),
             log=log,
         )
-        outcomes = run_all([part for part in PARTS if _is_wanted(part, arguments.only)], orders, out)
+        heading = make_heading(orders, arguments.commit)
+        outcomes = run_all(
+            [part for part in PARTS if _is_wanted(part, arguments.only)], orders, heading, arguments.data_sheet
+        )
     if can_draw():
         draw_all(outcomes, out)
+        archive(out)
     print((out / "results.md").read_text(encoding="utf-8"))
     say(f"written to {arguments.out}")
     return 0 if all(outcome.is_right for outcome in outcomes if outcome.part.is_check) else 1
 
 
-def run_all(parts: Sequence[Part], orders: Orders, out: Path) -> list[Outcome]:
-    """One after the other; the page is written after each, so that a run broken off has shown what it had."""
-    heading: dict[str, Any] = {
+def make_heading(orders: Orders, commit: str | None) -> dict[str, Any]:
+    """Return what the results say of the whole run."""
+    return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "commit": commit or find_commit(),
         "platform": orders.platform,
         "seed": orders.seed,
         "attention backend": orders.attention_backend,
         "sizes": "quick" if orders.is_quick else "full",
         "pictures": "drawn" if can_draw() else "none, matplotlib is not installed",
     }
+
+
+def run_all(
+    parts: Sequence[Part], orders: Orders, heading: Mapping[str, Any], data_sheet: str | None = None
+) -> list[Outcome]:
+    """Run one part after the other; all results are written after each, so that a run broken off leaves what it had."""
     say(f"seed {orders.seed}")
     outcomes: list[Outcome] = []
-    bounds: Bounds | None = None
-    spare_s = 0.0
-    for part in parts:
-        limit_s = part.budget_s + spare_s
-        outcome = run_part(part, limit_s, orders, bounds)
-        spare_s = max(0.0, limit_s - outcome.seconds)
-        outcomes.append(outcome)
-        if part is BOUNDS_PART:
-            bounds = find_bounds(outcome)
-        say(_line(outcome))
-        (out / "results.json").write_text(as_json(heading, outcomes), encoding="utf-8")
-        (out / "results.md").write_text(as_markdown(heading, outcomes), encoding="utf-8")
+    found, bounds, spare_s = dict(heading), None, 0.0
+    with watched_device() as sensors:
+        for part in parts:
+            limit_s, started_s = part.budget_s + spare_s, time.monotonic()
+            outcome = run_part(part, limit_s, orders, bounds)
+            spare_s = max(0.0, limit_s - outcome.seconds)
+            if part is BOUNDS_PART:
+                bounds = find_bounds(outcome.records, find_sheet(data_sheet, outcome.records))
+                found["bounds"] = "none" if bounds is None else bounds.label
+            load = sensors.summary(part.name, started_s)
+            outcomes.append(outcome if load is None else replace(outcome, records=[*outcome.records, load]))
+            say(_line(outcome))
+            (orders.results / "results.json").write_text(as_json(found, outcomes), encoding="utf-8")
+            (orders.results / "results.md").write_text(as_markdown(found, outcomes), encoding="utf-8")
+            archive(orders.results)
     return outcomes
 
 
-def find_bounds(outcome: Outcome) -> Bounds | None:
-    """The best copy and the best product of the first part; None unless it measured both."""
-    rates: dict[str, float] = {}
-    for record in outcome.records:
-        if record.kind == "figure" and record.name == "bounds":
-            name, rate = str(record.values["bound"]), record.values["rate"]
-            rates[name] = max(rates.get(name, 0.0), float(rate or 0.0))
-    if "copy" not in rates or "matmul" not in rates:
-        return None
-    return Bounds(rates["copy"] * 1e9, rates["matmul"] * 1e12)
+def archive(out: Path) -> None:
+    """Put all results into one file: some ways to fetch them take few files, and no deep folders."""
+    whole = out / ARCHIVE
+    with tarfile.open(whole.with_suffix(".part"), "w:gz") as file:
+        for each in sorted(out.iterdir()):
+            if each.suffix != ".part" and each != whole:
+                file.add(each, each.name)
+    whole.with_suffix(".part").replace(whole)
+
+
+def find_commit() -> str:
+    """Return the commit of this source tree, "unknown" without git or a repository."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        return "unknown"
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+changes"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    return done.stdout.strip() or "unknown"
 
 
 def say(line: str) -> None:

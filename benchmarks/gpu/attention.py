@@ -1,10 +1,10 @@
-"""Part 3, ops alone at the sizes of one layer of Llama-3.1-8B: each against the bound it cannot pass."""
+"""Part 3, our own ops alone at the sizes of one layer of Llama-3.1-8B: each against the bound it cannot pass."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.kv_write import kv_write
 
-from benchmarks.gpu.ahead import Programs, Wanted
+from benchmarks.gpu.ahead import DISTURBED, Programs, Wanted
 from benchmarks.gpu.attention_programs import (
     Heads,
     decode_program,
@@ -28,14 +28,12 @@ from benchmarks.gpu.backends import op_backends, why_no_kernels
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
 from benchmarks.gpu.random_weights import random_pool
-from benchmarks.gpu.records import Value, one_line
 from benchmarks.gpu.rig import BLOCK_SIZE
 from benchmarks.gpu.shapes import LLAMA_8B, TINY, decoder
 from benchmarks.gpu.timing import Timing, time_calls
-from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.sharding.mesh import make_sharding
 
-NUM_REPEATS = 8
+NUM_WRITES = 8
 CELL_BUDGET_S = 0.25
 COMPILE_SHARE = 0.5
 """Largest fraction of the part's time for compiling."""
@@ -43,11 +41,17 @@ COMPILE_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """One measurement."""
+    """All measurements of the part."""
 
     batches: tuple[int, ...] = (1, 8, 32, 64, 128, 256)
     contexts: tuple[int, ...] = (512, 2048, 8192, 32768)
     prompts: tuple[int, ...] = (512, 2048, 8192, 32768)
+    suffixes: tuple[tuple[int, int, int], ...] = ((1, 100, 32000), (16, 100, 4000))
+    """Rows, new tokens of each, and cached ones before them."""
+    skewed: tuple[tuple[int, int, int], ...] = ((256, 512, 32768), (32, 1024, 32768))
+    """Rows, tokens of all but one of them, and tokens of that one."""
+    narrow: tuple[tuple[int, int], ...] = ((1, 8192), (64, 4096), (256, 2048))
+    """Rows, and tokens of each, over a pool of 8-bit floats."""
     written: tuple[int, ...] = (1, 256, 2048)
 
     @property
@@ -55,131 +59,166 @@ class Sizes:
         """Tokens of the pool: the largest batch fits."""
         return max(self.batches) * max(self.contexts)
 
+    @property
+    def num_narrow_tokens(self) -> int:
+        return max(rows * tokens for rows, tokens in self.narrow)
 
-QUICK = Sizes((1, 2), (64, 128), (64,), (1, 8))
+
+QUICK = Sizes((1, 2), (64, 128), (64,), ((2, 8, 40),), ((2, 40, 128),), (), (1, 8))
 
 
 def run(context: Context) -> None:
     first_device(context)
     config = decoder(TINY if context.is_quick else LLAMA_8B)
-    dtype = jnp.dtype(jnp.bfloat16 if context.platform == "cuda" else jnp.float32)
     sizes = QUICK if context.is_quick else Sizes()
-    heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, dtype, dtype)
-    backends = op_backends(context, config)
-    if len(backends) == 1:
-        context.recorder.note(f"only the reference is measured: {why_no_kernels(config) or 'as was asked for'}")
-    programs = Programs(wanted_programs(heads, sizes, backends), COMPILE_SHARE * context.recorder.left_s)
-    pool = random_pool(heads.pool(sizes.num_tokens), dtype, make_sharding(config, 1), context.seed)
-    ops = _Ops(context, config, heads, sizes, backends, programs, pool)
-    attempt = context.recorder.attempt
+    backend = op_backends(context, config)[-1]
+    if backend == "reference":
+        context.recorder.note(f"these are the reference's: {why_no_kernels(config) or 'as was asked for'}")
+    heads = layer_heads(context)
+    cells: dict[str, Callable[[_Ops], None]] = {}
     for length, batch in itertools.product(sizes.contexts, sizes.batches):
-        attempt(f"decode {batch} x {length}", partial(ops.decode, batch, length))
+        cells[f"decode {batch} x {length}"] = partial(_Ops.decode, batch=batch, length=length)
+    for rows, most, longest in sizes.skewed:
+        cells[f"decode {rows} x {most}, one x {longest}"] = partial(_Ops.skewed, batch=rows, most=most, longest=longest)
     for length in sizes.prompts:
-        attempt(f"prefill {length}", partial(ops.prefill, length))
-    for count in sizes.written:
-        attempt(f"kv_write {count}", partial(ops.write, count))  # last: it gives the pool away
+        cells[f"prefill {length}"] = partial(_Ops.prefill, length=length)
+    for rows, length, prefix in sizes.suffixes:
+        cells[f"prefill {rows} x {length} after {prefix}"] = partial(
+            _Ops.prefill, length=length, num_rows=rows, prefix=prefix
+        )
+    if backend != "reference":
+        for batch, length in sizes.narrow:
+            cells[f"decode {batch} x {length}, fp8"] = partial(_Ops.narrow, batch=batch, length=length)
+    for count in sizes.written:  # last: it gives the pool away
+        cells[f"kv_write {count}"] = partial(_Ops.write, count=count)
+    context.recorder.expect(cells)
+    programs = Programs(wanted_programs(heads, sizes, backend), COMPILE_SHARE * context.recorder.left_s)
+    if programs.is_disturbed:
+        context.recorder.note(DISTURBED)
+    ops = _Ops(context, heads, sizes, backend, programs)
+    for name, measure in cells.items():
+        context.recorder.attempt(name, partial(measure, ops))
 
 
-def wanted_programs(heads: Heads, sizes: Sizes, backends: tuple[Backend, ...]) -> dict[Any, Wanted]:
-    """Seconds of attention by op, backend and size."""
+def layer_heads(context: Context) -> Heads:
+    """Return the attention of one layer of the measured model."""
+    config = decoder(TINY if context.is_quick else LLAMA_8B)
+    dtype = jnp.dtype(jnp.bfloat16 if context.platform == "cuda" else jnp.float32)
+    return Heads(config.num_heads, config.num_kv_heads, config.head_dim, dtype, dtype)
+
+
+def narrow_heads(heads: Heads) -> Heads:
+    return replace(heads, kv_dtype=jnp.dtype(jnp.float8_e4m3fn))
+
+
+def wanted_programs(heads: Heads, sizes: Sizes, backend: Backend) -> dict[Any, Wanted]:
+    """Return the programs by op and size."""
     num_pages, longest = heads.pool(sizes.num_tokens)[1], max(sizes.contexts)
+    decode, prefill = public_decode(heads, backend), public_prefill(heads, backend)
     wanted: dict[Any, Wanted] = {}
-    for backend in backends:
-        for batch in sizes.batches:
-            attend = public_decode(heads, backend)
-            wanted["decode", backend, batch] = decode_program(heads, attend, batch, num_pages, longest)
-        for length in sizes.prompts:
-            attend = public_prefill(heads, backend)
-            wanted["prefill", backend, length] = prefill_program(heads, attend, length, num_pages, backend)
+    for batch in dict.fromkeys([*sizes.batches, *(rows for rows, _, _ in sizes.skewed)]):
+        repeats = heads.num_repeats(batch)
+        wanted["decode", batch] = decode_program(heads, decode, batch, num_pages, longest, num_repeats=repeats)
+    for length in sizes.prompts:
+        wanted["prefill", 1, length, 0] = prefill_program(heads, prefill, length, num_pages, backend)
+    for rows, length, prefix in sizes.suffixes:
+        wanted["prefill", rows, length, prefix] = prefill_program(
+            heads, prefill, length, num_pages, backend, num_rows=rows, prefix=prefix
+        )
+    if backend != "reference":
+        narrow, num_pages = narrow_heads(heads), heads.pool(sizes.num_narrow_tokens)[1]
+        longest = max(tokens for _, tokens in sizes.narrow)
+        for batch, _ in sizes.narrow:
+            repeats = narrow.num_repeats(batch)
+            wanted["narrow", batch] = decode_program(narrow, decode, batch, num_pages, longest, num_repeats=repeats)
     return wanted
 
 
 class _Ops:
     """The pool of one layer, and what is measured over it."""
 
-    def __init__(
-        self,
-        context: Context,
-        config: DecoderConfig,
-        heads: Heads,
-        sizes: Sizes,
-        backends: tuple[Backend, ...],
-        programs: Programs[Any],
-        pool: tuple[jax.Array, jax.Array],
-    ) -> None:
+    def __init__(self, context: Context, heads: Heads, sizes: Sizes, backend: Backend, programs: Programs[Any]) -> None:
         self._context = context
-        self._config = config
         self._heads = heads
         self._sizes = sizes
-        self._backends = backends
+        self._backend = backend
         self._programs = programs
-        self._dtype = heads.dtype
-        self._k, self._v = pool
         self._random = np.random.default_rng(context.seed)
+        config = decoder(TINY if context.is_quick else LLAMA_8B)
+        self._sharding = make_sharding(config, 1)
+        self._k, self._v = random_pool(heads.pool(sizes.num_tokens), heads.dtype, self._sharding, context.seed)
 
-    def decode(self, batch: int, length: int) -> None:
+    def decode(self, *, batch: int, length: int) -> None:
         """All rows are `length` long."""
+        timing = self._time_decode(self._heads, np.full(batch, length), ("decode", batch), (self._k, self._v))
+        num_bytes = self._heads.decode_bytes(batch, length)
+        self._record_decode("decode attention, one layer", num_bytes, timing, batch=batch, context=length)
+
+    def skewed(self, *, batch: int, most: int, longest: int) -> None:
+        """One row is much longer than the others: a schedule that is not balanced waits for it."""
+        lengths = np.full(batch, most)
+        lengths[batch // 2] = longest
+        timing = self._time_decode(self._heads, lengths, ("decode", batch), (self._k, self._v))
+        num_bytes = self._heads.decode_bytes(1, int(lengths.sum()))
+        self._record_decode("decode attention, one long row", num_bytes, timing, batch=batch, context=most, one=longest)
+
+    def narrow(self, *, batch: int, length: int) -> None:
+        """Over keys and values in 8-bit floats."""
+        heads = narrow_heads(self._heads)
+        pool = random_pool(heads.pool(self._sizes.num_narrow_tokens), heads.dtype, self._sharding, self._context.seed)
+        narrow = (pool.k.astype(heads.kv_dtype), pool.v.astype(heads.kv_dtype))
+        timing = self._time_decode(heads, np.full(batch, length), ("narrow", batch), narrow)
+        num_bytes = heads.decode_bytes(batch, length)
+        self._record_decode("decode attention over fp8, one layer", num_bytes, timing, batch=batch, context=length)
+
+    def _time_decode(
+        self, heads: Heads, lengths: np.ndarray, key: tuple[str, int], pool: tuple[jax.Array, jax.Array]
+    ) -> Timing:
+        batch = len(lengths)
+        of_narrow = (tokens for _, tokens in self._sizes.narrow)
+        longest = max(self._sizes.contexts if key[0] == "decode" else of_narrow)
+        tables = scattered_tables(self._random, pool[0].shape[1], batch, int(lengths.max()), longest)
+        arguments = (queries(self._random, heads, batch), *pool, tables, jnp.asarray(lengths, jnp.int32))
+        program = self._programs[key]
+        return self._time(lambda: program(*arguments), num_repeats=heads.num_repeats(batch))
+
+    def _record_decode(self, table: str, num_bytes: int, timing: Timing, **cell: int) -> None:
+        self._context.recorder.figure(
+            table,
+            **cell,
+            backend=self._backend,
+            us=timing.median_s * 1e6,
+            spread=timing.spread,
+            gb_per_s=num_bytes / timing.median_s / 1e9,
+            of_copy=self._context.share_of_copy(num_bytes, timing.median_s),
+        )
+
+    def prefill(self, *, length: int, num_rows: int = 1, prefix: int = 0) -> None:
         context, heads = self._context, self._heads
-        num_bytes, num_repeats = heads.decode_bytes(batch, length), heads.num_repeats(batch, length)
-        tables = scattered_tables(self._random, self._k.shape[1], batch, length, max(self._sizes.contexts))
-        lengths = jnp.full(batch, length, jnp.int32)
-        arguments = (queries(self._random, heads, batch), self._k, self._v, tables, lengths, jnp.int32(num_repeats))
-        timings = self._side_by_side("decode", batch, arguments, num_repeats)
-        columns: dict[str, Value] = {"batch": batch, "context": length, "backend": self._backends[-1]}
-        for prefix, name in (("", self._backends[-1]), ("reference_", "reference")):
-            if name in timings:
-                columns[f"{prefix}us"] = timings[name].median_s * 1e6
-                columns[f"{prefix}spread"] = timings[name].spread
-                columns[f"{prefix}gb_per_s"] = num_bytes / timings[name].median_s / 1e9
-                columns[f"{prefix}of_copy"] = context.share_of_copy(num_bytes, timings[name].median_s)
-        context.recorder.figure("decode attention, one layer", **columns)
+        tables = scattered_tables(self._random, self._k.shape[1], num_rows, prefix + length, prefix + length)
+        q = queries(self._random, heads, num_rows * length)
+        program = self._programs["prefill", num_rows, length, prefix]
+        timing = self._time(lambda: program(q, self._k, self._v, tables[0]), num_repeats=1)
+        flops = num_rows * heads.prefill_flops(length, prefix)
+        context.recorder.figure(
+            "prefill attention, one layer",
+            rows=num_rows,
+            tokens=length,
+            prefix=prefix,
+            backend=self._backend,
+            ms=timing.median_s * 1e3,
+            spread=timing.spread,
+            tflop_per_s=flops / timing.median_s / 1e12,
+            of_matmul=context.share_of_matmul(flops, timing.median_s),
+        )
 
-    def prefill(self, length: int) -> None:
-        """Beside it cuDNN's attention over keys and values that are not in pages."""
-        context, heads = self._context, self._heads
-        tables = scattered_tables(self._random, self._k.shape[1], 1, length, length)
-        q = queries(self._random, heads, length)
-        timings = self._side_by_side("prefill", length, (q, self._k, self._v, tables[0]), 1)
-        if context.platform == "cuda":
-            timings |= self._cudnn(length)
-        columns: dict[str, Value] = {"tokens": length, "backend": self._backends[-1]}
-        flops = heads.prefill_flops(length)
-        for prefix, name in (("", self._backends[-1]), ("reference_", "reference"), ("cudnn_", "cudnn")):
-            if name in timings:
-                columns[f"{prefix}ms"] = timings[name].median_s * 1e3
-                columns[f"{prefix}spread"] = timings[name].spread
-                columns[f"{prefix}tflop_per_s"] = flops / timings[name].median_s / 1e12
-                columns[f"{prefix}of_matmul"] = context.share_of_matmul(flops, timings[name].median_s)
-        context.recorder.figure("prefill attention, one layer", **columns)
-
-    def _side_by_side(self, op: str, size: int, arguments: tuple[jax.Array, ...], repeats: int) -> dict[str, Timing]:
-        """By backend, without those that fail. The reference first: a kernel may take the device along."""
-        timings: dict[str, Timing] = {}
-
-        def measure(backend: Backend) -> None:
-            program = self._programs[op, backend, size]
-            timings[backend] = self._time(partial(program, *arguments), num_repeats=repeats)
-
-        for backend in self._backends:
-            self._context.recorder.attempt(f"{op} {size}, {backend}", partial(measure, backend))
-        return timings
-
-    def _cudnn(self, length: int) -> dict[str, Timing]:
-        """Empty, and a note, where it cannot be used."""
-        heads = self._heads
-        q = queries(self._random, heads, length)[None]
-        k, v = (self._normal(1, length, heads.num_kv_heads, heads.dim) for _ in range(2))
-        attend = jax.jit(partial(jax.nn.dot_product_attention, is_causal=True, implementation="cudnn"))
-        try:
-            return {"cudnn": self._time(lambda: attend(q, k, v), num_repeats=1)}
-        except Exception as error:  # another library's: whatever it is, ours are measured
-            self._context.recorder.note(f"no attention by cuDNN for {length} tokens: {one_line(error)}")
-            return {}
-
-    def write(self, count: int) -> None:
+    def write(self, *, count: int) -> None:
         """One layer's new keys and values into scattered pages; the pool is donated and comes back."""
-        config, context = self._config, self._context
-        new_k, new_v = (self._normal(count, config.num_kv_heads, config.head_dim) for _ in range(2))
+        heads, context = self._heads, self._context
+        new_k, new_v = (
+            jnp.asarray(self._random.standard_normal((count, heads.num_kv_heads, heads.dim), np.float32), heads.dtype)
+            for _ in range(2)
+        )
         places = self._random.permutation(self._k.shape[1] - 1)[:count] + 1
         pages = jnp.asarray(places, jnp.int32)
         slots = jnp.asarray(self._random.integers(0, BLOCK_SIZE, count), jnp.int32)
@@ -187,11 +226,9 @@ class _Ops:
         def repeat(
             k: jax.Array, v: jax.Array, new_k: jax.Array, new_v: jax.Array, pages: jax.Array, slots: jax.Array
         ) -> tuple[jax.Array, jax.Array]:
-            def body(index: jax.Array, pool: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-                return kv_write(*pool, jnp.int32(0), new_k, new_v, pages, (slots + index) % BLOCK_SIZE)
-
-            last: tuple[jax.Array, jax.Array] = jax.lax.fori_loop(0, NUM_REPEATS, body, (k, v))
-            return last
+            for index in range(NUM_WRITES):
+                k, v = kv_write(k, v, jnp.int32(0), new_k, new_v, pages, (slots + index) % BLOCK_SIZE)
+            return k, v
 
         program = jax.jit(repeat, donate_argnums=(0, 1))
 
@@ -199,7 +236,7 @@ class _Ops:
             self._k, self._v = program(self._k, self._v, new_k, new_v, pages, slots)
             return self._k
 
-        timing = self._time(call)
+        timing = self._time(call, num_repeats=NUM_WRITES)
         num_bytes = 2 * (new_k.nbytes + new_v.nbytes)  # read here, written there
         context.recorder.figure(
             "kv_write, one layer",
@@ -210,15 +247,6 @@ class _Ops:
             of_copy=context.share_of_copy(num_bytes, timing.median_s),
         )
 
-    def _time(self, call: Callable[[], Any], *, num_repeats: int = NUM_REPEATS) -> Timing:
+    def _time(self, call: Callable[[], Any], *, num_repeats: int) -> Timing:
         """Return the time of one repetition."""
-        timing = time_calls(call, jax.block_until_ready, budget_s=CELL_BUDGET_S)
-        return Timing(
-            timing.median_s / num_repeats,
-            timing.least_s / num_repeats,
-            timing.most_s / num_repeats,
-            timing.num_samples,
-        )
-
-    def _normal(self, *shape: int) -> jax.Array:
-        return jnp.asarray(self._random.standard_normal(shape, np.float32), self._dtype)
+        return time_calls(call, jax.block_until_ready, budget_s=CELL_BUDGET_S).of_one(num_repeats)

@@ -21,9 +21,10 @@ from benchmarks.gpu.rig import BLOCK_SIZE
 
 NUM_TABLES = 4
 """Different page tables that repetitions take in turns."""
-MOST_REPEATS = 8
+MOST_REPEATS = 32
+TYPICAL_TOKENS = 4096
 REPEATED_BYTES = 8e9
-"""Read in a call, about: large batches need no repetition."""
+"""Bytes that a call reads about, with rows of TYPICAL_TOKENS: the device's work has to cover the dispatch."""
 
 Attend = Callable[..., jax.Array]
 """q, k_pages, v_pages, layer, block_tables, kv_lengths."""
@@ -51,40 +52,48 @@ class Heads:
         """Keys and values that a step has to read."""
         return 2 * batch * length * self.num_kv_heads * self.dim * self.kv_dtype.itemsize
 
-    def prefill_flops(self, length: int) -> int:
-        """Two products over half a square."""
-        return 2 * self.num_heads * self.dim * length * (length + 1)
+    def prefill_flops(self, length: int, prefix: int = 0) -> int:
+        """Return the operations of two matmuls: over half a square, and over the keys of a prefix."""
+        return 2 * self.num_heads * self.dim * length * (length + 1 + 2 * prefix)
 
-    def num_repeats(self, batch: int, length: int) -> int:
-        return max(1, min(MOST_REPEATS, int(REPEATED_BYTES / self.decode_bytes(batch, length))))
+    def num_repeats(self, batch: int) -> int:
+        """Return the repetitions of decode attention in one program."""
+        return max(2, min(MOST_REPEATS, int(REPEATED_BYTES / self.decode_bytes(batch, TYPICAL_TOKENS))))
 
 
-def decode_program(heads: Heads, attend: Attend, batch: int, num_pages: int, longest: int) -> Wanted:
-    """Return a program for `batch` rows of up to `longest` tokens: one for every length and number of repetitions."""
+def decode_program(
+    heads: Heads, attend: Attend, batch: int, num_pages: int, longest: int, *, num_repeats: int
+) -> Wanted:
+    """Return a program for `batch` rows of up to `longest` tokens, for every length.
 
-    def repeat(
-        q: jax.Array, k: jax.Array, v: jax.Array, tables: jax.Array, lengths: jax.Array, count: jax.Array
-    ) -> jax.Array:
-        def body(index: jax.Array, q: jax.Array) -> jax.Array:
-            return attend(q, k, v, jnp.int32(0), tables[index % NUM_TABLES], lengths)
+    Repetitions are a straight line: the host would wait for the condition of a loop in each of them.
+    """
 
-        last: jax.Array = jax.lax.fori_loop(0, count, body, q)
-        return last
+    def repeat(q: jax.Array, k: jax.Array, v: jax.Array, tables: jax.Array, lengths: jax.Array) -> jax.Array:
+        for index in range(num_repeats):
+            q = attend(q, k, v, jnp.int32(0), tables[index % NUM_TABLES], lengths)
+        return q
 
     table = (NUM_TABLES, batch, -(-longest // BLOCK_SIZE))
-    shapes = (*_operands(heads, batch, num_pages), _int32(*table), _int32(batch), _int32())
-    return Wanted(repeat, shapes)
+    return Wanted(repeat, (*_operands(heads, batch, num_pages), _int32(*table), _int32(batch)))
 
 
-def prefill_program(heads: Heads, attend: Attend, length: int, num_pages: int, backend: Backend) -> Wanted:
-    """One prompt, all of it in one pass, causal. `attend` takes the layout of the step as well."""
+def prefill_program(
+    heads: Heads, attend: Attend, length: int, num_pages: int, backend: Backend, *, num_rows: int = 1, prefix: int = 0
+) -> Wanted:
+    """Return a program for `num_rows` segments of `length` tokens, each after `prefix` cached ones, in one causal pass.
 
-    def once(q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array) -> jax.Array:
-        starts, lengths = jnp.asarray([0, length], jnp.int32), jnp.asarray([length], jnp.int32)
-        ragged = ragged_layout(starts, jnp.int32(0), num_tokens=length, backend=backend)
-        return attend(q, k, v, jnp.int32(0), table, lengths, ragged)
+    `attend` takes the layout of the step as well.
+    """
 
-    return Wanted(once, (*_operands(heads, length, num_pages), _int32(1, -(-length // BLOCK_SIZE))))
+    def once(q: jax.Array, k: jax.Array, v: jax.Array, tables: jax.Array) -> jax.Array:
+        starts = jnp.arange(num_rows + 1, dtype=jnp.int32) * length
+        lengths = jnp.full(num_rows, prefix + length, jnp.int32)
+        ragged = ragged_layout(starts, jnp.int32(0), num_tokens=num_rows * length, backend=backend)
+        return attend(q, k, v, jnp.int32(0), tables, lengths, ragged)
+
+    tables = _int32(num_rows, -(-(prefix + length) // BLOCK_SIZE))
+    return Wanted(once, (*_operands(heads, num_rows * length, num_pages), tables))
 
 
 def public_decode(heads: Heads, backend: Backend) -> Attend:

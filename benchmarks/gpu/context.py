@@ -11,20 +11,29 @@ from jaxserve.config import AttentionBackend
 from jaxserve.tools.planning.devices import Rates
 
 Platform = Literal["cuda", "cpu"]
+MEASURED = "measured in the same run"
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Highest rates of the device, measured in the same run."""
+    """Highest rates of the device, measured in the same run; one that was not measured is its data sheet's."""
 
     copy_bytes_per_s: float
     """Bytes read plus bytes written."""
     matmul_flops: float
+    copy_source: str = MEASURED
+    matmul_source: str = MEASURED
 
     @property
     def rates(self) -> Rates:
         """Return the rates in the planner's form."""
-        return Rates.alike(self.copy_bytes_per_s, self.matmul_flops, "measured in the same run")
+        return Rates.alike(self.copy_bytes_per_s, self.matmul_flops, self.label)
+
+    @property
+    def label(self) -> str:
+        """Return both rates and where they are from."""
+        copy = f"copy {self.copy_bytes_per_s / 1e9:,.0f} GB/s ({self.copy_source})"
+        return f"{copy}, matmul {self.matmul_flops / 1e12:,.0f} TFLOP/s ({self.matmul_source})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +45,7 @@ class Context:
     """Tiny sizes: shows that everything runs, measures nothing of interest."""
     seed: int
     bounds: Bounds | None
-    """None: they were not measured, so nothing is set against them."""
+    """None: neither measured nor on a data sheet, so nothing is set against them."""
     attention_backend: AttentionBackend
     """Value of the server's option: the kernels that are checked and measured with the reference."""
     folder: Path
@@ -44,6 +53,8 @@ class Context:
     results: Path
     """For files that belong to the results."""
     recorder: Recorder
+    is_restarted: bool = False
+    """True if an earlier process of this part ended too early: then nothing is done side by side, to find the cause."""
 
     def share_of_copy(self, num_bytes: float, seconds: float) -> float | None:
         """Return the fraction of the copy bandwidth that moving `num_bytes` in `seconds` reaches."""

@@ -17,9 +17,9 @@ from importlib import import_module
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.gpu import device
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.records import Recorder
 
@@ -125,13 +125,5 @@ def _work(context: Context, module: str, names: list[str], connection: multiproc
         bench = Bench(context.recorder, np.random.default_rng(seed), seed, connection.send)
         is_done = context.recorder.attempt(name, partial(checks[name], bench))
         connection.send("done")
-        if not is_done and not _is_device_well():
+        if not is_done and not device.is_well():
             break
-
-
-def _is_device_well() -> bool:
-    try:
-        jax.block_until_ready(jnp.ones(8) + 1)
-    except Exception:
-        return False
-    return True

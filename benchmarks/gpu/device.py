@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 
 from benchmarks.gpu.context import Context
 
@@ -18,3 +19,12 @@ def first_device(context: Context) -> jax.Device:
     if device.platform != wanted:
         raise WrongDeviceError(f"--platform {context.platform} was asked for, but JAX's first device is {device}")
     return device
+
+
+def is_well() -> bool:
+    """Return True if this process can still compute on its device: after a CUDA error it cannot."""
+    try:
+        jax.block_until_ready(jnp.ones(8) + 1)
+    except Exception:
+        return False
+    return True

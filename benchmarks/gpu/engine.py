@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -26,19 +27,36 @@ COMPILE_SHARE = 0.6
 """Most of the part's time for compiling, as a fraction; programs compiled by then are measured."""
 REFERENCE_SHARE = 0.6
 """Fraction of the remaining time for compiling steps of the reference."""
-BURST_S = 25.0
-"""Left for bursts, or they are not begun: two more programs have to be compiled."""
+MORE_PROGRAMS_S = {"bursts": 25.0, "reference": 25.0}
+"""Seconds that must be left for work that compiles more programs."""
 
 
 def run(context: Context) -> None:
     first_device(context)
     recorder, is_quick = context.recorder, context.is_quick
-    recorder.attempt("dispatch", lambda: dispatch.measure(context))
-    batches = (1, 4) if is_quick else (1, 8, 32, 64, 128, 256)
+    batches = (1, 4) if is_quick else (1, 32, 256, 8, 64, 128)
     contexts = (64, 128) if is_quick else (1024, 4096)
-    cells = [(batch, length) for length, batch in itertools.product(contexts, batches)]
+    cells = list(itertools.product(contexts, batches))
     shape = decoder(TINY if is_quick else LLAMA_8B)
     policy = server_policy(context, shape)
+    few = batches if is_quick else (1, 32, 256)
+    work: dict[str, Callable[[StepBench], None]] = {}
+    for tokens, rows in cells:
+        work[f"decode {rows} x {tokens}"] = partial(StepBench.decode_step, count=rows, tokens=tokens)
+    for tokens in contexts:
+        work[f"prefill {tokens}"] = partial(StepBench.prefill, length=tokens)
+    for rows in (0, 1, few[1] - 1):
+        work[f"mixed, {rows} decode"] = partial(StepBench.mixed_step, count=rows, tokens=contexts[0])
+    for rows, top_p in itertools.product(few[1:], (0.9, 0.999)):
+        work[f"top-p {top_p}, {rows} rows"] = partial(
+            StepBench.sampled_step, count=rows, tokens=contexts[0], top_p=top_p
+        )
+    for rows, depth in itertools.product(few, (1, 0)):
+        work[f"loop {rows}, depth {depth}"] = partial(run_loop, context, batch=rows, depth=depth)
+    if policy.backend != "reference":
+        work["reference"] = partial(run_reference, context, batches=few[1:2], tokens=contexts[0])
+    work["bursts"] = partial(run_bursts, context, batches=few[:2], tokens=contexts[0])
+    recorder.expect(["dispatch", *work])
     bench = StepBench(
         context,
         shape,
@@ -46,23 +64,19 @@ def run(context: Context) -> None:
         label=policy.activations.name,
         batches=batches,
         chunk=64 if is_quick else 2048,
-        cells=cells,
+        cells=[(rows, tokens) for tokens, rows in cells],
         compile_s=COMPILE_SHARE * recorder.left_s,
     )
-    bench.decode_cells(cells)
-    bench.prefill_cells(contexts)
-    for batch, depth in itertools.product(batches if is_quick else (1, 32, 256), (1, 0)):
-        recorder.attempt(f"loop {batch}, depth {depth}", partial(run_loop, context, bench, batch, depth))
-    if policy.backend != "reference":
-        compared = (1, 4) if is_quick else (32, 256)
-        recorder.attempt("reference", lambda: run_reference(context, bench, compared, contexts[0]))
-    if recorder.left_s > BURST_S or is_quick:
-        recorder.attempt("bursts", lambda: run_bursts(context, bench, (1, 4) if is_quick else (1, 32), contexts[0]))
-    else:
-        recorder.problem("bursts", f"not begun: {recorder.left_s:.0f} s were left")
+    for name, measure in work.items():
+        needed_s = 0.0 if is_quick else MORE_PROGRAMS_S.get(name, 0.0)
+        if recorder.left_s < needed_s:
+            recorder.problem(name, f"not begun: {recorder.left_s:.0f} s were left")
+            continue
+        recorder.attempt(name, partial(measure, bench))
+    recorder.attempt("dispatch", lambda: dispatch.measure(context))
 
 
-def run_loop(context: Context, bench: StepBench, batch: int, depth: int) -> None:
+def run_loop(context: Context, bench: StepBench, *, batch: int, depth: int) -> None:
     """Requests through scheduler and loop, from the moment all of them decode."""
     random = np.random.default_rng(context.seed)
     prompts = random.integers(0, bench.rig.skeleton.config.vocab_size, (batch, PROMPT_TOKENS))
@@ -86,25 +100,24 @@ def run_loop(context: Context, bench: StepBench, batch: int, depth: int) -> None
     )
 
 
-def run_reference(context: Context, bench: StepBench, batches: tuple[int, ...], tokens: int) -> None:
-    """A figure each of the same steps with attention by XLA alone."""
+def run_reference(context: Context, bench: StepBench, *, batches: tuple[int, ...], tokens: int) -> None:
+    """Measure the same steps with attention by XLA only."""
     with bench.by_reference(batches, REFERENCE_SHARE * context.recorder.left_s):
-        bench.decode_cells((batch, tokens) for batch in batches)
+        for batch in batches:
+            bench.decode_step(batch, tokens)
 
 
-def run_bursts(context: Context, bench: StepBench, batches: tuple[int, ...], tokens: int) -> None:
+def run_bursts(context: Context, bench: StepBench, *, batches: tuple[int, ...], tokens: int) -> None:
     """Eight steps in one call, against eight calls that are each read: does a loop keep the host from going on?"""
     rig, largest = bench.rig, max(program.num_slots for program in bench.made)
     wanted = [Program("decode", batch, batch, rig.max_pages, largest, BURST) for batch in batches]
     made = bench.compile(wanted, context.recorder.left_s - 5)
     for batch in batches:
-        context.recorder.attempt(
-            f"single steps {batch}", partial(_calls, context, bench, list(bench.made), batch, tokens, 1)
-        )
+        _calls(context, bench, list(bench.made), batch, tokens, 1)
     bench.release()
     bench.runner = rig.runner(bench.params, made, pool_seed=context.seed)
     for batch in batches:
-        context.recorder.attempt(f"burst {batch}", partial(_calls, context, bench, list(made), batch, tokens, BURST))
+        _calls(context, bench, list(made), batch, tokens, BURST)
 
 
 def _calls(context: Context, bench: StepBench, made: list[Program], batch: int, tokens: int, num_steps: int) -> None:

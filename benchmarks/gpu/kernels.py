@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from jaxserve_kernels.backend import Backend
@@ -47,30 +47,37 @@ def run(context: Context) -> None:
 
 
 def checks(context: Context) -> Mapping[str, Check]:
-    """Return every check by name: of the cases of every op, and more; our own kernels come first."""
+    """Return every check by name: first all of our own kernels, then ops that every backend shares, then the reference."""
     is_quick = context.is_quick
+    dtypes = DTYPES[1:2] if is_quick else DTYPES
+    reference, *kernels = op_backends(context, decoder(LLAMA_8B))
     found: dict[str, Check] = {}
-    backends: list[Backend] = list(reversed(op_backends(context, decoder(LLAMA_8B))))
-    for backend in backends:
-        for name, op in ops().items():
-            for case in [case for case in op.CASES if not (is_quick and case in op.SLOW)]:
-                found[f"{backend}: {name} {case}"] = partial(check_case, name, case, backend)
-        for case in END_TO_END[2:] if is_quick else END_TO_END:
-            found[f"{backend}: write and attend, {case}"] = partial(check_write_and_attend, case, backend)
+    for backend in kernels:
+        found |= _backend_checks(backend, dtypes, is_quick=is_quick)
+    if "mosaic_gpu" in kernels:
+        for case in (*CASES, *ROUNDED_CASES):
+            found[f"mosaic_gpu: matmul by our kernel {case}"] = partial(check_skinny, case)
     for (dtype, pool), count in itertools.product(POOLS[4:] if is_quick else POOLS, (1, 300)):
         found[f"kv_write {count} {dtype} into {pool}"] = partial(check_write, dtype, pool, count)
-    dtypes = DTYPES[1:2] if is_quick else DTYPES
     for dtype in dtypes:
         found[f"rotate {dtype}"] = partial(check_rotate, dtype)
     for kind, count, dtype in itertools.product(WEIGHTS, (1, 7, 64), dtypes[:2]):
         found[f"matmul {kind} {count} {dtype}"] = partial(check_matmul, kind, dtype, count)
-    for backend, count, dtype in itertools.product(backends, (1, 7, 64), dtypes[:2]):
+    return found | _backend_checks(reference, dtypes, is_quick=is_quick)
+
+
+def _backend_checks(backend: Backend, dtypes: Sequence[str], *, is_quick: bool) -> dict[str, Check]:
+    """Return the checks of everything that a backend computes in its own way."""
+    found: dict[str, Check] = {}
+    for case in END_TO_END[2:] if is_quick else END_TO_END:
+        found[f"{backend}: write and attend, {case}"] = partial(check_write_and_attend, case, backend)
+    for name, op in ops().items():
+        for case in [case for case in op.CASES if not (is_quick and case in op.SLOW)]:
+            found[f"{backend}: {name} {case}"] = partial(check_case, name, case, backend)
+    for count, dtype in itertools.product((1, 7, 64), dtypes[:2]):
         found[f"{backend}: matmul int4 weights {count} {dtype}"] = partial(check_grouped, backend, dtype, count)
-    for backend, experts in itertools.product(backends, EXPERTS[2:5:2] if is_quick else EXPERTS):
+    for experts in EXPERTS[2:5:2] if is_quick else EXPERTS:
         found[f"{backend}: {experts}"] = partial(check_experts, experts, backend)
         if experts.weights in ("int8", "float8_e4m3fn"):
             found[f"{backend}: {experts}, rounded"] = partial(check_experts, experts, backend, dynamic=True)
-    if "mosaic_gpu" in backends:
-        for case in (*CASES, *ROUNDED_CASES):
-            found[f"mosaic_gpu: matmul by our kernel {case}"] = partial(check_skinny, case)
     return found

@@ -11,32 +11,37 @@ from importlib import metadata
 import jax
 import jax.numpy as jnp
 
+from benchmarks.gpu.bounds import TABLE
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
 from benchmarks.gpu.timing import time_calls
-from benchmarks.peers.jaxserve_server import commit
 from benchmarks.peers.processes import describe_machine
 
 PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "numpy", "flax", "torch", "transformers", "triton")
-BOUNDS = "bounds"
-"""Table whose rows later parts are set against."""
 
 
 def run(context: Context) -> None:
-    context.recorder.attempt("versions", lambda: record_versions(context))
+    sizes = (128, 256) if context.is_quick else (4096, 8192, 16384)
+    context.recorder.expect(["device", "copy", *(f"matmul {size}" for size in sizes), "versions"])
+    context.recorder.attempt("device", partial(record_device, context))
+    context.recorder.attempt("copy", partial(measure_copy, context))
+    for size in sizes:
+        context.recorder.attempt(f"matmul {size}", partial(measure_matmul, context, size))
+    context.recorder.attempt("versions", partial(record_versions, context))
+
+
+def record_device(context: Context) -> None:
     device = first_device(context)
     stats = device.memory_stats() or {}
     context.recorder.figure(
         "device",
         kind=device.device_kind,
         platform=device.platform,
+        multiprocessors=getattr(device, "core_count", None),
         runtime=" ".join(device.client.platform_version.split()),
         jax_memory_gib=stats["bytes_limit"] / 2**30 if "bytes_limit" in stats else None,
         driver=driver(),
     )
-    context.recorder.attempt("copy", lambda: measure_copy(context))
-    for size in (128, 256) if context.is_quick else (4096, 8192, 16384):
-        context.recorder.attempt(f"matmul {size}", partial(measure_matmul, context, size))
 
 
 def record_versions(context: Context) -> None:
@@ -47,7 +52,6 @@ def record_versions(context: Context) -> None:
             version = "not installed"
         context.recorder.figure("versions", package=name, version=version)
     context.recorder.figure("versions", package="python", version=platform.python_version())
-    context.recorder.figure("versions", package="jaxserve commit", version=commit())
     context.recorder.figure("host", **describe_machine())
 
 
@@ -70,7 +74,7 @@ def measure_copy(context: Context) -> None:
     read = time_calls(lambda: add(words), jax.block_until_ready, budget_s=1.0)
     for name, timing, moved in (("copy", copied, 2 * num_bytes), ("read", read, num_bytes)):
         context.recorder.figure(
-            BOUNDS,
+            TABLE,
             bound=name,
             size=f"{num_bytes >> 20} MiB",
             rate=moved / timing.median_s / 1e9,
@@ -88,7 +92,7 @@ def measure_matmul(context: Context, size: int) -> None:
     timing = time_calls(lambda: multiply(left, right), jax.block_until_ready, budget_s=1.0)
     flops = 2 * size**3
     context.recorder.figure(
-        BOUNDS,
+        TABLE,
         bound="matmul",
         size=f"{size}^3 {jnp.dtype(dtype).name}",
         rate=flops / timing.median_s / 1e12,

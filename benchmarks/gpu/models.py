@@ -52,11 +52,16 @@ NUM_OUTPUTS = 24
 def run(context: Context) -> None:
     first_device(context)
     families = [item for item in FAMILIES.items() if item[0] in QUICK or not context.is_quick]
-    with ThreadPoolExecutor(NUM_THREADS) as threads:
-        for name, config in families:
-            threads.submit(context.recorder.attempt, name, partial(check_family, context, name, config))
-    context.recorder.attempt("self-test", partial(check_self_test, context))
     dtypes: tuple[Dtype, ...] = ("float32",) if context.is_quick else ("float32", "bfloat16")
+    context.recorder.expect(["self-test", *(name for name, _ in families), *(f"batches {dtype}" for dtype in dtypes)])
+    context.recorder.attempt("self-test", partial(check_self_test, context))
+    with ThreadPoolExecutor(1 if context.is_restarted else NUM_THREADS) as threads:
+        futures = [
+            threads.submit(context.recorder.attempt, name, partial(check_family, context, name, config))
+            for name, config in families
+        ]
+    for future in futures:
+        future.result()
     for dtype in dtypes:
         context.recorder.attempt(f"batches {dtype}", partial(check_batches, context, dtype))
 
@@ -189,7 +194,7 @@ def check_batches(context: Context, dtype: Dtype) -> None:
     shape = decoder(TINY)
     rig = Rig(shape, policy_of(context, shape, dtype), num_blocks=129, max_model_len=256)
     wanted = programs(Buckets(decode=(1, 8), mixed=(64,), max_num_seqs=8), rig.max_pages)
-    made = rig.compile(wanted, context.recorder.left_s)
+    made, _ = rig.compile(wanted, context.recorder.left_s)
     if len(made) < len(wanted):
         raise TimeoutError(f"{len(made)} of {len(wanted)} programs compiled in time")
     params = rig.place(host_leaves(rig.skeleton, context.seed))

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from benchmarks.gpu.context import Bounds, Context
-from benchmarks.gpu.records import Recorder, one_line
+from benchmarks.gpu.records import DeviceLostError, Recorder, one_line
 
 RESERVE_S = 5.0
 """Before the process is killed, in which it may end by itself."""
@@ -23,7 +23,12 @@ LAST_WORDS_S = 3.0
 def main(words: Sequence[str]) -> int:
     orders = json.loads(words[0])
     faulthandler.dump_traceback_later(max(0.1, orders["seconds"] - LAST_WORDS_S))  # where it hangs, in the log
-    recorder = Recorder(Path(orders["records"]), time.monotonic() + orders["seconds"] - RESERVE_S)
+    recorder = Recorder(
+        Path(orders["records"]),
+        time.monotonic() + orders["seconds"] - RESERVE_S,
+        settled=orders["settled"],
+        is_device_well=_is_device_well,
+    )
     bounds = orders["bounds"]
     context = Context(
         platform=orders["platform"],
@@ -34,14 +39,23 @@ def main(words: Sequence[str]) -> int:
         folder=Path(orders["folder"]),
         results=Path(orders["results"]),
         recorder=recorder,
+        is_restarted=orders["is_restarted"],
     )
     try:
         import_module(orders["module"]).run(context)
+    except DeviceLostError:  # it is recorded
+        return 1
     except Exception as error:  # the boundary: whatever it was, the next part goes on
         traceback.print_exc()
         recorder.problem(orders["module"].rpartition(".")[2], one_line(error))
         return 1
     return 0
+
+
+def _is_device_well() -> bool:
+    from benchmarks.gpu.device import is_well  # imports jax
+
+    return is_well()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,22 +18,32 @@ class Part:
     """True if the run fails when this part fails."""
     is_default: bool = True
     """True if the part runs by default."""
+    attempt_s: float | None = None
+    """Most seconds of one attempt, after which the part goes on without it in another process; None: all there are."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """More variables of its process."""
+    own_module: str | None = None
+    """Module to run; None: the one of the part's name in this package."""
 
     @property
     def module(self) -> str:
-        return f"benchmarks.gpu.{self.name}"
+        return self.own_module or f"benchmarks.gpu.{self.name}"
 
+
+_GRAPH_LOG = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "command_buffer_thunk=5,gpu_command_buffer=3"}
 
 PARTS = (
-    Part("machine", 35, "versions, and the bounds of the device"),
-    Part("kernels", 60, "every op against numpy in float64", is_check=True),
+    Part("machine", 60, "versions, and the bounds of the device", attempt_s=40),
+    Part("kernels", 65, "every op against numpy in float64", is_check=True),
     Part("models", 50, "tiny models: against the CPU, and alone against in a batch", is_check=True),
-    Part("attention", 60, "attention and KV writes alone"),
-    Part("products", 40, "products of few tokens"),
-    Part("engine", 120, "steps of a random Llama-3.1-8B, bfloat16"),
-    Part("int8", 40, "the same with smaller weights: fp8, int4 and int8"),
-    Part("server", 80, "start-up and HTTP, random Llama-3.2-1B shape"),
-    Part("peers", 50, "torch and transformers on the same device"),
+    Part("attention", 55, "attention and KV writes alone", attempt_s=12),
+    Part("products", 30, "products of few tokens", attempt_s=12),
+    Part("engine", 110, "steps of a random Llama-3.1-8B, bfloat16"),
+    Part("int8", 35, "the same with smaller weights: fp8, int4 and int8"),
+    Part("server", 60, "start-up and HTTP, random Llama-3.2-1B shape"),
+    Part("graphs", 15, "CUDA graphs: records, updates and addresses", environment=_GRAPH_LOG),
+    Part("references", 20, "attention by XLA and cuDNN alone", attempt_s=15),
+    Part("peers", 20, "torch and transformers on the same device"),
     Part("profile", 240, "where the time of a step goes", is_default=False),
     Part("tune", 240, "block sizes of our attention kernels", is_default=False),
     Part("tune_products", 240, "where our kernel for products is faster", is_default=False),

@@ -20,13 +20,16 @@ def run(context: Context) -> None:
         return
     lengths = (64,) if context.is_quick else (1024, 4096)
     batches = (1, 2) if context.is_quick else (1, 32)
+    prompts = lengths if context.is_quick else (512, 2048, 8192, 32768)
+    context.recorder.expect(f"torch {batch} x {length}" for length in lengths for batch in batches)
+    context.recorder.expect([*(f"torch prefill {length}" for length in prompts), "transformers"])
     with torch_loop.model(context) as layers:
         for length in lengths:
             for batch in batches:
                 context.recorder.attempt(
                     f"torch {batch} x {length}", partial(torch_loop.measure, context, layers, batch, length)
                 )
-    for length in lengths if context.is_quick else (512, 2048, 8192, 32768):
+    for length in prompts:
         context.recorder.attempt(f"torch prefill {length}", partial(torch_loop.measure_prefill, context, length))
     gc.collect()
     if importlib.util.find_spec("transformers") is None:

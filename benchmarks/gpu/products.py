@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.gpu import oracle
-from benchmarks.gpu.ahead import Programs
+from benchmarks.gpu.ahead import DISTURBED, Programs
 from benchmarks.gpu.backends import why_no_kernels
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
@@ -40,11 +40,15 @@ def run(context: Context) -> None:
         (name, count): measured(shapes, count, bench.dtype, has_kernel=reason is None)
         for (name, shapes), count in itertools.product(cells(config).items(), tokens)
     }
+    cases = {
+        f"{name}, {count} tokens, {types}": (name, [each for each in found if each.types == types])
+        for (name, count), found in chains.items()
+        for types in dict.fromkeys(each.types for each in found)
+    }
+    context.recorder.expect(cases)
     bench.compile([each for found in chains.values() for each in found], COMPILE_SHARE)
-    for (name, count), found in chains.items():
-        for types in dict.fromkeys(each.types for each in found):
-            of_types = [each for each in found if each.types == types]
-            context.recorder.attempt(f"{name}, {count} tokens, {types}", partial(bench.compare, name, of_types))
+    for label, (name, of_types) in cases.items():
+        context.recorder.attempt(label, partial(bench.compare, name, of_types))
 
 
 def measured(shapes: Shapes, count: int, dtype: jnp.dtype, *, has_kernel: bool) -> list[Chain]:
@@ -69,6 +73,8 @@ class ProductBench:
         """Before any of them is measured; takes at most a share of the time that is left."""
         wanted = {each: each.wanted(self.dtype) for each in chains}
         self._programs = Programs(wanted, share * self._context.recorder.left_s)
+        if self._programs.is_disturbed:
+            self._context.recorder.note(DISTURBED)
 
     def compare(self, name: str, chains: list[Chain]) -> dict[Chain, float]:
         """Seconds of chains of the same types: XLA's product first, then those that give what it gave."""

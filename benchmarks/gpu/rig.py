@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import jax
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxserve_kernels.backend import Backend
 
-from benchmarks.gpu.ahead import MAX_COMPILE_THREADS
+from benchmarks.gpu.ahead import stop_compiling
 from benchmarks.gpu.random_weights import random_pool
 from jaxserve.config import SchedulerConfig
 from jaxserve.engine.core import EngineCore
@@ -26,7 +26,7 @@ from jaxserve.runner.inputs import Program
 from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.runner import PendingStep, Runner
 from jaxserve.runner.state import DeviceState, StateShapes
-from jaxserve.runner.steps import GENERATION, lower
+from jaxserve.runner.steps import generation_task, lower
 from jaxserve.runner.warmup import executables, make_state_programs
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
@@ -36,6 +36,8 @@ from jaxserve.tools.bench.offline import EngineTotals
 from jaxserve.types import RequestId
 
 BLOCK_SIZE = 16
+MAX_COMPILE_THREADS = 4
+"""Whole steps at a time: the first ones should be ready early, and the compiler has threads of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class Rig:
     def __init__(self, decoder: DecoderConfig, policy: DtypePolicy, *, num_blocks: int, max_model_len: int) -> None:
         self.skeleton = make_skeleton(decoder, policy)
         self.sharding = make_sharding(decoder, 1)
+        self.task = generation_task(jax.devices()[0].platform)
         self.max_model_len = max_model_len
         self.num_blocks = num_blocks
         self.pool_shape = (decoder.num_layers, num_blocks, decoder.num_kv_heads, BLOCK_SIZE, decoder.head_dim)
@@ -105,35 +108,43 @@ class Rig:
             for array, spec in zip(leaves, self.skeleton.arrays, strict=True)
         )
 
-    def compile(self, wanted: Sequence[Program], timeout_s: float) -> dict[Program, Compiled]:
-        """Return the programs that were compiled in time, in parallel as in the server."""
+    def compile(self, wanted: Sequence[Program], timeout_s: float) -> tuple[dict[Program, Compiled], bool]:
+        """Compile in parallel, in the order of `wanted`.
+
+        Returns the programs that were compiled in time, and True if any still compiles.
+        """
 
         def make(program: Program) -> Compiled:
             started_s = time.perf_counter()
-            executable = lower(self.skeleton, self.sharding, program, self.pool_shape, self.kv_dtype).compile()
+            lowered = lower(self.skeleton, self.sharding, program, self.pool_shape, self.kv_dtype, self.task)
+            executable = lowered.compile()
             return Compiled(executable, time.perf_counter() - started_s)
 
         threads = ThreadPoolExecutor(min(MAX_COMPILE_THREADS, len(os.sched_getaffinity(0))))
         futures = {threads.submit(make, program): program for program in wanted}
-        done = wait(futures, timeout_s).done
-        threads.shutdown(wait=False, cancel_futures=True)
-        return {futures[future]: future.result() for future in futures if future in done}
+        is_disturbed = bool(stop_compiling(threads, futures, timeout_s))
+        done = {future: program for future, program in futures.items() if future.done() and not future.cancelled()}
+        return {program: future.result() for future, program in done.items()}, is_disturbed
 
     def runner(
         self, params: tuple[jax.Array, ...], made: Mapping[Program, Compiled], *, pool_seed: int | None = None
     ) -> Runner[StepPlan, StepResult]:
-        """`pool_seed`: fill the KV pool at random instead of with zeros."""
-
+        """Return a runner over its own state. pool_seed: see `state`."""
         steps = {program: each.executable for program, each in made.items()}
-        num_slots = max(program.num_slots for program in steps)
-        shapes = StateShapes(self.pool_shape, self.kv_dtype, num_slots, self.skeleton.config.vocab_size)
+        return Runner(self.task, params, self.state(made, pool_seed=pool_seed), steps)
+
+    def state(self, made: Iterable[Program], *, pool_seed: int | None = None) -> DeviceState:
+        """Return new state for these programs. pool_seed: fill the KV pool at random instead of with zeros."""
+        num_slots = max(program.num_slots for program in made)
+        num_pages = max(program.max_pages for program in made) if self.task.keeps_tables else 0
+        shapes = StateShapes(self.pool_shape, self.kv_dtype, num_slots, self.skeleton.config.vocab_size, num_pages)
         state = DeviceState(shapes, executables(make_state_programs(shapes, self.sharding, ProgramCache(None))))
         if pool_seed is not None:
             for half in state.arrays.pool or ():
                 half.delete()
             pool = random_pool(self.pool_shape, self.kv_dtype, self.sharding, pool_seed)
             state.arrays = state.arrays._replace(pool=pool)
-        return Runner(GENERATION, params, state, steps)
+        return state
 
     def core(
         self,

@@ -36,6 +36,7 @@ QUICK_INPUT_TOKENS, QUICK_OUTPUT_TOKENS = 48, 8
 
 def run(context: Context) -> None:
     model = context.folder / "model"
+    context.recorder.expect(["cold start", "warm start"])
     started_s = time.perf_counter()
     num_bytes = write_checkpoint(model, TINY if context.is_quick else LLAMA_1B, context.seed)
     context.recorder.figure("checkpoint", gib=num_bytes / 2**30, written_in_s=time.perf_counter() - started_s)

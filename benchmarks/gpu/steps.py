@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import gc
+import re
 import statistics
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 
 import jax
 
+from benchmarks.gpu.ahead import DISTURBED
 from benchmarks.gpu.context import Context
-from benchmarks.gpu.plans import Rows, decoding_rows, prompt_chunks
+from benchmarks.gpu.plans import Rows, beside_a_chunk, decoding_rows, prompt_chunks
 from benchmarks.gpu.random_weights import device_leaves
 from benchmarks.gpu.rig import BLOCK_SIZE, Compiled, Rig
 from jaxserve.kv.spec import KVSpec
@@ -21,6 +23,7 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program, dummy_plan, programs
 from jaxserve.runner.runner import PendingStep, Runner
+from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.plan import Buckets
 from jaxserve.tools.planning.roofline import decode_bound, prefill_bound
 from jaxserve.tools.planning.sizes import make_sizes
@@ -30,6 +33,11 @@ MARGIN = 128
 WORKSPACE_BYTES = 8 << 30
 CELL_S = 2.0
 MIN_STEPS, MAX_STEPS = 3, 32
+MIXED_STEPS = 4
+FIRST_PROGRAMS = 3
+"""Decode programs that are compiled before the one for prompts."""
+NUM_WARM_UPS = 2
+"""A CUDA graph is made in the second run of a program."""
 
 
 def pool_blocks(
@@ -63,25 +71,26 @@ class StepBench:
     ) -> None:
         """Compile, then make weights and pool: the compiler tries out kernels and wants memory for it.
 
-        cells: (rows, tokens of a row) to come; chunk: tokens of a prefill step, or None.
+        cells: (rows, tokens of a row) to come; chunk: tokens of a prefill step, or None. batches: the programs that come
+        first are compiled first. Page tables are as wide as those of a server with default settings.
         """
         self._context = context
         self._label = label
         self._sizes = make_sizes(make_skeleton(decoder, policy), 1)
         num_blocks = pool_blocks(decoder, policy, self._sizes.weights_bytes, cells)
-        longest = max(tokens for _, tokens in cells) + MARGIN
-        self.rig = Rig(decoder, policy, num_blocks=num_blocks, max_model_len=longest)
+        self.rig = Rig(decoder, policy, num_blocks=num_blocks, max_model_len=decoder.max_position)
         mixed = () if chunk is None else (chunk,)
-        decode = tuple(sorted({max(batch, 2) for batch in batches}))  # as the server does (runner/limits.py)
-        self.made = self.compile(
-            programs(Buckets(decode=decode, mixed=mixed, max_num_seqs=max(decode)), self.rig.max_pages), compile_s
-        )
+        decode = tuple(dict.fromkeys(max(batch, 2) for batch in batches))  # as the server does (runner/limits.py)
+        wanted = programs(Buckets(decode=decode, mixed=mixed, max_num_seqs=max(decode)), self.rig.max_pages)
+        order = [*decode[:FIRST_PROGRAMS], *mixed, *decode[FIRST_PROGRAMS:]]
+        self.made = self.compile(sorted(wanted, key=lambda each: order.index(each.num_tokens)), compile_s)
         started_s = time.perf_counter()
         self.params = jax.block_until_ready(device_leaves(self.rig.skeleton, self.rig.sharding, context.seed))
         weights_s = time.perf_counter() - started_s
         self.runner = self.rig.runner(self.params, self.made, pool_seed=context.seed)
         for program in self.made:
-            self.runner.submit(dummy_plan(program)).result()
+            for _ in range(NUM_WARM_UPS):
+                self.runner.submit(dummy_plan(program)).result()
         stats = jax.devices()[0].memory_stats() or {}
         context.recorder.figure(
             "memory",
@@ -121,7 +130,9 @@ class StepBench:
     def compile(self, wanted: Iterable[Program], timeout_s: float) -> dict[Program, Compiled]:
         """Return the programs that were compiled in time, each with the compiler's numbers."""
         wanted = list(wanted)
-        made = self.rig.compile(wanted, timeout_s)
+        made, is_disturbed = self.rig.compile(wanted, timeout_s)
+        if is_disturbed:
+            self._context.recorder.note(DISTURBED)
         for program in wanted:
             if program not in made:
                 self._context.recorder.problem(program.name, f"not compiled within {timeout_s:.0f} s")
@@ -134,17 +145,9 @@ class StepBench:
                 steps_per_call=program.max_steps,
                 compile_s=made[program].seconds,
                 scratch_mib=None if memory is None else memory.temp_size_in_bytes / 2**20,
-                loops=(made[program].executable.as_text() or "").count(" while("),
+                **choices(made[program].executable.as_text() or ""),
             )
         return made
-
-    def decode_cells(self, cells: Iterable[tuple[int, int]]) -> None:
-        for rows, tokens in cells:
-            self._context.recorder.attempt(f"decode {rows} x {tokens}", partial(self._decode, rows, tokens))
-
-    def prefill_cells(self, lengths: Iterable[int]) -> None:
-        for length in lengths:
-            self._context.recorder.attempt(f"prefill {length}", partial(self._prefill, length))
 
     def rows(self, made: Iterable[Program], count: int, tokens: int) -> Rows | None:
         """`count` rows for the smallest decode program that takes them; None, and a note, when the pool cannot."""
@@ -157,7 +160,50 @@ class StepBench:
             return None
         return decoding_rows(program, count, tokens + MARGIN, self.rig.num_blocks, self._context.seed)
 
-    def _decode(self, count: int, tokens: int) -> None:
+    def mixed_step(self, count: int, tokens: int) -> None:
+        """Time a prompt's chunk beside `count` rows that decode with `tokens` each; without rows: the chunk alone."""
+        program = next((each for each in self.made if each.kind == "mixed"), None)
+        rows = self.rows(self.made, max(count, 1), tokens)
+        if program is None or rows is None:
+            raise LookupError("no mixed program is compiled, or the rows do not fit the memory")
+        rows = replace(rows, tables=rows.tables[:count], ids=rows.ids[:count])
+        plan = beside_a_chunk(rows, program, tokens - 1, self.rig.skeleton.config.vocab_size, self._context.seed)
+        self.runner.submit(plan).result()
+        started_s = time.perf_counter()
+        pending = [self.runner.submit(plan) for _ in range(MIXED_STEPS)]
+        pending[-1].result()
+        self._context.recorder.figure(
+            "mixed steps",
+            model=self._label,
+            tokens=program.num_tokens,
+            decoding_rows=count,
+            context=tokens,
+            step_ms=(time.perf_counter() - started_s) / MIXED_STEPS * 1e3,
+        )
+
+    def sampled_step(self, count: int, tokens: int, top_p: float) -> None:
+        """Time decode steps whose rows all sample, beside the greedy ones."""
+        rows = self.rows(self.made, count, tokens)
+        if rows is None:
+            return
+        sampling = EngineSamplingParams(temperature=1.0, top_p=top_p)
+        times_ms = []
+        for each in (rows, replace(rows, sampling=sampling)):
+            clock = DecodeSteps(self.runner, each, tokens - 1)
+            clock.warm_up()
+            times_ms.append(clock.stream(MAX_STEPS)[0] * 1e3)
+        self._context.recorder.figure(
+            "sampled steps",
+            model=self._label,
+            batch=count,
+            context=tokens,
+            top_p=top_p,
+            greedy_ms=times_ms[0],
+            step_ms=times_ms[1],
+        )
+
+    def decode_step(self, count: int, tokens: int) -> None:
+        """Time decode steps of `count` rows with `tokens` each."""
         rows = self.rows(self.made, count, tokens)
         if rows is None:
             return
@@ -184,7 +230,8 @@ class StepBench:
             submit_ms=submit_s * 1e3,
         )
 
-    def _prefill(self, length: int) -> None:
+    def prefill(self, length: int) -> None:
+        """Time a prompt, chunk by chunk."""
         program = next((each for each in self.made if each.kind == "mixed"), None)
         if program is None:
             raise LookupError("no mixed program is compiled")
@@ -210,6 +257,18 @@ class StepBench:
         )
 
 
+def choices(text: str) -> dict[str, int]:
+    """Return what a compiled program computes its matmuls and attention with: the number of calls of each kind."""
+    return {
+        "loops": text.count(" while("),
+        "cublas": text.count('custom_call_target="__cublas$gemm"'),
+        "cublas_lt": text.count('custom_call_target="__cublas$lt$matmul'),
+        "triton_gemm": text.count('"kind":"__triton_gemm"') + text.count('"kind":"__triton_nested_gemm_fusion"'),
+        "cudnn": text.count('custom_call_target="__cudnn$'),
+        "pallas": len(re.findall(r'custom_call_target="mosaic_gpu', text)),
+    }
+
+
 class DecodeSteps:
     """Decode steps of the same rows, one token further each."""
 
@@ -218,16 +277,17 @@ class DecodeSteps:
         self._rows = rows
         self._num_computed = num_computed
 
-    def _submit(self, *, has_slots: bool = True) -> PendingStep:
+    def submit(self, *, has_slots: bool = True) -> PendingStep:
+        """Dispatch the next step."""
         plan = self._rows.step(self._num_computed, has_slots=has_slots)
         self._num_computed += 1
         return self._runner.submit(plan)
 
     def warm_up(self) -> float:
         """Two steps; what the second one took."""
-        self._submit(has_slots=False).result()
+        self.submit(has_slots=False).result()
         started_s = time.perf_counter()
-        self._submit().result()
+        self.submit().result()
         return time.perf_counter() - started_s
 
     def stream(self, count: int) -> tuple[float, float]:
@@ -236,7 +296,7 @@ class DecodeSteps:
         started_s = time.perf_counter()
         for _ in range(count):
             before_s = time.perf_counter()
-            pending = self._submit()
+            pending = self.submit()
             submits.append(time.perf_counter() - before_s)
         pending.result()
         return (time.perf_counter() - started_s) / count, statistics.median(submits)
@@ -244,9 +304,9 @@ class DecodeSteps:
     def overlapped(self, count: int) -> float:
         """Each step is read after the next one was handed over, as the engine does it."""
         started_s = time.perf_counter()
-        pending = self._submit()
+        pending = self.submit()
         for _ in range(count - 1):
-            later = self._submit()
+            later = self.submit()
             pending.result()
             pending = later
         pending.result()
@@ -256,5 +316,5 @@ class DecodeSteps:
         """Each step is read before the next one is handed over."""
         started_s = time.perf_counter()
         for _ in range(count):
-            self._submit().result()
+            self.submit().result()
         return (time.perf_counter() - started_s) / count

@@ -26,6 +26,11 @@ class Timing:
     most_s: float
     num_samples: int
 
+    def of_one(self, num_repeats: int) -> Timing:
+        """Return the times of one of the repetitions that a call makes."""
+        times = (self.median_s / num_repeats, self.least_s / num_repeats, self.most_s / num_repeats)
+        return Timing(*times, self.num_samples)
+
     @property
     def spread(self) -> str:
         """Fastest and slowest sample in the median's place of 1."""

@@ -21,7 +21,7 @@ import numpy as np
 from jaxserve_kernels.paged_attention import tuning
 from jaxserve_kernels.paged_attention.tuning import DecodeTuning, PrefillTuning
 
-from benchmarks.gpu.ahead import Programs, Wanted
+from benchmarks.gpu.ahead import DISTURBED, Programs, Wanted
 from benchmarks.gpu.attention_programs import Heads, decode_program, prefill_program, queries, scattered_tables
 from benchmarks.gpu.backends import why_no_kernels
 from benchmarks.gpu.context import Context
@@ -44,7 +44,7 @@ STAGES = (1, 2, 3, 4, 6)
 RING_BYTES = 200 << 10
 """Most shared memory for tiles of keys and values. What does not fit with the rest, the compiler refuses."""
 MIN_SPLITS = (128, 256, 512, 1024)
-SPLITS = (256, 512, 1024)
+WAVES = (1, 2, 3)
 PROGRAMS = (132, 264)
 DECODE_CELL = (64, 4096)
 SPLIT_CELLS = ((1, 32768), (8, 8192), (64, 2048))
@@ -79,7 +79,8 @@ class Candidate:
         def narrow(q: jax.Array, *pool: jax.Array) -> jax.Array:
             return decode.decode(q, *pool, **options).astype(q.dtype)
 
-        return decode_program(self.heads, narrow, batch, num_pages, LONGEST)
+        repeats = self.heads.num_repeats(batch)
+        return decode_program(self.heads, narrow, batch, num_pages, LONGEST, num_repeats=repeats)
 
 
 def run(context: Context) -> None:
@@ -114,14 +115,14 @@ def tile_candidates(kernel: str, heads: Heads) -> list[Candidate]:
 def split_candidates(current: DecodeTuning) -> list[DecodeTuning]:
     """The sizes as they are, and each one changed alone."""
     changed = [replace(current, min_split=size) for size in MIN_SPLITS]
-    changed += [replace(current, splits=size) for size in SPLITS]
+    changed += [replace(current, waves=size) for size in WAVES]
     changed += [replace(current, programs=size) for size in PROGRAMS]
     return list(dict.fromkeys([current, *changed]))
 
 
 def best_changes(current: DecodeTuning, seconds: Mapping[DecodeTuning, Sequence[float]]) -> dict[str, int]:
     """Return the value of each size with the lowest geometric mean over the cells; it must be measured on all cells."""
-    found = {field: getattr(current, field) for field in ("min_split", "splits", "programs")}
+    found = {field: getattr(current, field) for field in ("min_split", "waves", "programs")}
     least = {field: _mean(seconds[current]) for field in found} if current in seconds else {}
     for candidate, times in seconds.items():
         for field in least:
@@ -181,6 +182,8 @@ class _Sweep:
         """Seconds of those that compiled and ran."""
         left_s = self._context.recorder.left_s
         programs = Programs({each: each.wanted for each in candidates}, share * left_s)
+        if programs.is_disturbed:
+            self._context.recorder.note(DISTURBED)
         found: dict[Candidate, float] = {}
 
         def measure(candidate: Candidate, program: jax.stages.Compiled) -> None:
@@ -205,10 +208,10 @@ class _Sweep:
             table = scattered_tables(self._random, k.shape[1], 1, length, length, 1)[0]
             arguments, repeats = (queries(self._random, heads, length), k, v, table), 1
         else:
-            repeats = heads.num_repeats(batch, length)
+            repeats = heads.num_repeats(batch)
             tables = scattered_tables(self._random, k.shape[1], batch, length, LONGEST)
             lengths = jnp.full(batch, length, jnp.int32)
-            arguments = (queries(self._random, heads, batch), k, v, tables, lengths, jnp.int32(repeats))
+            arguments = (queries(self._random, heads, batch), k, v, tables, lengths)
         timing = time_calls(lambda: program(*arguments), jax.block_until_ready, budget_s=CELL_BUDGET_S)
         return timing.median_s / repeats
 

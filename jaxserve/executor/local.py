@@ -35,7 +35,7 @@ from jaxserve.runner.memory import check_host_memory
 from jaxserve.runner.program_cache import ProgramCache, cache_directory, explain_misses
 from jaxserve.runner.runner import PendingStep, Runner
 from jaxserve.runner.state import DeviceState, StateProgram
-from jaxserve.runner.warmup import CompilationCounter, MadeProgram, executables, run_once
+from jaxserve.runner.warmup import CompilationCounter, MadeProgram, executables, warm_up
 from jaxserve.sampling.params import DEFAULTS, OPTIONS, RECOMMENDED, option_type
 from jaxserve.scheduler.plan import Buckets
 from jaxserve.weights.loader import check_tensors, load_params
@@ -84,7 +84,8 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         params, state, steps, reports = _load(prepared, checkpoint, config, clock, progress)
         runner = Runner(prepared.task, params, state, executables(steps))
         with clock.phase("first_run"):
-            run_once(runner, prepared.task, prepared.programs, partial(progress, "first_run"))
+            platform = prepared.device.platform
+            warm_up(runner, prepared.task, prepared.programs, platform, partial(progress, "first_run"))
         state.provide_memory()
         identity = fingerprint(checkpoint, prepared.skeleton, config)
         model_info = _model_info(prepared, identity, clock.spans, reports, defaults)
@@ -119,10 +120,17 @@ def _open(
 def _load(
     prepared: Preparation, checkpoint: Checkpoint, config: Config, clock: PhaseClock, progress: Progress
 ) -> tuple[tuple[jax.Array, ...], DeviceState, dict[Program, MadeProgram], list[ProgramReport]]:
-    """Load weights and programs at the same time: compiling needs only shapes."""
-    cache = ProgramCache(cache_directory(config.compile.compile_cache))
+    """Load weights and programs at the same time: compiling needs only shapes.
 
-    def load_weights() -> tuple[jax.Array, ...]:
+    On a GPU whose matmuls were not measured yet, programs come first: copies of weights would disturb the measurements,
+    whose choices are kept.
+    """
+    cache = ProgramCache(cache_directory(config.compile.compile_cache))
+    is_tuning = prepared.device.platform == "gpu" and not cache.has_tuned
+
+    def load_weights(programs: Future[dict[Program, MadeProgram]]) -> tuple[jax.Array, ...]:
+        if is_tuning:
+            programs.result()
         with clock.phase("load"):
             return load_params(checkpoint, prepared.skeleton, prepared.sharding, partial(progress, "load"))
 
@@ -142,7 +150,7 @@ def _load(
     try:
         state_programs = background.submit(prepared.make_state_programs, cache)
         steps = background.submit(make_programs)
-        params = background.submit(load_weights)
+        params = background.submit(load_weights, steps)
         state = background.submit(make_state, state_programs, state_programs if is_state_early else steps)
         work: list[Future[Any]] = [state_programs, steps, params, state]
         for future in wait(work, return_when=FIRST_EXCEPTION).done:

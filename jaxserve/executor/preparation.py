@@ -48,7 +48,7 @@ from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.program_key import host_key_parts
 from jaxserve.runner.slots import slots_bytes
 from jaxserve.runner.state import StateProgram, StateShapes
-from jaxserve.runner.steps import GENERATION, abstract_params
+from jaxserve.runner.steps import GENERATION, abstract_params, generation_task
 from jaxserve.runner.warmup import MadeProgram, Progress, make_programs, make_state_programs
 from jaxserve.sharding.mesh import MODEL_AXIS, Sharding, make_sharding
 from jaxserve.types import Pooling
@@ -113,6 +113,7 @@ class Preparation:
             self.limits.kv_dtype,
             self.limits.buckets.max_num_seqs if self.embedding is None else 0,
             self.skeleton.config.vocab_size,
+            self.limits.max_pages if self.task.keeps_tables else 0,
             self.skeleton.policy.backend,
         )
 
@@ -173,7 +174,8 @@ def prepare(
     held_bytes = _weight_bytes(skeleton, sharding) + slots_bytes(num_slots, model.vocab_size)
     held_bytes *= size if device.platform == "cpu" else 1
     kv_bytes = kv_cache_bytes(config.cache, device, kv_shards, held_bytes)
-    return Preparation(device, skeleton, sharding, make_limits(config, model, policy, device.platform, kv_bytes))
+    limits = make_limits(config, model, policy, device.platform, kv_bytes)
+    return Preparation(device, skeleton, sharding, limits, generation_task(device.platform))
 
 
 def _prepare_embedding(

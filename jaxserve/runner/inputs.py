@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxserve.runner.page_tables import table_rows
 from jaxserve.runner.state import DeviceState, StateArrays
 from jaxserve.sampling.params import COLUMNS, PADDING_ROW, EngineSamplingParams, device_row
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, NO_SLOT, Buckets, Plan, PromptScores, StepPlan, StepResult
@@ -68,6 +69,12 @@ INPUT_FIELDS: Final = {
     "sampling": "B C",
     "block_tables": "B M",
 }
+RESIDENT_FIELDS: Final = {name: shape for name, shape in INPUT_FIELDS.items() if name != "block_tables"} | {
+    "table_rows": "B",  # row of each row's page table; padding rows point after the last slot
+    "table_places": "T",  # entries that changed, as row * M + column, see `page_tables`
+    "table_pages": "T",
+}
+"""Fields of a plan whose page tables stay on the device."""
 SCORE_FIELDS: Final = {"logprobs": "T", "ranks": "T", "top_token_ids": "T W", "top_logprobs": "T W"}
 """A second output of mixed programs, read only when the plan has targets."""
 OUTPUT_FIELDS: Final = {
@@ -107,10 +114,10 @@ def split(packed: A, program: Program, fields: Mapping[str, str]) -> dict[str, A
     return views
 
 
-def pack(plan: StepPlan, program: Program) -> np.ndarray:
+def pack(plan: StepPlan, program: Program, fields: Mapping[str, str] = INPUT_FIELDS) -> np.ndarray:
     """Return the packed input of `program`; what the plan does not fill is padding."""
-    packed = np.zeros(packed_size(program, INPUT_FIELDS), np.int32)
-    field = split(packed, program, INPUT_FIELDS)
+    packed = np.zeros(packed_size(program, fields), np.int32)
+    field = split(packed, program, fields)
     num_rows, num_tokens = len(plan.request_ids), plan.num_tokens
     counts, computed = plan.num_scheduled_tokens, plan.num_computed_tokens
     starts = np.concatenate(([0], np.cumsum(counts)))
@@ -138,7 +145,12 @@ def pack(plan: StepPlan, program: Program) -> np.ndarray:
     field["stop_token_ids"][:num_rows] = plan.stop_token_ids
     field["sampling"][:num_rows] = plan.sampling
     field["sampling"][num_rows:] = PADDING_ROW
-    field["block_tables"][:num_rows, : plan.block_tables.shape[1]] = plan.block_tables
+    if "block_tables" in field:
+        field["block_tables"][:num_rows, : plan.block_tables.shape[1]] = plan.block_tables
+    else:
+        field["table_rows"][:num_rows] = table_rows(plan)
+        field["table_rows"][num_rows:] = program.num_slots
+        field["table_places"][:] = program.num_slots * program.max_pages
     return packed
 
 
@@ -248,5 +260,7 @@ class StepTask(Generic[PlanT, ResultT]):
     """A step of no request, for the first run of a program."""
     num_outputs: Callable[[PlanT], int] = lambda plan: 1
     """Outputs that the host reads, of those that a step returns."""
-    update_state: Callable[[DeviceState, PlanT], None] = lambda state, plan: None
-    """Called before the step is dispatched."""
+    update_state: Callable[[DeviceState, PlanT, Program, np.ndarray], None] = lambda state, plan, program, packed: None
+    """Called before the step is dispatched; may fill in fields of its packed plan."""
+    keeps_tables: bool = False
+    """True if page tables are part of the state."""

@@ -32,6 +32,7 @@ _LOG = logging.getLogger(__name__)
 DEFAULT_DIRECTORY: Final = "~/.cache/jaxserve/programs"
 DEFAULT_MAX_BYTES = 2 << 30
 SUFFIX = ".program"
+TUNED: Final = "autotune"
 _CHECKSUM_BYTES = 4
 
 
@@ -45,6 +46,23 @@ class ProgramCache:
         self._max_bytes = max_bytes
         if self.directory is not None and not self._is_writable:
             _LOG.warning("compile cache %s is read-only: what it lacks is compiled at every start", directory)
+
+    @property
+    def tuned_directory(self) -> Path | None:
+        """Return the directory of the compiler's autotuner, created if it is missing; None if nothing can be kept."""
+        if self.directory is None or not self._is_writable:
+            return None
+        directory = self.directory / TUNED
+        with contextlib.suppress(OSError):
+            directory.mkdir(mode=0o700, exist_ok=True)
+            return directory
+        return None
+
+    @property
+    def has_tuned(self) -> bool:
+        """Return True if the autotuner has kept choices of an earlier start."""
+        tuned = self.tuned_directory
+        return tuned is not None and any(tuned.iterdir())
 
     def load(self, key: str, devices: Sequence[jax.Device]) -> jax.stages.Compiled | None:
         """Return the program stored under `key`, to run on `devices`, or None."""

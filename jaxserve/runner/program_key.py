@@ -19,6 +19,7 @@ from typing import Final
 
 import jax
 import jaxserve_kernels
+from jaxserve_kernels.devices import multiprocessors
 
 import jaxserve
 
@@ -57,6 +58,8 @@ def host_key_parts() -> dict[str, str]:
         "LIBTPU_INIT_ARGS": os.environ.get("LIBTPU_INIT_ARGS", ""),
         "jax settings": " ".join(f"{name}={settings[name]}" for name in _JAX_SETTINGS if name in settings),
     }
+    if device.platform == "gpu":  # kernels have as many thread blocks; parts of a GPU have fewer than the whole
+        parts["multiprocessors"] = str(multiprocessors(0))
     if device.platform == "cpu":  # XLA cuts loops into as many parts as there are cores
         parts["cores"] = str(len(os.sched_getaffinity(0)))
     return parts

@@ -73,7 +73,7 @@ class Runner(Generic[PlanT, ResultT]):
         started = time.monotonic()
         index, self._num_submitted = self._num_submitted, self._num_submitted + 1
         try:
-            self._task.update_state(self._state, plan)
+            self._task.update_state(self._state, plan, program, packed)
             self._state.arrays, outputs = executable(self._params, self._state.arrays, packed)
         except Exception:
             self._renew(index)

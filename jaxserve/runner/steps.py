@@ -10,11 +10,13 @@ tokens come from the slots; so a loop around it carries only arrays that are upd
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial, reduce
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxserve_kernels import native
 from jaxserve_kernels.backend import NATIVE
 from jaxserve_kernels.paged_attention import Paging, ragged_layout
@@ -27,6 +29,7 @@ from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.runner.inputs import (
     INPUT_FIELDS,
     OUTPUT_FIELDS,
+    RESIDENT_FIELDS,
     SCORE_FIELDS,
     Outcome,
     Program,
@@ -39,11 +42,12 @@ from jaxserve.runner.inputs import (
     split,
     unpack,
 )
+from jaxserve.runner.page_tables import set_entries, write_row
 from jaxserve.runner.slots import MASKS_AT_ONCE, SamplerState, init_slot, put_masks, slots_shape, store_tokens, take_up
-from jaxserve.runner.state import StateArrays, StateProgram
+from jaxserve.runner.state import DeviceState, StateArrays, StateProgram
 from jaxserve.sampling.bits import num_words
 from jaxserve.sampling.sampler import Sampled, Scored, sample, score
-from jaxserve.scheduler.plan import UNREAD_TOKEN
+from jaxserve.scheduler.plan import UNREAD_TOKEN, StepPlan, StepResult
 from jaxserve.sharding.mesh import Sharding
 from jaxserve.sharding.shard_map import batch_sharded
 from jaxserve.types import MAX_TOP_LOGPROBS, NO_LOGPROBS
@@ -72,6 +76,11 @@ def lower(
         return task.step(skeleton, params, state, packed, program)
 
     state = _abstract_state(skeleton, sharding, program, pool_shape, kv_dtype)
+    if task.keeps_tables:
+        tables = jax.ShapeDtypeStruct(
+            (program.num_slots + 1, program.max_pages), jnp.int32, sharding=sharding.replicated
+        )
+        state = state._replace(tables=tables)  # type: ignore[arg-type]
     places = jax.tree.map(lambda array: array.sharding, state), sharding.replicated
     inputs = jax.ShapeDtypeStruct((packed_size(program, task.fields),), jnp.int32, sharding=sharding.replicated)
     # Kernels ask the mesh in context which chip they are compiled for, and how many devices share their heads.
@@ -117,6 +126,13 @@ def lower_state(sharding: Sharding, program: StateProgram) -> jax.stages.Lowered
         case "masks":
             put = partial(put_masks, vocab_size=shapes.vocab_size)
             return jax.jit(put, donate_argnames="slots", out_shardings=place).lower(slots, which, words)
+        case "tables":
+            shape = (shapes.num_slots + 1, shapes.max_pages)
+            return jax.jit(lambda: jnp.zeros(shape, jnp.int32), out_shardings=place).lower()
+        case "table_row":
+            tables = jax.ShapeDtypeStruct((shapes.num_slots + 1, shapes.max_pages), jnp.int32, sharding=place)
+            entries = jax.ShapeDtypeStruct((shapes.max_pages,), jnp.int32, sharding=place)
+            return jax.jit(write_row, donate_argnames="tables", out_shardings=place).lower(tables, slot, entries)
 
 
 def _zeros(*arrays: jax.ShapeDtypeStruct) -> Sequence[Array]:
@@ -135,15 +151,19 @@ def run_step(
 ) -> tuple[StateArrays, tuple[Int[Array, "O"], ...]]:
     """Write KV, attend, sample. DONATES the state; returns it and the packed result, in a mixed program followed by the
     scores of prompt tokens."""
-    field, (pool, slots) = split(packed, program, INPUT_FIELDS), state
+    pool, slots, tables = state
+    field = split(packed, program, INPUT_FIELDS if tables is None else RESIDENT_FIELDS)
     assert pool is not None and slots is not None, "a decoder that samples"
+    if tables is not None:
+        tables = set_entries(tables, field["table_places"], field["table_pages"])
+        field["block_tables"] = tables[field["table_rows"]]
     if program.max_steps == 1:
         pool, slots, sampled, _, hidden = _one_step(skeleton, params, pool, slots, field, program)
         outcome = Outcome(jnp.int32(1), sampled.token_ids[None], sampled.logprobs[None], *sampled[2:])
         outputs: tuple[Array, ...] = (pack_arrays(outcome, OUTPUT_FIELDS),)
         if program.kind == "mixed":
             outputs += (pack_arrays(score_prompts(skeleton, params, hidden, field, program), SCORE_FIELDS),)
-        return StateArrays(pool, slots), outputs
+        return StateArrays(pool, slots, tables), outputs
 
     def is_going_on(carry: tuple[KVPool, Array, Outcome, Bool[Array, ""]]) -> Bool[Array, ""]:
         _, _, outcome, has_end = carry
@@ -165,7 +185,7 @@ def run_step(
 
     start = (pool, slots, _no_outcome(program), jnp.bool_(False))
     pool, slots, outcome, _ = jax.lax.while_loop(is_going_on, go_on, start)
-    return StateArrays(pool, slots), (pack_arrays(outcome, OUTPUT_FIELDS),)
+    return StateArrays(pool, slots, tables), (pack_arrays(outcome, OUTPUT_FIELDS),)
 
 
 def forward(
@@ -321,6 +341,31 @@ GENERATION: Final = StepTask(
     unpack=unpack,
     dummy_plan=dummy_plan,
     num_outputs=lambda plan: 1 if plan.targets is None else 2,
-    update_state=lambda state, plan: state.init_slots(plan.slot_inits, plan.masks),
+    update_state=lambda state, plan, program, packed: state.init_slots(plan.slot_inits, plan.masks),
 )
 """Decode and mixed steps that sample."""
+
+
+def _update_resident(state: DeviceState, plan: StepPlan, program: Program, packed: np.ndarray) -> None:
+    state.init_slots(plan.slot_inits, plan.masks)
+    field = split(packed, program, RESIDENT_FIELDS)
+    state.send_tables(plan, field["table_places"], field["table_pages"])
+
+
+RESIDENT_GENERATION: Final = replace(
+    GENERATION,
+    name="generate, page tables on the device",
+    fields=RESIDENT_FIELDS,
+    pack=partial(pack, fields=RESIDENT_FIELDS),
+    update_state=_update_resident,
+    keeps_tables=True,
+)
+"""GENERATION with page tables in the state."""
+
+
+def generation_task(platform: str) -> StepTask[StepPlan, StepResult]:
+    """Return the task of an engine that generates on this platform.
+
+    GPUs keep page tables. A CPU shares its memory with the host; a TPU's tables of large pages are an eighth as long.
+    """
+    return RESIDENT_GENERATION if platform == "gpu" else GENERATION

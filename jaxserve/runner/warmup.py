@@ -1,4 +1,4 @@
-"""Makes every program before the first request, from the cache or by the compiler, and runs each once; counts compilations."""
+"""Makes every program before the first request, from the cache or by the compiler, and runs each; counts compilations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -92,6 +92,7 @@ def compile_all(
 
     common_key: covers everything that decides what these programs compute, except the program itself.
     """
+    options = compiler_options(sharding.devices[0].platform, cache)
 
     def make(program: P) -> MadeProgram:
         started = time.monotonic()
@@ -99,7 +100,7 @@ def compile_all(
         compiled = cache.load(key, sharding.devices)
         if compiled is not None:
             return MadeProgram(compiled, key, "cache", time.monotonic() - started)
-        compiled = lower_one(program).compile()
+        compiled = lower_one(program).compile(options)
         cache.store(key, compiled)
         return MadeProgram(compiled, key, "compiled", time.monotonic() - started)
 
@@ -117,20 +118,37 @@ def compile_all(
     return made
 
 
+def compiler_options(platform: str, cache: ProgramCache) -> dict[str, Any] | None:
+    """Return options that no program depends on: where the choices of the compiler's autotuner are kept.
+
+    A program that is compiled later, or for another context length, takes what was measured when the device was idle.
+    """
+    tuned = cache.tuned_directory if platform == "gpu" else None
+    return None if tuned is None else {"xla_gpu_per_fusion_autotune_cache_dir": str(tuned)}
+
+
 def executables(made: Mapping[P, MadeProgram]) -> dict[P, jax.stages.Compiled]:
     return {program: result.compiled for program, result in made.items()}
 
 
-def run_once(runner: Runner[Any, Any], task: StepTask[Any, Any], wanted: Sequence[Program], progress: Progress) -> None:
+def warm_up(
+    runner: Runner[Any, Any], task: StepTask[Any, Any], wanted: Sequence[Program], platform: str, progress: Progress
+) -> None:
     """Run every program on a dummy plan.
 
     The first run of an executable is slower than later ones: kernels are prepared for its shapes, and its scratch
-    memory is touched for the first time (XLA:CPU's own matmul kernels need 0.5 s here for a model of 30 layers).
+    memory is touched for the first time (XLA:CPU's own matmul kernels need 0.5 s here for a model of 30 layers). On GPUs
+    the second one is as well: XLA starts a program piece by piece at first, and makes its CUDA graph when it runs again.
     """
     progress(0, len(wanted), "")
     for done, program in enumerate(wanted, start=1):
-        runner.submit(task.dummy_plan(program)).result()
+        for _ in range(_WARM_UPS.get(platform, 1)):
+            runner.submit(task.dummy_plan(program)).result()
         progress(done, len(wanted), program.name)
+
+
+_WARM_UPS: Final = {"gpu": 2}
+"""Runs before the first request, by platform; one where nothing is said."""
 
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"

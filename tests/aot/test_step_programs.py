@@ -7,6 +7,7 @@ Says nothing about speed or numbers. A pool is two arrays `[L, P, K, S, H]`; siz
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
@@ -23,7 +24,7 @@ from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig, LayerCo
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.slots import slots_bytes
-from jaxserve.runner.steps import abstract_params, lower
+from jaxserve.runner.steps import abstract_params, generation_task, lower
 from jaxserve.sharding.mesh import make_sharding
 from tests.aot.devices import A100, B200, H100, H200, V5E, V5P, V6E, V7X, Target
 
@@ -127,7 +128,11 @@ DECODE = Program("decode", 8, 8, 64, num_slots=8)
 MIXED = Program("mixed", 128, 64, 64, num_slots=64)  # prompts are scored in two blocks
 BURST = Program("decode", 8, 8, 64, num_slots=8, max_steps=8)
 LLAMA_DECODE = Program("decode", 32, 32, 512, num_slots=32)
-LLAMA_MIXED = Program("mixed", 512, 128, 512, num_slots=128)
+# A server with default settings: 256 requests of up to 131,072 tokens. Few rows are cut into most parts.
+DEFAULT_PAGES = LLAMA_8B.max_position // PAGE_SIZE
+FEW_ROWS = Program("decode", 2, 2, DEFAULT_PAGES, num_slots=256)
+MANY_ROWS = Program("decode", 256, 256, DEFAULT_PAGES, num_slots=256)
+LLAMA_MIXED = Program("mixed", 512, 256, DEFAULT_PAGES, num_slots=256)
 ADAPTERS = AdaptersConfig(
     count=4,
     rank=16,
@@ -139,7 +144,8 @@ ADAPTERS = AdaptersConfig(
 )
 CASES = [  # pairs of a device, a kind of step and a format of weights, each of them once and not all combinations:
     # the sampler alone takes a compiler ten seconds
-    *[Case(H200, 1, LLAMA_8B, 8192, program, "mosaic_gpu") for program in (LLAMA_DECODE, LLAMA_MIXED)],
+    *[Case(H200, 1, LLAMA_8B, 8192, program, "mosaic_gpu") for program in (FEW_ROWS, LLAMA_MIXED)],
+    Case(H200, 1, ONE_LAYER, 8192, MANY_ROWS, "mosaic_gpu"),
     Case(H200, 4, SMALL, 4096, MIXED, "mosaic_gpu"),
     Case(H100, 4, SMALL, 4096, DECODE, "mosaic_gpu", "int4-weight-only"),
     Case(V5E, 4, ONE_LAYER, 8192, LLAMA_DECODE, "mosaic_tpu", "int4-weight-only"),
@@ -159,6 +165,10 @@ NEWEST_CASES = [
 ]
 
 
+MOST_LINES, MOST_LINES_OF_LAYER = 20000, 2000
+MOST_CPU_S = 600.0
+
+
 @dataclass(frozen=True)
 class Compiled:
     """The compiler's report on its work."""
@@ -169,6 +179,8 @@ class Compiled:
     text: str
     outside_graphs: list[str]
     """For GPUs: work that is in no CUDA graph."""
+    cpu_s: float
+    """Processor seconds of tracing and compiling."""
 
 
 @pytest.fixture(
@@ -188,18 +200,22 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     options: dict[str, Any] | None = None
     if case.target.platform == "gpu":  # there is no device to find the fastest products on
         options = {"xla_dump_to": str(dumps), "xla_dump_hlo_as_text": True, "xla_gpu_autotune_level": 0}
-    step: jax.stages.Compiled = lower(skeleton, sharding, case.program, case.pool_shape).compile(options)
+    task, started_s = generation_task(case.target.platform), time.process_time()
+    lowered = lower(skeleton, sharding, case.program, case.pool_shape, task=task)
+    step: jax.stages.Compiled = lowered.compile(options)
+    cpu_s = time.process_time() - started_s
     memory, text = step.memory_analysis(), step.as_text()
     assert memory is not None
     assert text is not None
     outside = [kind for file in dumps.glob(THUNKS) for kind in outside_graphs(file.read_text(encoding="utf-8"))]
-    return Compiled(case, memory.alias_size_in_bytes, memory.temp_size_in_bytes, text, outside)
+    return Compiled(case, memory.alias_size_in_bytes, memory.temp_size_in_bytes, text, outside, cpu_s)
 
 
 def test_the_pool_comes_back_in_its_own_buffers(compiled: Compiled) -> None:
     case = compiled.case
     slots = slots_bytes(case.program.num_slots, case.model.vocab_size)
-    spare = compiled.aliased_bytes - 2 * case.array_bytes - slots
+    tables = 4 * (case.program.num_slots + 1) * case.program.max_pages if case.target.platform == "gpu" else 0
+    spare = compiled.aliased_bytes - 2 * case.array_bytes - slots - tables
     assert 0 <= spare <= slots, "the slots, as large as the device lays them out"
 
 
@@ -236,6 +252,15 @@ def test_a_step_by_the_kernels_is_one_cuda_graph_and_a_decode_step_one_of_few_la
         most = 20 if case.rounds_activations else 19 if case.quantization == "int4-weight-only" else 16
         most += 3 * len(ADAPTERS.modules) // case.model.num_layers if case.adapters is not None else 0
         assert len(in_layers) <= most * case.model.num_layers
+
+
+def test_long_contexts_make_no_long_programs(compiled: Compiled) -> None:
+    """The parts that a row is cut into are joined in a straight line: how many there may be decides how long it is."""
+    case = compiled.case
+    if case.program.max_pages != DEFAULT_PAGES:
+        pytest.skip("a short context")
+    assert compiled.text.count("\n") <= MOST_LINES + MOST_LINES_OF_LAYER * case.model.num_layers
+    assert compiled.cpu_s <= MOST_CPU_S
 
 
 def test_a_layer_exchanges_two_sums_and_nothing_else(compiled: Compiled) -> None:

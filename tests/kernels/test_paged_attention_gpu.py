@@ -59,7 +59,7 @@ def _by_kernels(case: Case, given: Operands, monkeypatch: pytest.MonkeyPatch) ->
 
         known = tuning.load(attention._DEVICE)
         few = {name: sizes | {"programs": 2} for name, sizes in known.items()}  # each does several units
-        few["decode"] |= {"min_split": 64, "splits": 16}
+        few["decode"] |= {"min_split": 64, "long_split": 128, "waves": 8}
         monkeypatch.setattr(tuning, "load", lambda device: few)
 
         def mixed(*arguments: jax.Array, **options: object) -> jax.Array:

@@ -122,6 +122,12 @@ def _select(a: Lanes, b: Lanes, is_first: Lanes) -> Lanes:
     return np.where(is_first, a, b)
 
 
+def _funnel_left(low: Lanes, high: Lanes, count: Lanes) -> Lanes:
+    """The upper half of two words, shifted left by the count modulo 32."""
+    both = low.astype(np.uint64) | high.astype(np.uint64) << np.uint64(32)
+    return (both << (count & np.uint32(31)).astype(np.uint64) >> np.uint64(32)).astype(np.uint32)
+
+
 _LOGIC = {"(0xf0 & 0xcc) ^ 0xaa": 0x6A}
 """Table of a function of three bits, by the function's text."""
 
@@ -240,6 +246,7 @@ TABLE: dict[str, Decoder] = {
     **_typed("xor", np.bitwise_xor, 2, "pred b16 b32 b64"),
     **_typed("not", np.invert, 1, "pred b16 b32 b64"),
     **{f"shl.{each}": _each(_shift_left, each, each, "u32") for each in ("b16", "b32", "b64")},
+    "shf.l.wrap.b32": _each(_funnel_left, "u32", "u32", "u32", "u32"),
     **{f"shr.{each}": _each(_shift_right, each, each, "u32") for each in _INTEGERS.split()},
     **{f"bfe.{each}": _each(_extracted, each, each, "u32", "u32") for each in ("s32", "u32", "s64", "u64")},
     **{f"selp.{each}": _each(_select, each, each, each, "pred") for each in ("b16", "b32", "b64", "s32", "f32")},

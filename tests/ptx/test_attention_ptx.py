@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.aot, pytest.mark.slow]
 NUM_PROGRAMS = 3
 """Few, so that each does several units."""
 _DEVICE = "h200"
-_LEAST_SPLIT, _SPLITS_PER_ROW = 64, 3
+_LEAST_SPLIT, _LONG_SPLIT, _WAVES = 64, 128, 6
 DECODE = [CASES[i] for i in (1, 3, 5, 6, 8, 9)]
 """Both types, both narrow pools, a window, a softcap, sinks; head dimensions from 64 to 256, pages of 16 to 128 tokens."""
 PREFILL = [CASES[i] for i in (13, 15, 17, 18, 19)]
@@ -30,8 +30,7 @@ def test_decode_equals_dense_softmax_in_any_order(case: Case) -> None:
     given = operands(case)
     q, k, v, tables, lengths, _ = (jnp.asarray(each) for each in given[:6])
     sizes = decode_tuning(_DEVICE, case.dim, k.dtype.itemsize)
-    splits = _SPLITS_PER_ROW * len(case.lengths)
-    sizes = replace(sizes, programs=NUM_PROGRAMS, min_split=_LEAST_SPLIT, splits=splits)
+    sizes = replace(sizes, programs=NUM_PROGRAMS, min_split=_LEAST_SPLIT, long_split=_LONG_SPLIT, waves=_WAVES)
     sinks = None if given.sinks is None else jnp.asarray(given.sinks)
     with emulated():
         from jaxserve_kernels.paged_attention.gpu import decode

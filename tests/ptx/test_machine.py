@@ -90,6 +90,7 @@ def test_numbers_are_read_computed_with_and_written() -> None:
         ("mov.b32 %r3, 0x00F0; mov.b32 %r4, 0x3C; lop3.b32 %r2, %r3, %r4, 5, (0xf0 & 0xcc) ^ 0xaa;", 0x30 ^ 5),
         ("mov.b32 %r3, -7; shr.s32 %r2, %r3, 99;", -1),
         ("mov.b32 %r3, -7; shr.u32 %r2, %r3, 32;", 0),
+        ("mov.b32 %r3, -7; mov.b32 %r2, 5; shf.l.wrap.b32 %r2, %r3, %r2, 33;", 11),
         ("mov.b32 %r3, -7; mul.hi.s32 %r2, %r3, 1431655766;", -3),
         ("mov.b32 %r3, 0f3FC00000; cvt.rn.bf16x2.f32 %r2, %r3, 0f00000000;", 0x3FC00000),
         ("cvt.s8.s32 %rs1, 200; mov.b32 %r2, {%rs1, %rs1};", -56 * 65537 + 65536),

@@ -123,7 +123,13 @@ def _mark(spec: SelfTestSpec) -> Path | None:
         return None
     config = spec.config
     of_model = (spec.decoder, config.model.dtype, config.model.quantization, config.cache.block_size)
-    of_engine = (config.cache.kv_cache_dtype, config.parallel.tensor_parallel_size)
+    scheduler = (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens)
+    of_engine = (
+        config.cache.kv_cache_dtype,
+        config.parallel.tensor_parallel_size,
+        config.model.max_model_len,
+        scheduler,
+    )
     of_host = (source_hash(), version("jax"), version("jaxlib"), _drivers())
     return directory / f"{hashlib.sha256(repr((of_model, of_engine, of_host)).encode()).hexdigest()}{SUFFIX}"
 

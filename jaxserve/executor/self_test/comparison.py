@@ -6,8 +6,9 @@ and without: prompts, rows that decode beside a prompt, rows that only decode.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 import jax
@@ -21,6 +22,7 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import LeafSpec, ModelSkeleton, make_skeleton
 from jaxserve.quant.array import QuantArray
 from jaxserve.runner.backend import Chip
+from jaxserve.runner.buckets import resolve_limits
 from jaxserve.runner.inputs import Program, pack
 from jaxserve.runner.limits import kv_cache_dtype, kv_spec, make_policy
 from jaxserve.runner.state import StateArrays
@@ -32,6 +34,7 @@ from jaxserve.types import NO_LOGPROBS, ProgramKind, RequestId
 
 MAX_VOCAB: Final = 4096
 NUM_ROWS: Final = 8
+FEWEST_ROWS: Final = 4
 MIXED_TOKENS: Final = 512
 CONTEXT: Final = 1024
 """Tokens that a row has pages for."""
@@ -39,13 +42,17 @@ TOLERANCE: Final = 0.1
 """Largest allowed distance of a token's vector: the length of the difference over that of the vector. Meant to be far above
 rounding, and far below the distance of a token that saw wrong pages; not measured on a device yet."""
 
-_STEPS: Final[tuple[tuple[ProgramKind, tuple[tuple[int, int, int], ...]], ...]] = (
-    ("mixed", ((0, 0, 330), (1, 0, 150))),
-    ("mixed", ((0, 330, 1), (1, 150, 1), (2, 0, 500))),
-    ("mixed", ((0, 331, 1), (2, 500, 510))),
-    ("decode", ((0, 332, 1), (1, 151, 1), (2, 1010, 1))),
+_STEPS: Final[Mapping[ProgramKind, tuple[tuple[tuple[int, int, int], ...], ...]]] = MappingProxyType(
+    {
+        "mixed": (
+            ((0, 0, 330), (1, 0, 150)),
+            ((0, 330, 1), (1, 150, 1), (2, 0, 500)),
+            ((0, 331, 1), (2, 500, 510)),
+        ),
+        "decode": (((0, 332, 1), (1, 151, 1), (2, 1010, 1)),),
+    }
 )
-"""For each row: (request, tokens computed before, tokens that the step computes)."""
+"""Steps of each kind of program. For each row: (request, tokens computed before, tokens that the step computes)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,36 +134,47 @@ def _vectors(
     spec, kv_dtype = kv_spec(config, skeleton.config, chip.platform), kv_cache_dtype(config, chip.platform)
     pages = CONTEXT // spec.block_size
     pool_shape = (spec.num_layers, 1 + 3 * pages, spec.num_kv_heads, spec.block_size, spec.head_dim)
-    programs = (
-        Program("mixed", MIXED_TOKENS, NUM_ROWS, pages, 0),
-        Program("decode", NUM_ROWS, NUM_ROWS, pages, 0),
-    )
+    programs = _programs(config, skeleton.config.max_position, spec.block_size, chip.platform)
     task = replace(GENERATION, step=forward)
-    compiled = {each.kind: lower(skeleton, sharding, each, pool_shape, kv_dtype, task).compile() for each in programs}
+    compiled = [lower(skeleton, sharding, each, pool_shape, kv_dtype, task).compile() for each in programs]
     state = StateArrays(
         KVPool(*(jax.device_put(np.zeros(pool_shape, kv_dtype), sharding.kv_pool) for _ in range(2))), None
     )
     vectors = []
-    for kind, rows in _STEPS:
-        plan = _plan(kind, rows, pages, skeleton.config.vocab_size)
-        program = next(each for each in programs if each.kind == kind)
-        state, (hidden,) = compiled[kind](params, state, pack(plan, program))
-        vectors.append(np.asarray(hidden)[: plan.num_tokens].astype(np.float64))
+    for program, executable in zip(programs, compiled, strict=True):
+        for rows in _STEPS[program.kind]:
+            plan = _plan(program, rows, pages, skeleton.config.vocab_size)
+            state, (hidden,) = executable(params, state, pack(plan, program))
+            vectors.append(np.asarray(hidden)[: plan.num_tokens].astype(np.float64))
     return vectors
 
 
-def _plan(kind: ProgramKind, rows: tuple[tuple[int, int, int], ...], pages: int, vocab_size: int) -> StepPlan:
+def _programs(config: Config, longest: int, page_size: int, platform: str) -> tuple[Program, ...]:
+    """Return the tested programs: a mixed one, and the smallest and the largest decode step.
+
+    Page tables are as wide as the server's: kernels depend on it, and on the number of rows.
+    """
+    limits = resolve_limits(platform, config.scheduler)
+    width = max(CONTEXT, min(longest, config.model.max_model_len or longest)) // page_size
+    mixed = Program("mixed", MIXED_TOKENS, NUM_ROWS, width, 0)
+    sizes = dict.fromkeys((FEWEST_ROWS, max(FEWEST_ROWS, limits.max_num_seqs)))
+    return (mixed, *(Program("decode", size, size, width, 0) for size in sizes))
+
+
+def _plan(program: Program, rows: tuple[tuple[int, int, int], ...], pages: int, vocab_size: int) -> StepPlan:
     owners, computed, counts = np.array(rows, np.int32).T
     token_ids = np.random.default_rng(rows[0]).integers(0, vocab_size, counts.sum(), np.int32)
+    tables = np.zeros((len(rows), program.max_pages), np.int32)
+    tables[:, :pages] = 1 + owners[:, None] * pages + np.arange(pages, dtype=np.int32)
     return StepPlan(
-        kind=kind,
-        bucket=MIXED_TOKENS if kind == "mixed" else NUM_ROWS,
+        kind=program.kind,
+        bucket=program.num_tokens,
         request_ids=tuple(RequestId(f"self-test-{owner}") for owner in owners),
         slots=owners,
         num_scheduled_tokens=counts,
         num_computed_tokens=computed,
         token_ids=token_ids,
-        block_tables=1 + owners[:, None] * pages + np.arange(pages, dtype=np.int32),
+        block_tables=tables,
         is_sampling=np.ones(len(rows), np.bool_),
         sampling=np.tile(device_row(EngineSamplingParams(temperature=0.0)), (len(rows), 1)),
         length_limits=np.full(len(rows), np.iinfo(np.int32).max, np.int32),

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from jaxserve_kernels.devices import multiprocessors
+
 
 @dataclass(frozen=True, slots=True)
 class GroupedTuning:
@@ -28,7 +30,7 @@ class GroupedTuning:
 def grouped_tuning(device: str, bits: int, rows_per_expert: int) -> GroupedTuning:
     """Sizes for weights of so many bits and so many rows of an expert, if all have as many."""
     known = load(device)
-    return GroupedTuning(**of_rows(known[f"{bits} bits"], rows_per_expert), programs=known["programs"])
+    return GroupedTuning(**of_rows(known[f"{bits} bits"], rows_per_expert), programs=multiprocessors(known["programs"]))
 
 
 def of_rows(table: dict[str, dict[str, int]], rows_per_expert: int) -> dict[str, int]:

@@ -20,8 +20,12 @@ class DecodeTuning:
     """Most thread blocks: as many as there are multiprocessors."""
     min_split: int
     """Fewest keys of a part that a row is split into."""
-    splits: int
-    """Parts of all rows together: each of B rows is split into `splits // B` at most."""
+    waves: int
+    """Parts that each worker gets, about, when all rows are alike: they are split no further."""
+    long_split: int
+    """Fewest keys of a part of a row that is split because it is longer than others."""
+    long_parts: int
+    """Parts of all rows together that such rows may add."""
     tile: int
     """Keys of one step of a worker: a multiple of the page size, or a fraction of it."""
     stages: int

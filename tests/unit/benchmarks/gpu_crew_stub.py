@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Mapping
 
-from benchmarks.gpu import crew
+from benchmarks.gpu import crew, device
 from benchmarks.gpu.context import Context
 
 
@@ -33,7 +33,7 @@ def _raises(bench: crew.Bench) -> None:
 
 
 def _loses_the_device(bench: crew.Bench) -> None:
-    crew._is_device_well = lambda: False
+    device.is_well = lambda: False
     raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from functools import partial
 
 from benchmarks.gpu.context import Context
 
-FINE, WRONG, RAISES, HANGS = range(4)
+FINE, WRONG, RAISES, HANGS, ENDS_ONCE, HANGS_ONCE = range(6)
 
 
 def run(context: Context) -> None:
+    if context.seed in (ENDS_ONCE, HANGS_ONCE):
+        _attempts(context)
+        return
     context.recorder.figure("bounds", bound="copy", rate=2.0)
     context.recorder.figure("bounds", bound="matmul", rate=3.0)
     context.recorder.figure(
@@ -23,3 +28,18 @@ def run(context: Context) -> None:
         raise ValueError("two\nlines")
     if context.seed == HANGS:
         threading.Event().wait()
+
+
+def _attempts(context: Context) -> None:
+    """Three attempts, the second of which does not end well, and one that is announced only."""
+    context.recorder.expect(["first", "second", "third", "never begun"])
+    for name in ("first", "second", "third"):
+        context.recorder.attempt(name, partial(_attempt, context, name))
+
+
+def _attempt(context: Context, name: str) -> None:
+    if name == "second":
+        if context.seed == ENDS_ONCE:
+            os._exit(3)
+        threading.Event().wait()
+    context.recorder.figure("made", attempt=name)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+import tarfile
 import time
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.gpu.__main__ import find_bounds, main, run_all
+from benchmarks.gpu.__main__ import main, run_all
+from benchmarks.gpu.bounds import find_bounds
 from benchmarks.gpu.context import Bounds
 from benchmarks.gpu.parts import PARTS, total_budget_s
 from benchmarks.gpu.processes import ROOT, Orders, Outcome, make_environment, run_part, unpack
 from benchmarks.gpu.records import Recorder, read_records
-from tests.unit.benchmarks.gpu_stub import FINE, HANGS, RAISES, WRONG
+from tests.unit.benchmarks.gpu_broken_parts import FAILURES
+from tests.unit.benchmarks.gpu_stub import ENDS_ONCE, FINE, HANGS, HANGS_ONCE, RAISES, WRONG
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class StubPart:
     is_check: bool = True
     title: str = "a stub"
     module: str = "tests.unit.benchmarks.gpu_stub"
+    attempt_s: float | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def orders(folder: Path, seed: int) -> Orders:
@@ -43,6 +48,9 @@ def orders(folder: Path, seed: int) -> Orders:
         environment=environment,
         log=folder / "log.txt",
     )
+
+
+BROKEN = "tests.unit.benchmarks.gpu_broken_parts"
 
 
 def run_stub(folder: Path, seed: int, *, limit_s: float = 20.0, bounds: Bounds | None = None) -> Outcome:
@@ -70,7 +78,7 @@ def test_part_is_given_its_time_and_the_bounds(tmp_path: Path) -> None:
     assert 10 < given["left_s"] < 20
     assert given["copy"] == 0.5
     assert given["attention_backend"] == "reference"
-    assert find_bounds(outcome) == Bounds(2e9, 3e12)
+    assert find_bounds(outcome.records, None) == Bounds(2e9, 3e12)
 
 
 def test_wrong_result_is_no_failure_of_the_part_but_not_right(tmp_path: Path) -> None:
@@ -89,6 +97,19 @@ def test_part_that_raises_leaves_its_records_and_one_line(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("seed", "problem"), [(ENDS_ONCE, "exit code 3"), (HANGS_ONCE, "more than 1 s")])
+def test_attempt_that_takes_its_process_along_is_named_and_the_others_are_made_once(
+    seed: int, problem: str, tmp_path: Path
+) -> None:
+    outcome = run_part(StubPart(attempt_s=1.0), 30.0, orders(tmp_path, seed), None)  # type: ignore[arg-type]
+    problems = [(record.name, record.text) for record in outcome.records if record.kind == "problem"]
+    assert [name for name, _ in problems] == ["second", "never begun"]
+    assert problem in problems[0][1] and "not reached" in problems[1][1]
+    assert [row["attempt"] for row in figures(outcome, "made")] == ["first", "third"]
+    assert outcome.status == "incomplete"
+
+
+@pytest.mark.slow
 def test_part_that_hangs_is_killed_and_leaves_its_records(tmp_path: Path) -> None:
     """It would hang for ever; the limit leaves a loaded machine time to start it."""
     outcome = run_stub(tmp_path, HANGS, limit_s=3.0)
@@ -98,7 +119,7 @@ def test_part_that_hangs_is_killed_and_leaves_its_records(tmp_path: Path) -> Non
 
 def test_unused_time_goes_to_later_parts_and_results_are_written_after_each(tmp_path: Path) -> None:
     parts: list[Any] = [StubPart("first"), StubPart("second")]
-    outcomes = run_all(parts, orders(tmp_path, FINE), tmp_path)
+    outcomes = run_all(parts, orders(tmp_path, FINE), {})
     (first,), (second,) = (figures(outcome, "given") for outcome in outcomes)
     assert second["left_s"] > first["left_s"] + 5
     results = json.loads((tmp_path / "results.json").read_text())
@@ -156,12 +177,28 @@ def test_folder_of_wheels_that_is_not_there_is_a_mistake(tmp_path: Path, capsys:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_every_part_runs_on_a_cpu_at_tiny_sizes(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu", "--platform", "cpu", "--quick", "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False)
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert {part["part"]: part["status"] for part in results["parts"]} == {
-        part.name: "done" for part in PARTS if part.is_default
-    }, done.stderr
-    assert done.returncode == 0
-    assert len(list(tmp_path.iterdir())) <= 8
+def test_every_part_has_a_whole_table_though_one_attempt_of_each_fails(tmp_path: Path) -> None:
+    """A dummy run at tiny sizes on a CPU: what fails is named, and everything else is there."""
+    (tmp_path / "work").mkdir()
+    parts: list[Any] = [
+        replace(part, own_module=BROKEN, budget_s=120.0, attempt_s=part.attempt_s and 15.0)
+        for part in PARTS
+        if part.is_default
+    ]
+    given = replace(orders(tmp_path / "work", 7), results=tmp_path, log=tmp_path / "log.txt")
+    outcomes = {outcome.part.name: outcome for outcome in run_all(parts, given, {"seed": 7}, data_sheet="h200")}
+    problems = {
+        name: [record.name for record in outcome.records if record.kind == "problem"]
+        for name, outcome in outcomes.items()
+    }
+    named = {name: [attempt] for name, (attempt, _) in FAILURES.items() if attempt}
+    log = (tmp_path / "log.txt").read_text(errors="replace")[-4000:]
+    assert {name: found for name, found in problems.items() if name in named} == named, log
+    assert {name for name, outcome in outcomes.items() if outcome.status == "failed"} == {"kernels", "peers"}
+    decode = figures(outcomes["attention"], "decode attention, one layer")
+    assert [(row["batch"], row["context"]) for row in decode] == [(1, 64), (1, 128), (2, 128)]
+    assert all(row["of_copy"] > 0 for row in decode), "against the data sheet, since no copy was measured"
+    page = (tmp_path / "results.md").read_text()
+    assert "4,800 GB/s (published spec" in page and "TFLOP/s (measured in the same run)" in page
+    with tarfile.open(tmp_path / "results.tar.gz") as archive:
+        assert {"results.md", "results.json", "log.txt"} <= set(archive.getnames())

@@ -25,7 +25,7 @@ from benchmarks.gpu.context import Context
 from benchmarks.gpu.records import Recorder, read_records
 from benchmarks.gpu.tune import HEADS, RING_BYTES, best_changes, split_candidates, tile_candidates
 
-CURRENT = DecodeTuning(programs=132, min_split=256, splits=512, tile=64, stages=2)
+CURRENT = DecodeTuning(programs=132, min_split=256, waves=2, long_split=512, long_parts=256, tile=64, stages=2)
 
 
 def test_candidates_hold_the_sizes_in_use_and_fit_the_shared_memory() -> None:
@@ -43,7 +43,7 @@ def test_sizes_are_changed_one_at_a_time() -> None:
     for each in candidates[1:]:
         changed = [
             field
-            for field in ("programs", "min_split", "splits", "tile", "stages")
+            for field in ("programs", "min_split", "waves", "tile", "stages")
             if getattr(each, field) != getattr(CURRENT, field)
         ]
         assert len(changed) == 1
@@ -56,12 +56,12 @@ def test_fastest_value_of_each_size_is_taken_over_all_cells() -> None:
         replace(CURRENT, min_split=512): [0.4, 3.0],  # better for one, worse for both
         replace(CURRENT, programs=264): [1.1, 1.0],
     }
-    assert best_changes(CURRENT, seconds) == {"min_split": 128, "splits": 512, "programs": 132}
+    assert best_changes(CURRENT, seconds) == {"min_split": 128, "waves": 2, "programs": 132}
 
 
 def test_nothing_changes_where_the_sizes_in_use_were_not_measured() -> None:
     seconds = {replace(CURRENT, min_split=128): [0.1]}
-    assert best_changes(CURRENT, seconds) == {"min_split": 256, "splits": 512, "programs": 132}
+    assert best_changes(CURRENT, seconds) == {"min_split": 256, "waves": 2, "programs": 132}
 
 
 SMALL = {
@@ -92,7 +92,7 @@ def test_a_file_is_written_that_the_kernels_can_read_and_what_does_not_compile_i
             return Wanted(lambda: 1 / 0, ())
         if isinstance(candidate.tuning, PrefillTuning):
             return prefill_program(heads, public_prefill(heads, "reference"), length, num_pages, "reference")
-        return decode_program(heads, public_decode(heads, "reference"), batch, num_pages, 128)
+        return decode_program(heads, public_decode(heads, "reference"), batch, num_pages, 128, num_repeats=2)
 
     for name, value in SMALL.items():
         monkeypatch.setattr(tune, name, value)

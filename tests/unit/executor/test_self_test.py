@@ -115,6 +115,9 @@ def test_kernels_that_passed_are_not_tested_again(config: Config, monkeypatch: p
         1,
     )  # for once there was no accelerator
     assert start(other, GOOD, monkeypatch) == ("auto", 1)
+    longer = replace(config, model=replace(config.model, max_model_len=128))
+    wider = replace(config, scheduler=replace(config.scheduler, max_num_seqs=3))
+    assert [start(each, GOOD, monkeypatch)[1] for each in (longer, wider, longer)] == [1, 1, 0], "other kernels"
 
 
 def test_kernels_that_fail_are_left_out_with_one_line_and_tested_again(

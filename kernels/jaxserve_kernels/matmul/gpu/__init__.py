@@ -5,14 +5,17 @@ Only `skinny` imports Pallas, and only programs for GPUs import that.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 
+from jaxserve_kernels.devices import multiprocessors
 from jaxserve_kernels.matmul.tuning import TOKENS, SkinnyTuning, product_types, skinny_tuning
 
 Operand = jax.Array | jax.ShapeDtypeStruct
 _DEVICE = "h200"
-"""The device whose measurements are taken. Other Hoppers have the same multiprocessors."""
+"""The device whose measurements are taken. Programs are as many as this device has multiprocessors."""
 _FIRST_JAX = (0, 11, 2)
 WORKERS = 2
 """Warpgroups of a program that compute."""
@@ -24,7 +27,7 @@ _MOST_STAGES = 8
 _RING_BYTES = 200_000
 """Bytes that the kernel may use of the 227 KiB of shared memory."""
 _NUM_PROGRAMS = 132
-"""Multiprocessors of H100 and H200 (SXM)."""
+"""Multiprocessors of H100 and H200 (SXM), for a process that only compiles for them."""
 
 
 def choice(x: Operand, weight: Operand, *, dynamic: bool = False) -> SkinnyTuning | None:
@@ -36,7 +39,9 @@ def choice(x: Operand, weight: Operand, *, dynamic: bool = False) -> SkinnyTunin
         return None
     types = product_types(weight.dtype.name, dynamic=dynamic)
     tuned = skinny_tuning(_DEVICE, types, x.shape[0], weight.size * weight.dtype.itemsize)
-    return tuned if tuned is not None and supports(x, weight, tuned) else None
+    if tuned is None or not supports(x, weight, tuned):
+        return None
+    return replace(tuned, programs=multiprocessors(tuned.programs))
 
 
 def grouped_choice(x: Operand, weight: Operand, scales: Operand) -> SkinnyTuning | None:
@@ -61,7 +66,7 @@ def grouped_choice(x: Operand, weight: Operand, scales: Operand) -> SkinnyTuning
     if not is_supported:
         return None
     stage_bytes = group * (2 * padded + WORKERS * rows // 2) + 2 * WORKERS * rows
-    return SkinnyTuning(rows, group, min(_MOST_STAGES, _RING_BYTES // stage_bytes), _NUM_PROGRAMS)
+    return SkinnyTuning(rows, group, min(_MOST_STAGES, _RING_BYTES // stage_bytes), multiprocessors(_NUM_PROGRAMS))
 
 
 def _is_split() -> bool:

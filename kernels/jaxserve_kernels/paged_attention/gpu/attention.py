@@ -6,19 +6,21 @@ They are jitted: a program that calls one for each of its layers traces and lowe
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
+from jaxserve_kernels.devices import multiprocessors
 from jaxserve_kernels.paged_attention.gpu import decode, prefill
 from jaxserve_kernels.paged_attention.layout import Ragged, Tiling
 from jaxserve_kernels.paged_attention.options import Scoring
 from jaxserve_kernels.paged_attention.tuning import decode_tuning, prefill_tuning
 
 _DEVICE = "h200"
-"""The device whose block sizes are taken. Other Hoppers have the same multiprocessors."""
+"""The device whose block sizes are taken. Programs are as many as this device has multiprocessors."""
 
 _STATIC = ("scoring", "is_emulated")
 
@@ -41,6 +43,7 @@ def decode_attention(
 ) -> Float[Array, "B N H"]:
     """See `api.decode_attention`."""
     tuned = decode_tuning(_DEVICE, q.shape[-1], k_pages.dtype.itemsize)
+    tuned = replace(tuned, programs=multiprocessors(tuned.programs))
     pool = (k_pages, v_pages, layer, block_tables, kv_lengths)
     return decode.decode(q, *pool, scoring=scoring, sinks=sinks, tuning=tuned, is_emulated=is_emulated).astype(q.dtype)
 
@@ -64,6 +67,7 @@ def mixed_attention(
     pool = (k_pages, v_pages, layer, block_tables)
     options: dict[str, Any] = {"scoring": scoring, "sinks": sinks, "is_emulated": is_emulated}
     tuned = prefill_tuning(_DEVICE, q.shape[-1], k_pages.dtype.itemsize)
+    tuned = replace(tuned, programs=multiprocessors(tuned.programs))
     segments = prefill.prefill(q, *pool, kv_lengths, ragged, tuning=tuned, **options)
     is_decode = jnp.arange(num_rows) < ragged.num_decode_rows
     singles = decode_attention(q[:num_rows], *pool, jnp.where(is_decode, kv_lengths, 0), **options)

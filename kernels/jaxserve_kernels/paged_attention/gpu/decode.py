@@ -2,10 +2,9 @@
 
 Flash-decoding (https://pytorch.org/blog/flash-decoding) with a row's query group in the rows of one tensor-core
 product. The grid is persistent: each program has two workers (compute warpgroups, each with its own ring of key and
-value tiles) and one warpgroup that fetches for both. A unit of work is (split, row, kv head). Where a row is split
-depends on its own length alone, so its result does not depend on its neighbours. XLA joins the splits.
+value tiles) and one warpgroup that fetches for both. A unit of work is a part of a row (see `splits`) and a kv head. XLA joins the parts.
 
-Letters: B rows, N query heads, K kv heads, G = N / K, H head dim, S slots per page, M pages per row, X splits.
+Letters: B rows, N query heads, K kv heads, G = N / K, H head dim, S slots per page, M pages per row, U parts.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
 from jaxserve_kernels.paged_attention.gpu import tiles
+from jaxserve_kernels.paged_attention.gpu.splits import Cutting, Parts, make_cutting
 from jaxserve_kernels.paged_attention.gpu.tiles import MASKED, PageReader
 from jaxserve_kernels.paged_attention.options import Scoring
 from jaxserve_kernels.paged_attention.tuning import DecodeTuning
@@ -32,9 +32,9 @@ _COMPUTE_REGISTERS, _FETCH_REGISTERS = 216, 72
 
 
 class _Unit(NamedTuple):
-    """One piece of work: tiles [first, first + count) of a row, for one kv head."""
+    """One piece of work: tiles [first, first + count) of a row, for one kv head; `part` is where its result goes."""
 
-    split: Any
+    part: Any
     row: Any
     head: Any
     first: Any
@@ -53,7 +53,7 @@ class _Kernel:
     reader: PageReader
     scoring: Scoring
     tuning: DecodeTuning
-    num_splits: int
+    cutting: Cutting
     is_narrow: bool
     """True if the pool holds 8-bit numbers."""
     is_emulated: bool
@@ -61,44 +61,34 @@ class _Kernel:
 
     @property
     def workers(self) -> int:
-        """Workers of a program. One if the sums of 64 x 256 results need nearly all registers a thread can have."""
-        return 1 if self.dim > 128 else 2
-
-    @property
-    def num_units(self) -> int:
-        return self.num_splits * self.num_rows * self.num_kv_heads
+        return num_workers(self.dim)
 
     @property
     def num_programs(self) -> int:
-        return min(self.tuning.programs, pl.cdiv(self.num_units, self.workers))
+        return min(self.tuning.programs, pl.cdiv(self.cutting.num_parts * self.num_kv_heads, self.workers))
 
     @property
     def out_columns(self) -> int:
         """Columns of a part of the result on its way out: few if little memory is left."""
         return next(size for size in range(32 if self.dim > 128 else 64, 0, -8) if self.dim % size == 0)
 
-    def unit(self, index: Any, lengths: Any) -> _Unit:
-        """Unit number `index`: heads first, then rows, so that first splits are spread over all workers."""
-        head = jax.lax.rem(index, self.num_kv_heads)
-        rest = jax.lax.div(index, self.num_kv_heads)
-        row = jax.lax.rem(rest, self.num_rows)
-        split = jax.lax.div(rest, self.num_rows)
-        is_there = index < self.num_units
-        length = jnp.where(is_there, lengths[jnp.where(is_there, row, 0)], 0)
-        first, count, per_split = self.tiles_of(length)
-        mine = split * per_split
-        return _Unit(split, row, head, first + mine, jnp.clip(count - mine, 0, per_split))
+    def unit(self, index: Any, refs: _Refs) -> _Unit:
+        """Return unit number `index`: heads first, so that those of one part run side by side."""
+        part, head = jax.lax.div(index, jnp.int32(self.num_kv_heads)), jax.lax.rem(index, jnp.int32(self.num_kv_heads))
+        is_there = part < refs.num_parts[0]
+        part = jnp.where(is_there, part, 0)
+        count = jnp.where(is_there, refs.part_counts[part], 0)
+        return _Unit(part, refs.part_rows[part], head, refs.part_firsts[part], count)
 
-    def tiles_of(self, length: Any) -> tuple[Any, Any, Any]:
-        """A row's first tile, its number of tiles, and tiles per split."""
-        first = jax.lax.div(tiles.lowest_key(self.scoring, length - 1), jnp.int32(self.reader.tile))
-        count = jax.lax.div(length + (self.reader.tile - 1), jnp.int32(self.reader.tile)) - first
-        share = jax.lax.div(count + (self.num_splits - 1), jnp.int32(self.num_splits))
-        return first, count, jnp.maximum(share, self.tuning.min_split // self.reader.tile)
+    def tiles_of(self, lengths: Int[Array, "B"]) -> tuple[Int[Array, "B"], Int[Array, "B"]]:
+        """Return each row's first tile, and its number of tiles."""
+        first = tiles.lowest_key(self.scoring, lengths - 1) // self.reader.tile
+        return jnp.broadcast_to(first, lengths.shape), -(-lengths // self.reader.tile) - first
 
-    def rounds(self, program: Any) -> Any:
-        """Units that each worker of a program does, empty ones included."""
-        turns = pl.cdiv(self.num_units, self.workers)
+    def rounds(self, program: Any, refs: _Refs) -> Any:
+        """Return the units of each worker of a program; some of the last ones are empty."""
+        num_units = refs.num_parts[0] * self.num_kv_heads
+        turns = jax.lax.div(num_units + (self.workers - 1), jnp.int32(self.workers))
         return jax.lax.div(turns - program + (self.num_programs - 1), jnp.int32(self.num_programs))
 
     def index(self, program: Any, turn: Any, worker: Any) -> Any:
@@ -131,13 +121,21 @@ def decode(
         reader=PageReader(num_pages, num_kv_heads, page_size, tuning.tile),
         scoring=scoring,
         tuning=tuning,
-        num_splits=max(1, min(tuning.splits // num_rows, pl.cdiv(block_tables.shape[1] * page_size, tuning.min_split))),
+        cutting=make_cutting(
+            tuning, num_rows, num_kv_heads, tuning.programs * num_workers(dim), block_tables.shape[1] * page_size
+        ),
         is_narrow=k_pages.dtype.itemsize == 1,
         is_emulated=is_emulated,
     )
     grouped = jnp.pad(q.reshape(num_rows, num_kv_heads, group, dim), ((0, 0), (0, 0), (0, -group % _SUBLANES), (0, 0)))
-    partial = _launch(kernel, grouped, k_pages, v_pages, layer, block_tables, kv_lengths)
-    return _join(kernel, *partial, kv_lengths, sinks)
+    parts = kernel.cutting.cut(*kernel.tiles_of(kv_lengths))
+    partial = _launch(kernel, grouped, k_pages, v_pages, layer, block_tables, kv_lengths, parts)
+    return _join(kernel, parts, *partial, sinks)
+
+
+def num_workers(dim: int) -> int:
+    """Return the workers of a program. One if the sums of 64 x 256 results need nearly all registers a thread can have."""
+    return 1 if dim > 128 else 2
 
 
 _SUBLANES = 8
@@ -145,12 +143,19 @@ _SUBLANES = 8
 
 
 def _launch(
-    kernel: _Kernel, q: Array, k_pages: Array, v_pages: Array, layer: Array, block_tables: Array, kv_lengths: Array
-) -> tuple[Float[Array, "X B K G H"], Float[Array, "X B K 2 G8"]]:
-    """Partial results: weighted values, then maxima and sums. Splits that a row does not have stay unwritten."""
+    kernel: _Kernel,
+    q: Array,
+    k_pages: Array,
+    v_pages: Array,
+    layer: Array,
+    block_tables: Array,
+    kv_lengths: Array,
+    parts: Parts,
+) -> tuple[Float[Array, "U K G H"], Float[Array, "U K 2 G8"]]:
+    """Return the results of the parts: weighted values, then maxima and sums. Parts that do not exist stay unwritten."""
     workers, stages, tile, dim = kernel.workers, kernel.tuning.stages, kernel.tuning.tile, kernel.dim
     dtype, padded_group = q.dtype, q.shape[2]
-    partial = (kernel.num_splits, kernel.num_rows, kernel.num_kv_heads)
+    partial = (kernel.cutting.num_parts, kernel.num_kv_heads)
     ring = plgpu.Barrier(num_barriers=workers * stages)
     filled = plgpu.Barrier(num_arrivals=kernel.reader.copies, num_barriers=workers * stages)
     scratch = {
@@ -183,7 +188,8 @@ def _launch(
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )
     rows = (-1, dim)
-    return launch(q, k_pages.reshape(rows), v_pages.reshape(rows), jnp.reshape(layer, (1,)), block_tables, kv_lengths)
+    pool = (k_pages.reshape(rows), v_pages.reshape(rows), jnp.reshape(layer, (1,)), block_tables, kv_lengths)
+    return launch(q, *pool, parts.num_parts, parts.rows, parts.first_tiles, parts.counts)
 
 
 class _Refs(NamedTuple):
@@ -195,6 +201,10 @@ class _Refs(NamedTuple):
     layer: Any
     tables: Any
     lengths: Any
+    num_parts: Any
+    part_rows: Any
+    part_firsts: Any
+    part_counts: Any
     out: Any
     stats: Any
 
@@ -220,7 +230,7 @@ def _work(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any) ->
     program = jax.lax.axis_index("program")
 
     def one(turn: Any, done: Any) -> Any:
-        unit = kernel.unit(kernel.index(program, turn, worker), refs.lengths)
+        unit = kernel.unit(kernel.index(program, turn, worker), refs)
 
         @pl.when(unit.count > 0)
         def _() -> None:
@@ -232,7 +242,7 @@ def _work(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any) ->
 
         return done + unit.count
 
-    jax.lax.fori_loop(0, kernel.rounds(program), one, jnp.int32(0))
+    jax.lax.fori_loop(0, kernel.rounds(program, refs), one, jnp.int32(0))
 
 
 def _attend(
@@ -281,7 +291,7 @@ def _store(
     maximum: Array,
     total: Array,
 ) -> None:
-    where = (unit.split, unit.row, unit.head)
+    where = (unit.part, unit.head)
     stats, out_tile = scratch["stats"].at[worker], scratch["out_tile"].at[worker]
     stats[0], stats[1] = maximum, total
     plgpu.commit_smem()
@@ -309,7 +319,7 @@ def _fetch(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any]) -> None:
         return reader.pages(refs.tables, row, unit.first + i, last)
 
     def round_of(turn: Any, done: tuple[Any, ...]) -> tuple[Any, ...]:
-        units = [kernel.unit(kernel.index(program, turn, worker), refs.lengths) for worker in range(kernel.workers)]
+        units = [kernel.unit(kernel.index(program, turn, worker), refs) for worker in range(kernel.workers)]
 
         def step(i: Any, known: tuple[tuple[Array, ...], ...]) -> tuple[tuple[Array, ...], ...]:
             following = tuple(pages(unit, i + 1) for unit in units)  # the copies hide their latency
@@ -341,7 +351,7 @@ def _fetch(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any]) -> None:
         jax.lax.fori_loop(0, most, step, tuple(pages(unit, jnp.int32(0)) for unit in units))
         return tuple(before + unit.count for before, unit in zip(done, units, strict=True))
 
-    done = jax.lax.fori_loop(0, kernel.rounds(program), round_of, (jnp.int32(0),) * kernel.workers)
+    done = jax.lax.fori_loop(0, kernel.rounds(program, refs), round_of, (jnp.int32(0),) * kernel.workers)
     for worker in range(kernel.workers):  # every arrival is waited for before the barriers go
 
         def drain(i: Any, _: None, worker: int = worker) -> None:
@@ -354,29 +364,34 @@ def _fetch(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any]) -> None:
 
 def _join(
     kernel: _Kernel,
-    values: Float[Array, "X B K G H"],
-    stats: Float[Array, "X B K 2 G8"],
-    kv_lengths: Int[Array, "B"],
+    parts: Parts,
+    values: Float[Array, "U K G H"],
+    stats: Float[Array, "U K 2 G8"],
     sinks: Float[Array, "N"] | None,
 ) -> Float[Array, "B N H"]:
-    """Split by split and for each number of the result by itself: XLA makes one launch of that, and of reductions five."""
-    shape = values.shape[1:]  # (B, K, G, H)
-    _, count, per_split = kernel.tiles_of(kv_lengths)
-    count, per_split = (jnp.broadcast_to(each[:, None, None, None], shape) for each in (count, per_split))
-    count = jnp.where(kv_lengths[:, None, None, None] > 0, count, 0)
-    splits = range(kernel.num_splits)
-    exists = [split * per_split < count for split in splits]
+    """Join the parts of each row: the sums of a softmax cut in pieces.
 
-    def of_splits(which: int, fill: float) -> list[Array]:
-        every = jnp.broadcast_to(stats[:, :, :, which, : kernel.group, None], values.shape)
-        return [jnp.where(exists[split], every[split], fill) for split in splits]
+    A straight line over the most parts that a row can have, which `splits` bounds; places of parts that a row does not
+    have read its last one again, and count nothing.
+    """
+    most, shape = kernel.cutting.most_parts, (kernel.num_rows, *values.shape[1:])  # (B, K, G, H)
+    places = [parts.first_parts + jnp.clip(parts.parts_of_row - 1, 0, i) for i in range(most)]
+    exists = [(i < parts.parts_of_row)[:, None, None, None] for i in range(most)]
 
-    maxima, totals = of_splits(0, MASKED), of_splits(1, 0.0)
+    def of_parts(which: int, fill: float) -> list[Array]:
+        """Return a number of each part, as wide as the result: XLA then makes one launch of all this."""
+        known = (jnp.broadcast_to(stats[place, :, which, : kernel.group, None], shape) for place in places)
+        return [jnp.where(is_there, each, fill) for is_there, each in zip(exists, known, strict=True)]
+
+    maxima, totals = of_parts(0, MASKED), of_parts(1, 0.0)
     highest = functools.reduce(jnp.maximum, maxima)
     factors = [jnp.exp2(maximum - highest) for maximum in maxima]
     total = sum(total * factor for total, factor in zip(totals, factors, strict=True))
     if sinks is not None:
         total = total + jnp.exp2(sinks.reshape(kernel.num_kv_heads, kernel.group, 1) * tiles.LOG2E - highest)
-    joined = sum(jnp.where(exists[split], values[split] * factors[split], 0.0) for split in splits)
+    joined = sum(
+        jnp.where(is_there, values[place] * factor, 0.0)
+        for place, is_there, factor in zip(places, exists, factors, strict=True)
+    )
     joined = joined / jnp.maximum(total, tiles.LEAST)
     return joined.reshape(-1, kernel.num_kv_heads * kernel.group, kernel.dim)

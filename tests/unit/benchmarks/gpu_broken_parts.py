@@ -1,0 +1,60 @@
+"""The parts of a GPU check, each with one attempt that fails: it raises, ends its process, or never ends."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from typing import Literal
+
+from benchmarks.gpu.context import Context
+from benchmarks.gpu.records import Recorder
+
+Failure = Literal["raises", "ends", "hangs"]
+FAILURES: dict[str, tuple[str, Failure]] = {
+    "machine": ("copy", "raises"),
+    "kernels": ("", "ends"),
+    "models": ("llama", "ends"),
+    "attention": ("decode 2 x 64", "hangs"),
+    "products": ("attention output, 1 tokens, float32", "ends"),
+    "engine": ("mixed, 1 decode", "raises"),
+    "int8": ("int4-weight-only", "ends"),
+    "server": ("cold start", "raises"),
+    "graphs": ("steps, second", "ends"),
+    "references": ("XLA, prefill 64", "ends"),
+    "peers": ("", "raises"),
+}
+"""By part: the attempt, empty for the part as a whole, and how it fails."""
+CODE = 3
+
+
+class BrokenRecorder(Recorder):
+    """Its failing attempt fails."""
+
+    failing: tuple[str, Failure]
+
+    def attempt(self, name: str, work: Callable[[], None]) -> bool:
+        broken = name == self.failing[0]
+        return super().attempt(name, (lambda: _fail(self.failing[1])) if broken else work)
+
+
+def run(context: Context) -> None:
+    part = context.folder.name
+    name, failure = FAILURES[part]
+    if not name:
+        _fail(failure)
+    recorder = context.recorder
+    recorder.__class__ = BrokenRecorder
+    recorder.failing = FAILURES[part]  # type: ignore[attr-defined]
+    import_module(f"benchmarks.gpu.{part}").run(context)
+
+
+def _fail(failure: Failure) -> None:
+    match failure:
+        case "raises":
+            raise RuntimeError("injected")
+        case "ends":
+            os._exit(CODE)
+        case "hangs":
+            threading.Event().wait()
