@@ -30,9 +30,7 @@ class MultiStepPolicy:
 
     def observe(self, plan: StepPlan, result: StepResult) -> None:
         if plan.kind == "decode":
-            seconds = result.device_seconds / result.num_steps
-            known = self._step_seconds.get(plan.bucket, seconds)
-            self._step_seconds[plan.bucket] = _MEMORY * known + (1 - _MEMORY) * seconds
+            self._learn(plan.bucket, result.device_seconds / result.num_steps)
 
     def num_steps(self, running: Sequence[Request], counts: Sequence[int], num_in_flight: int) -> int:
         """Return the decode steps to do in one call, after `num_in_flight` submitted ones; at least 1.
@@ -50,6 +48,11 @@ class MultiStepPolicy:
             num_steps = min(num_steps, request.length_limit - length)
         needs = [(request.table, request.num_computed_tokens + num_steps) for request in rows]
         return num_steps if num_steps == 1 or self._kv.extend_all(needs) else 1
+
+    def _learn(self, bucket: int, seconds: float) -> None:
+        """Count one call whose steps took `seconds` each."""
+        known = self._step_seconds.get(bucket, seconds)
+        self._step_seconds[bucket] = _MEMORY * known + (1 - _MEMORY) * seconds
 
     def _num_fitting(self, bucket: int, num_in_flight: int) -> int:
         seconds = self._step_seconds.get(bucket)

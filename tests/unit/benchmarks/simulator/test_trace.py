@@ -1,0 +1,77 @@
+"""Traces: seeded, of the stated distributions, with prompts that extend each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice, pairwise
+
+import numpy as np
+import pytest
+
+from benchmarks.simulator.device import REPLY_TOKEN
+from benchmarks.simulator.trace import Conversation, Session, Turn, segment_tokens
+from benchmarks.simulator.workloads import WORKLOADS, sessions
+
+
+def trace(name: str, count: int = 300, *, seed: int = 0, cell: int = 0) -> list[Session]:
+    endless = sessions(
+        WORKLOADS[name], requests_per_s=100.0, num_requests=10**9, max_model_len=8192, seed=seed, cell=cell
+    )
+    return list(islice(endless, count))
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_seed_and_a_cell_determine_the_trace(name: str) -> None:
+    first = trace(name, 20)
+    assert first == trace(name, 20)
+    assert first != trace(name, 20, seed=1)
+    other = trace(name, 20, cell=1)
+    assert not {session.key for session in first} & {session.key for session in other}
+    lengths = {session.prefix: session.num_prefix_tokens for session in first}
+    assert all(lengths.get(each.prefix, each.num_prefix_tokens) == each.num_prefix_tokens for each in other)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_sessions_arrive_in_order_and_fit_the_context(name: str) -> None:
+    found = trace(name)
+    assert all(one.arrival_s < other.arrival_s for one, other in pairwise(found))
+    for session in found:
+        num_tokens = sum(turn.num_new_tokens + turn.num_output_tokens for turn in session.turns)
+        assert session.num_prefix_tokens + num_tokens <= 8192
+        assert session.turns[0].wait_s == 0 < len(session.turns)
+
+
+def test_turns_are_as_many_as_requests_are_wanted() -> None:
+    found = sessions(WORKLOADS["agentic"], requests_per_s=10.0, num_requests=101, max_model_len=1 << 20, seed=0)
+    assert sum(len(session.turns) for session in found) == 101
+
+
+def test_waves_have_the_mean_rate_and_most_arrivals_in_their_high_phase() -> None:
+    waves = WORKLOADS["bursts"].waves
+    assert waves is not None
+    assert waves.high_s * waves.high + waves.low_s * waves.low == pytest.approx(waves.high_s + waves.low_s)
+    found = trace("bursts", 4000)
+    share = sum(waves.relative_rate(session.arrival_s) == waves.high for session in found) / len(found)
+    assert share == pytest.approx(waves.high_s * waves.high / (waves.high_s + waves.low_s), abs=0.05)
+    assert found[-1].arrival_s == pytest.approx(4000 * WORKLOADS["bursts"].mean_turns / 100, rel=0.1)
+
+
+def test_a_prompt_continues_the_one_before_it_and_its_reply() -> None:
+    session = Session(7, 0.0, 3, 50, (Turn(10, 4, 0.0), Turn(6, 2, 1.0)))
+    conversation = Conversation(session, 16)
+    first, num_output = conversation.take_prompt()
+    second, _ = conversation.take_prompt()
+    assert (len(first), num_output, len(second)) == (60, 4, 70)
+    assert second[:60].tolist() == first.tolist()
+    assert second[60:64].tolist() == [REPLY_TOKEN] * 4
+    other, _ = Conversation(replace(session, key=8), 16).take_prompt()
+    assert other[:50].tolist() == first[:50].tolist()
+    assert not set(other[50:].tolist()) & set(first[50:].tolist())
+    assert conversation.next_turn is None
+
+
+def test_no_two_segments_begin_with_the_same_tokens() -> None:
+    starts = {segment_tokens(key, part, 4).tobytes() for key in range(3000) for part in range(3)}
+    assert len(starts) == 9000
+    assert segment_tokens(1, 1, 1000).dtype == np.int32
+    assert segment_tokens(1, 1, 1000).min() >= 0
