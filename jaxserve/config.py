@@ -21,6 +21,7 @@ AttentionBackend = Literal["auto", "reference", "pallas"]
 Task = Literal["auto", "generate", "embed"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority"]
 PoolingChoice = Literal["auto", "last", "mean", "cls"]
+Routing = Literal["prefix", "least-tokens", "round-robin"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 
@@ -164,6 +165,23 @@ class ParallelConfig:
     """Devices of one engine."""
 
     tensor_parallel_size: int = option(1, ge=1, help="devices that each layer is sharded over")
+    replicas: int = option(
+        1,
+        ge=1,
+        le=512,
+        help="engines with the same model on disjoint devices of this machine (on CPUs: disjoint cores); limits on "
+        "requests, queues and memory are those of each",
+    )
+    routing: Routing = option(
+        "prefix",
+        help="how a replica is chosen; prefix: the least work, counting cached pages of the prompt; least-tokens: the "
+        "fewest outstanding tokens; round-robin: each in its turn",
+    )
+    max_imbalance_tokens: int = option(
+        16_384,
+        ge=0,
+        help="outstanding tokens beyond those of the least loaded replica up to which a cached prefix attracts requests",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

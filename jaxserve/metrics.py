@@ -55,6 +55,7 @@ METRICS: Final[dict[str, MetricSpec]] = ENGINE_METRICS | {
     "startup_phase_seconds": MetricSpec("gauge", "Wall-clock seconds of each start-up phase; phases overlap, `total` spans all.", ("phase",)),
     "startup_programs": MetricSpec("gauge", "Programs made at start-up by source: cache or compiled.", ("source",)),
     "engine_restarts": MetricSpec("counter", "Times the engine process was started again after its end."),
+    "request_retries": MetricSpec("counter", "Requests without output whose engine died, submitted to another replica."),
     "client_disconnects": MetricSpec("counter", "Requests whose client left before the end."),
     "surplus_connections": MetricSpec("counter", "Connections beyond --max-connections: answered 503, or closed."),
     "http_requests": MetricSpec("counter", "HTTP requests by route and status.", ("route", "status")),
@@ -117,25 +118,32 @@ def exposition(*snapshots: Iterable[FamilySnapshot]) -> bytes:
 class Metrics:
     """The registry and its metrics, addressed by the names of `METRICS`."""
 
-    def __init__(self, model_name: str, engine: str = "0") -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
+    def __init__(self, model_name: str, engine: str = "0", shared: Metrics | None = None) -> None:
+        """engine: number of the replica. shared: metrics of another replica of the server, whose registry is used."""
+        self.registry: CollectorRegistry = CollectorRegistry() if shared is None else shared.registry
         self._base = {"model_name": model_name, "engine": engine}
-        self._families: dict[str, Counter | Gauge | Histogram] = {}
+        self._families: dict[str, Counter | Gauge | Histogram] = {} if shared is None else shared._families
         self._children: dict[tuple[str, ...], Counter | Gauge | Histogram] = {}
+        self._replicas: dict[int, Metrics] = {}
         self._totals: dict[tuple[str, str], int] = {}
         """The last total that the engine reported, by metric and label values."""
-        for name, spec in METRICS.items():
-            extra = {"buckets": spec.buckets} if spec.buckets else {}
-            self._families[name] = _KINDS[spec.kind](
-                PREFIX + name, spec.help, BASE_LABELS + spec.labels, registry=self.registry, **extra
-            )
+        if shared is None:
+            ProcessCollector(registry=self.registry)
+            self._families = {name: self._new_family(name, spec) for name, spec in METRICS.items()}
+        for name, spec in (METRICS if shared is None else ENGINE_METRICS).items():
             if not spec.labels:
                 self._child(name)
         for phase in ("warmup", "serving"):
             self._child("compilations", phase=phase)
-        for reason in ("stop", "length", "abort", "error"):
-            self._child("request_success", finished_reason=reason)
+        if shared is None:
+            for reason in ("stop", "length", "abort", "error"):
+                self._child("request_success", finished_reason=reason)
+
+    def of_engine(self, replica: int) -> Metrics:
+        """Return the metrics of a replica of this server: its samples have the replica's number as the label `engine`."""
+        if replica and replica not in self._replicas:
+            self._replicas[replica] = Metrics(self._base["model_name"], str(replica), self)
+        return self._replicas[replica] if replica else self
 
     def inc(self, name: str, amount: float = 1, **labels: str) -> None:
         """Add to a counter."""
@@ -193,8 +201,8 @@ class Metrics:
         for key, child in self._children.items():
             if key[0] in ENGINE_METRICS and isinstance(child, Gauge):
                 child.set(0)
-        for name in _MODEL_GAUGES:
-            self._families[name].clear()
+        for name, *labels in [key for key in self._children if key[0] in _MODEL_GAUGES]:
+            self._families[name].remove(*self._base.values(), *labels)
         self._children = {key: child for key, child in self._children.items() if key[0] not in _MODEL_GAUGES}
         self._totals = {}
 
@@ -214,6 +222,12 @@ class Metrics:
         """The current value of a counter or gauge, or the number of observations of a histogram."""
         suffix = {Counter: "_total", Gauge: "", Histogram: "_count"}[type(self._families[name])]
         return self.registry.get_sample_value(PREFIX + name + suffix, self._base | labels) or 0.0
+
+    def _new_family(self, name: str, spec: MetricSpec) -> Counter | Gauge | Histogram:
+        extra: dict[str, Any] = {"buckets": spec.buckets} if spec.buckets else {}
+        family: Counter | Gauge | Histogram
+        family = _KINDS[spec.kind](PREFIX + name, spec.help, BASE_LABELS + spec.labels, registry=self.registry, **extra)
+        return family
 
     def _child(self, name: str, **labels: str) -> Counter | Gauge | Histogram:
         key = (name, *labels.values())

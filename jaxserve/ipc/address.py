@@ -60,6 +60,18 @@ def incarnation_address(address: str, number: int) -> str:
     return f"{address[:-_DIGITS]}{number % 10**_DIGITS:0{_DIGITS}}"  # numbers wrap around
 
 
+def replica_address(address: str, replica: int) -> str:
+    """Return the address of the first engine of a replica; that of the first replica is `address` itself.
+
+    Raises ConfigError if the path is too long for a socket.
+    """
+    if not replica:
+        return address
+    path = folder_of(address) / f"engine-{replica}.{0:0{_DIGITS}}"
+    _check_length(path)
+    return f"{_SCHEME}{path}"
+
+
 def folder_of(address: str) -> Path:
     """Return the private directory of an address; other sockets of the same server may be in it."""
     return Path(address.removeprefix(_SCHEME)).parent

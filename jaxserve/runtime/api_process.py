@@ -35,6 +35,7 @@ from jaxserve.ipc.messages import ModelInfo, StartupProgress
 from jaxserve.ipc.report import PhaseSpan
 from jaxserve.ipc.transport import ClientSocket
 from jaxserve.metrics import Metrics
+from jaxserve.routing.router import make_policy
 from jaxserve.runtime.tasks import first_of
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
@@ -60,21 +61,23 @@ class ApiProcess:
         return self.frontend.client
 
     @contextlib.asynccontextmanager
-    async def connected(self, address: str) -> AsyncIterator[EngineConnection]:
+    async def connected(self, address: str, replica: int = 0) -> AsyncIterator[EngineConnection]:
         """Connect to the engine that listens at `address`, for the block. After it the next engine's start-up is recorded anew."""
         with contextlib.closing(ClientSocket(address)) as socket:
-            async with self.client.connected(socket) as connection:
+            async with self.client.connected(socket, replica) as connection:
                 yield connection
-        self.startup.begin_again()
+        if not self.client.engines.connections:
+            self.startup.begin_again()
 
-    def record_start(self, model_info: ModelInfo) -> list[PhaseSpan]:
-        """Set the start-up metrics; returns all phases of the start."""
-        spans = self.startup.spans(model_info.startup)
+    def record_start(self, model_info: ModelInfo, replica: int = 0) -> list[PhaseSpan]:
+        """Set the start-up metrics of a replica; returns all phases of its start."""
+        spans = model_info.startup.phases if replica else self.startup.spans(model_info.startup)
+        metrics = self.frontend.metrics.of_engine(replica)
         for span in spans:
-            self.frontend.metrics.set("startup_phase_seconds", span.seconds, phase=span.phase)
-        self.frontend.metrics.set("startup_phase_seconds", total_seconds(spans), phase="total")
+            metrics.set("startup_phase_seconds", span.seconds, phase=span.phase)
+        metrics.set("startup_phase_seconds", total_seconds(spans), phase="total")
         for source, number in Counter(program.source for program in model_info.startup.programs).items():
-            self.frontend.metrics.set("startup_programs", number, source=source)
+            metrics.set("startup_programs", number, source=source)
         return spans
 
     async def drain(self, stop_now: asyncio.Event, engine_gone: Coroutine[Any, Any, Any]) -> None:
@@ -89,7 +92,7 @@ class ApiProcess:
         """End the requests that still run with an error."""
         if self.client.admission.num_sequences:
             _log.warning("aborting %d requests", self.client.admission.num_sequences)
-            self.client.abort_all("The server is shutting down.")
+            self.client.engines.abort_all("The server is shutting down.")
             await first_of(self.client.admission.wait_idle(), asyncio.sleep(ABORT_FLUSH_S))
 
     async def fail(self, reason: str, stop: asyncio.Event) -> None:
@@ -180,6 +183,8 @@ def make_frontend(
             stall_timeout_s=config.server.stall_timeout,
             peers=peers,
             on_progress=on_progress,
+            num_replicas=config.parallel.replicas,
+            policy=make_policy(config.parallel.routing, max_imbalance_tokens=config.parallel.max_imbalance_tokens),
         ),
         tokenization=tokens,
         metrics=metrics,

@@ -28,6 +28,7 @@ import msgspec
 
 from jaxserve.config import Config
 from jaxserve.errors import StartupError
+from jaxserve.ipc.address import replica_address
 from jaxserve.log import configure_logging
 from jaxserve.runtime.api_process import ABORT_FLUSH_S, DEATH_GRACE_S, ApiProcess, install, serving_api, tokenizer_of
 from jaxserve.runtime.departure import Departure
@@ -47,7 +48,7 @@ class ApiWorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     config: Config
     model_path: str
     address: str
-    """Address of the first engine."""
+    """Address of the first engine of the first replica."""
     index: int
     """Number of the process; the parent is 0."""
     is_successor: bool = False
@@ -58,9 +59,11 @@ class ApiWorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NextEngine(msgspec.Struct, frozen=True, tag_field="order", tag="next_engine"):
-    """Order after the end of an engine: end its requests, and connect to the next one."""
+    """Order after the end of an engine: end its requests, and connect to the replica's next one."""
 
-    address: str
+    replica: int
+    address: str | None
+    """None: the replica gets no further engine."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag_field="order", tag="stop"):
@@ -147,9 +150,9 @@ class ApiWorkers:
             if process.returncode is None:
                 process.send_signal(number)
 
-    async def switch_engine(self, address: str) -> None:
-        """Order all to end the requests of the dead engine and to connect to the next one, at `address`."""
-        await self._send(NextEngine(address))
+    async def switch_engine(self, replica: int, address: str | None) -> None:
+        """Order all to end the requests of the dead engine and to connect to the replica's next one, if any, at `address`."""
+        await self._send(NextEngine(replica, address))
 
     async def fail(self, reason: str) -> None:
         """Order all to end their requests with an error and to exit."""
@@ -261,19 +264,19 @@ class _Worker:
     """Set when its requests have ended, and another server has the port."""
 
     async def follow_orders(self, address: str, orders: asyncio.StreamReader) -> str:
-        """Connect to one engine after the other, as ordered; returns why there is none any more."""
-        async with contextlib.AsyncExitStack() as changes:
-            while True:
-                async with self.api.connected(address):
-                    while not isinstance(order := await _next_order(orders), NextEngine):
-                        if isinstance(order, Stop):
-                            self.api.client.fail(
-                                order.reason
-                            )  # before the block ends: requests would wait for an engine
-                            return order.reason
-                        # beside the next orders: the engine may die while requests finish
-                        await changes.enter_async_context(running(self._change(order)))
-                address = order.address
+        """Connect to one engine of each replica after the other, as ordered; returns why there is none any more."""
+        addresses = [replica_address(address, replica) for replica in range(self.api.config.parallel.replicas)]
+        nexts: list[asyncio.Queue[str | None]] = [asyncio.Queue() for _ in addresses]
+        async with contextlib.AsyncExitStack() as tasks:
+            for replica, first in enumerate(addresses):
+                await tasks.enter_async_context(running(_follow_replica(self.api, replica, first, nexts[replica])))
+            while not isinstance(order := await _next_order(orders), Stop):
+                if isinstance(order, NextEngine):
+                    nexts[order.replica].put_nowait(order.address)
+                else:  # beside the next orders: the engine may die while requests finish
+                    await tasks.enter_async_context(running(self._change(order)))
+            self.api.client.fail(order.reason)  # before connections end: requests would wait for the next engine
+            return order.reason
 
     async def _change(self, order: Accept | Suspend | Leave) -> None:
         if isinstance(order, Accept):
@@ -292,6 +295,16 @@ async def _next_order(orders: asyncio.StreamReader) -> Order:
     if not line:  # the parent died
         os._exit(1)
     return _ORDER.decode(line)
+
+
+async def _follow_replica(api: ApiProcess, replica: int, address: str, nexts: asyncio.Queue[str | None]) -> None:
+    """Connect to one engine of a replica after the other."""
+    following: str | None = address
+    while following is not None:
+        async with api.connected(following, replica):
+            following = await nexts.get()
+            if following is None:
+                api.client.give_up(replica, "the engine stopped")
 
 
 async def _announce(api: ApiProcess) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +17,7 @@ from jaxserve.frontend.engine_client.connection import EngineConnection
 from jaxserve.ipc.address import remove_socket
 from jaxserve.ipc.engine_spec import EngineSpec
 from jaxserve.ipc.messages import ModelInfo
+from jaxserve.runtime.devices import ALL_DEVICES, ReplicaDevices
 from jaxserve.runtime.environment import child_environment
 from jaxserve.runtime.spawn import Spawned, spawn
 from jaxserve.runtime.tasks import first_of
@@ -35,13 +36,17 @@ class EngineProcess:
 
     @classmethod
     async def start(
-        cls, spec: EngineSpec, environment: Mapping[str, str] | None = None, process: Spawned | None = None
+        cls,
+        spec: EngineSpec,
+        environment: Mapping[str, str] | None = None,
+        process: Spawned | None = None,
+        cores: Collection[int] | None = None,
     ) -> EngineProcess:
-        """Send `spec` to `process`, or to a process that is spawned for it with `environment` (as for `spawn`).
+        """Send `spec` to `process`, or to a process that is spawned for it with `environment` and `cores` (as for `spawn`).
 
         The engine reports readiness and failures over the socket; `wait` returns its exit code.
         """
-        process = process or spawn(environment)
+        process = process or spawn(environment, cores=cores)
         server = dataclasses.replace(spec.config.server, api_key=None)  # the engine needs no keys
         config = dataclasses.replace(spec.config, server=server)
         if process.stdin is None:
@@ -83,13 +88,16 @@ class EngineProcess:
 
 
 @contextlib.asynccontextmanager
-async def engine_process(spec: EngineSpec, process: Spawned | None = None) -> AsyncIterator[EngineProcess]:
+async def engine_process(
+    spec: EngineSpec, process: Spawned | None = None, devices: ReplicaDevices = ALL_DEVICES
+) -> AsyncIterator[EngineProcess]:
     """Run an engine inside the block and end it after the block. Raises StartupError if no process can be started.
 
-    process: used instead of a new one.
+    process: used instead of a new one. devices: of the new process.
     """
     try:
-        engine = await EngineProcess.start(spec, child_environment(), process)
+        environment = {**child_environment(), **devices.variables}
+        engine = await EngineProcess.start(spec, environment, process, devices.cores)
     except OSError as error:
         raise StartupError(f"cannot start the engine process: {error.strerror}") from error
     try:

@@ -21,6 +21,7 @@ from jaxserve.frontend.engine_client.connection import EngineConnection
 from jaxserve.ipc.address import incarnation_address
 from jaxserve.ipc.engine_spec import EngineSpec
 from jaxserve.runtime.api_process import ApiProcess
+from jaxserve.runtime.devices import ALL_DEVICES, ReplicaDevices
 from jaxserve.runtime.engine_process import engine_process, wait_dead, wait_started
 from jaxserve.runtime.spawn import Spawned
 from jaxserve.runtime.tasks import running
@@ -57,13 +58,26 @@ class EngineSupervisor:
     """Runs the engines of one server, one after the other."""
 
     def __init__(
-        self, api: ApiProcess, spec: EngineSpec, process: Spawned | None, on_restart: Callable[[str], Awaitable[None]]
+        self,
+        api: ApiProcess,
+        spec: EngineSpec,
+        process: Spawned | None,
+        on_next: Callable[[int, str | None], Awaitable[None]],
+        replica: int = 0,
+        devices: ReplicaDevices = ALL_DEVICES,
     ) -> None:
-        """spec, process: of the first engine. on_restart: called with the address of the next engine."""
+        """spec, process: of the first engine. devices: of all of them.
+
+        on_next: called with the replica and the address of its next engine, or None if it gets no further one.
+        """
         self._api = api
         self._spec = spec
         self._process = process
-        self._on_restart = on_restart
+        self._on_next = on_next
+        self._replica = replica
+        self._devices = devices
+        num_replicas = spec.config.parallel.replicas
+        self._name = f"replica {replica}: " if num_replicas > 1 else ""
         self._budget = RestartBudget(spec.config.server.engine_restarts)
         self._may_restart = False
         self._suspended = asyncio.Event()
@@ -96,30 +110,32 @@ class EngineSupervisor:
         """Keep an engine running; returns why there is none any more. Raises StartupError if the first cannot start."""
         spec, process = self._spec, self._process
         for number in itertools.count(1):
-            async with self._api.connected(spec.address) as connection:
+            async with self._api.connected(spec.address, self._replica) as connection:
                 reason = await self._run_engine(connection, spec, process)
                 if self._suspended.is_set():
                     self._stopped.set()
                     await self._resumed.wait()
                 elif not self._takes_restart():
-                    self._api.client.fail(reason)  # inside the block: after it, requests would wait for the next engine
+                    await self._on_next(self._replica, None)
+                    # inside the block: after it, requests would wait for the next engine
+                    self._api.client.give_up(self._replica, reason)
                     return reason
                 else:
-                    _log.error("%s; starting it again (%s)", reason, self._budget)
-                    self._api.frontend.metrics.inc("engine_restarts")
+                    _log.error("%s%s; starting it again (%s)", self._name, reason, self._budget)
+                    self._api.frontend.metrics.of_engine(self._replica).inc("engine_restarts")
                 address = incarnation_address(self._spec.address, number)
-                await self._on_restart(address)
+                await self._on_next(self._replica, address)
             spec, process = msgspec.structs.replace(self._spec, address=address, phases=[]), None
         raise AssertionError("unreachable")
 
     async def _run_engine(self, connection: EngineConnection, spec: EngineSpec, process: Spawned | None) -> str:
         """Run one engine and return how it ended. Raises StartupError if the first cannot start."""
         try:
-            async with engine_process(spec, process) as engine:
+            async with engine_process(spec, process, self._devices) as engine:
                 model_info = await wait_started(connection, engine)
                 if self._lost_s is not None:
-                    self._api.record_start(model_info)
-                    _log.info("the engine is back after %.1f s", time.monotonic() - self._lost_s)
+                    self._api.record_start(model_info, self._replica)
+                    _log.info("%sthe engine is back after %.1f s", self._name, time.monotonic() - self._lost_s)
                 self._running.set()
                 async with running(wait_dead(connection, engine)) as dead, running(self._suspended.wait()) as suspended:
                     await asyncio.wait({dead, suspended}, return_when=asyncio.FIRST_COMPLETED)
@@ -128,6 +144,8 @@ class EngineSupervisor:
                 return reason
         except StartupError as error:
             if self._lost_s is None:
+                if self._name:
+                    raise type(error)(f"{self._name}{error}") from error
                 raise
             return str(error)
 
@@ -135,6 +153,6 @@ class EngineSupervisor:
         if self._api.client.is_draining or not self._may_restart:
             return False
         if not self._budget.take():
-            _log.error("the engine is not started again: %s", self._budget)
+            _log.error("%sthe engine is not started again: %s", self._name, self._budget)
             return False
         return True

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from jaxserve.runtime.api_workers import ApiWorkers
 from jaxserve.runtime.departure import Departure
-from jaxserve.runtime.engine_supervisor import EngineSupervisor
 from jaxserve.runtime.handover import HandOver
+from jaxserve.runtime.replicas import ReplicaSupervisors
 from jaxserve.runtime.tasks import running
 
 _log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class Replacement:
     departure: Departure
     """The departure of this API process."""
     workers: ApiWorkers
-    supervisor: EngineSupervisor
+    supervisors: ReplicaSupervisors
     timeout_s: float
     """Time that the requests of an API process may take once another server has the port."""
 
@@ -48,13 +48,13 @@ class Replacement:
             yield left
 
     async def _suspend(self) -> None:
-        """Finish all requests and end the engine; what comes then waits in the kernel's queues."""
+        """Finish all requests and end the engines; what comes then waits in the kernel's queues."""
         _log.info("finishing requests before the next process starts its engine; new connections wait")
         await asyncio.gather(self.departure.suspend(), self.workers.suspend())
-        await self.supervisor.suspend()
+        await self.supervisors.suspend()
 
     async def _resume(self) -> None:
-        await self.supervisor.resume()
+        await self.supervisors.resume()
         await self.workers.accept()
         await self.departure.resume()
         _log.info("serving again")

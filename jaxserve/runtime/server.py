@@ -46,11 +46,13 @@ from jaxserve.runtime.api_process import (
 )
 from jaxserve.runtime.api_workers import ApiWorkers, api_workers
 from jaxserve.runtime.departure import Departure
+from jaxserve.runtime.devices import divide_devices
 from jaxserve.runtime.engine_process import check_tokenizer
-from jaxserve.runtime.engine_supervisor import EngineSupervisor
+from jaxserve.runtime.environment import child_environment
 from jaxserve.runtime.handover import Predecessor, predecessor, share_listeners
 from jaxserve.runtime.notify import notify
 from jaxserve.runtime.replacement import Replacement
+from jaxserve.runtime.replicas import ReplicaSupervisors
 from jaxserve.runtime.settings import describe
 from jaxserve.runtime.spawn import Spawned
 from jaxserve.runtime.startup_display import StartupDisplay
@@ -171,8 +173,8 @@ class _Server:
             path = await _phase(api, "model", lambda: resolve(model.model, model.revision))
             if self.predecessor is not None and self.upgrade.after_drain:
                 await self.predecessor.suspend()
-            supervisor = self._engine_supervisor(api, path, address)
-            async with running(supervisor.run()) as engine_end:
+            supervisors = self._supervisors(api, path, address)
+            async with running(supervisors.run()) as engine_end:
                 tokenizer = await _phase(api, "tokenizer", lambda: tokenizer_of(self.config, path))
                 install(api.frontend, self.config, tokenizer, path)
                 shares, is_successor = self._shares()[1:], self.predecessor is not None
@@ -182,10 +184,10 @@ class _Server:
                         await asyncio.wait({ready, engine_end}, return_when=asyncio.FIRST_COMPLETED)
                         is_started = not engine_end.done()
                         if is_started:
-                            supervisor.allow_restarts()
+                            supervisors.allow_restarts()
                             display.close()
                             await self._take_port(api, ready.result(), workers, address)
-                    replacement = Replacement(Departure(api), workers, supervisor, self.config.server.upgrade_timeout)
+                    replacement = Replacement(Departure(api), workers, supervisors, self.config.server.upgrade_timeout)
                     async with replacement.offered(self.listeners, folder_of(address)) as left:
                         if is_started:
                             self._announce(tokenizer, ready.result())
@@ -215,7 +217,7 @@ class _Server:
         _log.info("serving in place of process %d, which finishes its requests", self.predecessor.pid)
         self.upgrade.on_done()
 
-    def _engine_supervisor(self, api: ApiProcess, path: Path, address: str) -> EngineSupervisor:
+    def _supervisors(self, api: ApiProcess, path: Path, address: str) -> ReplicaSupervisors:
         spec = EngineSpec(
             config=self.config,
             model_path=str(path),
@@ -224,11 +226,12 @@ class _Server:
             fake=self.fake,
             phases=api.startup.own.take(),
         )
-        return EngineSupervisor(api, spec, self.spawned, self._switch_engine)
+        devices = divide_devices(self.config.parallel, child_environment())
+        return ReplicaSupervisors(api, spec, self.spawned, self._switch_engine, devices)
 
-    async def _switch_engine(self, address: str) -> None:
+    async def _switch_engine(self, replica: int, address: str | None) -> None:
         if self.workers is not None:
-            await self.workers.switch_engine(address)
+            await self.workers.switch_engine(replica, address)
 
     def _pass_on_signal(self) -> None:
         if self.workers is not None:
@@ -257,9 +260,9 @@ class _Server:
 async def _phase(api: ApiProcess, name: str, work: Callable[[], T]) -> T:
     """Run a start-up phase of this process, shown and measured like the engine's phases."""
     started = time.monotonic()
-    api.client.note_progress(StartupProgress(name, 0, 1))
+    api.client.engines.note_progress(StartupProgress(name, 0, 1))
     result = await in_thread(work)
-    api.client.note_progress(StartupProgress(name, 1, 1))
+    api.client.engines.note_progress(StartupProgress(name, 1, 1))
     api.startup.own.add(name, started)
     return result
 
@@ -268,6 +271,7 @@ async def _all_ready(api: ApiProcess, tokenizer: Tokenizer, path: Path, workers:
     """Wait until engine and API processes accept requests. Raises StartupError."""
     model_info = await api.client.wait_started()
     check_tokenizer(tokenizer, model_info, path)
+    await api.client.engines.all_started.wait()
     await workers.wait_ready()
     return model_info
 

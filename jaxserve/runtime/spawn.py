@@ -6,9 +6,10 @@ The engine process imports its modules while its parent imports others; then it 
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final, TypeAlias
 
 from jaxserve.types import GPU_SHARE, PRELOAD_FLAG
@@ -26,26 +27,33 @@ clears the same 40 MB at every step of 32 rows."""
 Spawned: TypeAlias = "subprocess.Popen[bytes]"
 
 
-def spawn(environment: Mapping[str, str] | None, *, preload: bool = False) -> Spawned:
+def spawn(
+    environment: Mapping[str, str] | None, *, preload: bool = False, cores: Collection[int] | None = None
+) -> Spawned:
     """Start an engine process that waits for its EngineSpec; it inherits stdout and stderr.
 
     It runs in a separate session, so that a Ctrl-C in the terminal reaches only this process. It ends when its stdin is
     closed, or with the thread that called this function.
 
     environment: its variables, over ENVIRONMENT; None: those of this process, unchanged.
+    cores: processor cores that its threads may use; None: those of this process.
     """
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "jaxserve.engine.process", *([PRELOAD_FLAG] if preload else [])],
         stdin=subprocess.PIPE,
         start_new_session=True,
         env=None if environment is None else {**ENVIRONMENT, **environment},
     )
+    if cores is not None:  # it has one thread yet; later ones inherit the cores
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(process.pid, cores)
+    return process
 
 
 @contextlib.contextmanager
-def spawned(environment: Mapping[str, str]) -> Iterator[Spawned]:
+def spawned(environment: Mapping[str, str], cores: Collection[int] | None = None) -> Iterator[Spawned]:
     """Start an engine process for a real model and kill it after the block, if it still runs."""
-    with spawn(environment, preload=True) as process:
+    with spawn(environment, preload=True, cores=cores) as process:
         try:
             yield process
         finally:

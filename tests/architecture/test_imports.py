@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "checkpoint",
         "sampling.params",
     },
-    "runtime": {"http", "apis", "frontend", "tokenizer", "ipc", "checkpoint"},
+    "runtime": {"http", "apis", "frontend", "tokenizer", "ipc", "checkpoint", "routing"},
     "": {"llm"},  # the package itself: its public names, imported when they are asked for
     "llm": {
         "runtime",
@@ -70,7 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "http": {"apis", "frontend", "ipc", "sampling.params"},
     "apis": {"frontend", "tokenizer", "ipc", "sampling.params"},
-    "frontend": {"tokenizer", "ipc", "sampling.params", "structured.protocol"},
+    "frontend": {"tokenizer", "ipc", "sampling.params", "structured.protocol", "routing"},
     "tokenizer": {"checkpoint"},
     "ipc": {"sampling.params"},
     "engine": {"scheduler", "kv", "executor", "ipc", "sampling.params", "structured"},

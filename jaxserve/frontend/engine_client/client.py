@@ -1,7 +1,8 @@
 """The API process's side of the engine: the current connection, and whether requests are accepted.
 
 Engines may be restarted; the client stays, with the places in the queue and the final decisions: that the server
-drains, or that no engine will follow. Between two engines the client reports loading, as before the first.
+drains, or that no engine will follow. Between two engines the client reports loading, as before the first. With several
+replicas it is ready while one of them is.
 """
 
 from __future__ import annotations
@@ -9,17 +10,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 
 from jaxserve.errors import StartupError, UnavailableError
 from jaxserve.frontend.engine_client.connection import LOADING, Admission, EngineConnection, Socket
+from jaxserve.frontend.engine_client.engines import Engines
 from jaxserve.frontend.engine_client.output_stream import OutputStream
+from jaxserve.frontend.engine_client.routed_requests import RoutedRequests
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.ipc.messages import AddRequest, CommandName, ModelInfo, StartupProgress
 from jaxserve.metrics import Metrics
+from jaxserve.routing.pages import HeldPages
+from jaxserve.routing.policy import LeastTokens, RoutingPolicy
+from jaxserve.routing.router import Router
 
 
 class EngineClient:
-    """Submits requests and commands to the engine, whichever one runs."""
+    """Submits requests and commands to the engine, whichever one runs, or to the engines of several replicas."""
 
     def __init__(
         self,
@@ -30,45 +37,56 @@ class EngineClient:
         stall_timeout_s: float,
         peers: PeerProcesses,
         on_progress: Callable[[StartupProgress], None] = lambda progress: None,
+        num_replicas: int = 1,
+        policy: RoutingPolicy | None = None,
     ) -> None:
-        self._metrics = metrics
+        """policy: chooses among several replicas; None: their outstanding tokens decide."""
+        self._metrics = [metrics.of_engine(replica) for replica in range(num_replicas)]
         self._max_waiting_tokens = None if max_queued_tokens is None else peers.share_of(max_queued_tokens)
         self._stall_timeout_s = stall_timeout_s
-        self.note_progress = on_progress
-        """Called with every phase of the start; the phases of this process are reported through it as well."""
-        self.admission = Admission(
-            metrics, lambda: peers.share_of(self.require_ready().max_num_seqs + max_queued_requests)
-        )
-        self._connection: EngineConnection | None = None
-        self._started = asyncio.Event()
+
+        def max_sequences(model_info: ModelInfo) -> int:
+            return peers.share_of(model_info.max_num_seqs + max_queued_requests)
+
+        self.admission = Admission(metrics, lambda: sum(map(max_sequences, self._require_models())))
+        self.engines = Engines(num_replicas, on_progress)
+        self._router = None
+        if num_replicas > 1:
+            self._router = RoutedRequests(self.engines, Router(policy or LeastTokens()), metrics, max_sequences)
         self._failure: str | None = None
         self._is_draining = False
 
     @contextlib.asynccontextmanager
-    async def connected(self, socket: Socket) -> AsyncIterator[EngineConnection]:
+    async def connected(self, socket: Socket, replica: int = 0) -> AsyncIterator[EngineConnection]:
         """Send requests to the engine at `socket` inside the block; running requests end with an error after it."""
-        connection = self._connection = EngineConnection(
+        router = self._router
+        connection = self.engines.connections[replica] = EngineConnection(
             socket,
-            self._metrics,
+            self._metrics[replica],
             max_waiting_tokens=self._max_waiting_tokens,
             stall_timeout_s=self._stall_timeout_s,
-            on_progress=self.note_progress,
-            on_ready=self._started.set,
+            on_progress=self.engines.note_progress,
+            on_ready=partial(self.engines.note_ready, replica),
+            on_pages=partial(self.engines.note_pages, replica),
+            ledger=router,
         )
+        self.engines.pages[replica] = HeldPages()
+        if router is not None:
+            router.begin(replica)
         run = asyncio.create_task(connection.run())
         try:
             yield connection
         finally:
             connection.end()
-            self._connection = None
-            self._metrics.forget_engine()
+            del self.engines.connections[replica]
+            self._metrics[replica].forget_engine()
             run.cancel()
             await asyncio.wait({run})
 
     @property
     def model_info(self) -> ModelInfo | None:
-        """The model of the engine that accepts requests; None while there is none."""
-        return self._connection.model_info if self._connection is not None and self._connection.is_ready else None
+        """The model of an engine that accepts requests; None while there is none."""
+        return next(iter(self.engines.models()), None)
 
     @property
     def is_ready(self) -> bool:
@@ -80,26 +98,19 @@ class EngineClient:
         return self._is_draining
 
     def ailment(self) -> str | None:
-        """Return the reason why the engine is not healthy; None if it is, or if there is none yet."""
-        if self._failure is not None:
-            return self._failure
-        return None if self._connection is None else self._connection.ailment()
+        """Return the reason why no engine is healthy; None if one is, or if there is none yet."""
+        return self._failure or self.engines.ailment()
 
     async def wait_started(self) -> ModelInfo:
         """Wait until the first engine is ready. Raises StartupError if it is given up before."""
-        await self._started.wait()
-        if self.model_info is None:
+        await self.engines.first_started.wait()
+        if (model_info := self.model_info) is None:
             raise StartupError(self._failure or "the engine did not start")
-        return self.model_info
+        return model_info
 
     def require_ready(self) -> ModelInfo:
         """Return the model's info. Raises UnavailableError while the engine loads, drains or is dead."""
-        self._require_alive()
-        if self._is_draining:
-            raise UnavailableError("The server is shutting down.")
-        if (model_info := self.model_info) is None:
-            raise UnavailableError(LOADING)
-        return model_info
+        return self._require_models()[0]
 
     def submit(self, requests: Sequence[AddRequest]) -> OutputStream:
         """Return the outputs of `requests`, which are submitted when it is entered.
@@ -107,35 +118,38 @@ class EngineClient:
         Each request gets exactly one output with a `finish_reason`.
         """
         self._require_alive()
-        return OutputStream(self._require_connection(), requests)
+        return OutputStream(self._router or self.engines.require_one(), requests)
 
     async def command(self, name: CommandName) -> None:
-        """Run a command of the operator in the engine. Raises RequestError if the engine rejects it."""
+        """Run a command of the operator in every engine. Raises RequestError if one rejects it."""
         self.require_ready()
-        await self._require_connection().command(name)
+        await self.engines.command(name)
 
     def start_draining(self) -> None:
         """Reject new requests from now on."""
         self._is_draining = True
 
-    def abort_all(self, message: str) -> None:
-        """End every running request with an UnavailableError."""
-        if self._connection is not None:
-            self._connection.abort_all(message)
+    def give_up(self, replica: int, reason: str) -> None:
+        """Expect no further engine of this replica. Without any replica left, running requests end with an error."""
+        if self.engines.lose(replica):
+            self.fail(reason)
 
     def fail(self, reason: str) -> None:
         """Give up on engines: running requests end with an error. Later calls change nothing."""
         if self._failure is not None:
             return
         self._failure = reason
-        self._started.set()
-        if self._connection is not None:
-            self._connection.end(reason)
+        if self._router is not None:
+            self._router.close()
+        self.engines.end(reason)
 
-    def _require_connection(self) -> EngineConnection:
-        if self._connection is None:
+    def _require_models(self) -> list[ModelInfo]:
+        self._require_alive()
+        if self._is_draining:
+            raise UnavailableError("The server is shutting down.")
+        if not (models := self.engines.models()):
             raise UnavailableError(LOADING)
-        return self._connection
+        return models
 
     def _require_alive(self) -> None:
         if self._failure is not None:

@@ -127,6 +127,16 @@ class Socket(Protocol):
     async def receive(self) -> FromEngine: ...
 
 
+class RequestLedger(Protocol):
+    """Follows the requests of several engines; `replicas.Replicas` in production."""
+
+    def note(self, output: RequestOutput) -> None:
+        """Count an output before its stream gets it."""
+
+    def retry(self, request_id: RequestId) -> bool:
+        """Submit a request of an engine that is gone to another one. Return False if it has to end with an error."""
+
+
 class EngineConnection:
     """The only user of the socket. Messages move only while `run` is running."""
 
@@ -140,12 +150,14 @@ class EngineConnection:
         on_progress: Callable[[StartupProgress], None],
         on_ready: Callable[[], None],
         on_pages: Callable[[PagesChanged], None] = lambda pages: None,
+        ledger: RequestLedger | None = None,
     ) -> None:
         self._socket = socket
         self._metrics = metrics
         self._on_progress = on_progress
         self._on_ready = on_ready
         self._on_pages = on_pages
+        self._ledger = ledger
         self._waiting = WaitingPrompts(max_waiting_tokens)
         self._outbox: asyncio.Queue[ToEngine] = asyncio.Queue()
         self._outbox.put_nowait(Hello())
@@ -255,12 +267,17 @@ class EngineConnection:
             self._outbox.put_nowait(Abort(request_ids))
 
     def end(self, reason: str | None = None) -> None:
-        """End the connection: running requests end with an error. Later calls change nothing."""
+        """End the connection: running requests end with an error, unless the ledger submits them elsewhere. Later calls change nothing."""
         if self._over.is_set():
             return
         self.reason = reason
         self._over.set()
         self._started.set()
+        if self._ledger is not None:
+            for request_id in list(self._streams):
+                if self._ledger.retry(request_id):
+                    del self._streams[request_id]
+                    self._waiting.remove(request_id)
         self._end_all("The engine stopped while the request was running.")
         self._commands.fail(UnavailableError("The engine stopped."))
 
@@ -269,7 +286,10 @@ class EngineConnection:
         streams, self._streams = self._streams, {}
         for request_id, stream in streams.items():
             self._waiting.remove(request_id)
-            stream.put(RequestOutput(request_id, [], finish_reason="error", error=error))
+            output = RequestOutput(request_id, [], finish_reason="error", error=error)
+            if self._ledger is not None:
+                self._ledger.note(output)
+            stream.put(output)
         for stream in dict.fromkeys(streams.values()):
             stream.push()
 
@@ -300,6 +320,8 @@ class EngineConnection:
         fresh: dict[OutputStream, None] = {}
         for output in outputs:
             self._waiting.remove(output.request_id)
+            if self._ledger is not None:
+                self._ledger.note(output)
             if output.finish_reason is not None:
                 stream = self._streams.pop(output.request_id, None)
             else:

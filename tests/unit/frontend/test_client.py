@@ -293,7 +293,7 @@ async def test_draining_refuses_new_requests_and_finishes_old_ones(api: Api) -> 
 async def test_abort_all_ends_requests_with_an_error(api: Api) -> None:
     reply = asyncio.create_task(api.post("/v1/completions", {"prompt": "x"}))
     request = await api.engine.added()
-    api.client.abort_all("The server is shutting down.")
+    api.client.engines.abort_all("The server is shutting down.")
     status, body = await reply
     assert (status, body["error"]["message"]) == (503, "The server is shutting down.")
     assert await api.engine.was_aborted() == request.request_id
