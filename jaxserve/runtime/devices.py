@@ -25,7 +25,7 @@ _TPU_BOUNDS: Final = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDevices:
-    """What one engine process may use."""
+    """The devices of one engine process."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that select its accelerators."""
