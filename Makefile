@@ -21,6 +21,7 @@ NEWEST_VENV := .venv-newest
 OLDEST_VENV := .venv-oldest
 KERNELS_VENV := .venv-jax011
 CLIENTS_VENV := .venv-clients
+RAY_VENV := .venv-ray
 JAX_LOCK ?=
 KERNELS_LOCK := requirements/jax-0.11.lock
 SECOND_TESTS := tests/unit/runner tests/unit/sampling tests/kernels/test_native.py tests/models tests/engine tests/e2e
@@ -53,7 +54,7 @@ beside_types = @{ $(MYPY); } >$(STAMPS)/types.log 2>&1 & types=$$!; trap 'kill $
 QUICKLY = JAX_DISABLE_MOST_OPTIMIZATIONS=1
 
 .PHONY: help install serve check test lint format types fast-tests all-tests versions-tests second-python environments \
-	dependencies kernels-check newest-kernels aot-tests clients-check clients-tests announce docs lock docker-check bench-peers \
+	dependencies kernels-check newest-kernels aot-tests clients-check clients-tests scale-check scale-tests announce docs lock docker-check bench-peers \
 	gpu-wheels gpu-check clean
 
 help: ## list the targets
@@ -164,7 +165,8 @@ environments:
 	[ -z "$$second" ] || $(call make_in,$(SECOND_VENV)) PYTHON="$$second" dependencies; \
 	[ -z "$$newest" ] || $(call make_in,$(NEWEST_VENV)) PYTHON="$$newest" $(NEWEST_VENV)/.stamps/dev $(NEWEST_VENV)/.stamps/aot; \
 	[ -z "$$newest" ] || $(call make_in,$(KERNELS_VENV)) PYTHON="$$newest" JAX_LOCK=$(KERNELS_LOCK) dependencies; \
-	$(call make_in,$(CLIENTS_VENV)) $(CLIENTS_VENV)/.stamps/clients $(CLIENTS_VENV)/.stamps/node
+	$(call make_in,$(CLIENTS_VENV)) $(CLIENTS_VENV)/.stamps/clients $(CLIENTS_VENV)/.stamps/node; \
+	$(call make_in,$(RAY_VENV)) dependencies $(RAY_VENV)/.stamps/ray
 
 dependencies: $(STAMPS)/$(DEVICE) $(STAMPS)/dev $(STAMPS)/model
 
@@ -220,6 +222,22 @@ clients-tests: $(STAMPS)/clients $(STAMPS)/node
 	$(SERVER_PYTHON) $(CLIENTS_PYTEST) $(OPENAI_TESTS)
 	$(call lane,client libraries against live servers)
 	$(BIN)/python $(CLIENTS_PYTEST) tests/clients
+
+# Ray starts some twenty Python processes per node: without bytecode each would compile what it imports.
+scale-check: ## several hosts and replicas, in network namespaces if root may make them: Ray Serve, --replicas
+	@$(call make_in,$(RAY_VENV)) LANE="several hosts and replicas" announce scale-tests
+
+SCALE_TESTS := tests
+
+scale-tests: install $(STAMPS)/ray
+	$(PYTEST) -m scale --timeout 900 $(SCALE_TESTS)
+
+$(STAMPS)/ray: requirements/ray.lock | $(STAMPS)/dev
+	@echo "== $(VENV): Ray"
+	$(BIN)/python $(PIP_INSTALL) -r requirements/ray.lock
+	@$(BIN)/python -m compileall -q $(VENV)/lib/python*/site-packages/ray $(VENV)/lib/python*/site-packages/aiohttp \
+		$(VENV)/lib/python*/site-packages/pydantic $(VENV)/lib/python*/site-packages/opentelemetry || true
+	@touch $@
 
 # Some of them come as sources, so the tools that build them are pinned, too.
 $(STAMPS)/clients: requirements/clients.lock requirements/build.lock | $(STAMPS)/venv
@@ -278,6 +296,8 @@ lock: ## regenerate requirements/*.lock with uv (UPGRADE=--upgrade for newer ver
 	$(UV_COMPILE) pyproject.toml --group dev --constraint requirements/cpu.lock --output-file requirements/dev.lock
 	$(UV_COMPILE) pyproject.toml --extra cuda --constraint requirements/cpu.lock --output-file requirements/cuda.lock
 	$(UV_COMPILE) pyproject.toml --extra tpu --constraint requirements/cpu.lock --output-file requirements/tpu.lock
+	$(UV_COMPILE) pyproject.toml --extra ray --constraint requirements/cpu.lock --constraint requirements/dev.lock \
+		--output-file requirements/ray.lock
 	$(UV_COMPILE) requirements/aot.in --no-deps --constraint requirements/cuda.lock --constraint requirements/tpu.lock \
 		--output-file requirements/aot.lock
 	$(subst --python-version 3.11,--python-version 3.12,$(UV_COMPILE)) requirements/jax-0.11.in --no-deps \
@@ -288,4 +308,4 @@ lock: ## regenerate requirements/*.lock with uv (UPGRADE=--upgrade for newer ver
 	$(UV_COMPILE) requirements/test-models.in --no-deps --output-file requirements/test-models.lock
 
 clean: ## remove the environments and files that tools have left
-	rm -rf $(VENV) $(NEWEST_VENV) $(OLDEST_VENV) $(KERNELS_VENV) $(CLIENTS_VENV) .venv*.lock $(NODE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST_VENV) $(OLDEST_VENV) $(KERNELS_VENV) $(CLIENTS_VENV) $(RAY_VENV) .venv*.lock $(NODE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

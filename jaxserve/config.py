@@ -122,6 +122,9 @@ class CacheConfig:
         help="auto: the model's dtype, float32 on CPUs; fp8: 8-bit floats (e4m3), half the memory, on accelerators",
     )
     enable_prefix_caching: bool = option(True, help="reuse KV pages of prompts with a common prefix")
+    publish_pages: bool = option(
+        False, help="report the hashes of cached pages at /routing, for routers before several servers"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -82,7 +82,7 @@ async def _send_computed(http: web.Request, route: Route, reply: Computed) -> we
         return web.Response(body=body, content_type="application/json")
     events = EventStream(http)
     chunks = [chunk for delta in reply.deltas for chunk in formatter.chunks(delta, None)]
-    await events.close([*map(frame, [*formatter.opening(), *chunks, *formatter.closing(reply.counts)]), _end(route)])
+    await events.close([*map(frame, [*formatter.opening(), *chunks, *formatter.closing(reply.counts)]), end_of(route)])
     return events.response
 
 
@@ -119,7 +119,7 @@ async def _stream(http: web.Request, route: Route, reply: Generated) -> web.Stre
             if not handle.is_finished:  # else the last text leaves with the end
                 await events.send(frames)
                 frames.clear()
-        await events.close([*frames, *map(frame, formatter.closing(handle.counts())), _end(route)])
+        await events.close([*frames, *map(frame, formatter.closing(handle.counts())), end_of(route)])
     except (asyncio.CancelledError, ConnectionResetError):
         raise
     except Exception as error:
@@ -127,9 +127,10 @@ async def _stream(http: web.Request, route: Route, reply: Generated) -> web.Stre
             raise
         shown = error if isinstance(error, RequestError) else hide_internal_error(error, request_id_of(http))
         last = route.style.error_body(shown, request_id_of(http)) if reply.fail is None else reply.fail(shown)
-        await events.close([frame(last), _end(route)])
+        await events.close([frame(last), end_of(route)])
     return events.response
 
 
-def _end(route: Route) -> bytes:
+def end_of(route: Route) -> bytes:
+    """Return the bytes after a stream's last event."""
     return b"" if route.last_event is None else b"data: %b\n\n" % route.last_event.encode()

@@ -8,7 +8,7 @@ therefore count as expected until the replica's own report covers them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from jaxserve.types import BlockHash
 
@@ -23,6 +23,11 @@ class HeldPages:
         """Pages of requests that ended since the last snapshot."""
         self._covered_next: list[Sequence[BlockHash]] = []
         """Pages of requests that ended before the last snapshot arrived; the next one covers them."""
+
+    @property
+    def published(self) -> Collection[BlockHash]:
+        """The pages that the replica has reported and not withdrawn."""
+        return self._published
 
     def __len__(self) -> int:
         """Return the number of pages that the replica has published and not evicted."""

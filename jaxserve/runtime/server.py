@@ -224,6 +224,7 @@ class _Server:
             address=address,
             executor=self.executor,
             fake=self.fake,
+            publishes_pages=self.config.cache.publish_pages,
             phases=api.startup.own.take(),
         )
         devices = divide_devices(self.config.parallel, child_environment())

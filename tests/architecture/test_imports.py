@@ -38,6 +38,16 @@ MAY_IMPORT: dict[str, set[str]] = {
         "checkpoint",
         "sampling.params",
     },
+    "ray": {
+        "cli.main",  # the server of a replica is the command
+        "runtime",
+        "http",
+        "apis",
+        "frontend",
+        "tokenizer",
+        "routing",
+        "checkpoint",
+    },
     "runtime": {"http", "apis", "frontend", "tokenizer", "ipc", "checkpoint", "routing"},
     "": {"llm"},  # the package itself: its public names, imported when they are asked for
     "llm": {

@@ -31,6 +31,7 @@ def test_every_purpose_has_its_lock() -> None:
         "dev",
         "jax-0.11",
         "model",
+        "ray",
         "test-models",
         "tpu",
     }
@@ -50,7 +51,7 @@ def test_jax_is_0_10_below_python_3_12_and_0_12_from_there(package: str) -> None
     assert locked[package, "python_full_version >= '3.12'"].startswith("0.12.")
 
 
-@pytest.mark.parametrize("name", ["dev", "cuda", "tpu"])
+@pytest.mark.parametrize("name", ["dev", "cuda", "tpu", "ray"])
 def test_locks_can_be_laid_over_the_runtimes(name: str) -> None:
     """A wider set may widen the marker of a package, never change its version."""
     runtime, wider = ({(package, version) for (package, _), version in pins(n).items()} for n in ("cpu", name))

@@ -158,7 +158,8 @@ class EngineConnection:
         self._on_ready = on_ready
         self._on_pages = on_pages
         self._ledger = ledger
-        self._waiting = WaitingPrompts(max_waiting_tokens)
+        self.waiting = WaitingPrompts(max_waiting_tokens)
+        """Prompts of requests without output."""
         self._outbox: asyncio.Queue[ToEngine] = asyncio.Queue()
         self._outbox.put_nowait(Hello())
         self._streams: dict[RequestId, OutputStream] = {}
@@ -235,7 +236,7 @@ class EngineConnection:
         if not self.is_ready:
             raise UnavailableError(LOADING)
         try:
-            self._waiting.add(requests)
+            self.waiting.add(requests)
         except RateLimitError:
             self._metrics.inc("admission_rejections", reason="queued_tokens")
             raise
@@ -249,7 +250,7 @@ class EngineConnection:
         """Abort requests; called by `OutputStream`. Their terminal messages are dropped."""
         for request_id in request_ids:
             self._streams.pop(request_id, None)
-            self._waiting.remove(request_id)
+            self.waiting.remove(request_id)
         if request_ids:
             self._outbox.put_nowait(Abort(request_ids))
 
@@ -277,7 +278,7 @@ class EngineConnection:
             for request_id in list(self._streams):
                 if self._ledger.retry(request_id):
                     del self._streams[request_id]
-                    self._waiting.remove(request_id)
+                    self.waiting.remove(request_id)
         self._end_all("The engine stopped while the request was running.")
         self._commands.fail(UnavailableError("The engine stopped."))
 
@@ -285,7 +286,7 @@ class EngineConnection:
         error = ErrorInfo("UnavailableError", message)
         streams, self._streams = self._streams, {}
         for request_id, stream in streams.items():
-            self._waiting.remove(request_id)
+            self.waiting.remove(request_id)
             output = RequestOutput(request_id, [], finish_reason="error", error=error)
             if self._ledger is not None:
                 self._ledger.note(output)
@@ -319,7 +320,7 @@ class EngineConnection:
         """Deliver the outputs of one engine step; an HTTP request with several sequences gets them together."""
         fresh: dict[OutputStream, None] = {}
         for output in outputs:
-            self._waiting.remove(output.request_id)
+            self.waiting.remove(output.request_id)
             if self._ledger is not None:
                 self._ledger.note(output)
             if output.finish_reason is not None:

@@ -59,6 +59,11 @@ class Engines:
         """Return the model of each engine that accepts requests."""
         return [link.model_info for link in self.ready().values() if link.model_info is not None]
 
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens of requests that have no output yet."""
+        return sum(connection.waiting.num_tokens for connection in self.connections.values())
+
     def require_one(self) -> EngineConnection:
         """Return the connection of an engine, ready if there is one. Raises UnavailableError if there is none."""
         for connection in (*self.ready().values(), *self.connections.values()):

@@ -60,6 +60,22 @@ class Started(msgspec.Struct, tag_field="status", tag="started"):
     programs: list[StartupProgram]
 
 
+class RoutingState(msgspec.Struct):
+    """Load and cached pages, for a router that chooses among servers."""
+
+    queued_tokens: Annotated[int, Meta(description="Prompt tokens of requests that have no output yet.")]
+    num_sequences: Annotated[int, Meta(description="Sequences that run and wait.")]
+    max_num_seqs: Annotated[int, Meta(description="Sequences that can run at the same time.")]
+    block_size: Annotated[int, Meta(description="Tokens per page.")]
+    pages: Annotated[
+        str,
+        Meta(
+            description="Base64 of the first 8 bytes of the hash of each page in the prefix cache (--publish-pages). A hash is "
+            "sha256 over the hash of the page before it and the page's tokens as little-endian int32."
+        ),
+    ]
+
+
 class VersionReply(msgspec.Struct):
     version: str
 

@@ -1,0 +1,178 @@
+"""The application on Ray Serve: replicas with an engine each, and the ingress before them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from jaxserve.checkpoint.source import resolve
+from jaxserve.errors import ConfigError
+from jaxserve.frontend.tokenization import NUM_THREADS, Tokenization
+from jaxserve.http.app import collect_routes
+from jaxserve.ray.relay import Relay
+from jaxserve.ray.request_router import PageRequestRouter, QueuedTokensPolicy
+from jaxserve.ray.route_key import RouteKeys
+from jaxserve.ray.server_process import ServerProcess, serve_command
+from jaxserve.ray.settings import AppSettings, RaySettings, read_arguments
+from jaxserve.ray.wire import HOP_HEADERS, ReplyPart, WireRequest
+from jaxserve.runtime.api_process import api_keys
+
+_log = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 60.0
+"""Time for the server of a replica that has no requests any more to end."""
+MAX_ONGOING_REQUESTS = 4096
+"""Requests that Ray Serve sends to a replica at most; the server's own limits are lower and answered with 429."""
+
+
+class EngineReplica:
+    """One replica: a `jaxserve serve` process with its engine, health, restarts and metrics."""
+
+    async def __init__(self, settings: Mapping[str, Any], command: Sequence[str] | None) -> None:  # type: ignore[misc]
+        """settings: arguments of the application. command: starts the server; None: `jaxserve serve` with the settings."""
+        self._settings = read_arguments(settings)
+        own = self._settings.ray
+        self._server = await ServerProcess.start(command or serve_command(self._settings.server), own.start_timeout_s)
+        self._replica_id = serve.get_replica_context().replica_id.unique_id
+        self._api_key = next(iter(api_keys(self._settings.config.server)), None)
+        self._versions = itertools.count(1)
+
+    async def handle(self, request: WireRequest) -> AsyncIterator[ReplyPart]:
+        """Yield the head of the reply and its bytes. If the caller cancels, the server aborts the request."""
+        async with contextlib.aclosing(self._server.send(request, self._replica_id)) as parts:
+            async for part in parts:
+                yield part
+
+    async def check_health(self) -> None:
+        """Raise RuntimeError if the server is not healthy, as its own `/health` says: Ray Serve then replaces the replica."""
+        if (ailment := await self._server.ailment()) is not None:
+            raise RuntimeError(ailment)
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """Return the cached pages for request routers; nothing while the server does not tell."""
+        state = await self._server.routing_state(self._api_key)
+        return {} if state is None else {"version": next(self._versions), "pages": state.pages}
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the load for the autoscaling policy."""
+        state = await self._server.routing_state(self._api_key)
+        if state is None:
+            return {"queued_tokens": 0.0, "busy_share": 0.0}
+        return {"queued_tokens": state.queued_tokens, "busy_share": state.num_sequences / state.max_num_seqs}
+
+    async def __del__(self) -> None:
+        if (server := self.__dict__.get("_server")) is not None:  # its start may have failed
+            await server.stop(STOP_TIMEOUT_S)
+
+
+class Ingress:
+    """Receives HTTP requests, computes the pages of their prompts, and moves bytes."""
+
+    def __init__(self, settings: Mapping[str, Any], engines: DeploymentHandle) -> None:
+        config = read_arguments(settings).config
+        self._engines = engines.options(method_name="handle", stream=True)
+        tokens = Tokenization(ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize"))
+        self._keys = RouteKeys.load(config, resolve(config.model.model, config.model.revision), tokens)
+        self._routes = {(route.method, route.path): route for route in collect_routes()}
+        self._max_body_size = config.server.max_body_size
+
+    async def __call__(self, http: Request) -> Response:
+        """Answer one HTTP request."""
+        body, path = await http.body(), http.url.path
+        headers = tuple((name, value) for name, value in http.headers.items() if name.lower() not in HOP_HEADERS)
+        target = path + (f"?{http.url.query}" if http.url.query else "")
+        key = await self._keys.of(path, body) if http.method == "POST" else await self._keys.of("", b"")
+        request = WireRequest(http.method, target, headers, body, key)
+        relay = Relay(self._send, request, self._routes.get((http.method, path)), (RayActorError, RayTaskError))
+        try:
+            head, parts = await relay.open()
+        except BaseException:
+            await relay.close()
+            raise
+        if head.is_event_stream:
+            return StreamingResponse(_closing(relay, parts), head.status, dict(head.headers))
+        content = b"".join([part async for part in parts])
+        return Response(content, head.status, dict(head.headers))
+
+    async def _send(self, request: WireRequest) -> AsyncGenerator[ReplyPart, None]:
+        """Yield what the replica of the router's choice answers. Ending early cancels the request there."""
+        reply = self._engines.remote(request)
+        try:
+            async for part in reply:
+                yield part
+        finally:
+            reply.cancel()
+
+
+async def _closing(relay: Relay, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    try:
+        async for part in parts:
+            yield part
+    finally:
+        await relay.close()
+
+
+def app(arguments: Mapping[str, Any]) -> serve.Application:
+    """Return the application for `serve run jaxserve.ray:app NAME=VALUE ...`, or for `args` of a Serve config file.
+
+    Raises ConfigError with one line for an argument that is unknown or wrong.
+    """
+    return build(arguments)
+
+
+def build(arguments: Mapping[str, Any], command: Sequence[str] | None = None) -> serve.Application:
+    """Return the application. command: starts the server of a replica, which announces its URL; None: `jaxserve serve`."""
+    settings = read_arguments(arguments)
+    if settings.config.parallel.replicas != 1:
+        raise ConfigError("replicas: Ray Serve starts them, each with one engine")
+    given, own = dict(arguments), settings.ray
+    engines = serve.deployment(EngineReplica).options(
+        name="engine",
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        health_check_period_s=5,
+        health_check_timeout_s=15,
+        graceful_shutdown_timeout_s=own.drain_timeout_s,
+        ray_actor_options={"num_cpus": own.num_cpus, "num_gpus": own.num_gpus, "resources": dict(own.resources)},
+        request_router_config=RequestRouterConfig(
+            request_router_class=PageRequestRouter,
+            request_router_kwargs={"routing": own.routing, "max_imbalance_tokens": own.max_imbalance_tokens},
+            request_routing_stats_period_s=own.routing_stats_period_s,
+        ),
+        **_scale(settings),
+    )
+    ingress = serve.deployment(Ingress).options(
+        name="ingress",
+        num_replicas=own.ingress_replicas,
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        graceful_shutdown_timeout_s=own.drain_timeout_s,
+        ray_actor_options={"num_cpus": 0.1},
+    )
+    return ingress.bind(given, engines.bind(given, None if command is None else list(command)))
+
+
+def _scale(settings: AppSettings) -> dict[str, Any]:
+    own: RaySettings = settings.ray
+    if own.max_replicas is None:
+        return {"num_replicas": own.replicas}
+    policy = AutoscalingPolicy(
+        policy_function=QueuedTokensPolicy, policy_kwargs={"target_queued_tokens": own.target_queued_tokens}
+    )
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=own.min_replicas or own.replicas,
+            initial_replicas=max(own.replicas, own.min_replicas or 1),
+            max_replicas=own.max_replicas,
+            policy=policy,
+        )
+    }

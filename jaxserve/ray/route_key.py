@@ -1,0 +1,93 @@
+"""Computes the pages of a request's prompt in the ingress, so that the router can compare them with those of replicas.
+
+The ingress has the model's tokenizer and encodes prompts with the code of the API process: the hashes are exact. A body
+that cannot be encoded, or a route without a prompt, is routed by load only; the replica answers with the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from jaxserve.apis.anthropic import to_request as messages
+from jaxserve.apis.anthropic.schema import MessagesRequest
+from jaxserve.apis.openai import chat, completions
+from jaxserve.apis.openai.chat_schema import ChatRequest
+from jaxserve.apis.openai.completions_schema import CompletionRequest
+from jaxserve.apis.schema.decode import decode_request
+from jaxserve.config import Config, LimitsConfig
+from jaxserve.errors import JaxserveError
+from jaxserve.frontend.encode import encode_conversation, encode_text
+from jaxserve.frontend.parsers.output_format import choose_output_format
+from jaxserve.frontend.request import Conversation, GenerationRequest
+from jaxserve.frontend.tokenization import Tokenization
+from jaxserve.http.operations.routing import PAGE_KEY_BYTES
+from jaxserve.routing.request import RouteRequest, page_hashes
+from jaxserve.runtime.api_process import tokenizer_of
+from jaxserve.types import BlockHash
+
+_Translate = Callable[[Any, LimitsConfig], GenerationRequest]
+_PROMPT_ROUTES: Final[Mapping[str, tuple[type[msgspec.Struct], _Translate]]] = MappingProxyType(
+    {
+        "/v1/completions": (CompletionRequest, completions.to_request),
+        "/v1/chat/completions": (ChatRequest, chat.to_request),
+        "/v1/messages": (MessagesRequest, messages.to_request),
+    }
+)
+EXPECTED_OUTPUT_TOKENS: Final = 128
+"""Output tokens to expect of a request that allows more."""
+_NO_PROMPT: Final = RouteRequest(num_prompt_tokens=0, num_output_tokens=1)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteKeys:
+    """Makes the RouteRequest of HTTP requests."""
+
+    config: Config
+    tokens: Tokenization
+    adapters: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of adapters by their names."""
+
+    @classmethod
+    def load(cls, config: Config, path: Path, tokens: Tokenization) -> RouteKeys:
+        """Load the tokenizer of the model at `path` into `tokens`."""
+        tokenizer, server = tokenizer_of(config, path), config.server
+        sources = tokenizer.chat_templates.sources
+        tokens.install(tokenizer, choose_output_format(sources, server.tool_call_parser, server.reasoning_parser))
+        return cls(config, tokens, {name: number for number, name in enumerate(config.model.adapters, start=1)})
+
+    async def of(self, path: str, body: bytes) -> RouteRequest:
+        """Return the properties of a request by which it is routed. Of several prompts the first one counts."""
+        if path not in _PROMPT_ROUTES:
+            return _NO_PROMPT
+        struct, translate = _PROMPT_ROUTES[path]
+        try:
+            decoded, _ = decode_request(struct, body)
+            request = translate(decoded, self.config.limits)
+            token_ids = await self._prompt(request)
+            tokens = np.array(token_ids, np.int32)
+        except (JaxserveError, OverflowError):
+            return _NO_PROMPT
+        block_size, adapter = self.config.cache.block_size, self.adapters.get(request.model or "", 0)
+        pages = page_hashes(tokens, block_size, request.cache_salt, adapter)
+        most = EXPECTED_OUTPUT_TOKENS if request.max_tokens is None else request.max_tokens
+        return RouteRequest(
+            num_prompt_tokens=len(tokens),
+            num_output_tokens=request.n * min(most, EXPECTED_OUTPUT_TOKENS),
+            pages=tuple(BlockHash(page[:PAGE_KEY_BYTES]) for page in pages),
+            block_size=block_size,
+        )
+
+    async def _prompt(self, request: GenerationRequest) -> list[int]:
+        if isinstance(request.prompt, Conversation):
+            return await encode_conversation(self.tokens, request.prompt)
+        first = request.prompt.prompts[0]
+        if isinstance(first, str):
+            return await encode_text(self.tokens, first, add_special_tokens=request.prompt.add_special_tokens)
+        return first

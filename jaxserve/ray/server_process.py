@@ -1,0 +1,128 @@
+"""The `jaxserve serve` process of one replica, on a free loopback port.
+
+`python -m jaxserve.ray.server_process FILE` is that process: it ends when its parent ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from jaxserve.cli.main import main
+from jaxserve.errors import StartupError
+from jaxserve.http.operations.schema import RoutingState
+from jaxserve.parent import die_with_parent
+from jaxserve.ray.wire import HOP_HEADERS, ReplyHead, ReplyPart, WireRequest
+
+_READY: Final = re.compile(rb"jaxserve is ready at (http://\S+) ")
+_STATE: Final = msgspec.json.Decoder(RoutingState)
+REPLICA_HEADER: Final = "X-Jaxserve-Replica"
+STATUS_TIMEOUT_S: Final = 5.0
+
+
+class ServerProcess:
+    """A running server and the HTTP client of its replica."""
+
+    def __init__(self, process: asyncio.subprocess.Process, url: str, http: aiohttp.ClientSession) -> None:
+        self._process = process
+        self._url = url
+        self._http = http
+
+    @classmethod
+    async def start(cls, command: Sequence[str], timeout_s: float) -> ServerProcess:
+        """Start `command` and wait until it announces that it is ready. Raises StartupError."""
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        try:
+            async with asyncio.timeout(timeout_s):
+                url = await _announced_url(process)
+        except BaseException as error:
+            if process.returncode is None:
+                process.kill()
+            if isinstance(error, TimeoutError):
+                raise StartupError(f"the server was not ready within {timeout_s:g} s") from None
+            raise
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+        connector = aiohttp.TCPConnector(limit=0, force_close=False)
+        return cls(process, url, aiohttp.ClientSession(timeout=timeout, connector=connector, auto_decompress=False))
+
+    async def send(self, request: WireRequest, replica: str) -> AsyncGenerator[ReplyPart, None]:
+        """Yield the head of the reply and the bytes of its body as they arrive. Ending early aborts the request."""
+        async with self._http.request(
+            request.method,
+            self._url + request.target,
+            headers=request.headers,
+            data=request.body,
+            allow_redirects=False,
+        ) as reply:
+            headers = [(name, value) for name, value in reply.headers.items() if name.lower() not in HOP_HEADERS]
+            yield ReplyHead(reply.status, (*headers, (REPLICA_HEADER, replica)), replica)
+            async for chunk in reply.content.iter_any():
+                yield chunk
+
+    async def ailment(self) -> str | None:
+        """Return why the server is not healthy, None if it is."""
+        if self._process.returncode is not None:
+            return f"the server ended with exit code {self._process.returncode}"
+        try:
+            async with asyncio.timeout(STATUS_TIMEOUT_S), self._http.get(f"{self._url}/health") as reply:
+                return None if reply.status == 200 else (await reply.text())[:500]
+        except (aiohttp.ClientError, TimeoutError) as error:
+            return f"/health: {error or type(error).__name__}"
+
+    async def routing_state(self, api_key: str | None) -> RoutingState | None:
+        """Return the server's load and cached pages; None if it does not tell."""
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        try:
+            async with (
+                asyncio.timeout(STATUS_TIMEOUT_S),
+                self._http.get(f"{self._url}/routing", headers=headers) as reply,
+            ):
+                return _STATE.decode(await reply.read()) if reply.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
+            return None
+
+    async def stop(self, timeout_s: float) -> None:
+        """Let the server drain for `timeout_s`, and end it."""
+        if self._process.returncode is None:
+            self._process.terminate()
+            try:
+                await asyncio.wait_for(self._process.wait(), timeout_s)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        await self._http.close()
+
+
+def write_settings(settings: Mapping[str, Any]) -> str:
+    """Write settings to a file that only this user can read, which stays for later starts of the replica; returns its path."""
+    descriptor, path = tempfile.mkstemp(prefix="jaxserve-replica-", suffix=".yaml")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(dict(settings), file)  # JSON is YAML
+    return path
+
+
+def serve_command(settings: Mapping[str, Any]) -> list[str]:
+    """Return the command of a server with these settings."""
+    return [sys.executable, "-m", "jaxserve.ray.server_process", write_settings(settings)]
+
+
+async def _announced_url(process: asyncio.subprocess.Process) -> str:
+    assert process.stdout is not None, "stdout is a pipe"
+    while line := await process.stdout.readline():
+        if match := _READY.search(line):
+            return match[1].decode()
+    raise StartupError(f"the server ended with exit code {await process.wait()} before it was ready")
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    sys.exit(main(["serve", "--config", sys.argv[1]]))

@@ -1,0 +1,101 @@
+"""Arguments of `serve run jaxserve.ray:app`: those of the application, and settings of the servers that it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Final
+
+from jaxserve.config import Config
+from jaxserve.errors import ConfigError
+from jaxserve.routing.router import POLICY_NAMES, PolicyName
+from jaxserve.runtime.environment import load_config
+from jaxserve.runtime.settings import BY_NAME, closest
+
+_FIXED: Final = {"host": "127.0.0.1", "port": 0, "publish_pages": True}
+"""Settings of a replica's server that the application decides."""
+_OURS: Final = ("api_processes",)
+"""Settings that replicas on Ray do not have: a replica has one API process."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RaySettings:
+    """Settings of the application on Ray Serve."""
+
+    replicas: int = field(default=1, metadata={"help": "replicas without autoscaling, and at the start with it"})
+    max_replicas: int | None = field(
+        default=None, metadata={"help": "most replicas; above `min_replicas` the number follows the load"}
+    )
+    min_replicas: int | None = field(default=None, metadata={"help": "fewest replicas (default: `replicas`)"})
+    target_queued_tokens: int = field(
+        default=8192, metadata={"help": "prompt tokens that may wait on each replica before another one is started"}
+    )
+    ingress_replicas: int = field(default=1, metadata={"help": "processes that receive requests and choose replicas"})
+    routing: PolicyName = field(default="prefix", metadata={"help": "routing policy, as for --routing"})
+    max_imbalance_tokens: int = field(default=16_384, metadata={"help": "as for --max-imbalance-tokens"})
+    num_cpus: float = field(default=1.0, metadata={"help": "Ray CPUs that a replica reserves"})
+    num_gpus: float = field(default=0.0, metadata={"help": "GPUs of a replica; Ray shows it only those"})
+    resources: Mapping[str, float] = field(
+        default_factory=dict, metadata={"help": "further Ray resources of a replica, e.g. {TPU: 4}"}
+    )
+    routing_stats_period_s: float = field(
+        default=1.0, metadata={"help": "seconds between a replica's reports of its load and cached pages"}
+    )
+    start_timeout_s: float = field(default=1800.0, metadata={"help": "seconds that a replica's start may take"})
+    drain_timeout_s: float = field(
+        default=600.0, metadata={"help": "seconds that running requests may take when a replica is stopped"}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AppSettings:
+    """All arguments of the application."""
+
+    ray: RaySettings
+    server: Mapping[str, Any]
+    """Settings of each replica's server, by name."""
+    config: Config
+    """The config that these settings make."""
+
+
+def read_arguments(arguments: Mapping[str, Any]) -> AppSettings:
+    """Return the settings in `arguments`, whose values may be text. Raises ConfigError."""
+    own = {item.name: item for item in fields(RaySettings)}
+    server = {name: value for name, value in arguments.items() if name not in own}
+    for name in server:
+        if name in _FIXED or name in _OURS:
+            raise ConfigError(f"{name}: replicas on Ray Serve do not have this setting")
+        if name not in BY_NAME:
+            raise ConfigError(f"unknown argument `{name}`{closest(name, [*own, *BY_NAME])}")
+    values = {name: _parsed(name, own[name], value) for name, value in arguments.items() if name in own}
+    ray = RaySettings(**values)
+    _check(ray)
+    server |= _FIXED
+    return AppSettings(ray, server, load_config(flags=server))
+
+
+def _parsed(name: str, item: Any, value: Any) -> Any:
+    default = {"min_replicas": 1, "max_replicas": 1}.get(name, item.default)
+    try:
+        if default is MISSING:
+            return {str(key): float(number) for key, number in dict(value).items()}
+        return type(default)(value)
+    except (TypeError, ValueError):
+        kind = (
+            "a mapping" if default is MISSING else {int: "an integer", float: "a number"}.get(type(default), "a text")
+        )
+        raise ConfigError(f"{name} {value!r}: expected {kind}") from None
+
+
+def _check(ray: RaySettings) -> None:
+    for name in ("replicas", "min_replicas", "max_replicas", "ingress_replicas", "target_queued_tokens"):
+        value = getattr(ray, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} {value}: expected at least 1")
+    if ray.routing not in POLICY_NAMES:
+        raise ConfigError(f"routing {ray.routing!r}: expected one of {', '.join(POLICY_NAMES)}")
+    least = ray.min_replicas or ray.replicas
+    if ray.max_replicas is not None and ray.max_replicas < least:
+        raise ConfigError(f"max_replicas {ray.max_replicas}: expected at least min_replicas, {least}")
+    if ray.routing_stats_period_s <= 0:
+        raise ConfigError(f"routing_stats_period_s {ray.routing_stats_period_s:g}: expected more than 0")

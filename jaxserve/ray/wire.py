@@ -1,0 +1,43 @@
+"""What crosses between the ingress and a replica: one request, then the head and the bytes of its reply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxserve.routing.request import RouteRequest
+
+HOP_HEADERS = frozenset(
+    {"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
+)
+"""Headers of one connection, in lower case: they are not passed on."""
+
+
+@dataclass(frozen=True, slots=True)
+class WireRequest:
+    """One HTTP request."""
+
+    method: str
+    target: str
+    """Path and query."""
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+    route: RouteRequest
+    avoid: str | None = None
+    """The replica that failed the request before."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyHead:
+    """Status and headers of a reply. The parts after it are bytes of the body."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    replica: str
+    """The replica that answers."""
+
+    @property
+    def is_event_stream(self) -> bool:
+        return any(name.lower() == "content-type" and "text/event-stream" in value for name, value in self.headers)
+
+
+ReplyPart = ReplyHead | bytes

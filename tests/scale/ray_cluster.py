@@ -1,0 +1,125 @@
+"""A real Ray cluster of several nodes, each in a network namespace, and the process that deploys an application on it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tests.e2e.http_server import ROOT, SOURCES, until
+from tests.scale.network import Host, hosts
+
+OBJECT_STORE_BYTES: Final = 100 << 20
+GCS_PORT: Final = 6379
+HTTP_PORT: Final = 8000
+START_TIMEOUT_S: Final = 400.0
+RAY = str(Path(sys.executable).with_name("ray"))
+VARIABLES: Final = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_agent_register_timeout_ms": "120000",  # 15 s by default: agents import for longer on a busy machine
+    "RAY_raylet_start_wait_time_s": "400",
+    "RAY_DISABLE_DOCKER_CPU_WARNING": "1",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "PYTHONPATH": SOURCES,
+    "JAX_PLATFORMS": "cpu",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@dataclass
+class Cluster:
+    """The nodes, head first, and their Ray processes."""
+
+    hosts: list[Host]
+    nodes: list[subprocess.Popen[bytes]]
+    folder: Path
+
+    @contextlib.contextmanager
+    def deployed(self, fake: dict[str, Any], **arguments: Any) -> Iterator[App]:
+        """Deploy the application with fake engines and wait until it answers; removed at the end."""
+        head = self.hosts[0]
+        log = self.folder / "deploy.log"
+        words = [sys.executable, "-m", "tests.scale.ray_driver", json.dumps(arguments), json.dumps(fake)]
+        environment = os.environ | VARIABLES | {"RAY_ADDRESS": f"{head.address}:{GCS_PORT}"}
+        with log.open("ab") as output:
+            driver = subprocess.Popen(
+                head.command(*words),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                env=environment,
+                cwd=ROOT,
+            )
+        assert driver.stdin is not None and driver.stdout is not None
+        try:
+            line = driver.stdout.readline()
+            assert line == b"deployed\n", log.read_text()[-6000:]
+            yield App(head.address, HTTP_PORT)
+        finally:
+            driver.stdin.close()
+            driver.wait(120)
+            driver.stdout.close()
+
+
+@dataclass(frozen=True)
+class App:
+    """The address of the application."""
+
+    host: str
+    port: int
+
+
+@contextlib.contextmanager
+def cluster(num_nodes: int, cpus_per_node: int) -> Iterator[Cluster]:
+    """Start a cluster and stop it at the end, with every process on its hosts."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jsr-", ignore_cleanup_errors=True)))
+        made = stack.enter_context(hosts(num_nodes))
+        running = Cluster(made, [], folder)
+        stack.callback(_stop_all, running)
+        for index, host in enumerate(made):
+            own = ["--head", f"--port={GCS_PORT}", "--include-dashboard=false", f"--temp-dir={folder}/ray"]
+            role = own if index == 0 else [f"--address={made[0].address}:{GCS_PORT}"]
+            words = [RAY, "start", *role, f"--node-ip-address={host.address}", f"--num-cpus={cpus_per_node}"]
+            words += [f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats", "--block"]
+            log = folder / f"node-{index}.log"
+            with log.open("wb") as output:
+                node = subprocess.Popen(
+                    host.command(*words), stdout=output, stderr=output, env=os.environ | VARIABLES, cwd=ROOT
+                )
+            running.nodes.append(node)
+            until(
+                lambda node=node, log=log: node.poll() is not None or b"Ray runtime started" in log.read_bytes(),
+                "the node did not start",
+                START_TIMEOUT_S,
+            )
+            assert node.poll() is None, log.read_text()[-4000:]
+        yield running
+
+
+def processes_on(host: Host) -> list[int]:
+    """Return all processes of a host."""
+    done = subprocess.run(["ip", "netns", "pids", host.name], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in done.stdout.split()]
+
+
+def _stop_all(running: Cluster) -> None:
+    for node in running.nodes:
+        node.terminate()
+    for node in running.nodes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            node.wait(20)
+    for host in running.hosts:
+        for pid in processes_on(host):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 9)
+    for node in running.nodes:
+        node.wait(20)

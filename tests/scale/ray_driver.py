@@ -1,0 +1,30 @@
+"""Deploys the application with fake engines on the cluster of RAY_ADDRESS, until stdin ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import ray
+from ray import serve
+
+from jaxserve.ray.deployments import build
+from tests.e2e.http_server import TOKENIZER, fake_server_command
+from tests.scale.ray_cluster import HTTP_PORT
+
+
+def main() -> None:
+    arguments, fake = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+    sections = {"cache": {"publish_pages": True}, "server": {"port": 0, "engine_restarts": 0}}
+    ray.init(log_to_driver=True)
+    serve.start(http_options={"host": "0.0.0.0", "port": HTTP_PORT, "location": "HeadOnly"})
+    command = fake_server_command(sections, fake)
+    serve.run(build({"model": str(TOKENIZER), "served_model_name": "tiny", **arguments}, command), name="jaxserve")
+    sys.stdout.write("deployed\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    serve.delete("jaxserve")
+
+
+if __name__ == "__main__":
+    main()

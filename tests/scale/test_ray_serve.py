@@ -1,0 +1,123 @@
+"""Ray Serve on two nodes in network namespaces, with four replicas that have fake engines."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="needs `jaxserve[ray]`: make scale-check")
+
+from tests.e2e.http_server import command_of, until
+from tests.scale.network import can_make_hosts
+from tests.scale.ray_cluster import App, Cluster, cluster, processes_on
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.scale,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not can_make_hosts(), reason="may not make network namespaces"),
+]
+
+NUM_REPLICAS, NUM_GROUPS, NUM_TURNS, PREFIX_TOKENS = 4, 8, 6, 320
+FAKE: dict[str, Any] = {
+    "vocab_size": 384,
+    "eos_token_ids": [],
+    "device_seconds": 0.005,
+    "num_blocks": 2 * (PREFIX_TOKENS // 16 + 4) + 20,
+}
+SMALL: dict[str, Any] = {"replicas": NUM_REPLICAS, "num_cpus": 1.0, "drain_timeout_s": 20.0}
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Cluster]:
+    with cluster(2, cpus_per_node=3) as running:
+        yield running
+
+
+def complete(app: App, body: dict[str, Any]) -> dict[str, Any]:
+    connection = http.client.HTTPConnection(app.host, app.port, timeout=120)
+    with contextlib.closing(connection):
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        data = reply.read()
+        assert reply.status == 200, (reply.status, data)
+        return dict(json.loads(data), replica=reply.getheader("X-Jaxserve-Replica"))
+
+
+def prefix_hits(app: App) -> tuple[int, set[str]]:
+    """Return the cached prompt tokens of conversations that share prefixes, and the replicas that answered."""
+    num_cached, replicas = 0, set()
+    for index, (turn, group) in enumerate((turn, group) for turn in range(NUM_TURNS) for group in range(NUM_GROUPS)):
+        if index % 3 == 2:  # round robin must not meet the groups' period
+            complete(app, {"prompt": [1], "max_tokens": 1})
+        body = {"prompt": [10 + group] * PREFIX_TOKENS + [100 + turn] * 20, "max_tokens": 2, "temperature": 0}
+        reply = complete(app, body)
+        num_cached += reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+        replicas.add(reply["replica"])
+    return num_cached, replicas
+
+
+def stream_of(app: App, max_tokens: int) -> socket.socket:
+    body = json.dumps({"prompt": [5, 6], "max_tokens": max_tokens, "stream": True, "temperature": 0}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection = socket.create_connection((app.host, app.port), timeout=120)
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def read_until(connection: socket.socket, mark: bytes) -> bytes:
+    data = b""
+    while mark not in data:
+        received = connection.recv(65536)
+        assert received, data
+        data += received
+    return data
+
+
+def servers(nodes: Cluster) -> list[int]:
+    """Return the server process of every replica on both nodes."""
+    pids = [pid for host in nodes.hosts for pid in processes_on(host)]
+    return [pid for pid in pids if b"tests.e2e.fake_engine_server" in command_of(pid)]
+
+
+def test_exact_prefixes_hit_at_least_twice_as_often_as_round_robin(nodes: Cluster) -> None:
+    with nodes.deployed(FAKE, routing="prefix", **SMALL) as app:
+        assert [len([p for p in processes_on(host) if p in servers(nodes)]) > 0 for host in nodes.hosts] == [True, True]
+        by_pages, replicas = prefix_hits(app)
+        assert len(replicas) == NUM_REPLICAS
+        check_killed_replica(nodes, app)
+    with nodes.deployed(FAKE, routing="round-robin", **SMALL) as app:
+        by_turns, _ = prefix_hits(app)
+    print(f"cached prompt tokens: {by_pages} by pages, {by_turns} by turns")
+    assert by_pages >= 2 * by_turns
+
+
+def check_killed_replica(nodes: Cluster, app: App) -> None:
+    """Kill the actor of a replica: streams that had begun there end with one error, everything else is answered."""
+    text = complete(app, {"prompt": [5, 6], "max_tokens": 4, "temperature": 0})["choices"][0]["text"]
+    streams = [stream_of(app, 1200) for _ in range(2 * NUM_REPLICAS)]
+    heads = [read_until(stream, b'"text"') for stream in streams]
+    names = [line for head in heads for line in head.split(b"\r\n") if line.lower().startswith(b"x-jaxserve-replica")]
+    victim = servers(nodes)[0]
+    (actor,) = {int(line.split()[1]) for line in open(f"/proc/{victim}/status") if line.startswith("PPid:")}  # noqa: SIM115
+    with ThreadPoolExecutor(8) as pool:
+        os.kill(actor, signal.SIGKILL)
+        later = [pool.submit(complete, app, {"prompt": [5, 6], "max_tokens": 4, "temperature": 0}) for _ in range(16)]
+        rests = [head + read_until(stream, b"data: [DONE]\n\n") for head, stream in zip(heads, streams, strict=True)]
+        assert {reply.result()["choices"][0]["text"] for reply in later} == {text}
+    broken = [rest for rest in rests if b'data: {"error":' in rest]
+    assert all(rest.count(b'data: {"error":') == 1 and b'"finish_reason":"' not in rest for rest in broken)
+    assert all(rest.count(b'"finish_reason":"length"') == 1 for rest in rests if rest not in broken)
+    assert 1 <= len(broken) == max(names.count(name) for name in set(names) if names.count(name) == len(broken))
+    for stream in streams:
+        stream.close()
+    until(lambda: len(servers(nodes)) == NUM_REPLICAS, "the replica was not replaced", 180)

@@ -1,0 +1,47 @@
+"""Arguments of the application on Ray Serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from jaxserve.errors import ConfigError
+from jaxserve.ray.settings import read_arguments
+from tests.e2e.http_server import ROOT, TOKENIZER
+
+
+def test_text_and_typed_values_mean_the_same() -> None:
+    text = {"model": str(TOKENIZER), "replicas": "4", "num_cpus": "0.5", "max_num_seqs": "8", "max_replicas": "6"}
+    typed = {"model": str(TOKENIZER), "replicas": 4, "num_cpus": 0.5, "max_num_seqs": 8, "max_replicas": 6}
+    first, second = read_arguments(text), read_arguments(typed)
+    assert (first.ray, first.config) == (second.ray, second.config)
+    assert (first.ray.replicas, first.ray.num_cpus, first.config.scheduler.max_num_seqs) == (4, 0.5, 8)
+    assert first.config.cache.publish_pages and first.config.parallel.replicas == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"replica": 4}, "unknown argument `replica`; did you mean `replicas`?"),
+        ({"replicas": "many"}, "replicas 'many': expected an integer"),
+        ({"replicas": 0}, "replicas 0: expected at least 1"),
+        ({"routing": "random"}, "routing 'random': expected one of"),
+        ({"replicas": 3, "max_replicas": 2}, "max_replicas 2: expected at least min_replicas, 3"),
+        ({"port": 80}, "port: replicas on Ray Serve do not have this setting"),
+        ({"max_num_seqs": 0}, "--max-num-seqs 0"),
+    ],
+)
+def test_wrong_argument_is_one_line(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read_arguments({"model": str(TOKENIZER), **arguments})
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_arguments_of_the_serve_config_file_are_valid() -> None:
+    content = yaml.safe_load(Path(ROOT, "configs", "ray-serve.yaml").read_text())
+    (application,) = content["applications"]
+    assert application["import_path"] == "jaxserve.ray:app"
+    assert read_arguments(application["args"] | {"model": str(TOKENIZER)}).ray.replicas == 4
