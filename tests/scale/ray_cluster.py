@@ -23,6 +23,7 @@ START_TIMEOUT_S: Final = 400.0
 RAY = str(Path(sys.executable).with_name("ray"))
 VARIABLES: Final = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",  # else a token file of this user would enable it for some of the processes
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_agent_register_timeout_ms": "120000",  # 15 s by default: agents import for longer on a busy machine
     "RAY_raylet_start_wait_time_s": "400",
