@@ -17,6 +17,7 @@ from jaxserve.types import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CpuKernels = Literal["auto", "native", "matrix", "vector", "xla"]
 KVCacheDtype = Literal["auto", "fp8"]
+KVFetch = Literal["auto", "always"]
 AttentionBackend = Literal["auto", "reference", "pallas"]
 Task = Literal["auto", "generate", "embed"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority"]
@@ -125,6 +126,32 @@ class CacheConfig:
     publish_pages: bool = option(
         False, help="report the hashes of cached pages at /routing, for routers before several servers"
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TierConfig:
+    """KV pages outside of the device."""
+
+    kv_offload_memory: int = option(
+        0,
+        ge=0,
+        unit="bytes",
+        help="bytes of host memory for copies of KV pages: a prefix that was evicted from the device comes back from "
+        "there; 0: none",
+    )
+    kv_fetch: KVFetch = option(
+        "auto",
+        help="auto: bring pages back only if that is measured to be faster than computing them; always: whenever there "
+        "are any",
+    )
+    kv_fetch_timeout: float = option(
+        2.0, ge=0.01, help="seconds without a page after which a fetch is given up, and the prefix is computed"
+    )
+
+    @property
+    def has_stores(self) -> bool:
+        """True if pages are kept outside of the device."""
+        return bool(self.kv_offload_memory)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -343,6 +370,7 @@ class Config:
 
     model: ModelConfig
     cache: CacheConfig = field(default_factory=CacheConfig)
+    tiers: TierConfig = field(default_factory=TierConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     compile: CompileConfig = field(default_factory=CompileConfig)
@@ -359,3 +387,5 @@ class Config:
                 f"--max-num-batched-tokens {tokens} must be at least --max-num-seqs {seqs}: "
                 "every running request needs one token a step"
             )
+        if self.tiers.has_stores and not self.cache.enable_prefix_caching:
+            raise ConfigError("--kv-offload-memory needs --enable-prefix-caching: pages come back by their prefix")

@@ -16,7 +16,7 @@ logits), so when every page of a prompt is cached, the last one is computed agai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -43,6 +43,8 @@ class KVManager:
         self.pool = BlockPool(num_blocks, changes)
         self._max_blocks = self.num_blocks_for(max_model_len)
         self._enable_prefix_caching = enable_prefix_caching
+        self.on_publish: Callable[[BlockHash], None] | None = None
+        """Called with the hash of each page that becomes full and cached."""
         self._pending: dict[BlockHash, int] = {}
         """The last shareable page of each prompt that is being computed, and the number of shareable pages; see
         `BlockTable.pending`."""
@@ -75,6 +77,25 @@ class KVManager:
                 blocks.append(block)
         return blocks
 
+    def missing_prefix(
+        self, table: BlockTable, tokens: np.ndarray, *, num_spare_blocks: int = 0
+    ) -> tuple[list[BlockHash], int]:
+        """Return the hashes of all pages that a start with `tokens` could share, and how many of the first are cached.
+
+        Returns no hashes if there are none, if all are cached, or if `start` would fail.
+        """
+        num_shareable = (len(tokens) - 1) // self.block_size if self._enable_prefix_caching else 0
+        num_wanted = self.num_blocks_for(len(tokens)) + num_spare_blocks
+        if not num_shareable or _must_still_fail(self.pool, table, len(tokens), num_wanted):
+            return [], 0
+        if table.chain.hash(num_shareable - 1, tokens) in self._pending:
+            return [], 0
+        cached = self.find_prefix(table, tokens)
+        num_free = self.pool.num_free - self.pool.num_free_among(cached)
+        if len(cached) == num_shareable or num_wanted - len(cached) > num_free:
+            return [], 0
+        return [table.chain.hash(index, tokens) for index in range(num_shareable)], len(cached)
+
     def start(
         self, table: BlockTable, tokens: np.ndarray, *, num_spare_blocks: int = 0, may_share: bool = True
     ) -> int | None:
@@ -89,7 +110,8 @@ class KVManager:
         """
         num_shareable = (len(tokens) - 1) // self.block_size if self._enable_prefix_caching else 0
         last = table.chain.hash(num_shareable - 1, tokens) if num_shareable else None
-        if may_share and (last in self._pending or self._must_still_fail(table, len(tokens), num_spare_blocks)):
+        num_wanted = self.num_blocks_for(len(tokens)) + num_spare_blocks
+        if may_share and (last in self._pending or _must_still_fail(self.pool, table, len(tokens), num_wanted)):
             return None
         cached = self.find_prefix(table, tokens) if may_share else []
         if len(cached) == num_shareable or last in self._pending:
@@ -139,7 +161,10 @@ class KVManager:
             return
         num_full = num_computed // self.block_size
         for index in range(table.num_published, num_full):
-            self.pool.cache(BlockId(int(table.row[index])), table.chain.hash(index, tokens))
+            block_hash = table.chain.hash(index, tokens)
+            self.pool.cache(BlockId(int(table.row[index])), block_hash)
+            if self.on_publish is not None:
+                self.on_publish(block_hash)
         table.num_published = num_full
         if table.pending is not None and num_full >= self._pending[table.pending]:
             self._drop_pending(table)
@@ -154,22 +179,25 @@ class KVManager:
         """Forget every published page that no request holds."""
         self.pool.forget_evictable()
 
-    def _must_still_fail(self, table: BlockTable, num_tokens: int, num_spare_blocks: int) -> bool:
-        """Return True if the pool is too full for `table` even if every gain since its failure was one of its pages.
-
-        Cached pages count only if a request holds them: the others are taken from the free ones. No more pages than at
-        the failure are cached as long as the first one that was missing is missing.
-        """
-        failure = table.failure
-        if failure is None or failure.num_tokens != num_tokens:
-            return False
-        if failure.next_hash is not None and self.pool.find(failure.next_hash) is not None:
-            return False
-        num_held = min(failure.num_held + self.pool.num_gains - failure.num_gains, failure.num_cached)
-        return self.num_blocks_for(num_tokens) - num_held + num_spare_blocks > self.pool.num_free
-
     def _drop_pending(self, table: BlockTable) -> None:
         """Let other requests start that waited for the pages of this table."""
         if table.pending is not None:
             del self._pending[table.pending]
             table.pending = None
+
+
+def _must_still_fail(pool: BlockPool, table: BlockTable, num_tokens: int, num_wanted: int) -> bool:
+    """Return True if `pool` is too full for `table` even if every gain since its failure was one of its pages.
+
+    num_wanted: pages for all of its tokens, and those that must stay free.
+
+    Cached pages count only if a request holds them: the others are taken from the free ones. No more pages than at
+    the failure are cached as long as the first one that was missing is missing.
+    """
+    failure = table.failure
+    if failure is None or failure.num_tokens != num_tokens:
+        return False
+    if failure.next_hash is not None and pool.find(failure.next_hash) is not None:
+        return False
+    num_held = min(failure.num_held + pool.num_gains - failure.num_gains, failure.num_cached)
+    return num_wanted - num_held > pool.num_free

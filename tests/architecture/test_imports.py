@@ -105,6 +105,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "ipc.report",
         "scheduler.plan",
         "kv.spec",
+        "kv.tiers.device",
+        "kv.tiers.page",
     },
     "runner": {
         "model_config",
@@ -115,6 +117,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sharding",
         "weights",
         "kv.spec",
+        "kv.tiers.page",
         "scheduler.plan",
         KERNELS,
     },
