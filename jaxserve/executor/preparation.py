@@ -42,6 +42,7 @@ from jaxserve.runner.limits import (
     make_encoder_policy,
     make_limits,
     make_policy,
+    mesh_shape,
 )
 from jaxserve.runner.memory import kv_cache_bytes
 from jaxserve.runner.pages import page_batches
@@ -51,7 +52,7 @@ from jaxserve.runner.slots import slots_bytes
 from jaxserve.runner.state import StateProgram, StateShapes
 from jaxserve.runner.steps import GENERATION, abstract_params, generation_task
 from jaxserve.runner.warmup import MadeProgram, Progress, make_programs, make_state_programs
-from jaxserve.sharding.mesh import MODEL_AXIS, Sharding, make_sharding
+from jaxserve.sharding.mesh import Sharding, make_sharding
 from jaxserve.types import Pooling
 
 MAX_COMPILE_THREADS = 8
@@ -98,7 +99,7 @@ class Preparation:
             "model config": model,
             "dtype policy": str(policy),
             "adapters": "none" if adapters is None else f"{adapters.count} of rank {adapters.rank}",
-            "devices": str(len(self.sharding.devices)),
+            "devices": " ".join(f"{axis}={size}" for axis, size in self.sharding.rules.sizes),
             "KV dtype": str(limits.kv_dtype),
             "KV page tokens": str(limits.spec.block_size),
             "KV pages": str(limits.num_blocks),
@@ -163,20 +164,22 @@ def prepare(
 
     modules: how the checkpoint says that texts become vectors.
     """
-    device = first_device(config.parallel.tensor_parallel_size)
+    device = first_device(config.parallel.num_devices)
     if isinstance(model, EncoderConfig) or resolve_task(config.model, model) == "embed":
         return _prepare_embedding(config, model, modules, device)
     for note in context_notes(config, model):
         _LOG.info(note)
-    model = model.with_context(config.model.max_model_len)
+    shape = mesh_shape(config.parallel)
+    if config.tiers.has_stores and shape.data > 1:
+        raise ConfigError(f"--kv-offload-memory: not with --data-parallel-size {shape.data}, only with 1")
+    model = model.with_context(config.model.max_model_len).for_devices(shape.tensor)
     policy = make_policy(config, model, chip_of(device))
     skeleton = make_skeleton(model, policy, adapters)
-    size = config.parallel.tensor_parallel_size
-    sharding = make_sharding(model, size)
-    kv_shards = size if sharding.rules["kv_heads"] == MODEL_AXIS else 1
+    sharding = make_sharding(model, shape)
+    kv_shards = sharding.rules.count("kv_heads") * shape.data
     num_slots = resolve_limits(device.platform, config.scheduler).max_num_seqs
     held_bytes = _weight_bytes(skeleton, sharding) + slots_bytes(num_slots, model.vocab_size)
-    held_bytes *= size if device.platform == "cpu" else 1
+    held_bytes *= shape.num_devices if device.platform == "cpu" else 1
     kv_bytes = kv_cache_bytes(config.cache, device, kv_shards, held_bytes)
     limits = make_limits(config, model, policy, device.platform, kv_bytes)
     task = generation_task(device.platform)
@@ -188,19 +191,22 @@ def _prepare_embedding(
 ) -> Preparation:
     if config.tiers.has_stores:
         raise ConfigError("--kv-offload-memory: an engine that embeds keeps no KV pages")
-    chip = chip_of(device)
+    chip, num_ranks = chip_of(device), config.parallel.data_parallel_size
+    if num_ranks > 1:
+        raise ConfigError(f"--data-parallel-size {num_ranks}: a model that embeds keeps no KV cache to divide; use 1")
     skeleton: ModelSkeleton | EncoderSkeleton
     if isinstance(model, EncoderConfig):
         skeleton = make_encoder_skeleton(model, make_encoder_policy(config, chip))
     else:  # tied embeddings, so that no memory goes into an unused head
-        model = replace(model.with_context(config.model.max_model_len), tied_embeddings=True)
+        model = model.with_context(config.model.max_model_len).for_devices(config.parallel.tensor_parallel_size)
+        model = replace(model, tied_embeddings=True)
         skeleton = make_skeleton(model, make_policy(config, model, chip))
     limits = embed_limits(config, skeleton.config, device.platform, modules)
     model_info = embedding_info(config, skeleton.config, modules)
     return Preparation(
         device,
         skeleton,
-        make_sharding(skeleton.config, config.parallel.tensor_parallel_size),
+        make_sharding(skeleton.config, mesh_shape(config.parallel)),
         limits,
         embedding_task(model_info.pooling, limits.spec.block_size, limits.max_model_len),
         model_info,

@@ -88,6 +88,7 @@ class Rig:
         script: Script | None = None,
         publishes_pages: bool = False,
         tiers: TierConfig | None = None,
+        num_ranks: int = 1,
     ) -> None:
         """`depth`: steps that `step` leaves in flight. `max_decode_steps`: above 1, all steps that can be are multi-step."""
         self.depth = depth
@@ -96,7 +97,12 @@ class Rig:
         self.buckets = buckets or Buckets(powers_of_two(rows), powers_of_two(tokens), rows, max_decode_steps)
         changes = PageChanges() if publishes_pages else None
         self.kv = KVManager(
-            num_blocks, block_size, max_model_len, enable_prefix_caching=enable_prefix_caching, changes=changes
+            num_blocks,
+            block_size,
+            max_model_len,
+            enable_prefix_caching=enable_prefix_caching,
+            changes=changes,
+            num_ranks=num_ranks,
         )
         self.model = FakeTokens(
             self.buckets,
