@@ -17,13 +17,11 @@ from jaxserve.types import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CpuKernels = Literal["auto", "native", "matrix", "vector", "xla"]
 KVCacheDtype = Literal["auto", "fp8"]
-KVFetch = Literal["auto", "always"]
 AttentionBackend = Literal["auto", "reference", "pallas"]
 Task = Literal["auto", "generate", "embed"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority"]
 PoolingChoice = Literal["auto", "last", "mean", "cls"]
 Routing = Literal["prefix", "least-tokens", "round-robin"]
-ExpertExchange = Literal["auto", "all-to-all", "all-reduce"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 
@@ -130,32 +128,6 @@ class CacheConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TierConfig:
-    """KV pages outside of the device."""
-
-    kv_offload_memory: int = option(
-        0,
-        ge=0,
-        unit="bytes",
-        help="bytes of host memory for copies of KV pages: a prefix that was evicted from the device comes back from "
-        "there; 0: none",
-    )
-    kv_fetch: KVFetch = option(
-        "auto",
-        help="auto: bring pages back only if that is measured to be faster than computing them; always: whenever there "
-        "are any",
-    )
-    kv_fetch_timeout: float = option(
-        2.0, ge=0.01, help="seconds without a page after which a fetch is given up, and the prefix is computed"
-    )
-
-    @property
-    def has_stores(self) -> bool:
-        """True if pages are kept outside of the device."""
-        return bool(self.kv_offload_memory)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig:
     """Limits on requests and tokens that run together."""
 
@@ -195,23 +167,7 @@ class SchedulerConfig:
 class ParallelConfig:
     """Devices of one engine."""
 
-    tensor_parallel_size: int = option(1, ge=1, help="devices that the heads of each layer are split over")
-    data_parallel_size: int = option(
-        1,
-        ge=1,
-        help="groups of --tensor-parallel-size devices, each with the KV cache of its own requests; all other weights are "
-        "split over all devices",
-    )
-    expert_parallel_size: int = option(
-        1,
-        ge=1,
-        help="groups that the experts are divided into, over all devices; 1: every device holds a part of each expert",
-    )
-    expert_exchange: ExpertExchange = option(
-        "auto",
-        help="how tokens reach experts on other devices; all-to-all: sent there and back; all-reduce: every device "
-        "computes its experts for all tokens; auto: the one that moves fewer bytes, on CPUs all-reduce",
-    )
+    tensor_parallel_size: int = option(1, ge=1, help="devices that each layer is sharded over")
     replicas: int = option(
         1,
         ge=1,
@@ -229,19 +185,6 @@ class ParallelConfig:
         ge=0,
         help="outstanding tokens beyond those of the least loaded replica up to which a cached prefix attracts requests",
     )
-
-    def __post_init__(self) -> None:
-        groups, num_devices = self.expert_parallel_size, self.num_devices
-        if groups > 1 and (num_devices % groups or groups % self.data_parallel_size):
-            raise ConfigError(
-                f"--expert-parallel-size {groups} must divide the {num_devices} devices (--tensor-parallel-size times "
-                f"--data-parallel-size) and be a multiple of --data-parallel-size {self.data_parallel_size}"
-            )
-
-    @property
-    def num_devices(self) -> int:
-        """Devices of one engine."""
-        return self.tensor_parallel_size * self.data_parallel_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -400,7 +343,6 @@ class Config:
 
     model: ModelConfig
     cache: CacheConfig = field(default_factory=CacheConfig)
-    tiers: TierConfig = field(default_factory=TierConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     compile: CompileConfig = field(default_factory=CompileConfig)
@@ -417,5 +359,3 @@ class Config:
                 f"--max-num-batched-tokens {tokens} must be at least --max-num-seqs {seqs}: "
                 "every running request needs one token a step"
             )
-        if self.tiers.has_stores and not self.cache.enable_prefix_caching:
-            raise ConfigError("--kv-offload-memory needs --enable-prefix-caching: pages come back by their prefix")

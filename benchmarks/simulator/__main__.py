@@ -15,11 +15,18 @@ import msgspec
 from benchmarks.simulator.cell import CellSettings
 from benchmarks.simulator.figures import Figures, as_markdown, figures_of
 from benchmarks.simulator.fleet import FleetSettings, run_fleet
+from benchmarks.simulator.picture import draw
 from benchmarks.simulator.step_times import TABLES, load_table, save_table
+from benchmarks.simulator.validate import as_markdown as compared
+from benchmarks.simulator.validate import compare
 from benchmarks.simulator.workloads import WORKLOADS
 from jaxserve.config import SchedulerConfig
 from jaxserve.errors import ConfigError, StartupError
-from jaxserve.routing.router import POLICY_NAMES
+from jaxserve.routing.router import POLICY_NAMES, PolicyName
+from jaxserve.tools.bench.plot import check_plot
+
+ROUTINGS: tuple[PolicyName, ...] = ("round-robin", "least-tokens", "prefix")
+"""Policies of `jaxserve serve`."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -48,6 +55,18 @@ def make_parser() -> argparse.ArgumentParser:
     tables.add_argument("--device", required=True, help="as `jaxserve plan --device`")
     tables.add_argument("--devices", type=_positive, default=1, help="tensor parallel (default: 1)")
     tables.add_argument("--block-size", type=_positive, default=64, help="tokens per page (default: %(default)s)")
+    measured = commands.add_parser("measure", help="measure a table of step times: the default model on this machine")
+    measured.add_argument("name", help="name of the table")
+    measured.add_argument("--title", required=True, help="model, device and number of cores")
+    check = commands.add_parser("validate", help="compare with `jaxserve serve --replicas 4` over a fake executor")
+    check.add_argument("--policies", nargs="+", choices=ROUTINGS, default=list(ROUTINGS), help="default: all")
+    check.add_argument("--rate", type=float, default=3.0, help="requests a second (default: %(default)s)")
+    check.add_argument("--requests", type=_positive, default=300, help="default: %(default)s")
+    check.add_argument("--seed", type=int, default=0)
+    plot = commands.add_parser("plot", help="draw the figures of `run --out`")
+    plot.add_argument("file", type=Path, metavar="OUT", help=".png, .svg or .pdf")
+    plot.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="JSON Lines files")
+    plot.add_argument("--title", default="")
     return parser
 
 
@@ -60,6 +79,12 @@ def main(words: Sequence[str] | None = None) -> int:
                 _run(arguments)
             case "estimate":
                 _estimate(arguments)
+            case "measure":
+                _measure(arguments)
+            case "validate":
+                _validate(arguments)
+            case "plot":
+                _plot(arguments)
     except (ConfigError, StartupError, FileNotFoundError, msgspec.ValidationError) as error:
         print(f"simulator: {error}", file=sys.stderr)
         return 2
@@ -119,6 +144,27 @@ def _estimate(arguments: argparse.Namespace) -> None:
     path = TABLES / f"{arguments.name}.json"
     save_table(estimate(arguments.device, num_devices=arguments.devices, block_size=arguments.block_size), path)
     print(f"written to {path}")
+
+
+def _measure(arguments: argparse.Namespace) -> None:
+    from benchmarks.simulator.measure import default_config, measure
+
+    path = TABLES / f"{arguments.name}.json"
+    save_table(measure(default_config(), title=arguments.title), path)
+    print(f"written to {path}")
+
+
+def _validate(arguments: argparse.Namespace) -> None:
+    comparisons = compare(
+        arguments.policies, requests_per_s=arguments.rate, num_requests=arguments.requests, seed=arguments.seed
+    )
+    print(compared(comparisons), end="")
+
+
+def _plot(arguments: argparse.Namespace) -> None:
+    check_plot(arguments.file)
+    lines = [line for file in arguments.runs for line in file.read_bytes().splitlines()]
+    draw([msgspec.json.decode(line, type=Figures) for line in lines], arguments.file, title=arguments.title)
 
 
 def _positive(text: str) -> int:

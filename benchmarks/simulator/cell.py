@@ -28,7 +28,6 @@ from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.types import RequestId
 
 _UNKNOWN_LENGTH = 1 << 30
-"""Clients allow long replies, so a router expects the mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +40,8 @@ class CellSettings:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     max_imbalance_tokens: int | None = None
     """Setting of the policy `prefix`; None: its default."""
+    knows_lengths: bool = False
+    """True if clients ask for as many tokens as the reply has; else they allow many, and a router expects the mean."""
     skips: bool = True
     progress_s: float = 0.25
     """Seconds by which reports of progress may be late if a replica skips ahead."""
@@ -67,7 +68,7 @@ class Cell:
         self._router = Router(policy, self._names)
         self._block_size = settings.table.engine.block_size
         self._lengths = ReplyLengths()
-        self._has_pages = settings.policy == "prefix"
+        self._has_pages = settings.policy in ("prefix", "least-tokens")  # they change nothing for the others
         self._has_text = settings.policy == "text-prefix"
         self.replicas = [
             SimulatedReplica(
@@ -75,7 +76,7 @@ class Cell:
                 settings.scheduler,
                 skips=settings.skips,
                 progress_s=settings.progress_s,
-                records_pages=self._has_pages,
+                publishes_pages=self._has_pages,
             )
             for _ in self._names
         ]
@@ -126,7 +127,7 @@ class Cell:
             self._await_session()
         tokens, num_output_tokens = conversation.take_prompt()
         started_s = time.thread_time()
-        route = self._router.route(self._request(tokens, conversation.chain))
+        route = self._router.route(self._request(tokens, num_output_tokens, conversation.chain))
         self._routing_s += time.thread_time() - started_s
         index = self._numbers[route.replica.replica_id]
         number = self._columns.add(time_s, len(tokens), index)
@@ -142,11 +143,13 @@ class Cell:
         self.replicas[index].submit(time_s, message, conversation.chain)
         self._push_wake(index)
 
-    def _request(self, tokens: np.ndarray, chain: HashChain) -> RouteRequest:
+    def _request(self, tokens: np.ndarray, num_output_tokens: int, chain: HashChain) -> RouteRequest:
         num_pages = (len(tokens) - 1) // self._block_size if self._has_pages else 0
         return RouteRequest(
             num_prompt_tokens=len(tokens),
-            num_output_tokens=self._lengths.expected(_UNKNOWN_LENGTH),
+            num_output_tokens=self._lengths.expected(
+                num_output_tokens if self._settings.knows_lengths else _UNKNOWN_LENGTH
+            ),
             pages=tuple([chain.hash(i, tokens) for i in range(num_pages)]),
             block_size=self._block_size,
             text=text_of(tokens) if self._has_text else "",
@@ -167,7 +170,7 @@ class Cell:
 
     def _take_report(self, index: int, report: Report) -> None:
         if self._has_pages:
-            self._router.replicas[self._names[index]].pages.change(*report.pages)
+            self._router.replicas[self._names[index]].pages.change(report.published, report.evicted)
         for output in report.outputs:
             self._take_output(report.time_s, output)
 

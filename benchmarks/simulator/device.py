@@ -15,8 +15,8 @@ from jaxserve.ipc.messages import ModelInfo
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
 from jaxserve.types import ProgramKind
 
-REPLY_TOKEN = 1
-VOCAB_SIZE = (1 << 31) - 1
+REPLY_TOKEN = 256
+VOCAB_SIZE = 257
 _NO_TOP = np.zeros((1, 1), np.int32)
 
 

@@ -17,14 +17,11 @@ from benchmarks.simulator.step_times import StepTable, decode_seconds
 from jaxserve.config import SchedulerConfig
 from jaxserve.engine.core import EngineCore
 from jaxserve.ipc.messages import AddRequest, RequestOutput
-from jaxserve.kv.block_pool import BlockPool
 from jaxserve.kv.block_table import BlockTable, HashChain
 from jaxserve.kv.manager import KVManager
+from jaxserve.kv.page_changes import PageChanges
 from jaxserve.scheduler.scheduler import Scheduler
-from jaxserve.types import BlockHash, BlockId
-
-PageEvents = tuple[list[BlockHash], list[BlockHash]]
-"""Pages that were published, and pages that were evicted."""
+from jaxserve.types import BlockHash
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,43 +30,17 @@ class Report:
 
     time_s: float
     outputs: list[RequestOutput]
-    pages: PageEvents
-
-
-class RecordingPool(BlockPool):
-    """A pool that lists its cached pages as they come and go, for a router that is given these events."""
-
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__(num_blocks)
-        self.published: list[BlockHash] = []
-        self.evicted: list[BlockHash] = []
-
-    def cache(self, block: BlockId, block_hash: BlockHash) -> None:
-        if self.find(block_hash) is None:
-            self.published.append(block_hash)
-        super().cache(block, block_hash)
-
-    def _evict(self) -> BlockId:
-        oldest = next(iter(self._evictable))
-        block_hash = self._hashes[oldest]
-        if block_hash is not None:
-            self.evicted.append(block_hash)
-        return super()._evict()
-
-    def take_events(self) -> PageEvents:
-        """Return the pages that are cached and were not at the last call, and those that were and are not."""
-        changed = {*self.published, *self.evicted}
-        self.published.clear()
-        self.evicted.clear()
-        published = [page for page in changed if self.find(page) is not None]
-        return published, [page for page in changed if self.find(page) is None]
+    published: list[BlockHash]
+    """Pages that the prefix cache has gained."""
+    evicted: list[BlockHash]
+    """Pages that it has lost."""
 
 
 class SharingKV(KVManager):
     """The real pages, with hashes that were computed once for router, engines and all turns of a conversation."""
 
-    def __init__(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
-        super().__init__(num_blocks, block_size, max_model_len)
+    def __init__(self, num_blocks: int, block_size: int, max_model_len: int, changes: PageChanges | None) -> None:
+        super().__init__(num_blocks, block_size, max_model_len, changes=changes)
         self.chain: HashChain | None = None
         """The hashes of the request that is added next; None to compute them."""
 
@@ -93,7 +64,7 @@ class SimulatedReplica:
     """An engine in virtual time. `wake` and `submit` are called with times that never decrease."""
 
     def __init__(
-        self, table: StepTable, config: SchedulerConfig, *, skips: bool, progress_s: float, records_pages: bool
+        self, table: StepTable, config: SchedulerConfig, *, skips: bool, progress_s: float, publishes_pages: bool
     ) -> None:
         """progress_s: the longest sleep while requests run, after which their new tokens are reported.
 
@@ -102,10 +73,8 @@ class SimulatedReplica:
         self._clock = VirtualClock()
         self.device = VirtualDevice(table, self._clock)
         info = self.device.model_info
-        self.kv = SharingKV(info.num_kv_blocks, info.block_size, info.max_model_len)
-        self._pool = RecordingPool(info.num_kv_blocks) if records_pages else None
-        if self._pool is not None:
-            self.kv.pool = self._pool
+        changes = PageChanges() if publishes_pages else None
+        self.kv = SharingKV(info.num_kv_blocks, info.block_size, info.max_model_len, changes)
         self._skip_ahead: SkipAhead | None = None
         self.scheduler: Scheduler
         if skips:
@@ -122,7 +91,9 @@ class SimulatedReplica:
                 info.vocab_size,
                 self._clock,
             )
-        self._core = EngineCore(self.scheduler, self.device, depth=int(config.overlap), clock=self._clock)
+        self._core = EngineCore(
+            self.scheduler, self.device, depth=int(config.overlap), page_changes=changes, clock=self._clock
+        )
         self._progress_s = progress_s
         self._inbox: deque[tuple[float, AddRequest, HashChain | None]] = deque()
         self._reports: list[Report] = []
@@ -168,9 +139,10 @@ class SimulatedReplica:
                     outputs += step.outputs
                     if step.stats is not None:
                         self.num_preemptions += step.stats.num_preemptions
-            pages = ([], []) if self._pool is None else self._pool.take_events()
-            if outputs or any(pages):
-                self._reports.append(Report(self._clock.now_s, outputs, pages))
+            changes = self._core.page_changes
+            published, evicted = ([], []) if changes is None else changes.take()
+            if outputs or published or evicted:
+                self._reports.append(Report(self._clock.now_s, outputs, published, evicted))
 
     def _plan_wake(self) -> None:
         self._turn_wake_s = self._next_turn_s()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import shake_128
 
 import numpy as np
 
-from benchmarks.simulator.device import REPLY_TOKEN, VOCAB_SIZE
+from benchmarks.simulator.device import REPLY_TOKEN
 from jaxserve.kv.block_table import HashChain
-
-_MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-_WORD = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +63,12 @@ class Conversation:
 
 
 def segment_tokens(key: int, part: int, count: int) -> np.ndarray:
-    """Return `count` token ids, int32, which no other (key, part) has: two counters from places that a hash chooses."""
-    word = (key * _MIX[0] + (part + 1) * _MIX[1]) & _WORD
-    word = ((word ^ (word >> 30)) * _MIX[1]) & _WORD
-    word = ((word ^ (word >> 27)) * _MIX[2]) & _WORD
-    word ^= word >> 31
-    steps = np.arange(count, dtype=np.int64)
-    steps[0::2] += word >> 32
-    steps[1::2] += word & 0xFFFFFFFF
-    return (steps % VOCAB_SIZE).astype(np.int32)
+    """Return `count` pseudo-random token ids of 0 to 255, int32, which differ for each (key, part).
+
+    Small numbers, since Python makes no objects for them.
+    """
+    digest = shake_128(b"%d/%d" % (key, part)).digest(count)
+    return np.frombuffer(digest, np.uint8).astype(np.int32)
 
 
 def text_of(tokens: np.ndarray) -> str:

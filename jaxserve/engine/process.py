@@ -27,10 +27,9 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 
-from jaxserve.config import Config
 from jaxserve.engine.core import EngineCore, rejected
 from jaxserve.engine.loop import EngineLoop
-from jaxserve.errors import ConfigError, StartupError, UnavailableError
+from jaxserve.errors import StartupError, UnavailableError
 from jaxserve.executor.fake import FakeExecutor
 from jaxserve.executor.profiler import Profiler
 from jaxserve.executor.protocol import Executor, Progress
@@ -41,7 +40,6 @@ from jaxserve.ipc.report import PhaseClock, StartupReport, process_start_s
 from jaxserve.ipc.transport import EngineSocket, ProtocolError
 from jaxserve.kv.manager import KVManager
 from jaxserve.kv.page_changes import PageChanges
-from jaxserve.kv.tiers.tiers import KVTiers
 from jaxserve.log import configure_logging
 from jaxserve.parent import die_with_parent
 from jaxserve.scheduler.admission import error_info
@@ -206,9 +204,7 @@ def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
         model_info.max_model_len,
         enable_prefix_caching=config.cache.enable_prefix_caching,
         changes=changes,
-        num_ranks=config.parallel.data_parallel_size,
     )
-    tiers = open_tiers(config, kv, executor)
     scheduler = Scheduler(
         config.scheduler,
         kv,
@@ -219,20 +215,8 @@ def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
         grammars=GrammarMasks(
             partial(load_ll_tokenizer, Path(spec.model_path)), model_info.vocab_size, config.structured
         ),
-        tiers=tiers,
     )
-    return EngineCore(scheduler, executor, depth=depth, profiler=profiler, page_changes=changes, tiers=tiers)
-
-
-def open_tiers(config: Config, kv: KVManager, executor: Executor[Any, Any]) -> KVTiers | None:
-    """Return the tiers of the settings below `kv`; None without any. Raises ConfigError."""
-    if not config.tiers.has_stores:
-        return None
-    if executor.pages is None:
-        raise ConfigError("--kv-offload-memory: this executor copies no KV pages")
-    tiers = KVTiers(config.tiers, kv.pool, executor.pages, kv.block_size)
-    kv.on_publish = tiers.saver.publish
-    return tiers
+    return EngineCore(scheduler, executor, depth=depth, profiler=profiler, page_changes=changes)
 
 
 def watch_stdin(address: str) -> None:

@@ -42,17 +42,15 @@ from jaxserve.runner.limits import (
     make_encoder_policy,
     make_limits,
     make_policy,
-    mesh_shape,
 )
 from jaxserve.runner.memory import kv_cache_bytes
-from jaxserve.runner.pages import page_batches
 from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.program_key import host_key_parts
 from jaxserve.runner.slots import slots_bytes
 from jaxserve.runner.state import StateProgram, StateShapes
 from jaxserve.runner.steps import GENERATION, abstract_params, generation_task
 from jaxserve.runner.warmup import MadeProgram, Progress, make_programs, make_state_programs
-from jaxserve.sharding.mesh import Sharding, make_sharding
+from jaxserve.sharding.mesh import MODEL_AXIS, Sharding, make_sharding
 from jaxserve.types import Pooling
 
 MAX_COMPILE_THREADS = 8
@@ -70,8 +68,6 @@ class Preparation:
     task: StepTask[Any, Any] = GENERATION
     embedding: EmbeddingInfo | None = None
     """None: the engine generates."""
-    has_tiers: bool = False
-    """True if pages are copied between the pool and the host."""
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -99,7 +95,7 @@ class Preparation:
             "model config": model,
             "dtype policy": str(policy),
             "adapters": "none" if adapters is None else f"{adapters.count} of rank {adapters.rank}",
-            "devices": " ".join(f"{axis}={size}" for axis, size in self.sharding.rules.sizes),
+            "devices": str(len(self.sharding.devices)),
             "KV dtype": str(limits.kv_dtype),
             "KV page tokens": str(limits.spec.block_size),
             "KV pages": str(limits.num_blocks),
@@ -119,7 +115,6 @@ class Preparation:
             self.skeleton.config.vocab_size,
             self.limits.max_pages if self.task.keeps_tables else 0,
             self.skeleton.policy.backend,
-            page_batches(self.limits.spec) if self.has_tiers else (),
         )
 
     def make_programs(self, cache: ProgramCache, progress: Progress) -> dict[Program, MadeProgram]:
@@ -164,49 +159,41 @@ def prepare(
 
     modules: how the checkpoint says that texts become vectors.
     """
-    device = first_device(config.parallel.num_devices)
+    device = first_device(config.parallel.tensor_parallel_size)
     if isinstance(model, EncoderConfig) or resolve_task(config.model, model) == "embed":
         return _prepare_embedding(config, model, modules, device)
     for note in context_notes(config, model):
         _LOG.info(note)
-    shape = mesh_shape(config.parallel)
-    if config.tiers.has_stores and shape.data > 1:
-        raise ConfigError(f"--kv-offload-memory: not with --data-parallel-size {shape.data}, only with 1")
-    model = model.with_context(config.model.max_model_len).for_devices(shape.tensor)
+    model = model.with_context(config.model.max_model_len)
     policy = make_policy(config, model, chip_of(device))
     skeleton = make_skeleton(model, policy, adapters)
-    sharding = make_sharding(model, shape)
-    kv_shards = sharding.rules.count("kv_heads") * shape.data
+    size = config.parallel.tensor_parallel_size
+    sharding = make_sharding(model, size)
+    kv_shards = size if sharding.rules["kv_heads"] == MODEL_AXIS else 1
     num_slots = resolve_limits(device.platform, config.scheduler).max_num_seqs
     held_bytes = _weight_bytes(skeleton, sharding) + slots_bytes(num_slots, model.vocab_size)
-    held_bytes *= shape.num_devices if device.platform == "cpu" else 1
+    held_bytes *= size if device.platform == "cpu" else 1
     kv_bytes = kv_cache_bytes(config.cache, device, kv_shards, held_bytes)
     limits = make_limits(config, model, policy, device.platform, kv_bytes)
-    task = generation_task(device.platform)
-    return Preparation(device, skeleton, sharding, limits, task, has_tiers=config.tiers.has_stores)
+    return Preparation(device, skeleton, sharding, limits, generation_task(device.platform))
 
 
 def _prepare_embedding(
     config: Config, model: DecoderConfig | EncoderConfig, modules: SentenceModules | None, device: jax.Device
 ) -> Preparation:
-    if config.tiers.has_stores:
-        raise ConfigError("--kv-offload-memory: an engine that embeds keeps no KV pages")
-    chip, num_ranks = chip_of(device), config.parallel.data_parallel_size
-    if num_ranks > 1:
-        raise ConfigError(f"--data-parallel-size {num_ranks}: a model that embeds keeps no KV cache to divide; use 1")
+    chip = chip_of(device)
     skeleton: ModelSkeleton | EncoderSkeleton
     if isinstance(model, EncoderConfig):
         skeleton = make_encoder_skeleton(model, make_encoder_policy(config, chip))
     else:  # tied embeddings, so that no memory goes into an unused head
-        model = model.with_context(config.model.max_model_len).for_devices(config.parallel.tensor_parallel_size)
-        model = replace(model, tied_embeddings=True)
+        model = replace(model.with_context(config.model.max_model_len), tied_embeddings=True)
         skeleton = make_skeleton(model, make_policy(config, model, chip))
     limits = embed_limits(config, skeleton.config, device.platform, modules)
     model_info = embedding_info(config, skeleton.config, modules)
     return Preparation(
         device,
         skeleton,
-        make_sharding(skeleton.config, mesh_shape(config.parallel)),
+        make_sharding(skeleton.config, config.parallel.tensor_parallel_size),
         limits,
         embedding_task(model_info.pooling, limits.spec.block_size, limits.max_model_len),
         model_info,

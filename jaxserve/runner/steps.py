@@ -43,7 +43,6 @@ from jaxserve.runner.inputs import (
     unpack,
 )
 from jaxserve.runner.page_tables import set_entries, write_row
-from jaxserve.runner.pages import read_pages, write_pages
 from jaxserve.runner.slots import MASKS_AT_ONCE, SamplerState, init_slot, put_masks, slots_shape, store_tokens, take_up
 from jaxserve.runner.state import DeviceState, StateArrays, StateProgram
 from jaxserve.sampling.bits import num_words
@@ -134,24 +133,6 @@ def lower_state(sharding: Sharding, program: StateProgram) -> jax.stages.Lowered
             tables = jax.ShapeDtypeStruct((shapes.num_slots + 1, shapes.max_pages), jnp.int32, sharding=place)
             entries = jax.ShapeDtypeStruct((shapes.max_pages,), jnp.int32, sharding=place)
             return jax.jit(write_row, donate_argnames="tables", out_shardings=place).lower(tables, slot, entries)
-        case "read_pages" | "write_pages":
-            return _lower_copy(sharding, program)
-
-
-def _lower_copy(sharding: Sharding, program: StateProgram) -> jax.stages.Lowered:
-    """Trace a program that copies pages. The page axis of the batches comes first; the heads stay where they are."""
-    shapes, pools = program.shapes, sharding.kv_pool
-    num_layers, num_blocks, *rest = shapes.pool_shape or ()
-    half, batch = (
-        jax.ShapeDtypeStruct(dims, shapes.kv_dtype, sharding=pools)
-        for dims in ((num_layers, num_blocks, *rest), (program.num_pages, num_layers, *rest))
-    )
-    pool = KVPool(half, half)  # type: ignore[arg-type]
-    blocks = jax.ShapeDtypeStruct((program.num_pages,), jnp.int32, sharding=sharding.replicated)
-    if program.kind == "read_pages":
-        return jax.jit(read_pages, out_shardings=(pools, pools)).lower(pool, blocks)
-    copy = jax.jit(write_pages, donate_argnames="pool", out_shardings=KVPool(pools, pools))  # type: ignore[arg-type]
-    return copy.lower(pool, blocks, batch, batch)
 
 
 def _zeros(*arrays: jax.ShapeDtypeStruct) -> Sequence[Array]:
@@ -261,7 +242,7 @@ def _one_step(
             return sample(logits, columns, SamplerState(slots, which, vocab_size), num_known, num_top_logprobs)
 
         logits, by_row = model.logits(newest, num_rows), (field["sampling"], field["slots"], rows.kv_lengths)
-        sampled = batch_sharded(choose, logits, by_row, (slots, field["num_top_logprobs"]), skeleton.policy.rules)
+        sampled = batch_sharded(choose, logits, by_row, (slots, field["num_top_logprobs"]), skeleton.policy.split_axes)
     slots, has_end = store_tokens(slots, field, rows, sampled.token_ids, vocab_size)
     shown = jnp.where(rows.is_over, UNREAD_TOKEN, sampled.token_ids)
     return pool, slots, sampled._replace(token_ids=shown), has_end, hidden
@@ -290,7 +271,7 @@ def score_prompts(
         targets = jnp.maximum(jax.lax.dynamic_slice_in_dim(field["targets"], start, size), 0)
         logits = model.logits(jax.lax.dynamic_slice_in_dim(hidden, start, size), jnp.int32(size))
         wanted = (field["num_prompt_logprobs"],)
-        parts = batch_sharded(score, logits, (targets,), wanted, skeleton.policy.rules)
+        parts = batch_sharded(score, logits, (targets,), wanted, skeleton.policy.split_axes)
         updated = (
             jax.lax.dynamic_update_slice_in_dim(whole, part, start, 0)
             for whole, part in zip(scored, parts, strict=True)

@@ -14,8 +14,7 @@ The order of rank is priority, lowest first, then arrival. Running and waiting r
 
     1. secure pages, in order: if the pool is empty, the last running request is preempted;
     2. share the budget: every running request gets one token; the policy (`budget`) gives the rest to those that miss
-       more, and to waiting requests, which it starts while rows and pages last (none after a preemption). One whose
-       prefix is fetched from a tier (`prefetch`) leaves the queue until the fetch has ended;
+       more, and to waiting requests, which it starts while rows and pages last (none after a preemption);
     3. let the policies add to a step of single tokens: drafts (`drafting`), or further decode steps (`multi_step`);
     4. pack the rows into a program.
 
@@ -24,9 +23,8 @@ preempted; at most `max_rows` requests start before one whose turn it is; and a 
 arrival.
 
 All calls depend on state and arguments only, without randomness and I/O; the clock is read for reported times only. Of
-time, only the step times in results decide anything: how many decode steps one call may do. The exceptions are
-`poll_grammars`, which asks the threads that make masks and waits for them a few milliseconds, and the fetches of
-`prefetch`, which `schedule` asks in the same way.
+time, only the step times in results decide anything: how many decode steps one call may do. The exception is
+`poll_grammars`, which asks the threads that make masks and waits for them a few milliseconds.
 
 Steps in flight. `schedule` may be called before the last plan is updated. A request that samples in a step in flight has
 a token that only the device knows: it counts towards its length (`num_unread_tokens`) and the next plan has UNREAD_TOKEN
@@ -46,7 +44,6 @@ from jaxserve.config import SchedulerConfig
 from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput, TokenLogprobs
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.kv.manager import KVManager
-from jaxserve.kv.tiers.tiers import KVTiers
 from jaxserve.scheduler.admission import Admission
 from jaxserve.scheduler.base import BaseScheduler, by_rank
 from jaxserve.scheduler.budget import PrefillBudget, ShortestFirst
@@ -55,7 +52,6 @@ from jaxserve.scheduler.drafting import Drafter, by_request, confirmed, with_dra
 from jaxserve.scheduler.multi_step import MultiStepPolicy
 from jaxserve.scheduler.packing import pack
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
-from jaxserve.scheduler.prefetch import Prefetch
 from jaxserve.scheduler.request import Request, logprobs_of, output_of, prompt_logprobs_of
 from jaxserve.scheduler.resources import Resources
 from jaxserve.types import FinishReason
@@ -74,11 +70,10 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         vocab_size: int,
         clock: Callable[[], float] = time.monotonic,
         grammars: Grammars | None = None,
-        tiers: KVTiers | None = None,
     ) -> None:
         """Limits are those of the buckets, or the config's if it has smaller ones.
 
-        grammars: None rejects requests that have a grammar. tiers: stores from which evicted pages come back.
+        grammars: None rejects requests that have a grammar.
         """
         self._kv = kv
         self._buckets = buckets
@@ -104,11 +99,9 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         )
         self._drafter = Drafter(config.num_speculative_tokens, self._max_rows, kv)
         self._multi_step = MultiStepPolicy(buckets, config.max_burst_ms / 1000, kv)
-        self._prefetch = Prefetch(kv, tiers)
 
     def reset_prefix_cache(self) -> None:
         self._kv.reset_prefix_cache()
-        self._prefetch.clear_tiers()
 
     def poll_grammars(self) -> list[RequestOutput]:
         """Apply what grammars have done; returns jump-forward tokens and ends. Call it before `schedule`.
@@ -135,18 +128,12 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
     def schedule(self) -> StepPlan | None:
         if self._waits_for_results():
             return None
-        for request in self._prefetch.poll(is_idle=not (self.running or self.waiting or self.in_flight)):
-            self._enqueue(request)
         missing = self._budget.missing(self.running)
         num_running = len(missing)
         if not self._secure_pages(missing):
             return None
         may_start = len(missing) == num_running
-        if may_start and len(self.running) < self._max_rows:
-            self._prefetch.begin(self.waiting, self._shortest_first, len(self.running))
         counts, started = self._budget.share(self.running, self.waiting, missing, may_start=may_start)
-        for request in started:
-            self._prefetch.forget(request)
         _count_prefix_hits(started, self.stats)
         if not any(counts):
             return None
@@ -196,13 +183,11 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         """End all running requests, and forget cached pages: `plan`, the oldest step in flight, failed."""
         outputs = super().fail(plan, error)
         self._kv.reset_prefix_cache()
-        self._prefetch.lose_device()
         return outputs
 
     def take_stats(self) -> EngineStats:
         stats = super().take_stats()
         stats.kv_cache_usage_perc = self._kv.usage
-        self._prefetch.add_stats(stats)
         return stats
 
     def _queue(self, message: AddRequest, rank: tuple[int, int]) -> Request:
@@ -228,26 +213,24 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         return is_multi_step or self._drafter.waits_for(self.running) or self._constrained.waits_for(self.running)
 
     def _secure_pages(self, missing: list[int]) -> bool:
-        """Give every running request the pages for the tokens that it misses; preempt the last ones that
-        hold pages of the same rank if need be.
+        """Give every running request the pages for the tokens that it misses; preempt the last ones if need be.
 
         Returns False if a preemption has to wait, because a step in flight still writes to those pages.
         """
         i = 0
         while i < len(missing):
             request = self.running[i]
-            if self._kv.extend(request.table, request.num_computed_tokens + missing[i]):
-                i += 1
-                continue
-            if self.in_flight:
-                return False
-            rank = request.table.rank
-            last = max(at for at in range(i, len(missing)) if self.running[at].table.rank == rank)
-            del missing[last]
-            victim = self.running.pop(last)
-            self._resources.preempt(victim)
-            self._enqueue(victim)
-            self.stats.num_preemptions += 1
+            while not self._kv.extend(request.table, request.num_computed_tokens + missing[i]):
+                if self.in_flight:
+                    return False
+                missing.pop()
+                victim = self.running.pop()
+                self._resources.preempt(victim)
+                self._enqueue(victim)
+                self.stats.num_preemptions += 1
+                if len(missing) == i:  # the request was the last one itself
+                    return True
+            i += 1
         return True
 
     def _enqueue(self, request: Request) -> None:
@@ -295,7 +278,6 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         if self._shortest_first is not None:
             self._shortest_first.remove(request)
         self._constrained.remove(request)
-        self._prefetch.forget(request)
         self._resources.finish(request)
 
 

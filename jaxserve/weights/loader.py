@@ -6,7 +6,6 @@ Peak host memory is the parameters on CPU devices plus one parameter, and one mo
 from __future__ import annotations
 
 from collections.abc import Callable, Set
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -30,7 +29,6 @@ _DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)
 _ROTATED: Final = ("q_proj", "k_proj", "q_norm", "k_norm")
 _ADDED: Final = ".lora_B"
 """Adapters of queries and keys: their up matrices have rows in the same order."""
-_OF_KV_HEADS: Final = ("k_proj", "v_proj")
 
 
 def load_params(
@@ -41,7 +39,7 @@ def load_params(
     Raises CheckpointError for a missing, unexpected or misshaped tensor before anything is read.
     """
     check_tensors(checkpoint, skeleton)
-    checkpoint = with_kv_copies(with_rotary_order(checkpoint, skeleton.config), skeleton.config)
+    checkpoint = with_rotary_order(checkpoint, skeleton.config)
     done, total = 0, sum(leaf.num_bytes for leaf in skeleton.leaves)
     params = []
     for leaf in skeleton.leaves:
@@ -56,7 +54,6 @@ def load_params(
 
 def check_tensors(checkpoint: Checkpoint, skeleton: ModelSkeleton | EncoderSkeleton) -> None:
     """Raise CheckpointError unless the headers have the tensors that the model needs, and no others."""
-    checkpoint = with_kv_copies(checkpoint, skeleton.config)
     parts = {name: shape for leaf in skeleton.leaves for name, shape in leaf.parts.items()}
     for name, shape in parts.items():
         info = checkpoint.tensors.get(name)
@@ -95,22 +92,3 @@ def with_rotary_order(checkpoint: Checkpoint, config: DecoderConfig | EncoderCon
 def _read_reordered(name: str, order: np.ndarray, inner: Checkpoint) -> Tensor:
     starts = np.arange(0, inner.tensors[name].shape[0], len(order))
     return inner.read(name)[(starts[:, None] + order).ravel()]
-
-
-def with_kv_copies(checkpoint: Checkpoint, config: DecoderConfig | EncoderConfig) -> Checkpoint:
-    """Return the checkpoint with `kv_copies` of each KV head, one after the other: rows of its weights, scales, biases."""
-    if not isinstance(config, DecoderConfig) or config.kv_copies == 1:
-        return checkpoint
-    copied = (*_OF_KV_HEADS, "k_norm") if config.qk_norm == "whole" else _OF_KV_HEADS
-    names = [n for n in checkpoint.tensors if n.rpartition(".")[0].removesuffix(_ADDED).endswith(copied)]
-    tensors = dict(checkpoint.tensors)
-    for name in names:
-        info = tensors[name]
-        tensors[name] = replace(info, shape=(info.shape[0] * config.kv_copies, *info.shape[1:]))
-    readers = {name: partial(_read_copied, name, config.num_stored_kv_heads, config.kv_copies) for name in names}
-    return CheckpointView(checkpoint, tensors, readers)
-
-
-def _read_copied(name: str, num_heads: int, num_copies: int, inner: Checkpoint) -> Tensor:
-    rows = np.arange(inner.tensors[name].shape[0]).reshape(num_heads, -1)
-    return inner.read(name)[rows.repeat(num_copies, axis=0).ravel()]

@@ -105,8 +105,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "ipc.report",
         "scheduler.plan",
         "kv.spec",
-        "kv.tiers.device",
-        "kv.tiers.page",
     },
     "runner": {
         "model_config",
@@ -117,7 +115,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sharding",
         "weights",
         "kv.spec",
-        "kv.tiers.page",
         "scheduler.plan",
         KERNELS,
     },

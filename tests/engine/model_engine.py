@@ -16,10 +16,8 @@ from jaxserve.config import (
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
-    TierConfig,
 )
 from jaxserve.engine.core import EngineCore
-from jaxserve.engine.process import open_tiers
 from jaxserve.executor.local import LocalExecutor
 from jaxserve.ipc.messages import AddRequest, RequestOutput, TokenLogprobs
 from jaxserve.kv.manager import KVManager
@@ -72,15 +70,12 @@ class ModelEngine:
         max_num_batched_tokens: int = 32,
         max_model_len: int = 128,
         tensor_parallel_size: int = 1,
-        data_parallel_size: int = 1,
-        expert_parallel_size: int = 1,
         dtype: str = "float32",
         num_blocks: int | None = None,
         kv_cache_memory: int = 64 << 20,
         cpu_kernels: CpuKernels = "xla",
         quantization: str = "none",
         lora_modules: str | None = None,
-        tiers: TierConfig | None = None,
     ) -> None:
         model = ModelConfig(
             model=str(path),
@@ -92,13 +87,8 @@ class ModelEngine:
         self.config = Config(
             model=model,
             cache=CacheConfig(kv_cache_memory=kv_cache_memory),
-            tiers=tiers or TierConfig(),
             scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
-            parallel=ParallelConfig(
-                tensor_parallel_size=tensor_parallel_size,
-                data_parallel_size=data_parallel_size,
-                expert_parallel_size=expert_parallel_size,
-            ),
+            parallel=ParallelConfig(tensor_parallel_size=tensor_parallel_size),
             compile=CompileConfig(compile_cache=str(shared_programs()), cpu_kernels=cpu_kernels),
         )
         self.progress: list[tuple[str, int, int, str]] = []
@@ -123,7 +113,6 @@ class ModelEngine:
             model_info.block_size,
             model_info.max_model_len,
             enable_prefix_caching=enable_prefix_caching,
-            num_ranks=self.config.parallel.data_parallel_size,
         )
         scheduler = dataclasses.replace(
             self.config.scheduler,
@@ -137,7 +126,6 @@ class ModelEngine:
                 max_num_seqs=min(model_info.max_num_seqs, max_num_batched_tokens),
                 max_num_batched_tokens=max_num_batched_tokens,
             )
-        self.tiers = open_tiers(self.config, self.kv, self.executor)
         self.scheduler = Scheduler(
             scheduler,
             self.kv,
@@ -146,9 +134,8 @@ class ModelEngine:
             self.executor.eos_token_ids,
             model_info.vocab_size,
             grammars=grammars,
-            tiers=self.tiers,
         )
-        self.core = EngineCore(self.scheduler, self.executor, depth=int(overlap), tiers=self.tiers)
+        self.core = EngineCore(self.scheduler, self.executor, depth=int(overlap))
         self.num_preemptions = self.num_steps = self.num_calls = self.num_accepted_tokens = 0
 
     def run(self, requests: list[AddRequest]) -> dict[str, Generated]:

@@ -1,0 +1,91 @@
+"""Draws results of `run --out`: latency, hit rate and load against the offered rate, one column for each trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.simulator.figures import Figures
+from jaxserve.tools.bench.plot import COLOURS, DOTS_PER_INCH, INK
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ORDER = ("round-robin", "least-tokens", "text-prefix", "prefix")
+LABELS = {
+    "round-robin": "round robin",
+    "least-tokens": "least tokens",
+    "text-prefix": "text prefix (as Ray's)",
+    "prefix": "exact pages",
+}
+MARKERS = dict(zip(ORDER, "o^sD", strict=True))
+
+Value = Callable[[Figures], float]
+ROWS: dict[str, tuple[Value, bool]] = {
+    "prompt tokens from cache, %": (lambda figures: 100 * figures.hit_rate, False),
+    "TTFT p50, ms": (lambda figures: 1000 * figures.ttft_p50_s, True),
+    "TTFT p99, ms": (lambda figures: 1000 * figures.ttft_p99_s, True),
+    "device busy, %": (lambda figures: 100 * figures.busy_share, False),
+    "requests of the fullest\nreplica / mean": (lambda figures: figures.requests_max_over_mean, False),
+}
+"""Figures by the name of their axis, and True if the axis is logarithmic."""
+
+
+def draw(runs: Sequence[Figures], file: Path, *, title: str) -> None:
+    """Write the picture of `runs`, whose name ends in .png, .svg or .pdf."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    traces = list(dict.fromkeys(run.workload for run in runs))
+    figure = Figure(
+        figsize=(1.2 + 3.5 * len(traces), 0.9 + 1.9 * len(ROWS)),
+        dpi=DOTS_PER_INCH,
+        layout=ConstrainedLayoutEngine(hspace=0.03, wspace=0.04),
+    )
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(len(ROWS), len(traces), squeeze=False, sharex="col")
+    for row, (name, (value, is_log)) in enumerate(ROWS.items()):
+        for column, trace in enumerate(traces):
+            axes = grid[row][column]
+            _draw_lines(axes, [run for run in runs if run.workload == trace], value)
+            _dress(axes, is_log=is_log)
+            if row == 0:
+                axes.set_title(trace, color=INK, fontsize=11)
+            if column == 0:
+                axes.set_ylabel(name, color=INK, fontsize=9)
+            if row == len(ROWS) - 1:
+                axes.set_xlabel("offered requests a second for each replica", color=INK, fontsize=9)
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=10)
+    figure.suptitle(title, color=INK, fontsize=12)
+    figure.savefig(file)
+
+
+def _draw_lines(axes: Axes, runs: Sequence[Figures], value: Value) -> None:
+    for policy, colour in zip(ORDER, COLOURS, strict=False):
+        points = sorted((run.requests_per_s, value(run)) for run in runs if run.policy == policy)
+        if points:
+            rates, values = zip(*points, strict=True)
+            axes.plot(
+                rates, values, color=colour, marker=MARKERS[policy], markersize=5, linewidth=1.6, label=LABELS[policy]
+            )
+
+
+def _dress(axes: Axes, *, is_log: bool) -> None:
+    if is_log:
+        from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:,.0f}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    axes.grid(color="#e5e5e5", linewidth=0.7)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(colors=INK, labelsize=8)
