@@ -110,7 +110,7 @@ class ModelConfig:
 class CacheConfig:
     """The paged KV cache."""
 
-    block_size: int = option(16, ge=1, le=1024, help="tokens per KV page")
+    block_size: int | None = option(None, ge=1, le=1024, help="tokens per KV page (default: 64 on TPUs, 16 elsewhere)")
     kv_cache_memory: int | None = option(
         None, ge=1, unit="bytes", help="bytes for the KV cache, e.g. 2GiB (default: from --memory-fraction)"
     )

@@ -17,7 +17,7 @@ from jaxserve.errors import CheckpointError
 from jaxserve.executor.fake_models import FakeModel, FakeTokens, FakeVectors
 from jaxserve.ipc.engine_spec import FakeOptions
 from jaxserve.ipc.messages import ModelInfo
-from jaxserve.runner.buckets import resolve_embed_limits, resolve_limits
+from jaxserve.runner.buckets import page_tokens, resolve_embed_limits, resolve_limits
 from jaxserve.scheduler.plan import Buckets
 
 PlanT = TypeVar("PlanT")
@@ -144,7 +144,7 @@ def _tokens(config: Config, options: FakeOptions) -> FakeTokens:
     return FakeTokens(
         Buckets(powers_of_two(rows), powers_of_two(tokens), rows, options.max_decode_steps),
         options.num_blocks,
-        config.cache.block_size,
+        page_tokens("cpu", config.cache.block_size),
         options.vocab_size,
         max_model_len=min(options.max_model_len, config.model.max_model_len or options.max_model_len),
         eos_token_ids=frozenset(options.eos_token_ids),
@@ -157,7 +157,7 @@ def _vectors(config: Config, options: FakeOptions) -> FakeVectors:
     longest = min(options.max_model_len, limits.max_num_batched_tokens)
     return FakeVectors(
         Buckets((), powers_of_two(limits.max_num_batched_tokens), limits.max_num_seqs),
-        config.cache.block_size,
+        page_tokens("cpu", config.cache.block_size),
         options.vocab_size,
         min(config.model.max_model_len or longest, longest),
         options.embedding_size,

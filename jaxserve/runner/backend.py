@@ -14,7 +14,7 @@ from jaxserve_kernels.paged_attention import unsupported
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.runner.buckets import resolve_limits
+from jaxserve.runner.buckets import page_tokens, resolve_limits
 
 _LOG = logging.getLogger(__name__)
 _BUILD = "python -m jaxserve_kernels.native.build"
@@ -85,7 +85,8 @@ def _why_not_pallas(
     if chip.platform == "gpu" and chip.capability != _HOPPER:
         found = ".".join(map(str, chip.capability or ())) or "unknown"
         return f"compute capability {found}: only 9.0 (Hopper)"
-    pool_shape = (decoder.num_layers, 1, decoder.num_kv_heads, config.cache.block_size, decoder.head_dim)
+    page_size = page_tokens(chip.platform, config.cache.block_size)
+    pool_shape = (decoder.num_layers, 1, decoder.num_kv_heads, page_size, decoder.head_dim)
     return unsupported(_PALLAS[chip.platform], decoder.num_heads, pool_shape, dtype, kv_dtype)
 
 

@@ -40,6 +40,16 @@ def resolve_limits(platform: str, config: SchedulerConfig) -> StepLimits:
     return StepLimits(seqs, tokens)
 
 
+def page_tokens(platform: str, setting: int | None) -> int:
+    """Return the tokens of a KV page: the setting, or the platform's default.
+
+    TPUs copy page by page: 64 tokens of two KV heads, a device's share of most models on four chips, are 32 KiB.
+    """
+    if setting is not None:
+        return setting
+    return 64 if platform == "tpu" else 16
+
+
 def make_buckets(
     platform: str, max_num_seqs: int, max_num_batched_tokens: int, *, min_decode: int = 1, growth: int = 2
 ) -> Buckets:

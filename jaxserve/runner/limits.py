@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jaxserve_kernels.backend import NATIVE, Backend
 from jaxserve_kernels.matmul import multiplies
-from jaxserve_kernels.paged_attention import pool_head_dim
+from jaxserve_kernels.paged_attention import pool_heads
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
@@ -22,7 +22,7 @@ from jaxserve.quant.names import NO_QUANTIZATION
 from jaxserve.quant.policy import QuantPolicy
 from jaxserve.quant.registry import find_format
 from jaxserve.runner.backend import Chip, choose_backend, choose_encoder_backend
-from jaxserve.runner.buckets import make_buckets, resolve_limits
+from jaxserve.runner.buckets import make_buckets, page_tokens, resolve_limits
 from jaxserve.runner.memory import fit_model_len, num_kv_blocks
 from jaxserve.scheduler.plan import Buckets
 
@@ -144,12 +144,14 @@ def kv_cache_dtype(config: Config, platform: str) -> jnp.dtype:
 
 def kv_spec(config: Config, decoder: DecoderConfig, platform: str) -> KVSpec:
     """Return the contents and size of a KV page."""
+    num_devices = config.parallel.tensor_parallel_size
+    num_kv_heads, head_dim = pool_heads(decoder.num_kv_heads, decoder.head_dim, platform, num_devices)
     return KVSpec(
         num_layers=decoder.num_layers,
-        num_kv_heads=decoder.num_kv_heads,
-        head_dim=pool_head_dim(decoder.head_dim, platform),
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         dtype_bytes=kv_cache_dtype(config, platform).itemsize,
-        block_size=config.cache.block_size,
+        block_size=page_tokens(platform, config.cache.block_size),
     )
 
 

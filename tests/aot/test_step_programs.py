@@ -22,6 +22,7 @@ from benchmarks.gpu.static import THUNKS, launches, outside_graphs
 from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig, LayerConfig, RopeScaling
 from jaxserve.models.skeleton import make_skeleton
+from jaxserve.runner.buckets import page_tokens
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.slots import slots_bytes
 from jaxserve.runner.steps import abstract_params, generation_task, lower
@@ -29,8 +30,6 @@ from jaxserve.sharding.mesh import make_sharding
 from tests.aot.devices import A100, B200, H100, H200, V5E, V5P, V6E, V7X, Target
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
-
-PAGE_SIZE = 16
 
 SMALL = DecoderConfig(  # every feature that changes the program, in two layers
     vocab_size=4096,
@@ -87,7 +86,8 @@ class Case:
 
     @property
     def pool_shape(self) -> tuple[int, ...]:
-        return (self.model.num_layers, self.num_pages, self.model.num_kv_heads, PAGE_SIZE, self.model.head_dim)
+        page_size = page_tokens(self.target.platform, None)
+        return (self.model.num_layers, self.num_pages, self.model.num_kv_heads, page_size, self.model.head_dim)
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -129,7 +129,7 @@ MIXED = Program("mixed", 128, 64, 64, num_slots=64)  # prompts are scored in two
 BURST = Program("decode", 8, 8, 64, num_slots=8, max_steps=8)
 LLAMA_DECODE = Program("decode", 32, 32, 512, num_slots=32)
 # A server with default settings: 256 requests of up to 131,072 tokens. Few rows are cut into most parts.
-DEFAULT_PAGES = LLAMA_8B.max_position // PAGE_SIZE
+DEFAULT_PAGES = LLAMA_8B.max_position // page_tokens("gpu", None)
 FEW_ROWS = Program("decode", 2, 2, DEFAULT_PAGES, num_slots=256)
 MANY_ROWS = Program("decode", 256, 256, DEFAULT_PAGES, num_slots=256)
 LLAMA_MIXED = Program("mixed", 512, 256, DEFAULT_PAGES, num_slots=256)

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxserve_kernels.kv_write import KVScales
-from jaxserve_kernels.paged_attention import Paging, Scoring, ragged_layout, write_and_attend
+from jaxserve_kernels.paged_attention import Paging, Scoring, pool_heads, ragged_layout, write_and_attend
 
+from jaxserve.runner.buckets import page_tokens
 from tests.aot.devices import V5E, V5P, V6E, V7X, Target
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
@@ -39,9 +40,9 @@ class Op:
     num_heads: int = 32
     num_kv_heads: int = 8
     dim: int = 128
-    page_size: int = 16
+    page_size: int = page_tokens("tpu", None)
     num_rows: int = 256
-    max_pages: int = 8192
+    max_pages: int = 2048
     window: int | None = None
     softcap: float | None = None
 
@@ -52,7 +53,8 @@ class Op:
 
     @property
     def pool_shape(self) -> tuple[int, ...]:
-        return (LAYERS, PAGES, self.num_kv_heads, self.page_size, -(-self.dim // 128) * 128)
+        heads, dim = pool_heads(self.num_kv_heads, self.dim, "tpu")
+        return (LAYERS, PAGES, heads, self.page_size, dim)
 
     def compile(self, target: Target) -> jax.stages.Compiled:
         mesh = Mesh(np.array(target.devices(1)), ("model",))
@@ -86,7 +88,9 @@ class Op:
         return lowered.compile()
 
 
-DECODE, MIXED = Op(), Op(2048, max_pages=512)
+DECODE, MIXED = Op(), Op(2048, max_pages=128)
+HEADS_OF_64 = {"num_heads": 32, "num_kv_heads": 8, "dim": 64}
+"""Llama-3.2-1B."""
 OPS = [
     *[(chip, op) for chip in (V5E, V5P) for op in (DECODE, MIXED)],
     *[(V5E, replace(DECODE, kv_dtype=dtype)) for dtype in ("int8", "float8_e4m3fn", "float32")],
@@ -96,6 +100,8 @@ OPS = [
     (V5P, replace(DECODE, num_kv_heads=32)),
     (V5P, replace(MIXED, num_heads=10, num_kv_heads=1, dim=256, window=4096)),
     (V6E, replace(MIXED, num_heads=64, dim=80, page_size=128)),
+    (V5E, replace(DECODE, page_size=16, max_pages=8192)),
+    *[(chip, replace(op, **HEADS_OF_64)) for chip, op in ((V5E, MIXED), (V5P, DECODE), (V6E, DECODE), (V7X, MIXED))],
 ]
 
 

@@ -18,7 +18,7 @@ from jaxserve_kernels.backend import NATIVE, Backend
 from jaxserve_kernels.kv_write import KVScales, stored
 from jaxserve_kernels.kv_write.reference import kv_write as scatter
 from jaxserve_kernels.paged_attention import cpu, gpu, layout, reference, tpu
-from jaxserve_kernels.paged_attention.layout import Paging, Ragged, pool_head_dim
+from jaxserve_kernels.paged_attention.layout import Paging, Ragged, from_pool_heads, pool_heads, to_pool_heads
 from jaxserve_kernels.paged_attention.options import Scoring
 from jaxserve_kernels.paged_attention.sharded import AttentionKernel, Results, over_heads
 from jaxserve_kernels.rope import Rotation, rotate
@@ -29,7 +29,7 @@ __all__ = [
     "Scoring",
     "decode_attention",
     "mixed_attention",
-    "pool_head_dim",
+    "pool_heads",
     "ragged_layout",
     "unsupported",
     "write_and_attend",
@@ -63,8 +63,8 @@ def write_and_attend(
     q: Float[Array, "T N H"],
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
-    k_pages: Num[Array, "L P K S H2"],
-    v_pages: Num[Array, "L P K S H2"],
+    k_pages: Num[Array, "L P K2 S H2"],
+    v_pages: Num[Array, "L P K2 S H2"],
     layer: Int[Array, ""],
     paging: Paging,
     *,
@@ -73,13 +73,13 @@ def write_and_attend(
     sinks: Float[Array, "N"] | None = None,
     scales: KVScales | None = None,
     backend: Backend = "reference",
-) -> tuple[Float[Array, "T N H"], Num[Array, "L P K S H2"], Num[Array, "L P K S H2"]]:
+) -> tuple[Float[Array, "T N H"], Num[Array, "L P K2 S H2"], Num[Array, "L P K2 S H2"]]:
     """Rotate, put the tokens' keys and values into their pages, then attend; returns the pools as well.
 
     One op, because a backend may keep pages in an order of its own: all of a pool's reads and writes have
     to go through the same backend. Under donation the pools are the same buffers. Without `rotation` queries and
-    keys are taken as they are. `scales` go with a pool of 8-bit numbers. A pool's heads may be wider than the
-    operands' (see `pool_head_dim`).
+    keys are taken as they are. `scales` go with a pool of 8-bit numbers. A pool may have fewer and wider
+    heads than the operands (see `pool_heads`).
     """
     if backend in NATIVE and cpu.supports(q.shape[1], k_pages.shape, k_pages.dtype, scoring):
         where = (paging.block_tables, paging.kv_lengths, paging.query_starts, paging.pages, paging.slots)
@@ -87,16 +87,16 @@ def write_and_attend(
         return cpu.write_and_attend(q, k, v, k_pages, v_pages, layer, *where, **options)
     if rotation is not None:
         q, k = rotate(q, rotation), rotate(k, rotation)
-    dim, group = q.shape[2], q.shape[1] // k.shape[1]
-    q, k, v = (_widened(x, k_pages.shape[4]) for x in (q, k, v))
+    num_kv_heads, dim, group = k.shape[1], q.shape[2], q.shape[1] // k.shape[1]
     if scales is not None:  # a score is linear in its key, and the result in the values
         q = (q * jnp.repeat(scales.k, group)[:, None]).astype(q.dtype)
-    written = stored(k, v, k_pages.dtype, scales)
+    q, *written = to_pool_heads(q, *stored(k, v, k_pages.dtype, scales), k_pages.shape)
     attend = _kernel(backend, scoring)
     out, k_pages, v_pages = attend(q, *written, k_pages, v_pages, layer, paging, sinks)
+    out = from_pool_heads(out, num_kv_heads, dim, k_pages.shape)
     if scales is not None:
         out = (out * jnp.repeat(scales.v, group)[:, None]).astype(q.dtype)
-    return out[..., :dim], k_pages, v_pages
+    return out, k_pages, v_pages
 
 
 def _kernel(backend: Backend, scoring: Scoring) -> AttentionKernel:
@@ -128,11 +128,6 @@ def _write_then_attend(
     if paging.ragged is None:
         return decode_attention(q, *pool, **options), k_pages, v_pages
     return mixed_attention(q, *pool, paging.ragged, **options), k_pages, v_pages
-
-
-def _widened(x: Float[Array, "T N H"], dim: int) -> Float[Array, "T N H2"]:
-    """Pad each head with zeros to the width of the pool's heads."""
-    return x if x.shape[2] == dim else jnp.pad(x, ((0, 0), (0, 0), (0, dim - x.shape[2])))
 
 
 def decode_attention(

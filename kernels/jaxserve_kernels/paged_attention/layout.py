@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int, Num
 
 QUERIES_PER_TILE = 64
 """Large enough for efficient products on a CPU, small enough that a short chunk wastes little."""
@@ -17,9 +17,54 @@ QUERIES_PER_TILE = 64
 _TPU_LANES = 128
 
 
-def pool_head_dim(head_dim: int, platform: str) -> int:
-    """Last dimension of a pool. TPUs lay it out in whole rows of lanes in any case; what is added holds zeros."""
-    return -(-head_dim // _TPU_LANES) * _TPU_LANES if platform == "tpu" else head_dim
+def pool_heads(num_kv_heads: int, head_dim: int, platform: str, num_devices: int = 1) -> tuple[int, int]:
+    """Return the heads of a pool, and their dimension.
+
+    TPUs lay out memory in whole rows of 128 lanes. Small heads of a KV head's neighbours share a row, two of 64 numbers
+    for example, if as many rows are left for every device; otherwise what is added to a head holds zeros.
+    """
+    if platform != "tpu":
+        return num_kv_heads, head_dim
+    packed = _TPU_LANES // head_dim if _TPU_LANES % head_dim == 0 else 1
+    if num_kv_heads % (packed * num_devices) == 0:
+        return num_kv_heads // packed, max(packed * head_dim, -(-head_dim // _TPU_LANES) * _TPU_LANES)
+    return num_kv_heads, -(-head_dim // _TPU_LANES) * _TPU_LANES
+
+
+def to_pool_heads(
+    q: Float[Array, "T N H"], k: Num[Array, "T K H"], v: Num[Array, "T K H"], pool_shape: tuple[int, ...]
+) -> tuple[Float[Array, "T N H2"], Num[Array, "T K2 H2"], Num[Array, "T K2 H2"]]:
+    """Lay out heads as the pool `[L, P, K2, S, H2]` has them, see `pool_heads`.
+
+    Of a row that several KV heads share, a query sees its own head's numbers only: it is zero elsewhere.
+    """
+    tokens, num_heads, dim = q.shape
+    num_kv_heads, pool_kv_heads, pool_dim = k.shape[1], pool_shape[2], pool_shape[4]
+    packed = num_kv_heads // pool_kv_heads
+    if packed > 1:
+        grouped = q.reshape(tokens, pool_kv_heads, packed, num_heads // num_kv_heads, 1, dim)
+        own = jnp.eye(packed, dtype=bool)[:, None, :, None]  # (packed, 1, packed, 1)
+        q = jnp.where(own, grouped, jnp.zeros_like(grouped)).reshape(tokens, num_heads, packed * dim)
+        k, v = (x.reshape(tokens, pool_kv_heads, packed * dim) for x in (k, v))
+    return _widened(q, pool_dim), _widened(k, pool_dim), _widened(v, pool_dim)
+
+
+def from_pool_heads(
+    out: Float[Array, "T N H2"], num_kv_heads: int, dim: int, pool_shape: tuple[int, ...]
+) -> Float[Array, "T N H"]:
+    """Return what each head attended to, out of the rows that it shares; see `to_pool_heads`."""
+    tokens, num_heads, _ = out.shape
+    pool_kv_heads = pool_shape[2]
+    packed = num_kv_heads // pool_kv_heads
+    if packed == 1:
+        return out[..., :dim]
+    shared = out[..., : packed * dim].reshape(tokens, pool_kv_heads, packed, num_heads // num_kv_heads, packed, dim)
+    return jnp.stack([shared[:, :, i, :, i] for i in range(packed)], 2).reshape(tokens, num_heads, dim)
+
+
+def _widened(x: Num[Array, "T N H"], dim: int) -> Num[Array, "T N H2"]:
+    """Pad each head with zeros to the width of the pool's heads."""
+    return x if x.shape[2] == dim else jnp.pad(x, ((0, 0), (0, 0), (0, dim - x.shape[2])))
 
 
 class Tiling(NamedTuple):

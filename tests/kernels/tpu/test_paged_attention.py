@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxserve_kernels.kv_write import KVScales
-from jaxserve_kernels.paged_attention import Paging, pool_head_dim, ragged_layout, write_and_attend
+from jaxserve_kernels.paged_attention import Paging, pool_heads, ragged_layout, write_and_attend
 from jaxserve_kernels.paged_attention.cases import (
     CASES,
     LAYER,
@@ -25,7 +25,7 @@ from jaxserve_kernels.paged_attention.cases import (
     long_row,
     operands,
 )
-from jaxserve_kernels.paged_attention.tpu import fused
+from jaxserve_kernels.paged_attention.tpu import fused, plan
 from jaxserve_kernels.paged_attention.tpu.plan import BlockSizes, Chip, Plan, Shape, chunk_plan, decode_plan
 from jaxserve_kernels.paged_attention.tpu.stream import IDS_PER_LINE
 
@@ -42,6 +42,9 @@ MORE_CASES = (
     Case((1, 1, 5, 20, 1, 38, 0), (17, 1, 5, 37, 33, 64, 0), dim=128, padding=9, sliding_window=16, has_sinks=True),
     Case((1, 1), (0, 0)),
     Case((1, 1), (17, 40), padding=14, dtype="float32"),
+    Case((1, 1, 1), (65, 64, 100), num_heads=6, dim=80, page_size=64),  # heads that share no row; a tile within a page
+    Case((1, 1, 70), (129, 63, 90), num_heads=8, num_kv_heads=4, dim=32, page_size=64),  # four heads in a row
+    Case((1, 30), (70, 90), page_size=64, kv_dtype="int8", dtype="bfloat16"),
 )
 FAST = tuple(case for case in CASES if case.kv_dtype == "float8_e4m3fn" and not case.is_decode)
 SLOW = tuple(case for case in (*CASES, *MORE_CASES) if case.dtype != "float16" and case not in FAST)
@@ -58,6 +61,16 @@ class Step(NamedTuple):
     paging: Paging
 
 
+def in_pool_heads(pages: np.ndarray) -> np.ndarray:
+    """Lay out pages [L, P, K, S, H] with the heads of a pool for TPUs: several side by side, or padded."""
+    layers, num_pages, heads, slots, dim = pages.shape
+    pool_kv_heads, pool_dim = pool_heads(heads, dim, "tpu")
+    if pool_kv_heads == heads:
+        return np.pad(pages, [(0, 0)] * 4 + [(0, pool_dim - dim)])
+    shared = pages.reshape(layers, num_pages, pool_kv_heads, -1, slots, dim).swapaxes(3, 4)
+    return np.ascontiguousarray(shared.reshape(layers, num_pages, pool_kv_heads, slots, pool_dim))
+
+
 def make_step(case: Case, given: Operands) -> Step:
     starts, num_tokens = given.query_starts, len(given.q)
     pages, slots = np.zeros((2, num_tokens), np.int32)
@@ -72,7 +85,7 @@ def make_step(case: Case, given: Operands) -> Step:
         taken.append(np.where(is_real[:, None, None], pool[LAYER, pages, :, slots], 0).astype(pool.dtype))
         emptied = pool.copy()
         emptied[LAYER, pages[is_real], :, slots[is_real]] = 127 if pool.dtype == np.int8 else np.nan
-        pools.append(np.pad(emptied, [(0, 0)] * 4 + [(0, pool_head_dim(case.dim, "tpu") - case.dim)]))
+        pools.append(in_pool_heads(emptied))
     tables, lengths, queries, pages, slots = map(jnp.asarray, (given.tables, given.lengths, starts, pages, slots))
     ragged = None
     if not case.is_decode:
@@ -83,7 +96,8 @@ def make_step(case: Case, given: Operands) -> Step:
 def tiny_chip(case: Case, num_cores: int, pages_per_block: int) -> Chip:
     """Few pages a block and 32 tokens a tile, so that a few keys make many."""
     itemsize = jnp.dtype(case.kv_dtype or case.dtype).itemsize
-    page = case.num_kv_heads // num_cores * case.page_size * pool_head_dim(case.dim, "tpu") * itemsize
+    heads, dim = pool_heads(case.num_kv_heads, case.dim, "tpu")
+    page = max(1, heads // num_cores) * case.page_size * dim * itemsize
     return Chip(BlockSizes(pages_per_block * page, pages_per_block * case.page_size, 32), num_cores, 16 << 20)
 
 
@@ -117,8 +131,7 @@ def check(
     np.testing.assert_allclose(found[: len(wanted)], wanted, atol=TOLERANCES[case.dtype], rtol=0)
     for pool, wanted_pool in zip(pools, (given.k_pages, given.v_pages), strict=True):
         written = np.asarray(pool, np.float32)[:, 1:]  # 0 is the null page
-        np.testing.assert_array_equal(written[..., : case.dim], wanted_pool[:, 1:].astype(np.float32))
-        assert not written[..., case.dim :].any()
+        np.testing.assert_array_equal(written, in_pool_heads(wanted_pool)[:, 1:].astype(np.float32))
 
 
 @pytest.mark.parametrize("case", [*FAST, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)], ids=str)
@@ -129,7 +142,13 @@ def test_a_step_equals_dense_softmax_and_writes_its_tokens(case: Case, monkeypat
 @pytest.mark.slow
 @pytest.mark.parametrize("case", FAST, ids=str)
 def test_two_cores_share_the_heads(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(case, monkeypatch, num_cores=2)
+    check(replace(case, num_heads=2 * case.num_heads, num_kv_heads=4), monkeypatch, num_cores=2)
+
+
+@pytest.mark.slow
+def test_heads_of_a_large_block_are_computed_two_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_MOST_UNROLLED_SCORES", 0)
+    check(replace(FAST[0], num_heads=8, num_kv_heads=4, dim=128), monkeypatch)
 
 
 @pytest.mark.slow
@@ -154,6 +173,6 @@ def test_blocks_shrink_until_they_fit_into_vmem() -> None:
     chip = Chip(BlockSizes(1 << 30, 1 << 20, 512), 1, 64 << 20)
     wanted = Plan(512, 2, 128, 1)
     assert wanted.vmem_bytes(shape) > chip.vmem_bytes
-    for plan in (decode_plan(shape, chip), chunk_plan(shape, chip, 4096)):
-        assert plan.vmem_bytes(shape) <= plan.vmem_limit_bytes(shape, chip) <= chip.vmem_bytes
-        assert IDS_PER_LINE % plan.pages_per_block == 0
+    for found in (decode_plan(shape, chip), chunk_plan(shape, chip, 4096)):
+        assert found.vmem_bytes(shape) <= found.vmem_limit_bytes(shape, chip) <= chip.vmem_bytes
+        assert IDS_PER_LINE % found.pages_per_block == 0

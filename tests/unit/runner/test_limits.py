@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxserve.config import CacheConfig, Config, ModelConfig, SchedulerConfig
+from jaxserve.config import CacheConfig, Config, ModelConfig, ParallelConfig, SchedulerConfig
 from jaxserve.errors import ConfigError
 from jaxserve.kv.spec import KVSpec
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
@@ -144,19 +144,35 @@ def test_a_wider_ladder_has_fewer_rungs_and_ends_at_the_limits() -> None:
     assert buckets.mixed == (16, 64, 256)
 
 
-@pytest.mark.parametrize(("platform", "head_dim"), [("cpu", 64), ("gpu", 64), ("tpu", 128)])
-def test_a_page_on_a_tpu_is_as_wide_as_its_rows_of_lanes(platform: str, head_dim: int) -> None:
+@pytest.mark.parametrize(
+    ("platform", "num_kv_heads", "num_devices", "expected"),
+    [
+        ("cpu", 8, 1, (8, 64, 16)),
+        ("gpu", 8, 1, (8, 64, 16)),
+        ("tpu", 8, 1, (4, 128, 64)),
+        ("tpu", 8, 4, (4, 128, 64)),
+        ("tpu", 8, 8, (8, 128, 64)),  # a device has one head, and pads it
+        ("tpu", 3, 1, (3, 128, 64)),
+    ],
+)
+def test_heads_of_64_share_the_rows_of_lanes_of_a_tpu(
+    platform: str, num_kv_heads: int, num_devices: int, expected: tuple[int, int, int]
+) -> None:
     decoder = DecoderConfig(
         vocab_size=64,
         hidden_size=128,
         intermediate_size=128,
-        num_heads=2,
-        num_kv_heads=2,
+        num_heads=2 * num_kv_heads,
+        num_kv_heads=num_kv_heads,
         head_dim=64,
         layers=(LayerConfig(),),
         max_position=64,
         norm_eps=1e-5,
         rope_theta=1e4,
     )
-    spec = kv_spec(Config(model=ModelConfig(model="any", dtype="bfloat16")), decoder, platform)
-    assert spec.head_dim == head_dim
+    parallel = ParallelConfig(tensor_parallel_size=num_devices)
+    config = Config(model=ModelConfig(model="any", dtype="bfloat16"), parallel=parallel)
+    spec = kv_spec(config, decoder, platform)
+    assert (spec.num_kv_heads, spec.head_dim, spec.block_size) == expected
+    asked = dataclasses.replace(config, cache=CacheConfig(block_size=32))
+    assert kv_spec(asked, decoder, platform).block_size == 32

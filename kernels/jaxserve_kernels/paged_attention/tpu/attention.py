@@ -1,7 +1,8 @@
 """The attention kernel for TPUs: online softmax over a unit's blocks of pages, for one tile of queries after another.
 
 In a decode step the row's new key and value are put into their page on the way: the page is in VMEM anyway, takes
-part in attention from there, and is copied back whole, since parts of a packed tile cannot be written.
+part in attention from there, and the tile of slots that holds them is copied back, since parts of a packed tile cannot
+be written.
 """
 
 from __future__ import annotations
@@ -17,16 +18,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float, Int, Num
 
-from jaxserve_kernels.paged_attention.tpu.plan import LANES, Plan, compute_dtype
+from jaxserve_kernels.paged_attention.tpu.plan import LANES, Plan, compute_dtype, heads_at_once, slots_per_tile
 from jaxserve_kernels.paged_attention.tpu.stream import IDS_PER_LINE, Pool, Stream
 from jaxserve_kernels.paged_attention.tpu.units import Scalar, Units
 
 _LOWEST = -1e30
 """Start of a running maximum: finite, and above a masked key's score, so that its weight is exactly zero."""
 _LEAST_SUM = 1e-30
-_MOST_UNROLLED_SCORES = 1 << 18
-"""Scores of all heads that are computed without a loop: larger blocks loop over their heads, which costs nothing beside their matmuls."""
-
 
 Pools = tuple[Num[Array, "L P K S H"], Num[Array, "L P K S H"]]
 
@@ -56,7 +54,7 @@ class _Scratch(NamedTuple):
     buffers: tuple[Any, Any]
     line_arrived: Any
     pages_arrived: Any
-    written_pages: tuple[Any, Any]  # [K, S, H] each
+    written_slots: tuple[Any, Any]  # [K, tile of slots, H] each
     written: Any
 
 
@@ -139,7 +137,7 @@ def _scratch(tile: tuple[int, int, int], pool: Num[Array, "L P K S H"], plan: Pl
         buffers=(buffer, buffer),
         line_arrived=pltpu.SemaphoreType.DMA((2,)),
         pages_arrived=pltpu.SemaphoreType.DMA((2,)),
-        written_pages=(pltpu.VMEM(page, pool.dtype),) * 2,
+        written_slots=(pltpu.VMEM((heads, slots_per_tile(pool.dtype, page[1]), page[2]), pool.dtype),) * 2,
         written=pltpu.SemaphoreType.DMA(()),
     )
 
@@ -215,7 +213,7 @@ def _kernel(
 
         @pl.when(unit == last_unit)
         def _() -> None:
-            _wait_for_pages(scratch, pool.page(jnp.int32(0)))
+            _wait_for_slots(scratch, pool.page(jnp.int32(0)))
 
 
 def _clear(page: Any, is_cleared: Callable[[Array], Array]) -> None:
@@ -227,24 +225,27 @@ def _clear(page: Any, is_cleared: Callable[[Array], Array]) -> None:
 def _insert(
     scratch: _Scratch, new: tuple[Any, Any], pages: list[Any], slot: Scalar, page: Scalar, place: Scalar, is_busy: Any
 ) -> None:
-    """Put a row's new key and value into their page of the buffers, and start its way back to the pool."""
+    """Put a row's new key and value into their page of the buffers, and start the way of their slots' tile to the pool."""
 
     @pl.when(is_busy)
     def _() -> None:
-        _wait_for_pages(scratch, pages)
+        _wait_for_slots(scratch, pages)
 
-    for buffer, added, written in zip(scratch.buffers, new, scratch.written_pages, strict=True):
-        is_new = jax.lax.broadcasted_iota(jnp.int32, written.shape, 1) == place
-        written[...] = jnp.where(is_new, added[...], buffer[slot, page].astype(jnp.float32)).astype(written.dtype)
-        buffer[slot, page] = written[...]
-    for written, page_in_pool in zip(scratch.written_pages, pages, strict=True):
-        pltpu.make_async_copy(written, page_in_pool, scratch.written).start()
+    count = scratch.written_slots[0].shape[1]
+    first = pl.multiple_of(place // count * count, count)
+    for buffer, added, written in zip(scratch.buffers, new, scratch.written_slots, strict=True):
+        own = buffer.at[slot, page, :, pl.ds(first, count)]
+        is_new = jax.lax.broadcasted_iota(jnp.int32, written.shape, 1) == place - first
+        written[...] = jnp.where(is_new, added[...], own[...].astype(jnp.float32)).astype(written.dtype)
+        own[...] = written[...]
+    for written, page_in_pool in zip(scratch.written_slots, pages, strict=True):
+        pltpu.make_async_copy(written, page_in_pool.at[:, pl.ds(first, count)], scratch.written).start()
 
 
-def _wait_for_pages(scratch: _Scratch, pages: list[Any]) -> None:
-    """Any pages do: a wait counts bytes."""
-    for written, page in zip(scratch.written_pages, pages, strict=True):
-        pltpu.make_async_copy(written, page, scratch.written).wait()
+def _wait_for_slots(scratch: _Scratch, pages: list[Any]) -> None:
+    """Any slots of any pages do: a wait counts bytes."""
+    for written, page in zip(scratch.written_slots, pages, strict=True):
+        pltpu.make_async_copy(written, page.at[:, pl.ds(0, written.shape[1])], scratch.written).wait()
 
 
 def _fold(
@@ -258,8 +259,7 @@ def _fold(
     precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
     product = functools.partial(jax.lax.dot_general, precision=precision, preferred_element_type=jnp.float32)
 
-    @pl.loop(0, heads, unroll=heads * rows * num_keys <= _MOST_UNROLLED_SCORES)
-    def _(head: Scalar) -> None:
+    def fold(head: Scalar | int) -> None:
         keys, values = (block[:, head].astype(dtype).reshape(num_keys, dim) for block in (k_block, v_block))
         scores = product(q[head].astype(dtype), keys, (((1,), (1,)), ((), ())))  # (R, X)
         if softcap is not None:
@@ -273,6 +273,13 @@ def _fold(
         scratch.total[head] = scratch.total[head] * decay + weights.sum(1, keepdims=True)
         added = product(weights.astype(dtype), values, (((1,), (0,)), ((), ())))
         scratch.values[head] = scratch.values[head] * decay[:, :1] + added
+
+    at_once = heads_at_once(heads, rows, num_keys)
+
+    @pl.loop(0, heads // at_once)
+    def _(turn: Scalar) -> None:
+        for i in range(at_once):
+            fold(turn * at_once + i)
 
 
 def _visible(

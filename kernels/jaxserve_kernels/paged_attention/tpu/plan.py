@@ -21,6 +21,12 @@ _SCOPED_VMEM_BYTES = 16 << 20
 """Bytes that the compiler grants a kernel that asks for nothing."""
 
 
+_MOST_UNROLLED_SCORES = 1 << 18
+"""Scores of all heads of a block that is computed without a loop over heads."""
+_MOST_TILE_SLOTS = 32
+"""Slots of a packed tile of 8-bit numbers; those of wider numbers have fewer."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlockSizes:
     """The tunable numbers, one file `tuning/<chip>.json` for each kind of chip."""
@@ -68,15 +74,15 @@ class Plan:
     """Programs that share the kv heads: one for each core."""
 
     def vmem_bytes(self, shape: Shape) -> int:
-        """Return the bytes of the kernel's buffers, and of the values of one head in flight."""
+        """Return the bytes of the kernel's buffers, and of the values in flight: of one head, or of two that overlap."""
         heads, rows = shape.kv_heads // self.head_splits, self.tokens_per_tile * self.rows_per_token
         keys = self.pages_per_block * shape.page_size
         page = heads * shape.page_size * shape.head_dim * shape.kv_bytes
         tile = heads * rows * shape.head_dim
-        blocks = (2 * 2 * self.pages_per_block + 2) * page
+        blocks = 2 * 2 * self.pages_per_block * page + 2 * page // shape.page_size * _MOST_TILE_SLOTS
         queries = tile * (2 * 2 * shape.query_bytes + 4) + heads * rows * (2 * LANES + 2 * SUBLANES) * 4
         on_the_way = 4 * (4 * rows * keys + 2 * keys * shape.head_dim + 2 * rows * shape.head_dim)
-        return blocks + queries + on_the_way
+        return blocks + queries + on_the_way * min(2, heads_at_once(heads, rows, keys))
 
     def vmem_limit_bytes(self, shape: Shape, chip: Chip) -> int:
         """Return the compiler's parameters."""
@@ -114,6 +120,21 @@ def this_chip() -> Chip:
         return Chip(_sizes("v5e"), 1, _SCOPED_VMEM_BYTES)
     info = pltpu.get_tpu_info()
     return Chip(_sizes(str(info.chip_version)), info.num_cores, info.vmem_capacity_bytes)
+
+
+def heads_at_once(heads: int, rows: int, keys: int) -> int:
+    """Return the heads of a block that are computed in a straight line, in which one head's softmax overlaps another's matmuls.
+
+    All of a small block; of a large one two, whose values fit into VMEM together.
+    """
+    if heads * rows * keys <= _MOST_UNROLLED_SCORES:
+        return heads
+    return 2 if heads % 2 == 0 else 1
+
+
+def slots_per_tile(dtype: jnp.dtype, page_size: int) -> int:
+    """Return the slots of a page that are copied at once: a packed tile of the type, or a smaller page."""
+    return min(page_size, _MOST_TILE_SLOTS // dtype.itemsize)
 
 
 def round_up(count: int, multiple: int) -> int:
