@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxserve.runner.program_cache import ProgramCache, cache_directory
+from jaxserve.runner.warmup import compiler_options
 
 DEVICES = jax.devices()[:1]
 
@@ -174,3 +175,13 @@ def test_no_directory_is_an_empty_cache() -> None:
     cache = ProgramCache(None)
     cache.store("key", _compiled())
     assert cache.load("key", DEVICES) is None
+
+
+def test_choices_of_the_autotuner_are_kept_beside_the_programs_of_gpus(tmp_path: Path) -> None:
+    cache = ProgramCache(tmp_path / "cache")
+    assert compiler_options("cpu", cache) is None and compiler_options("gpu", ProgramCache(None)) is None
+    options = compiler_options("gpu", cache)
+    assert options == {"xla_gpu_per_fusion_autotune_cache_dir": str(tmp_path / "cache" / "autotune")}
+    assert not cache.has_tuned
+    (tmp_path / "cache" / "autotune" / "choice.textproto").touch()
+    assert cache.has_tuned and not ProgramCache(None).has_tuned

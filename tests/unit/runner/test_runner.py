@@ -13,6 +13,7 @@ from jaxserve.runner.inputs import OUTPUT_FIELDS, Program, packed_size
 from jaxserve.runner.runner import Runner, StepLostError
 from jaxserve.runner.state import DeviceState, StateArrays
 from jaxserve.runner.steps import GENERATION
+from jaxserve.runner.warmup import warm_up
 from jaxserve.sampling.params import COLUMNS
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, StepPlan, StepResult
 from jaxserve.types import RequestId
@@ -86,6 +87,16 @@ def new_runner(step: CountingStep) -> Runner[StepPlan, StepResult]:
 
 def tokens(runner: Runner[StepPlan, StepResult]) -> list[int]:
     return runner.submit(PLAN).result().token_ids[0].tolist()
+
+
+@pytest.mark.parametrize(("platform", "num_runs"), [("cpu", 1), ("tpu", 1), ("gpu", 2)])
+def test_programs_run_before_the_first_request_twice_where_the_second_run_makes_a_graph(
+    platform: str, num_runs: int
+) -> None:
+    step, done = CountingStep("never", -1), list[tuple[int, int, str]]()
+    warm_up(new_runner(step), GENERATION, [PROGRAM], platform, lambda *each: done.append(each))
+    assert step.num_steps == num_runs
+    assert done == [(0, 1, ""), (1, 1, PROGRAM.name)]
 
 
 def test_pool_passes_from_step_to_step() -> None:
