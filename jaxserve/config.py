@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jaxserve.errors import ConfigError
+from jaxserve.host_settings import check_hosts
 from jaxserve.types import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -23,6 +24,7 @@ SchedulingPolicy = Literal["fair", "fcfs", "priority"]
 PoolingChoice = Literal["auto", "last", "mean", "cls"]
 Routing = Literal["prefix", "least-tokens", "round-robin"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+Placement = Literal["manual", "ray"]
 LogFormat = Literal["text", "json"]
 
 
@@ -186,6 +188,39 @@ class ParallelConfig:
         help="outstanding tokens beyond those of the least loaded replica up to which a cached prefix attracts requests",
     )
 
+    @property
+    def num_devices(self) -> int:
+        """Devices of one engine, over all hosts."""
+        return self.tensor_parallel_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostsConfig:
+    """Hosts of one engine: one process on each, all running the same programs."""
+
+    num_hosts: int = option(1, ge=1, le=1024, help="hosts that share the engine's devices, equally many of each")
+    host_rank: int | None = option(
+        None, ge=0, help="number of this host, from 0; host 0 answers HTTP and schedules, the others only compute"
+    )
+    placement: Placement = option(
+        "manual",
+        help="manual: the same command on every host; ray: this host is host 0, and Ray starts the others, a node for each",
+    )
+    coordinator: str | None = option(
+        None, help="HOST:PORT on which host 0 listens for the others; all ports between the hosts must be open"
+    )
+    host_timeout: float = option(
+        5.0,
+        ge=0.5,
+        help="seconds without a sign of life after which a host counts as lost, and the engine starts again",
+    )
+    host_join_timeout: float = option(300.0, ge=1, help="seconds that every start of the engine waits for all hosts")
+
+    @property
+    def rank(self) -> int:
+        """Number of this host."""
+        return self.host_rank or 0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompileConfig:
@@ -345,6 +380,7 @@ class Config:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    hosts: HostsConfig = field(default_factory=HostsConfig)
     compile: CompileConfig = field(default_factory=CompileConfig)
     structured: StructuredConfig = field(default_factory=StructuredConfig)
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
@@ -359,3 +395,4 @@ class Config:
                 f"--max-num-batched-tokens {tokens} must be at least --max-num-seqs {seqs}: "
                 "every running request needs one token a step"
             )
+        check_hosts(self.hosts, self.parallel)

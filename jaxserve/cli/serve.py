@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 
 from jaxserve.cli.flags import add_flags, config_from_flags
 from jaxserve.runtime.devices import divide_devices
@@ -15,11 +16,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal or a failure ends the server; returns its exit code."""
+    """Serve, or compute for another host's server, until a signal or a failure ends it; returns the exit code."""
     config = config_from_flags(arguments)
-    environment = child_environment()
-    first = divide_devices(config.parallel, environment)[0]
-    with spawned({**environment, **first.variables}, first.cores) as engine:
-        from jaxserve.runtime.server import run_serve  # while the engine process imports jax: both take seconds
+    if config.hosts.rank:
+        from jaxserve.runtime.host_supervisor import run_host
 
-        return run_serve(config, engine=engine)
+        return run_host(config)
+    with contextlib.ExitStack() as hosts:
+        if config.hosts.placement == "ray":
+            from jaxserve.runtime.ray_hosts import placed_hosts
+
+            config = hosts.enter_context(placed_hosts(config))
+        environment = child_environment()
+        first = divide_devices(config.parallel, environment)[0]
+        with spawned({**environment, **first.variables}, first.cores) as engine:
+            from jaxserve.runtime.server import run_serve  # while the engine process imports jax: both take seconds
+
+            return run_serve(config, engine=engine)

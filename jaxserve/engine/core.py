@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from jaxserve.errors import InternalError, RequestError, UnavailableError
 from jaxserve.executor.profiler import Profiler
-from jaxserve.executor.protocol import Executor, Pending
+from jaxserve.executor.protocol import BrokenExecutorError, Executor, Pending
 from jaxserve.ipc.messages import (
     Abort,
     AddRequest,
@@ -239,21 +239,22 @@ class EngineCore:
         return outputs
 
     def _failed(self, plan: Plan, error: Exception) -> list[RequestOutput]:
-        self._num_failures += 1
+        is_broken = isinstance(error, BrokenExecutorError)
+        self._num_failures = _MAX_FAILURES if is_broken else self._num_failures + 1
         _log.error(
-            "step %s/%d failed (%d in a row), its requests end: %s",
+            "step %s/%d failed (%s), its requests end: %s",
             plan.kind,
             plan.bucket,
-            self._num_failures,
+            error if is_broken else f"{self._num_failures} in a row",
             ", ".join(plan.request_ids),
-            exc_info=error,
+            exc_info=None if is_broken else error,
         )
         is_out_of_memory = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
         return self._scheduler.fail(plan, MEMORY_ERROR if is_out_of_memory else STEP_ERROR)
 
     def _stats(self) -> EngineStats:
         stats = self._scheduler.take_stats()
-        stats.compilations = self._executor.compilations()
+        self._executor.add_stats(stats)
         return stats
 
 

@@ -173,7 +173,8 @@ def serve(spec: EngineSpec, socket: EngineSocket, should_stop: Callable[[], bool
     report = StartupReport([*spec.phases, *clock.spans, *made.phases], made.programs)
     model_info = msgspec.structs.replace(executor.model_info, startup=report)
     code = EngineLoop(build_core(spec, executor), socket, model_info).run(should_stop)
-    executor.close()
+    if code == 0:  # else the engine is started again, and other hosts must not take this for the end
+        executor.close()
     return code
 
 
@@ -187,13 +188,17 @@ def build_executor(spec: EngineSpec, progress: Progress, clock: PhaseClock | Non
     from jaxserve.executor.local import LocalExecutor  # here, so that a fake engine needs no jax
 
     clock.add("engine", process_start_s())
+    if spec.config.hosts.num_hosts > 1:
+        from jaxserve.executor.hosts.executor import MultiHostExecutor
+
+        return MultiHostExecutor.start(spec.config, Path(spec.model_path), progress, exit_now)
     return LocalExecutor.start(spec.config, Path(spec.model_path), progress)
 
 
 def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
     """Return the core with the scheduler of the executor's task."""
     model_info, config = executor.model_info, spec.config
-    depth, profiler = int(config.scheduler.overlap), Profiler(config.server.profile_dir)
+    depth, profiler = int(config.scheduler.overlap), Profiler(config.server.profile_dir, executor.profile)
     if model_info.embedding is not None:
         texts = EmbedScheduler(config.scheduler, executor.buckets, model_info.max_model_len, model_info.vocab_size)
         return EngineCore(texts, executor, depth=depth, profiler=profiler)
@@ -219,14 +224,15 @@ def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
     return EngineCore(scheduler, executor, depth=depth, profiler=profiler, page_changes=changes)
 
 
-def watch_stdin(address: str) -> None:
-    """Exit when stdin ends: then the parent is gone."""
+def watch_stdin(address: str | None) -> None:
+    """Exit when stdin ends: then the parent is gone. address: the socket to remove before."""
 
     def wait_for_end() -> None:
         descriptor = sys.stdin.fileno()
         while os.read(descriptor, 4096):
             pass
-        discard_address(address)
+        if address is not None:
+            discard_address(address)
         os._exit(1)
 
     threading.Thread(target=wait_for_end, name="parent-watch", daemon=True).start()

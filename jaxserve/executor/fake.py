@@ -17,6 +17,7 @@ from jaxserve.errors import CheckpointError
 from jaxserve.executor.fake_models import FakeModel, FakeTokens, FakeVectors
 from jaxserve.ipc.engine_spec import FakeOptions
 from jaxserve.ipc.messages import ModelInfo
+from jaxserve.ipc.stats import EngineStats
 from jaxserve.runner.buckets import page_tokens, resolve_embed_limits, resolve_limits
 from jaxserve.scheduler.plan import Buckets
 
@@ -95,9 +96,12 @@ class FakeExecutor(Generic[PlanT, ResultT]):
         self._queue.append(pending)
         return pending
 
-    def compilations(self) -> dict[str, int]:
+    def add_stats(self, stats: EngineStats) -> None:
         """Count every program as compiled at the start."""
-        return {"warmup": len(self.buckets.decode) + len(self.buckets.mixed), "serving": 0}
+        stats.compilations = {"warmup": len(self.buckets.decode) + len(self.buckets.mixed), "serving": 0}
+
+    def profile(self, is_on: bool) -> None:
+        """There are no other hosts."""
 
     def close(self) -> None:
         """There is nothing to release."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Generic
@@ -21,11 +23,21 @@ from jaxserve.checkpoint.renamed import with_decoder_names, with_encoder_names
 from jaxserve.checkpoint.sentence import read_sentence_modules
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError
+from jaxserve.executor.hosts.agreement import (
+    ONE_HOST,
+    Hosts,
+    agree_common,
+    agree_equal,
+    agree_kernels,
+    checkpoint_hash,
+    on_one_host,
+)
 from jaxserve.executor.preparation import Preparation, adapters_config, open_adapters, prepare, resolve_task
 from jaxserve.executor.protocol import Progress
 from jaxserve.executor.self_test.check import with_tested_kernels
 from jaxserve.ipc.messages import ModelInfo
 from jaxserve.ipc.report import PhaseClock, PhaseSpan, ProgramReport, StartupReport
+from jaxserve.ipc.stats import EngineStats
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.registry import model_of, open_model
@@ -62,26 +74,37 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         counter.phase = "serving"
 
     @classmethod
-    def start(cls, config: Config, model_path: Path, progress: Progress) -> LocalExecutor[Any, Any]:
-        """Load and compile; returns when every program has run. Raises StartupError in one line."""
+    def start(
+        cls, config: Config, model_path: Path, progress: Progress, hosts: Hosts = ONE_HOST
+    ) -> LocalExecutor[Any, Any]:
+        """Load and compile; returns when every program has run. Raises StartupError in one line.
+
+        hosts: those that the engine's devices are divided over; each of them calls this at the same time.
+        """
         clock = PhaseClock()
         counter = CompilationCounter()
         with clock.phase("open"):
             checkpoint = open_model(model_path)
             model = model_of(checkpoint)
             if isinstance(model, DecoderConfig):
-                config = with_tested_kernels(config, model, clock, progress)
-            checkpoint, prepared = _open(config, model, checkpoint)
+                tested = with_tested_kernels(on_one_host(config), model, clock, progress)
+                config = agree_kernels(hosts, replace(config, compile=tested.compile))
+            with clock.phase("hosts") if config.hosts.num_hosts > 1 else contextlib.nullcontext():
+                hosts.connect()
+            checkpoint, prepared = _open(config, model, checkpoint, hosts)
+            facts = {"checkpoint": checkpoint_hash(checkpoint)} | prepared.key_parts()
+            agree_equal(hosts, "programs", facts)
             check_tensors(checkpoint, prepared.skeleton)
             defaults = {}
             if prepared.embedding is None:
                 defaults = sampling_defaults(config.model.generation_config, checkpoint)
             if prepared.device.platform == "cpu":
-                check_host_memory(prepared.limits.num_blocks * prepared.limits.spec.bytes_per_block)
+                kv_bytes = prepared.limits.num_blocks * prepared.limits.spec.bytes_per_block
+                check_host_memory(kv_bytes // config.hosts.num_hosts)
         _LOG.info("limits: %s", prepared.summary)
         if defaults:
             _LOG.info("sampling, where requests say nothing: %s", defaults)
-        params, state, steps, reports = _load(prepared, checkpoint, config, clock, progress)
+        params, state, steps, reports = _load(prepared, checkpoint, config, clock, progress, hosts)
         runner = Runner(prepared.task, params, state, executables(steps))
         with clock.phase("first_run"):
             platform = prepared.device.platform
@@ -95,44 +118,67 @@ class LocalExecutor(Generic[PlanT, ResultT]):
     def submit(self, plan: PlanT) -> PendingStep[PlanT, ResultT]:
         return self._runner.submit(plan)
 
+    def dispatch(self, plan: PlanT) -> Callable[[], None]:
+        """Start a step whose results this host does not read; returns a function that waits for its end, or raises its
+        error."""
+        return self._runner.dispatch(plan).wait
+
     def compilations(self) -> dict[str, int]:
+        """Return the number of backend compilations so far by phase: `{"warmup": n, "serving": n}`."""
         return dict(self._counter.counts)
+
+    def add_stats(self, stats: EngineStats) -> None:
+        stats.compilations = self.compilations()
+
+    def profile(self, is_on: bool) -> None:
+        """There are no other hosts."""
 
     def close(self) -> None:
         self._counter.close()
 
 
 def _open(
-    config: Config, model: DecoderConfig | EncoderConfig, checkpoint: Checkpoint
+    config: Config, model: DecoderConfig | EncoderConfig, checkpoint: Checkpoint, hosts: Hosts
 ) -> tuple[Checkpoint, Preparation]:
     """Prepare the engine; returns the checkpoint with its adapters, under the names that the model gives its tensors."""
     if resolve_task(config.model, model) == "embed":
         path = checkpoint.path
-        prepared = prepare(config, model, modules=read_sentence_modules(path) if path.is_dir() else None)
+        prepared = prepare(config, model, modules=read_sentence_modules(path) if path.is_dir() else None, hosts=hosts)
         rename = with_decoder_names if isinstance(model, DecoderConfig) else with_encoder_names
         return rename(checkpoint), prepared
     assert isinstance(model, DecoderConfig), "an encoder embeds"
     adapters = open_adapters(config, model)
-    prepared = prepare(config, model, shapes := adapters_config(adapters))
+    prepared = prepare(config, model, shapes := adapters_config(adapters), hosts=hosts)
     return (checkpoint if shapes is None else with_adapters(checkpoint, adapters, shapes.rank)), prepared
 
 
 def _load(
-    prepared: Preparation, checkpoint: Checkpoint, config: Config, clock: PhaseClock, progress: Progress
+    prepared: Preparation,
+    checkpoint: Checkpoint,
+    config: Config,
+    clock: PhaseClock,
+    progress: Progress,
+    hosts: Hosts,
 ) -> tuple[tuple[jax.Array, ...], DeviceState, dict[Program, MadeProgram], list[ProgramReport]]:
     """Load weights and programs at the same time: compiling needs only shapes.
 
     On a GPU whose matmuls were not measured yet, programs come first: copies of weights would disturb the measurements,
     whose choices are kept.
     """
-    cache = ProgramCache(cache_directory(config.compile.compile_cache))
+    cache = ProgramCache(cache_directory(config.compile.compile_cache), in_all=partial(agree_common, hosts))
     is_tuning = prepared.device.platform == "gpu" and not cache.has_tuned
 
     def load_weights(programs: Future[dict[Program, MadeProgram]]) -> tuple[jax.Array, ...]:
         if is_tuning:
             programs.result()
+        read: list[int] = []
         with clock.phase("load"):
-            return load_params(checkpoint, prepared.skeleton, prepared.sharding, partial(progress, "load"))
+            params = load_params(
+                checkpoint, prepared.skeleton, prepared.sharding, partial(progress, "load"), read.append
+            )
+        stored = sum(info.num_stored_bytes for info in checkpoint.tensors.values())
+        _LOG.info("weights: this host read %d of %d stored bytes", sum(read), stored)
+        return params
 
     def make_programs() -> dict[Program, MadeProgram]:
         with clock.phase("compile"):

@@ -19,6 +19,7 @@ from jaxserve.checkpoint.sentence import SentenceModules
 from jaxserve.checkpoint.source import resolve_adapter
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import ConfigError
+from jaxserve.executor.hosts.agreement import ONE_HOST, Hosts, agree_smallest
 from jaxserve.ipc.messages import EmbeddingInfo
 from jaxserve.kv.spec import KVSpec
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
@@ -50,7 +51,7 @@ from jaxserve.runner.slots import slots_bytes
 from jaxserve.runner.state import StateProgram, StateShapes
 from jaxserve.runner.steps import GENERATION, abstract_params, generation_task
 from jaxserve.runner.warmup import MadeProgram, Progress, make_programs, make_state_programs
-from jaxserve.sharding.mesh import MODEL_AXIS, Sharding, make_sharding
+from jaxserve.sharding.mesh import MODEL_AXIS, Sharding, host_devices, make_sharding
 from jaxserve.types import Pooling
 
 MAX_COMPILE_THREADS = 8
@@ -154,12 +155,13 @@ def prepare(
     model: DecoderConfig | EncoderConfig,
     adapters: AdaptersConfig | None = None,
     modules: SentenceModules | None = None,
+    hosts: Hosts = ONE_HOST,
 ) -> Preparation:
     """Size an engine for `model` and its `adapters`. Raises StartupError in one line, also when memory does not suffice.
 
-    modules: how the checkpoint says that texts become vectors.
+    modules: how the checkpoint says that texts become vectors. hosts: those that the devices are divided over.
     """
-    device = first_device(config.parallel.tensor_parallel_size)
+    device = first_device(config.parallel.num_devices // config.hosts.num_hosts)
     if isinstance(model, EncoderConfig) or resolve_task(config.model, model) == "embed":
         return _prepare_embedding(config, model, modules, device)
     for note in context_notes(config, model):
@@ -168,12 +170,12 @@ def prepare(
     policy = make_policy(config, model, chip_of(device))
     skeleton = make_skeleton(model, policy, adapters)
     size = config.parallel.tensor_parallel_size
-    sharding = make_sharding(model, size)
+    sharding = make_sharding(model, size, host_devices(size, config.hosts.num_hosts))
     kv_shards = size if sharding.rules["kv_heads"] == MODEL_AXIS else 1
     num_slots = resolve_limits(device.platform, config.scheduler).max_num_seqs
     held_bytes = _weight_bytes(skeleton, sharding) + slots_bytes(num_slots, model.vocab_size)
-    held_bytes *= size if device.platform == "cpu" else 1
-    kv_bytes = kv_cache_bytes(config.cache, device, kv_shards, held_bytes)
+    held_bytes *= size // config.hosts.num_hosts if device.platform == "cpu" else 1
+    kv_bytes = agree_smallest(hosts, "KV cache bytes", kv_cache_bytes(config.cache, device, kv_shards, held_bytes))
     limits = make_limits(config, model, policy, device.platform, kv_bytes)
     return Preparation(device, skeleton, sharding, limits, generation_task(device.platform))
 
@@ -190,10 +192,11 @@ def _prepare_embedding(
         skeleton = make_skeleton(model, make_policy(config, model, chip))
     limits = embed_limits(config, skeleton.config, device.platform, modules)
     model_info = embedding_info(config, skeleton.config, modules)
+    num_devices = config.parallel.num_devices
     return Preparation(
         device,
         skeleton,
-        make_sharding(skeleton.config, config.parallel.tensor_parallel_size),
+        make_sharding(skeleton.config, num_devices, host_devices(num_devices, config.hosts.num_hosts)),
         limits,
         embedding_task(model_info.pooling, limits.spec.block_size, limits.max_model_len),
         model_info,
@@ -210,11 +213,11 @@ def _weight_bytes(skeleton: ModelSkeleton, sharding: Sharding) -> int:
 
 
 def first_device(num_devices: int) -> jax.Device:
-    """Return the first device to use. Without an accelerator, JAX is set to split the CPU into `num_devices` devices."""
+    """Return the first device of this host. Without an accelerator, JAX is set to split its CPU into `num_devices` devices."""
     if num_devices > 1 and jax.config.jax_num_cpu_devices < num_devices:  # type: ignore[attr-defined]
         jax.config.update("jax_num_cpu_devices", num_devices)
     try:
-        return jax.devices()[0]
+        return jax.local_devices()[0]
     except (RuntimeError, AssertionError) as error:  # AssertionError, without a text, if the plugin is missing
         platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
         reason = str(error) or "JAX has no plugin for it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from jaxserve.errors import InvalidRequestError
 
@@ -10,11 +11,13 @@ _LOG = logging.getLogger(__name__)
 
 
 class Profiler:
-    """Takes one profile at a time, of this whole process."""
+    """Takes one profile at a time, of this whole process and of the engine's other hosts."""
 
-    def __init__(self, folder: str | None) -> None:
-        """`folder`: the folder for profiles; None: profiles are refused."""
+    def __init__(self, folder: str | None, on_change: Callable[[bool], None] = lambda is_on: None) -> None:
+        """`folder`: the folder for profiles; None: profiles are refused. on_change: called with True when a profile has
+        begun, and with False when it has ended."""
         self._folder = folder
+        self._on_change = on_change
         self._is_on = False
 
     def start(self) -> None:
@@ -29,6 +32,7 @@ class Profiler:
         options.python_tracer_level = 0  # an event for every Python call would be most of what it shows
         profiler.start_trace(self._folder, profiler_options=options)
         self._is_on = True
+        self._on_change(True)
         _LOG.info("taking a profile")
 
     def stop(self) -> None:
@@ -38,5 +42,6 @@ class Profiler:
         from jax import profiler
 
         self._is_on = False
+        self._on_change(False)
         profiler.stop_trace()
         _LOG.info("wrote a profile to %s", self._folder)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from jaxserve.ipc.messages import ModelInfo
+from jaxserve.ipc.stats import EngineStats
 from jaxserve.scheduler.plan import Buckets
 
 Progress = Callable[[str, int, int, str], None]
@@ -13,6 +14,10 @@ Progress = Callable[[str, int, int, str], None]
 
 PlanT_contra = TypeVar("PlanT_contra", contravariant=True)
 ResultT_co = TypeVar("ResultT_co", covariant=True)
+
+
+class BrokenExecutorError(Exception):
+    """The executor cannot run any further step: the engine must end, and be started again."""
 
 
 class Pending(Protocol[ResultT_co]):
@@ -50,8 +55,12 @@ class Executor(Protocol[PlanT_contra, ResultT_co]):
         """Start a step and return at once."""
         ...
 
-    def compilations(self) -> dict[str, int]:
-        """Return the number of backend compilations so far by phase: `{"warmup": n, "serving": n}`."""
+    def add_stats(self, stats: EngineStats) -> None:
+        """Set the fields that the executor counts: compilations, and the numbers of each host."""
+        ...
+
+    def profile(self, is_on: bool) -> None:
+        """Begin or end the profile of the engine's other hosts, in the order of the steps."""
         ...
 
     def close(self) -> None:

@@ -66,6 +66,29 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self) + b"\n"
 
 
+class HostWorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the worker process of a host other than host 0 needs to start."""
+
+    config: Config
+    model_path: str
+    """File or directory that exists on this host."""
+    host_id: str
+    """Equal for this worker and those that are started after it, and different on every host."""
+    beat_descriptor: int
+    """File to write a byte to at every sign of life."""
+
+    def to_line(self) -> bytes:
+        return msgspec.json.encode(self) + b"\n"
+
+
+def parse_host_worker_spec(line: bytes) -> HostWorkerSpec:
+    """Decode the specification in a line. Raises ConfigError."""
+    try:
+        return msgspec.json.decode(line, type=HostWorkerSpec)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"the worker process got no valid specification on stdin: {error}") from error
+
+
 def parse_spec(line: bytes) -> EngineSpec:
     """Decode the specification in a line. Raises ConfigError."""
     try:

@@ -56,6 +56,10 @@ class EngineStats(msgspec.Struct, array_like=True):
     padding_tokens: Annotated[dict[str, int], MetricSpec("counter", "Token rows computed but unused.", ("kind",))] = {}
     device_step_seconds: Annotated[list[float], MetricSpec("histogram", "Device time of a step.", (), _STEP_S)] = []
     host_gap_seconds: Annotated[list[float], MetricSpec("histogram", "Time the device waited for the host between calls, at most.", (), _STEP_S)] = []
+    host_up: Annotated[dict[str, int], MetricSpec("gauge", "1 for every host of the engine that gives signs of life.", ("host",))] = {}
+    host_steps: Annotated[dict[str, int], MetricSpec("counter", "Steps submitted to the devices of a host.", ("host",), is_total=True)] = {}
+    host_memory_bytes: Annotated[dict[str, int], MetricSpec("gauge", "Bytes in use on a host's devices; on CPUs, by its process.", ("host",))] = {}
+    host_broadcast_bytes: Annotated[int, MetricSpec("counter", "Bytes of step plans sent to other hosts.")] = 0
     # fmt: on
 
     @property

@@ -68,6 +68,32 @@ class LeafSpec:
         """Bytes over all devices, each part counted once."""
         return sum(array.num_bytes for array in self.arrays)
 
+    @property
+    def is_by_row(self) -> bool:
+        """True if some rows of the parameter can be assembled from the same rows of its tensors."""
+        return self.declared.format.is_by_row if isinstance(self.declared, QuantArray) else bool(self.own_shape)
+
+    def part(self, experts: range | None, rows: range) -> tuple[LeafSpec, list[tuple[str, range]]] | None:
+        """Return the leaf of some rows, of some experts, and the rows of each tensor that it is assembled from.
+
+        None if the rows are no whole groups of a fused layout.
+        """
+        layout = self.layout
+        counts: tuple[range, ...] = (rows,)
+        if layout is not None:
+            size = sum(layout.counts) // layout.groups
+            if rows.start % size or rows.stop % size:
+                return None
+            groups = range(rows.start // size, rows.stop // size)
+            sizes = [count // layout.groups for count in layout.counts]
+            counts = tuple(range(groups.start * each, groups.stop * each) for each in sizes)
+            layout = FusedLayout(tuple(map(len, counts)), len(groups))
+        own, names = range(1) if experts is None else experts, self.tensors
+        num_parts = len(names) // (self.num_experts or 1)
+        used = names[own.start * num_parts : own.stop * num_parts]
+        leaf = replace(self, tensors=used, layout=layout, num_experts=None if experts is None else len(experts))
+        return leaf, list(zip(used, counts * len(own), strict=True))
+
     def assemble(self, tensors: Iterable[Tensor]) -> tuple[np.ndarray, ...]:
         """Return the arrays of the parameter, quantised as declared, from its tensors in their order."""
         parts = map(self._converted, tensors)

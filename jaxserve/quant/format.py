@@ -31,6 +31,9 @@ class Format(ABC):
     """Largest value that a stored number may have."""
     quantizes_activations: ClassVar[bool] = False
     """True if activations are quantised to the dtype of the weights before a matmul, token by token."""
+    is_by_row: ClassVar[bool] = False
+    """True if outputs are stored one by one, in their order: a part of the outputs is then made from that part of the
+    tensor."""
     arithmetic: ClassVar[str | None] = None
     """Dtype that a matmul multiplies in, as `planning.devices.Rates` names it. None: that of activations."""
 

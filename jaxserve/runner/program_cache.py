@@ -20,7 +20,7 @@ import pickle
 import stat
 import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -36,14 +36,23 @@ TUNED: Final = "autotune"
 _CHECKSUM_BYTES = 4
 
 
+InAll = Callable[[str, Collection[str]], Collection[str]]
+
+
 class ProgramCache:
     """A trusted directory of serialised executables. With `directory=None` the cache is always empty."""
 
-    def __init__(self, directory: Path | None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+    def __init__(
+        self, directory: Path | None, max_bytes: int = DEFAULT_MAX_BYTES, in_all: InAll = lambda topic, names: names
+    ) -> None:
+        """in_all: called with a topic and the names of programs that this cache has; returns those that the caches of all
+        hosts have. The compilers of several hosts wait for each other, so hosts load a program or compile it together.
+        """
         self.directory = None if directory is None else trusted_directory(directory)
         """None if the cache is off, also because the directory cannot be used."""
         self._is_writable = self.directory is not None and os.access(self.directory, os.W_OK | os.X_OK)
         self._max_bytes = max_bytes
+        self._in_all = in_all
         if self.directory is not None and not self._is_writable:
             _LOG.warning("compile cache %s is read-only: what it lacks is compiled at every start", directory)
 
@@ -87,6 +96,10 @@ class ProgramCache:
             with contextlib.suppress(OSError):
                 os.utime(file)
         return compiled
+
+    def usable(self, topic: str, keys: Mapping[str, str]) -> Collection[str]:
+        """Return the names of the programs that can be loaded. keys: the key of each program by name."""
+        return self._in_all(topic, [name for name, key in keys.items() if self.num_bytes(key) is not None])
 
     def store(self, key: str, compiled: jax.stages.Compiled) -> None:
         """Store a program; another process sees the whole file or none."""

@@ -65,6 +65,12 @@ def host_key_parts() -> dict[str, str]:
     return parts
 
 
+def process_key_parts() -> dict[str, str]:
+    """Return the part of a key that differs between the processes of one program; empty if there is one process."""
+    count = jax.process_count()
+    return {} if count == 1 else {"process": f"{jax.process_index()} of {count}"}
+
+
 def program_key(host: Mapping[str, str], *parts: object) -> str:
     """Return the key of a program that depends on the named parts of the host and on `parts`: 64 hex digits."""
     digest = hashlib.sha256()

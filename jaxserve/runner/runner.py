@@ -44,6 +44,10 @@ class PendingStep(Generic[PlanT, ResultT]):
     def result(self) -> ResultT:
         return self.runner.read(self)
 
+    def wait(self) -> None:
+        """Block until the step is done, and read nothing. Raises the error of the step."""
+        jax.block_until_ready(self.outputs)
+
 
 class Runner(Generic[PlanT, ResultT]):
     """Calls executables directly, so that a shape that was not compiled is an error and never a compilation."""
@@ -67,6 +71,13 @@ class Runner(Generic[PlanT, ResultT]):
         """Steps that were dispatched after the one that failed last, before its failure showed."""
 
     def submit(self, plan: PlanT) -> PendingStep[PlanT, ResultT]:
+        """Update the state for `plan` and dispatch its step; its outputs begin their way to the host."""
+        step = self.dispatch(plan)
+        for array in step.outputs:
+            array.copy_to_host_async()
+        return step
+
+    def dispatch(self, plan: PlanT) -> PendingStep[PlanT, ResultT]:
         """Update the state for `plan` and dispatch its step."""
         program, executable = self._executables[plan.kind, plan.bucket]
         packed = self._task.pack(plan, program)
@@ -78,10 +89,7 @@ class Runner(Generic[PlanT, ResultT]):
         except Exception:
             self._renew(index)
             raise
-        outputs = outputs[: self._task.num_outputs(plan)]
-        for array in outputs:
-            array.copy_to_host_async()
-        return PendingStep(self, plan, program, outputs, index, started)
+        return PendingStep(self, plan, program, outputs[: self._task.num_outputs(plan)], index, started)
 
     def read(self, step: PendingStep[PlanT, ResultT]) -> ResultT:
         """Return the result of `step`, which took from its dispatch, or from the end of the step before it, until now."""

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.runner.inputs import Program, StepTask
 from jaxserve.runner.program_cache import ProgramCache
-from jaxserve.runner.program_key import host_key_parts, program_key
+from jaxserve.runner.program_key import host_key_parts, process_key_parts, program_key
 from jaxserve.runner.runner import Runner
 from jaxserve.runner.state import StateProgram, StateShapes, state_programs
 from jaxserve.runner.steps import abstract_params, lower, lower_state
@@ -51,7 +51,7 @@ def make_programs(
 ) -> dict[Program, MadeProgram]:
     adapters = skeleton.adapters
     model = (skeleton.config, skeleton.policy, adapters, abstract_params(skeleton, sharding))
-    key = program_key(host_key_parts(), task.name, *model, sharding, pool_shape, kv_dtype)
+    key = program_key(host_key_parts() | process_key_parts(), task.name, *model, sharding, pool_shape, kv_dtype)
 
     def lower_one(program: Program) -> jax.stages.Lowered:
         return lower(skeleton, sharding, program, pool_shape, kv_dtype, task)
@@ -69,7 +69,7 @@ def make_state_programs(
 
     return compile_all(
         lower_one,
-        program_key(host_key_parts(), sharding),
+        program_key(host_key_parts() | process_key_parts(), sharding),
         sharding,
         state_programs(shapes),
         cache,
@@ -94,10 +94,13 @@ def compile_all(
     """
     options = compiler_options(sharding.devices[0].platform, cache)
 
+    keys = {program.name: program_key({}, common_key, program) for program in wanted}
+    usable = cache.usable(f"cached programs: {', '.join(keys)}", keys)
+
     def make(program: P) -> MadeProgram:
         started = time.monotonic()
-        key = program_key({}, common_key, program)
-        compiled = cache.load(key, sharding.devices)
+        key = keys[program.name]
+        compiled = cache.load(key, sharding.devices) if program.name in usable else None
         if compiled is not None:
             return MadeProgram(compiled, key, "cache", time.monotonic() - started)
         compiled = lower_one(program).compile(options)

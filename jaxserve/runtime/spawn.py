@@ -9,7 +9,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from jaxserve.types import GPU_SHARE, PRELOAD_FLAG
@@ -27,20 +27,31 @@ clears the same 40 MB at every step of 32 rows."""
 Spawned: TypeAlias = "subprocess.Popen[bytes]"
 
 
+ENGINE_MODULE: Final = "jaxserve.engine.process"
+WORKER_MODULE: Final = "jaxserve.engine.host_worker"
+
+
 def spawn(
-    environment: Mapping[str, str] | None, *, preload: bool = False, cores: Collection[int] | None = None
+    environment: Mapping[str, str] | None,
+    *,
+    preload: bool = False,
+    cores: Collection[int] | None = None,
+    module: str = ENGINE_MODULE,
+    descriptors: Sequence[int] = (),
 ) -> Spawned:
-    """Start an engine process that waits for its EngineSpec; it inherits stdout and stderr.
+    """Start an engine process that waits for its EngineSpec, or a worker of another host; it inherits stdout and stderr.
 
     It runs in a separate session, so that a Ctrl-C in the terminal reaches only this process. It ends when its stdin is
     closed, or with the thread that called this function.
 
     environment: its variables, over ENVIRONMENT; None: those of this process, unchanged.
     cores: processor cores that its threads may use; None: those of this process.
+    descriptors: further files that it inherits.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "jaxserve.engine.process", *([PRELOAD_FLAG] if preload else [])],
+        [sys.executable, "-m", module, *([PRELOAD_FLAG] if preload else [])],
         stdin=subprocess.PIPE,
+        pass_fds=descriptors,
         start_new_session=True,
         env=None if environment is None else {**ENVIRONMENT, **environment},
     )

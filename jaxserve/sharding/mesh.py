@@ -74,6 +74,26 @@ def make_sharding(
     return Sharding(mesh, axis_rules(config, tensor_parallel_size))
 
 
+def host_devices(num_devices: int, num_hosts: int) -> list[jax.Device]:
+    """Return the devices of an engine on `num_hosts` hosts, those of one host side by side, equally many of each.
+
+    Raises ConfigError if a host has too few.
+    """
+    if num_hosts == 1:
+        return jax.devices()
+    by_host: dict[int, list[jax.Device]] = {}
+    for device in jax.devices():
+        by_host.setdefault(device.process_index, []).append(device)
+    wanted = num_devices // num_hosts
+    for host, devices in sorted(by_host.items()):
+        if len(devices) < wanted:
+            raise ConfigError(
+                f"--tensor-parallel-size {num_devices} needs {wanted} devices on each of {num_hosts} hosts, host {host} "
+                f"has {len(devices)} ({devices[0].platform})"
+            )
+    return [device for _, devices in sorted(by_host.items()) for device in devices[:wanted]]
+
+
 def axis_rules(config: DecoderConfig | EncoderConfig, size: int) -> dict[str, str | None]:
     """Return the mesh axis of every logical axis for a tensor-parallel size (None: replicated)."""
     split = split_axes(config, size)

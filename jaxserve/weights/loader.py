@@ -5,51 +5,82 @@ Peak host memory is the parameters on CPU devices plus one parameter, and one mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
-from functools import partial
-from typing import Final
+from collections.abc import Callable, Sequence, Set
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
-from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
+from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.errors import CheckpointError
-from jaxserve.layers.rope import row_order
-from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.model_config.encoder import EncoderConfig
-from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
-from jaxserve.quant.tensor import Tensor
+from jaxserve.models.skeleton import EncoderSkeleton, LeafSpec, ModelSkeleton
 from jaxserve.sharding.mesh import Sharding
+from jaxserve.weights.reader import Ranges, TensorReader
 
 Progress = Callable[[int, int, str], None]
 """Called with (bytes loaded, bytes in total, parameter name)."""
 
 _DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Buffers that some checkpoints store and every implementation computes."""
-_ROTATED: Final = ("q_proj", "k_proj", "q_norm", "k_norm")
-_ADDED: Final = ".lora_B"
-"""Adapters of queries and keys: their up matrices have rows in the same order."""
 
 
 def load_params(
-    checkpoint: Checkpoint, skeleton: ModelSkeleton | EncoderSkeleton, sharding: Sharding, progress: Progress
+    checkpoint: Checkpoint,
+    skeleton: ModelSkeleton | EncoderSkeleton,
+    sharding: Sharding,
+    progress: Progress,
+    on_read: Callable[[int], None] = lambda num_bytes: None,
 ) -> tuple[jax.Array, ...]:
     """Return the skeleton's arrays on the devices, in its order.
+
+    Only what this process's devices hold is read, where the format stores outputs one by one (`Format.is_by_row`) and
+    the checkpoint stores tensors plainly. on_read: called with the stored bytes of each part that is read.
 
     Raises CheckpointError for a missing, unexpected or misshaped tensor before anything is read.
     """
     check_tensors(checkpoint, skeleton)
-    checkpoint = with_rotary_order(checkpoint, skeleton.config)
+    reader = TensorReader(checkpoint, skeleton.config, on_read)
     done, total = 0, sum(leaf.num_bytes for leaf in skeleton.leaves)
-    params = []
+    params: list[jax.Array] = []
     for leaf in skeleton.leaves:
-        for array, spec in zip(leaf.assemble(map(checkpoint.read, leaf.tensors)), leaf.arrays, strict=True):
-            # may_alias=False: a parameter must not live in the page cache of a file that may change.
-            placed = jax.device_put(array, sharding.place(spec.axes), may_alias=False)
-            params.append(placed.block_until_ready())
+        params += _load_leaf(leaf, reader, [sharding.place(spec.axes) for spec in leaf.arrays])
         done += leaf.num_bytes
         progress(done, total, leaf.name)
     return tuple(params)
+
+
+def _load_leaf(leaf: LeafSpec, reader: TensorReader, places: Sequence[NamedSharding]) -> list[jax.Array]:
+    """Place the arrays of a parameter: each device's part is assembled for it, or cut from the whole."""
+    held = [_parts_by_device(place, spec.shape) for place, spec in zip(places, leaf.arrays, strict=True)]
+    shards: list[list[jax.Array]] = [[] for _ in leaf.arrays]
+    made: dict[Ranges, tuple[np.ndarray, ...]] = {}
+    whole: tuple[np.ndarray, ...] | None = None
+    for device, ranges in held[0].items():
+        arrays = made.get(ranges) or (reader.part(leaf, ranges) if leaf.is_by_row else None)
+        if arrays is None:
+            whole = whole or leaf.assemble(reader.read(name, range(rows)) for name, (rows, *_) in leaf.parts.items())
+            arrays = tuple(array[_slices(parts[device])] for array, parts in zip(whole, held, strict=True))
+        made[ranges] = arrays
+        for placed, array in zip(shards, arrays, strict=True):
+            # may_alias=False: a parameter must not live in the page cache of a file that may change.
+            placed.append(jax.device_put(array, device, may_alias=False))
+    return [
+        jax.make_array_from_single_device_arrays(spec.shape, place, placed).block_until_ready()
+        for spec, place, placed in zip(leaf.arrays, places, shards, strict=True)
+    ]
+
+
+def _parts_by_device(place: NamedSharding, shape: tuple[int, ...]) -> dict[jax.Device, Ranges]:
+    """Return the part of an array that each device of this process holds."""
+    found = place.addressable_devices_indices_map(shape)
+    return {
+        device: tuple(range(*index.indices(size)) for index, size in zip(indices or (), shape, strict=True))
+        for device, indices in found.items()
+    }
+
+
+def _slices(ranges: Ranges) -> tuple[slice, ...]:
+    return tuple(slice(each.start, each.stop) for each in ranges)
 
 
 def check_tensors(checkpoint: Checkpoint, skeleton: ModelSkeleton | EncoderSkeleton) -> None:
@@ -74,21 +105,3 @@ def _reject_unexpected(checkpoint: Checkpoint, known: Set[str]) -> None:
         if name.endswith(".bias") and not np.any(np.asarray(checkpoint.read(name))):
             continue  # exporters of GPTQ write zeros where the model has none
         raise CheckpointError(f"{info.file}: tensor {name!r} is not expected by the model config")
-
-
-def with_rotary_order(checkpoint: Checkpoint, config: DecoderConfig | EncoderConfig) -> Checkpoint:
-    """Return the checkpoint with the rows of query and key heads as kernels rotate them (see `row_order`).
-
-    Weights, scales, biases and norms are reordered.
-    """
-    order = row_order(config) if isinstance(config, DecoderConfig) else None
-    if order is None:
-        return checkpoint
-    rotated = (n for n in checkpoint.tensors if n.rpartition(".")[0].removesuffix(_ADDED).endswith(_ROTATED))
-    readers = {name: partial(_read_reordered, name, order) for name in rotated}
-    return CheckpointView(checkpoint, checkpoint.tensors, readers)
-
-
-def _read_reordered(name: str, order: np.ndarray, inner: Checkpoint) -> Tensor:
-    starts = np.arange(0, inner.tensors[name].shape[0], len(order))
-    return inner.read(name)[(starts[:, None] + order).ravel()]

@@ -8,6 +8,7 @@ import pytest
 
 from jaxserve.engine.core import MEMORY_ERROR, STEP_ERROR, STOP_ERROR, EngineCore
 from jaxserve.executor.fake import FakePending
+from jaxserve.executor.protocol import BrokenExecutorError
 from jaxserve.ipc.messages import Abort, Hello, RequestOutput
 from jaxserve.scheduler.plan import StepPlan, StepResult
 from jaxserve.types import RequestId
@@ -61,6 +62,23 @@ def test_failed_step_ends_its_requests_with_a_fixed_text_and_the_engine_continue
     assert rig.tokens["after"] == expected(after)
     assert not rig.core.is_broken
     assert rig.kv.usage == 0.0
+
+
+@both_depths
+def test_an_executor_that_is_broken_breaks_the_engine_with_its_first_step(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(max_num_seqs=1, depth=depth)
+
+    def fail(plan: object) -> None:
+        raise BrokenExecutorError("host 1 is gone")
+
+    monkeypatch.setattr(rig.executor, "submit", fail)
+    rig.send(add("victim", prompt(3), max_tokens=9))
+    while not rig.core.is_broken and turn(rig):
+        pass
+    assert rig.core.is_broken
+    assert rig.ends["victim"].error == STEP_ERROR
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,7 @@ _LABELS = {
     "model": "find model",
     "tokenizer": "load tokenizer",
     "engine": "start engine",
+    "hosts": "wait for hosts",
     "open": "open model",
     "trial": "try kernels",
     "load": "load weights",

@@ -14,6 +14,7 @@ class RowFormat(Format):
     """Values `[out, in]` in 8 bits and float32 scales `[out]`."""
 
     bits: ClassVar[int] = 8
+    is_by_row: ClassVar[bool] = True
     dtype: ClassVar[np.dtype]
 
     def values_dtype(self, weights: np.dtype, platform: str) -> np.dtype:

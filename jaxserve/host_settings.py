@@ -1,0 +1,53 @@
+"""Checks of the settings of `HostsConfig`, and the address that they contain."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jaxserve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxserve.config import HostsConfig, ParallelConfig
+
+
+def coordinator_address(hosts: HostsConfig) -> tuple[str, int]:
+    """Return host and port of `--coordinator`. Raises ConfigError."""
+    host, separator, port = (hosts.coordinator or "").rpartition(":")
+    if not (separator and host and port.isdecimal() and 0 < int(port) < 1 << 16):
+        raise ConfigError(f"--coordinator {hosts.coordinator!r}: expected HOST:PORT, such as 10.0.0.1:7600")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def check_hosts(hosts: HostsConfig, parallel: ParallelConfig) -> None:
+    """Raise ConfigError unless the settings describe one host among `num_hosts` that divide the engine's devices."""
+    num_devices = parallel.num_devices
+    if hosts.num_hosts == 1:
+        if hosts.host_rank or hosts.coordinator is not None:
+            flag = f"--host-rank {hosts.host_rank}" if hosts.host_rank else f"--coordinator {hosts.coordinator}"
+            raise ConfigError(f"{flag}: needs --num-hosts of 2 or more")
+        if hosts.placement != "manual":
+            raise ConfigError(f"--placement {hosts.placement}: needs --num-hosts of 2 or more")
+        return
+    _check_place(hosts)
+    if parallel.replicas > 1:
+        raise ConfigError(
+            f"--replicas {parallel.replicas}: engines over several hosts (--num-hosts) are started one by one"
+        )
+    if num_devices % hosts.num_hosts:
+        raise ConfigError(
+            f"--num-hosts {hosts.num_hosts}: hosts have equally many devices, and {num_devices} (--tensor-parallel-size) do "
+            "not divide by it"
+        )
+
+
+def _check_place(hosts: HostsConfig) -> None:
+    if hosts.placement == "ray" and hosts.host_rank is None and hosts.coordinator is None:
+        return  # Ray decides both
+    if hosts.host_rank is None or hosts.coordinator is None:
+        missing = "--host-rank" if hosts.host_rank is None else "--coordinator"
+        raise ConfigError(f"--num-hosts {hosts.num_hosts}: needs {missing} as well")
+    if hosts.host_rank >= hosts.num_hosts:
+        raise ConfigError(
+            f"--host-rank {hosts.host_rank}: at most {hosts.num_hosts - 1} with --num-hosts {hosts.num_hosts}"
+        )
+    coordinator_address(hosts)

@@ -1,0 +1,82 @@
+"""Reads the parts of a checkpoint's tensors that one device holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.layers.rope import row_order
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.encoder import EncoderConfig
+from jaxserve.models.skeleton import LeafSpec
+from jaxserve.quant.array import ArraySpec
+from jaxserve.quant.tensor import Tensor
+
+Ranges = tuple[range, ...]
+"""A part of an array: a range of each dimension."""
+_ROTATED: Final = ("q_proj", "k_proj", "q_norm", "k_norm")
+_ADDED: Final = ".lora_B"
+"""Adapters of queries and keys: their up matrices have rows in the same order."""
+
+
+class TensorReader:
+    """Reads tensors with the rows of query and key heads as kernels rotate them (see `row_order`).
+
+    Weights, scales, biases and norms are reordered. A tensor that is a view of its file is read where it is indexed.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: DecoderConfig | EncoderConfig,
+        on_read: Callable[[int], None] = lambda num_bytes: None,
+    ) -> None:
+        """on_read: called with the stored bytes of each part that is read."""
+        self._checkpoint = checkpoint
+        self._order = row_order(config) if isinstance(config, DecoderConfig) else None
+        self._on_read = on_read
+
+    def part(self, leaf: LeafSpec, ranges: Ranges) -> tuple[np.ndarray, ...] | None:
+        """Return one device's part of each array of a leaf; None if only the whole leaf can be assembled.
+
+        ranges: the part of the first array.
+        """
+        experts, own = (None, ranges) if leaf.num_experts is None else (ranges[0], ranges[1:])
+        found = leaf.part(experts, own[0])
+        if found is None:
+            return None
+        columns = own[1] if len(own) > 1 else None
+        has_scales = not isinstance(leaf.declared, ArraySpec) and len(leaf.arrays) > 1
+        read = None if has_scales else columns
+        first, *others = found[0].assemble(self.read(name, rows, read) for name, rows in found[1])
+        if columns is not None and has_scales:  # a scale is for all of a row
+            first = np.ascontiguousarray(first[..., columns.start : columns.stop])
+        return first, *others
+
+    def read(self, name: str, rows: range, columns: range | None = None) -> Tensor:
+        """Return some rows of a tensor, and some columns of them; None: all."""
+        tensor, info = self._checkpoint.read(name), self._checkpoint.tensors[name]
+        order = self._order if _is_rotated(name) else None
+        step = 1 if order is None else len(order)
+        if rows.start % step or rows.stop % step:
+            raise ValueError(f"{name}: rows {rows.start} to {rows.stop} are not whole heads of {step}")
+        fraction = len(rows) / info.shape[0]
+        if len(rows) < info.shape[0]:
+            tensor = tensor[rows.start : rows.stop]
+        if columns is not None and len(columns) < info.shape[1]:
+            if isinstance(tensor, np.ndarray):
+                fraction *= len(columns) / info.shape[1]
+            else:
+                tensor = tensor.dequantize()
+            tensor = tensor[:, columns.start : columns.stop]
+        if order is not None:
+            tensor = tensor[(np.arange(0, len(rows), step)[:, None] + order).ravel()]
+        self._on_read(round(info.num_stored_bytes * fraction))
+        return tensor
+
+
+def _is_rotated(name: str) -> bool:
+    return name.rpartition(".")[0].removesuffix(_ADDED).endswith(_ROTATED)

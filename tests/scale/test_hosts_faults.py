@@ -1,0 +1,122 @@
+"""Workers that freeze, are cut off, differ or are stopped: one error for each request, and the engine comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.hosts import (
+    END_TIMEOUT_S,
+    START_TIMEOUT_S,
+    Replica,
+    free_port,
+    greedy_body,
+    greedy_tokens,
+    host_command,
+    running_hosts,
+)
+from tests.e2e.http_server import Server, await_ready, launched, until
+from tests.e2e.real_server import model
+from tests.e2e.test_http_raw import open_post, read_until
+from tests.processes import freeze
+from tests.programs import shared_programs
+from tests.scale.cable import TwoHosts, two_hosts
+
+pytestmark = [pytest.mark.slow, pytest.mark.scale]
+
+NUM_TOKENS = 16
+QUICK = ("--host-timeout", "2")
+
+
+@pytest.fixture(scope="session")
+def programs() -> Path:
+    return shared_programs()
+
+
+@contextlib.contextmanager
+def streams_that_end_with_one_error(server: Server) -> Iterator[None]:
+    """Two requests run while the block does harm; each ends with one error, and the server stays healthy."""
+    streams = [open_post(server, greedy_body(model(), 470, stream=True)) for _ in range(2)]
+    for stream in streams:
+        read_until(stream, b'"text"')
+    yield
+    for stream in streams:
+        assert read_until(stream, b"data: [DONE]\n\n").count(b'data: {"error":') == 1
+        stream.close()
+    assert server.request("GET", "/health")[0] == 200
+
+
+def test_a_frozen_worker_is_replaced(programs: Path) -> None:
+    with running_hosts(model(), 2, 2, *QUICK, programs=programs) as replica:
+        expected = greedy_tokens(replica.server, model(), NUM_TOKENS)
+        frozen = replica.worker_pid(1)
+        with streams_that_end_with_one_error(replica.server):
+            freeze(frozen)
+        replica.await_back()
+        assert "host 1" in replica.server.output and "has been silent for 2 s" in replica.server.output
+        assert replica.worker_pid(1) != frozen
+        assert greedy_tokens(replica.server, model(), NUM_TOKENS) == expected
+        assert replica.stop() == [0, 0]
+
+
+def test_a_worker_that_is_asked_to_stop_waits_for_the_server_and_a_second_signal_ends_it(programs: Path) -> None:
+    with running_hosts(model(), 2, 2, *QUICK, programs=programs) as replica:
+        supervisor = replica.hosts[0].process
+        supervisor.terminate()
+        until(lambda: "waiting for host 0 to stop" in replica.hosts[0].output, "the signal had no effect")
+        assert len(greedy_tokens(replica.server, model(), NUM_TOKENS)) == NUM_TOKENS
+        supervisor.send_signal(signal.SIGINT)
+        assert supervisor.wait(END_TIMEOUT_S) == 0
+        until(lambda: "the engine ends on all hosts" in replica.server.output, "the loss was not noticed")
+        assert replica.server.stop() == 0
+
+
+def test_hosts_that_differ_are_refused_with_one_line_on_each(programs: Path) -> None:
+    coordinator = f"127.0.0.1:{free_port()}"
+    cache = ("--compile-cache", str(programs / "host-0"))
+    commands = [
+        host_command(model().path, 0, 2, 2, coordinator, "--port", "0", *cache),
+        host_command(model().path, 1, 2, 2, coordinator, "--block-size", "8", *cache),
+    ]
+    with contextlib.ExitStack() as stack:
+        hosts = [stack.enter_context(launched(command)) for command in commands]
+        assert [host.process.wait(START_TIMEOUT_S) for host in hosts] == [2, 2]
+        for host in hosts:
+            host.reader.join(END_TIMEOUT_S)
+            assert host.output.count("differs from host 0: --block-size: 8 there, 16 here") == 1
+            assert "Traceback" not in host.output
+
+
+def test_a_worker_that_loses_its_network_ends_each_request_once_and_joins_again(programs: Path, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        network = stack.enter_context(two_hosts())
+        replica = stack.enter_context(cut_off_replica(network, programs, tmp_path))
+        expected = greedy_tokens(replica.server, model(), NUM_TOKENS)
+        with streams_that_end_with_one_error(replica.server):
+            network.cut()
+        until(lambda: "host 0 has been silent" in replica.hosts[0].output, "the worker did not notice", END_TIMEOUT_S)
+        network.mend()
+        replica.await_back()
+        assert greedy_tokens(replica.server, model(), NUM_TOKENS) == expected
+        assert replica.stop() == [0, 0]
+
+
+@contextlib.contextmanager
+def cut_off_replica(network: TwoHosts, programs: Path, sockets: Path) -> Iterator[Replica]:
+    """A ready replica with one host in each network namespace."""
+    coordinator = f"{network.near}:7600"
+    commands = [
+        [
+            *host_command(model().path, rank, 2, 2, coordinator, *QUICK),
+            *("--compile-cache", str(programs / f"host-{rank}")),
+            *(("--port", "0", "--uds-dir", str(sockets), "--served-model-name", "tiny") if rank == 0 else ()),
+        ]
+        for rank in range(2)
+    ]
+    with launched(commands[0]) as server, launched(network.far_command(commands[1])) as worker:
+        await_ready(server, START_TIMEOUT_S)
+        yield Replica(server, [worker])

@@ -1,0 +1,176 @@
+"""Leader and worker in one process, joined by loopback: what they agree on, the order of plans, and every end."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jaxserve.config import HostsConfig
+from jaxserve.errors import ConfigError, StartupError
+from jaxserve.executor.hosts.agreement import agree_common, agree_equal, agree_smallest
+from jaxserve.executor.hosts.leader import Leader
+from jaxserve.executor.hosts.messages import Failed, HostStats, Left, Refused, Restart, Stop
+from jaxserve.executor.hosts.plans import HostCommand, encode_order
+from jaxserve.executor.hosts.worker import LOST, REFUSED, STOPPED, Worker
+from tests.e2e.hosts import free_port
+
+FACTS = {"jaxserve": "1"}
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def ends() -> Iterator[contextlib.ExitStack]:
+    """Closes leaders and workers after a test, in the reverse order of their starts."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+def settings(**changes: Any) -> HostsConfig:
+    options = {"num_hosts": 2, "host_rank": 0, "coordinator": f"127.0.0.1:{free_port()}", "host_timeout": 20.0}
+    return HostsConfig(**(options | changes))
+
+
+class Joined:
+    """A worker, and how it ends."""
+
+    def __init__(
+        self, ends: contextlib.ExitStack, config: HostsConfig, facts: dict[str, str] = FACTS, rank: int = 1
+    ) -> None:
+        self.end: Future[tuple[int, str]] = Future()
+        self.beats = threading.Semaphore(0)
+        self.worker = Worker(
+            replace(config, host_rank=rank),
+            f"host-{rank}",
+            facts,
+            on_end=lambda code, reason: self.end.set_result((code, reason)),
+            on_beat=self.beats.release,
+        )
+        ends.callback(self.worker.close)
+        ends.callback(self.worker.end, Left())
+
+
+def leader_of(ends: contextlib.ExitStack, config: HostsConfig) -> Leader:
+    leader = Leader(config, FACTS)
+    ends.callback(leader.close)
+    ends.callback(leader.end, Stop())
+    return leader
+
+
+def ignore(done: int, total: int) -> None:
+    """Show no progress."""
+
+
+def pair(ends: contextlib.ExitStack, **changes: Any) -> tuple[Leader, Joined, Future[str]]:
+    """Return a leader and a worker that serve, and the reason for which the worker counts as lost."""
+    config = settings(**changes)
+    leader, joined, lost = leader_of(ends, config), Joined(ends, config), Future[str]()
+    leader.gather(ignore)
+    joined.worker.gather()
+    joined.worker.serve(lambda: HostStats(7, 8))
+    leader.serve(lost.set_result)
+    return leader, joined, lost
+
+
+def on_both(leader: Leader, worker: Worker, call: Any) -> tuple[Any, Any]:
+    """Return the outcomes of call(hosts) at both ends; errors as they are."""
+    outcomes: list[Any] = [None, None]
+
+    def run(index: int, hosts: Any) -> None:
+        try:
+            outcomes[index] = call(hosts)
+        except Exception as error:
+            outcomes[index] = error
+
+    threads = [threading.Thread(target=run, args=each) for each in enumerate((leader, worker))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    return outcomes[0], outcomes[1]
+
+
+Ends = contextlib.ExitStack
+
+
+def test_hosts_agree_on_the_smallest_value_and_common_names(ends: Ends) -> None:
+    leader, joined, _ = pair(ends)
+    assert on_both(leader, joined.worker, lambda hosts: agree_smallest(hosts, "KV", 10 - hosts.rank)) == (9, 9)
+    named = on_both(leader, joined.worker, lambda hosts: agree_common(hosts, "programs", {"a", f"{hosts.rank}"}))
+    assert named == ({"a"}, {"a"})
+
+
+def test_both_hosts_refuse_different_facts_with_one_line(ends: Ends) -> None:
+    leader, joined, _ = pair(ends)
+    errors = on_both(leader, joined.worker, lambda hosts: agree_equal(hosts, "keys", {"cores": f"{2 + hosts.rank}"}))
+    assert {str(error) for error in errors} == {"host 1 differs from host 0: cores: 3 there, 2 here"}
+    assert {type(error) for error in errors} == {ConfigError}
+
+
+def test_orders_arrive_in_order_and_the_workers_numbers_come_back(ends: Ends) -> None:
+    leader, joined, _ = pair(ends, host_timeout=2.0)
+    commands: tuple[HostCommand, ...] = ("start_profile", "stop_profile") * 50
+    for name in commands:
+        leader.plans.broadcast(encode_order(name))
+    assert tuple(joined.worker.next_order() for _ in commands) == commands
+    assert leader.plans.num_bytes == sum(len(encode_order(name)) for name in commands)
+    while leader.members.stats[1] != HostStats(7, 8):
+        assert joined.beats.acquire(timeout=WAIT_S)
+
+
+def test_a_stopped_server_ends_its_workers_with_code_0(ends: Ends) -> None:
+    leader, joined, lost = pair(ends)
+    leader.end(Stop())
+    assert joined.end.result(WAIT_S)[0] == STOPPED
+    assert not lost.done()
+
+
+def test_an_engine_that_is_started_again_ends_its_workers_with_code_1(ends: Ends) -> None:
+    leader, joined, lost = pair(ends)
+    leader.end(Restart("a step failed"))
+    assert joined.end.result(WAIT_S) == (LOST, "a step failed")
+    assert not lost.done()
+
+
+@pytest.mark.parametrize(("last", "reason"), [(Failed("no memory"), ": no memory"), (Left(), " was stopped")])
+def test_a_worker_that_ends_while_the_engine_serves_is_lost(ends: Ends, last: Failed | Left, reason: str) -> None:
+    _, joined, lost = pair(ends)
+    joined.worker.end(last)
+    found = lost.result(WAIT_S)
+    assert found.startswith("host 1 (") and found.endswith(f"){reason}")
+
+
+def test_a_worker_with_other_settings_is_refused_and_the_start_ends(ends: Ends) -> None:
+    config = settings()
+    leader, joined = leader_of(ends, config), Joined(ends, config, {"jaxserve": "2"})
+    with pytest.raises(ConfigError, match="differs from host 0: jaxserve: 2 there, 1 here"):
+        leader.gather(ignore)
+    code, reason = joined.end.result(WAIT_S)
+    assert code == REFUSED and "differs from host 0: jaxserve: 2 there, 1 here" in reason
+
+
+def test_a_start_ends_on_all_hosts_when_one_of_them_fails(ends: Ends) -> None:
+    config = settings(num_hosts=3)
+    leader, first, second = leader_of(ends, config), Joined(ends, config), Joined(ends, config, rank=2)
+    leader.gather(ignore)
+    second.worker.end(Failed("no such file"))
+    with pytest.raises(StartupError, match=r"host 2 \(.*\): no such file"):
+        leader.exchange("keys", {})
+    leader.end(Refused("host 2: no such file"))
+    assert first.end.result(WAIT_S) == (REFUSED, "host 2: no such file")
+
+
+def test_a_start_without_all_hosts_names_those_that_are_missing(ends: Ends) -> None:
+    leader = leader_of(ends, settings(num_hosts=3, host_join_timeout=1.0))
+    with pytest.raises(StartupError, match=r"host 1, host 2 did not join within 1 s \(--host-join-timeout\)"):
+        leader.gather(ignore)
+
+
+def test_an_address_of_another_host_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"--coordinator 192\.0\.2\.1:7600: cannot listen on 192\.0\.2\.1 port 7600"):
+        Leader(settings(coordinator="192.0.2.1:7600"), FACTS)

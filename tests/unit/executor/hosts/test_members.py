@@ -1,0 +1,78 @@
+"""Members of an engine: the hosts that may join, and those that count as lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxserve.executor.hosts.members import HostLostError, Members, RefusedError
+from jaxserve.executor.hosts.messages import Join
+
+FACTS = {"jax": "1", "--max-num-seqs": "4"}
+
+
+def join(rank: int = 1, **changes: Any) -> Join:
+    fields = {"host_id": f"host-{rank}", "incarnation": "first", "host_name": "node", "facts": FACTS} | changes
+    return Join(rank, **fields)
+
+
+def complete(num_hosts: int = 2) -> Members:
+    """The members of an engine that has begun."""
+    members = Members(num_hosts, FACTS)
+    for rank in range(1, num_hosts):
+        members.join(str(rank).encode(), join(rank))
+    members.is_closed = True
+    return members
+
+
+def test_members_are_complete_once_every_other_host_has_joined() -> None:
+    members = Members(3, FACTS)
+    members.join(b"b", join(2))
+    assert (members.is_complete, members.missing) == (False, "host 1")
+    members.join(b"a", join(1))
+    assert members.is_complete
+    assert [member.identity for member in members.all] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    ("request_to_join", "line"),
+    [
+        (join(facts=FACTS | {"jax": "2"}), r"host 1 \(node\) differs from host 0: jax: 2 there, 1 here"),
+        (join(2), r"host 2 \(node\): --host-rank must be between 1 and 1"),
+        (join(0), r"host 0 \(node\): --host-rank must be between 1 and 1"),
+    ],
+)
+def test_a_host_that_differs_is_refused_with_what_differs(request_to_join: Join, line: str) -> None:
+    with pytest.raises(RefusedError, match=line):
+        Members(2, FACTS).join(b"x", request_to_join)
+
+
+def test_two_hosts_with_one_rank_are_refused_before_and_after_the_start() -> None:
+    members = Members(2, FACTS)
+    members.join(b"a", join())
+    for members.is_closed in (False, True):
+        with pytest.raises(RefusedError, match="two hosts have --host-rank 1: node and other"):
+            members.join(b"b", join(host_id="another", host_name="other"))
+
+
+def test_a_worker_that_is_started_again_replaces_the_one_before_until_the_engine_begins() -> None:
+    members = Members(2, FACTS)
+    members.join(b"a", join())
+    members.join(b"b", join(incarnation="second"))
+    assert members.find(b"a") is None and members.find(b"b") is not None
+    members.is_closed = True
+    members.join(b"b", join(incarnation="second"))  # repeated before it was answered
+    with pytest.raises(HostLostError, match=r"host 1 \(node\) was started again"):
+        members.join(b"c", join(incarnation="third"))
+
+
+def test_a_silent_host_is_lost_after_the_last_beat_it_may_miss() -> None:
+    members = complete(3)
+    for _ in range(5):
+        members.beat(5, 0.5)
+    heard = members.find(b"2")
+    assert heard is not None
+    heard.num_missed = 0
+    with pytest.raises(HostLostError, match=r"host 1 \(node\) has been silent for 2.5 s"):
+        members.beat(5, 0.5)
