@@ -21,7 +21,7 @@ from jaxserve.cli.main import main
 from jaxserve.errors import StartupError
 from jaxserve.http.operations.schema import RoutingState
 from jaxserve.parent import die_with_parent
-from jaxserve.ray.wire import HOP_HEADERS, ReplyHead, ReplyPart, WireRequest
+from jaxserve.ray.wire import HOP_HEADERS, INGRESS_HEADERS, ReplyHead, ReplyPart, WireRequest
 
 _READY: Final = re.compile(rb"jaxserve is ready at (http://\S+) ")
 _STATE: Final = msgspec.json.Decoder(RoutingState)
@@ -63,7 +63,11 @@ class ServerProcess:
             data=request.body,
             allow_redirects=False,
         ) as reply:
-            headers = [(name, value) for name, value in reply.headers.items() if name.lower() not in HOP_HEADERS]
+            headers = [
+                (name, value)
+                for name, value in reply.headers.items()
+                if name.lower() not in HOP_HEADERS | INGRESS_HEADERS
+            ]
             yield ReplyHead(reply.status, (*headers, (REPLICA_HEADER, replica)), replica)
             async for chunk in reply.content.iter_any():
                 yield chunk

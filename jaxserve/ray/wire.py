@@ -11,6 +11,9 @@ HOP_HEADERS = frozenset(
 )
 """Headers of one connection, in lower case: they are not passed on."""
 
+INGRESS_HEADERS = frozenset({"date", "server", "x-request-id"})
+"""Headers of replies, in lower case, that the ingress adds."""
+
 
 @dataclass(frozen=True, slots=True)
 class WireRequest:

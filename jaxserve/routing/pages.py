@@ -34,11 +34,19 @@ class HeldPages:
         return len(self._published)
 
     def num_leading(self, pages: Sequence[BlockHash]) -> int:
-        """Return how many of `pages` the replica holds, or is about to hold, before the first that it does not."""
-        for index, page in enumerate(pages):
-            if page not in self._published and page not in self._expected:
-                return index
-        return len(pages)
+        """Return how many of `pages` the replica holds, or is about to hold, before the first that it does not.
+
+        Looks at few of them, since a sequence is evicted from its end (`BlockPool.release`): the step doubles until a page
+        is missing, and a binary search finds the first missing one.
+        """
+        low, step = 0, 1
+        while low + step <= len(pages) and self._has(pages[low + step - 1]):
+            low, step = low + step, 2 * step
+        high = min(low + step, len(pages) + 1) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._has(pages[middle - 1]) else (low, middle - 1)
+        return low
 
     def expect(self, pages: Iterable[BlockHash]) -> None:
         """Count the pages of a request that was routed to the replica."""
@@ -74,6 +82,9 @@ class HeldPages:
         self._expected.clear()
         self._ended.clear()
         self._covered_next.clear()
+
+    def _has(self, page: BlockHash) -> bool:
+        return page in self._published or page in self._expected
 
     def _drop(self, pages: Sequence[BlockHash]) -> None:
         for page in pages:

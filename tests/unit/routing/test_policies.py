@@ -8,6 +8,7 @@ import pytest
 from jaxserve.errors import UnavailableError
 from jaxserve.kv.manager import KVManager
 from jaxserve.routing.page_affinity import PageAffinity
+from jaxserve.routing.pages import HeldPages
 from jaxserve.routing.policy import LeastTokens, RoundRobin
 from jaxserve.routing.replica import ReplicaId
 from jaxserve.routing.request import ReplyLengths, RouteRequest, page_hashes
@@ -82,6 +83,15 @@ def test_prefix_needs_every_page_before_a_match() -> None:
     router = Router(PageAffinity(), [A, B])
     router.replicas[B].pages.change(pages("xyz")[1:], ())
     assert router.replicas[B].num_cached_tokens(request("xyz")) == 0
+
+
+@pytest.mark.parametrize("num_pages", [0, 1, 2, 3, 7, 8, 9, 33])
+def test_every_length_of_a_held_prefix_is_found(num_pages: int) -> None:
+    wanted = pages("x" * num_pages)
+    for num_held in range(num_pages + 1):
+        held = HeldPages()
+        held.change(wanted[:num_held], ())
+        assert held.num_leading(wanted) == num_held
 
 
 def test_evicted_pages_attract_nothing() -> None:
