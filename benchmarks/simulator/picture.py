@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.simulator.figures import Figures
-from jaxserve.tools.bench.plot import COLOURS, DOTS_PER_INCH, INK
+from jaxserve.tools.bench.plot import COLOURS, DOTS_PER_INCH, INK, LOG_SCALE_RATIO
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,14 +22,14 @@ LABELS = {
 MARKERS = dict(zip(ORDER, "o^sD", strict=True))
 
 Value = Callable[[Figures], float]
-ROWS: dict[str, tuple[Value, bool]] = {
-    "prompt tokens from cache, %": (lambda figures: 100 * figures.hit_rate, False),
-    "TTFT p50, ms": (lambda figures: 1000 * figures.ttft_p50_s, True),
-    "TTFT p99, ms": (lambda figures: 1000 * figures.ttft_p99_s, True),
-    "device busy, %": (lambda figures: 100 * figures.busy_share, False),
-    "requests of the fullest\nreplica / mean": (lambda figures: figures.requests_max_over_mean, False),
+ROWS: dict[str, Value] = {
+    "prompt tokens\nfrom cache, %": lambda figures: 100 * figures.hit_rate,
+    "TTFT p50, ms": lambda figures: 1000 * figures.ttft_p50_s,
+    "TTFT p99, ms": lambda figures: 1000 * figures.ttft_p99_s,
+    "output tokens/s\nof a replica": lambda figures: figures.output_tokens_per_s,
+    "requests of the fullest\nreplica / mean": lambda figures: figures.requests_max_over_mean,
 }
-"""Figures by the name of their axis, and True if the axis is logarithmic."""
+"""Figures by the name of their axis."""
 
 
 def draw(runs: Sequence[Figures], file: Path, *, title: str) -> None:
@@ -40,17 +40,19 @@ def draw(runs: Sequence[Figures], file: Path, *, title: str) -> None:
 
     traces = list(dict.fromkeys(run.workload for run in runs))
     figure = Figure(
-        figsize=(1.2 + 3.5 * len(traces), 0.9 + 1.9 * len(ROWS)),
+        figsize=(1.0 + 3.1 * len(traces), 0.9 + 1.6 * len(ROWS)),
         dpi=DOTS_PER_INCH,
         layout=ConstrainedLayoutEngine(hspace=0.03, wspace=0.04),
     )
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(ROWS), len(traces), squeeze=False, sharex="col")
-    for row, (name, (value, is_log)) in enumerate(ROWS.items()):
+    for row, (name, value) in enumerate(ROWS.items()):
         for column, trace in enumerate(traces):
             axes = grid[row][column]
-            _draw_lines(axes, [run for run in runs if run.workload == trace], value)
-            _dress(axes, is_log=is_log)
+            own = [run for run in runs if run.workload == trace]
+            _draw_lines(axes, own, value)
+            heights = [value(run) for run in own]
+            _dress(axes, is_log=max(heights) > LOG_SCALE_RATIO * max(min(heights), 1e-9) and min(heights) > 0)
             if row == 0:
                 axes.set_title(trace, color=INK, fontsize=11)
             if column == 0:

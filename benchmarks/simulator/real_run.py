@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
@@ -31,6 +32,7 @@ from jaxserve.ipc.engine_spec import FakeOptions, Script
 _VOCAB_SIZE, _FIRST, _CUE, _REPLY = 384, 100, 61, 60
 """Prompts consist of tokens from _FIRST on and end with the cue, after which the fake model repeats one reply token."""
 _LONGEST_REPLY = 1024
+_NUM_LONE = 20
 
 
 def fake_shape(
@@ -48,10 +50,19 @@ def fake_shape(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class RealRun:
+    """Records of a real run; the replica of a request is not known."""
+
+    records: Records
+    lone_ttft_s: float
+    """Median time to first token of short requests, one at a time: one step, and everything that is not simulated."""
+
+
 def run_real(
     settings: CellSettings, sessions: Sequence[Session], step_s: float, *, is_in_turn: bool = False
-) -> Records:
-    """Serve `sessions` with real processes and return their records; the replica of a request is not known.
+) -> RealRun:
+    """Serve `sessions` with real processes.
 
     settings.table must be one of the fake executor, of `step_s` seconds a step. is_in_turn: one request after the
     other, without waiting, so that no time decides anything.
@@ -81,9 +92,8 @@ def run_real(
         )
         words = [msgspec.json.encode(part).decode() for part in (config, fake)]
         with api_process.started(str(Path(api_process.__file__)), "--serve", *words) as (port, _):
-            return asyncio.run(
-                _Client(f"http://127.0.0.1:{port}", engine.block_size).run(sessions, settings.num_replicas)
-            )
+            client = _Client(f"http://127.0.0.1:{port}", engine.block_size)
+            return asyncio.run(client.run(sessions, settings.num_replicas, is_in_turn=is_in_turn))
 
 
 class _Client:
@@ -95,10 +105,11 @@ class _Client:
         self._columns = RequestColumns()
         self._start_s = 0.0
 
-    async def run(self, sessions: Sequence[Session], num_replicas: int, *, is_in_turn: bool) -> Records:
+    async def run(self, sessions: Sequence[Session], num_replicas: int, *, is_in_turn: bool) -> RealRun:
         started_s = time.process_time()
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
             await self._warm_up(http, num_replicas)
+            lone_ttft_s = await self._lone_ttft_s(http)
             self._start_s = time.perf_counter()
             if is_in_turn:
                 for session in sessions:
@@ -107,7 +118,7 @@ class _Client:
                 async with asyncio.TaskGroup() as group:
                     for session in sessions:
                         group.create_task(self._converse_in_time(http, session))
-        return frozen(
+        records = frozen(
             self._columns,
             busy_s=np.zeros(num_replicas),
             num_steps=0,
@@ -117,6 +128,7 @@ class _Client:
             routing_s=0.0,
             cpu_s=time.process_time() - started_s,
         )
+        return RealRun(records, lone_ttft_s)
 
     async def _warm_up(self, http: aiohttp.ClientSession, num_replicas: int) -> None:
         """Wait until every replica serves: each gets requests only once it is ready."""
@@ -127,6 +139,14 @@ class _Client:
                 lines = (await response.text()).splitlines()
             steps = [line for line in lines if line.startswith("jaxserve:program_calls_total{")]
             ready = {line.rpartition(" ")[0] for line in steps if float(line.rpartition(" ")[2]) > 0}
+
+    async def _lone_ttft_s(self, http: aiohttp.ClientSession) -> float:
+        times_s = []
+        for number in range(_NUM_LONE):
+            started_s = time.perf_counter()
+            first_s, *_ = await self._send(http, [_FIRST + number, _CUE], 1)
+            times_s.append(first_s - started_s)
+        return statistics.median(times_s)
 
     async def _converse_in_time(self, http: aiohttp.ClientSession, session: Session) -> None:
         await asyncio.sleep(max(0.0, self._start_s + session.arrival_s - time.perf_counter()))

@@ -5,12 +5,14 @@
     bursts     `sharegpt` after a prefix from 20 instructions, in waves: 5 s at 2.5 times the mean rate, 10 s at a quarter of it
 
 Sessions arrive by a Poisson process. Every further turn arrives a random time after the reply before it has ended, so
-a slow fleet is asked for less.
+a slow fleet is asked for less. A trace begins in steady state: besides new sessions there are those that would be between
+two turns, with turns and waits of the same distributions, which have no memory. Only their earlier prompts are left out.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -107,7 +109,7 @@ def sessions(
     for number in itertools.count():
         if num_left <= 0:
             return
-        now_s = _next_arrival_s(chance, now_s, sessions_per_s, workload.waves)
+        now_s = _next_arrival_s(chance, now_s, sessions_per_s, workload)
         prefix = chance.choices(range(len(prefixes)), cum_weights=weights)[0]
         turns = _turns(chance, workload, min(num_left, _geometric(chance, workload.mean_turns)))
         turns = _fitting(turns, max_model_len - prefixes[prefix])
@@ -121,12 +123,18 @@ def _prefixes(workload: Workload, seed: int) -> list[int]:
     return [workload.prefix.draw(chance) for _ in range(workload.num_prefixes)]
 
 
-def _next_arrival_s(chance: random.Random, now_s: float, per_s: float, waves: Waves | None) -> float:
-    """Return the next arrival of a Poisson process, whose rate may vary: candidates of the highest rate are thinned."""
-    highest = 1.0 if waves is None else waves.high
+def _next_arrival_s(chance: random.Random, now_s: float, per_s: float, workload: Workload) -> float:
+    """Return the next arrival of a Poisson process, whose rate varies: candidates of the highest rate are thinned.
+
+    Sessions under way at the start are `mean_turns - 1` for each that arrives in `mean_wait_s`, and their next turns come
+    after exponential waits.
+    """
+    waves, num_earlier = workload.waves, workload.mean_turns - 1
+    highest = (1.0 if waves is None else waves.high) + num_earlier
     while True:
         now_s += chance.expovariate(per_s * highest)
-        if waves is None or chance.random() * highest < waves.relative_rate(now_s):
+        new = 1.0 if waves is None else waves.relative_rate(now_s)
+        if chance.random() * highest < new + num_earlier * math.exp(-now_s / workload.mean_wait_s):
             return now_s
 
 

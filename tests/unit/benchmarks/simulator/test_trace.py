@@ -50,10 +50,23 @@ def test_waves_have_the_mean_rate_and_most_arrivals_in_their_high_phase() -> Non
     waves = WORKLOADS["bursts"].waves
     assert waves is not None
     assert waves.high_s * waves.high + waves.low_s * waves.low == pytest.approx(waves.high_s + waves.low_s)
-    found = trace("bursts", 4000)
-    share = sum(waves.relative_rate(session.arrival_s) == waves.high for session in found) / len(found)
+    times_s = [session.arrival_s for session in trace("bursts", 6000)]
+    later_s = [time_s for time_s in times_s if 30 <= time_s < 105]  # five periods, after the sessions of the start
+    share = sum(waves.relative_rate(time_s) == waves.high for time_s in later_s) / len(later_s)
     assert share == pytest.approx(waves.high_s * waves.high / (waves.high_s + waves.low_s), abs=0.05)
-    assert found[-1].arrival_s == pytest.approx(4000 * WORKLOADS["bursts"].mean_turns / 100, rel=0.1)
+    assert len(later_s) / 75 == pytest.approx(100 / WORKLOADS["bursts"].mean_turns, rel=0.1)
+
+
+def test_requests_arrive_at_the_offered_rate_from_the_start() -> None:
+    """Turns of a fleet that answers at once: the first seconds have as many as later ones."""
+    turns_s = []
+    for session in trace("sharegpt", 3000):
+        time_s = session.arrival_s
+        for turn in session.turns:
+            time_s += turn.wait_s
+            turns_s.append(time_s)
+    for start_s in (0, 10, 20, 30):
+        assert sum(start_s <= time_s < start_s + 10 for time_s in turns_s) == pytest.approx(1000, rel=0.1)
 
 
 def test_a_prompt_continues_the_one_before_it_and_its_reply() -> None:
