@@ -259,6 +259,9 @@ class ServerConfig:
     api_key_file: str | None = option(
         None, help="file with more keys, one per line; lines that begin with # are comments"
     )
+    public_metrics: bool = option(
+        False, help="answer /metrics without a key, for endpoint pickers and monitors that cannot send one"
+    )
     cors_allowed_origins: str | None = option(
         None, help="origins whose web pages may call the API, comma separated, or `*` (default: none)"
     )
@@ -285,7 +288,7 @@ class ServerConfig:
     stall_timeout: float = option(
         60.0,
         ge=0,
-        help="seconds without a message after which a busy engine counts as stalled (/health 503); after twice as many "
+        help="seconds without a message after which a busy engine counts as stalled (/health and /ready 503); after twice as many "
         "any engine is killed; 0: never",
     )
     max_body_size: int = option(8 << 20, ge=1024, unit="bytes", help="largest request body")

@@ -7,6 +7,7 @@ process has a registry. One of them receives the engine's numbers as `EngineStat
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -32,6 +33,7 @@ TOKENS = tuple(mantissa * 10**exponent for exponent in range(6) for mantissa in 
 
 METRICS: Final[dict[str, MetricSpec]] = ENGINE_METRICS | {
     "cache_config_info": MetricSpec("gauge", "KV cache settings as labels.", ("block_size", "num_gpu_blocks", "cache_dtype")),
+    "lora_requests_info": MetricSpec("gauge", "Time at which the engine became ready, in seconds since 1970; all adapters are in memory, so none waits.", ("max_lora", "running_lora_adapters", "waiting_lora_adapters")),
     "adapter_requests": MetricSpec("counter", "Requests of each adapter of --lora-modules.", ("adapter",)),
     "prompt_tokens_cached": MetricSpec("counter", "Prompt tokens of requests whose KV came from the prefix cache."),
     "prompt_tokens_by_source": MetricSpec("counter", "Prompt tokens by where their KV came from.", ("source",)),
@@ -62,7 +64,7 @@ METRICS: Final[dict[str, MetricSpec]] = ENGINE_METRICS | {
 }
 # fmt: on
 
-_MODEL_GAUGES: Final = ("cache_config_info", "startup_phase_seconds", "startup_programs")
+_MODEL_GAUGES: Final = ("cache_config_info", "lora_requests_info", "startup_phase_seconds", "startup_programs")
 """Gauges that have no value until an engine is ready."""
 _LARGEST: Final = (*(PREFIX + name for name in _MODEL_GAUGES), "process_max_fds")
 """Gauges that are equal in all API processes, or missing in some."""
@@ -118,8 +120,14 @@ def exposition(*snapshots: Iterable[FamilySnapshot]) -> bytes:
 class Metrics:
     """The registry and its metrics, addressed by the names of `METRICS`."""
 
-    def __init__(self, model_name: str, engine: str = "0", shared: Metrics | None = None) -> None:
-        """engine: number of the replica. shared: metrics of another replica of the server, whose registry is used."""
+    def __init__(
+        self, model_name: str, engine: str = "0", shared: Metrics | None = None, *, adapters: Sequence[str] = ()
+    ) -> None:
+        """engine: number of the replica. shared: metrics of another replica of the server, whose registry is used.
+
+        adapters: names of the adapters that each engine loads.
+        """
+        self._adapters = tuple(adapters)
         self.registry: CollectorRegistry = CollectorRegistry() if shared is None else shared.registry
         self._base = {"model_name": model_name, "engine": engine}
         self._families: dict[str, Counter | Gauge | Histogram] = {} if shared is None else shared._families
@@ -142,7 +150,7 @@ class Metrics:
     def of_engine(self, replica: int) -> Metrics:
         """Return the metrics of a replica of this server: its samples have the replica's number as the label `engine`."""
         if replica and replica not in self._replicas:
-            self._replicas[replica] = Metrics(self._base["model_name"], str(replica), self)
+            self._replicas[replica] = Metrics(self._base["model_name"], str(replica), self, adapters=self._adapters)
         return self._replicas[replica] if replica else self
 
     def inc(self, name: str, amount: float = 1, **labels: str) -> None:
@@ -165,6 +173,13 @@ class Metrics:
 
     def record_ready(self, model_info: ModelInfo) -> None:
         """Publish what the engine reports when it is ready."""
+        self.set(
+            "lora_requests_info",
+            time.time(),
+            max_lora=str(len(self._adapters)),
+            running_lora_adapters=",".join(self._adapters),
+            waiting_lora_adapters="",
+        )
         self.set(
             "cache_config_info",
             1,

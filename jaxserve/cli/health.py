@@ -1,4 +1,4 @@
-"""`jaxserve health`: check that a running server is alive. Uses the standard library only, for container health checks."""
+"""`jaxserve health`: check that a running server serves, or lives. Standard library only, for container health checks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from jaxserve.runtime.environment import base_url
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="base URL of the server (default: from JAXSERVE_HOST and JAXSERVE_PORT)")
-    parser.add_argument(
-        "--ready", action="store_true", help="ask /ready (accepts requests) instead of /health (is alive)"
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--live",
+        action="store_true",
+        help="ask /live (runs, or loads, or mends itself) instead of /health (serves requests)",
     )
+    group.add_argument("--ready", action="store_true", help="ask /ready, which balancers ask, instead of /health")
     parser.add_argument("--timeout", type=float, default=3.0, metavar="SECONDS", help="time-out (default: 3)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Return 0 if the server answers 200, else 1 with the reason on stderr."""
-    url = base_url(arguments.url) + ("/ready" if arguments.ready else "/health")
+    path = "/live" if arguments.live else "/ready" if arguments.ready else "/health"
+    url = base_url(arguments.url) + path
     problem = check_health(url, timeout_s=arguments.timeout)
     if problem is None:
         print(f"{url}: ok")

@@ -54,7 +54,7 @@ def make_app(state: ServerState) -> web.Application:
         resource, handler = app.router.add_resource(route.path), handler_of(route)
         for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
             resource.add_route(method, handler)
-        if route.is_public:
+        if route.is_public or (route.path == "/metrics" and state.has_public_metrics):
             public.add(resource)
         if route.tag == "Operation":
             operation.add(resource)

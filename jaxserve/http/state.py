@@ -25,6 +25,8 @@ class ServerState:
     connection: ConnectionConfig
     is_strict: bool = False
     """True: unknown fields are rejected."""
+    has_public_metrics: bool = False
+    """True: /metrics needs no key."""
     cors: CorsPolicy = field(default_factory=CorsPolicy)
     max_body_size: int
     keep_alive_s: float

@@ -3,7 +3,8 @@
 Any problem of the cache is a warning and a compilation, never a failed start.
 
 TRUST: a user who can write to the directory can run code in the engine (JAX unpickles what it stores), so it must belong
-to this user, or to root as in a container image, and no other user may write to it.
+to this user, or to root as in a container image, and no other user may write to it. Root's group counts as root: with
+`fsGroup: 0` Kubernetes makes everything on a volume writable for that group at each mount, a directory of 0700 as well.
 
 SIZE: a new version, machine or setting means new keys, so old entries pile up. The least recently used ones are removed
 when they grow past the limit; an entry's modification time is its last use. Other files are not touched.
@@ -34,6 +35,7 @@ DEFAULT_MAX_BYTES = 2 << 30
 SUFFIX = ".program"
 TUNED: Final = "autotune"
 _CHECKSUM_BYTES = 4
+_TRUSTED_GROUP: Final = 0
 
 
 InAll = Callable[[str, Collection[str]], Collection[str]]
@@ -169,10 +171,15 @@ def _problem(directory: Path) -> str | None:
         return str(error)
     if not os.access(directory, os.R_OK | os.X_OK):
         return "no permission to read it"
-    if status.st_uid not in (os.getuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    writers = stat.S_IWOTH if status.st_gid == _TRUSTED_GROUP else stat.S_IWGRP | stat.S_IWOTH
+    if status.st_uid not in (os.getuid(), 0) or status.st_mode & writers:
         return (
-            "the directory must belong to this user, or to root, and no other user may write to it (mode 0700 or 0755)"
+            "the directory must belong to this user, or to root, and no other user may write to it (mode 0700 or 0755; "
+            "on a volume of Kubernetes fsGroup: 0)"
         )
+    if status.st_uid == os.getuid() and status.st_mode & stat.S_IWGRP:
+        with contextlib.suppress(OSError):  # a read-only volume
+            directory.chmod(0o700)
     return None
 
 

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 ABORT_FLUSH_S: Final = 2.0
 """Time for writing the error events of aborted requests."""
 DEATH_GRACE_S: Final = 2.0
-"""Time in which `/health` answers 503 between the end of the engine and the exit of the process."""
+"""Time in which `/health` and `/live` answer 503 between the end of the engine and the exit of the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class ApiProcess:
             await first_of(self.client.admission.wait_idle(), asyncio.sleep(ABORT_FLUSH_S))
 
     async def fail(self, reason: str, stop: asyncio.Event) -> None:
-        """End every request with an error, and let `/health` answer 503 until `stop` or the grace period ends."""
+        """End every request with an error, and let `/health` and `/live` answer 503 until `stop` or the grace period ends."""
         self.client.fail(reason)
         _log.error("%s; exiting", reason)
         await first_of(stop.wait(), asyncio.sleep(DEATH_GRACE_S))
@@ -134,6 +134,7 @@ async def serving_api(
             responses=ResponseService(config.responses, peers),
             connection=config.connection,
             is_strict=server.strict_parameters,
+            has_public_metrics=server.public_metrics,
             cors=CorsPolicy(server.cors_allowed_origins),
             max_body_size=server.max_body_size,
             keep_alive_s=server.sse_keep_alive,
@@ -172,7 +173,7 @@ def make_frontend(
     names, adapters = model_names(config), config.model.adapters
     if both := adapters.keys() & set(names):
         raise ConfigError(f"--lora-modules: {min(both)!r} is the name of the model itself")
-    metrics = Metrics(names[0])
+    metrics = Metrics(names[0], adapters=tuple(adapters))
     return Frontend(
         model_names=names,
         adapters=adapters,

@@ -65,9 +65,10 @@ def test_streams_end_with_one_error_and_the_server_goes_on_with_the_next_engine(
         streamed.close()
         plain.close()
         until(lambda: server.metric("engine_restarts_total") >= 3, "a start that failed was not tried again", 60)
-        assert server.request("GET", "/health")[0] == 200
-        status, headers, data = server.request("GET", "/ready")
-        assert (status, json.loads(data)["status"]) == (503, "loading")
+        assert server.request("GET", "/live")[0] == 200
+        for path in ("/health", "/ready"):
+            status, _, data = server.request("GET", path)
+            assert (status, json.loads(data)["status"]) == (503, "restarting")
         status, headers, data = server.request("POST", "/v1/completions", BODY)
         assert (status, headers["retry-after"]) == (503, str(UnavailableError.retry_after_s))
         assert json.loads(data)["error"]["message"] == "The model is loading."
@@ -122,7 +123,7 @@ def test_engine_that_dies_too_often_is_given_up() -> None:
         os.kill(server.engine_pid(), signal.SIGKILL)
         assert STOPPED in read_until(stream, b"data: [DONE]\n\n")
         stream.close()
-        assert server.request("GET", "/health")[0] == 503
+        assert server.request("GET", "/live")[0] == server.request("GET", "/health")[0] == 503
         assert server.request("POST", "/v1/completions", BODY)[0] == 503
         assert server.process.wait(30) == 1
         assert "not started again: 1 of 1 restarts" in server.output

@@ -216,7 +216,8 @@ def test_http_answers_while_loading(tmp_path: Path) -> None:
         status, _, data = server.request("GET", "/ready")
         waiting_for = {"phase": "tokenizer", "done": 0, "total": 1, "eta_seconds": None}
         assert (status, json.loads(data)) == (503, {"status": "loading", **waiting_for})
-        assert server.request("GET", "/health")[0] == 200
+        assert server.request("GET", "/health")[::2] == (503, data)
+        assert server.request("GET", "/live")[0] == 200
         assert server.request("GET", "/metrics")[0] == 200
         assert server.request("GET", "/v1/models")[0] == 200
         for path, body in (("/v1/completions", {"prompt": "x"}), ("/tokenize", {"prompt": "x"})):

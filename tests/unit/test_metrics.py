@@ -7,6 +7,7 @@ import pytest
 from jaxserve.cli.reference import metrics_table
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.metrics import METRICS, PREFIX, Metrics, exposition
+from tests.unit.running_api import FACTS
 
 
 def test_histograms_alone_have_buckets_which_rise() -> None:
@@ -33,6 +34,19 @@ def test_compilations_arrive_as_totals() -> None:
     for total in (3, 3, 5):
         metrics.record_stats(EngineStats(compilations={"warmup": total}))
     assert metrics.value("compilations", phase="warmup") == 5
+
+
+def test_adapters_are_reported_as_protocol_003_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them are in memory, so each is ready and none waits; the value is the time of the last change."""
+    monkeypatch.setattr("jaxserve.metrics.time.time", lambda: 1234.0)
+    processes = [Metrics("m", adapters=("sql", "poems")) for _ in range(2)]
+    for metrics in processes:
+        metrics.record_ready(FACTS)
+    labels = 'max_lora="2",model_name="m",running_lora_adapters="sql,poems",waiting_lora_adapters=""'
+    text = exposition(*(metrics.snapshot() for metrics in processes)).decode()
+    assert f'jaxserve:lora_requests_info{{engine="0",{labels}}} 1234.0' in text
+    processes[0].forget_engine()
+    assert "lora_requests_info{" not in exposition(processes[0].snapshot()).decode()
 
 
 def test_two_servers_in_one_process_do_not_meet() -> None:

@@ -97,6 +97,11 @@ class EngineClient:
     def is_draining(self) -> bool:
         return self._is_draining
 
+    @property
+    def failure(self) -> str | None:
+        """The reason why no engine will follow; None if one runs, or may."""
+        return self._failure
+
     def ailment(self) -> str | None:
         """Return the reason why no engine is healthy; None if one is, or if there is none yet."""
         return self._failure or self.engines.ailment()

@@ -8,6 +8,10 @@ import msgspec
 from msgspec import Meta
 
 
+class Alive(msgspec.Struct, tag_field="status", tag="alive"):
+    pass
+
+
 class Healthy(msgspec.Struct, tag_field="status", tag="ok"):
     pass
 
@@ -31,6 +35,10 @@ class Loading(msgspec.Struct, tag_field="status", tag="loading"):
     eta_seconds: Annotated[
         float | None, Meta(description="Estimate from the pace so far; null before the first unit is done.")
     ]
+
+
+class Restarting(Loading, tag_field="status", tag="restarting"):
+    """Another engine starts after the end of one that has served."""
 
 
 class StartupPhase(msgspec.Struct):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jaxserve.http.operations.schema import Loading, Started, StartupPhase, StartupProgram
+from jaxserve.http.operations.schema import Loading, Restarting, Started, StartupPhase, StartupProgram
 from jaxserve.ipc.messages import StartupProgress
 from jaxserve.ipc.report import PhaseClock, PhaseSpan, StartupReport
 
@@ -42,6 +42,7 @@ class StartupLog:
         self._clock = clock
         self._phases: dict[str, PhaseProgress] = {}
         self._latest: str | None = None
+        self._reply: type[Loading] = Loading
         self.own = PhaseClock()
         """Phases of this process."""
 
@@ -49,6 +50,7 @@ class StartupLog:
         """Forget the phases so far: another engine starts."""
         self._phases.clear()
         self._latest = None
+        self._reply = Restarting
         self.own = PhaseClock()
 
     def note(self, progress: StartupProgress) -> PhaseProgress:
@@ -68,9 +70,9 @@ class StartupLog:
         elif self._latest is not None:
             name = self._latest
         else:
-            return Loading("start", 0, 1, None)
+            return self._reply("start", 0, 1, None)
         progress, seconds = self._phases[name].progress, left.get(name)
-        return Loading(name, progress.done, progress.total, None if seconds is None else round(seconds, 1))
+        return self._reply(name, progress.done, progress.total, None if seconds is None else round(seconds, 1))
 
     def spans(self, engine: StartupReport) -> list[PhaseSpan]:
         """Return all phases in the order in which they began."""

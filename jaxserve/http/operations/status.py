@@ -11,47 +11,66 @@ from jaxserve import __version__
 from jaxserve.apis.routes import Call, Encoded, Route
 from jaxserve.errors import UnavailableError
 from jaxserve.http.handler import HttpCall
-from jaxserve.http.operations.schema import Draining, Healthy, Loading, Ready, Started, Unhealthy, VersionReply
+from jaxserve.http.operations.schema import (
+    Alive,
+    Draining,
+    Healthy,
+    Loading,
+    Ready,
+    Restarting,
+    Started,
+    Unhealthy,
+    VersionReply,
+)
 from jaxserve.http.operations.startup import startup_reply
 
 
-@partial(Route, "GET", "/health", is_public=True, tag="Operation", reply=Healthy, other_replies=((503, Unhealthy),))
-async def health(call: Call) -> Healthy | Encoded:
-    """Report the health of the server: 503 once the engine is unhealthy, or dead for good."""
-    ailment = call.frontend.client.ailment()
-    return Healthy() if ailment is None else _unavailable(Unhealthy(ailment))
+@partial(Route, "GET", "/live", is_public=True, tag="Operation", reply=Alive, other_replies=((503, Unhealthy),))
+async def live(call: Call) -> Alive | Encoded:
+    """Report that the server runs, serves or not: 503 only once it has given up on its engine. For liveness probes."""
+    failure = call.frontend.client.failure
+    return Alive() if failure is None else _unavailable(Unhealthy(failure))
 
 
-@partial(
-    Route,
-    "GET",
-    "/ready",
-    is_public=True,
-    tag="Operation",
-    reply=Ready,
-    other_replies=((503, Unhealthy | Draining | Loading),),
+_PROBE = partial(
+    Route, "GET", is_public=True, tag="Operation", other_replies=((503, Unhealthy | Draining | Loading | Restarting),)
 )
+
+
+@partial(_PROBE, "/health", reply=Healthy)
+async def health(call: HttpCall) -> Healthy | Encoded:
+    """Report the health of the server: 200 only while requests are served, else 503 with what it does instead."""
+    obstacle = _obstacle(call)
+    return Healthy() if obstacle is None else obstacle
+
+
+@partial(_PROBE, "/ready", reply=Ready)
 async def ready(call: HttpCall) -> Ready | Encoded:
-    """Report the readiness of the server: 503 while loading, draining, or without an engine."""
-    if call.frontend.client.is_ready and call.frontend.tokenization.is_installed:
-        return Ready()
-    return _unavailable(_reason(call), {"Retry-After": str(UnavailableError.retry_after_s)})
+    """Report the readiness of the server: 200 and 503 as `/health`, with `Retry-After`. For balancers."""
+    obstacle = _obstacle(call)
+    return Ready() if obstacle is None else obstacle
 
 
-def _reason(call: HttpCall) -> Unhealthy | Draining | Loading:
+def _obstacle(call: HttpCall) -> Encoded | None:
+    """Return the reply that says why no request is served; None if they are."""
     client = call.frontend.client
     ailment = client.ailment()
+    if ailment is None and client.is_ready and call.frontend.tokenization.is_installed:
+        return None
+    reason: msgspec.Struct
     if ailment is not None:
-        return Unhealthy(ailment)
-    return Draining() if client.is_draining else call.state.startup.under_way()
+        reason = Unhealthy(ailment)
+    else:
+        reason = Draining() if client.is_draining else call.state.startup.under_way()
+    return _unavailable(reason, {"Retry-After": str(UnavailableError.retry_after_s)})
 
 
 def _unavailable(reply: msgspec.Struct, headers: dict[str, str] | None = None) -> Encoded:
     return Encoded(body=msgspec.json.encode(reply), status=503, headers=headers or {})
 
 
-@partial(Route, "GET", "/startup", tag="Operation", reply=Started | Loading)
-async def startup(call: HttpCall) -> Started | Loading:
+@partial(Route, "GET", "/startup", tag="Operation", reply=Started | Loading | Restarting)
+async def startup(call: HttpCall) -> Started | Loading | Restarting:
     """Report the times of the start, or its progress."""
     model_info, log = call.frontend.client.model_info, call.state.startup
     if model_info is None:

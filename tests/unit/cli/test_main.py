@@ -95,6 +95,8 @@ def test_health_exits_by_the_answer(health_server: str, capsys: pytest.CaptureFi
     assert main(["health", "--url", health_server]) == 0
     assert main(["health", "--url", health_server + "/", "--ready"]) == 1
     assert "answered 503" in capsys.readouterr().err
+    assert main(["health", "--url", health_server, "--live"]) == 1
+    assert f"{health_server}/live: answered 503" in capsys.readouterr().err
     assert main(["health", "--url", "http://127.0.0.1:1"]) == 1
     assert "no answer" in capsys.readouterr().err
 

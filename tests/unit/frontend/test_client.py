@@ -95,7 +95,7 @@ async def test_dead_engine_ends_every_request_once_and_takes_no_more(api: Api) -
         api.client.require_ready()
     with pytest.raises(UnavailableError), api.client.submit([add("c")]):
         pass
-    for path, status in (("/health", 503), ("/ready", 503)):
+    for path, status in (("/live", 503), ("/health", 503), ("/ready", 503)):
         async with api.http.get(path) as response:
             assert response.status == status
     assert api.engine.aborted == []
@@ -146,7 +146,7 @@ async def test_next_engine_hears_nothing_that_was_meant_for_the_last(api: Api) -
         api.engine.say(Heartbeat(EngineStats(1, 2, kv_cache_usage_perc=0.5, compilations={"warmup": 7})))
         await api.engine.is_heard()
         await api.life.aclose()
-        for path, status in (("/health", 200), ("/ready", 503)):
+        for path, status in (("/live", 200), ("/health", 503), ("/ready", 503)):
             async with api.http.get(path) as response:
                 assert response.status == status
         with pytest.raises(UnavailableError, match="loading"), api.client.submit([add("b")]):
@@ -196,8 +196,9 @@ async def test_silence_with_work_is_sick_and_without_work_is_not(api: Api, monke
         assert api.client.ailment() is None
         now += 2
         assert "silent" in (api.client.ailment() or "")
-        async with api.http.get("/health") as response:
-            assert response.status == 503
+        for path, status in (("/live", 200), ("/health", 503), ("/ready", 503)):
+            async with api.http.get(path) as response:
+                assert response.status == status, "it is mended here: a probe that restarts the pod would come first"
         api.engine.output(request, [1], finish_reason="stop")
         await drained(generation)
     assert api.client.ailment() is None
@@ -283,6 +284,8 @@ async def test_draining_refuses_new_requests_and_finishes_old_ones(api: Api) -> 
     async with api.http.get("/ready") as response:
         assert (response.status, await response.json()) == (503, {"status": "draining"})
     async with api.http.get("/health") as response:
+        assert (response.status, await response.json()) == (503, {"status": "draining"})
+    async with api.http.get("/live") as response:
         assert response.status == 200
         assert response.headers["Connection"] == "close", "the next request is to go to another server"
     api.engine.output(request, [5], finish_reason="length")

@@ -11,7 +11,7 @@ from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.running_api import running_api
 
 KEYS = "first-key,zwölf"
-PUBLIC = {"/health", "/ready", "/version"}
+PUBLIC = {"/live", "/health", "/ready", "/version"}
 
 
 def test_the_routes_are_those_that_are_promised() -> None:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxserve.runner import program_cache
 from jaxserve.runner.program_cache import ProgramCache, cache_directory
 from jaxserve.runner.warmup import compiler_options
 
@@ -105,6 +106,37 @@ def test_a_directory_others_can_write_is_not_used(tmp_path: Path, caplog: pytest
     cache.store("key", _compiled())
     assert not list(tmp_path.iterdir())
     assert "must belong to this user, or to root" in caplog.text
+
+
+def mount_with_fs_group(volume: Path, group: int) -> None:
+    """Do to everything on a volume what kubelet does at a mount with `fsGroup` (volume ownership, read-write)."""
+    for path in (volume, *volume.rglob("*")):
+        os.chown(path, -1, group)
+        path.chmod(path.stat().st_mode | (0o2770 if path.is_dir() else 0o660))
+
+
+def test_a_volume_that_kubelet_made_writable_for_roots_group_keeps_its_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(program_cache, "_TRUSTED_GROUP", os.getgid())  # 0 in the image
+    folder = tmp_path / "private"
+    ProgramCache(folder).store("key", _compiled())
+    mount_with_fs_group(tmp_path, os.getgid())
+    assert folder.stat().st_mode & 0o7777 == 0o2770
+    assert ProgramCache(folder).load("key", DEVICES) is not None
+    assert folder.stat().st_mode & 0o777 == 0o700, "it is private again"
+    assert caplog.records == []
+
+
+def test_a_volume_that_another_group_may_write_to_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(program_cache, "_TRUSTED_GROUP", os.getgid() + 1)
+    folder = tmp_path / "private"
+    ProgramCache(folder).store("key", _compiled())
+    mount_with_fs_group(tmp_path, os.getgid())
+    assert ProgramCache(folder).load("key", DEVICES) is None
+    assert "fsGroup: 0" in caplog.text
 
 
 def test_a_directory_that_cannot_be_made_turns_the_cache_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
