@@ -175,6 +175,7 @@ class Predecessor:
 
     async def suspend(self) -> None:
         """Wait until its requests have ended and its engine with them. Returns at once if it has ended."""
+        _log.info("waiting until process %d has finished its requests and ended its engine", self.pid)
         with contextlib.suppress(OSError):
             await _send(self._channel, Suspend())
             await _receive(self._channel)
@@ -183,12 +184,6 @@ class Predecessor:
         """Inform it that this process accepts connections. receivers: where idle connections are taken."""
         with contextlib.suppress(OSError):  # it has ended: its port is ours in any case
             await _send(self._channel, TakeOver(list(receivers)))
-
-    async def wait_ended(self) -> None:
-        """Wait until it has ended."""
-        with contextlib.suppress(OSError):
-            while await _receive(self._channel) is not None:
-                pass
 
 
 @contextlib.contextmanager
