@@ -53,7 +53,8 @@ class EngineClient:
         self._router = None
         if num_replicas > 1:
             self._router = RoutedRequests(self.engines, Router(policy or LeastTokens()), metrics, max_sequences)
-        self._failure: str | None = None
+        self.failure: str | None = None
+        """The reason why no engine will follow; None if one runs, or may."""
         self._is_draining = False
 
     @contextlib.asynccontextmanager
@@ -91,26 +92,21 @@ class EngineClient:
     @property
     def is_ready(self) -> bool:
         """True if new requests are accepted."""
-        return self.model_info is not None and self._failure is None and not self._is_draining
+        return self.model_info is not None and self.failure is None and not self._is_draining
 
     @property
     def is_draining(self) -> bool:
         return self._is_draining
 
-    @property
-    def failure(self) -> str | None:
-        """The reason why no engine will follow; None if one runs, or may."""
-        return self._failure
-
     def ailment(self) -> str | None:
         """Return the reason why no engine is healthy; None if one is, or if there is none yet."""
-        return self._failure or self.engines.ailment()
+        return self.failure or self.engines.ailment()
 
     async def wait_started(self) -> ModelInfo:
         """Wait until the first engine is ready. Raises StartupError if it is given up before."""
         await self.engines.first_started.wait()
         if (model_info := self.model_info) is None:
-            raise StartupError(self._failure or "the engine did not start")
+            raise StartupError(self.failure or "the engine did not start")
         return model_info
 
     def require_ready(self) -> ModelInfo:
@@ -141,9 +137,9 @@ class EngineClient:
 
     def fail(self, reason: str) -> None:
         """Give up on engines: running requests end with an error. Later calls change nothing."""
-        if self._failure is not None:
+        if self.failure is not None:
             return
-        self._failure = reason
+        self.failure = reason
         if self._router is not None:
             self._router.close()
         self.engines.end(reason)
@@ -157,5 +153,5 @@ class EngineClient:
         return models
 
     def _require_alive(self) -> None:
-        if self._failure is not None:
+        if self.failure is not None:
             raise UnavailableError("The engine is not running.")
