@@ -55,7 +55,7 @@ class EngineReplica:
                 yield part
 
     async def check_health(self) -> None:
-        """Raise RuntimeError if the server is not healthy, as its own `/health` says: Ray Serve then replaces the replica."""
+        """Raise RuntimeError if the server has given up, as its own `/live` says: Ray Serve then replaces the replica."""
         if (ailment := await self._server.ailment()) is not None:
             raise RuntimeError(ailment)
 

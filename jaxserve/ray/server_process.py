@@ -77,10 +77,10 @@ class ServerProcess:
         if self._process.returncode is not None:
             return f"the server ended with exit code {self._process.returncode}"
         try:
-            async with asyncio.timeout(STATUS_TIMEOUT_S), self._http.get(f"{self._url}/health") as reply:
+            async with asyncio.timeout(STATUS_TIMEOUT_S), self._http.get(f"{self._url}/live") as reply:
                 return None if reply.status == 200 else (await reply.text())[:500]
         except (aiohttp.ClientError, TimeoutError) as error:
-            return f"/health: {error or type(error).__name__}"
+            return f"/live: {error or type(error).__name__}"
 
     async def routing_state(self, api_key: str | None) -> RoutingState | None:
         """Return the server's load and cached pages; None if it does not tell."""
