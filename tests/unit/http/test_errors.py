@@ -131,7 +131,9 @@ async def test_unready_server_refuses_with_retry_after(tokenizer: Tokenizer) -> 
             waiting_for = {"phase": "start", "done": 0, "total": 1, "eta_seconds": None}
             assert await response.json() == {"status": "loading", **waiting_for}
         async with api.http.get("/health") as response:
-            assert response.status == 200
+            assert response.status == 503
+            async with api.http.get("/live") as response:
+                assert response.status == 200
 
 
 async def test_full_queue_is_429_with_retry_after(api: Api) -> None:
