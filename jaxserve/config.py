@@ -23,6 +23,7 @@ Task = Literal["auto", "generate", "embed"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority"]
 PoolingChoice = Literal["auto", "last", "mean", "cls"]
 Routing = Literal["prefix", "least-tokens", "round-robin"]
+ExpertExchange = Literal["auto", "all-to-all", "all-reduce"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Placement = Literal["manual", "ray"]
 LogFormat = Literal["text", "json"]
@@ -169,7 +170,23 @@ class SchedulerConfig:
 class ParallelConfig:
     """Devices of one engine."""
 
-    tensor_parallel_size: int = option(1, ge=1, help="devices that each layer is sharded over")
+    tensor_parallel_size: int = option(1, ge=1, help="devices that the heads of each layer are split over")
+    data_parallel_size: int = option(
+        1,
+        ge=1,
+        help="groups of --tensor-parallel-size devices, each with the KV cache of its own requests; all other weights are "
+        "split over all devices",
+    )
+    expert_parallel_size: int = option(
+        1,
+        ge=1,
+        help="groups that the experts are divided into, over all devices; 1: every device holds a part of each expert",
+    )
+    expert_exchange: ExpertExchange = option(
+        "auto",
+        help="how tokens reach experts on other devices; all-to-all: sent there and back; all-reduce: every device "
+        "computes its experts for all tokens; auto: the one that moves fewer bytes, on CPUs all-reduce",
+    )
     replicas: int = option(
         1,
         ge=1,
@@ -188,10 +205,18 @@ class ParallelConfig:
         help="outstanding tokens beyond those of the least loaded replica up to which a cached prefix attracts requests",
     )
 
+    def __post_init__(self) -> None:
+        groups, num_devices = self.expert_parallel_size, self.num_devices
+        if groups > 1 and (num_devices % groups or groups % self.data_parallel_size):
+            raise ConfigError(
+                f"--expert-parallel-size {groups} must divide the {num_devices} devices (--tensor-parallel-size times "
+                f"--data-parallel-size) and be a multiple of --data-parallel-size {self.data_parallel_size}"
+            )
+
     @property
     def num_devices(self) -> int:
         """Devices of one engine, over all hosts."""
-        return self.tensor_parallel_size
+        return self.tensor_parallel_size * self.data_parallel_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Settings before jax starts (four CPU devices, for tensor parallelism; a folder for compiled programs), and the order of tests."""
+"""Settings before jax starts (eight CPU devices, for parallelism; a folder for compiled programs), and the order of tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS") == "1" and version("jaxlib")
     # This jaxlib still has XLA's older emitters of fused loops, which compile twice as fast. Servers inherit the flag.
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_num_cpu_devices", 8)
 
 FIRST_FOLDERS = ("architecture", "unit", "perf")
 """Fast tests that fail likeliest. The others follow in the order of their names."""

@@ -32,6 +32,7 @@ from benchmarks.gpu.rig import BLOCK_SIZE
 from benchmarks.gpu.shapes import LLAMA_8B, TINY, decoder
 from benchmarks.gpu.timing import Timing, time_calls
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.sharding.rules import MeshShape
 
 NUM_WRITES = 8
 CELL_BUDGET_S = 0.25
@@ -145,7 +146,7 @@ class _Ops:
         self._programs = programs
         self._random = np.random.default_rng(context.seed)
         config = decoder(TINY if context.is_quick else LLAMA_8B)
-        self._sharding = make_sharding(config, 1)
+        self._sharding = make_sharding(config, MeshShape())
         self._k, self._v = random_pool(heads.pool(sizes.num_tokens), heads.dtype, self._sharding, context.seed)
 
     def decode(self, *, batch: int, length: int) -> None:

@@ -29,6 +29,7 @@ from benchmarks.gpu.random_weights import random_pool
 from benchmarks.gpu.shapes import LLAMA_8B, TINY, decoder
 from benchmarks.gpu.timing import time_calls
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.sharding.rules import MeshShape
 
 COMPILE_SHARE = 0.5
 """Largest fraction of the part's time for compiling."""
@@ -56,7 +57,7 @@ def run(context: Context) -> None:
     )
     if programs.is_disturbed:
         context.recorder.note(DISTURBED)
-    sharding = make_sharding(decoder(TINY if context.is_quick else LLAMA_8B), 1)
+    sharding = make_sharding(decoder(TINY if context.is_quick else LLAMA_8B), MeshShape())
     pool = random_pool(heads.pool(num_tokens), heads.dtype, sharding, context.seed)
     random = np.random.default_rng(context.seed)
 

@@ -32,6 +32,7 @@ from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.sharding.rules import MeshShape
 from jaxserve.tools.bench.offline import EngineTotals
 from jaxserve.types import RequestId
 
@@ -82,7 +83,7 @@ class Rig:
 
     def __init__(self, decoder: DecoderConfig, policy: DtypePolicy, *, num_blocks: int, max_model_len: int) -> None:
         self.skeleton = make_skeleton(decoder, policy)
-        self.sharding = make_sharding(decoder, 1)
+        self.sharding = make_sharding(decoder, MeshShape())
         self.task = generation_task(jax.devices()[0].platform)
         self.max_model_len = max_model_len
         self.num_blocks = num_blocks

@@ -124,5 +124,5 @@ def _bound(context: Context, concurrency: int, tokens: int) -> float | None:
     if context.bounds is None:
         return None
     dtype = jnp.dtype(jnp.bfloat16 if context.platform == "cuda" else jnp.float32)
-    sizes = make_sizes(make_skeleton(decoder(TINY if context.is_quick else LLAMA_1B), plain(dtype)), 1)
+    sizes = make_sizes(make_skeleton(decoder(TINY if context.is_quick else LLAMA_1B), plain(dtype)))
     return decode_bound(sizes, context.bounds.rates, dtype.itemsize, concurrency, tokens, fits=True).tokens_per_s

@@ -26,6 +26,7 @@ from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.steps import lower
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.sharding.rules import MeshShape
 from jaxserve.tools.planning.devices import ACCELERATORS
 from jaxserve.tools.planning.targets import described_devices
 
@@ -94,7 +95,7 @@ def compile_step(batch: int, num_layers: int, *, kind: str = "decode", num_token
     config = decoder(LLAMA_8B)
     config = replace(config, layers=config.layers[:num_layers])
     skeleton = make_skeleton(config, replace(plain(jnp.dtype("bfloat16")), backend="mosaic_gpu", fused_for=1))
-    sharding = make_sharding(config, 1, described_devices(ACCELERATORS["h200"], 1))
+    sharding = make_sharding(config, MeshShape(), described_devices(ACCELERATORS["h200"], 1))
     program = Program(kind, num_tokens or batch, batch, MAX_PAGES, num_slots=batch)  # type: ignore[arg-type]
     pool_shape = (num_layers, NUM_PAGES, config.num_kv_heads, PAGE_SIZE, config.head_dim)
     with tempfile.TemporaryDirectory() as dumps:

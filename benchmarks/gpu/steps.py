@@ -76,7 +76,7 @@ class StepBench:
         """
         self._context = context
         self._label = label
-        self._sizes = make_sizes(make_skeleton(decoder, policy), 1)
+        self._sizes = make_sizes(make_skeleton(decoder, policy))
         num_blocks = pool_blocks(decoder, policy, self._sizes.weights_bytes, cells)
         self.rig = Rig(decoder, policy, num_blocks=num_blocks, max_model_len=decoder.max_position)
         mixed = () if chunk is None else (chunk,)

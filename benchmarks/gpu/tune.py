@@ -31,6 +31,7 @@ from benchmarks.gpu.records import one_line
 from benchmarks.gpu.shapes import LLAMA_8B, decoder
 from benchmarks.gpu.timing import time_calls
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.sharding.rules import MeshShape
 
 DEVICE = "h200"
 Tuning = DecodeTuning | PrefillTuning
@@ -232,5 +233,5 @@ class _Sweep:
 
     def _pool(self, heads: Heads) -> tuple[jax.Array, jax.Array]:
         config = decoder(LLAMA_8B)
-        pool = random_pool(heads.pool(NUM_TOKENS), heads.dtype, make_sharding(config, 1), self._context.seed)
+        pool = random_pool(heads.pool(NUM_TOKENS), heads.dtype, make_sharding(config, MeshShape()), self._context.seed)
         return pool.k.astype(heads.kv_dtype), pool.v.astype(heads.kv_dtype)

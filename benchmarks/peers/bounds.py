@@ -56,7 +56,7 @@ class MachineBounds:
 
 def model_sizes(source: Path) -> Sizes:
     """Return the sizes of a checkpoint's model with float32 weights."""
-    return make_sizes(make_skeleton(decoder_of(open_model(source)), plain(np.dtype(np.float32))), 1)
+    return make_sizes(make_skeleton(decoder_of(open_model(source)), plain(np.dtype(np.float32))))
 
 
 def step_bound_s(sizes: Sizes, bounds: MachineBounds, num_streams: int) -> float:

@@ -209,6 +209,7 @@ def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
         model_info.max_model_len,
         enable_prefix_caching=config.cache.enable_prefix_caching,
         changes=changes,
+        num_ranks=config.parallel.data_parallel_size,
     )
     scheduler = Scheduler(
         config.scheduler,

@@ -241,7 +241,7 @@ def fingerprint(checkpoint: Checkpoint, skeleton: ModelSkeleton | EncoderSkeleto
         [(info.name, info.stored_dtype, info.num_stored_bytes) for info in checkpoint.tensors.values()],
         skeleton.config,
         skeleton.policy,
-        config.parallel.tensor_parallel_size,
+        skeleton.policy.rules,
         jax.__version__,
         __version__,
     )

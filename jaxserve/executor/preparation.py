@@ -43,6 +43,7 @@ from jaxserve.runner.limits import (
     make_encoder_policy,
     make_limits,
     make_policy,
+    mesh_shape,
 )
 from jaxserve.runner.memory import kv_cache_bytes
 from jaxserve.runner.program_cache import ProgramCache
@@ -51,7 +52,7 @@ from jaxserve.runner.slots import slots_bytes
 from jaxserve.runner.state import StateProgram, StateShapes
 from jaxserve.runner.steps import GENERATION, abstract_params, generation_task
 from jaxserve.runner.warmup import MadeProgram, Progress, make_programs, make_state_programs
-from jaxserve.sharding.mesh import MODEL_AXIS, Sharding, host_devices, make_sharding
+from jaxserve.sharding.mesh import Sharding, host_devices, make_sharding
 from jaxserve.types import Pooling
 
 MAX_COMPILE_THREADS = 8
@@ -96,7 +97,7 @@ class Preparation:
             "model config": model,
             "dtype policy": str(policy),
             "adapters": "none" if adapters is None else f"{adapters.count} of rank {adapters.rank}",
-            "devices": str(len(self.sharding.devices)),
+            "devices": " ".join(f"{axis}={size}" for axis, size in self.sharding.rules.sizes),
             "KV dtype": str(limits.kv_dtype),
             "KV page tokens": str(limits.spec.block_size),
             "KV pages": str(limits.num_blocks),
@@ -166,15 +167,15 @@ def prepare(
         return _prepare_embedding(config, model, modules, device)
     for note in context_notes(config, model):
         _LOG.info(note)
-    model = model.with_context(config.model.max_model_len)
+    shape = mesh_shape(config.parallel)
+    model = model.with_context(config.model.max_model_len).for_devices(shape.tensor)
     policy = make_policy(config, model, chip_of(device))
     skeleton = make_skeleton(model, policy, adapters)
-    size = config.parallel.tensor_parallel_size
-    sharding = make_sharding(model, size, host_devices(size, config.hosts.num_hosts))
-    kv_shards = size if sharding.rules["kv_heads"] == MODEL_AXIS else 1
+    sharding = make_sharding(model, shape, host_devices(shape.num_devices, config.hosts.num_hosts))
+    kv_shards = sharding.rules.count("kv_heads") * shape.data
     num_slots = resolve_limits(device.platform, config.scheduler).max_num_seqs
     held_bytes = _weight_bytes(skeleton, sharding) + slots_bytes(num_slots, model.vocab_size)
-    held_bytes *= size // config.hosts.num_hosts if device.platform == "cpu" else 1
+    held_bytes *= shape.num_devices // config.hosts.num_hosts if device.platform == "cpu" else 1
     kv_bytes = agree_smallest(hosts, "KV cache bytes", kv_cache_bytes(config.cache, device, kv_shards, held_bytes))
     limits = make_limits(config, model, policy, device.platform, kv_bytes)
     return Preparation(device, skeleton, sharding, limits, generation_task(device.platform))
@@ -183,20 +184,26 @@ def prepare(
 def _prepare_embedding(
     config: Config, model: DecoderConfig | EncoderConfig, modules: SentenceModules | None, device: jax.Device
 ) -> Preparation:
-    chip = chip_of(device)
+    chip, num_ranks = chip_of(device), config.parallel.data_parallel_size
+    if num_ranks > 1:
+        raise ConfigError(f"--data-parallel-size {num_ranks}: a model that embeds keeps no KV cache to divide; use 1")
     skeleton: ModelSkeleton | EncoderSkeleton
     if isinstance(model, EncoderConfig):
         skeleton = make_encoder_skeleton(model, make_encoder_policy(config, chip))
     else:  # tied embeddings, so that no memory goes into an unused head
-        model = replace(model.with_context(config.model.max_model_len), tied_embeddings=True)
+        model = model.with_context(config.model.max_model_len).for_devices(config.parallel.tensor_parallel_size)
+        model = replace(model, tied_embeddings=True)
         skeleton = make_skeleton(model, make_policy(config, model, chip))
     limits = embed_limits(config, skeleton.config, device.platform, modules)
     model_info = embedding_info(config, skeleton.config, modules)
-    num_devices = config.parallel.num_devices
     return Preparation(
         device,
         skeleton,
-        make_sharding(skeleton.config, num_devices, host_devices(num_devices, config.hosts.num_hosts)),
+        make_sharding(
+            skeleton.config,
+            mesh_shape(config.parallel),
+            host_devices(config.parallel.num_devices, config.hosts.num_hosts),
+        ),
         limits,
         embedding_task(model_info.pooling, limits.spec.block_size, limits.max_model_len),
         model_info,

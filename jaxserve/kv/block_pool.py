@@ -10,6 +10,9 @@ A page is in exactly one state:
 
 The hash of a cached page identifies its content. Equal content in two pages is not merged: the first one is cached and
 the second is not, so that block tables only grow.
+
+Under data parallelism every rank has an equal share of the pages, the first of which is its null page; a request's pages
+are all of one rank.
 """
 
 from __future__ import annotations
@@ -24,15 +27,22 @@ from jaxserve.types import NULL_BLOCK, BlockHash, BlockId
 class BlockPool:
     """Pages 1 ... num_blocks - 1. Misuse (double release, exhausted pool) raises RuntimeError."""
 
-    def __init__(self, num_blocks: int, changes: PageChanges | None = None) -> None:
+    def __init__(self, num_blocks: int, changes: PageChanges | None = None, *, num_ranks: int = 1) -> None:
         """changes: gets the pages that become cached and those that are evicted; None: they are not recorded."""
-        if num_blocks < 2:
-            raise ValueError(f"a pool of {num_blocks} blocks holds only the null block")
+        size = num_blocks // num_ranks
+        if size < 2:
+            raise ValueError(f"a pool of {size} blocks holds only the null block")
+        self.num_ranks = num_ranks
+        self._rank_size = size
         self._references = [0] * num_blocks
         self._hashes: list[BlockHash | None] = [None] * num_blocks
-        self._cached: dict[BlockHash, BlockId] = {}
-        self._blank = [BlockId(i) for i in range(num_blocks - 1, NULL_BLOCK, -1)]
-        self._evictable: OrderedDict[BlockId, None] = OrderedDict()  # a linked list: O(1) removal anywhere
+        self._cached: list[dict[BlockHash, BlockId]] = [{} for _ in range(num_ranks)]
+        self._blank = [
+            [BlockId(i) for i in range(rank * size + size - 1, rank * size + NULL_BLOCK, -1)]
+            for rank in range(num_ranks)
+        ]
+        # Linked lists: O(1) removal anywhere.
+        self._evictable: list[OrderedDict[BlockId, None]] = [OrderedDict() for _ in range(num_ranks)]
         self._changes = changes
         self.num_gains = 0
         """The number of times that a page became both cached and held."""
@@ -40,12 +50,21 @@ class BlockPool:
     @property
     def num_usable(self) -> int:
         """Pages that requests can hold at most."""
-        return len(self._references) - 1
+        return self.num_ranks * self.num_usable_by_one
+
+    @property
+    def num_usable_by_one(self) -> int:
+        """Pages that one request can hold at most: those of its rank."""
+        return self._rank_size - 1
 
     @property
     def num_free(self) -> int:
-        """Pages that `allocate` can return now."""
-        return len(self._blank) + len(self._evictable)
+        """Pages without a reference."""
+        return sum(map(self.num_free_of, range(self.num_ranks)))
+
+    def num_free_of(self, rank: int) -> int:
+        """Return the number of pages that `allocate` can return now."""
+        return len(self._blank[rank]) + len(self._evictable[rank])
 
     def num_free_among(self, blocks: Iterable[BlockId]) -> int:
         """Return the number of `blocks` without a reference."""
@@ -53,18 +72,18 @@ class BlockPool:
 
     def blank_blocks(self) -> list[BlockId]:
         """Return the free pages without cached content."""
-        return list(self._blank)
+        return [block for blank in self._blank for block in blank]
 
     def references(self, block: BlockId) -> int:
         return self._references[block]
 
-    def allocate(self, count: int) -> list[BlockId]:
-        """Return `count` uncached pages with one reference each."""
-        if count > self.num_free:
-            raise RuntimeError(f"{count} blocks wanted, {self.num_free} are free")
+    def allocate(self, count: int, rank: int = 0) -> list[BlockId]:
+        """Return `count` uncached pages of one rank with one reference each."""
+        if count > self.num_free_of(rank):
+            raise RuntimeError(f"{count} blocks wanted, {self.num_free_of(rank)} are free")
         blocks = []
         for _ in range(count):
-            block = self._blank.pop() if self._blank else self._evict()
+            block = self._blank[rank].pop() if self._blank[rank] else self._evict(rank)
             self._references[block] = 1
             blocks.append(block)
         return blocks
@@ -73,7 +92,7 @@ class BlockPool:
         """Add a reference to each of these cached pages."""
         for block in blocks:
             if self._references[block] == 0:
-                del self._evictable[block]
+                del self._evictable[self._rank_of(block)][block]
                 self.num_gains += 1
             self._references[block] += 1
 
@@ -85,20 +104,21 @@ class BlockPool:
             self._references[block] -= 1
             if self._references[block] == 0:
                 if self._hashes[block] is None:
-                    self._blank.append(block)
+                    self._blank[self._rank_of(block)].append(block)
                 else:
-                    self._evictable[block] = None
+                    self._evictable[self._rank_of(block)][block] = None
 
-    def find(self, block_hash: BlockHash) -> BlockId | None:
-        """Return the page that is cached under this hash, held or not."""
-        return self._cached.get(block_hash)
+    def find(self, block_hash: BlockHash, rank: int = 0) -> BlockId | None:
+        """Return the page of a rank that is cached under this hash, held or not."""
+        return self._cached[rank].get(block_hash)
 
     def cache(self, block: BlockId, block_hash: BlockHash) -> None:
-        """Cache a held page under the hash of its content. Does nothing if another page is cached under it."""
+        """Cache a held page under the hash of its content. Does nothing if another page of its rank is cached under it."""
         if self._references[block] <= 0 or self._hashes[block] is not None:
             raise RuntimeError(f"block {block} cannot be cached: it is free or cached")
-        if block_hash not in self._cached:
-            self._cached[block_hash] = block
+        cached = self._cached[self._rank_of(block)]
+        if block_hash not in cached:
+            cached[block_hash] = block
             self._hashes[block] = block_hash
             self.num_gains += 1
             if self._changes is not None:
@@ -106,16 +126,20 @@ class BlockPool:
 
     def forget_evictable(self) -> None:
         """Turn every evictable page into a blank one."""
-        while self._evictable:
-            self._blank.append(self._evict())
+        for rank, evictable in enumerate(self._evictable):
+            while evictable:
+                self._blank[rank].append(self._evict(rank))
 
-    def _evict(self) -> BlockId:
-        block, _ = self._evictable.popitem(last=False)
+    def _rank_of(self, block: BlockId) -> int:
+        return block // self._rank_size
+
+    def _evict(self, rank: int) -> BlockId:
+        block, _ = self._evictable[rank].popitem(last=False)
         block_hash = self._hashes[block]
         if block_hash is None:
             raise RuntimeError(f"block {block} is evictable and not cached")
         self._hashes[block] = None
-        del self._cached[block_hash]
-        if self._changes is not None:
+        del self._cached[rank][block_hash]
+        if self._changes is not None and not any(block_hash in cached for cached in self._cached):
             self._changes.remove(block_hash)
         return block

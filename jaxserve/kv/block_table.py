@@ -61,7 +61,7 @@ class AllocationFailure:
 class BlockTable:
     """Page i holds tokens `i * block_size ... (i + 1) * block_size - 1`. The table grows until it is cleared."""
 
-    __slots__ = ("chain", "failure", "num_blocks", "num_published", "pending", "row")
+    __slots__ = ("chain", "failure", "num_blocks", "num_published", "pending", "rank", "row")
 
     def __init__(self, max_blocks: int, chain: HashChain) -> None:
         self.row = np.full(max_blocks, NULL_BLOCK, np.int32)  # as the device reads it
@@ -72,6 +72,8 @@ class BlockTable:
         self.pending: BlockHash | None = None
         """The last page of a prefix that other requests can share, while this request computes it."""
         self.failure: AllocationFailure | None = None
+        self.rank = 0
+        """Data rank that all pages belong to."""
 
     @property
     def blocks(self) -> list[BlockId]:

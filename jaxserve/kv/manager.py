@@ -37,10 +37,14 @@ class KVManager:
         *,
         enable_prefix_caching: bool = True,
         changes: PageChanges | None = None,
+        num_ranks: int = 1,
     ) -> None:
-        """changes: records the pages that the prefix cache gains and loses; None: they are not recorded."""
+        """changes: records the pages that the prefix cache gains and loses; None: they are not recorded.
+
+        num_ranks: data ranks that have an equal share of the pages each.
+        """
         self.block_size = block_size
-        self.pool = BlockPool(num_blocks, changes)
+        self.pool = BlockPool(num_blocks, changes, num_ranks=num_ranks)
         self._max_blocks = self.num_blocks_for(max_model_len)
         self._enable_prefix_caching = enable_prefix_caching
         self._pending: dict[BlockHash, int] = {}
@@ -50,7 +54,7 @@ class KVManager:
     @property
     def num_usable_tokens(self) -> int:
         """Tokens that a single request could hold."""
-        return self.pool.num_usable * self.block_size
+        return self.pool.num_usable_by_one * self.block_size
 
     @property
     def usage(self) -> float:
@@ -64,12 +68,12 @@ class KVManager:
         """Return an empty table for a new request of this adapter."""
         return BlockTable(self._max_blocks, HashChain(self.block_size, cache_salt, adapter))
 
-    def find_prefix(self, table: BlockTable, tokens: np.ndarray) -> list[BlockId]:
-        """Return the cached pages that `tokens` start with. Changes nothing."""
+    def find_prefix(self, table: BlockTable, tokens: np.ndarray, rank: int = 0) -> list[BlockId]:
+        """Return the cached pages of a rank that `tokens` start with. Changes nothing."""
         blocks: list[BlockId] = []
         if self._enable_prefix_caching:
             for index in range((len(tokens) - 1) // self.block_size):
-                block = self.pool.find(table.chain.hash(index, tokens))
+                block = self.pool.find(table.chain.hash(index, tokens), rank)
                 if block is None:
                     break
                 blocks.append(block)
@@ -80,6 +84,7 @@ class KVManager:
     ) -> int | None:
         """Give `table` pages for all `tokens`, cached ones first; returns the number of cached tokens.
 
+        The pages are those of the rank that has most of the cached ones; of these ranks, of the one with most free pages.
         Returns None, and takes nothing, if the pool cannot hold all of them now and leave `num_spare_blocks` free, or if
         another table is about to publish the same pages. Pages for all tokens at once keep a request from being
         preempted in the middle of its prompt. A failed call may be repeated at every step: its cost does not grow with
@@ -89,23 +94,26 @@ class KVManager:
         """
         num_shareable = (len(tokens) - 1) // self.block_size if self._enable_prefix_caching else 0
         last = table.chain.hash(num_shareable - 1, tokens) if num_shareable else None
-        if may_share and (last in self._pending or self._must_still_fail(table, len(tokens), num_spare_blocks)):
+        num_wanted = self.num_blocks_for(len(tokens)) + -(-num_spare_blocks // self.pool.num_ranks)
+        if may_share and (last in self._pending or _must_still_fail(self.pool, table, len(tokens), num_wanted)):
             return None
-        cached = self.find_prefix(table, tokens) if may_share else []
+        found = [self.find_prefix(table, tokens, rank) if may_share else [] for rank in range(self.pool.num_ranks)]
+        rank = _choose_rank(self.pool, found, num_wanted)
+        cached = found[rank]
         if len(cached) == num_shareable or last in self._pending:
             last = None
         num_missing = self.num_blocks_for(len(tokens)) - len(cached)
-        num_free_cached = self.pool.num_free_among(cached)
-        if num_missing + num_spare_blocks > self.pool.num_free - num_free_cached:
-            if may_share:
+        if not _has_pages(self.pool, rank, cached, num_wanted):
+            if may_share and self.pool.num_ranks == 1:
                 next_hash = table.chain.hash(len(cached), tokens) if len(cached) < num_shareable else None
-                num_held = len(cached) - num_free_cached
+                num_held = len(cached) - self.pool.num_free_among(cached)
                 table.failure = AllocationFailure(len(tokens), len(cached), num_held, next_hash, self.pool.num_gains)
             return None
         table.failure = None
         self.pool.share(cached)  # first, or allocate might evict them
         table.append(cached)
-        table.append(self.pool.allocate(num_missing))
+        table.append(self.pool.allocate(num_missing, rank))
+        table.rank = rank
         table.num_published = len(cached)
         if last is not None:
             table.pending = last
@@ -117,15 +125,17 @@ class KVManager:
         if num_tokens <= table.num_blocks * self.block_size:
             return True
         num_missing = self.num_blocks_for(num_tokens) - table.num_blocks
-        if num_missing > self.pool.num_free:
+        if num_missing > self.pool.num_free_of(table.rank):
             return False
-        table.append(self.pool.allocate(num_missing))
+        table.append(self.pool.allocate(num_missing, table.rank))
         return True
 
     def extend_all(self, needs: Sequence[tuple[BlockTable, int]]) -> bool:
         """Extend every table to its number of tokens, or none."""
-        num_missing = sum(max(0, self.num_blocks_for(tokens) - table.num_blocks) for table, tokens in needs)
-        if num_missing > self.pool.num_free:
+        num_missing = [0] * self.pool.num_ranks
+        for table, tokens in needs:
+            num_missing[table.rank] += max(0, self.num_blocks_for(tokens) - table.num_blocks)
+        if any(count > self.pool.num_free_of(rank) for rank, count in enumerate(num_missing)):
             return False
         return all(self.extend(table, num_tokens) for table, num_tokens in needs)
 
@@ -154,22 +164,42 @@ class KVManager:
         """Forget every published page that no request holds."""
         self.pool.forget_evictable()
 
-    def _must_still_fail(self, table: BlockTable, num_tokens: int, num_spare_blocks: int) -> bool:
-        """Return True if the pool is too full for `table` even if every gain since its failure was one of its pages.
-
-        Cached pages count only if a request holds them: the others are taken from the free ones. No more pages than at
-        the failure are cached as long as the first one that was missing is missing.
-        """
-        failure = table.failure
-        if failure is None or failure.num_tokens != num_tokens:
-            return False
-        if failure.next_hash is not None and self.pool.find(failure.next_hash) is not None:
-            return False
-        num_held = min(failure.num_held + self.pool.num_gains - failure.num_gains, failure.num_cached)
-        return self.num_blocks_for(num_tokens) - num_held + num_spare_blocks > self.pool.num_free
-
     def _drop_pending(self, table: BlockTable) -> None:
         """Let other requests start that waited for the pages of this table."""
         if table.pending is not None:
             del self._pending[table.pending]
             table.pending = None
+
+
+def _must_still_fail(pool: BlockPool, table: BlockTable, num_tokens: int, num_wanted: int) -> bool:
+    """Return True if `pool` is too full for `table` even if every gain since its failure was one of its pages.
+
+    num_wanted: pages for all of its tokens, and those that must stay free.
+
+    Cached pages count only if a request holds them: the others are taken from the free ones. No more pages than at
+    the failure are cached as long as the first one that was missing is missing.
+    """
+    failure = table.failure
+    if failure is None or failure.num_tokens != num_tokens:
+        return False
+    if failure.next_hash is not None and pool.find(failure.next_hash) is not None:
+        return False
+    num_held = min(failure.num_held + pool.num_gains - failure.num_gains, failure.num_cached)
+    return num_wanted - num_held > pool.num_free
+
+
+def _choose_rank(pool: BlockPool, found: Sequence[Sequence[BlockId]], num_wanted: int) -> int:
+    """Return the rank for a request that wants so many pages; one that has too few only if all have.
+
+    found: the request's cached pages on each rank.
+    """
+
+    def preference(rank: int) -> tuple[bool, int, int]:
+        return _has_pages(pool, rank, found[rank], num_wanted), len(found[rank]), pool.num_free_of(rank)
+
+    return 0 if len(found) == 1 else max(range(len(found)), key=preference)
+
+
+def _has_pages(pool: BlockPool, rank: int, cached: Sequence[BlockId], num_wanted: int) -> bool:
+    """Return True if the rank has so many pages for a request, those that are cached there among them."""
+    return num_wanted - len(cached) <= pool.num_free_of(rank) - pool.num_free_among(cached)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxserve_kernels.paged_attention import Paging, Scoring, write_and_attend
+from jaxserve_kernels.paged_attention import Paging, Scoring, ShardAxes, write_and_attend
 from jaxserve_kernels.rope import Rotation
 from jaxtyping import Array, Bool, Float, Int
 
@@ -72,6 +72,7 @@ class Attention(nnx.Module):
         )
         self.shape = (n, k, h)
         self.backend = policy.backend
+        self.shards = ShardAxes(policy.rules.mesh_axes("kv_heads"), policy.rules.mesh_axes("pages"))
 
     def __call__(
         self, x: Float[Array, "T D"], pool: KVPool, index: Int[Array, ""], step: StepContext
@@ -95,6 +96,7 @@ class Attention(nnx.Module):
                 scoring=self.scoring,
                 sinks=None if self.sinks is None else self.sinks[...],
                 backend=self.backend,
+                shards=self.shards,
             )  # (T, N, H)
         return self.o_proj(attended.reshape(-1, n * h), step.tokens), KVPool(*pages)
 

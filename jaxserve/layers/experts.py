@@ -13,18 +13,20 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from jaxserve.layers.expert_parallel import by_all_reduce, by_all_to_all, uses_all_to_all
 from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import Linear, Matrix, Tokens
 from jaxserve.layers.mlp import ACTIVATIONS, MLP
 from jaxserve.layers.param import array_axes, parameter
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.layers.routing import Router, Routing
+from jaxserve.layers.routing import Router, Routing, weighted_sum
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.experts import ExpertsConfig
-from jaxserve.sharding.shard_map import Axes, all_reduce, num_shards, sharded
+from jaxserve.sharding.rules import Axes
+from jaxserve.sharding.shard_map import all_reduce, has_mesh, sharded
 
-SPLIT_AXIS = "expert_ffn"
-"""Axis split over devices: each holds a part of every expert."""
+WIDTH = "expert_ffn"
+"""Axis over which devices split each expert."""
 
 
 class ExpertLinear(Matrix):
@@ -34,7 +36,7 @@ class ExpertLinear(Matrix):
         self, out_dim: int, in_dim: int, axes: Axes, policy: DtypePolicy, *, num_experts: int, bias: bool
     ) -> None:
         super().__init__(out_dim, in_dim, axes, policy, num_experts=num_experts)
-        self.bias = parameter((num_experts, out_dim), (None, axes[0]), policy.vectors) if bias else None
+        self.bias = parameter((num_experts, out_dim), ("experts", axes[0]), policy.vectors) if bias else None
 
     def __call__(
         self, x: Float[Array, "R I"], group_sizes: Int[Array, "E"], *, num_shards: int = 1
@@ -54,17 +56,17 @@ class ExpertMLPs(nnx.Module):
     def __init__(self, config: DecoderConfig, experts: ExpertsConfig, policy: DtypePolicy) -> None:
         d, f = config.hidden_size, experts.intermediate_size
         own = partial(ExpertLinear, policy=policy, num_experts=experts.num_experts, bias=experts.has_biases)
-        make = partial(own, in_dim=d, axes=(SPLIT_AXIS, "embed"))
+        make = partial(own, in_dim=d, axes=(WIDTH, "embed"))
         self.gate_up_proj = FusedLinear({"gate_proj": f, "up_proj": f}, make, policy, num_units=f)
-        self.down_proj = own(d, f, ("embed", SPLIT_AXIS))
+        self.down_proj = own(d, f, ("embed", WIDTH))
         self.activation, self.clamp = config.activation, experts.clamp
 
-    def __call__(self, x: Float[Array, "T D"], routing: Routing, *, num_shards: int = 1) -> Float[Array, "T D"]:
-        """Return each token's weighted sum over its experts, best first, in float32. num_shards: devices whose partial
-        sums will be added up."""
-        gate, up = (part.astype(x.dtype) for part in self.gate_up_proj(x[routing.tokens], routing.group_sizes))
-        made = self.down_proj(self._gated(gate, up), routing.group_sizes, num_shards=num_shards)  # (R, D)
-        return (made[routing.rows] * routing.weights[:, :, None]).sum(1)
+    def __call__(
+        self, x: Float[Array, "R D"], group_sizes: Int[Array, "E"], *, num_shards: int = 1
+    ) -> Float[Array, "R D"]:
+        """Return the outputs of rows sorted by expert, in float32. num_shards: devices whose partial sums are added up."""
+        gate, up = (part.astype(x.dtype) for part in self.gate_up_proj(x, group_sizes))
+        return self.down_proj(self._gated(gate, up), group_sizes, num_shards=num_shards)
 
     def _gated(self, gate: Float[Array, "R F"], up: Float[Array, "R F"]) -> Float[Array, "R F"]:
         if self.clamp is None:
@@ -85,7 +87,7 @@ class Experts(nnx.Module):
         self.shared_expert_gate = (
             Linear(1, config.hidden_size, (None, "embed"), policy.unquantized) if experts.has_shared_gate else None
         )
-        self.split_axes = policy.split_axes
+        self.rules, self.exchange = policy.rules, policy.exchange
 
     def __call__(self, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T D"]:
         """Return the block's output, zeros for padding tokens."""
@@ -104,16 +106,30 @@ class Experts(nnx.Module):
         return made * jax.nn.sigmoid(self.shared_expert_gate.multiply(x, tokens.num_real))
 
     def _sharded(self, x: Float[Array, "T D"], routing: Routing) -> Float[Array, "T D"]:
-        """Compute every device's part of all experts, then one all-reduce: XLA would exchange every tile of a loop."""
-        shards = num_shards(SPLIT_AXIS, self.split_axes)
+        """Compute every device's part of all experts, or of its own, then one exchange: XLA would exchange every tile of
+        a loop."""
         graph, state = nnx.split(self.experts)
         leaves, treedef = jax.tree.flatten(state)
         axes = [axes for _, variable in nnx.to_flat_state(state) for axes in array_axes(variable)]
 
         def compute(x: Float[Array, "T D"], routing: Routing, *leaves: Array) -> Float[Array, "T D"]:
-            mlps = nnx.merge(graph, jax.tree.unflatten(treedef, leaves))
-            made = mlps(x, routing, num_shards=shards)
-            return all_reduce(made, x.dtype) if shards > 1 else made
+            return self._exchanged(nnx.merge(graph, jax.tree.unflatten(treedef, leaves)), x, routing)
 
         operands = [(x, ()), (routing, ()), *zip(leaves, axes, strict=True)]
-        return sharded(compute, operands, (), self.split_axes)
+        return sharded(compute, operands, (), self.rules)
+
+    def _exchanged(self, mlps: ExpertMLPs, x: Float[Array, "T D"], routing: Routing) -> Float[Array, "T D"]:
+        """Return the weighted sums of all tokens, on every device; `mlps` are those of this device."""
+        groups, widths = self.rules.mesh_axes("experts"), self.rules.mesh_axes(WIDTH)
+        if not has_mesh():
+            groups = widths = ()
+        compute = partial(mlps, num_shards=self.rules.count(WIDTH) if widths else 1)
+        if not groups:
+            made = weighted_sum(compute(x[routing.tokens], routing.group_sizes), routing.rows, routing.weights)
+            return all_reduce(made, x.dtype, widths) if widths else made
+        if not uses_all_to_all(self.exchange, len(x), routing.experts.shape[1], self.rules.count("experts")):
+            return all_reduce(by_all_reduce(compute, x, routing, groups), x.dtype, groups + widths)
+        made = by_all_to_all(compute, x, routing, groups)
+        made = (all_reduce(made, x.dtype, widths) if widths else made).astype(x.dtype)
+        gathered: Array = jax.lax.all_gather(made, groups, tiled=True)
+        return gathered.astype(jnp.float32)

@@ -14,7 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxserve.layers.param import matrix_parameter, parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.quant.array import QuantArray
-from jaxserve.sharding.shard_map import Axes, all_reduce, num_shards, sharded
+from jaxserve.sharding.rules import Axes
+from jaxserve.sharding.shard_map import all_reduce, has_mesh, sharded
 
 
 class Tokens(NamedTuple):
@@ -48,18 +49,18 @@ class Matrix(nnx.Module):
 
         Where devices split the inputs, each quantises its own share of x, and their sums are added in the dtype of x.
         """
-        split_axes = self.policy.split_axes
+        rules = self.policy.rules
         out_axis, in_axis = self.spec.axes
-        is_sum = num_shards(in_axis, split_axes) > 1
+        summed = rules.mesh_axes(in_axis) if has_mesh() else ()
         weight: QuantArray[Array] = self.weight.get_value()
 
         def compute(x: Float[Array, "T I"], num_rows: Int[Array, ""], *arrays: Array) -> Float[Array, "T O"]:
             shard = weight.with_arrays(arrays)
             made = weight.format.matmul(x, shard, num_rows, self.policy.backend)
-            return all_reduce(made, x.dtype) if is_sum else made
+            return all_reduce(made, x.dtype, summed) if summed else made
 
         operands = zip(weight.arrays, self.weight.get_metadata()["axes"].arrays, strict=True)
-        return sharded(compute, [(x, (None, in_axis)), (num_rows, ()), *operands], (None, out_axis), split_axes)
+        return sharded(compute, [(x, (None, in_axis)), (num_rows, ()), *operands], (None, out_axis), rules)
 
 
 class Embedding(Matrix):

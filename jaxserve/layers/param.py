@@ -3,8 +3,8 @@
 Modules are schema and forward code. Their parameters are built under `nnx.eval_shape`, so a
 declaration costs no memory; the loader fills them by their path, which is the checkpoint's name.
 
-Logical axes: "vocab", "embed" (D), "heads" (N*H), "kv_heads" (K*H), "ffn" (F), "expert_ffn" (F
-of each expert), "shared_ffn" (F of the shared expert), None (never split).
+Logical axes: "vocab", "embed" (D), "heads" (N*H), "kv_heads" (K*H), "ffn" (F), "experts" (E),
+"expert_ffn" (F of each expert), "shared_ffn" (F of the shared expert), None (never split).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flax import nnx
 
 import jaxserve.quant.pytree  # noqa: F401  (registers QuantArray)
 from jaxserve.quant.array import ArraySpec, QuantArray
-from jaxserve.sharding.shard_map import Axes
+from jaxserve.sharding.rules import Axes
 
 
 def parameter(shape: tuple[int, ...], axes: Axes, dtype: jnp.dtype) -> nnx.Param[jax.Array]:

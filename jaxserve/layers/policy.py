@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import jax.numpy as jnp
 from jaxserve_kernels.backend import Backend
 
 from jaxserve.quant.array import Axes, MatrixSpec
 from jaxserve.quant.policy import QuantPolicy
+from jaxserve.sharding.rules import AxisRules, MeshShape
+
+Exchange = Literal["auto", "all-to-all", "all-reduce"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +28,12 @@ class DtypePolicy:
     """Implementation of matmuls and attention."""
     fused_for: int = 0
     """Devices for which QKV and gate-up projections are laid out as one matrix each; 0: they are not fused."""
-    num_devices: int = 1
-    """Devices that share a layer."""
-    split_axes: tuple[str, ...] = ()
-    """Logical axes that devices split; `make_skeleton` finds them."""
+    mesh: MeshShape = MeshShape()
+    """Devices that share the layers."""
+    exchange: Exchange = "auto"
+    """Collectives between tokens and experts on other devices: see `expert_parallel`."""
+    rules: AxisRules = AxisRules()
+    """Mesh axes that split each logical axis; `make_skeleton` finds them."""
 
     @property
     def vectors(self) -> jnp.dtype:
@@ -58,7 +64,7 @@ class DtypePolicy:
             self.weights,
             self.activations,
             num_experts,
-            num_input_shards=self.num_devices if axes[1] in self.split_axes else 1,
+            num_input_shards=self.rules.count(axes[1]),
             group_size=self.quant.group_size,
             has_offsets=self.quant.has_offsets,
             platform=self.quant.platform,

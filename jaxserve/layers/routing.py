@@ -24,6 +24,8 @@ class Routing(NamedTuple):
     rows: Int[Array, "T k"]
     """Row of each of a token's experts, the best first."""
     weights: Float[Array, "T k"]
+    experts: Int[Array, "T k"]
+    """Each token's experts, the best first; for padding tokens E, which is none."""
 
 
 class Router(Linear):
@@ -53,18 +55,32 @@ def route(
     correction: Float[Array, "E"] | None = None,
 ) -> Routing:
     """Choose the experts of every token; rows of `logits` from `num_tokens` on are padding."""
-    num_choices = config.num_per_token
     experts, weights = _choose(logits, config, correction)
     is_padding = jnp.arange(len(logits)) >= num_tokens
-    owners = jnp.where(is_padding[:, None], config.num_experts, experts).reshape(-1)
-    order = jnp.argsort(owners, stable=True)
-    rows = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)), unique_indices=True)
+    experts = jnp.where(is_padding[:, None], config.num_experts, experts)
+    tokens, rows = sort_rows(experts)
     return Routing(
-        tokens=order // num_choices,
-        group_sizes=(owners[:, None] == jnp.arange(config.num_experts)).sum(0, dtype=jnp.int32),
-        rows=rows.reshape(-1, num_choices),
+        tokens=tokens,
+        group_sizes=(experts.reshape(-1)[:, None] == jnp.arange(config.num_experts)).sum(0, dtype=jnp.int32),
+        rows=rows,
         weights=weights,
+        experts=experts,
     )
+
+
+def sort_rows(experts: Int[Array, "T k"]) -> tuple[Int[Array, "R"], Int[Array, "T k"]]:
+    """Sort the rows of all tokens by expert, then by token. Returns each row's token, and each choice's row."""
+    num_choices = experts.shape[1]
+    order = jnp.argsort(experts.reshape(-1), stable=True)
+    rows = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)), unique_indices=True)
+    return order // num_choices, rows.reshape(-1, num_choices)
+
+
+def weighted_sum(
+    made: Float[Array, "R D"], rows: Int[Array, "T k"], weights: Float[Array, "T k"]
+) -> Float[Array, "T D"]:
+    """Return each token's weighted sum over its rows, the best expert first."""
+    return (made[rows] * weights[:, :, None]).sum(1)
 
 
 def _choose(

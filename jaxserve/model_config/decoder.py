@@ -120,10 +120,17 @@ class DecoderConfig:
     bos_token_id: int | None = None
     stored: CheckpointQuantization | None = None
     """Quantisation of the checkpoint; None: it is not quantised."""
+    kv_copies: int = 1
+    """Copies of each of the checkpoint's KV heads among the `num_kv_heads`: see `for_devices`."""
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def num_stored_kv_heads(self) -> int:
+        """KV heads of the checkpoint."""
+        return self.num_kv_heads // self.kv_copies
 
     @property
     def experts(self) -> ExpertsConfig | None:
@@ -146,6 +153,17 @@ class DecoderConfig:
             return self
         original = scaling.original_max_position
         return self if (max_model_len or 0) > original else replace(self, max_position=min(original, self.max_position))
+
+    def for_devices(self, num_devices: int) -> DecoderConfig:
+        """Return the config for a model whose heads `num_devices` devices split.
+
+        If they are a multiple of the KV heads, and divide the query heads, every device gets one KV head: as many devices
+        as share a KV head hold a copy of its weights and of its cache, and each attends with its own query heads.
+        """
+        stored = self.num_stored_kv_heads
+        is_copied = num_devices % stored == 0 and self.num_heads % num_devices == 0
+        copies = num_devices // stored if is_copied else 1
+        return self if copies == self.kv_copies else replace(self, num_kv_heads=stored * copies, kv_copies=copies)
 
 
 @dataclass(frozen=True, slots=True)

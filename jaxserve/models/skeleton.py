@@ -27,7 +27,7 @@ from jaxserve.models.decoder import Decoder
 from jaxserve.models.encoder import Encoder
 from jaxserve.quant.array import ArraySpec, QuantArray
 from jaxserve.quant.tensor import Tensor
-from jaxserve.sharding.mesh import split_axes
+from jaxserve.sharding.rules import axis_rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +159,14 @@ class EncoderSkeleton(Skeleton[EncoderConfig, Encoder]):
 
 def make_skeleton(config: DecoderConfig, policy: DtypePolicy, adapters: AdaptersConfig | None = None) -> ModelSkeleton:
     """Declare the decoder of `config` with its parameters as `policy` asks, and room for `adapters`."""
-    policy = replace(policy, split_axes=split_axes(config, policy.num_devices))
+    policy = replace(policy, rules=axis_rules(config, policy.mesh))
     declared = _declare(lambda: Decoder(config, policy), policy, adapters)
     return ModelSkeleton(config, policy, *declared, adapters=adapters)
 
 
 def make_encoder_skeleton(config: EncoderConfig, policy: DtypePolicy) -> EncoderSkeleton:
     """Declare the encoder of `config` with its parameters as `policy` asks."""
-    policy = replace(policy, split_axes=split_axes(config, policy.num_devices))
+    policy = replace(policy, rules=axis_rules(config, policy.mesh))
     return EncoderSkeleton(config, policy, *_declare(lambda: Encoder(config, policy), policy))
 
 

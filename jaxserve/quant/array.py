@@ -100,7 +100,7 @@ class MatrixSpec:
     def array(self, shape: tuple[int, ...], axes: Axes, dtype: Any) -> ArraySpec:
         """Declare an array of one matrix; those of all experts come first."""
         experts = self._experts
-        return ArraySpec((*experts, *shape), np.dtype(dtype), (*(None for _ in experts), *axes))
+        return ArraySpec((*experts, *shape), np.dtype(dtype), (*("experts" for _ in experts), *axes))
 
     @property
     def _experts(self) -> tuple[int, ...]:

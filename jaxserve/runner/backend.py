@@ -99,7 +99,7 @@ def _refuse_cpu_kernels(config: Config, chip: Chip) -> None:
 def _for_cpu(config: Config) -> Backend:
     """The native kernels are for one device: XLA cannot partition them."""
     wanted, attention = config.compile.cpu_kernels, config.compile.attention_backend
-    num_devices, is_demanded = config.parallel.tensor_parallel_size, wanted not in ("auto", "xla")
+    num_devices, is_demanded = config.parallel.num_devices, wanted not in ("auto", "xla")
     if attention == "pallas":
         raise ConfigError("--attention-backend pallas: no kernel for CPUs; use auto or reference")
     if is_demanded and num_devices > 1:

@@ -13,7 +13,7 @@ from jaxserve_kernels.backend import NATIVE, Backend
 from jaxserve_kernels.matmul import multiplies
 from jaxserve_kernels.paged_attention import pool_heads
 
-from jaxserve.config import Config
+from jaxserve.config import Config, ParallelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.kv.spec import KVSpec
 from jaxserve.layers.policy import DtypePolicy
@@ -25,6 +25,7 @@ from jaxserve.runner.backend import Chip, choose_backend, choose_encoder_backend
 from jaxserve.runner.buckets import make_buckets, page_tokens, resolve_limits
 from jaxserve.runner.memory import fit_model_len, num_kv_blocks
 from jaxserve.scheduler.plan import Buckets
+from jaxserve.sharding.rules import MeshShape
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,6 +39,13 @@ class Limits:
     num_blocks: int
     max_model_len: int
     buckets: Buckets
+    num_ranks: int = 1
+    """Groups of devices that have as many pages each, and requests of their own."""
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """Pages that requests can hold: all but the null page of each rank."""
+        return self.num_blocks - self.num_ranks
 
     @property
     def pool_shape(self) -> tuple[int, ...]:
@@ -66,6 +74,11 @@ def weights_dtype(config: Config, platform: str) -> jnp.dtype:
     return jnp.dtype(name)
 
 
+def mesh_shape(config: ParallelConfig) -> MeshShape:
+    """Return the parallel sizes of an engine."""
+    return MeshShape(config.tensor_parallel_size, config.expert_parallel_size, config.data_parallel_size)
+
+
 def make_policy(config: Config, decoder: DecoderConfig, chip: Chip) -> DtypePolicy:
     """CPUs compute activations in float32 whatever the weights are stored in. Raises ConfigError."""
     backend = choose_backend(config, decoder, chip, _activations(config, chip), kv_cache_dtype(config, chip.platform))
@@ -81,15 +94,18 @@ def make_encoder_policy(config: Config, chip: Chip) -> DtypePolicy:
 
 
 def _policy(config: Config, chip: Chip, backend: Backend, quant: QuantPolicy) -> DtypePolicy:
-    num_devices = config.parallel.tensor_parallel_size
+    shape, exchange = mesh_shape(config.parallel), config.parallel.expert_exchange
+    if exchange == "auto" and chip.platform == "cpu":
+        exchange = "all-reduce"
     return DtypePolicy(
         weights_dtype(config, chip.platform),
         _activations(config, chip),
         quant,
         backend,
         # GPUs start less and compute larger matmuls if they are fused; a CPU would only copy their results.
-        fused_for=num_devices if chip.platform == "gpu" else 0,
-        num_devices=num_devices,
+        fused_for=shape.num_devices if chip.platform == "gpu" else 0,
+        mesh=shape,
+        exchange=exchange,
     )
 
 
@@ -157,10 +173,10 @@ def kv_spec(config: Config, decoder: DecoderConfig, platform: str) -> KVSpec:
 
 def make_limits(config: Config, decoder: DecoderConfig, policy: DtypePolicy, platform: str, kv_bytes: int) -> Limits:
     """The sizes that `kv_bytes` for the KV cache (over all devices) allow; raises ConfigError where that is too little."""
-    spec = kv_spec(config, decoder, platform)
+    spec, num_ranks = kv_spec(config, decoder, platform), config.parallel.data_parallel_size
     longest = config.model.max_model_len or decoder.max_position
     step = resolve_limits(platform, config.scheduler)
-    num_blocks = num_kv_blocks(kv_bytes, spec, longest, step.max_num_seqs)
+    num_blocks = num_kv_blocks(kv_bytes // num_ranks, spec, longest, step.max_num_seqs)  # of each rank
     # One row makes XLA:CPU convert a weight that is not float32 first, all of it; two do not. On GPUs a layer takes a
     # fifth more kernels with one row (docs/benchmarks/h200-static.md).
     is_float32 = policy.matrices == jnp.float32
@@ -170,7 +186,7 @@ def make_limits(config: Config, decoder: DecoderConfig, policy: DtypePolicy, pla
     return Limits(
         spec=spec,
         kv_dtype=kv_cache_dtype(config, platform),
-        num_blocks=num_blocks,
+        num_blocks=num_blocks * num_ranks,
         max_model_len=fit_model_len(config.model.max_model_len, decoder.max_position, num_blocks, spec),
         buckets=make_buckets(
             platform,
@@ -179,4 +195,5 @@ def make_limits(config: Config, decoder: DecoderConfig, policy: DtypePolicy, pla
             min_decode=2 if slow_single_row else 1,
             growth=4 if is_native else 2,
         ),
+        num_ranks=num_ranks,
     )

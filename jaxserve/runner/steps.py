@@ -242,7 +242,7 @@ def _one_step(
             return sample(logits, columns, SamplerState(slots, which, vocab_size), num_known, num_top_logprobs)
 
         logits, by_row = model.logits(newest, num_rows), (field["sampling"], field["slots"], rows.kv_lengths)
-        sampled = batch_sharded(choose, logits, by_row, (slots, field["num_top_logprobs"]), skeleton.policy.split_axes)
+        sampled = batch_sharded(choose, logits, by_row, (slots, field["num_top_logprobs"]), skeleton.policy.rules)
     slots, has_end = store_tokens(slots, field, rows, sampled.token_ids, vocab_size)
     shown = jnp.where(rows.is_over, UNREAD_TOKEN, sampled.token_ids)
     return pool, slots, sampled._replace(token_ids=shown), has_end, hidden
@@ -271,7 +271,7 @@ def score_prompts(
         targets = jnp.maximum(jax.lax.dynamic_slice_in_dim(field["targets"], start, size), 0)
         logits = model.logits(jax.lax.dynamic_slice_in_dim(hidden, start, size), jnp.int32(size))
         wanted = (field["num_prompt_logprobs"],)
-        parts = batch_sharded(score, logits, (targets,), wanted, skeleton.policy.split_axes)
+        parts = batch_sharded(score, logits, (targets,), wanted, skeleton.policy.rules)
         updated = (
             jax.lax.dynamic_update_slice_in_dim(whole, part, start, 0)
             for whole, part in zip(scored, parts, strict=True)

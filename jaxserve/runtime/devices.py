@@ -56,7 +56,7 @@ def divide_devices(
     """
     if parallel.replicas == 1:
         return [ALL_DEVICES]
-    size = parallel.tensor_parallel_size
+    size = parallel.num_devices
     platforms = environ.get("JAX_PLATFORMS", "").split(",")
     if platforms[0] != "cpu":
         found = list(names())
@@ -87,7 +87,7 @@ def _divide_cores(num_replicas: int, cores: list[int]) -> list[ReplicaDevices]:
 
 
 def _shares(parallel: ParallelConfig, devices: list[str], noun: str) -> list[list[str]]:
-    size, num_needed = parallel.tensor_parallel_size, parallel.replicas * parallel.tensor_parallel_size
+    size, num_needed = parallel.num_devices, parallel.replicas * parallel.num_devices
     if num_needed > len(devices):
         raise ConfigError(
             f"--replicas {parallel.replicas} with --tensor-parallel-size {size} needs {num_needed} {noun}, "

@@ -213,24 +213,26 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         return is_multi_step or self._drafter.waits_for(self.running) or self._constrained.waits_for(self.running)
 
     def _secure_pages(self, missing: list[int]) -> bool:
-        """Give every running request the pages for the tokens that it misses; preempt the last ones if need be.
+        """Give every running request the pages for the tokens that it misses; preempt the last ones that
+        hold pages of the same rank if need be.
 
         Returns False if a preemption has to wait, because a step in flight still writes to those pages.
         """
         i = 0
         while i < len(missing):
             request = self.running[i]
-            while not self._kv.extend(request.table, request.num_computed_tokens + missing[i]):
-                if self.in_flight:
-                    return False
-                missing.pop()
-                victim = self.running.pop()
-                self._resources.preempt(victim)
-                self._enqueue(victim)
-                self.stats.num_preemptions += 1
-                if len(missing) == i:  # the request was the last one itself
-                    return True
-            i += 1
+            if self._kv.extend(request.table, request.num_computed_tokens + missing[i]):
+                i += 1
+                continue
+            if self.in_flight:
+                return False
+            rank = request.table.rank
+            last = max(at for at in range(i, len(missing)) if self.running[at].table.rank == rank)
+            del missing[last]
+            victim = self.running.pop(last)
+            self._resources.preempt(victim)
+            self._enqueue(victim)
+            self.stats.num_preemptions += 1
         return True
 
     def _enqueue(self, request: Request) -> None:

@@ -1,13 +1,13 @@
 """The device mesh of one engine, and the sharding of every array on it.
 
-Tensor parallelism is this table, not a code path: XLA partitions the one step function by the
-shardings of its arguments (GSPMD, arXiv 2105.04663).
+Parallelism is the table of `rules`, not a code path: XLA partitions the one step function by the shardings of its
+arguments (GSPMD, arXiv 2105.04663).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -17,25 +17,21 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxserve.errors import ConfigError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
+from jaxserve.sharding.rules import Axes, AxisRules, MeshShape, axis_rules
 
-MODEL_AXIS = "model"
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """A mesh, and the mesh axis of every logical axis (None: replicated)."""
+    """A mesh, and the mesh axes of every logical axis."""
 
     mesh: Mesh
-    rules: Mapping[str, str | None]
+    rules: AxisRules
 
-    def place(self, axes: tuple[str | None, ...]) -> NamedSharding:
+    def place(self, axes: Axes) -> NamedSharding:
         """Return the sharding of an array with these logical axes."""
-        spec = [None if axis is None else self.rules[axis] for axis in axes]
-        used = [name for name in spec if name is not None]
-        if len(used) != len(set(used)):
-            raise ValueError(f"logical axes {axes} would split two dimensions over the same mesh axis: {spec}")
-        return NamedSharding(self.mesh, PartitionSpec(*spec))
+        return NamedSharding(self.mesh, self.rules.spec(axes))
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
@@ -48,30 +44,45 @@ class Sharding:
     @property
     def kv_pool(self) -> NamedSharding:
         """Sharding of a KV pool `[L, P, K, S, H]`."""
-        return NamedSharding(self.mesh, PartitionSpec(None, None, self.rules["kv_heads"]))
+        return self.place((None, "pages", "kv_heads"))
 
 
 def make_sharding(
-    config: DecoderConfig | EncoderConfig, tensor_parallel_size: int, devices: Sequence[jax.Device] | None = None
+    config: DecoderConfig | EncoderConfig, shape: MeshShape, devices: Sequence[jax.Device] | None = None
 ) -> Sharding:
     """Split every axis that divides evenly; replicate the others and log a warning.
 
-    devices: devices to choose from, which may be only descriptions to compile for; None: those of this process.
-    Raises ConfigError if there are fewer than `tensor_parallel_size`.
+    devices: devices to choose from, of any process, which may be only descriptions to compile for; None: all devices of
+    the program. Neighbours in the list share the fastest mesh axis, `tensor`. Raises ConfigError if they are too few, and
+    if experts or a model without experts cannot be split as `shape` asks.
     """
     devices = jax.devices() if devices is None else devices
-    if tensor_parallel_size > len(devices):
+    if shape.num_devices > len(devices):
+        flags = f"--tensor-parallel-size {shape.tensor}"
+        if shape.data > 1:
+            flags += f" with --data-parallel-size {shape.data}"
+        raise ConfigError(f"{flags} needs {shape.num_devices} devices, found {len(devices)} ({devices[0].platform})")
+    check_shape(config, shape)
+    rules = axis_rules(config, shape)
+    for axis, count, wanted in _split_counts(config, shape):
+        if rules.count(axis) < min(wanted, 2):
+            _LOG.warning("%s (%d) does not divide over %d devices: each holds all of it", axis, count, wanted)
+    sizes = shape.sizes
+    grid = np.array(devices[: shape.num_devices]).reshape(tuple(sizes.values()))
+    return Sharding(Mesh(grid, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)), rules)
+
+
+def check_shape(config: DecoderConfig | EncoderConfig, shape: MeshShape) -> None:
+    """Raise ConfigError if this model cannot be split as `shape` asks."""
+    experts = config.experts if isinstance(config, DecoderConfig) else None
+    if shape.expert > 1 and experts is None:
+        raise ConfigError(f"--expert-parallel-size {shape.expert}: this model has no experts")
+    if experts is not None and experts.num_experts % shape.expert:
         raise ConfigError(
-            f"--tensor-parallel-size {tensor_parallel_size} needs as many devices, "
-            f"found {len(devices)} ({devices[0].platform})"
+            f"--expert-parallel-size {shape.expert} must divide the {experts.num_experts} experts of this model"
         )
-    for axis, count in _split_counts(config).items():
-        if count % tensor_parallel_size:
-            _LOG.warning(
-                "%s (%d) does not divide over %d devices: each holds all of it", axis, count, tensor_parallel_size
-            )
-    mesh = Mesh(np.array(devices[:tensor_parallel_size]), (MODEL_AXIS,), axis_types=(AxisType.Auto,))
-    return Sharding(mesh, axis_rules(config, tensor_parallel_size))
+    if shape.data > 1 and isinstance(config, EncoderConfig):
+        raise ConfigError(f"--data-parallel-size {shape.data}: an encoder has no KV cache to divide; use 1")
 
 
 def host_devices(num_devices: int, num_hosts: int) -> list[jax.Device]:
@@ -88,29 +99,21 @@ def host_devices(num_devices: int, num_hosts: int) -> list[jax.Device]:
     for host, devices in sorted(by_host.items()):
         if len(devices) < wanted:
             raise ConfigError(
-                f"--tensor-parallel-size {num_devices} needs {wanted} devices on each of {num_hosts} hosts, host {host} "
+                f"an engine of {num_devices} devices needs {wanted} on each of {num_hosts} hosts, host {host} "
                 f"has {len(devices)} ({devices[0].platform})"
             )
     return [device for _, devices in sorted(by_host.items()) for device in devices[:wanted]]
 
 
-def axis_rules(config: DecoderConfig | EncoderConfig, size: int) -> dict[str, str | None]:
-    """Return the mesh axis of every logical axis for a tensor-parallel size (None: replicated)."""
-    split = split_axes(config, size)
-    return {axis: MODEL_AXIS if axis in split else None for axis in ("embed", "heads", *_split_counts(config))}
-
-
-def split_axes(config: DecoderConfig | EncoderConfig, size: int) -> tuple[str, ...]:
-    """Return the logical axes that divide evenly over `size` devices; the others are replicated."""
-    split = [axis for axis, count in _split_counts(config).items() if size > 1 and count % size == 0]
-    return (*split, "heads") if "kv_heads" in split else tuple(split)
-
-
-def _split_counts(config: DecoderConfig | EncoderConfig) -> dict[str, int]:
-    """Return the size of every axis that can be split. Query heads follow their kv heads: attention needs no exchange."""
-    counts = {"vocab": config.vocab_size, "ffn": config.intermediate_size, "kv_heads": config.num_kv_heads}
+def _split_counts(config: DecoderConfig | EncoderConfig, shape: MeshShape) -> list[tuple[str, int, int]]:
+    """Return the name and size of every axis that is split if it divides, and the devices to split it over."""
+    counts = [
+        ("vocab", config.vocab_size, shape.num_devices),
+        ("ffn", config.intermediate_size, shape.num_devices),
+        ("kv_heads", config.num_kv_heads, shape.tensor),
+    ]
     if isinstance(config, DecoderConfig) and config.experts is not None:
-        counts["expert_ffn"] = config.experts.intermediate_size
+        counts.append(("expert_ffn", config.experts.intermediate_size, shape.num_devices // shape.expert))
         if config.experts.shared_intermediate_size is not None:
-            counts["shared_ffn"] = config.experts.shared_intermediate_size
+            counts.append(("shared_ffn", config.experts.shared_intermediate_size, shape.num_devices))
     return counts

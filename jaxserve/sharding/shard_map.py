@@ -5,53 +5,41 @@ XLA partitions everything else. It cannot partition kernels, and its own choices
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
-from jaxserve.sharding.mesh import MODEL_AXIS
+from jaxserve.sharding.rules import Axes, AxisRules, MeshAxes
 
-Axes = tuple[str | None, ...]
 R = TypeVar("R")
 
 
-def num_shards(axis: str | None, split_axes: Collection[str]) -> int:
-    """Return the number of devices a logical axis is split over; 1 if every device holds all of it."""
+def has_mesh() -> bool:
+    """Return True if a mesh of several devices is in context."""
     mesh = jax.sharding.get_abstract_mesh()
-    return mesh.size if axis in split_axes and not mesh.empty else 1
+    return not mesh.empty and mesh.size > 1
 
 
-def sharded(
-    compute: Callable[..., R], operands: Sequence[tuple[Any, Axes]], axes: Axes, split_axes: Collection[str]
-) -> R:
+def sharded(compute: Callable[..., R], operands: Sequence[tuple[Any, Axes]], axes: Axes, rules: AxisRules) -> R:
     """Run compute(*operands) under `jax.shard_map` on the mesh in context; without one, run it directly.
 
-    operands: arrays or pytrees, each with its (leading) logical axes. axes: logical axes of the result. split_axes:
-    logical axes that are split over the devices.
+    operands: arrays or pytrees, each with its (leading) logical axes. axes: logical axes of the result.
     """
     values, operand_axes = zip(*operands, strict=True)
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
+    if not has_mesh():
         return compute(*values)
-
-    def place(axes: Axes) -> PartitionSpec:
-        return PartitionSpec(*(MODEL_AXIS if axis in split_axes else None for axis in axes))
-
     # Kernels do not declare how their results vary over the mesh: check_vma.
-    mapped = jax.shard_map(compute, in_specs=tuple(map(place, operand_axes)), out_specs=place(axes), check_vma=False)
+    mapped = jax.shard_map(
+        compute, in_specs=tuple(map(rules.spec, operand_axes)), out_specs=rules.spec(axes), check_vma=False
+    )
     result: R = mapped(*values)
     return result
 
 
 def batch_sharded(
-    compute: Callable[..., R],
-    logits: jax.Array,
-    by_row: Sequence[Any],
-    whole: Sequence[Any],
-    split_axes: Collection[str],
+    compute: Callable[..., R], logits: jax.Array, by_row: Sequence[Any], whole: Sequence[Any], rules: AxisRules
 ) -> R:
     """Run compute(logits, *by_row, *whole) with the rows of the batch split over the devices of the mesh in context.
 
@@ -59,30 +47,31 @@ def batch_sharded(
     axis is B, as in the result. If B does not divide by the mesh size, every device computes all rows.
     """
     mesh, num_rows = jax.sharding.get_abstract_mesh(), len(logits)
-    if mesh.empty or mesh.size == 1 or num_rows % mesh.size:
-        return sharded(compute, [(each, ()) for each in (logits, *by_row, *whole)], (), ())
+    if not has_mesh() or num_rows % mesh.size:
+        return sharded(compute, [(each, ()) for each in (logits, *by_row, *whole)], (), rules)
+    columns = rules.mesh_axes("vocab")
+    others = tuple(axis for axis in mesh.axis_names if axis not in columns)
+    order = others + columns  # of the devices' rows
 
     # Everything but the logits is replicated before and after: otherwise XLA would split distant arrays by rows, too.
     def compute_shard(logits: jax.Array, by_row: Sequence[Any], whole: Sequence[Any]) -> R:
-        shard_rows = num_rows // mesh.size
-        start = jax.lax.axis_index(MODEL_AXIS) * shard_rows
+        def shard(each: jax.Array, axes: MeshAxes) -> jax.Array:
+            size = len(each) // jax.lax.axis_size(axes)
+            return jax.lax.dynamic_slice_in_dim(each, jax.lax.axis_index(axes) * size, size)
 
-        def shard(each: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_slice_in_dim(each, start, shard_rows)
-
-        if num_shards("vocab", split_axes) > 1:
-            logits = jax.lax.all_to_all(logits, MODEL_AXIS, split_axis=0, concat_axis=1, tiled=True)
-        else:
-            logits = shard(logits)
-        parts = compute(logits, *jax.tree.map(shard, by_row), *whole)
-        gathered: R = jax.tree.map(lambda part: jax.lax.all_gather(part, MODEL_AXIS, tiled=True), parts)
+        if others:
+            logits = shard(logits, others)
+        if columns:
+            logits = jax.lax.all_to_all(logits, columns, split_axis=0, concat_axis=1, tiled=True)
+        parts = compute(logits, *jax.tree.map(lambda each: shard(each, order), by_row), *whole)
+        gathered: R = jax.tree.map(lambda part: jax.lax.all_gather(part, order, tiled=True), parts)
         return gathered
 
     operands = [(logits, (None, "vocab")), (tuple(by_row), ()), (tuple(whole), ())]
-    return sharded(compute_shard, operands, (), split_axes)
+    return sharded(compute_shard, operands, (), rules)
 
 
-def all_reduce(part: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def all_reduce(part: jax.Array, dtype: jnp.dtype, axes: MeshAxes) -> jax.Array:
     """Return the sum of every device's `part`, exchanged in `dtype`: 16 bits halve the bytes of float32."""
-    total: jax.Array = jax.lax.psum(part.astype(dtype), MODEL_AXIS)
+    total: jax.Array = jax.lax.psum(part.astype(dtype), axes)
     return total.astype(part.dtype)

@@ -15,7 +15,7 @@ from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.errors import CheckpointError
 from jaxserve.models.skeleton import EncoderSkeleton, LeafSpec, ModelSkeleton
 from jaxserve.sharding.mesh import Sharding
-from jaxserve.weights.reader import Ranges, TensorReader
+from jaxserve.weights.reader import Ranges, TensorReader, kv_copies
 
 Progress = Callable[[int, int, str], None]
 """Called with (bytes loaded, bytes in total, parameter name)."""
@@ -86,8 +86,8 @@ def _slices(ranges: Ranges) -> tuple[slice, ...]:
 def check_tensors(checkpoint: Checkpoint, skeleton: ModelSkeleton | EncoderSkeleton) -> None:
     """Raise CheckpointError unless the headers have the tensors that the model needs, and no others."""
     parts = {name: shape for leaf in skeleton.leaves for name, shape in leaf.parts.items()}
-    for name, shape in parts.items():
-        info = checkpoint.tensors.get(name)
+    for name, (rows, *rest) in parts.items():
+        info, shape = checkpoint.tensors.get(name), (rows // kv_copies(name, skeleton.config), *rest)
         if info is None:
             raise CheckpointError(f"{checkpoint.path}: tensor {name!r} expected with shape {shape}, not found")
         if info.shape != shape:

@@ -18,12 +18,14 @@ from jaxserve.quant.tensor import Tensor
 Ranges = tuple[range, ...]
 """A part of an array: a range of each dimension."""
 _ROTATED: Final = ("q_proj", "k_proj", "q_norm", "k_norm")
+_OF_KV_HEADS: Final = ("k_proj", "v_proj")
 _ADDED: Final = ".lora_B"
 """Adapters of queries and keys: their up matrices have rows in the same order."""
 
 
 class TensorReader:
-    """Reads tensors with the rows of query and key heads as kernels rotate them (see `row_order`).
+    """Reads tensors with the rows of query and key heads as kernels rotate them (see `row_order`), and with copies of KV
+    heads (see `DecoderConfig.for_devices`).
 
     Weights, scales, biases and norms are reordered. A tensor that is a view of its file is read where it is indexed.
     """
@@ -36,6 +38,7 @@ class TensorReader:
     ) -> None:
         """on_read: called with the stored bytes of each part that is read."""
         self._checkpoint = checkpoint
+        self._config = config
         self._order = row_order(config) if isinstance(config, DecoderConfig) else None
         self._on_read = on_read
 
@@ -57,7 +60,19 @@ class TensorReader:
         return first, *others
 
     def read(self, name: str, rows: range, columns: range | None = None) -> Tensor:
-        """Return some rows of a tensor, and some columns of them; None: all."""
+        """Return some rows of a tensor, and some columns of them; None: all. Rows of KV heads count their copies."""
+        copies = kv_copies(name, self._config)
+        if copies == 1:
+            return self._read_stored(name, rows, columns)
+        assert isinstance(self._config, DecoderConfig), "only decoders have copies"
+        size = self._checkpoint.tensors[name].shape[0] // self._config.num_stored_kv_heads
+        if rows.start % size or rows.stop % size:
+            raise ValueError(f"{name}: rows {rows.start} to {rows.stop} are not whole heads of {size}")
+        heads = np.arange(rows.start // size, rows.stop // size) // copies
+        own = self._read_stored(name, range(heads[0] * size, (heads[-1] + 1) * size), columns)
+        return own[((heads - heads[0])[:, None] * size + np.arange(size)).ravel()]
+
+    def _read_stored(self, name: str, rows: range, columns: range | None) -> Tensor:
         tensor, info = self._checkpoint.read(name), self._checkpoint.tensors[name]
         order = self._order if _is_rotated(name) else None
         step = 1 if order is None else len(order)
@@ -78,5 +93,18 @@ class TensorReader:
         return tensor
 
 
+def kv_copies(name: str, config: DecoderConfig | EncoderConfig) -> int:
+    """Return the copies of each of a tensor's heads that the model has."""
+    if not isinstance(config, DecoderConfig):
+        return 1
+    copied = (*_OF_KV_HEADS, "k_norm") if config.qk_norm == "whole" else _OF_KV_HEADS
+    return config.kv_copies if _module(name).endswith(copied) else 1
+
+
 def _is_rotated(name: str) -> bool:
-    return name.rpartition(".")[0].removesuffix(_ADDED).endswith(_ROTATED)
+    return _module(name).endswith(_ROTATED)
+
+
+def _module(name: str) -> str:
+    """Return the module that a tensor belongs to; an adapter's is that of the matrix it changes."""
+    return name.rpartition(".")[0].removesuffix(_ADDED)

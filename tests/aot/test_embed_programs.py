@@ -16,6 +16,7 @@ from jaxserve.runner.embedding import embedding_task
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.steps import lower
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.sharding.rules import MeshShape
 from tests.aot.devices import H200, V6E, Target
 from tests.aot.test_step_programs import PAGE_SIZE, SMALL
 
@@ -35,7 +36,7 @@ def require_compiler(target: Target) -> None:
 @pytest.mark.parametrize(("target", "backend"), TARGETS)
 def test_a_decoder_keeps_its_pages_in_place(target: Target, backend: Any) -> None:
     require_compiler(target)
-    sharding = make_sharding(ONE_LAYER, 1, target.devices(1))
+    sharding = make_sharding(ONE_LAYER, MeshShape(), target.devices(1))
     skeleton = make_skeleton(ONE_LAYER, replace(BFLOAT16, backend=backend))
     shape = (ONE_LAYER.num_layers, 1024, ONE_LAYER.num_kv_heads, PAGE_SIZE, ONE_LAYER.head_dim)
     program = Program("embed", 512, 32, 32, 0)
@@ -51,7 +52,7 @@ def test_an_encoder_needs_room_for_a_block_of_queries_not_for_all_pairs(target: 
     require_compiler(target)
     num_tokens = 4096 if target is H200 else 1024  # the compiler of TPUs takes a minute for so many
     skeleton = make_encoder_skeleton(MINILM, BFLOAT16)
-    sharding = make_sharding(MINILM, 1, target.devices(1))
+    sharding = make_sharding(MINILM, MeshShape(), target.devices(1))
     program = Program("embed", num_tokens, num_tokens // 16, num_tokens // 16, 0)
     step = lower(skeleton, sharding, program, None, task=embedding_task("mean", 1, 512)).compile()
     memory = step.memory_analysis()

@@ -18,6 +18,7 @@ from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.steps import lower
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.sharding.rules import MeshShape
 from tests.aot.devices import H200, V5E, Target
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.newest]
@@ -54,9 +55,9 @@ def test_a_decode_step_of_experts_is_one_graph_and_exchanges_two_sums(
         plain(jnp.dtype("bfloat16"), quantization),
         backend="mosaic_gpu" if is_gpu else "mosaic_tpu",
         fused_for=num_devices if is_gpu else 0,
-        num_devices=num_devices,
+        mesh=MeshShape(num_devices),
     )
-    sharding = make_sharding(MODEL, num_devices, target.devices(num_devices))
+    sharding = make_sharding(MODEL, MeshShape(num_devices), target.devices(num_devices))
     dumps = {"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_text": True, "xla_gpu_autotune_level": 0}
     options: dict[str, Any] | None = dumps if is_gpu else None
     step = lower(make_skeleton(MODEL, policy), sharding, DECODE, POOL).compile(options)

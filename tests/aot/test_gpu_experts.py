@@ -20,6 +20,7 @@ from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.steps import lower
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.sharding.rules import MeshShape
 from tests.aot.devices import H200
 from tests.aot.machine_code import MachineCode, machine_code
 from tests.aot.test_step_programs import DECODE, PAGE_SIZE, SMALL
@@ -134,12 +135,12 @@ def test_a_step_takes_the_kernels_for_its_experts(quantization: str, num_devices
     experts = ExpertsConfig(num_experts=8, num_per_token=2, intermediate_size=512, is_normalized=True)
     (layer, *_) = SMALL.layers
     model = replace(SMALL, layers=(replace(layer, experts=experts),))
-    sharding = make_sharding(model, num_devices, H200.devices(num_devices))
+    sharding = make_sharding(model, MeshShape(num_devices), H200.devices(num_devices))
     policy = replace(
         plain(jnp.dtype("bfloat16"), quantization),
         backend="mosaic_gpu",
         fused_for=num_devices,
-        num_devices=num_devices,
+        mesh=MeshShape(num_devices),
     )
     pool = (1, 256, model.num_kv_heads, PAGE_SIZE, model.head_dim)
     lowered = lower(make_skeleton(model, policy), sharding, DECODE, pool).as_text()

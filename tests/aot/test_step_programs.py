@@ -27,6 +27,7 @@ from jaxserve.runner.inputs import Program
 from jaxserve.runner.slots import slots_bytes
 from jaxserve.runner.steps import abstract_params, generation_task, lower
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.sharding.rules import MeshShape
 from tests.aot.devices import A100, B200, H100, H200, V5E, V5P, V6E, V7X, Target
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
@@ -102,7 +103,7 @@ class Case:
             plain(jnp.dtype("bfloat16"), self.quantization),
             backend=self.backend,
             fused_for=fused_for,
-            num_devices=self.num_devices,
+            mesh=MeshShape(self.num_devices),
         )
 
     @property
@@ -202,7 +203,7 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         pytest.skip(
             f"{case.target.compiler} is not installed: nothing compiled for {case.target.platform} (make kernels-check)"
         )
-    sharding = make_sharding(case.model, case.num_devices, case.target.devices(case.num_devices))
+    sharding = make_sharding(case.model, MeshShape(case.num_devices), case.target.devices(case.num_devices))
     skeleton = make_skeleton(case.model, case.policy, case.adapters)
     dumps = tmp_path_factory.mktemp("dumps")
     options: dict[str, Any] | None = None
@@ -298,7 +299,7 @@ def test_small_weights_are_widened_in_memory_only_where_there_is_no_arithmetic_f
     case = compiled.case
     if case.quantization == "none":
         pytest.skip("its weights are whole")
-    sharding = make_sharding(case.model, case.num_devices, case.target.devices(case.num_devices))
+    sharding = make_sharding(case.model, MeshShape(case.num_devices), case.target.devices(case.num_devices))
     skeleton = make_skeleton(case.model, case.policy)
     matrices = {
         ",".join(map(str, leaf.sharding.shard_shape(leaf.shape)))

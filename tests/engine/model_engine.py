@@ -70,6 +70,8 @@ class ModelEngine:
         max_num_batched_tokens: int = 32,
         max_model_len: int = 128,
         tensor_parallel_size: int = 1,
+        data_parallel_size: int = 1,
+        expert_parallel_size: int = 1,
         dtype: str = "float32",
         num_blocks: int | None = None,
         kv_cache_memory: int = 64 << 20,
@@ -88,7 +90,11 @@ class ModelEngine:
             model=model,
             cache=CacheConfig(kv_cache_memory=kv_cache_memory),
             scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
-            parallel=ParallelConfig(tensor_parallel_size=tensor_parallel_size),
+            parallel=ParallelConfig(
+                tensor_parallel_size=tensor_parallel_size,
+                data_parallel_size=data_parallel_size,
+                expert_parallel_size=expert_parallel_size,
+            ),
             compile=CompileConfig(compile_cache=str(shared_programs()), cpu_kernels=cpu_kernels),
         )
         self.progress: list[tuple[str, int, int, str]] = []
@@ -113,6 +119,7 @@ class ModelEngine:
             model_info.block_size,
             model_info.max_model_len,
             enable_prefix_caching=enable_prefix_caching,
+            num_ranks=self.config.parallel.data_parallel_size,
         )
         scheduler = dataclasses.replace(
             self.config.scheduler,

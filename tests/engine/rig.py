@@ -86,6 +86,7 @@ class Rig:
         grammars: Grammars | None = None,
         script: Script | None = None,
         publishes_pages: bool = False,
+        num_ranks: int = 1,
     ) -> None:
         """`depth`: steps that `step` leaves in flight. `max_decode_steps`: above 1, all steps that can be are multi-step."""
         self.depth = depth
@@ -94,7 +95,12 @@ class Rig:
         self.buckets = buckets or Buckets(powers_of_two(rows), powers_of_two(tokens), rows, max_decode_steps)
         changes = PageChanges() if publishes_pages else None
         self.kv = KVManager(
-            num_blocks, block_size, max_model_len, enable_prefix_caching=enable_prefix_caching, changes=changes
+            num_blocks,
+            block_size,
+            max_model_len,
+            enable_prefix_caching=enable_prefix_caching,
+            changes=changes,
+            num_ranks=num_ranks,
         )
         self.model = FakeTokens(
             self.buckets,

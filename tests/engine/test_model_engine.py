@@ -147,6 +147,28 @@ def test_tensor_parallel_gives_the_same_tokens(name: str, size: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("qwen3_tiny", {"tensor_parallel_size": 4, "data_parallel_size": 2}),
+        ("mixtral_tiny", {"tensor_parallel_size": 2, "data_parallel_size": 2, "expert_parallel_size": 4}),
+    ],
+    ids=["copied KV heads", "experts"],
+)
+def test_data_ranks_generate_the_tokens_of_one_device(name: str, shape: dict[str, int]) -> None:
+    golden = golden_checkpoint(name)
+    engine = ModelEngine(golden.path, max_num_seqs=4, max_num_batched_tokens=16, **shape)  # type: ignore[arg-type]
+    prompts = dict.fromkeys("abc", golden.prompt_ids)
+    others = [request("d", [9, 8, 7], temperature=1.0, seed=3), request("e", [5, 4], max_tokens=40)]
+    results = engine.run([*(request(name, prompt, max_tokens=32) for name, prompt in prompts.items()), *others])
+    for name in prompts:
+        assert results[name].token_ids == golden.output_ids[:32].tolist()
+    assert [engine.kv.pool.num_free_of(rank) for rank in range(2)] == [engine.kv.pool.num_usable_by_one] * 2
+    assert engine.executor.compilations()["serving"] == 0
+    engine.close()
+
+
+@pytest.mark.slow
 @pytest.mark.versions
 def test_bfloat16_generates() -> None:
     golden = golden_checkpoint("llama3_tiny")

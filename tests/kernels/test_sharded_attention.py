@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxserve_kernels.paged_attention import Paging
-from jaxserve_kernels.paged_attention.sharded import Results, over_heads
+from jaxserve_kernels.paged_attention.sharded import Results, ShardAxes, over_mesh
 from jaxtyping import Array
 
 TOKENS, GROUP, DIM = 3, 2, 4
@@ -39,13 +39,14 @@ def _paging() -> Paging:
 
 @pytest.mark.parametrize(("kv_heads", "num_devices", "heads_of_device"), [(8, 4, 2), (4, 4, 1), (6, 4, 6), (6, 1, 6)])
 def test_each_device_has_its_heads(kv_heads: int, num_devices: int, heads_of_device: int) -> None:
-    mesh = Mesh(np.array(jax.devices()[:num_devices]), ("model",), axis_types=(AxisType.Auto,))
+    mesh = Mesh(np.array(jax.devices()[:num_devices]), ("tensor",), axis_types=(AxisType.Auto,))
+    shards = ShardAxes(("tensor",) if heads_of_device < kv_heads else ())
     operands, sinks = _operands(kv_heads), jnp.arange(kv_heads * GROUP, dtype=jnp.float32)
 
     @jax.jit
     def shared(*operands: Array) -> Results:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            return over_heads(_kernel)(*operands, _paging(), sinks)
+            return over_mesh(_kernel, shards)(*operands, _paging(), sinks)
 
     out, *pools = shared(*jax.device_put(operands, NamedSharding(mesh, PartitionSpec())))
     wanted, *wanted_pools = _kernel(*operands, _paging(), sinks)
@@ -54,6 +55,6 @@ def test_each_device_has_its_heads(kv_heads: int, num_devices: int, heads_of_dev
 
 
 def test_without_a_mesh_the_kernel_is_called_as_it_is() -> None:
-    wanted, results = _kernel(*_operands(2), _paging(), None), over_heads(_kernel)(*_operands(2), _paging())
+    wanted, results = _kernel(*_operands(2), _paging(), None), over_mesh(_kernel, ShardAxes())(*_operands(2), _paging())
     for array, wanted_array in zip(results, wanted, strict=True):
         np.testing.assert_array_equal(array, wanted_array)

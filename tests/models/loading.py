@@ -13,6 +13,7 @@ from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton, make_skeleton
 from jaxserve.quant.array import ArraySpec, QuantArray
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.sharding.rules import MeshShape
 from jaxserve.weights.loader import load_params
 
 
@@ -26,7 +27,7 @@ def load(folder: Path, policy: DtypePolicy) -> dict[str, np.ndarray]:
     checkpoint = open_model(folder)
     decoder = decoder_of(checkpoint)
     skeleton = make_skeleton(decoder, policy)
-    params: Sequence[Any] = load_params(checkpoint, skeleton, make_sharding(decoder, 1), lambda *_: None)
+    params: Sequence[Any] = load_params(checkpoint, skeleton, make_sharding(decoder, MeshShape()), lambda *_: None)
     return {name: np.asarray(array) for name, array in zip(array_specs(skeleton), params, strict=True)}
 
 

@@ -21,6 +21,7 @@ from jaxserve.layers.rope import rotation, sliding_rotation
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.sharding.rules import MeshShape
 from jaxserve.weights.loader import load_params
 from tests.models.goldens import DATA, adapter_goldens
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
@@ -48,7 +49,7 @@ def logits(model: str, adapter: str, policy: DtypePolicy, num_devices: int = 1) 
     room = adapters_config(adapters)
     assert room is not None
     assert (room.count, room.rank) == (len(names), 16)
-    skeleton, sharding = make_skeleton(decoder, policy, room), make_sharding(decoder, num_devices)
+    skeleton, sharding = make_skeleton(decoder, policy, room), make_sharding(decoder, MeshShape(num_devices))
     params = load_params(with_adapters(checkpoint, adapters, room.rank), skeleton, sharding, lambda *_: None)
     prompt = goldens[adapter].prompt_ids
     number = (["base", *names]).index(adapter)
@@ -83,7 +84,7 @@ def test_adapter_logits_equal_peft(model: str, adapter: str, fused_for: int) -> 
 @pytest.mark.parametrize("fused_for", [0, 2])
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 def test_adapters_are_sharded_with_the_model(fused_for: int) -> None:
-    found = logits("llama3_tiny", "second", replace(PLAIN, fused_for=fused_for, num_devices=2), num_devices=2)
+    found = logits("llama3_tiny", "second", replace(PLAIN, fused_for=fused_for, mesh=MeshShape(2)), num_devices=2)
     np.testing.assert_allclose(found, adapter_goldens("llama3_tiny")["second"].logits, atol=1e-4, rtol=0)
 
 
@@ -115,5 +116,8 @@ def test_an_adapter_of_another_model_is_rejected(tmp_path: Path) -> None:
     skeleton = make_skeleton(decoder, PLAIN, room)
     with pytest.raises(CheckpointError, match=r"layers\.7\.self_attn\.q_proj\.lora_A\.weight' is not expected"):
         load_params(
-            with_adapters(checkpoint, adapters, room.rank), skeleton, make_sharding(decoder, 1), lambda *_: None
+            with_adapters(checkpoint, adapters, room.rank),
+            skeleton,
+            make_sharding(decoder, MeshShape()),
+            lambda *_: None,
         )

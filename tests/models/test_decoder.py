@@ -17,6 +17,7 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import decoder_config, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.sharding.rules import MeshShape
 from jaxserve.weights.loader import load_params
 from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_checkpoints, rope_goldens
 
@@ -30,9 +31,9 @@ def prompt_logits(
     """Logits of the last 8 prompt positions, the prompt computed in one mixed pass."""
     checkpoint = open_model(golden.path)
     config = decoder_config(checkpoint.config, checkpoint.generation_config).with_context(MAX_MODEL_LEN)
-    policy = replace(plain(jnp.dtype(dtype)), fused_for=fused_for, num_devices=num_devices)
+    policy = replace(plain(jnp.dtype(dtype)), fused_for=fused_for, mesh=MeshShape(num_devices))
     skeleton = make_skeleton(config, policy)
-    sharding = make_sharding(config, num_devices)
+    sharding = make_sharding(config, MeshShape(num_devices))
     params = load_params(checkpoint, skeleton, sharding, lambda *_: None)
     tokens = jnp.asarray(golden.prompt_ids)
     count = len(golden.prompt_ids)

@@ -18,6 +18,7 @@ from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.registry import decoder_of, model_of, open_model
 from jaxserve.models.skeleton import make_encoder_skeleton
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.sharding.rules import MeshShape
 from jaxserve.weights.loader import load_params
 from tests.models.goldens import DATA, EncoderGolden, encoder_golden
 
@@ -32,7 +33,7 @@ def packed_hidden(
     config = model_of(checkpoint)
     assert isinstance(config, EncoderConfig)
     skeleton = make_encoder_skeleton(config, replace(plain(jnp.dtype("float32")), fused_for=fused_for))
-    params = load_params(checkpoint, skeleton, make_sharding(config, num_devices), lambda *_: None)
+    params = load_params(checkpoint, skeleton, make_sharding(config, MeshShape(num_devices)), lambda *_: None)
     lengths = [len(text) for text in texts]
     padding = num_tokens - sum(lengths)
     rows = np.repeat(np.arange(len(texts) + 1), [*lengths, padding]).astype(np.int32)

@@ -16,6 +16,7 @@ from jaxserve_kernels.matmul import gpu
 from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.quant.policy import QuantPolicy
+from jaxserve.sharding.rules import AxisRules, MeshShape
 from jaxserve.sharding.shard_map import batch_sharded
 
 NUM_TOKENS, NUM_INPUTS, NUM_OUTPUTS = 5, 64, 24
@@ -24,11 +25,16 @@ TOKENS = Tokens(jnp.int32(NUM_TOKENS))
 
 
 def _policy(dtype: str) -> DtypePolicy:
-    return replace(plain(jnp.dtype(dtype)), num_devices=2, split_axes=("ffn",))
+    return replace(plain(jnp.dtype(dtype)), mesh=MeshShape(2), rules=_rules("ffn"))
+
+
+def _rules(axis: str) -> AxisRules:
+    """Return the table of a mesh that splits one axis."""
+    return AxisRules((("tensor", 2),), ((axis, ("tensor",)),))
 
 
 def _mesh() -> Mesh:
-    return Mesh(np.array(jax.devices()[:2]), ("model",), axis_types=(AxisType.Auto,))
+    return Mesh(np.array(jax.devices()[:2]), ("tensor",), axis_types=(AxisType.Auto,))
 
 
 def _on_two(call: Callable[[jax.Array], jax.Array], x: jax.Array) -> tuple[np.ndarray, str]:
@@ -105,8 +111,8 @@ def test_devices_compute_different_rows_between_two_exchanges(num_rows: int, num
         return total, (logits * by_name["scale"][:, None])[:, :3]
 
     def run(logits: jax.Array) -> jax.Array:
-        split_axes = ("vocab",) if num_columns % 2 == 0 else ()
-        totals, first = batch_sharded(compute, logits, ({"scale": scale},), (jnp.float32(2),), split_axes)
+        rules = _rules("vocab") if num_columns % 2 == 0 else AxisRules()
+        totals, first = batch_sharded(compute, logits, ({"scale": scale},), (jnp.float32(2),), rules)
         return jnp.concatenate((totals[:, None], first), 1)
 
     found, program = _on_two(run, logits)

@@ -22,6 +22,7 @@ from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.backend import chip_of
 from jaxserve.runner.limits import kv_cache_dtype, make_policy
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.sharding.rules import MeshShape
 from jaxserve.weights.loader import load_params
 
 PAGE_SIZE, NUM_PAGES = 16, 8
@@ -37,7 +38,7 @@ class TinyModel:
         decoder = decoder_of(checkpoint).with_context(NUM_PAGES * PAGE_SIZE)
         self.policy = make_policy(config, decoder, chip_of(jax.devices()[0]))
         skeleton = make_skeleton(decoder, self.policy)
-        self._params = load_params(checkpoint, skeleton, make_sharding(decoder, 1), lambda *_: None)
+        self._params = load_params(checkpoint, skeleton, make_sharding(decoder, MeshShape()), lambda *_: None)
         shape = (decoder.num_layers, NUM_PAGES + 1, decoder.num_kv_heads, PAGE_SIZE, decoder.head_dim)
         self._pool = KVPool(*(jnp.zeros(shape, kv_cache_dtype(config, "cpu")) for _ in range(2)))
         self._length = 0

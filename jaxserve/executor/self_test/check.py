@@ -23,6 +23,7 @@ from jaxserve.executor.protocol import Progress
 from jaxserve.executor.self_test.process import SelfTestReport, SelfTestSpec
 from jaxserve.ipc.report import PhaseClock
 from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.runner.limits import mesh_shape
 from jaxserve.runner.program_cache import cache_directory, trusted_directory, write_whole
 from jaxserve.runner.program_key import source_hash
 
@@ -126,7 +127,7 @@ def _mark(spec: SelfTestSpec) -> Path | None:
     scheduler = (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens)
     of_engine = (
         config.cache.kv_cache_dtype,
-        config.parallel.tensor_parallel_size,
+        mesh_shape(config.parallel),
         config.model.max_model_len,
         scheduler,
     )

@@ -24,7 +24,7 @@ from jaxserve.quant.array import QuantArray
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.buckets import resolve_limits
 from jaxserve.runner.inputs import Program, pack
-from jaxserve.runner.limits import kv_cache_dtype, kv_spec, make_policy
+from jaxserve.runner.limits import kv_cache_dtype, kv_spec, make_policy, mesh_shape
 from jaxserve.runner.state import StateArrays
 from jaxserve.runner.steps import GENERATION, forward, lower
 from jaxserve.sampling.params import EngineSamplingParams, device_row
@@ -75,7 +75,8 @@ def compare(config: Config, decoder: DecoderConfig, chip: Chip, on_reference: Ca
 
     on_reference: called when everything except the kernels has worked.
     """
-    decoder = decoder.with_context(config.model.max_model_len)
+    config = _one_rank(config)
+    decoder = decoder.with_context(config.model.max_model_len).for_devices(config.parallel.tensor_parallel_size)
     layers = tuple(dict.fromkeys(decoder.layers))
     model = replace(decoder, layers=layers, vocab_size=min(decoder.vocab_size, MAX_VOCAB))
     policy = make_policy(config, model, chip)
@@ -84,11 +85,18 @@ def compare(config: Config, decoder: DecoderConfig, chip: Chip, on_reference: Ca
     return difference(config, model, chip, policy, on_reference)
 
 
+def _one_rank(config: Config) -> Config:
+    """Return the config without data parallelism: every rank runs the same kernels on pages of its own."""
+    parallel = config.parallel
+    num_groups = max(1, parallel.expert_parallel_size // parallel.data_parallel_size)
+    return replace(config, parallel=replace(parallel, data_parallel_size=1, expert_parallel_size=num_groups))
+
+
 def difference(
     config: Config, model: DecoderConfig, chip: Chip, policy: DtypePolicy, on_reference: Callable[[], None]
 ) -> Difference:
     """Return the difference between the backend of `policy` and the reference."""
-    sharding = make_sharding(model, config.parallel.tensor_parallel_size)
+    sharding = make_sharding(model, mesh_shape(config.parallel))
     plain = make_skeleton(model, replace(policy, backend="reference"))
     params = random_params(plain, sharding)
     wanted = _vectors(config, plain, sharding, params, chip)

@@ -44,7 +44,7 @@ class SelfTestReport(msgspec.Struct, frozen=True):
 
 def run_test(spec: SelfTestSpec, report: Callable[[SelfTestReport], None]) -> None:
     """Compare, and report each stage. Raises errors that come before the first call of a kernel."""
-    device = first_device(spec.config.parallel.tensor_parallel_size)
+    device = first_device(spec.config.parallel.num_devices)
     name = device.device_kind
     has_begun = False
 

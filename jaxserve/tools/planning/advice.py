@@ -71,7 +71,7 @@ def find_advice(config: Config, decoder: DecoderConfig, device: Device) -> tuple
 def advice_for(change: str, fit: Fit) -> Advice:
     """Return the change with its context and KV cache."""
     limits = fit.limits
-    return Advice(change, limits.max_model_len, (limits.num_blocks - 1) * limits.spec.block_size)
+    return Advice(change, limits.max_model_len, limits.num_usable_blocks * limits.spec.block_size)
 
 
 def _first_that_fits(attempts: Iterator[Attempt], decoder: DecoderConfig) -> Advice | None:

@@ -19,8 +19,10 @@ import msgspec
 
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program
+from jaxserve.runner.limits import mesh_shape
 from jaxserve.runner.steps import lower
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.tools.planning.collectives import compiled_collectives
 from jaxserve.tools.planning.compiler import CompileJob, ProgramMemory
 from jaxserve.tools.planning.fit import planned_policy
 from jaxserve.tools.planning.targets import described_devices
@@ -34,9 +36,7 @@ def main() -> int:
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of the compilers is no answer
         with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 8), thread_name_prefix="compile") as pool:
-            described_devices(
-                job.device, job.config.parallel.tensor_parallel_size
-            )  # before jax is used: it sets their number
+            described_devices(job.device, job.config.parallel.num_devices)  # before jax is used: it sets their number
             names = {pool.submit(compile_program, job, program): program.name for program in job.programs}
             for future in as_completed(names):
                 answers.write(msgspec.json.encode({names[future]: future.result()}) + b"\n")
@@ -46,8 +46,8 @@ def main() -> int:
 
 def compile_program(job: CompileJob, program: Program) -> ProgramMemory | str:
     """Return the memory of one program, or the compiler's rejection."""
-    num_devices = job.config.parallel.tensor_parallel_size
-    sharding = make_sharding(job.decoder, num_devices, described_devices(job.device, num_devices))
+    shape = mesh_shape(job.config.parallel)
+    sharding = make_sharding(job.decoder, shape, described_devices(job.device, shape.num_devices))
     skeleton = make_skeleton(job.decoder, planned_policy(job.config, job.decoder, job.device))
     lowered = lower(skeleton, sharding, program, job.pool_shape, jnp.dtype(job.kv_dtype))
     try:
@@ -64,7 +64,8 @@ def compile_program(job: CompileJob, program: Program) -> ProgramMemory | str:
     )
     temp, code = memory.temp_size_in_bytes, memory.generated_code_size_in_bytes
     peak = arguments + output - aliased + temp + code
-    return ProgramMemory(program.name, arguments, output, aliased, temp, code, peak)
+    found = compiled_collectives(compiled.as_text() or "")
+    return ProgramMemory(program.name, arguments, output, aliased, temp, code, peak, found)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from jaxserve.errors import StartupError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.warmup import Progress
+from jaxserve.tools.planning.collectives import Collective
 from jaxserve.tools.planning.devices import Device
 from jaxserve.tools.planning.targets import TPU_ENVIRONMENT
 
@@ -51,6 +52,8 @@ class ProgramMemory:
     code_bytes: int
     peak_bytes: int
     """Bytes in use while the program runs: the sum of the others, less the aliased ones."""
+    collectives: tuple[Collective, ...] = ()
+    """Collectives in the compiled program; their names are empty."""
 
 
 Answers = dict[str, ProgramMemory | str]

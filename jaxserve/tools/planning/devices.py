@@ -79,11 +79,15 @@ class Device:
     runtime_share: float
     """Fraction of `memory_bytes` that the runtime allocates from."""
     most_per_host: int
-    """Most devices of one host: an engine does not span hosts."""
+    """Most devices of one host."""
+    link_bytes_per_s: float
+    """Published bandwidth between devices of one host or of one TPU slice, each way, of one device. 0: they share memory."""
     rates: Rates | None
     cuda: CudaChip | None = None
     topologies: tuple[str, ...] = ()
-    """Topologies of TPUs by their compiler's names, smallest first: 4 and 8 devices."""
+    """Topologies of TPUs by their compiler's names, smallest first."""
+    host_link_bytes_per_s: float = 0.0
+    """Bandwidth between hosts, each way, of one device; 0: that between devices, as in a TPU slice."""
 
     @property
     def limit_bytes(self) -> int:
@@ -91,8 +95,14 @@ class Device:
         return int(self.memory_bytes * self.runtime_share)
 
 
-def _nvidia(name: str, title: str, memory_bytes: int, rates: Rates, chip: CudaChip) -> Device:
-    return Device(name, title, "gpu", memory_bytes, GPU_SHARE, 8, rates, cuda=chip)
+def _nvidia(
+    name: str, title: str, memory_bytes: int, nvlink_gbps: int, nic_gbps: int, rates: Rates, chip: CudaChip
+) -> Device:
+    """Return a GPU in an HGX host. nvlink_gbps: of NVLink, each way; nic_gbps: of its own network adapter."""
+    within, between = nvlink_gbps * 1e9, nic_gbps * 1e9
+    return Device(
+        name, title, "gpu", memory_bytes, GPU_SHARE, 8, within, rates, cuda=chip, host_link_bytes_per_s=between
+    )
 
 
 def _tpu(
@@ -102,15 +112,18 @@ def _tpu(
     most: int,
     tflops: float,
     gbps: int,
+    ici_gbps: int,
     topologies: str,
     eight_bits: Literal["int8", "fp8"] = "int8",
 ) -> Device:
-    """Return a TPU. eight_bits: the dtype with twice the bfloat16 rate; the other one is upcast."""
+    """Return a TPU. ici_gbps: of all links of a chip, both ways. eight_bits: the dtype with twice the bfloat16 rate; the
+    other one is upcast."""
     # Six passes of bfloat16 make a float32 matmul (jax.lax.Precision.HIGHEST).
     flops, source = tflops * 1e12, f"published spec: docs.cloud.google.com/tpu/docs/{topologies.partition(':')[0]}"
     int8_ops, fp8_flops = (2 * flops, flops) if eight_bits == "int8" else (flops, 2 * flops)
     rates = Rates(gbps * 1e9, flops, flops / 6, int8_ops, fp8_flops, source)
-    return Device(name, title, "tpu", int(memory_gib * _GIB), 1.0, most, rates, topologies=tuple(topologies.split()))
+    memory_bytes, names = int(memory_gib * _GIB), tuple(topologies.split())
+    return Device(name, title, "tpu", memory_bytes, 1.0, most, ici_gbps / 2 * 1e9, rates, topologies=names)
 
 
 _HOPPER = CudaChip((9, 0), 132, 128, 1.98, 50 << 20, 233472, 232448)
@@ -120,6 +133,8 @@ _TABLE = (
         "a100",
         "NVIDIA A100 SXM 80 GB",
         85100068864,
+        300,
+        25,
         Rates(2.039e12, 312e12, 19.5e12, 624e12, 312e12, "published spec: NVIDIA A100 data sheet"),
         CudaChip((8, 0), 108, 64, 1.41, 40 << 20, 167936, 166912),
     ),
@@ -127,6 +142,8 @@ _TABLE = (
         "h100",
         "NVIDIA H100 SXM 80 GB",
         84942979072,
+        450,
+        50,
         Rates(3.35e12, 989e12, 67e12, 1979e12, 1979e12, "published spec: NVIDIA H100 data sheet"),
         _HOPPER,
     ),
@@ -134,6 +151,8 @@ _TABLE = (
         "h200",
         "NVIDIA H200 SXM 141 GB",
         151397597184,
+        450,
+        50,
         Rates(4.8e12, 989e12, 67e12, 1979e12, 1979e12, "published spec: NVIDIA H200 data sheet"),
         _HOPPER,
     ),
@@ -141,16 +160,28 @@ _TABLE = (
         "b200",
         "NVIDIA B200 180 GB",
         191514411008,
+        900,
+        50,
         Rates(
             8.0e12, 2250e12, 80e12, 4500e12, 4500e12, "published spec: NVIDIA Blackwell architecture brief, HGX B200"
         ),
         CudaChip((10, 0), 148, 128, 1.965, 132644864, 233472, 232448),
     ),
-    _tpu("v5e", "Cloud TPU v5e", 15.75, 8, 197, 819, "v5e:2x2 v5e:2x4"),
-    _tpu("v5p", "Cloud TPU v5p", 95.73, 4, 459, 2765, "v5p:2x2x1"),
-    _tpu("v6e", "Cloud TPU v6e", 31.24, 8, 918, 1640, "v6e:2x2 v6e:2x4"),
+    _tpu("v5e", "Cloud TPU v5e", 15.75, 8, 197, 819, 400, "v5e:2x2 v5e:2x4 v5e:4x4 v5e:4x8 v5e:8x8"),
+    _tpu("v5p", "Cloud TPU v5p", 95.73, 4, 459, 2765, 1200, "v5p:2x2x1 v5p:2x2x2 v5p:2x2x4 v5p:2x4x4 v5p:4x4x4"),
+    _tpu("v6e", "Cloud TPU v6e", 31.24, 8, 918, 1640, 896, "v6e:2x2 v6e:2x4 v6e:4x4 v6e:4x8 v6e:8x8"),
     # A chip is two devices with half of its memory and rates each; it multiplies fp8, not int8.
-    _tpu("v7x", "Cloud TPU7x (half a chip)", 94.74, 8, 1153.5, 3690, "tpu7x:2x2x1", "fp8"),
+    _tpu(
+        "v7x",
+        "Cloud TPU7x (half a chip)",
+        94.74,
+        8,
+        1153.5,
+        3690,
+        1200,
+        "tpu7x:2x2x1 tpu7x:2x2x2 tpu7x:2x2x4 tpu7x:2x4x4",
+        "fp8",
+    ),
 )
 ACCELERATORS: Mapping[str, Device] = MappingProxyType({device.name: device for device in _TABLE})
 NAMES = ("cpu", *ACCELERATORS)
@@ -159,7 +190,7 @@ NAMES = ("cpu", *ACCELERATORS)
 def find_device(name: str, memory_bytes: int | None = None) -> Device:
     """Return a device of the table, or this machine's CPU with its free memory; `memory_bytes` replaces its limit."""
     device = ACCELERATORS.get(name) or Device(
-        "cpu", f"this machine's CPU, {len(os.sched_getaffinity(0))} cores", "cpu", available_bytes(), 1.0, 1, None
+        "cpu", f"this machine's CPU, {len(os.sched_getaffinity(0))} cores", "cpu", available_bytes(), 1.0, 1, 0.0, None
     )
     return device if memory_bytes is None else replace(device, memory_bytes=memory_bytes, runtime_share=1.0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from jaxserve.config import Config
@@ -44,13 +44,16 @@ def planned_chip(device: Device) -> Chip:
 
 
 def model_sizes(config: Config, decoder: DecoderConfig, device: Device) -> Sizes:
-    """Return the model's sizes in the dtypes and on the number of devices of `config`."""
-    skeleton = _skeleton(decoder, planned_policy(config, decoder, device))
-    return make_sizes(skeleton, config.parallel.tensor_parallel_size)
+    """Return the model's sizes in the dtypes and on the devices of `config`."""
+    decoder = decoder.for_devices(config.parallel.tensor_parallel_size)
+    policy = planned_policy(config, decoder, device)
+    layers = decoder.layers if policy.quant.plain_matrices else tuple(dict.fromkeys(decoder.layers))
+    return make_sizes(_skeleton(replace(decoder, layers=layers), policy), decoder)
 
 
 def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
     """Divide the memory as the engine would. Raises DoesNotFitError with one line."""
+    decoder = decoder.for_devices(config.parallel.tensor_parallel_size)
     sizes = model_sizes(config, decoder, device)
     weights = held_bytes(device, sizes, sizes.weights_bytes)
     if weights >= device.limit_bytes:

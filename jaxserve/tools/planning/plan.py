@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from jaxserve.tools.planning.advice import Advice
+from jaxserve.tools.planning.collectives import Collective
 from jaxserve.tools.planning.compiler import ProgramMemory
 from jaxserve.tools.planning.devices import Rates
 from jaxserve.tools.planning.roofline import DecodeBound, PrefillBound
@@ -38,6 +39,10 @@ class DevicePart:
     limit_bytes: int
     """Part of `memory_bytes` that the runtime allocates from."""
     rates: Rates | None
+    num_hosts: int = 1
+    tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    expert_parallel_size: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,16 @@ class Concurrency:
     limited_by: Literal["kv", "max_num_seqs"]
 
 
+@dataclass(frozen=True, slots=True)
+class Exchanges:
+    """The collectives of one step, counted from shapes."""
+
+    step: str
+    collectives: tuple[Collective, ...]
+    seconds: float
+    """Bytes sent, over the published bandwidth of the links they pass: a lower bound, without latency."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A whole plan. Parts that exist only for an engine that fits are None or empty."""
@@ -112,6 +127,8 @@ class Plan:
     step: StepPart | None = None
     concurrency: tuple[Concurrency, ...] = ()
     programs: tuple[ProgramMemory, ...] = ()
+    exchanges: tuple[Exchanges, ...] = ()
+    """Largest decode step and largest mixed step; empty on one device."""
     decode: tuple[DecodeBound, ...] = ()
     prefill: tuple[PrefillBound, ...] = ()
 

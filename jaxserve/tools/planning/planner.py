@@ -21,10 +21,21 @@ from jaxserve.runner.limits import Limits, context_notes, kv_spec, quantization_
 from jaxserve.runtime.environment import child_environment
 from jaxserve.runtime.startup_display import StartupDisplay
 from jaxserve.tools.planning.advice import Advice, Attempt, advice_for, attempt, find_advice
+from jaxserve.tools.planning.collectives import Links, step_collectives
 from jaxserve.tools.planning.compiler import Answers, CompileJob, ProgramMemory, compile_programs
 from jaxserve.tools.planning.devices import Device, Rates, measure_cpu_rates
 from jaxserve.tools.planning.fit import Fit, gib, held_bytes, make_fit, model_sizes, planned_chip
-from jaxserve.tools.planning.plan import CachePart, Concurrency, DevicePart, MemoryPart, ModelPart, Plan, StepPart
+from jaxserve.tools.planning.machine import Machine, with_sizes
+from jaxserve.tools.planning.plan import (
+    CachePart,
+    Concurrency,
+    DevicePart,
+    Exchanges,
+    MemoryPart,
+    ModelPart,
+    Plan,
+    StepPart,
+)
 from jaxserve.tools.planning.roofline import decode_bound, prefill_bound
 from jaxserve.tools.planning.sizes import Sizes
 from jaxserve.tools.planning.targets import missing_compiler
@@ -70,8 +81,9 @@ def bytes_by_dtype(checkpoint: Checkpoint) -> dict[str, int]:
     return dict(found.most_common())
 
 
-def make_plan(config: Config, device: Device, *, compiles: bool, all_programs: bool) -> Plan:
-    """Return the plan of a config; the engine's warnings are notes of the plan and are not logged.
+def make_plan(config: Config, machine: Machine, *, compiles: bool, all_programs: bool) -> Plan:
+    """Return the plan of a config, for all devices of `machine` if it says how many; the engine's warnings are notes of the
+    plan and are not logged.
 
     compiles: False estimates the workspace. all_programs: True compiles every program, not only the largest of each
     kind. Raises CheckpointError or another StartupError with one line.
@@ -81,9 +93,11 @@ def make_plan(config: Config, device: Device, *, compiles: bool, all_programs: b
     logger.setLevel(logging.ERROR)
     try:
         model = read_model(resolve(config.model.model, config.model.revision, weights=False))
+        device = machine.device
+        config = with_sizes(config, model.decoder.with_context(config.model.max_model_len), machine)
         rates = measure_cpu_rates() if device.platform == "cpu" else device.rates
-        planner = Planner(model, device, rates, all_programs=all_programs)
-        missing = missing_compiler(device, config.parallel.tensor_parallel_size) if compiles else None
+        planner = Planner(model, device, rates, num_hosts=machine.num_hosts, all_programs=all_programs)
+        missing = missing_compiler(device, config.parallel.num_devices) if compiles else None
         if not compiles or missing is not None:
             note = f"nothing was compiled, the workspace is estimated: {missing}"
             return planner.plan(config, None, [note] if compiles else [])
@@ -106,11 +120,20 @@ class _Outcome:
 class Planner:
     """Plans for one model and one device."""
 
-    def __init__(self, model: PlannedModel, device: Device, rates: Rates | None, *, all_programs: bool = False) -> None:
+    def __init__(
+        self,
+        model: PlannedModel,
+        device: Device,
+        rates: Rates | None,
+        *,
+        num_hosts: int = 1,
+        all_programs: bool = False,
+    ) -> None:
         """rates: published or measured rates; None leaves the roofline out."""
         self._model = model
         self._device = device
         self._rates = rates
+        self._num_hosts = num_hosts
         self._all_programs = all_programs
 
     def plan(self, config: Config, compile_job: Compile | None, notes: Sequence[str] = ()) -> Plan:
@@ -145,6 +168,10 @@ class Planner:
                 name=device.name,
                 title=device.title,
                 count=sizes.num_devices,
+                num_hosts=self._num_hosts,
+                tensor_parallel_size=sizes.shape.tensor,
+                data_parallel_size=sizes.shape.data,
+                expert_parallel_size=sizes.shape.expert,
                 memory_bytes=device.memory_bytes,
                 limit_bytes=device.limit_bytes,
                 rates=self._rates,
@@ -170,7 +197,7 @@ class Planner:
                 bytes_per_block=limits.spec.bytes_per_block,
                 block_size=limits.spec.block_size,
                 num_blocks=limits.num_blocks,
-                num_tokens=(limits.num_blocks - 1) * limits.spec.block_size,
+                num_tokens=limits.num_usable_blocks * limits.spec.block_size,
             ),
             step=StepPart(
                 max_model_len=limits.max_model_len,
@@ -184,15 +211,24 @@ class Planner:
         )
         if self._rates is None:
             return plan
-        rates, itemsize = self._rates, limits.kv_dtype.itemsize
+        rates, itemsize, chunk = self._rates, limits.kv_dtype.itemsize, max(limits.buckets.mixed)
+        links = Links.of(self._device), self._num_hosts
+        rows = max(limits.buckets.decode)
+        steps = (("decode", rows, rows), ("mixed", chunk, limits.buckets.mixed_rows(chunk)))
         return replace(
             plan,
+            exchanges=tuple(
+                Exchanges(f"{kind}/{num_tokens}", collectives, links[0].seconds(collectives))
+                for kind, num_tokens, num_rows in steps
+                for collectives in (step_collectives(sizes, num_tokens, num_rows, self._num_hosts),)
+                if collectives
+            ),
             decode=tuple(
-                decode_bound(sizes, rates, itemsize, batch, row.length, fits=batch <= row.num_requests)
+                decode_bound(sizes, rates, itemsize, batch, row.length, *links, fits=batch <= row.num_requests)
                 for row in plan.concurrency
                 for batch in BATCHES
             ),
-            prefill=tuple(prefill_bound(sizes, rates, length, max(limits.buckets.mixed)) for length in lengths),
+            prefill=tuple(prefill_bound(sizes, rates, length, chunk, *links) for length in lengths),
         )
 
     def _outcome(self, config: Config, sizes: Sizes, fit: Fit, compile_job: Compile) -> _Outcome:
@@ -267,7 +303,8 @@ class Planner:
         )
 
     def _decoder(self, config: Config) -> DecoderConfig:
-        return self._model.decoder.with_context(config.model.max_model_len)
+        decoder = self._model.decoder.with_context(config.model.max_model_len)
+        return decoder.for_devices(config.parallel.tensor_parallel_size)
 
     def _notes(self, config: Config, sizes: Sizes, limits: Limits) -> tuple[str, ...]:
         decoder, device = self._decoder(config), self._device
@@ -277,9 +314,14 @@ class Planner:
                 f"context shortened from {decoder.max_position:,} to the {limits.max_model_len:,} tokens that the "
                 "KV cache holds"
             )
-        if sizes.kv_shards < sizes.num_devices:
+        if sizes.rules.count("kv_heads") < sizes.shape.tensor:
             notes.append(
-                f"{decoder.num_kv_heads} KV heads do not divide over {sizes.num_devices} devices: each holds them all"
+                f"{decoder.num_kv_heads} KV heads do not divide over {sizes.shape.tensor} devices: each holds them all"
+            )
+        if decoder.kv_copies > 1:
+            notes.append(
+                f"each of the {decoder.num_stored_kv_heads} KV heads, and its part of the KV cache, is held by "
+                f"{decoder.kv_copies} devices; --data-parallel-size divides the cache instead"
             )
         notes.extend(context_notes(config, self._model.decoder))
         notes.extend(quantization_notes(config, decoder, planned_chip(device)))
@@ -289,7 +331,8 @@ class Planner:
 
 
 def _concurrency(limits: Limits, length: int) -> Concurrency:
-    by_cache = (limits.num_blocks - 1) // -(-length // limits.spec.block_size)
+    of_rank = limits.num_usable_blocks // limits.num_ranks // -(-length // limits.spec.block_size)
+    by_cache = of_rank * limits.num_ranks
     most = limits.buckets.max_num_seqs
     return Concurrency(length, min(by_cache, most), "kv" if by_cache < most else "max_num_seqs")
 

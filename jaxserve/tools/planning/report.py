@@ -13,10 +13,10 @@ from jaxserve.tools.planning.fit import gib
 from jaxserve.tools.planning.plan import MemoryPart, Plan
 from jaxserve.tools.planning.roofline import DecodeBound
 
-_BOUNDS = {"weights": "reading weights", "arithmetic": "arithmetic", "kv": "reading KV"}
+_BOUNDS = {"weights": "reading weights", "arithmetic": "arithmetic", "kv": "reading KV", "exchange": "collectives"}
 _LEAST_WIDTH = 100
 _PROGRAM_COLUMNS = ("arguments", "output", "aliased", "temporary", "code", "peak")
-_SHORT_BOUNDS = {"weights": "weights", "arithmetic": "arithmetic", "kv": "KV"}
+_SHORT_BOUNDS = {"weights": "weights", "arithmetic": "arithmetic", "kv": "KV", "exchange": "exchange"}
 
 
 def print_plan(plan: Plan) -> None:
@@ -29,6 +29,7 @@ def print_plan(plan: Plan) -> None:
     _print_programs(plan, console)
     if plan.fits:
         _print_steps(plan, console)
+        _print_exchanges(plan, console)
         _print_speed(plan, console)
     if plan.notes:
         console.print()
@@ -40,10 +41,19 @@ def print_plan(plan: Plan) -> None:
 def _print_head(plan: Plan, console: Console) -> None:
     device = plan.device
     title = device.title if device.count == 1 else f"{device.count} x {device.title}"
+    if device.num_hosts > 1:
+        title += f" of {device.num_hosts} hosts"
     verdict = Text("fits", "bold green") if plan.fits else Text("does not fit", "bold red")
     console.print(Text.assemble((Path(plan.model.path).name, "bold"), f" on {title}: ", verdict))
     if plan.reason:
         console.print(plan.reason)
+    if device.count > 1:
+        sizes = {
+            "tensor": device.tensor_parallel_size,
+            "data": device.data_parallel_size,
+            "expert": device.expert_parallel_size,
+        }
+        console.print(" ".join(f"--{name}-parallel-size {size}" for name, size in sizes.items() if size > 1))
 
 
 def _print_memory(plan: Plan, console: Console) -> None:
@@ -89,7 +99,7 @@ def _print_programs(plan: Plan, console: Console) -> None:
         return
     table = _table("program", *(f">{name}" for name in _PROGRAM_COLUMNS))
     for program in plan.programs:
-        name, *sizes = astuple(program)
+        name, *sizes = astuple(program)[: len(_PROGRAM_COLUMNS) + 1]
         table.add_row(name, *map(gib, sizes))
     _show(table, "Programs, by the device's compiler", console)
 
@@ -107,6 +117,21 @@ def _print_steps(plan: Plan, console: Console) -> None:
         limit = "KV cache" if row.limited_by == "kv" else f"--max-num-seqs {step.max_num_seqs}"
         table.add_row(f"{row.length:,}", f"{row.num_requests:,}", limit)
     _show(table, "Requests at once", console)
+
+
+def _print_exchanges(plan: Plan, console: Console) -> None:
+    if not plan.exchanges:
+        return
+    table = _table("step", "", "collective", ">number", ">devices", ">array", ">sent by a device")
+    for step in plan.exchanges:
+        name = step.step
+        for each in step.collectives:
+            sizes = (f"{each.count:,}", str(each.num_devices), gib(each.array_bytes), gib(each.sent_bytes))
+            table.add_row(name, each.name, each.kind, *sizes)
+            name = ""
+        total = sum(each.sent_bytes for each in step.collectives)
+        table.add_row("", "", f"at least {_time(step.seconds)}", "", "", "", gib(total))
+    _show(table, "Collectives of a step", console)
 
 
 def _print_speed(plan: Plan, console: Console) -> None:
@@ -128,7 +153,7 @@ def _print_speed(plan: Plan, console: Console) -> None:
     flops = rates.of(plan.arithmetic)
     console.print(
         f"at {rates.bytes_per_s / 1e9:,.0f} GB/s and {flops / 1e12:,.4g} TFLOP/s {plan.arithmetic} "
-        f"({rates.source}); launches, sampling and exchange between devices not counted",
+        f"({rates.source}); launches, sampling and latencies of collectives not counted",
         style="dim",
     )
 

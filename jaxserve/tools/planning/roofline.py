@@ -3,20 +3,23 @@
 A step of B rows with C tokens each:  max(weights / BW, 2 x multiplied weights x B / FLOPS) + KV bytes x C x B / BW
 A prompt of T tokens, in chunks of c: sum over chunks of max(weights / BW, 2 x multiplied weights x c / FLOPS)
                                       + 4 x query width x attended pairs / FLOPS of activations
-All per device. Experts count if a token selects them: see `Sizes.step_bytes`. Communication between devices, launches
-and sampling are not counted, so that no engine is faster.
+To both come the bytes of collectives between devices / bandwidth of the links. All per device. Experts count if a token
+selects them: see `Sizes.step_bytes`. Launches, latencies and sampling are not counted, so that no engine is faster that
+does not hide collectives behind its arithmetic.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
+from jaxserve.tools.planning.collectives import Links, step_collectives
 from jaxserve.tools.planning.devices import Rates
 from jaxserve.tools.planning.sizes import Sizes
 
-Bound = Literal["weights", "arithmetic", "kv"]
-"""Longest part: reading weights, multiplying, or reading keys and values."""
+Bound = Literal["weights", "arithmetic", "kv", "exchange"]
+"""Longest part: reading weights, multiplying, reading keys and values, or collectives between devices."""
+NO_LINKS: Final = Links(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,15 @@ class PrefillBound:
 
 
 def decode_bound(
-    sizes: Sizes, rates: Rates, kv_itemsize: int, num_requests: int, context: int, *, fits: bool
+    sizes: Sizes,
+    rates: Rates,
+    kv_itemsize: int,
+    num_requests: int,
+    context: int,
+    links: Links = NO_LINKS,
+    num_hosts: int = 1,
+    *,
+    fits: bool,
 ) -> DecodeBound:
     """Return the shortest possible time of a decode step."""
     decoder = sizes.decoder
@@ -51,12 +62,15 @@ def decode_bound(
     weights_s = sizes.step_bytes(num_requests) / rates.bytes_per_s
     arithmetic_s = 2 * sizes.num_matmul_weights * num_requests / sizes.num_devices / rates.of(sizes.arithmetic)
     kv_s = per_token * sizes.attended_tokens(context) * num_requests / rates.bytes_per_s
-    step_s = max(weights_s, arithmetic_s) + kv_s
-    bound = _longest(weights=weights_s, arithmetic=arithmetic_s, kv=kv_s)
+    exchange_s = links.seconds(step_collectives(sizes, num_requests, num_requests, num_hosts))
+    step_s = max(weights_s, arithmetic_s) + kv_s + exchange_s
+    bound = _longest(weights=weights_s, arithmetic=arithmetic_s, kv=kv_s, exchange=exchange_s)
     return DecodeBound(num_requests, context, step_s, num_requests / step_s, bound, fits)
 
 
-def prefill_bound(sizes: Sizes, rates: Rates, num_tokens: int, chunk: int) -> PrefillBound:
+def prefill_bound(
+    sizes: Sizes, rates: Rates, num_tokens: int, chunk: int, links: Links = NO_LINKS, num_hosts: int = 1
+) -> PrefillBound:
     """Return the shortest possible time of a prompt that is computed `chunk` tokens per step."""
     decoder = sizes.decoder
     flops = rates.of(sizes.arithmetic) * sizes.num_devices
@@ -66,12 +80,15 @@ def prefill_bound(sizes: Sizes, rates: Rates, num_tokens: int, chunk: int) -> Pr
     weights_s = [sizes.step_bytes(size) / rates.bytes_per_s for size in chunks]
     matmuls_s = [2 * (sizes.num_layer_weights * size + sizes.num_head_weights) / flops for size in chunks]
     attention_s = 4 * decoder.num_heads * decoder.head_dim * sizes.attended_pairs(num_tokens) / attention_flops
-    seconds = sum(map(max, weights_s, matmuls_s)) + attention_s
-    bound = _longest(weights=sum(weights_s), arithmetic=sum(matmuls_s) + attention_s)
+    exchange_s = sum(links.seconds(step_collectives(sizes, size, 1, num_hosts)) for size in chunks)
+    seconds = sum(map(max, weights_s, matmuls_s)) + attention_s + exchange_s
+    bound = _longest(weights=sum(weights_s), arithmetic=sum(matmuls_s) + attention_s, exchange=exchange_s)
     return PrefillBound(num_tokens, seconds, num_tokens / seconds, bound)
 
 
-def _longest(weights: float, arithmetic: float, kv: float = 0.0) -> Bound:
+def _longest(weights: float, arithmetic: float, exchange: float, kv: float = 0.0) -> Bound:
+    if exchange > max(weights, arithmetic, kv):
+        return "exchange"
     if kv > max(weights, arithmetic):
         return "kv"
     return "arithmetic" if arithmetic > weights else "weights"

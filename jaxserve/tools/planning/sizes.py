@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from jaxserve.layers.policy import Exchange
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import LeafSpec, ModelSkeleton
 from jaxserve.quant.array import ArraySpec
 from jaxserve.quant.names import NO_QUANTIZATION
-from jaxserve.sharding.mesh import MODEL_AXIS, axis_rules
+from jaxserve.sharding.rules import AxisRules, MeshShape
 
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +32,9 @@ class Sizes:
     arithmetic: str
     """Dtype that matmuls multiply in: see `Rates.of`."""
     activation_itemsize: int
-    num_devices: int
-    kv_shards: int
-    """Devices that split the KV cache; 1 if the heads do not divide: each holds all of it."""
+    shape: MeshShape
+    rules: AxisRules
+    exchange: Exchange
     num_parameters: int
     num_layer_weights: int
     """Parameters of the layers' matrices that a token is multiplied with: two operations per token each."""
@@ -40,6 +45,15 @@ class Sizes:
     """Part of them that a step reads on one device: all matrices, but only a few rows of an embedding, and no vectors."""
     expert_bytes: int
     """Part of those that belongs to experts: a step of few tokens does not use all of them."""
+
+    @property
+    def num_devices(self) -> int:
+        return self.shape.num_devices
+
+    @property
+    def kv_shards(self) -> int:
+        """Devices that split the KV cache; 1 if the heads do not divide: each holds all of it."""
+        return self.rules.count("kv_heads") * self.rules.count("pages")
 
     @property
     def num_matmul_weights(self) -> int:
@@ -66,34 +80,53 @@ class Sizes:
         return pairs
 
 
-def make_sizes(skeleton: ModelSkeleton, num_devices: int) -> Sizes:
-    """Count the leaves of `skeleton`, sharded as the engine would shard them."""
-    rules, policy = axis_rules(skeleton.config, num_devices), skeleton.policy
+def make_sizes(skeleton: ModelSkeleton, decoder: DecoderConfig | None = None) -> Sizes:
+    """Count the leaves of a model, sharded as the engine would shard them.
+
+    decoder: a config with more layers like those of `skeleton`, which then has one of each kind; None: the skeleton's own.
+    """
+    policy, decoder = skeleton.policy, decoder or skeleton.config
+    rules, leaves = policy.rules, tuple(_repeated(skeleton, decoder))
 
     def local_bytes(array: ArraySpec) -> int:
-        is_split = any(axis is not None and rules[axis] == MODEL_AXIS for axis in array.axes)
-        return array.num_bytes // (num_devices if is_split else 1)
+        return array.num_bytes // math.prod(rules.count(axis) for axis in array.axes)
 
     head = _EMBEDDING if skeleton.config.tied_embeddings else _HEAD
-    matrices = [leaf for leaf in skeleton.leaves if len(leaf.shape) > 1 and leaf.name not in (_EMBEDDING, _HEAD)]
-    of_experts = [leaf for leaf in skeleton.leaves if leaf.num_experts is not None]
+    matrices = [leaf for leaf in leaves if len(leaf.shape) > 1 and leaf.name not in (_EMBEDDING, _HEAD)]
+    of_experts = [leaf for leaf in leaves if leaf.num_experts is not None]
     heads = [leaf for leaf in skeleton.leaves if leaf.name == head]
     return Sizes(
-        decoder=skeleton.config,
+        decoder=decoder,
         stored_as=str(policy.weights) if policy.quant.name == NO_QUANTIZATION else policy.quant.name,
         arithmetic=policy.quant.format.arithmetic or ("float32" if policy.activations == jnp.float32 else "bfloat16"),
         activation_itemsize=policy.activations.itemsize,
-        num_devices=num_devices,
-        kv_shards=num_devices if rules["kv_heads"] == MODEL_AXIS else 1,
-        num_parameters=sum(math.prod(leaf.shape) for leaf in skeleton.leaves),
+        shape=policy.mesh,
+        rules=rules,
+        exchange=policy.exchange,
+        num_parameters=sum(math.prod(leaf.shape) for leaf in leaves) - _num_copied(decoder),
         num_layer_weights=sum(_weights_per_token(leaf, skeleton.config) for leaf in matrices),
         num_head_weights=sum(math.prod(leaf.shape) for leaf in heads),
-        weights_bytes=sum(map(local_bytes, skeleton.arrays)),
+        weights_bytes=sum(local_bytes(array) for leaf in leaves for array in leaf.arrays),
         read_bytes=sum(
             local_bytes(array) for leaf in (*matrices, *heads) for array in leaf.arrays if len(array.shape) > 1
         ),
         expert_bytes=sum(local_bytes(array) for leaf in of_experts for array in leaf.arrays),
     )
+
+
+def _repeated(skeleton: ModelSkeleton, decoder: DecoderConfig) -> Iterator[LeafSpec]:
+    """Yield each leaf as often as the decoder has layers like its own."""
+    layers = skeleton.config.layers
+    for leaf in skeleton.leaves:
+        index = None if layers == decoder.layers else _LAYER.match(leaf.name)
+        yield from itertools.repeat(leaf, 1 if index is None else decoder.layers.count(layers[int(index[1])]))
+
+
+def _num_copied(config: DecoderConfig) -> int:
+    """Return the parameters of copies of KV heads, which the checkpoint does not have."""
+    rows = 2 * (config.num_kv_heads - config.num_stored_kv_heads) * config.head_dim
+    per_row = config.hidden_size + config.qkv_bias + (0.5 if config.qk_norm == "whole" else 0)
+    return int(config.num_layers * rows * per_row)
 
 
 def _weights_per_token(matrix: LeafSpec, config: DecoderConfig) -> int:
@@ -110,14 +143,11 @@ def estimate_workspace(sizes: Sizes, num_tokens: int, num_rows: int) -> int:
     of each that a token uses) and three float32 copies of the logits for sampling. A compiler may need several times as
     much if it copies the KV pool.
     """
-    decoder = sizes.decoder
-
-    def share(count: int) -> int:
-        return count // sizes.num_devices if count % sizes.num_devices == 0 else count
-
-    blocks = [3 * share(decoder.intermediate_size)]
+    decoder, count = sizes.decoder, sizes.rules.count
+    blocks = [3 * decoder.intermediate_size // count("ffn")]
     if decoder.experts is not None:
-        own = decoder.hidden_size + 3 * share(decoder.experts.intermediate_size)
-        blocks.append(decoder.experts.num_per_token * own + 3 * share(decoder.experts.shared_intermediate_size or 0))
+        own = decoder.hidden_size + 3 * decoder.experts.intermediate_size // count("expert_ffn")
+        shared = 3 * (decoder.experts.shared_intermediate_size or 0) // count("shared_ffn")
+        blocks.append(decoder.experts.num_per_token * own + shared)
     width = 2 * decoder.hidden_size + max(blocks)
-    return num_tokens * width * sizes.activation_itemsize + 3 * num_rows * share(decoder.vocab_size) * 4
+    return num_tokens * width * sizes.activation_itemsize + 3 * num_rows * decoder.vocab_size // count("vocab") * 4

@@ -20,6 +20,9 @@ COMPILERS: dict[Platform, tuple[str, ...]] = {
 }
 """Packages per platform of which any one has the compiler."""
 
+MOST_TPUS = 64
+"""Devices of the largest topology in `devices`."""
+
 TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -36,29 +39,35 @@ def missing_compiler(device: Device, num_devices: int) -> str | None:
     packages = COMPILERS[device.platform]
     if packages and not any(_is_installed(package) for package in packages):
         return f"{packages[0]} is not installed"
-    if packages and num_devices > device.most_per_host:
-        return f"{num_devices} devices are more than the {device.most_per_host} of one host"
+    if device.platform == "tpu" and num_devices > MOST_TPUS:
+        return f"no topology of {num_devices} devices is known here: at most {MOST_TPUS}"
     return None
 
 
 def described_devices(device: Device, num_devices: int) -> list[jax.Device]:
-    """Return the first `num_devices` of one host. Call it in a process with JAX_PLATFORMS=cpu and TPU_ENVIRONMENT."""
+    """Return `num_devices`, of as few hosts as have them. Call it in a process with JAX_PLATFORMS=cpu and TPU_ENVIRONMENT.
+
+    A program over several hosts is compiled whole here, as each host compiles it. Raises ConfigError if they are too many.
+    """
     if device.platform == "cpu":
         if num_devices > 1:
             jax.config.update("jax_num_cpu_devices", num_devices)
         return jax.devices("cpu")[:num_devices]
     if device.platform == "gpu":
+        num_hosts = -(-num_devices // device.most_per_host)
+        if num_devices % num_hosts:
+            raise ConfigError(f"{num_devices} {device.title}: they do not divide over {num_hosts} hosts")
         topology = topologies.get_topology_desc(
             platform="cuda",
             target_config=cuda_target_config(device),
-            topology=f"1x1x{num_devices}",  # partitions, hosts, devices
+            topology=f"1x{num_hosts}x{num_devices // num_hosts}",  # partitions, hosts, devices of each
         )
         return list(topology.devices[:num_devices])
     for name in device.topologies:
         found = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
         if len(found) >= num_devices:
             return list(found[:num_devices])
-    raise ConfigError(f"--tensor-parallel-size {num_devices}: a host has {device.most_per_host} {device.title}")
+    raise ConfigError(f"{num_devices} {device.title}: at most {MOST_TPUS} can be compiled for")
 
 
 def cuda_target_config(device: Device) -> str:

@@ -20,13 +20,14 @@ from jaxserve_kernels.kv_write.reference import kv_write as scatter
 from jaxserve_kernels.paged_attention import cpu, gpu, layout, reference, tpu
 from jaxserve_kernels.paged_attention.layout import Paging, Ragged, from_pool_heads, pool_heads, to_pool_heads
 from jaxserve_kernels.paged_attention.options import Scoring
-from jaxserve_kernels.paged_attention.sharded import AttentionKernel, Results, over_heads
+from jaxserve_kernels.paged_attention.sharded import AttentionKernel, Results, ShardAxes, over_mesh
 from jaxserve_kernels.rope import Rotation, rotate
 
 __all__ = [
     "Paging",
     "Ragged",
     "Scoring",
+    "ShardAxes",
     "decode_attention",
     "mixed_attention",
     "pool_heads",
@@ -55,8 +56,7 @@ def ragged_layout(
     backend: Backend = "reference",
 ) -> Ragged:
     """Cut a step's segments as the backend's `mixed_attention` takes them."""
-    tiling = _kernels(backend).TILING if backend == "mosaic_gpu" else None
-    return layout.ragged_layout(query_starts, num_decode_rows, num_tokens=num_tokens, tiling=tiling)
+    return layout.ragged_layout(query_starts, num_decode_rows, num_tokens=num_tokens, tiling=_tiling(backend))
 
 
 def write_and_attend(
@@ -73,13 +73,14 @@ def write_and_attend(
     sinks: Float[Array, "N"] | None = None,
     scales: KVScales | None = None,
     backend: Backend = "reference",
+    shards: ShardAxes = ShardAxes(),  # noqa: B008  (immutable)
 ) -> tuple[Float[Array, "T N H"], Num[Array, "L P K2 S H2"], Num[Array, "L P K2 S H2"]]:
     """Rotate, put the tokens' keys and values into their pages, then attend; returns the pools as well.
 
     One op, because a backend may keep pages in an order of its own: all of a pool's reads and writes have
     to go through the same backend. Under donation the pools are the same buffers. Without `rotation` queries and
     keys are taken as they are. `scales` go with a pool of 8-bit numbers. A pool may have fewer and wider
-    heads than the operands (see `pool_heads`).
+    heads than the operands (see `pool_heads`). shards: what the devices of the mesh in context split.
     """
     if backend in NATIVE and cpu.supports(q.shape[1], k_pages.shape, k_pages.dtype, scoring):
         where = (paging.block_tables, paging.kv_lengths, paging.query_starts, paging.pages, paging.slots)
@@ -91,7 +92,7 @@ def write_and_attend(
     if scales is not None:  # a score is linear in its key, and the result in the values
         q = (q * jnp.repeat(scales.k, group)[:, None]).astype(q.dtype)
     q, *written = to_pool_heads(q, *stored(k, v, k_pages.dtype, scales), k_pages.shape)
-    attend = _kernel(backend, scoring)
+    attend = _kernel(backend, scoring, shards)
     out, k_pages, v_pages = attend(q, *written, k_pages, v_pages, layer, paging, sinks)
     out = from_pool_heads(out, num_kv_heads, dim, k_pages.shape)
     if scales is not None:
@@ -99,14 +100,16 @@ def write_and_attend(
     return out, k_pages, v_pages
 
 
-def _kernel(backend: Backend, scoring: Scoring) -> AttentionKernel:
-    """Writes and attends. XLA splits its own operations over the devices of a mesh, but no kernel."""
+def _kernel(backend: Backend, scoring: Scoring, shards: ShardAxes) -> AttentionKernel:
+    """Writes and attends. XLA splits its own operations over the devices of a mesh by heads, but no kernel, nor pages."""
     if backend == "mosaic_tpu":
         from jaxserve_kernels.paged_attention.tpu import fused
 
-        return over_heads(functools.partial(fused.write_then_attend, scoring=scoring, chip=fused.this_chip()))
+        return over_mesh(functools.partial(fused.write_then_attend, scoring=scoring, chip=fused.this_chip()), shards)
     kernel = functools.partial(_write_then_attend, scoring=scoring, backend=backend)
-    return over_heads(kernel) if backend == "mosaic_gpu" else kernel
+    if backend != "mosaic_gpu" and not shards.pages:
+        return kernel
+    return over_mesh(kernel, shards, _tiling(backend))
 
 
 def _write_then_attend(
@@ -174,6 +177,10 @@ def mixed_attention(
     attend = _kernels(backend).mixed_attention
     out: Array = attend(q, k_pages, v_pages, layer, block_tables, kv_lengths, ragged, scoring=scoring, sinks=sinks)
     return out
+
+
+def _tiling(backend: Backend) -> layout.Tiling | None:
+    return _kernels(backend).TILING if backend == "mosaic_gpu" else None
 
 
 def _kernels(backend: Backend) -> ModuleType:

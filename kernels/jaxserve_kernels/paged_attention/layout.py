@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Bool, Float, Int, Num
 
 QUERIES_PER_TILE = 64
 """Large enough for efficient products on a CPU, small enough that a short chunk wastes little."""
@@ -106,14 +106,24 @@ class Paging(NamedTuple):
 
 
 def ragged_layout(
-    query_starts: Int[Array, "B1"], num_decode_rows: Int[Array, ""], *, num_tokens: int, tiling: Tiling | None = None
+    query_starts: Int[Array, "B1"],
+    num_decode_rows: Int[Array, ""],
+    *,
+    num_tokens: int,
+    tiling: Tiling | None = None,
+    is_cut: Bool[Array, "B"] | None = None,
 ) -> Ragged:
-    """Cut every row after the decode rows into tiles; the decode rows need none."""
+    """Cut every row after the decode rows into tiles; the decode rows need none.
+
+    is_cut: False for rows that get no tiles, because another device computes them.
+    """
     tile, alignment = tiling or Tiling()
     num_rows = query_starts.shape[0] - 1
     max_tiles = -(-(num_tokens + (alignment - 1) * num_rows) // tile) + num_rows
     first_tokens = query_starts[:-1] // alignment * alignment  # (B,)
     is_tiled = (query_starts[1:] > query_starts[:-1]) & (jnp.arange(num_rows) >= num_decode_rows)
+    if is_cut is not None:
+        is_tiled &= is_cut
     tiles = jnp.where(is_tiled, -(-(query_starts[1:] - first_tokens) // tile), 0)  # (B,)
     ends = jnp.cumsum(tiles)  # (B,)
     index = jnp.arange(max_tiles)

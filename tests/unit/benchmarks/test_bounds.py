@@ -15,7 +15,7 @@ from jaxserve.tools.planning.sizes import make_sizes
 from tests.unit.tools.planning.configs import LLAMA_8B
 
 MACHINE = MachineBounds(read_bytes_per_s=400.0, gemm_flops=8000.0)
-SHAPE = make_sizes(make_skeleton(decoder_config(LLAMA_8B), plain(jnp.dtype("float32"))), 1)
+SHAPE = make_sizes(make_skeleton(decoder_config(LLAMA_8B), plain(jnp.dtype("float32"))))
 MODEL = replace(SHAPE, num_layer_weights=80, num_head_weights=20, read_bytes=400)
 
 

@@ -194,7 +194,9 @@ def test_prompt_that_did_not_fit_is_not_looked_up_page_by_page_again(monkeypatch
     other = computed(kv, tokens(25, first=100))
     waiting, looked_up = kv.new_table(None), []
     find = kv.pool.find
-    monkeypatch.setattr(kv.pool, "find", lambda block_hash: looked_up.append(block_hash) or find(block_hash))
+    monkeypatch.setattr(
+        kv.pool, "find", lambda block_hash, rank=0: looked_up.append(block_hash) or find(block_hash, rank)
+    )
     assert kv.start(waiting, values) is None
     assert len(looked_up) == 5, "four cached pages and one that is not"
     looked_up.clear()
@@ -255,3 +257,31 @@ def test_remembered_failure_equals_that_of_a_new_look_up(seed: int) -> None:
 def test_hash_of_a_page_that_is_not_full_is_rejected() -> None:
     with pytest.raises(ValueError, match="not full"):
         HashChain(4, None).hash(1, tokens(7))
+
+
+def test_a_request_has_pages_of_one_rank_only_the_one_with_most_cached_pages_then_with_most_free() -> None:
+    kv, values = KVManager(10, 4, 64, num_ranks=2), tokens(9)
+    first, second = computed(kv, values), kv.new_table(None)
+    assert kv.start(second, tokens(5, first=50)) == 0
+    assert (first.blocks, second.blocks) == ([1, 2, 3], [6, 7]), "page 5 is the null page of the second rank"
+    third = kv.new_table(None)
+    assert kv.start(third, tokens(10)) == 8, "shares the first one's pages, and takes the last page of its rank"
+    assert third.blocks == [1, 2, 4]
+    assert kv.num_usable_tokens == 16
+    assert not kv.extend(third, 13), "the other rank's free pages are no use"
+    assert not kv.extend_all([(second, 12), (first, 13)])
+    assert kv.extend_all([(second, 12), (first, 12)])
+    for table in (first, second, third):
+        kv.free(table)
+    assert kv.usage == 0
+
+
+def test_a_full_rank_sends_a_prompt_to_another_though_that_has_none_of_its_pages() -> None:
+    kv, values = KVManager(10, 4, 64, num_ranks=2), tokens(9)
+    computed(kv, values)
+    longer = np.concatenate((values, tokens(4, first=20)))
+    table = kv.new_table(None)
+    assert kv.start(table, longer) == 0
+    assert table.rank == 1
+    kv.publish(table, longer, len(longer))
+    assert kv.start(kv.new_table(None), tokens(17)) is None

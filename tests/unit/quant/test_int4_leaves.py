@@ -13,6 +13,7 @@ from jaxserve.models.skeleton import make_skeleton
 from jaxserve.quant.array import ArraySpec
 from jaxserve.quant.policy import QuantPolicy
 from jaxserve.sharding.mesh import axis_rules
+from jaxserve.sharding.rules import MeshShape
 from tests.models.loading import array_specs
 
 MODEL = DecoderConfig(
@@ -31,7 +32,7 @@ MODEL = DecoderConfig(
 
 def leaves(num_devices: int = 1, group_size: int = 128) -> dict[str, ArraySpec]:
     quant = QuantPolicy("int4-weight-only", group_size)
-    policy = replace(plain(jnp.dtype("bfloat16")), quant=quant, num_devices=num_devices)
+    policy = replace(plain(jnp.dtype("bfloat16")), quant=quant, mesh=MeshShape(num_devices))
     found = array_specs(make_skeleton(MODEL, policy))
     return {name.removeprefix("model.layers.0."): array for name, array in found.items()}
 

@@ -21,6 +21,7 @@ from jaxserve.runner.slots import slots_shape
 from jaxserve.runner.state import StateArrays
 from jaxserve.runner.steps import GENERATION, lower
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.sharding.rules import MeshShape
 from tests.call_counts import CallCounts
 
 CONFIG = DecoderConfig(
@@ -66,7 +67,7 @@ IN_PLACE = [
 
 @pytest.mark.parametrize(("program", "size"), IN_PLACE)
 def test_the_kv_pool_is_updated_in_place(skeleton: ModelSkeleton, program: Program, size: int) -> None:
-    compiled = lower(skeleton, make_sharding(CONFIG, size), program, POOL).compile()
+    compiled = lower(skeleton, make_sharding(CONFIG, MeshShape(size)), program, POOL).compile()
     memory = compiled.memory_analysis()
     pool_bytes = prod(POOL) * 4 // size
     layer_bytes = pool_bytes // POOL[0]
@@ -82,7 +83,7 @@ def test_the_kv_pool_is_updated_in_place(skeleton: ModelSkeleton, program: Progr
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_float32_is_multiplied_as_float32_on_every_device(skeleton: ModelSkeleton, program: Program) -> None:
     """Left to itself, a TPU would round the factors to bfloat16, and a GPU to TF32."""
-    text = lower(skeleton, make_sharding(CONFIG, 1), program, POOL).as_text()
+    text = lower(skeleton, make_sharding(CONFIG, MeshShape()), program, POOL).as_text()
     products = re.findall(r"stablehlo\.dot_general .*", text)
     assert products
     assert [product for product in products if "precision = [HIGHEST, HIGHEST]" not in product] == []
@@ -99,7 +100,7 @@ def test_dispatch_costs_no_more_than_the_bare_arrays(skeleton: ModelSkeleton) ->
         return state, (touch(params) + packed[:1],)
 
     task = replace(GENERATION, step=step)
-    compiled = lower(skeleton, make_sharding(CONFIG, 1), program, POOL, task=task).compile()
+    compiled = lower(skeleton, make_sharding(CONFIG, MeshShape()), program, POOL, task=task).compile()
 
     def bare(params: Any, state: StateArrays, packed: jax.Array) -> Any:
         return state, (touch(params) + packed[:1],)

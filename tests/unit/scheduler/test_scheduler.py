@@ -360,6 +360,16 @@ def test_youngest_is_preempted_and_continues_before_newer_requests() -> None:
     assert 0 == first_row["old"] < first_row["young"] <= first_row["new"]
 
 
+def test_a_full_data_rank_preempts_its_own_last_request() -> None:
+    rig = Rig(num_blocks=16, num_ranks=2)
+    messages = [add("a", prompt(10), max_tokens=16), add("b", prompt(4, 9), max_tokens=20)]
+    messages += [add("c", prompt(10, 5), max_tokens=8), add("d", prompt(4, 7), max_tokens=8)]
+    rig.send(*messages)
+    rig.finish()
+    assert rig.tokens == {message.request_id: expected(message) for message in messages}
+    assert {name: end.num_preemptions for name, end in rig.ends.items()} == {"a": 0, "b": 0, "c": 1, "d": 0}
+
+
 def test_preempted_request_restarts_in_a_later_step_even_if_it_would_fit_at_once() -> None:
     """Twins compute equal pages side by side; after preemption the younger one can share those of the older."""
     rig = Rig(num_blocks=8)

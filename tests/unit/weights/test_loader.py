@@ -17,6 +17,7 @@ from jaxserve.layers.policy import plain
 from jaxserve.models.registry import decoder_config, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.sharding.rules import MeshShape
 from jaxserve.weights.loader import load_params
 from tests.models.goldens import DATA
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
@@ -38,7 +39,7 @@ def _load(folder: Path, tensors: dict[str, np.ndarray], config: dict[str, object
     load_params(
         checkpoint,
         make_skeleton(decoder, plain(jnp.dtype("float32"))),
-        make_sharding(decoder, 1),
+        make_sharding(decoder, MeshShape()),
         lambda done, total, name: names.append(name),
     )
     return names
@@ -82,11 +83,12 @@ from jaxserve.models.registry import decoder_config
 from jaxserve.layers.policy import plain
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.sharding.rules import MeshShape
 from jaxserve.weights.loader import load_params
 jax.config.update("jax_platforms", "cpu")
 checkpoint = open_model(Path(sys.argv[1]))
 config = decoder_config(checkpoint.config)
-skeleton, sharding = make_skeleton(config, plain(jnp.dtype("float32"))), make_sharding(config, 1)
+skeleton, sharding = make_skeleton(config, plain(jnp.dtype("float32"))), make_sharding(config, MeshShape())
 jnp.zeros(1).block_until_ready()
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 before = peak()

@@ -72,7 +72,7 @@ def test_every_accelerator_is_described_in_full(name: str) -> None:
         assert device.topologies
 
 
-def test_more_devices_than_a_host_has_are_not_compiled_for() -> None:
+def test_larger_slices_than_are_described_are_not_compiled_for() -> None:
     assert missing_compiler(find_device("cpu"), 4) is None
-    missing = missing_compiler(ACCELERATORS["v5p"], 8)
-    assert missing in ("libtpu is not installed", "8 devices are more than the 4 of one host")
+    missing = missing_compiler(ACCELERATORS["v5p"], 128)
+    assert missing in ("libtpu is not installed", "no topology of 128 devices is known here: at most 64")

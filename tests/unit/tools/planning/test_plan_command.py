@@ -106,7 +106,7 @@ def test_advice_holds_when_it_is_followed(
     ("words", "message"),
     [
         (["--max-model-len", "200000"], "--max-model-len 200000 is more than the 131072 tokens the model was made for"),
-        (["--device", "h300"], "argument --device: invalid choice: 'h300'"),
+        (["--device", "h300"], "--device h300: one of cpu, a100"),
         (["--device-memory", "lots"], "--device-memory 'lots': expected a size like 512MiB or 2GiB"),
         (["--max-num-seqs", "0"], "--max-num-seqs '0': expected an integer, at least 1 and at most 4096"),
         (["--cpu-kernels", "native"], "--cpu-kernels native: only on CPUs, not on gpu"),

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, ParallelConfig
+from jaxserve.tools.planning.collectives import Collective
 from jaxserve.tools.planning.compiler import Answers, CompileJob, ProgramMemory
 from jaxserve.tools.planning.devices import ACCELERATORS, Device, Rates, find_device
 from jaxserve.tools.planning.fit import model_sizes
-from jaxserve.tools.planning.plan import FORMAT_VERSION, Plan, to_json
+from jaxserve.tools.planning.plan import FORMAT_VERSION, Exchanges, Plan, to_json
 from jaxserve.tools.planning.planner import Planner, read_model
 from jaxserve.tools.planning.roofline import decode_bound
 from tests.unit.tools.planning.configs import LLAMA_8B, LLAMA_70B, QWEN3_30B_A3B, SMOLLM2, write_config
@@ -215,7 +216,12 @@ def key_paths(value: Any, path: str = "") -> set[str]:
 def test_json_keeps_its_names(tmp_path: Path) -> None:
     """Programs read this: a name may be added here, never changed or dropped without a new format_version."""
     plan = plan_of(tmp_path, LLAMA_8B, H200)
-    with_program = dataclasses.replace(plan, programs=(ProgramMemory("decode/1", 1, 2, 3, 4, 5, 6),))
+    collectives = (Collective("", "all-reduce", 1, 2, 3),)
+    with_program = dataclasses.replace(
+        plan,
+        programs=(ProgramMemory("decode/1", 1, 2, 3, 4, 5, 6, collectives),),
+        exchanges=(Exchanges("decode/1", collectives, 1.0),),
+    )
     written = json.loads(to_json(with_program))
     bare = json.loads(to_json(plan_of(tmp_path, LLAMA_70B, H200)))
     expected = (Path(__file__).parent / "plan_keys.txt").read_text(encoding="utf-8").split()

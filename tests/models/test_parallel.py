@@ -1,0 +1,54 @@
+"""Tensor, expert and data parallelism on eight simulated devices, against transformers' outputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxserve.models.registry import decoder_of, open_model
+from jaxserve.sharding.rules import MeshShape
+from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_checkpoints
+from tests.models.mesh_model import MeshModel
+
+NUM_OUTPUTS = 4
+
+
+def check(golden: GoldenCheckpoint, model: MeshModel) -> None:
+    """Compare logits of the prompt and greedy tokens of both rows with transformers'."""
+    logits = model.logits(golden.prompt_ids)
+    for row in logits:
+        np.testing.assert_allclose(row[-8:], golden.logits, atol=1e-4, rtol=0)
+    assert model.greedy(logits, NUM_OUTPUTS) == [golden.output_ids[:NUM_OUTPUTS].tolist()] * 2
+
+
+def largest_shape(golden: GoldenCheckpoint) -> MeshShape:
+    """Return the shape of eight devices with most axes: heads over four (or less), two data ranks, experts over all."""
+    decoder = decoder_of(open_model(golden.path))
+    tensor = 4 if decoder.num_heads % 4 == 0 else 1
+    if decoder.experts is None:
+        return MeshShape(tensor, data=8 // tensor)
+    return MeshShape(tensor, expert=max(n for n in (2, 4, 8) if decoder.experts.num_experts % n == 0), data=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("golden", golden_checkpoints(), ids=lambda golden: golden.name)
+def test_eight_devices_generate_the_tokens_of_one(golden: GoldenCheckpoint) -> None:
+    check(golden, MeshModel(golden, largest_shape(golden)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "shape", "exchange", "fused_for"),
+    [
+        ("mistral_sliding_tiny", MeshShape(8), "auto", 8),  # 4 KV heads
+        ("qwen2_tiny", MeshShape(2, data=4), "auto", 8),
+        ("olmoe_tiny", MeshShape(4, expert=4), "all-reduce", 0),
+        ("olmoe_tiny", MeshShape(8, expert=8), "all-to-all", 8),
+        ("gpt_oss_tiny", MeshShape(4, expert=2), "all-to-all", 4),
+        ("mixtral_tiny", MeshShape(4, expert=4, data=2), "all-to-all", 0),
+    ],
+    ids=str,
+)
+def test_axes_are_combined_in_any_way(name: str, shape: MeshShape, exchange: str, fused_for: int) -> None:
+    golden = golden_checkpoint(name)
+    check(golden, MeshModel(golden, shape, exchange=exchange, fused_for=fused_for))
