@@ -70,4 +70,4 @@ def check_that_a_killed_worker_ends_each_request_once(replica: Replica) -> None:
         rest = read_until(stream, b"data: [DONE]\n\n")
         assert rest.count(b'data: {"error":') == 1
         stream.close()
-    assert server.request("GET", "/health")[0] == 200, "the server lives, and starts the engine again"
+    assert server.request("GET", "/live")[0] == 200, "the server lives, and starts the engine again"

@@ -47,7 +47,7 @@ def streams_that_end_with_one_error(server: Server) -> Iterator[None]:
     for stream in streams:
         assert read_until(stream, b"data: [DONE]\n\n").count(b'data: {"error":') == 1
         stream.close()
-    assert server.request("GET", "/health")[0] == 200
+    assert server.request("GET", "/live")[0] == 200, "the server lives, and starts the engine again"
 
 
 def test_a_frozen_worker_is_replaced(programs: Path) -> None:
