@@ -24,7 +24,7 @@ from benchmarks.gpu.shapes import LLAMA_8B, decoder
 from jaxserve.layers.policy import plain
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.inputs import Program
-from jaxserve.runner.steps import lower
+from jaxserve.runner.steps import generation_task, lower
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from jaxserve.tools.planning.devices import ACCELERATORS
@@ -100,7 +100,7 @@ def compile_step(batch: int, num_layers: int, *, kind: str = "decode", num_token
     pool_shape = (num_layers, NUM_PAGES, config.num_kv_heads, PAGE_SIZE, config.head_dim)
     with tempfile.TemporaryDirectory() as dumps:
         options = {"xla_dump_to": dumps, "xla_dump_hlo_as_text": True}
-        compiled = lower(skeleton, sharding, program, pool_shape).compile(options)
+        compiled = lower(skeleton, sharding, program, pool_shape, task=generation_task("gpu")).compile(options)
         (thunks,) = Path(dumps).glob(THUNKS)
         sequence = thunks.read_text(encoding="utf-8")
     text = compiled.as_text()

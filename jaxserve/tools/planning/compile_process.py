@@ -20,7 +20,7 @@ import msgspec
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.limits import mesh_shape
-from jaxserve.runner.steps import lower
+from jaxserve.runner.steps import generation_task, lower
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.tools.planning.collectives import compiled_collectives
 from jaxserve.tools.planning.compiler import CompileJob, ProgramMemory
@@ -49,7 +49,8 @@ def compile_program(job: CompileJob, program: Program) -> ProgramMemory | str:
     shape = mesh_shape(job.config.parallel)
     sharding = make_sharding(job.decoder, shape, described_devices(job.device, shape.num_devices))
     skeleton = make_skeleton(job.decoder, planned_policy(job.config, job.decoder, job.device))
-    lowered = lower(skeleton, sharding, program, job.pool_shape, jnp.dtype(job.kv_dtype))
+    task = generation_task(job.device.platform)
+    lowered = lower(skeleton, sharding, program, job.pool_shape, jnp.dtype(job.kv_dtype), task)
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
