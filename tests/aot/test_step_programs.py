@@ -173,7 +173,7 @@ NEWEST_CASES = [
 CUTTING_LAUNCHES = 4
 """Launches that cut the rows of a decode step, once for all layers of one window."""
 MOST_LINES, MOST_LINES_OF_LAYER = 14000, 2200
-"""Of a compiled program: 7,100 and 1,870 for two rows, whose parts are most."""
+"""Lines of a compiled program: there are 7,100, and 1,870 of each layer, for two rows, whose parts are most."""
 MOST_CPU_S = 600.0
 """A quarter of it for 32 layers of two rows; more means that a program has grown by far."""
 

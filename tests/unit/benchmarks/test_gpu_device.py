@@ -1,4 +1,4 @@
-"""What a GPU check learns of its device besides times: bounds, clocks, and the runtime's log of graphs."""
+"""A GPU check knows more of its device than times: bounds, clocks, and the runtime's log of graphs."""
 
 from __future__ import annotations
 
