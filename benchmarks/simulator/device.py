@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks.simulator.step_times import StepTable
 from jaxserve.ipc.messages import ModelInfo
+from jaxserve.ipc.stats import EngineStats
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
 from jaxserve.types import ProgramKind
 
@@ -96,8 +97,11 @@ class VirtualDevice:
         self.last_kind = plan.kind
         return VirtualPending(self._clock, self.free_at_s, plan, seconds)
 
-    def compilations(self) -> dict[str, int]:
-        return {}
+    def add_stats(self, stats: EngineStats) -> None:
+        """Nothing is compiled, and there is one host."""
+
+    def profile(self, is_on: bool) -> None:
+        """There is no other host to profile."""
 
     def close(self) -> None:
         """There is nothing to release."""

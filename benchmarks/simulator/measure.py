@@ -19,6 +19,7 @@ from jaxserve.engine.process import build_core, build_executor
 from jaxserve.executor.protocol import Executor, Pending
 from jaxserve.ipc.engine_spec import EngineSpec
 from jaxserve.ipc.messages import AddRequest
+from jaxserve.ipc.stats import EngineStats
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.plan import StepPlan, StepResult
 from jaxserve.types import RequestId
@@ -71,8 +72,11 @@ class WatchedExecutor:
     def submit(self, plan: StepPlan) -> _Watched:
         return _Watched(self._executor.submit(plan), plan, self.samples)
 
-    def compilations(self) -> dict[str, int]:
-        return self._executor.compilations()
+    def add_stats(self, stats: EngineStats) -> None:
+        self._executor.add_stats(stats)
+
+    def profile(self, is_on: bool) -> None:
+        self._executor.profile(is_on)
 
     def close(self) -> None:
         self._executor.close()
