@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from jaxserve.cli.flags import add_flags, config_from_flags
 from jaxserve.config import Config
+from jaxserve.errors import ConfigError
 from jaxserve.runtime.environment import child_environment
 from jaxserve.runtime.spawn import spawned
 
@@ -37,8 +38,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replace the running server, and serve; returns the exit code. With --detach return once the new server serves."""
+    """Replace the running server, and serve; returns the exit code. With --detach return once the new server serves.
+
+    Raises ConfigError for a server over several hosts.
+    """
     config = config_from_flags(arguments)
+    if config.hosts.num_hosts > 1:
+        raise ConfigError(
+            f"--num-hosts {config.hosts.num_hosts}: `jaxserve upgrade` replaces a server by one on a single host (1); "
+            "start the new hosts beside the old ones and move the balancer"
+        )
     if not arguments.detach:
         return _serve(config, after_drain=arguments.after_drain)
     reader, writer = os.pipe()

@@ -107,6 +107,12 @@ def test_health_finds_the_server_by_the_environment(health_server: str, monkeypa
     assert main(["health"]) == 0
 
 
+def test_a_server_over_several_hosts_is_not_replaced_in_place(capsys: pytest.CaptureFixture[str]) -> None:
+    hosts = ["--num-hosts", "2", "--host-rank", "0", "--coordinator", "127.0.0.1:1"]
+    assert main(["upgrade", "model.gguf", "--port", "8123", *hosts]) == 2
+    assert capsys.readouterr().err.startswith("jaxserve: error: --num-hosts 2: `jaxserve upgrade`")
+
+
 def test_reference_pages_are_fresh() -> None:
     folder = ROOT / "docs/reference"
     for name, text in pages(folder).items():
