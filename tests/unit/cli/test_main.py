@@ -108,7 +108,7 @@ def test_health_finds_the_server_by_the_environment(health_server: str, monkeypa
 
 
 def test_a_server_over_several_hosts_is_not_replaced_in_place(capsys: pytest.CaptureFixture[str]) -> None:
-    hosts = ["--num-hosts", "2", "--host-rank", "0", "--coordinator", "127.0.0.1:1"]
+    hosts = ["--num-hosts", "2", "--host-rank", "0", "--coordinator", "127.0.0.1:1", "--tensor-parallel-size", "2"]
     assert main(["upgrade", "model.gguf", "--port", "8123", *hosts]) == 2
     assert capsys.readouterr().err.startswith("jaxserve: error: --num-hosts 2: `jaxserve upgrade`")
 
