@@ -21,6 +21,13 @@ GCS_PORT: Final = 6379
 HTTP_PORT: Final = 8000
 START_TIMEOUT_S: Final = 400.0
 RAY = str(Path(sys.executable).with_name("ray"))
+AGENT_PORTS: Final = {
+    "dashboard-agent-grpc-port": 40001,
+    "dashboard-agent-listen-port": 40002,
+    "metrics-export-port": 40003,
+    "runtime-env-agent-port": 40004,
+}
+"""Ports of the agents of each node. A raylet waits 15 s for the ports that its agents choose themselves, and then aborts."""
 VARIABLES: Final = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",  # else a token file of this user would enable it for some of the processes
@@ -64,6 +71,9 @@ class Cluster:
             line = driver.stdout.readline()
             assert line == b"deployed\n", log.read_text()[-6000:]
             yield App(head.address, HTTP_PORT)
+        except BaseException as error:
+            error.add_note(log.read_text()[-6000:])
+            raise
         finally:
             driver.stdin.close()
             driver.wait(120)
@@ -90,6 +100,7 @@ def cluster(num_nodes: int, cpus_per_node: int) -> Iterator[Cluster]:
             own = ["--head", f"--port={GCS_PORT}", "--include-dashboard=false", f"--temp-dir={folder}/ray"]
             role = own if index == 0 else [f"--address={made[0].address}:{GCS_PORT}"]
             words = [RAY, "start", *role, f"--node-ip-address={host.address}", f"--num-cpus={cpus_per_node}"]
+            words += [f"--{name}={port}" for name, port in AGENT_PORTS.items()]
             words += [f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats", "--block"]
             log = folder / f"node-{index}.log"
             with log.open("wb") as output:
