@@ -91,9 +91,9 @@ def write_and_attend(
     num_kv_heads, dim, group = k.shape[1], q.shape[2], q.shape[1] // k.shape[1]
     if scales is not None:  # a score is linear in its key, and the result in the values
         q = (q * jnp.repeat(scales.k, group)[:, None]).astype(q.dtype)
-    q, *written = to_pool_heads(q, *stored(k, v, k_pages.dtype, scales), k_pages.shape)
+    q, k, v = to_pool_heads(q, *stored(k, v, k_pages.dtype, scales), k_pages.shape)
     attend = _kernel(backend, scoring, shards)
-    out, k_pages, v_pages = attend(q, *written, k_pages, v_pages, layer, paging, sinks)
+    out, k_pages, v_pages = attend(q, k, v, k_pages, v_pages, layer, paging, sinks)
     out = from_pool_heads(out, num_kv_heads, dim, k_pages.shape)
     if scales is not None:
         out = (out * jnp.repeat(scales.v, group)[:, None]).astype(q.dtype)
