@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.e2e.http_server import Server, await_ready, children_of, command_of, launched, until
 from tests.models.goldens import GoldenCheckpoint
 
@@ -90,6 +91,12 @@ def greedy_body(golden: GoldenCheckpoint, num_tokens: int, **options: Any) -> di
     """Return a request that continues the golden prompt."""
     prompt = [int(token) for token in golden.prompt_ids]
     return {"prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "logprobs": 0} | options
+
+
+def golden_tokens(golden: GoldenCheckpoint, num_tokens: int) -> list[str]:
+    """Return the texts of transformers' tokens after the golden prompt, which one process generates as well."""
+    tokenizer = load_tokenizer(golden.path)
+    return [tokenizer.token_text(int(token)) for token in golden.output_ids[:num_tokens]]
 
 
 def greedy_tokens(server: Server, golden: GoldenCheckpoint, num_tokens: int) -> list[str]:

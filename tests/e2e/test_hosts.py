@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.hosts import FEW_PROGRAMS, WORKER, Replica, greedy_body, greedy_tokens, running_hosts
+from tests.e2e.hosts import WORKER, Replica, golden_tokens, greedy_body, greedy_tokens, running_hosts
 from tests.e2e.http_server import Server, children_of, command_of
-from tests.e2e.real_server import model, serving_tiny
+from tests.e2e.real_server import model
 from tests.e2e.test_http_raw import open_post, read_until
 
 pytestmark = pytest.mark.slow
@@ -26,8 +26,7 @@ def host_metric(server: Server, name: str, host: int) -> float:
 
 
 def test_two_hosts_give_the_tokens_of_one_and_survive_the_death_of_a_worker(programs: Path) -> None:
-    with serving_tiny(*FEW_PROGRAMS, programs=programs) as alone:
-        expected = greedy_tokens(alone, model(), NUM_TOKENS)
+    expected = golden_tokens(model(), NUM_TOKENS)
     with running_hosts(model(), 2, 2, programs=programs) as replica:
         server = replica.server
         assert greedy_tokens(server, model(), NUM_TOKENS) == expected

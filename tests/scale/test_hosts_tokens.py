@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.tokenizer.tokenizer import load_tokenizer
-from tests.e2e.hosts import greedy_tokens, running_hosts
+from tests.e2e.hosts import golden_tokens, greedy_tokens, running_hosts
 from tests.models.goldens import golden_checkpoint
 from tests.programs import shared_programs
 
@@ -25,9 +24,7 @@ def programs() -> Path:
 @pytest.mark.parametrize(("num_hosts", "num_devices"), [(2, 8), (4, 4)])
 def test_tokens_equal_those_of_one_process(model: str, num_hosts: int, num_devices: int, programs: Path) -> None:
     golden = golden_checkpoint(model)
-    tokenizer = load_tokenizer(golden.path)
     with running_hosts(golden, num_hosts, num_devices, programs=programs) as replica:
-        expected = [tokenizer.token_text(int(token)) for token in golden.output_ids[:NUM_TOKENS]]
-        assert greedy_tokens(replica.server, golden, NUM_TOKENS) == expected
+        assert greedy_tokens(replica.server, golden, NUM_TOKENS) == golden_tokens(golden, NUM_TOKENS)
         assert replica.stop() == [0] * num_hosts
         assert "Traceback" not in replica.server.output
