@@ -18,6 +18,7 @@ from jaxserve.types import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CpuKernels = Literal["auto", "native", "matrix", "vector", "xla"]
 KVCacheDtype = Literal["auto", "fp8"]
+KVFetch = Literal["auto", "always"]
 AttentionBackend = Literal["auto", "reference", "pallas"]
 Task = Literal["auto", "generate", "embed"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority"]
@@ -128,6 +129,55 @@ class CacheConfig:
     publish_pages: bool = option(
         False, help="report the hashes of cached pages at /routing, for routers before several servers"
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TierConfig:
+    """KV pages outside of the device."""
+
+    kv_offload_memory: int = option(
+        0,
+        ge=0,
+        unit="bytes",
+        help="bytes of host memory for copies of KV pages: a prefix that was evicted from the device comes back from "
+        "there; 0: none",
+    )
+    kv_offload_dir: str | None = option(
+        None,
+        help="directory for copies of KV pages, ours alone (mode 0700): they survive a restart (default: none)",
+    )
+    kv_offload_disk: int = option(16 << 30, ge=1, unit="bytes", help="bytes of all files in --kv-offload-dir")
+    kv_listen: str | None = option(
+        None,
+        help="HOST:PORT, loopback or private, where other engines of the same model fetch pages from host memory and disk "
+        "(default: nowhere)",
+    )
+    kv_peers: str | None = option(
+        None, help="HOST:PORT of --kv-listen of other engines, comma separated: pages are fetched from them"
+    )
+    kv_peer_token: str | None = option(
+        None, secret=True, help="shared secret that signs what engines exchange; needed beyond this host"
+    )
+    kv_fetch: KVFetch = option(
+        "auto",
+        help="auto: bring pages back only if that is measured to be faster than computing them; always: whenever there "
+        "are any",
+    )
+    kv_fetch_timeout: float = option(
+        2.0, ge=0.01, help="seconds without a page after which a fetch is given up, and the prefix is computed"
+    )
+
+    @property
+    def has_stores(self) -> bool:
+        """True if pages are copied from or to the device."""
+        return bool(self.settings)
+
+    @property
+    def settings(self) -> list[str]:
+        """Flags that are given and make pages move."""
+        values = (self.kv_offload_memory, self.kv_offload_dir, self.kv_listen, self.kv_peers)
+        flags = ("--kv-offload-memory", "--kv-offload-dir", "--kv-listen", "--kv-peers")
+        return [flag for flag, value in zip(flags, values, strict=True) if value]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -406,6 +456,7 @@ class Config:
 
     model: ModelConfig
     cache: CacheConfig = field(default_factory=CacheConfig)
+    tiers: TierConfig = field(default_factory=TierConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     hosts: HostsConfig = field(default_factory=HostsConfig)
@@ -424,3 +475,12 @@ class Config:
                 "every running request needs one token a step"
             )
         check_hosts(self.hosts, self.parallel)
+        if self.tiers.has_stores:
+            flags = ", ".join(self.tiers.settings)
+            if not self.cache.enable_prefix_caching:
+                raise ConfigError(f"{flags}: needs --enable-prefix-caching, pages come back by their prefix")
+            if self.hosts.num_hosts > 1:
+                raise ConfigError(f"{flags}: not with --num-hosts {self.hosts.num_hosts}, pages lie on one host")
+            if self.parallel.data_parallel_size > 1:
+                ranks = self.parallel.data_parallel_size
+                raise ConfigError(f"{flags}: not with --data-parallel-size {ranks}, pages are of one rank")

@@ -38,6 +38,7 @@ from jaxserve.ipc.messages import (
 )
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.kv.page_changes import PageChanges
+from jaxserve.kv.tiers.tiers import KVTiers
 from jaxserve.scheduler.admission import error_info
 from jaxserve.scheduler.base import BaseScheduler
 from jaxserve.scheduler.plan import Plan, Result
@@ -97,7 +98,10 @@ class EngineCore:
         profiler: Profiler | None = None,
         page_changes: PageChanges | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        tiers: KVTiers | None = None,
     ) -> None:
+        self.tiers = tiers
+        """The scheduler's."""
         self._scheduler = scheduler
         self._executor = executor
         self._depth = depth
@@ -171,10 +175,13 @@ class EngineCore:
             num_kept = max(0, len(self._in_flight) - 1)
         elif self._submit(plan):
             num_kept = self._depth
-        if len(self._in_flight) <= num_kept and not outputs:
-            return None
+        is_due = len(self._in_flight) > num_kept or bool(outputs)
         while len(self._in_flight) > num_kept:
             outputs += self._read_oldest()
+        if self.tiers is not None:
+            self.tiers.save()
+        if not is_due:
+            return None
         return StepOutputs(outputs, self._stats())
 
     def heartbeat(self) -> Heartbeat:
@@ -182,7 +189,9 @@ class EngineCore:
         return Heartbeat(self._stats())
 
     def stop(self, error: ErrorInfo) -> StepOutputs:
-        """End every request that is left with `error`."""
+        """End every request that is left with `error`; no step follows."""
+        if self.tiers is not None:
+            self.tiers.close()
         return StepOutputs(self._scheduler.abort_all(error), self._stats())
 
     def _add(self, message: AddRequest) -> list[RequestOutput]:
@@ -206,6 +215,8 @@ class EngineCore:
         gap_s = None if self._last_busy is None else now - self._last_busy
         pending: Pending[Result]
         try:
+            if self.tiers is not None:
+                self.tiers.write()
             pending = self._executor.submit(plan)
         except Exception as error:
             pending = _NeverStarted(error)
@@ -233,6 +244,8 @@ class EngineCore:
         self._recent_seconds[step.program] = self._recent_seconds.get(step.program, (seconds, seconds))[1], seconds
         self._num_failures = 0
         count_call(self._scheduler.stats, step.plan, result, step.gap_s)
+        if self.tiers is not None and step.plan.kind == "mixed":
+            self.tiers.rule.observe_prefill(step.plan.num_tokens, result.device_seconds)
         outputs = self._scheduler.update(step.plan, result)
         if not self._scheduler.has_work:
             self._last_busy = None

@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 HEARTBEAT_S: Final = 1.0
 _POLL_S: Final = 0.001
 """Resolution of the socket's poll."""
+_COPY_S: Final = 0.005
+"""The sleep of an idle engine with KV pages that wait for their copy to a tier."""
 
 
 class EngineLoop:
@@ -65,7 +67,7 @@ class EngineLoop:
 
     def turn(self) -> None:
         """Handle messages, then run a step or send a heartbeat."""
-        timeout_s = self._core.patience_s() if self._core.has_work else self._until_heartbeat()
+        timeout_s = self._core.patience_s() if self._core.has_work else self._idle_s()
         for client, message in self._socket.receive(timeout_s):
             self._receive(client, message)
         if self._core.patience_s() >= _POLL_S:
@@ -77,6 +79,11 @@ class EngineLoop:
             self._last_sent = self._clock()
             self._publish_pages()
             self._abandon(self._socket.broadcast(self._core.heartbeat()))
+
+    def _idle_s(self) -> float:
+        """Return how long an engine without requests may sleep."""
+        is_saving = self._core.tiers is not None and self._core.tiers.is_saving
+        return min(_COPY_S, self._until_heartbeat()) if is_saving else self._until_heartbeat()
 
     def _until_heartbeat(self) -> float:
         return max(0.0, self._last_sent + HEARTBEAT_S - self._clock())

@@ -27,9 +27,10 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 
+from jaxserve.config import Config
 from jaxserve.engine.core import EngineCore, rejected
 from jaxserve.engine.loop import EngineLoop
-from jaxserve.errors import StartupError, UnavailableError
+from jaxserve.errors import ConfigError, StartupError, UnavailableError
 from jaxserve.executor.fake import FakeExecutor
 from jaxserve.executor.profiler import Profiler
 from jaxserve.executor.protocol import Executor, Progress
@@ -40,6 +41,7 @@ from jaxserve.ipc.report import PhaseClock, StartupReport, process_start_s
 from jaxserve.ipc.transport import EngineSocket, ProtocolError
 from jaxserve.kv.manager import KVManager
 from jaxserve.kv.page_changes import PageChanges
+from jaxserve.kv.tiers.tiers import KVTiers
 from jaxserve.log import configure_logging
 from jaxserve.parent import die_with_parent
 from jaxserve.scheduler.admission import error_info
@@ -172,7 +174,11 @@ def serve(spec: EngineSpec, socket: EngineSocket, should_stop: Callable[[], bool
     made = executor.model_info.startup
     report = StartupReport([*spec.phases, *clock.spans, *made.phases], made.programs)
     model_info = msgspec.structs.replace(executor.model_info, startup=report)
-    code = EngineLoop(build_core(spec, executor), socket, model_info).run(should_stop)
+    try:
+        core = build_core(spec, executor)
+    except StartupError as error:
+        raise _failure(error, socket) from error
+    code = EngineLoop(core, socket, model_info).run(should_stop)
     if code == 0:  # else the engine is started again, and other hosts must not take this for the end
         executor.close()
     return code
@@ -211,6 +217,7 @@ def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
         changes=changes,
         num_ranks=config.parallel.data_parallel_size,
     )
+    tiers = open_tiers(config, kv, executor, changes)
     scheduler = Scheduler(
         config.scheduler,
         kv,
@@ -221,8 +228,22 @@ def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
         grammars=GrammarMasks(
             partial(load_ll_tokenizer, Path(spec.model_path)), model_info.vocab_size, config.structured
         ),
+        tiers=tiers,
     )
-    return EngineCore(scheduler, executor, depth=depth, profiler=profiler, page_changes=changes)
+    return EngineCore(scheduler, executor, depth=depth, profiler=profiler, page_changes=changes, tiers=tiers)
+
+
+def open_tiers(
+    config: Config, kv: KVManager, executor: Executor[Any, Any], changes: PageChanges | None = None
+) -> KVTiers | None:
+    """Return the tiers of the settings below `kv`; None without any. Raises ConfigError."""
+    if not config.tiers.has_stores:
+        return None
+    if executor.pages is None:
+        raise ConfigError(f"{', '.join(config.tiers.settings)}: this executor copies no KV pages")
+    tiers = KVTiers(config.tiers, kv.pool, executor.pages, kv.block_size, changes)
+    kv.on_publish = tiers.saver.publish
+    return tiers
 
 
 def watch_stdin(address: str | None) -> None:

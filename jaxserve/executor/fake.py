@@ -18,6 +18,7 @@ from jaxserve.executor.fake_models import FakeModel, FakeTokens, FakeVectors
 from jaxserve.ipc.engine_spec import FakeOptions
 from jaxserve.ipc.messages import ModelInfo
 from jaxserve.ipc.stats import EngineStats
+from jaxserve.kv.tiers.device import PageDevice
 from jaxserve.runner.buckets import page_tokens, resolve_embed_limits, resolve_limits
 from jaxserve.scheduler.plan import Buckets
 
@@ -71,6 +72,7 @@ class FakeExecutor(Generic[PlanT, ResultT]):
         self.model_info: ModelInfo = model.model_info
         self.eos_token_ids: frozenset[int] = model.eos_token_ids
         self.buckets: Buckets = model.buckets
+        self.pages: PageDevice[Any] | None = model.pages
         self._device_seconds = device_seconds
         self._fail_at_steps = fail_at_steps
         self._gate = gate

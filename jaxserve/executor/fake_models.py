@@ -13,6 +13,7 @@ keeps the last token of every slot and whether it ended its request.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -20,6 +21,8 @@ import numpy as np
 from jaxserve.executor.protocol import PlanT_contra, ResultT_co
 from jaxserve.ipc.engine_spec import Script
 from jaxserve.ipc.messages import EmbeddingInfo, ModelInfo
+from jaxserve.kv.tiers.device import PageDevice
+from jaxserve.kv.tiers.page import CacheBlock, Page, PageLayout
 from jaxserve.sampling.params import COLUMNS
 from jaxserve.scheduler.plan import (
     NO_SLOT,
@@ -53,6 +56,11 @@ class FakeModel(Protocol[PlanT_contra, ResultT_co]):
         """Forget everything, as a device does after a failed step."""
         ...
 
+    @property
+    def pages(self) -> PageDevice[Any] | None:
+        """Copies of pages; None for a model without."""
+        ...
+
 
 def _model_info(buckets: Buckets, **values: Any) -> ModelInfo:
     fixed: dict[str, Any] = {"kv_dtype": "int64", "platform": "fake", "num_devices": 1, "fingerprint": "0000fa4e"}
@@ -84,6 +92,47 @@ def _allowed_token(token: int, words: np.ndarray) -> int:
     return int(allowed[np.searchsorted(allowed, token) % len(allowed)])
 
 
+@dataclass(frozen=True, slots=True)
+class FakeCopies:
+    """Pages between pool and host, both as a list."""
+
+    copies: list[Page]
+
+    @property
+    def count(self) -> int:
+        return len(self.copies)
+
+    def pages(self) -> list[Page]:
+        return self.copies
+
+    def is_ready(self) -> bool:
+        return True
+
+
+class FakePages:
+    """Copies of pages of a pool of token ids. Copies are made at once, since no step under way may write to the pages."""
+
+    max_batch = 4
+
+    def __init__(self, pool: np.ndarray) -> None:
+        self._pool = pool
+        self.layout = PageLayout("fake", str(pool.shape[1]), (CacheBlock("tokens", "ids", pool[0].nbytes),))
+
+    def read(self, blocks: Sequence[BlockId]) -> FakeCopies:
+        """Raises PoisonError for a page that holds nothing."""
+        content = self._pool[list(blocks)]
+        if (content == _POISON).any():
+            raise PoisonError(f"a page of {list(blocks)} is copied and holds nothing: {content.tolist()}")
+        return FakeCopies([(row.view(np.uint8).copy(),) for row in content])
+
+    def stage(self, pages: Sequence[Page]) -> FakeCopies:
+        return FakeCopies([(tokens.copy(),) for (tokens,) in pages])
+
+    def write(self, blocks: Sequence[BlockId], staged: FakeCopies) -> None:
+        for block, (tokens,) in zip(blocks, staged.copies, strict=True):
+            self._pool[block] = tokens.view(np.int64)
+
+
 class FakeTokens:
     """A model that generates."""
 
@@ -108,6 +157,7 @@ class FakeTokens:
             block_size=block_size,
         )
         self._pool = np.full((num_blocks, block_size), _POISON, np.int64)
+        self.pages = FakePages(self._pool)
         self._vocab_size = vocab_size
         self._script = script
         self._last_tokens = np.zeros(buckets.max_num_seqs, np.int64)
@@ -239,6 +289,7 @@ class FakeVectors:
     def __init__(self, buckets: Buckets, block_size: int, vocab_size: int, max_model_len: int, size: int) -> None:
         self.buckets = buckets
         self.eos_token_ids: frozenset[int] = frozenset()
+        self.pages = None
         self.model_info = _model_info(
             buckets,
             vocab_size=vocab_size,

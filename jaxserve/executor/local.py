@@ -23,6 +23,7 @@ from jaxserve.checkpoint.renamed import with_decoder_names, with_encoder_names
 from jaxserve.checkpoint.sentence import read_sentence_modules
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError
+from jaxserve.executor.content_digest import content_digest
 from jaxserve.executor.hosts.agreement import (
     ONE_HOST,
     Hosts,
@@ -43,7 +44,8 @@ from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.registry import model_of, open_model
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.runner.inputs import PlanT, Program, ResultT
-from jaxserve.runner.memory import check_host_memory
+from jaxserve.runner.memory import check_host_memory, check_offload_memory
+from jaxserve.runner.pages import DevicePages, page_layout
 from jaxserve.runner.program_cache import ProgramCache, cache_directory, explain_misses
 from jaxserve.runner.runner import PendingStep, Runner
 from jaxserve.runner.state import DeviceState, StateProgram
@@ -65,12 +67,14 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         buckets: Buckets,
         eos_token_ids: frozenset[int],
         counter: CompilationCounter,
+        pages: DevicePages | None = None,
     ) -> None:
         self._runner = runner
         self._counter = counter
         self.model_info = model_info
         self.buckets = buckets
         self.eos_token_ids = eos_token_ids
+        self.pages = pages
         counter.phase = "serving"
 
     @classmethod
@@ -101,6 +105,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
             if prepared.device.platform == "cpu":
                 kv_bytes = prepared.limits.num_blocks * prepared.limits.spec.bytes_per_block
                 check_host_memory(kv_bytes // config.hosts.num_hosts)
+            check_offload_memory(config.tiers.kv_offload_memory)
         _LOG.info("limits: %s", prepared.summary)
         if defaults:
             _LOG.info("sampling, where requests say nothing: %s", defaults)
@@ -111,9 +116,15 @@ class LocalExecutor(Generic[PlanT, ResultT]):
             warm_up(runner, prepared.task, prepared.programs, platform, partial(progress, "first_run"))
         state.provide_memory()
         identity = fingerprint(checkpoint, prepared.skeleton, config)
+        pages = None
+        if prepared.has_tiers:
+            spec = prepared.limits.spec
+            layout = page_layout(content_digest(checkpoint, identity), spec, prepared.limits.kv_dtype)
+            pages = DevicePages(layout, spec, state)
+            pages.run_once()
         model_info = _model_info(prepared, identity, clock.spans, reports, defaults)
         eos_token_ids = frozenset(model.eos_token_ids if isinstance(model, DecoderConfig) else ())
-        return cls(runner, model_info, prepared.limits.buckets, eos_token_ids, counter)
+        return cls(runner, model_info, prepared.limits.buckets, eos_token_ids, counter, pages)
 
     def submit(self, plan: PlanT) -> PendingStep[PlanT, ResultT]:
         return self._runner.submit(plan)

@@ -46,6 +46,7 @@ from jaxserve.runner.limits import (
     mesh_shape,
 )
 from jaxserve.runner.memory import kv_cache_bytes
+from jaxserve.runner.pages import page_batches
 from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.program_key import host_key_parts
 from jaxserve.runner.slots import slots_bytes
@@ -70,6 +71,8 @@ class Preparation:
     task: StepTask[Any, Any] = GENERATION
     embedding: EmbeddingInfo | None = None
     """None: the engine generates."""
+    has_tiers: bool = False
+    """True if pages are copied between the pool and the host."""
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -117,6 +120,7 @@ class Preparation:
             self.skeleton.config.vocab_size,
             self.limits.max_pages if self.task.keeps_tables else 0,
             self.skeleton.policy.backend,
+            page_batches(self.limits.spec) if self.has_tiers else (),
         )
 
     def make_programs(self, cache: ProgramCache, progress: Progress) -> dict[Program, MadeProgram]:
@@ -178,12 +182,15 @@ def prepare(
     held_bytes *= shape.num_devices // config.hosts.num_hosts if device.platform == "cpu" else 1
     kv_bytes = agree_smallest(hosts, "KV cache bytes", kv_cache_bytes(config.cache, device, kv_shards, held_bytes))
     limits = make_limits(config, model, policy, device.platform, kv_bytes)
-    return Preparation(device, skeleton, sharding, limits, generation_task(device.platform))
+    task = generation_task(device.platform)
+    return Preparation(device, skeleton, sharding, limits, task, has_tiers=config.tiers.has_stores)
 
 
 def _prepare_embedding(
     config: Config, model: DecoderConfig | EncoderConfig, modules: SentenceModules | None, device: jax.Device
 ) -> Preparation:
+    if config.tiers.has_stores:
+        raise ConfigError(f"{', '.join(config.tiers.settings)}: an engine that embeds keeps no KV pages")
     chip, num_ranks = chip_of(device), config.parallel.data_parallel_size
     if num_ranks > 1:
         raise ConfigError(f"--data-parallel-size {num_ranks}: a model that embeds keeps no KV cache to divide; use 1")

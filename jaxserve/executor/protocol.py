@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from jaxserve.ipc.messages import ModelInfo
 from jaxserve.ipc.stats import EngineStats
+from jaxserve.kv.tiers.device import PageDevice
 from jaxserve.scheduler.plan import Buckets
 
 Progress = Callable[[str, int, int, str], None]
@@ -50,6 +51,11 @@ class Executor(Protocol[PlanT_contra, ResultT_co]):
 
     @property
     def buckets(self) -> Buckets: ...
+
+    @property
+    def pages(self) -> PageDevice[Any] | None:
+        """Copies of pages, among the steps; None if the engine has no tiers."""
+        ...
 
     def submit(self, plan: PlanT_contra) -> Pending[ResultT_co]:
         """Start a step and return at once."""

@@ -38,7 +38,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     # fmt: off
     num_requests_running: Annotated[int, MetricSpec("gauge", "Requests in the running batch.")] = 0
     num_requests_waiting: Annotated[int, MetricSpec("gauge", "Requests waiting to be scheduled.")] = 0
-    num_requests_waiting_by_reason: Annotated[dict[str, int], MetricSpec("gauge", "Waiting requests by reason: all wait for capacity.", ("reason",))] = {}
+    num_requests_waiting_by_reason: Annotated[dict[str, int], MetricSpec("gauge", "Waiting requests by reason: capacity, or deferred until their KV pages are fetched.", ("reason",))] = {}
     kv_cache_usage_perc: Annotated[float, MetricSpec("gauge", "Share of KV pages in use; 1 means all.")] = 0.0
     prefix_cache_queries: Annotated[int, MetricSpec("counter", "Prompt tokens looked up in the prefix cache.")] = 0
     prefix_cache_hits: Annotated[int, MetricSpec("counter", "Prompt tokens found in the prefix cache.")] = 0
@@ -60,6 +60,13 @@ class EngineStats(msgspec.Struct, array_like=True):
     host_steps: Annotated[dict[str, int], MetricSpec("counter", "Steps submitted to the devices of a host.", ("host",), is_total=True)] = {}
     host_memory_bytes: Annotated[dict[str, int], MetricSpec("gauge", "Bytes in use on a host's devices; on CPUs, by its process.", ("host",))] = {}
     host_broadcast_bytes: Annotated[int, MetricSpec("counter", "Bytes of step plans sent to other hosts.")] = 0
+    kv_tier_stored_pages: Annotated[dict[str, int], MetricSpec("counter", "KV pages copied to a tier.", ("tier",))] = {}
+    kv_tier_fetched_pages: Annotated[dict[str, int], MetricSpec("counter", "KV pages brought back to the device, by tier (hits).", ("tier",))] = {}
+    kv_tier_evicted_pages: Annotated[dict[str, int], MetricSpec("counter", "KV pages that a tier dropped for newer ones.", ("tier",))] = {}
+    kv_tier_bytes: Annotated[dict[str, int], MetricSpec("counter", "Bytes of KV pages to (in) and from (out) a tier.", ("tier", "direction"))] = {}
+    kv_tier_failures: Annotated[dict[str, int], MetricSpec("counter", "Copies and fetches of KV pages that failed, by reason; the pages are computed.", ("reason",))] = {}
+    kv_fetch_seconds: Annotated[list[float], MetricSpec("histogram", "Time from the begin of a fetch of KV pages to its end.", (), _STEP_S)] = []
+    kv_fetches_skipped: Annotated[int, MetricSpec("counter", "Prefixes in a tier that were computed because that is faster.")] = 0
     # fmt: on
 
     @property

@@ -16,7 +16,7 @@ logits), so when every page of a prompt is cached, the last one is computed agai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -47,6 +47,8 @@ class KVManager:
         self.pool = BlockPool(num_blocks, changes, num_ranks=num_ranks)
         self._max_blocks = self.num_blocks_for(max_model_len)
         self._enable_prefix_caching = enable_prefix_caching
+        self.on_publish: Callable[[BlockHash], None] | None = None
+        """Called with the hash of each page that becomes full and cached."""
         self._pending: dict[BlockHash, int] = {}
         """The last shareable page of each prompt that is being computed, and the number of shareable pages; see
         `BlockTable.pending`."""
@@ -78,6 +80,25 @@ class KVManager:
                     break
                 blocks.append(block)
         return blocks
+
+    def missing_prefix(
+        self, table: BlockTable, tokens: np.ndarray, *, num_spare_blocks: int = 0
+    ) -> tuple[list[BlockHash], int]:
+        """Return the hashes of all pages that a start with `tokens` could share, and how many of the first are cached.
+
+        Returns no hashes if there are none, if all are cached, or if `start` would fail.
+        """
+        num_shareable = (len(tokens) - 1) // self.block_size if self._enable_prefix_caching else 0
+        num_wanted = self.num_blocks_for(len(tokens)) + num_spare_blocks
+        if not num_shareable or _must_still_fail(self.pool, table, len(tokens), num_wanted):
+            return [], 0
+        if table.chain.hash(num_shareable - 1, tokens) in self._pending:
+            return [], 0
+        cached = self.find_prefix(table, tokens)
+        num_free = self.pool.num_free - self.pool.num_free_among(cached)
+        if len(cached) == num_shareable or num_wanted - len(cached) > num_free:
+            return [], 0
+        return [table.chain.hash(index, tokens) for index in range(num_shareable)], len(cached)
 
     def start(
         self, table: BlockTable, tokens: np.ndarray, *, num_spare_blocks: int = 0, may_share: bool = True
@@ -149,7 +170,10 @@ class KVManager:
             return
         num_full = num_computed // self.block_size
         for index in range(table.num_published, num_full):
-            self.pool.cache(BlockId(int(table.row[index])), table.chain.hash(index, tokens))
+            block_hash = table.chain.hash(index, tokens)
+            self.pool.cache(BlockId(int(table.row[index])), block_hash)
+            if self.on_publish is not None:
+                self.on_publish(block_hash)
         table.num_published = num_full
         if table.pending is not None and num_full >= self._pending[table.pending]:
             self._drop_pending(table)

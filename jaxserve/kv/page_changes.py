@@ -6,6 +6,8 @@ calls `add` when the first copy is cached and `remove` when the last one is drop
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from jaxserve.types import BlockHash
 
 
@@ -15,13 +17,17 @@ class PageChanges:
     def __init__(self) -> None:
         self._held: dict[BlockHash, None] = {}
         self._changed: dict[BlockHash, None] = {}
+        self.is_kept: Callable[[BlockHash], bool] = lambda block_hash: False
+        """True for a page that a tier below the device holds: it is not removed."""
 
     def add(self, block_hash: BlockHash) -> None:
         """Note that the replica holds this page."""
         self._held[block_hash] = self._changed[block_hash] = None
 
     def remove(self, block_hash: BlockHash) -> None:
-        """Note that the replica holds this page no longer."""
+        """Note that the device holds this page no longer; the replica may still have a copy."""
+        if self.is_kept(block_hash):
+            return
         self._held.pop(block_hash, None)
         self._changed[block_hash] = None
 

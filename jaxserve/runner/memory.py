@@ -58,6 +58,16 @@ def check_host_memory(num_bytes: int) -> None:
         )
 
 
+def check_offload_memory(num_bytes: int) -> None:
+    """Raise DoesNotFitError for copies of pages that take more than this host's free memory."""
+    free = available_bytes()
+    if num_bytes > free:
+        raise DoesNotFitError(
+            f"--kv-offload-memory of {num_bytes / 2**30:.2f} GiB is more than the {free / 2**30:.2f} GiB that are free on "
+            "this host: lower it"
+        )
+
+
 def kv_bytes_left(config: CacheConfig, platform: str, memory: DeviceMemory, kv_shards: int) -> int:
     """Return the bytes for the KV cache over all devices, after weights and slots are in `memory`."""
     if platform == "cpu":  # all of its "devices" share one memory

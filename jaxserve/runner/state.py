@@ -46,21 +46,32 @@ class StateShapes:
     """Pages of a row of the page tables on the device; 0 where they come with every plan."""
     backend: Backend = "reference"
     """Native backends have the system provide the pool's memory from `DeviceState.provide_memory` on."""
+    page_batches: tuple[int, ...] = ()
+    """Numbers of pages that one program copies between pool and host; none without tiers."""
 
 
-StateKind = Literal["pool", "slots", "init_slot", "masks", "tables", "table_row"]
+def batch_sharding(pool: jax.sharding.Sharding) -> jax.sharding.NamedSharding:
+    """Return the sharding of batches of pages, `[B, L, K, S, H]`: split by heads like the pool, else replicated."""
+    assert isinstance(pool, jax.sharding.NamedSharding), "a pool lies on a mesh"
+    heads = pool.spec[2] if len(pool.spec) > 2 else None
+    return jax.sharding.NamedSharding(pool.mesh, jax.sharding.PartitionSpec(None, None, heads))
+
+
+StateKind = Literal["pool", "slots", "init_slot", "masks", "tables", "table_row", "read_pages", "write_pages"]
 
 
 @dataclass(frozen=True, slots=True)
 class StateProgram:
-    """A program that creates the pool, the slots or the page tables, or writes a request's row or some masks."""
+    """A program that creates the pool, the slots or the page tables, writes a request's row or some masks, or copies pages."""
 
     kind: StateKind
     shapes: StateShapes
+    num_pages: int = 0
+    """Pages that it copies."""
 
     @property
     def name(self) -> str:
-        return f"state/{self.kind}"
+        return f"state/{self.kind}" + (f"/{self.num_pages}" if self.num_pages else "")
 
 
 def state_programs(shapes: StateShapes) -> tuple[StateProgram, ...]:
@@ -69,7 +80,11 @@ def state_programs(shapes: StateShapes) -> tuple[StateProgram, ...]:
     kinds += ["pool"] if shapes.pool_shape is not None else []
     kinds += ["slots", "init_slot", "masks"] if shapes.num_slots else []
     kinds += ["tables", "table_row"] if shapes.max_pages else []
-    return tuple(StateProgram(kind, shapes) for kind in kinds)
+    copies: list[StateKind] = ["read_pages", "write_pages"]
+    return (
+        *(StateProgram(kind, shapes) for kind in kinds),
+        *(StateProgram(kind, shapes, size) for size in shapes.page_batches for kind in copies),
+    )
 
 
 class DeviceState:
@@ -77,7 +92,8 @@ class DeviceState:
 
     def __init__(self, shapes: StateShapes, executables: Mapping[StateProgram, jax.stages.Compiled]) -> None:
         self._shapes = shapes
-        self._call = {program.kind: compiled for program, compiled in executables.items()}
+        self._call = {program.kind: compiled for program, compiled in executables.items() if not program.num_pages}
+        self._copy = {(program.kind, program.num_pages): compiled for program, compiled in executables.items()}
         self.arrays = self._new_arrays()
 
     def _new_arrays(self) -> StateArrays:
@@ -121,6 +137,35 @@ class DeviceState:
         for slot, row in changes.whole_rows:
             tables = self._call["table_row"](self.arrays.tables, np.int32(slot), row)
             self.arrays = self.arrays._replace(tables=tables)
+
+    @property
+    def page_batches(self) -> tuple[int, ...]:
+        """Numbers of pages that `read_pages` and `write_pages` take."""
+        return self._shapes.page_batches
+
+    @property
+    def kv_dtype(self) -> jnp.dtype:
+        return self._shapes.kv_dtype
+
+    def read_pages(self, blocks: Int[np.ndarray, "B"]) -> tuple[jax.Array, ...]:
+        """Dispatch copies of these pages: keys and values, `[B, L, K, S, H]`."""
+        copies: tuple[jax.Array, ...] = self._copy["read_pages", len(blocks)](self.arrays.pool, blocks)
+        return copies
+
+    def stage(self, batch: np.ndarray) -> jax.Array:
+        """Start to copy keys or values of pages, `[B, L, K, S, H]`, to the devices; any thread may call it."""
+        assert self.arrays.pool is not None, "an encoder has no pages"
+        staged: jax.Array = jax.device_put(batch, batch_sharding(self.arrays.pool.k.sharding))
+        return staged
+
+    def write_pages(self, blocks: Int[np.ndarray, "B"], copies: tuple[jax.Array, ...]) -> None:
+        """Dispatch the write of `copies` into these pages. If it raises, the arrays are new and zeroed."""
+        try:
+            pool = KVPool(*self._copy["write_pages", len(blocks)](self.arrays.pool, blocks, *copies))
+        except Exception:
+            self.renew()
+            raise
+        self.arrays = self.arrays._replace(pool=pool)
 
     def renew(self) -> None:
         """Replace the arrays by zeroed ones. The old ones go first: there is no memory for two pools."""

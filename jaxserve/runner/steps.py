@@ -43,8 +43,9 @@ from jaxserve.runner.inputs import (
     unpack,
 )
 from jaxserve.runner.page_tables import set_entries, write_row
+from jaxserve.runner.pages import read_pages, write_pages
 from jaxserve.runner.slots import MASKS_AT_ONCE, SamplerState, init_slot, put_masks, slots_shape, store_tokens, take_up
-from jaxserve.runner.state import DeviceState, StateArrays, StateProgram
+from jaxserve.runner.state import DeviceState, StateArrays, StateProgram, batch_sharding
 from jaxserve.sampling.bits import num_words
 from jaxserve.sampling.sampler import Sampled, Scored, sample, score
 from jaxserve.scheduler.plan import UNREAD_TOKEN, StepPlan, StepResult
@@ -133,6 +134,25 @@ def lower_state(sharding: Sharding, program: StateProgram) -> jax.stages.Lowered
             tables = jax.ShapeDtypeStruct((shapes.num_slots + 1, shapes.max_pages), jnp.int32, sharding=place)
             entries = jax.ShapeDtypeStruct((shapes.max_pages,), jnp.int32, sharding=place)
             return jax.jit(write_row, donate_argnames="tables", out_shardings=place).lower(tables, slot, entries)
+        case "read_pages" | "write_pages":
+            return _lower_copy(sharding, program)
+
+
+def _lower_copy(sharding: Sharding, program: StateProgram) -> jax.stages.Lowered:
+    """Trace a program that copies pages. The page axis of the batches comes first; the heads stay where they are."""
+    shapes, pools = program.shapes, sharding.kv_pool
+    num_layers, num_blocks, *rest = shapes.pool_shape or ()
+    batches = batch_sharding(pools)
+    half, batch = (
+        jax.ShapeDtypeStruct(dims, shapes.kv_dtype, sharding=place)
+        for dims, place in (((num_layers, num_blocks, *rest), pools), ((program.num_pages, num_layers, *rest), batches))
+    )
+    pool = KVPool(half, half)  # type: ignore[arg-type]
+    blocks = jax.ShapeDtypeStruct((program.num_pages,), jnp.int32, sharding=sharding.replicated)
+    if program.kind == "read_pages":
+        return jax.jit(read_pages, out_shardings=(batches, batches)).lower(pool, blocks)
+    copy = jax.jit(write_pages, donate_argnames="pool", out_shardings=KVPool(pools, pools))  # type: ignore[arg-type]
+    return copy.lower(pool, blocks, batch, batch)
 
 
 def _zeros(*arrays: jax.ShapeDtypeStruct) -> Sequence[Array]:

@@ -14,7 +14,8 @@ The order of rank is priority, lowest first, then arrival. Running and waiting r
 
     1. secure pages, in order: if the pool is empty, the last running request is preempted;
     2. share the budget: every running request gets one token; the policy (`budget`) gives the rest to those that miss
-       more, and to waiting requests, which it starts while rows and pages last (none after a preemption);
+       more, and to waiting requests, which it starts while rows and pages last (none after a preemption). One whose
+       prefix is fetched from a tier (`prefetch`) leaves the queue until the fetch has ended;
     3. let the policies add to a step of single tokens: drafts (`drafting`), or further decode steps (`multi_step`);
     4. pack the rows into a program.
 
@@ -23,8 +24,9 @@ preempted; at most `max_rows` requests start before one whose turn it is; and a 
 arrival.
 
 All calls depend on state and arguments only, without randomness and I/O; the clock is read for reported times only. Of
-time, only the step times in results decide anything: how many decode steps one call may do. The exception is
-`poll_grammars`, which asks the threads that make masks and waits for them a few milliseconds.
+time, only the step times in results decide anything: how many decode steps one call may do. The exceptions are
+`poll_grammars`, which asks the threads that make masks and waits for them a few milliseconds, and the fetches of
+`prefetch`, which `schedule` asks in the same way.
 
 Steps in flight. `schedule` may be called before the last plan is updated. A request that samples in a step in flight has
 a token that only the device knows: it counts towards its length (`num_unread_tokens`) and the next plan has UNREAD_TOKEN
@@ -44,6 +46,7 @@ from jaxserve.config import SchedulerConfig
 from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput, TokenLogprobs
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.kv.manager import KVManager
+from jaxserve.kv.tiers.tiers import KVTiers
 from jaxserve.scheduler.admission import Admission
 from jaxserve.scheduler.base import BaseScheduler, by_rank
 from jaxserve.scheduler.budget import PrefillBudget, ShortestFirst
@@ -52,6 +55,7 @@ from jaxserve.scheduler.drafting import Drafter, by_request, confirmed, with_dra
 from jaxserve.scheduler.multi_step import MultiStepPolicy
 from jaxserve.scheduler.packing import pack
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
+from jaxserve.scheduler.prefetch import Prefetch
 from jaxserve.scheduler.request import Request, logprobs_of, output_of, prompt_logprobs_of
 from jaxserve.scheduler.resources import Resources
 from jaxserve.types import FinishReason
@@ -70,10 +74,11 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         vocab_size: int,
         clock: Callable[[], float] = time.monotonic,
         grammars: Grammars | None = None,
+        tiers: KVTiers | None = None,
     ) -> None:
         """Limits are those of the buckets, or the config's if it has smaller ones.
 
-        grammars: None rejects requests that have a grammar.
+        grammars: None rejects requests that have a grammar. tiers: stores from which evicted pages come back.
         """
         self._kv = kv
         self._buckets = buckets
@@ -99,9 +104,11 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         )
         self._drafter = Drafter(config.num_speculative_tokens, self._max_rows, kv)
         self._multi_step = MultiStepPolicy(buckets, config.max_burst_ms / 1000, kv)
+        self._prefetch = Prefetch(kv, tiers)
 
     def reset_prefix_cache(self) -> None:
         self._kv.reset_prefix_cache()
+        self._prefetch.clear_tiers()
 
     def poll_grammars(self) -> list[RequestOutput]:
         """Apply what grammars have done; returns jump-forward tokens and ends. Call it before `schedule`.
@@ -128,12 +135,18 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
     def schedule(self) -> StepPlan | None:
         if self._waits_for_results():
             return None
+        for request in self._prefetch.poll(is_idle=not (self.running or self.waiting or self.in_flight)):
+            self._enqueue(request)
         missing = self._budget.missing(self.running)
         num_running = len(missing)
         if not self._secure_pages(missing):
             return None
         may_start = len(missing) == num_running
+        if may_start and len(self.running) < self._max_rows:
+            self._prefetch.begin(self.waiting, self._shortest_first, len(self.running))
         counts, started = self._budget.share(self.running, self.waiting, missing, may_start=may_start)
+        for request in started:
+            self._prefetch.forget(request)
         _count_prefix_hits(started, self.stats)
         if not any(counts):
             return None
@@ -183,11 +196,13 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         """End all running requests, and forget cached pages: `plan`, the oldest step in flight, failed."""
         outputs = super().fail(plan, error)
         self._kv.reset_prefix_cache()
+        self._prefetch.lose_device()
         return outputs
 
     def take_stats(self) -> EngineStats:
         stats = super().take_stats()
         stats.kv_cache_usage_perc = self._kv.usage
+        self._prefetch.add_stats(stats)
         return stats
 
     def _queue(self, message: AddRequest, rank: tuple[int, int]) -> Request:
@@ -280,6 +295,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         if self._shortest_first is not None:
             self._shortest_first.remove(request)
         self._constrained.remove(request)
+        self._prefetch.forget(request)
         self._resources.finish(request)
 
 

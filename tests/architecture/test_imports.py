@@ -107,6 +107,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "ipc.stats",
         "scheduler.plan",
         "kv.spec",
+        "kv.tiers.device",
+        "kv.tiers.page",
     },
     "runner": {
         "model_config",
@@ -117,6 +119,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sharding",
         "weights",
         "kv.spec",
+        "kv.tiers.page",
         "scheduler.plan",
         KERNELS,
     },

@@ -16,8 +16,10 @@ from jaxserve.config import (
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
+    TierConfig,
 )
 from jaxserve.engine.core import EngineCore
+from jaxserve.engine.process import open_tiers
 from jaxserve.executor.local import LocalExecutor
 from jaxserve.ipc.messages import AddRequest, RequestOutput, TokenLogprobs
 from jaxserve.kv.manager import KVManager
@@ -78,6 +80,7 @@ class ModelEngine:
         cpu_kernels: CpuKernels = "xla",
         quantization: str = "none",
         lora_modules: str | None = None,
+        tiers: TierConfig | None = None,
     ) -> None:
         model = ModelConfig(
             model=str(path),
@@ -89,6 +92,7 @@ class ModelEngine:
         self.config = Config(
             model=model,
             cache=CacheConfig(kv_cache_memory=kv_cache_memory),
+            tiers=tiers or TierConfig(),
             scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
             parallel=ParallelConfig(
                 tensor_parallel_size=tensor_parallel_size,
@@ -133,6 +137,7 @@ class ModelEngine:
                 max_num_seqs=min(model_info.max_num_seqs, max_num_batched_tokens),
                 max_num_batched_tokens=max_num_batched_tokens,
             )
+        self.tiers = open_tiers(self.config, self.kv, self.executor)
         self.scheduler = Scheduler(
             scheduler,
             self.kv,
@@ -141,8 +146,9 @@ class ModelEngine:
             self.executor.eos_token_ids,
             model_info.vocab_size,
             grammars=grammars,
+            tiers=self.tiers,
         )
-        self.core = EngineCore(self.scheduler, self.executor, depth=int(overlap))
+        self.core = EngineCore(self.scheduler, self.executor, depth=int(overlap), tiers=self.tiers)
         self.num_preemptions = self.num_steps = self.num_calls = self.num_accepted_tokens = 0
 
     def run(self, requests: list[AddRequest]) -> dict[str, Generated]:

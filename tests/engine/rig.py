@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxserve.config import SchedulerConfig, SchedulingPolicy
+from jaxserve.config import SchedulerConfig, SchedulingPolicy, TierConfig
 from jaxserve.engine.core import EngineCore
 from jaxserve.executor.fake import FakeExecutor, FakePending, powers_of_two
 from jaxserve.executor.fake_models import FakeTokens, next_token
@@ -16,6 +16,7 @@ from jaxserve.ipc.engine_spec import Script
 from jaxserve.ipc.messages import AddRequest, RequestOutput
 from jaxserve.kv.manager import KVManager
 from jaxserve.kv.page_changes import PageChanges
+from jaxserve.kv.tiers.tiers import KVTiers
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.constrained import Grammars
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
@@ -87,6 +88,7 @@ class Rig:
         script: Script | None = None,
         publishes_pages: bool = False,
         num_ranks: int = 1,
+        tiers: TierConfig | None = None,
     ) -> None:
         """`depth`: steps that `step` leaves in flight. `max_decode_steps`: above 1, all steps that can be are multi-step."""
         self.depth = depth
@@ -122,10 +124,21 @@ class Rig:
         )
         self.now = 0.0
         """The time of the scheduler's clock."""
+        self.tiers = None if tiers is None else KVTiers(tiers, self.kv.pool, self.model.pages, block_size, changes)
+        if self.tiers is not None:
+            self.kv.on_publish = self.tiers.saver.publish
         self.scheduler = Scheduler(
-            config, self.kv, self.buckets, max_model_len, frozenset({EOS}), VOCAB_SIZE, lambda: self.now, grammars
+            config,
+            self.kv,
+            self.buckets,
+            max_model_len,
+            frozenset({EOS}),
+            VOCAB_SIZE,
+            lambda: self.now,
+            grammars,
+            tiers=self.tiers,
         )
-        self.core = EngineCore(self.scheduler, self.executor, depth=depth, page_changes=changes)
+        self.core = EngineCore(self.scheduler, self.executor, depth=depth, page_changes=changes, tiers=self.tiers)
         self.plans: list[StepPlan] = []
         self.pending: deque[tuple[StepPlan, FakePending[StepPlan, StepResult]]] = deque()
         self.tokens: dict[str, list[int]] = {}
@@ -147,6 +160,8 @@ class Rig:
         self.collect(self.scheduler.poll_grammars())
         plan = self.scheduler.schedule()
         if plan is not None:
+            if self.tiers is not None:
+                self.tiers.write()
             self.plans.append(plan)
             self.pending.append((plan, self.executor.submit(plan)))
         if len(self.pending) > (0 if plan is None else self.depth):
@@ -157,6 +172,8 @@ class Rig:
         """Read the oldest step in flight."""
         plan, pending = self.pending.popleft()
         self.collect(self.scheduler.update(plan, pending.result()))
+        if self.tiers is not None:
+            self.tiers.save()
         self.model.poison(self.kv.pool.blank_blocks())
 
     def finish(self, max_steps: int = 2000) -> None:

@@ -63,6 +63,7 @@ class MultiHostExecutor:
         self._memory_bytes, self._measured_s = memory_in_use(), time.monotonic()
         self.model_info: ModelInfo = local.model_info
         self.buckets: Buckets = local.buckets
+        self.pages = None  # they would lie on several hosts
         self.eos_token_ids: frozenset[int] = local.eos_token_ids
 
     @classmethod

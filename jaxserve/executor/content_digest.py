@@ -1,0 +1,41 @@
+"""Names the content of a checkpoint, so that KV pages of two models of one shape and name are never mixed up."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+from jaxserve.checkpoint.protocol import Checkpoint
+
+_NUM_WINDOWS: Final = 1024
+_WINDOW_BYTES: Final = 256
+_HEADER_BYTES: Final = 64 << 10
+_CONFIGS: Final = ("config.json", "adapter_config.json")
+
+
+def content_digest(checkpoint: Checkpoint, identity: str) -> str:
+    """Return a digest of `identity` and of samples of every file of the weights and of its adapters.
+
+    The samples are the first 64 KiB of each file, 1,024 windows of 256 bytes at equal distances, and the configs beside
+    it: two fine-tunings of a model differ in nearly all of them. Reading everything would take longer than loading.
+    """
+    digest = hashlib.sha256(identity.encode())
+    files = sorted({info.file for info in checkpoint.tensors.values()})
+    for file in files:
+        _add_samples(digest, file)
+    for folder in sorted({file.parent for file in files}):
+        for config in (folder / name for name in _CONFIGS):
+            if config.is_file():
+                digest.update(hashlib.sha256(config.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _add_samples(digest: hashlib._Hash, file: Path) -> None:
+    size = file.stat().st_size
+    digest.update(f"{file.name} {size}".encode())
+    with file.open("rb") as content:
+        digest.update(content.read(_HEADER_BYTES))
+        for window in range(_NUM_WINDOWS):
+            content.seek(size * window // _NUM_WINDOWS)
+            digest.update(content.read(_WINDOW_BYTES))

@@ -1,0 +1,241 @@
+"""Pages in files, which survive a restart.
+
+    DIRECTORY/                        0700, ours alone
+      jaxserve-kv-IDENTITY/           pages of one layout; locked while a server uses it
+        3f/3fa2...e1.page             magic, checksum, blocks; named by the page's hash
+
+A file is written under another name and renamed, so none is ever half there; a page whose checksum is wrong is deleted and
+counts as missing. Writes have a thread and a queue of their own: a slow disk loses pages, which are counted, and delays nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import stat
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from queue import Full, Queue
+from typing import Final
+
+import numpy as np
+
+from jaxserve.errors import ConfigError
+from jaxserve.kv.tiers.page import CHECKSUM_BYTES, Page, PageLayout, checksum
+from jaxserve.kv.tiers.stats import TierStats
+from jaxserve.types import BlockHash
+
+_log = logging.getLogger(__name__)
+
+_MAGIC: Final = b"jaxserve-kv-page"
+_HEADER_BYTES: Final = len(_MAGIC) + CHECKSUM_BYTES
+_PREFIX: Final = "jaxserve-kv-"
+_SUFFIX: Final = ".page"
+_MAX_QUEUED_BYTES: Final = 64 << 20
+
+
+class DiskStore:
+    """Pages of one layout in one directory, up to a number of bytes; the least recently used one makes place."""
+
+    tier = "disk"
+
+    def __init__(self, layout: PageLayout, directory: str, num_bytes: int, stats: TierStats) -> None:
+        """Raises ConfigError for a directory that others may enter, that cannot be used, or that another server uses."""
+        self._layout = layout
+        self._stats = stats
+        self._num_file_bytes = _HEADER_BYTES + layout.num_bytes
+        self._capacity = num_bytes // self._num_file_bytes
+        if self._capacity < 1:
+            raise ConfigError(
+                f"--kv-offload-disk of {num_bytes} bytes is too small: one KV page takes {self._num_file_bytes} bytes"
+            )
+        self._folder, self._lock_file = _open_folder(Path(directory).expanduser(), layout.identity)
+        _remove_other_layouts(self._folder, num_bytes)
+        self._lock = threading.Lock()
+        self._files = self._found()
+        """The stored pages, least recently used first."""
+        self._queue: Queue[tuple[BlockHash, Page, int] | None] = Queue(max(4, _MAX_QUEUED_BYTES // layout.num_bytes))
+        self._epoch = 0
+        self._thread = threading.Thread(target=self._write_queued, name="kv-disk", daemon=True)
+        self._thread.start()
+
+    def num_leading(self, hashes: Sequence[BlockHash]) -> int:
+        with self._lock:
+            return next((i for i, block_hash in enumerate(hashes) if block_hash not in self._files), len(hashes))
+
+    def get(self, hashes: Sequence[BlockHash], pages: Sequence[Page]) -> int:
+        for count, (block_hash, page) in enumerate(zip(hashes, pages, strict=True)):
+            with self._lock:
+                if block_hash not in self._files:
+                    return count
+                self._files.move_to_end(block_hash)
+            if not self._read(block_hash, page):
+                return count
+        return len(hashes)
+
+    def put(self, block_hash: BlockHash, page: Page) -> None:
+        """Queue a page; it is stored a little later, or lost if the queue is full."""
+        with self._lock:
+            if block_hash in self._files:
+                self._files.move_to_end(block_hash)
+                return
+            epoch = self._epoch
+        try:
+            self._queue.put_nowait((block_hash, page, epoch))
+        except Full:
+            self._stats.failed("disk_busy")
+
+    def clear(self) -> None:
+        with self._lock:
+            self._epoch += 1
+            files, self._files = self._files, OrderedDict()
+        for block_hash in files:
+            self._delete(block_hash)
+
+    def settle(self) -> None:
+        """Return when everything that was put before is stored."""
+        self._queue.join()
+
+    def close(self) -> None:
+        """Store what is queued, and unlock the folder."""
+        self._queue.put(None)
+        self._thread.join()
+        os.close(self._lock_file)
+
+    def _path(self, block_hash: BlockHash) -> Path:
+        name = block_hash.hex()
+        return self._folder / name[:2] / f"{name}{_SUFFIX}"
+
+    def _found(self) -> OrderedDict[BlockHash, None]:
+        """Return the pages of earlier servers, oldest first; deletes what is no whole page, or beyond the capacity."""
+        found: list[tuple[float, BlockHash]] = []
+        for path in self._folder.glob("??/*"):
+            try:
+                block_hash, status = BlockHash(bytes.fromhex(path.name.removesuffix(_SUFFIX))), path.lstat()
+                is_page = stat.S_ISREG(status.st_mode) and status.st_size == self._num_file_bytes
+            except (OSError, ValueError):
+                is_page = False
+            if is_page and path == self._path(block_hash):
+                found.append((status.st_mtime, block_hash))
+            else:
+                path.unlink(missing_ok=True)
+        found.sort()
+        for _, block_hash in found[: -self._capacity]:
+            self._delete(block_hash)
+        return OrderedDict((block_hash, None) for _, block_hash in found[-self._capacity :])
+
+    def _read(self, block_hash: BlockHash, page: Page) -> bool:
+        """Read a file into `page`. Returns False for one that is gone or damaged, which is forgotten."""
+        path = self._path(block_hash)
+        try:
+            with path.open("rb", buffering=0) as file:
+                header = file.read(_HEADER_BYTES)
+                sizes = [file.readinto(memoryview(block)) for block in page]  # type: ignore[arg-type]
+        except OSError as error:
+            self._forget(block_hash, "disk_read", f"{path}: {error.strerror}")
+            return False
+        whole = sizes == [block.num_bytes for block in self._layout.blocks]
+        if not whole or header != _MAGIC + checksum(page):
+            self._forget(block_hash, "checksum", f"{path}: damaged")
+            return False
+        return True
+
+    def _forget(self, block_hash: BlockHash, reason: str, text: str) -> None:
+        _log.warning("a KV page is lost: %s", text)
+        self._stats.failed(reason)
+        with self._lock:
+            self._files.pop(block_hash, None)
+        self._delete(block_hash)
+
+    def _delete(self, block_hash: BlockHash) -> None:
+        with contextlib.suppress(OSError):
+            self._path(block_hash).unlink(missing_ok=True)
+
+    def _write_queued(self) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                self._write(*item)
+            except OSError as error:  # a full or broken disk: the page is computed again if it is needed
+                self._stats.failed("disk_write")
+                _log.warning("a KV page could not be stored: %s", error)
+            finally:
+                self._queue.task_done()
+        self._queue.task_done()
+
+    def _write(self, block_hash: BlockHash, page: Page, epoch: int) -> None:
+        path = self._path(block_hash)
+        with self._lock:
+            if block_hash in self._files or epoch != self._epoch:
+                return
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        unfinished = path.with_suffix(".part")
+        try:
+            with unfinished.open("wb", buffering=0) as file:
+                file.write(_MAGIC + checksum(page))
+                for block in page:
+                    _write_all(file.fileno(), np.ascontiguousarray(block).data)
+            unfinished.rename(path)
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
+        with self._lock:
+            if epoch != self._epoch:
+                self._delete(block_hash)
+                return
+            self._files[block_hash] = None
+            excess = len(self._files) - self._capacity
+            evicted = [self._files.popitem(last=False)[0] for _ in range(excess)]
+        self._stats.stored(self.tier, self._layout.num_bytes)
+        for old in evicted:
+            self._delete(old)
+            self._stats.evicted(self.tier, old)
+
+
+def _write_all(descriptor: int, content: memoryview) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]
+
+
+def _open_folder(directory: Path, identity: str) -> tuple[Path, int]:
+    """Return the folder of a layout and the descriptor that holds its lock. Raises ConfigError."""
+    folder = directory / f"{_PREFIX}{identity}"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.stat()
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            raise ConfigError(f"--kv-offload-dir {str(directory)!r} must be ours alone (mode 0700)")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise ConfigError(f"--kv-offload-dir {str(directory)!r} cannot be used: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise ConfigError(f"--kv-offload-dir {str(directory)!r} is used by another server of this model") from error
+    return folder, lock
+
+
+def _remove_other_layouts(own: Path, num_bytes: int) -> None:
+    """Remove folders of other layouts that no server uses, oldest first, until all together have `num_bytes` at most."""
+    folders = sorted(own.parent.glob(f"{_PREFIX}*"), key=lambda folder: folder.stat().st_mtime)
+    sizes = {folder: sum(path.stat().st_size for path in folder.glob("??/*")) for folder in folders}
+    for folder in folders:
+        if sum(sizes.values()) <= num_bytes:
+            return
+        if folder == own:
+            continue
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            continue
+        finally:
+            os.close(lock)
+        shutil.rmtree(folder, ignore_errors=True)
+        del sizes[folder]

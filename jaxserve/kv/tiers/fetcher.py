@@ -1,0 +1,188 @@
+"""Brings pages of a prefix from the tiers back into the prefix cache, while steps go on.
+
+    begin     engine's thread   decide, and start a job
+    job       own thread        read pages from the tiers, a batch at a time, and stage each batch on the device
+    poll      engine's thread   for a batch that is staged: allocate pages, cache them under their hashes, and queue the write
+    write     engine's thread   dispatch the queued writes; every step comes after them
+
+A fetch holds no pages of the pool between these calls: what it restored is in the prefix cache and free, most recently
+used, as if a request had just left it. So a fetch never keeps a running request from its pages, and the request that waited
+for the fetch starts like any other, with as many cached pages as there are. If anything fails, that is fewer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty
+from typing import Any, Final
+
+from jaxserve.kv.block_pool import BlockPool
+from jaxserve.kv.tiers.device import PageDevice, StagedPages
+from jaxserve.kv.tiers.fetch import Fetch, FetchJob, StagedBatch
+from jaxserve.kv.tiers.rule import FetchRule
+from jaxserve.kv.tiers.stats import TierStats
+from jaxserve.kv.tiers.store import PageStore, leading_tiers
+from jaxserve.types import BlockHash, BlockId, RequestId
+
+_MAX_JOBS: Final = 4
+"""Fetches that read at a time."""
+
+
+class PageFetcher:
+    """The fetches under way. All methods belong to the engine's thread."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        device: PageDevice[Any],
+        stores: Sequence[PageStore],
+        rule: FetchRule,
+        stats: TierStats,
+        *,
+        peers: Sequence[PageStore] = (),
+        timeout_s: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`peers`: stores that a job has to ask what they have. `timeout_s`: longest time without a batch."""
+        self._pool = pool
+        self._device = device
+        self._stores = stores
+        self._peers = peers
+        self._rule = rule
+        self._stats = stats
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._fetches: list[Fetch] = []
+        self._tried: dict[RequestId, BlockHash] = {}
+        """The first missing page of the last fetch for each request."""
+        self._writes: list[tuple[list[BlockId], StagedPages]] = []
+        self._job = FetchJob(device, stores, peers, rule, stats)
+        self._threads = ThreadPoolExecutor(_MAX_JOBS, thread_name_prefix="kv-fetch")
+
+    @property
+    def unwritten(self) -> frozenset[BlockId]:
+        """Pages of the pool whose write is queued."""
+        return frozenset(block for blocks, _ in self._writes for block in blocks)
+
+    def begin(self, key: RequestId, hashes: Sequence[BlockHash], num_cached: int) -> bool:
+        """Return True if request `key` should wait until `poll` returns it, because pages are fetched for it.
+
+        hashes: all pages that it can share; the first `num_cached` are in the prefix cache.
+        """
+        first = hashes[num_cached]
+        if self._tried.get(key) == first:
+            return False
+        for fetch in self._fetches:
+            if first in fetch.hashes[fetch.num_restored :]:
+                self._tried[key] = first
+                fetch.keys.append(key)
+                return True
+        tiers = leading_tiers(self._stores, hashes[num_cached:])
+        may_have_more = bool(self._peers) and len(tiers) < len(hashes) - num_cached
+        if not may_have_more and not self._rule.pays(tiers):
+            if tiers:
+                self._stats.skipped()
+                self._tried[key] = first
+            return False
+        self._tried[key] = first
+        now = self._clock()
+        fetch = Fetch(hashes, num_cached, [key], now, now)
+        self._fetches.append(fetch)
+        self._threads.submit(self._job.run, fetch)
+        return True
+
+    def forget(self, key: RequestId) -> None:
+        """Count request `key` as started or ended."""
+        self._tried.pop(key, None)
+        for fetch in self._fetches:
+            if key in fetch.keys:
+                fetch.keys.remove(key)
+                if not fetch.keys:
+                    fetch.given_up.set()
+
+    def poll(self, wait_s: float = 0.0) -> list[RequestId]:
+        """Restore the batches that are ready; returns the requests whose fetch has ended, in any way.
+
+        wait_s: how long to wait if nothing has ended.
+        """
+        if not self._fetches:
+            return []
+        ended = self._poll()
+        if not ended and wait_s:
+            self._job.wait(wait_s)
+            ended = self._poll()
+        return ended
+
+    def write(self) -> None:
+        """Dispatch the queued writes. If it raises, the device has lost all pages."""
+        writes, self._writes = self._writes, []
+        for blocks, staged in writes:
+            self._device.write(blocks, staged)
+
+    def lose_writes(self) -> None:
+        """Drop the queued writes: the device has lost its pages."""
+        self._writes.clear()
+
+    def give_up(self) -> None:
+        """End every fetch: the next `poll` returns their requests."""
+        for fetch in self._fetches:
+            fetch.given_up.set()
+
+    def close(self) -> None:
+        self.give_up()
+        self._threads.shutdown(cancel_futures=True)
+
+    def _poll(self) -> list[RequestId]:
+        ended = [fetch for fetch in self._fetches if self._advance(fetch)]
+        self._fetches = [fetch for fetch in self._fetches if fetch not in ended]
+        for fetch in ended:
+            fetch.given_up.set()
+            seconds = self._clock() - fetch.begun_s
+            self._stats.took(seconds)
+            self._rule.observe_fetch(fetch.tiers, seconds)
+        return [key for fetch in ended for key in fetch.keys]
+
+    def _advance(self, fetch: Fetch) -> bool:
+        """Restore what is ready; returns True if the fetch has ended."""
+        while not fetch.given_up.is_set():
+            if fetch.head is None:
+                try:
+                    fetch.head = fetch.batches.get_nowait()
+                except Empty:
+                    break
+                if fetch.head is None:
+                    return True
+            if not fetch.head.staged.is_ready():
+                break
+            if not self._restore(fetch, fetch.head):
+                return True
+            fetch.head, fetch.progress_s = None, self._clock()
+        if self._clock() - fetch.progress_s > self._timeout_s:
+            self._stats.failed("timeout")
+            return True
+        return fetch.given_up.is_set()
+
+    def _restore(self, fetch: Fetch, batch: StagedBatch) -> bool:
+        """Cache the pages of `batch`; returns False if the pool has no place for them next to the pages before them."""
+        before = [self._pool.find(block_hash) for block_hash in fetch.hashes[: fetch.num_restored]]
+        cached = [block for block in before if block is not None]
+        if len(cached) < len(before):
+            return False  # evicted meanwhile: without them the rest is of no use
+        self._pool.share(cached)
+        count = batch.staged.count
+        if count > self._pool.num_free:
+            self._pool.release(cached)
+            return False
+        blocks = self._pool.allocate(count)
+        for block, block_hash in zip(blocks, fetch.hashes[fetch.num_restored :], strict=False):
+            self._pool.cache(block, block_hash)
+        self._writes.append((blocks, batch.staged))
+        self._pool.release([*cached, *blocks])
+        fetch.num_restored += count
+        fetch.tiers += batch.tiers
+        for tier in sorted(set(batch.tiers)):
+            num_pages = batch.tiers.count(tier)
+            self._stats.fetched(tier, num_pages, num_pages * self._device.layout.num_bytes)
+        return True

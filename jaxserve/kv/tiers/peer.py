@@ -1,0 +1,162 @@
+"""Pages of another engine, fetched over the network."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import zmq
+
+from jaxserve.kv.tiers.page import Page, PageLayout, checksum, copy_page
+from jaxserve.kv.tiers.stats import TierStats
+from jaxserve.kv.tiers.wire import (
+    MAX_HASHES,
+    MAX_REPLY_BYTES,
+    MAX_REQUEST_BYTES,
+    PageRefusal,
+    PageReply,
+    PageRequest,
+    WireError,
+    open_reply,
+    sign,
+)
+from jaxserve.types import BlockHash
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 60.0
+_NONCE_BYTES: Final = 16
+_POLL_MS: Final = 10
+"""Time after which a wait looks whether it was ended."""
+
+
+class PeerStore:
+    """The stores of one peer. One request at a time; a peer that fails is not asked again for a while."""
+
+    tier = "peer"
+
+    def __init__(
+        self,
+        layout: PageLayout,
+        endpoint: str,
+        token: str,
+        timeout_s: float,
+        stats: TierStats,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`timeout_s`: longest wait for a reply. Connecting waits for the first request."""
+        self._layout = layout
+        self._endpoint = endpoint
+        self._token = token
+        self._timeout_s = timeout_s
+        self._stats = stats
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] | None = None
+        self._pause_s = 0.0
+        self._retry_s = 0.0
+        """Time from which the peer is asked again after a failure."""
+
+    def num_leading(self, hashes: Sequence[BlockHash]) -> int:
+        """Ask the peer. Returns 0 if it does not answer."""
+        reply, _ = self._ask(hashes, 0)
+        return min(reply.count, len(hashes)) if reply is not None else 0
+
+    def get(self, hashes: Sequence[BlockHash], pages: Sequence[Page]) -> int:
+        most = max(1, MAX_REPLY_BYTES // self._layout.num_bytes)
+        reply, frames = self._ask(hashes[:most], min(len(hashes), most))
+        if reply is None:
+            return 0
+        for count, (expected, frame, page) in enumerate(zip(reply.checksums, frames, pages, strict=False)):
+            row = np.frombuffer(frame, np.uint8)
+            if len(row) != self._layout.num_bytes or checksum(self._layout.views(row)) != expected:
+                with self._lock:
+                    self._fail("checksum", "a page is damaged")
+                return count
+            copy_page(self._layout.views(row), page)
+        return min(len(reply.checksums), len(frames), len(pages))
+
+    def put(self, block_hash: BlockHash, page: Page) -> None:
+        """Do nothing: engines fetch pages, they do not send them."""
+
+    def clear(self) -> None:
+        """Do nothing: the pages belong to the peer."""
+
+    def close(self) -> None:
+        self._closed.set()
+        with self._lock:
+            self._disconnect()
+            self._context.term()
+
+    def _ask(self, hashes: Sequence[BlockHash], max_pages: int) -> tuple[PageReply | None, list[Any]]:
+        """Return the reply and the frames of its pages; None if the peer fails or has failed shortly before."""
+        with self._lock:
+            if self._closed.is_set() or self._clock() < self._retry_s:
+                return None, []
+            request = PageRequest(
+                secrets.token_bytes(_NONCE_BYTES),
+                self._layout.identity,
+                list(hashes[:MAX_HASHES]),
+                max_pages,
+                self._timeout_s / 2,
+            )
+            try:
+                reply, frames = self._exchange(request)
+            except (WireError, zmq.ZMQError) as error:
+                self._fail("peer_error", str(error))
+                return None, []
+            if reply is None and self._closed.is_set():
+                return None, []
+            if reply is None:
+                self._fail("peer_timeout", f"no reply in {self._timeout_s:g} seconds")
+                return None, []
+            if isinstance(reply, PageRefusal):
+                self._fail(f"peer_{reply.reason}", f"it refuses our {reply.reason}")
+                self._retry_s = self._clock() + _LONGEST_PAUSE_S
+                return None, []
+            self._pause_s = 0.0
+            return reply, frames
+
+    def _exchange(self, request: PageRequest) -> tuple[PageReply | PageRefusal | None, list[Any]]:
+        """Send a request and wait for its reply; None if there is none in time."""
+        connection = self._connected()
+        connection.send_multipart(sign(request, self._token))
+        deadline_s = time.monotonic() + self._timeout_s
+        while time.monotonic() < deadline_s and not self._closed.is_set():
+            if not connection.poll(_POLL_MS):
+                continue
+            frames = connection.recv_multipart(copy=False)
+            reply = open_reply([frame.bytes for frame in frames[:2]], self._token)
+            if reply.nonce == request.nonce:
+                return reply, [frame.buffer for frame in frames[2:]]
+        return None, []
+
+    def _connected(self) -> zmq.Socket[bytes]:
+        if self._socket is None:
+            self._socket = self._context.socket(zmq.DEALER)
+            self._socket.setsockopt(zmq.LINGER, 0)
+            self._socket.setsockopt(zmq.IPV6, int("[" in self._endpoint))
+            self._socket.setsockopt(zmq.MAXMSGSIZE, max(self._layout.num_bytes, MAX_REQUEST_BYTES))
+            self._socket.connect(self._endpoint)
+        return self._socket
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _fail(self, reason: str, text: str) -> None:
+        """Count a failure, and ask the peer again after a pause that doubles. Late replies are not awaited."""
+        self._stats.failed(reason)
+        self._pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
+        self._retry_s = self._clock() + self._pause_s
+        self._disconnect()
+        _log.warning("KV pages of %s: %s; it is asked again in %g s", self._endpoint, text, self._pause_s)

@@ -1,0 +1,135 @@
+"""Copies every published page from the device to the tiers, while steps go on.
+
+A page is copied once, after it is full, and not when it is evicted: then its copy would have to be waited for, and a long
+prompt that evicts another one would move thousands of pages at once. So eviction costs nothing and loses nothing, except
+pages that were evicted before their turn to be copied.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Final
+
+from jaxserve.kv.block_pool import BlockPool
+from jaxserve.kv.tiers.device import PageDevice, PendingPages
+from jaxserve.kv.tiers.stats import TierStats
+from jaxserve.kv.tiers.store import PageStore
+from jaxserve.types import BlockHash, BlockId
+
+_log = logging.getLogger(__name__)
+
+MAX_COPIES: Final = 8
+"""Batches whose buffers may lie on the device at a time; further pages wait in the pool."""
+
+
+class PageSaver:
+    """The pages that wait for their copy. `publish`, `save`, `forget` and `clear` belong to the engine's thread."""
+
+    def __init__(self, pool: BlockPool, device: PageDevice[Any], stores: Sequence[PageStore], stats: TierStats) -> None:
+        """Every page goes to all `stores`."""
+        self._pool = pool
+        self._device = device
+        self._stores = stores
+        self._stats = stats
+        self._waiting: deque[BlockHash] = deque()
+        self._copies: dict[Future[None], tuple[BlockHash, ...]] = {}
+        self._lock = threading.Lock()
+        self._coming: dict[BlockHash, int] = {}
+        """Copies of each page that wait or are under way, for other threads."""
+        self._epoch = 0
+        """Number of calls of `clear`."""
+        self._storing = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-save")
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if pages wait for a call of `save`."""
+        return bool(self._waiting)
+
+    def publish(self, block_hash: BlockHash) -> None:
+        """Copy this page at the next `save`: the pool has it, and no step writes to it any more."""
+        if any(not store.num_leading([block_hash]) for store in self._stores):
+            self._waiting.append(block_hash)
+            self._count_coming([block_hash], 1)
+
+    def is_coming(self, block_hash: BlockHash) -> bool:
+        """Return True if a copy of the page waits or is under way. Any thread may call it."""
+        with self._lock:
+            return block_hash in self._coming
+
+    def save(self, unwritten: Collection[BlockId] = ()) -> None:
+        """Start the copies of pages that wait, as many as may be under way.
+
+        unwritten: pages whose content the device does not have yet.
+        """
+        self._copies = {copy: hashes for copy, hashes in self._copies.items() if not copy.done()}
+        while self._waiting and len(self._copies) < MAX_COPIES:
+            found: dict[BlockHash, BlockId] = {}
+            while self._waiting and len(found) < self._device.max_batch:
+                block_hash = self._waiting.popleft()
+                block = self._pool.find(block_hash)
+                if block is None or block in unwritten or block_hash in found:
+                    self._count_coming([block_hash], -1)
+                    self._stats.failed("evicted_early", int(block is None))
+                else:
+                    found[block_hash] = block
+            if found:
+                self._copy(tuple(found), list(found.values()))
+
+    def forget(self) -> None:
+        """Drop the pages that wait: the device has lost them."""
+        self._count_coming(self._waiting, -1)
+        self._waiting.clear()
+
+    def clear(self) -> None:
+        """Drop the pages that wait and those under way."""
+        self.forget()
+        with self._storing:
+            self._epoch += 1
+
+    def settle(self) -> None:
+        """Save everything that waits, and return when it is stored."""
+        while self._waiting or self._copies:
+            self.save()
+            wait(self._copies)
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def _copy(self, hashes: tuple[BlockHash, ...], blocks: list[BlockId]) -> None:
+        try:
+            pending = self._device.read(blocks)
+        except Exception:  # no memory for the buffer: the pages are computed again if they are needed
+            _log.exception("%d KV pages could not be read from the device", len(blocks))
+            self._stats.failed("read", len(blocks))
+            self._count_coming(hashes, -1)
+            return
+        self._copies[self._thread.submit(self._store, pending, hashes, self._epoch)] = hashes
+
+    def _store(self, pending: PendingPages, hashes: Sequence[BlockHash], epoch: int) -> None:
+        """Wait for the pages and put them into the stores."""
+        try:
+            for block_hash, page in zip(hashes, pending.pages(), strict=True):
+                with self._storing:
+                    if epoch != self._epoch:
+                        return
+                    for store in self._stores:
+                        store.put(block_hash, page)
+        except Exception as error:  # the step that computed the pages failed, or a store
+            _log.warning("%d KV pages were not saved: %s", len(hashes), error)
+            self._stats.failed("save", len(hashes))
+        finally:
+            self._count_coming(hashes, -1)
+
+    def _count_coming(self, hashes: Collection[BlockHash], change: int) -> None:
+        with self._lock:
+            for block_hash in hashes:
+                count = self._coming.get(block_hash, 0) + change
+                if count > 0:
+                    self._coming[block_hash] = count
+                else:
+                    self._coming.pop(block_hash, None)

@@ -1,0 +1,132 @@
+"""Serves the pages of this engine's stores to other engines."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import zmq
+
+from jaxserve.errors import ConfigError
+from jaxserve.kv.tiers.page import PageLayout, checksum
+from jaxserve.kv.tiers.store import PageStore, leading_tiers
+from jaxserve.kv.tiers.wire import (
+    MAX_REPLY_BYTES,
+    MAX_REQUEST_BYTES,
+    PageRefusal,
+    PageReply,
+    PageRequest,
+    WireError,
+    known_hashes,
+    open_request,
+    sign,
+)
+from jaxserve.types import BlockHash
+
+_log = logging.getLogger(__name__)
+
+_POLL_S: Final = 0.1
+_SHORT_POLL_S: Final = 0.002
+"""The poll while a request waits for a page."""
+_LONGEST_WAIT_S: Final = 30.0
+_MAX_SEND_FRAMES: Final = 256
+"""Frames that wait for a client that does not read; further replies are dropped, and it computes its prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A request for a page that is on its way from the device."""
+
+    client: bytes
+    request: PageRequest
+    deadline_s: float
+
+
+class PageServer:
+    """One thread that answers requests for pages."""
+
+    def __init__(
+        self,
+        layout: PageLayout,
+        stores: Sequence[PageStore],
+        is_coming: Callable[[BlockHash], bool],
+        endpoint: str,
+        token: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`is_coming`: True for a page that will soon be in the stores. Raises ConfigError for an address in use."""
+        self._layout = layout
+        self._stores = stores
+        self._is_coming = is_coming
+        self._token = token
+        self._clock = clock
+        self._waiting: list[_Waiting] = []
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
+        self._socket.setsockopt(zmq.SNDHWM, _MAX_SEND_FRAMES)
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self._socket.close()
+            self._context.term()
+            raise ConfigError(f"--kv-listen {endpoint.removeprefix('tcp://')}: {os.strerror(error.errno or 0)}") from error
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="kv-server", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._socket.close()
+        self._context.term()
+
+    def _serve(self) -> None:
+        while not self._stop.is_set():
+            try:
+                if self._socket.poll(int(1000 * (_SHORT_POLL_S if self._waiting else _POLL_S))):
+                    self._receive()
+                waiting, self._waiting = self._waiting, []
+                for entry in waiting:
+                    self._answer(entry)
+            except Exception:  # a damaged store or a bug: the client computes its prompt
+                _log.exception("a request for KV pages failed")
+
+    def _receive(self) -> None:
+        client, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+        try:
+            request = open_request(frames, self._token)
+        except WireError as error:
+            _log.warning("refused a request for KV pages: %s", error)
+            self._socket.send_multipart([client, *sign(PageRefusal(b"", "signature"), self._token)])
+            return
+        if request.identity != self._layout.identity:
+            self._socket.send_multipart([client, *sign(PageRefusal(request.nonce, "layout"), self._token)])
+            return
+        self._answer(_Waiting(client, request, self._clock() + min(request.wait_s, _LONGEST_WAIT_S)))
+
+    def _answer(self, entry: _Waiting) -> None:
+        """Reply, or keep the request while its next page is on its way."""
+        request, hashes = entry.request, known_hashes(entry.request)
+        count = len(leading_tiers(self._stores, hashes))
+        if count < len(hashes) and self._is_coming(hashes[count]) and self._clock() < entry.deadline_s:
+            self._waiting.append(entry)
+            return
+        rows: list[np.ndarray] = []
+        most = min(request.max_pages, max(1, MAX_REPLY_BYTES // self._layout.num_bytes))
+        for block_hash in hashes[: min(count, most)]:
+            row = np.empty(self._layout.num_bytes, np.uint8)
+            if not any(store.get([block_hash], [self._layout.views(row)]) for store in self._stores):
+                break  # evicted since it was counted
+            rows.append(row)
+        checksums = [checksum(self._layout.views(row)) for row in rows]
+        header = sign(PageReply(request.nonce, count, checksums), self._token)
+        self._socket.send_multipart([entry.client, *header, *(row.data for row in rows)], copy=False)

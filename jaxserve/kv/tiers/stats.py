@@ -1,0 +1,79 @@
+"""Counts of the tiers, from all of their threads."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+
+from jaxserve.types import BlockHash
+
+
+@dataclass(slots=True)
+class TierCounts:
+    """Increments since the last report, by tier where they are Counters."""
+
+    stored_pages: Counter[str] = field(default_factory=Counter)
+    fetched_pages: Counter[str] = field(default_factory=Counter)
+    """Pages that were restored to the device."""
+    evicted_pages: Counter[str] = field(default_factory=Counter)
+    bytes_moved: Counter[str] = field(default_factory=Counter)
+    """By tier and direction: `host/in`, `host/out`."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Fetches and saves that failed, by reason."""
+    fetch_seconds: list[float] = field(default_factory=list)
+    """Time from the begin of each fetch to its end."""
+    num_skipped: int = 0
+    """Prefixes that were computed because a fetch would have taken longer."""
+
+
+class TierStats:
+    """Collects counts until they are taken."""
+
+    def __init__(self, *, keeps_evicted: bool = False) -> None:
+        """`keeps_evicted`: keep the hashes of evicted pages for `take_evicted`."""
+        self._evicted: list[BlockHash] | None = [] if keeps_evicted else None
+        self._lock = threading.Lock()
+        self._counts = TierCounts()
+
+    def stored(self, tier: str, num_bytes: int) -> None:
+        with self._lock:
+            self._counts.stored_pages[tier] += 1
+            self._counts.bytes_moved[f"{tier}/in"] += num_bytes
+
+    def fetched(self, tier: str, num_pages: int, num_bytes: int) -> None:
+        with self._lock:
+            self._counts.fetched_pages[tier] += num_pages
+            self._counts.bytes_moved[f"{tier}/out"] += num_bytes
+
+    def evicted(self, tier: str, block_hash: BlockHash) -> None:
+        with self._lock:
+            self._counts.evicted_pages[tier] += 1
+            if self._evicted is not None:
+                self._evicted.append(block_hash)
+
+    def take_evicted(self) -> list[BlockHash]:
+        """Return the hashes of pages that a tier has dropped since the last call."""
+        with self._lock:
+            evicted, self._evicted = self._evicted or [], [] if self._evicted is not None else None
+        return evicted
+
+    def failed(self, reason: str, count: int = 1) -> None:
+        with self._lock:
+            self._counts.failures[reason] += count
+
+    def took(self, seconds: float) -> None:
+        """Count a fetch that ended."""
+        with self._lock:
+            self._counts.fetch_seconds.append(seconds)
+
+    def skipped(self) -> None:
+        """Count a prefix that was computed because a fetch would not have paid."""
+        with self._lock:
+            self._counts.num_skipped += 1
+
+    def take(self) -> TierCounts:
+        """Return the counts since the last call."""
+        with self._lock:
+            counts, self._counts = self._counts, TierCounts()
+        return counts

@@ -1,0 +1,127 @@
+"""The tiers of one engine: stores, copies to them, fetches from them, and the exchange with peers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxserve.config import TierConfig
+from jaxserve.errors import ConfigError
+from jaxserve.kv.block_pool import BlockPool
+from jaxserve.kv.page_changes import PageChanges
+from jaxserve.kv.tiers.device import PageDevice
+from jaxserve.kv.tiers.disk import DiskStore
+from jaxserve.kv.tiers.fetcher import PageFetcher
+from jaxserve.kv.tiers.host import HostStore
+from jaxserve.kv.tiers.page import PageLayout
+from jaxserve.kv.tiers.peer import PeerStore
+from jaxserve.kv.tiers.rule import FetchRule
+from jaxserve.kv.tiers.saver import PageSaver
+from jaxserve.kv.tiers.server import PageServer
+from jaxserve.kv.tiers.stats import TierStats
+from jaxserve.kv.tiers.store import PageStore
+from jaxserve.kv.tiers.wire import endpoint_of, split_addresses
+from jaxserve.types import BlockHash
+
+
+class KVTiers:
+    """Stores of pages below one pool. All methods belong to the engine's thread.
+
+    Call `write` before every step and `save` after every result; see PageFetcher and PageSaver.
+    """
+
+    def __init__(
+        self,
+        config: TierConfig,
+        pool: BlockPool,
+        device: PageDevice[Any],
+        block_size: int,
+        changes: PageChanges | None = None,
+    ) -> None:
+        """changes: also told of pages that only a tier holds. Raises ConfigError."""
+        self._pool = pool
+        self._changes = changes
+        token = config.kv_peer_token or ""
+        peer_endpoints = [endpoint_of(address, "--kv-peers", token) for address in split_addresses(config.kv_peers)]
+        self.stats = TierStats(keeps_evicted=changes is not None)
+        self.rule = FetchRule(block_size, always=config.kv_fetch == "always")
+        self._stores = _open_stores(config, device.layout, self.stats)
+        self._peers = [
+            PeerStore(device.layout, endpoint, token, config.kv_fetch_timeout, self.stats)
+            for endpoint in peer_endpoints
+        ]
+        self.saver = PageSaver(pool, device, self._stores, self.stats)
+        self.fetcher = PageFetcher(
+            pool,
+            device,
+            self._stores,
+            self.rule,
+            self.stats,
+            peers=self._peers,
+            timeout_s=config.kv_fetch_timeout,
+        )
+        self._server: PageServer | None = None
+        if config.kv_listen is not None:
+            endpoint = endpoint_of(config.kv_listen, "--kv-listen", token)
+            self._server = PageServer(device.layout, self._stores, self.saver.is_coming, endpoint, token)
+        if changes is not None:
+            changes.is_kept = self.holds
+
+    @property
+    def is_saving(self) -> bool:
+        """True if `save` should be called again soon, although no step follows."""
+        return self.saver.is_waiting
+
+    def holds(self, block_hash: BlockHash) -> bool:
+        """Return True if a store of this engine has the page, or will have it soon."""
+        return self.saver.is_coming(block_hash) or any(store.num_leading([block_hash]) for store in self._stores)
+
+    def write(self) -> None:
+        """Dispatch the writes of fetched pages. If it raises, the device has lost all pages."""
+        self.fetcher.write()
+
+    def save(self) -> None:
+        """Start to copy published pages to the stores."""
+        self.saver.save(self.fetcher.unwritten)
+        if self._changes is not None:
+            self._note_dropped(self._changes, self.stats.take_evicted())
+
+    def lose_device(self) -> None:
+        """Drop work on pages of the device, which has lost them. The stores keep theirs."""
+        self.saver.forget()
+        self.fetcher.lose_writes()
+
+    def clear(self) -> None:
+        """Forget the pages of all tiers of this engine, and those on their way."""
+        self.fetcher.give_up()
+        self.saver.clear()
+        for store in self._stores:
+            store.clear()
+        if self._changes is not None:
+            self._note_dropped(self._changes, self._changes.held())
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for peer in self._peers:
+            peer.close()
+        self.fetcher.close()
+        self.saver.close()
+        for store in self._stores:
+            store.close()
+
+    def _note_dropped(self, changes: PageChanges, hashes: list[BlockHash]) -> None:
+        for block_hash in hashes:
+            if self._pool.find(block_hash) is None:
+                changes.remove(block_hash)
+
+
+def _open_stores(config: TierConfig, layout: PageLayout, stats: TierStats) -> list[PageStore]:
+    """Return the stores of the settings, the fastest first."""
+    stores: list[PageStore] = []
+    if config.kv_offload_memory:
+        stores.append(HostStore(layout, config.kv_offload_memory, stats))
+    if config.kv_offload_dir is not None:
+        stores.append(DiskStore(layout, config.kv_offload_dir, config.kv_offload_disk, stats))
+    if config.kv_listen is not None and not stores:
+        raise ConfigError("--kv-listen needs --kv-offload-memory or --kv-offload-dir: peers get pages from there")
+    return stores

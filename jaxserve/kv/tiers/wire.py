@@ -1,0 +1,134 @@
+"""The messages between engines that exchange pages, their signatures, and the addresses that may be used.
+
+    request   header, signature
+    reply     header, signature, then one frame for each page: its blocks, one after the other
+
+Headers are MessagePack. A signature is an HMAC of the header with the shared token (`--kv-peer-token`); a reply names the
+request that it answers and the checksum of every page, so neither can be replaced. Nothing is encrypted: pages belong on a
+private network, and addresses outside of one are refused. A peer can only be asked for pages, never be given any.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import socket
+from typing import Final, Literal
+
+import msgspec
+
+from jaxserve.errors import ConfigError, JaxserveError
+from jaxserve.types import BlockHash
+
+MAX_HASHES: Final = 4096
+"""Pages that one request may name."""
+MAX_REQUEST_BYTES: Final = 1 << 18
+MAX_REPLY_BYTES: Final = 32 << 20
+"""Bytes of the pages of one reply, unless a single page is larger."""
+
+
+class WireError(JaxserveError):
+    """A message that is no valid one of an authorised peer."""
+
+
+class PageRequest(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Asks how many pages of a prefix the peer has, or for those pages."""
+
+    nonce: bytes
+    """Repeated by the reply."""
+    identity: str
+    """PageLayout.identity of the sender."""
+    hashes: list[bytes]
+    max_pages: int
+    """Pages wanted at most; 0: only their number."""
+    wait_s: float = 0.0
+    """Seconds that the answer may wait for pages that are on their way from the device."""
+
+
+class PageReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The leading pages that the peer has."""
+
+    nonce: bytes
+    count: int
+    """Leading pages of the request that the peer has."""
+    checksums: list[bytes] = []
+    """Checksum of each page that follows, the first pages of the request."""
+
+
+class PageRefusal(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The request cannot be answered."""
+
+    nonce: bytes
+    reason: Literal["signature", "layout"]
+
+
+_REQUEST: Final = msgspec.msgpack.Decoder(PageRequest)
+_REPLY: Final[msgspec.msgpack.Decoder[PageReply | PageRefusal]] = msgspec.msgpack.Decoder(PageReply | PageRefusal)
+
+
+def sign(message: PageRequest | PageReply | PageRefusal, token: str) -> list[bytes]:
+    """Return header and signature."""
+    header = msgspec.msgpack.encode(message)
+    return [header, _signature(header, token)]
+
+
+def open_request(frames: list[bytes], token: str) -> PageRequest:
+    """Return the request in `frames`. Raises WireError."""
+    if len(frames) != 2 or not hmac.compare_digest(frames[1], _signature(frames[0], token)):
+        raise WireError("a request with a wrong signature")
+    try:
+        request = _REQUEST.decode(frames[0])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise WireError(f"no request: {error}") from error
+    if len(request.hashes) > MAX_HASHES:
+        raise WireError(f"a request for {len(request.hashes)} pages, {MAX_HASHES} are allowed")
+    return request
+
+
+def open_reply(frames: list[bytes], token: str) -> PageReply | PageRefusal:
+    """Return the reply whose header and signature are the first of `frames`. Raises WireError."""
+    if len(frames) < 2 or not hmac.compare_digest(frames[1], _signature(frames[0], token)):
+        raise WireError("a reply with a wrong signature")
+    try:
+        return _REPLY.decode(frames[0])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise WireError(f"no reply: {error}") from error
+
+
+def known_hashes(request: PageRequest) -> list[BlockHash]:
+    return [BlockHash(block_hash) for block_hash in request.hashes]
+
+
+def _signature(header: bytes, token: str) -> bytes:
+    return hmac.digest(token.encode("utf-8", "surrogatepass"), header, "sha256")
+
+
+def split_addresses(setting: str | None) -> list[str]:
+    """Return the entries of a comma-separated setting."""
+    return [entry.strip() for entry in (setting or "").split(",") if entry.strip()]
+
+
+def endpoint_of(address: str, flag: str, token: str | None) -> str:
+    """Return ZeroMQ's endpoint of `HOST:PORT`.
+
+    Raises ConfigError if it is none, if it is not a loopback or private address, or if it needs a token: without one
+    only programs of this host can be kept out, by the loopback address.
+    """
+    host, separator, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (host and separator and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise ConfigError(f"{flag} {address!r}: expected HOST:PORT")
+    try:
+        found = {entry[4][0] for entry in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)}
+    except OSError as error:
+        raise ConfigError(f"{flag} {address!r}: the host cannot be resolved: {error.strerror}") from error
+    addresses = [ipaddress.ip_address(str(entry).partition("%")[0]) for entry in sorted(map(str, found))]
+    for one in addresses:
+        if one.is_unspecified or not (one.is_loopback or one.is_private or one.is_link_local):
+            raise ConfigError(
+                f"{flag} {address!r}: {one} is no loopback or private address, and pages are not encrypted"
+            )
+        if not one.is_loopback and not token:
+            raise ConfigError(f"{flag} {address!r}: an address beyond this host needs --kv-peer-token")
+    first = addresses[0]
+    return f"tcp://[{first}]:{port}" if first.version == 6 else f"tcp://{first}:{port}"

@@ -1,0 +1,218 @@
+"""Pages in files: they survive a restart, and damaged or foreign ones are never returned."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxserve.config import TierConfig
+from jaxserve.errors import ConfigError
+from jaxserve.kv.tiers.disk import DiskStore
+from jaxserve.kv.tiers.page import CacheBlock, Page, PageLayout
+from jaxserve.kv.tiers.stats import TierStats
+from jaxserve.types import BlockHash
+from tests.engine.rig import Rig, add, expected, prompt
+
+LAYOUT = PageLayout("model", "int8", (CacheBlock("attention", "k", 24), CacheBlock("attention", "v", 8)))
+FILE_BYTES = 32 + LAYOUT.num_bytes
+"""With magic and checksum."""
+NAMES = [BlockHash(bytes([i]) * 32) for i in range(6)]
+
+Open = Callable[..., DiskStore]
+
+
+@pytest.fixture
+def stats() -> TierStats:
+    return TierStats()
+
+
+@pytest.fixture
+def opened(tmp_path: Path, stats: TierStats) -> Iterator[Open]:
+    stores: list[DiskStore] = []
+
+    def open_store(layout: PageLayout = LAYOUT, num_pages: int = 4) -> DiskStore:
+        stores.append(DiskStore(layout, str(tmp_path / "kv"), num_pages * FILE_BYTES, stats))
+        return stores[-1]
+
+    yield open_store
+    for store in stores:
+        store.close()
+
+
+def restart(store: DiskStore, opened: Open, **options: object) -> DiskStore:
+    """Close a store and open its directory again, as the next server does."""
+    store.close()
+    store.close = lambda: None  # type: ignore[method-assign]
+    return opened(**options)
+
+
+def page(number: int) -> Page:
+    return LAYOUT.views(np.arange(number, number + 32, dtype=np.uint8))
+
+
+def put(store: DiskStore, *numbers: int) -> None:
+    for number in numbers:
+        store.put(NAMES[number], page(number))
+        store.settle()
+
+
+def content(store: DiskStore, number: int) -> list[bytes] | None:
+    target = LAYOUT.new_page()
+    return [block.tobytes() for block in target] if store.get([NAMES[number]], [target]) else None
+
+
+def test_pages_survive_a_restart_with_equal_bytes(opened: Open) -> None:
+    store = opened()
+    put(store, 1, 2)
+    store = restart(store, opened)
+    assert [store.num_leading([name]) for name in NAMES[:4]] == [0, 1, 1, 0]
+    assert content(store, 2) == [block.tobytes() for block in page(2)]
+
+
+def test_layouts_do_not_see_each_others_pages(opened: Open) -> None:
+    """A fine-tuned model differs in its digest only."""
+    store = opened()
+    put(store, 1)
+    other = opened(dataclasses.replace(LAYOUT, model="fine-tuned"))
+    assert other.num_leading([NAMES[1]]) == 0
+    assert store.num_leading([NAMES[1]]) == 1
+
+
+def test_least_recently_used_file_is_deleted(opened: Open, stats: TierStats, tmp_path: Path) -> None:
+    store = opened(num_pages=3)
+    put(store, 0, 1, 2)
+    assert content(store, 0) is not None
+    put(store, 3)
+    assert [store.num_leading([name]) for name in NAMES[:4]] == [1, 0, 1, 1]
+    assert len(list(tmp_path.glob("kv/*/??/*"))) == 3
+    assert stats.take().evicted_pages == {"disk": 1}
+
+
+def test_smaller_limit_deletes_the_oldest_files_at_the_start(opened: Open, tmp_path: Path) -> None:
+    store = opened()
+    put(store, 0, 1, 2)
+    for age, name in enumerate(reversed(NAMES[:3])):
+        path = next(tmp_path.glob(f"kv/*/??/{name.hex()}.page"))
+        os.utime(path, (1000 - age, 1000 - age))
+    store = restart(store, opened, num_pages=2)
+    assert [store.num_leading([name]) for name in NAMES[:3]] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("damage", ["one bit", "cut short", "other page"])
+def test_damaged_file_counts_as_missing_and_is_deleted(
+    damage: str, opened: Open, stats: TierStats, tmp_path: Path
+) -> None:
+    store = opened()
+    put(store, 1)
+    path = next(tmp_path.glob(f"kv/*/??/{NAMES[1].hex()}.page"))
+    stored = path.read_bytes()
+    changed = {
+        "one bit": stored[:-1] + bytes([stored[-1] ^ 1]),
+        "cut short": stored[:-1],
+        "other page": b"x" * len(stored),
+    }
+    path.write_bytes(changed[damage])
+    assert content(store, 1) is None
+    assert not path.exists()
+    assert store.num_leading([NAMES[1]]) == 0
+    assert stats.take().failures == {"checksum": 1}
+    put(store, 1)
+    assert content(store, 1) is not None
+
+
+def test_unfinished_and_foreign_files_are_deleted_at_the_start(opened: Open, tmp_path: Path) -> None:
+    store = opened()
+    put(store, 1)
+    folder = next(tmp_path.glob("kv/*/??"))
+    (folder / f"{NAMES[2].hex()}.part").write_bytes(b"half")
+    (folder / f"{NAMES[3].hex()}.page").write_bytes(b"in the folder of another page")
+    store = restart(store, opened)
+    assert [path.name for path in folder.iterdir()] == [f"{NAMES[1].hex()}.page"]
+
+
+def test_clear_deletes_stored_and_queued_pages(opened: Open, tmp_path: Path) -> None:
+    store = opened()
+    put(store, 1)
+    store.put(NAMES[2], page(2))
+    store.clear()
+    store.settle()
+    assert [store.num_leading([name]) for name in NAMES[1:3]] == [0, 0]
+    assert list(tmp_path.glob("kv/*/??/*")) == []
+
+
+def test_full_disk_loses_a_page_and_nothing_else(opened: Open, stats: TierStats, tmp_path: Path) -> None:
+    store = opened()
+    folder = next(tmp_path.glob("kv/*"))
+    (folder / NAMES[1].hex()[:2]).write_bytes(b"a file where a folder should be")
+    put(store, 1, 2)
+    assert [store.num_leading([name]) for name in NAMES[1:3]] == [0, 1]
+    assert stats.take().failures == {"disk_write": 1}
+
+
+def test_second_server_of_a_model_is_refused(opened: Open) -> None:
+    opened()
+    with pytest.raises(ConfigError, match="is used by another server of this model"):
+        opened()
+
+
+def test_folder_that_others_may_enter_is_refused(tmp_path: Path, stats: TierStats) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"--kv-offload-dir .* must be ours alone \(mode 0700\)"):
+        DiskStore(LAYOUT, str(tmp_path), 1 << 20, stats)
+
+
+def test_limit_below_a_page_is_refused(tmp_path: Path, stats: TierStats) -> None:
+    with pytest.raises(ConfigError, match="--kv-offload-disk of 63 bytes is too small: one KV page takes 64 bytes"):
+        DiskStore(LAYOUT, str(tmp_path), FILE_BYTES - 1, stats)
+
+
+def test_unused_folders_of_other_models_make_place(opened: Open, tmp_path: Path) -> None:
+    store = opened()
+    put(store, 0, 1, 2)
+    other = dataclasses.replace(LAYOUT, model="other")
+    store = restart(store, opened, layout=other, num_pages=4)  # three pages of four: both fit
+    assert len(list(tmp_path.glob("kv/*"))) == 2
+    put(store, 0, 1)
+    restart(store, opened, layout=other, num_pages=4)
+    assert len(list(tmp_path.glob("kv/*"))) == 1
+
+
+def test_engine_finds_its_prefix_on_disk_after_a_restart(tmp_path: Path) -> None:
+    config = TierConfig(kv_offload_dir=str(tmp_path / "kv"), kv_fetch="always")
+    first = Rig(tiers=config)
+    assert first.tiers is not None
+    first.run(add("first", prompt(30), max_tokens=4))
+    first.tiers.saver.settle()
+    first.tiers.close()
+
+    second = Rig(tiers=config)
+    assert second.tiers is not None
+    again = add("again", prompt(30), max_tokens=4)
+    assert second.run(again)["again"] == expected(again)
+    assert second.ends["again"].num_cached_tokens == 28
+    assert second.scheduler.take_stats().kv_tier_fetched_pages == {"disk": 7}
+    second.scheduler.reset_prefix_cache()
+    second.run(add("cold", prompt(30), max_tokens=4))
+    assert second.ends["cold"].num_cached_tokens == 0
+    second.tiers.close()
+
+
+def test_pages_from_disk_are_kept_in_host_memory(tmp_path: Path) -> None:
+    config = TierConfig(kv_offload_dir=str(tmp_path / "kv"), kv_offload_memory=1 << 20, kv_fetch="always")
+    for number, tier in enumerate(["", "disk", "host"]):
+        if number < 2:  # a new server
+            rig = Rig(tiers=config)
+            assert rig.tiers is not None
+        rig.scheduler.take_stats()
+        rig.run(add(f"r{number}", prompt(30), max_tokens=4))
+        assert rig.scheduler.take_stats().kv_tier_fetched_pages == ({tier: 7} if tier else {})
+        rig.tiers.saver.settle()
+        rig.kv.reset_prefix_cache()
+        if not number:
+            rig.tiers.close()
+    rig.tiers.close()

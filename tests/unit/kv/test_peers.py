@@ -1,0 +1,271 @@
+"""Pages move between engines over loopback; every failure of a peer ends in computing the prompt."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import zmq
+
+from jaxserve.config import CacheConfig, Config, ModelConfig, TierConfig
+from jaxserve.errors import ConfigError
+from jaxserve.kv.tiers.host import HostStore
+from jaxserve.kv.tiers.page import CacheBlock, PageLayout, checksum
+from jaxserve.kv.tiers.peer import PeerStore
+from jaxserve.kv.tiers.server import PageServer
+from jaxserve.kv.tiers.stats import TierStats
+from jaxserve.kv.tiers.wire import (
+    MAX_HASHES,
+    PageReply,
+    PageRequest,
+    WireError,
+    endpoint_of,
+    open_request,
+    sign,
+)
+from jaxserve.types import BlockHash
+from tests.engine.rig import Rig, add, expected, prompt
+
+LAYOUT = PageLayout("model", "int8", (CacheBlock("attention", "k", 24), CacheBlock("attention", "v", 8)))
+NAMES = [BlockHash(bytes([i]) * 32) for i in range(6)]
+TOKEN = "shared secret"
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextmanager
+def served(
+    num_pages: int, endpoint: str, *, is_coming: Callable[[BlockHash], bool] = lambda _: False
+) -> Iterator[HostStore]:
+    store = HostStore(LAYOUT, 1 << 12, TierStats())
+    for number in range(num_pages):
+        store.put(NAMES[number], LAYOUT.views(np.arange(number, number + 32, dtype=np.uint8)))
+    server = PageServer(LAYOUT, [store], is_coming, endpoint, TOKEN)
+    try:
+        yield store
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def endpoint() -> str:
+    return f"tcp://127.0.0.1:{free_port()}"
+
+
+@contextmanager
+def peer(
+    endpoint: str,
+    stats: TierStats,
+    *,
+    layout: PageLayout = LAYOUT,
+    token: str = TOKEN,
+    timeout_s: float = 10.0,
+    clock: Callable[[], float] = lambda: 0.0,
+) -> Iterator[PeerStore]:
+    with contextlib.closing(PeerStore(layout, endpoint, token, timeout_s, stats, clock)) as store:
+        yield store
+
+
+def test_pages_arrive_with_equal_bytes(endpoint: str) -> None:
+    with served(3, endpoint), peer(endpoint, TierStats()) as store:
+        assert store.num_leading(NAMES) == 3
+        pages = [LAYOUT.new_page() for _ in NAMES]
+        assert store.get(NAMES, pages) == 3
+        for number in range(3):
+            assert b"".join(block.tobytes() for block in pages[number]) == bytes(range(number, number + 32))
+        assert store.num_leading(NAMES[3:]) == store.get(NAMES[3:], pages[3:]) == 0
+
+
+def test_request_waits_for_a_page_on_its_way_from_the_device(endpoint: str) -> None:
+    coming = threading.Event()
+
+    def is_coming(block_hash: BlockHash) -> bool:
+        if block_hash == NAMES[2] and not coming.is_set():
+            coming.set()
+            threading.Timer(0, lambda: store.put(NAMES[2], LAYOUT.new_page())).start()
+        return block_hash == NAMES[2]
+
+    with served(2, endpoint, is_coming=is_coming) as store, peer(endpoint, TierStats()) as client:
+        assert client.num_leading(NAMES) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"layout": dataclasses.replace(LAYOUT, model="fine-tuned")}, "peer_layout"), ({"token": "wrong"}, "peer_error")],
+)
+def test_other_layout_or_token_gets_no_page(endpoint: str, options: dict[str, object], reason: str) -> None:
+    stats = TierStats()
+    with served(3, endpoint), peer(endpoint, stats, **options) as store:  # type: ignore[arg-type]
+        assert store.get(NAMES, [LAYOUT.new_page() for _ in NAMES]) == 0
+    assert stats.take().failures == {reason: 1}
+
+
+def test_dead_peer_is_asked_again_after_a_pause_that_doubles(endpoint: str) -> None:
+    stats, now = TierStats(), [0.0]
+    with peer(endpoint, stats, timeout_s=0.01, clock=lambda: now[0]) as store:
+        failures = []
+        for now[0] in (0.0, 0.5, 1.5, 3.0, 4.0):
+            assert store.num_leading(NAMES) == 0
+            failures.append(stats.take().failures.total())
+        assert failures == [1, 0, 1, 0, 1]
+        store._timeout_s = 10.0
+        now[0] = 60.0
+        with served(2, endpoint):
+            assert store.num_leading(NAMES) == 2
+
+
+@contextmanager
+def answering(endpoint: str, answer: Callable[[PageRequest], list[bytes]]) -> Iterator[None]:
+    """Run a peer that sends what `answer` returns to its first request."""
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.bind(endpoint)
+
+    def serve() -> None:
+        client, *frames = router.recv_multipart()
+        router.send_multipart([client, *answer(open_request(frames, TOKEN))])
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+        router.close()
+        context.term()
+
+
+GOOD = bytes(range(32))
+
+
+def reply(request: PageRequest, *pages: bytes, damage: bytes | None = None) -> list[bytes]:
+    sums = [checksum((np.frombuffer(page, np.uint8),)) for page in pages]
+    return [*sign(PageReply(request.nonce, len(pages), sums), TOKEN), *pages[:-1], damage or pages[-1]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "count", "reason"),
+    [
+        (lambda request: reply(request, GOOD, GOOD, damage=b"\1" + GOOD[1:]), 1, "checksum"),
+        (lambda request: reply(request, GOOD, GOOD[:-1]), 1, "checksum"),
+        (lambda request: reply(request, GOOD)[:2], 0, None),
+        (lambda request: [b"junk", b"junk"], 0, "peer_error"),
+        (lambda request: [b"junk"], 0, "peer_error"),
+        (lambda request: [*sign(PageReply(request.nonce, 1), "other token")], 0, "peer_error"),
+        (lambda request: reply(PageRequest(b"another request", "", [], 1), GOOD), 0, "peer_timeout"),
+    ],
+)
+def test_damaged_replies_are_not_used(
+    endpoint: str, answer: Callable[[PageRequest], list[bytes]], count: int, reason: str | None
+) -> None:
+    stats = TierStats()
+    timeout_s = 0.3 if reason == "peer_timeout" else 10.0
+    with answering(endpoint, answer), peer(endpoint, stats, timeout_s=timeout_s) as store:
+        assert store.get(NAMES, [LAYOUT.new_page() for _ in NAMES]) == count
+    assert stats.take().failures == ({reason: 1} if reason else {})
+
+
+def test_requests_have_limits() -> None:
+    many = PageRequest(b"n", LAYOUT.identity, [bytes(32)] * (MAX_HASHES + 1), 1)
+    with pytest.raises(WireError, match="a request for 4097 pages, 4096 are allowed"):
+        open_request(sign(many, TOKEN), TOKEN)
+    with pytest.raises(WireError, match="a request with a wrong signature"):
+        open_request(sign(many, "other"), TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("address", "token", "problem"),
+    [
+        ("8.8.8.8:7000", TOKEN, r"8\.8\.8\.8 is no loopback or private address"),
+        ("0.0.0.0:7000", TOKEN, r"0\.0\.0\.0 is no loopback or private address"),
+        ("10.1.2.3:7000", None, "an address beyond this host needs --kv-peer-token"),
+        ("10.1.2.3", TOKEN, "expected HOST:PORT"),
+        ("10.1.2.3:70000", TOKEN, "expected HOST:PORT"),
+    ],
+)
+def test_addresses_outside_of_private_networks_are_refused(address: str, token: str | None, problem: str) -> None:
+    with pytest.raises(ConfigError, match=f"--kv-listen '{address}': {problem}"):
+        endpoint_of(address, "--kv-listen", token)
+
+
+def test_private_addresses_are_accepted() -> None:
+    assert endpoint_of("10.1.2.3:7000", "--kv-peers", TOKEN) == "tcp://10.1.2.3:7000"
+    assert endpoint_of("127.0.0.1:7000", "--kv-peers", None) == "tcp://127.0.0.1:7000"
+    assert endpoint_of("[::1]:7000", "--kv-peers", None) == "tcp://[::1]:7000"
+
+
+def test_address_in_use_is_one_line(endpoint: str) -> None:
+    with (
+        served(1, endpoint),
+        pytest.raises(ConfigError, match=r"--kv-listen 127\.0\.0\.1:[0-9]+: Address already in use$"),
+    ):
+        PageServer(LAYOUT, [], lambda _: False, endpoint, TOKEN)
+
+
+def test_decode_engine_continues_what_a_prefill_engine_computed() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    prefill = Rig(tiers=TierConfig(kv_offload_memory=1 << 20, kv_listen=address))
+    decode = Rig(tiers=TierConfig(kv_peers=address, kv_fetch="always", kv_fetch_timeout=60.0))
+    assert prefill.tiers is not None
+    assert decode.tiers is not None
+    prefill.run(add("prompt", prompt(30), max_tokens=1))
+    message = add("reply", prompt(30), max_tokens=9)
+    assert decode.run(message)["reply"] == expected(message)
+    assert decode.ends["reply"].num_cached_tokens == 28
+    assert decode.scheduler.take_stats().kv_tier_fetched_pages == {"peer": 7}
+
+    decode.run(add("salted", prompt(30), max_tokens=1, salt="other"))
+    assert decode.ends["salted"].num_cached_tokens == 0
+    prefill.tiers.close()
+    late = add("late", prompt(40, first=9), max_tokens=3)  # the peer is gone
+    decode.tiers.fetcher._timeout_s = 0.05
+    assert decode.run(late)["late"] == expected(late)
+    assert decode.scheduler.take_stats().kv_tier_failures["timeout"] == 1
+    decode.tiers.close()
+
+
+def test_peer_pages_are_kept_in_host_memory() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    prefill = Rig(tiers=TierConfig(kv_offload_memory=1 << 20, kv_listen=address))
+    decode = Rig(
+        tiers=TierConfig(kv_offload_memory=1 << 20, kv_peers=address, kv_fetch="always", kv_fetch_timeout=60.0)
+    )
+    assert prefill.tiers is not None
+    assert decode.tiers is not None
+    prefill.run(add("prompt", prompt(30), max_tokens=1))
+    for tier in ("peer", "host"):
+        decode.run(add(tier, prompt(30), max_tokens=1))
+        assert decode.scheduler.take_stats().kv_tier_fetched_pages == {tier: 7}
+        decode.tiers.saver.settle()
+        decode.kv.reset_prefix_cache()
+    prefill.tiers.close()
+    decode.tiers.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"kv_listen": "127.0.0.1:7000"}, "--kv-listen needs --kv-offload-memory or --kv-offload-dir"),
+        ({"kv_peers": "8.8.8.8:7000", "kv_peer_token": "x"}, "no loopback or private address"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        Rig(tiers=TierConfig(**settings))  # type: ignore[arg-type]
+
+
+def test_peers_need_the_prefix_cache() -> None:
+    cache = CacheConfig(enable_prefix_caching=False)
+    with pytest.raises(ConfigError, match="--kv-peers: needs --enable-prefix-caching"):
+        Config(model=ModelConfig(model="m"), cache=cache, tiers=TierConfig(kv_peers="127.0.0.1:7000"))

@@ -1,0 +1,335 @@
+"""Pages leave the device and come back: stores, copies, fetches, and the rule, with the fake model as the oracle.
+
+The fake model reads each request's whole past back from the pages, so a wrong, lost or mixed-up page gives a wrong token.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from jaxserve.config import TierConfig
+from jaxserve.errors import ConfigError
+from jaxserve.executor.fake_models import FakePages
+from jaxserve.kv.block_pool import BlockPool
+from jaxserve.kv.tiers.fetcher import PageFetcher
+from jaxserve.kv.tiers.host import HostStore
+from jaxserve.kv.tiers.page import Page
+from jaxserve.kv.tiers.rule import FetchRule
+from jaxserve.kv.tiers.stats import TierStats
+from jaxserve.types import BlockHash, RequestId
+from tests.engine.rig import Rig, add, expected, prompt
+
+ALWAYS = TierConfig(kv_offload_memory=1 << 20, kv_fetch="always")
+PAGE_BYTES = 32
+"""Four tokens of int64."""
+
+
+def evict(rig: Rig) -> None:
+    """Make the device forget every prefix, as if other requests had taken the pages."""
+    assert rig.tiers is not None
+    rig.tiers.saver.settle()
+    rig.kv.reset_prefix_cache()
+
+
+def test_evicted_prefix_comes_back_from_host_memory_with_the_same_tokens() -> None:
+    rig = Rig(tiers=ALWAYS)
+    first = add("first", prompt(30), max_tokens=4)
+    rig.run(first)
+    evict(rig)
+    again = add("again", prompt(30), max_tokens=4)
+    assert rig.run(again)["again"] == expected(again) == rig.tokens["first"]
+    assert rig.ends["again"].num_cached_tokens == 28
+    stats = rig.scheduler.take_stats()
+    assert stats.kv_tier_fetched_pages == {"host": 7}
+    assert stats.kv_tier_bytes["host/out"] == 7 * PAGE_BYTES
+    assert len(stats.kv_fetch_seconds) == 1
+
+
+def test_other_salt_finds_nothing_in_the_tiers() -> None:
+    rig = Rig(tiers=ALWAYS)
+    rig.run(add("first", prompt(30), max_tokens=4, salt="a"))
+    evict(rig)
+    rig.run(add("other", prompt(30), max_tokens=4, salt="b"))
+    assert rig.ends["other"].num_cached_tokens == 0
+    evict(rig)
+    rig.run(add("same", prompt(30), max_tokens=4, salt="a"))
+    assert rig.ends["same"].num_cached_tokens == 28
+
+
+def test_reset_prefix_cache_clears_the_tiers() -> None:
+    rig = Rig(tiers=ALWAYS)
+    rig.run(add("first", prompt(30), max_tokens=4))
+    evict(rig)
+    rig.scheduler.reset_prefix_cache()
+    rig.run(add("cold", prompt(30), max_tokens=4))
+    assert rig.ends["cold"].num_cached_tokens == 0
+
+
+def test_copies_under_way_are_not_stored_after_a_reset() -> None:
+    rig = Rig(tiers=ALWAYS)
+    assert rig.tiers is not None
+    gate = threading.Event()
+    rig.tiers.saver._thread.submit(gate.wait)
+    rig.run(add("first", prompt(30), max_tokens=4))
+    rig.scheduler.reset_prefix_cache()
+    gate.set()
+    rig.tiers.saver.settle()
+    assert rig.tiers.stats.take().stored_pages == {}
+
+
+def test_request_that_waits_for_pages_does_not_hold_up_the_next_one() -> None:
+    rig = Rig(tiers=ALWAYS)
+    assert rig.tiers is not None
+    rig.run(add("first", prompt(30), max_tokens=4))
+    evict(rig)
+    gate = threading.Event()
+    for _ in range(4):  # all threads of the fetcher
+        rig.tiers.fetcher._threads.submit(gate.wait)
+    rig.send(add("slow", prompt(30), max_tokens=4), add("other", prompt(9, first=50), max_tokens=4))
+    while "other" not in rig.ends:
+        rig.step()
+    assert "slow" not in rig.tokens
+    assert rig.scheduler.take_stats().num_requests_waiting_by_reason == {"capacity": 0, "deferred": 1}
+    gate.set()
+    rig.finish()
+    assert rig.ends["slow"].num_cached_tokens == 28
+
+
+def test_requests_with_one_prefix_share_its_fetch() -> None:
+    rig = Rig(tiers=ALWAYS)
+    rig.run(add("first", prompt(30), max_tokens=2))
+    evict(rig)
+    rig.scheduler.take_stats()
+    twins = [add(f"twin {i}", prompt(30), max_tokens=3 + i) for i in range(3)]
+    tokens = rig.run(*twins)
+    assert all(tokens[twin.request_id] == expected(twin) for twin in twins)
+    assert rig.scheduler.take_stats().kv_tier_fetched_pages == {"host": 7}
+
+
+def test_aborted_request_leaves_its_fetch() -> None:
+    rig = Rig(tiers=ALWAYS)
+    assert rig.tiers is not None
+    rig.run(add("first", prompt(30), max_tokens=2))
+    evict(rig)
+    gate = threading.Event()
+    for _ in range(4):
+        rig.tiers.fetcher._threads.submit(gate.wait)
+    rig.send(add("gone", prompt(30), max_tokens=2))
+    rig.step()
+    rig.collect(rig.scheduler.abort([RequestId("gone")]))
+    gate.set()
+    rig.finish()
+    assert rig.ends["gone"].finish_reason == "abort"
+    assert not rig.scheduler.has_work
+
+
+def test_preempted_request_comes_back_from_host_memory() -> None:
+    """Two requests outgrow a pool that holds one of them; the second gives way and returns."""
+    rig = Rig(tiers=ALWAYS, num_blocks=14, max_num_seqs=2)
+    requests = [add(name, prompt(16, first), max_tokens=24) for name, first in (("a", 3), ("b", 60))]
+    tokens = rig.run(*requests)
+    assert [tokens[request.request_id] for request in requests] == [expected(request) for request in requests]
+    stats = rig.scheduler.take_stats()
+    assert stats.num_preemptions
+    assert stats.kv_tier_fetched_pages.get("host", 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_requests_get_the_tokens_of_an_engine_without_tiers(seed: int) -> None:
+    """Shared prefixes in a pool and a host memory that are both too small, with aborts, resets and steps in flight."""
+    rng = random.Random(seed)
+    rig = Rig(
+        tiers=TierConfig(kv_offload_memory=24 * PAGE_BYTES, kv_fetch="always"),
+        num_blocks=20,
+        max_num_seqs=4,
+        depth=seed % 2,
+        max_decode_steps=1 + seed // 2,
+        max_model_len=64,
+    )
+    messages = {}
+    for number in range(60):
+        shared = prompt(rng.choice([8, 16, 24, 32]), first=rng.choice([3, 40, 77]))
+        own = [rng.randrange(3, 100) for _ in range(rng.randrange(1, 6))]
+        salt = rng.choice([None, None, "x"])
+        message = add(f"r{number}", shared + own, max_tokens=rng.randrange(1, 9), salt=salt)
+        messages[message.request_id] = message
+        rig.send(message)
+        for _ in range(rng.randrange(6)):
+            rig.step()
+        if rng.random() < 0.1 and message.request_id not in rig.ends:
+            rig.collect(rig.scheduler.abort([message.request_id]))
+        if rng.random() < 0.05:
+            rig.scheduler.reset_prefix_cache()
+    rig.finish()
+    for request_id, message in messages.items():
+        assert rig.tokens[request_id] == expected(message)[: len(rig.tokens[request_id])]
+        assert rig.ends[request_id].finish_reason in ("length", "abort")
+    stats = rig.scheduler.take_stats()
+    assert stats.kv_tier_fetched_pages["host"]
+    assert stats.kv_tier_evicted_pages["host"]
+
+
+def test_pages_of_a_failed_step_are_not_saved() -> None:
+    rig = Rig(tiers=ALWAYS, fail_at_steps=frozenset({2}))
+    assert rig.tiers is not None
+    rig.core.handle(add("lost", prompt(64), max_tokens=4))
+    while rig.scheduler.has_work:
+        rig.core.step()
+    rig.tiers.saver.settle()
+    assert rig.tiers.stats.take().failures == {}
+    again = add("again", prompt(64), max_tokens=4)
+    assert rig.run(again)["again"] == expected(again)
+
+
+def test_failed_write_ends_the_step_and_the_next_request_is_right() -> None:
+    rig = Rig(tiers=ALWAYS)
+    rig.run(add("first", prompt(30), max_tokens=4))
+    evict(rig)
+
+    def fail(blocks: object, staged: object) -> None:
+        rig.executor.lose_state()
+        raise RuntimeError("the device is unhappy")
+
+    write, rig.model.pages.write = rig.model.pages.write, fail  # type: ignore[method-assign]
+    assert rig.core.handle(add("lost", prompt(30), max_tokens=4)) == []
+    while rig.scheduler.has_work:
+        step = rig.core.step()
+        rig.collect(step.outputs if step is not None else [])
+    assert rig.ends["lost"].finish_reason == "error"
+    rig.model.pages.write = write  # type: ignore[method-assign]
+    again = add("again", prompt(30), max_tokens=4)
+    assert rig.run(again)["again"] == expected(again)
+    assert rig.ends["again"].num_cached_tokens == 28, "host memory keeps its pages"
+
+
+def test_routers_learn_when_the_last_copy_of_a_page_is_gone() -> None:
+    rig = Rig(tiers=TierConfig(kv_offload_memory=8 * PAGE_BYTES, kv_fetch="always"), publishes_pages=True)
+    assert rig.core.page_changes is not None
+    assert rig.tiers is not None
+    rig.run(add("first", prompt(32), max_tokens=1))
+    first = rig.core.page_changes.held()
+    assert len(first) == 8
+    evict(rig)
+    assert rig.core.page_changes.held() == first, "host memory has them"
+    rig.run(add("other", prompt(12, first=50), max_tokens=1))
+    rig.tiers.saver.settle()
+    rig.tiers.save()
+    assert rig.core.page_changes.held()[:5] == first[3:]
+    rig.scheduler.reset_prefix_cache()
+    assert rig.core.page_changes.held() == []
+
+
+def test_host_memory_evicts_the_least_recently_used_page() -> None:
+    pages = FakePages(np.arange(40, dtype=np.int64).reshape(10, 4))
+    stats = TierStats()
+    store = HostStore(pages.layout, 3 * PAGE_BYTES + 5, stats)
+    content = pages.read([1, 2, 3, 4])  # type: ignore[list-item]
+    names = [BlockHash(bytes([i])) for i in range(4)]
+    for name, page in zip(names[:3], content.pages(), strict=False):
+        store.put(name, page)
+    target = [pages.layout.new_page() for _ in range(2)]
+    assert store.get(names[:2], target) == 2
+    store.put(names[3], content.pages()[3])  # takes the place of names[2]
+    assert [store.num_leading([name]) for name in names] == [1, 1, 0, 1]
+    assert store.get([names[3], names[2]], target) == 1
+    assert target[0][0].view(np.int64).tolist() == [16, 17, 18, 19]
+    assert stats.take().evicted_pages == {"host": 1}
+
+
+def test_host_memory_smaller_than_a_page_is_refused() -> None:
+    layout = FakePages(np.zeros((2, 4), np.int64)).layout
+    with pytest.raises(ConfigError, match="--kv-offload-memory of 31 bytes is too small: one KV page takes 32 bytes"):
+        HostStore(layout, PAGE_BYTES - 1, TierStats())
+
+
+class BrokenStore:
+    """Claims to have every page and raises when one is read."""
+
+    tier = "host"
+
+    def num_leading(self, hashes: Sequence[BlockHash]) -> int:
+        return len(hashes)
+
+    def get(self, hashes: Sequence[BlockHash], pages: Sequence[Page]) -> int:
+        raise OSError("the memory is unhappy")
+
+    def put(self, block_hash: BlockHash, page: Page) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_fetch_that_raises_ends_and_is_counted() -> None:
+    stats, rule = TierStats(), FetchRule(4)
+    fetcher = PageFetcher(BlockPool(8), FakePages(np.zeros((8, 4), np.int64)), [BrokenStore()], rule, stats)
+    assert fetcher.begin(RequestId("r"), [BlockHash(b"0")], 0)
+    ended = []
+    while not ended:
+        ended = fetcher.poll(0.01)
+    assert ended == ["r"]
+    assert stats.take().failures == {"fetch": 1}
+    assert not fetcher.begin(RequestId("r"), [BlockHash(b"0")], 0), "a request tries a page once"
+    fetcher.close()
+
+
+class SlowStore(BrokenStore):
+    """Returns nothing until a test lets it."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+
+    def get(self, hashes: Sequence[BlockHash], pages: Sequence[Page]) -> int:
+        self.gate.wait()
+        return 0
+
+
+def test_fetch_without_progress_is_given_up() -> None:
+    now, store, stats = [0.0], SlowStore(), TierStats()
+    device = FakePages(np.zeros((8, 4), np.int64))
+    fetcher = PageFetcher(BlockPool(8), device, [store], FetchRule(4), stats, timeout_s=2.0, clock=lambda: now[0])
+    assert fetcher.begin(RequestId("r"), [BlockHash(b"0")], 0)
+    assert fetcher.poll() == []
+    now[0] = 2.5
+    assert fetcher.poll() == ["r"]
+    assert stats.take().failures == {"timeout": 1}
+    store.gate.set()
+    fetcher.close()
+
+
+def test_rule_compares_seconds_per_page_with_seconds_of_its_tokens() -> None:
+    rule = FetchRule(block_size=16)
+    assert rule.pays(["host"]), "not measured: counts as fast"
+    rule.observe_prefill(1000, 1.0)  # 1 ms a token, 16 ms a page
+    rule.observe_fetch(["host"] * 10, 0.150)
+    rule.observe_fetch(["host"] * 5 + ["disk"] * 5, 0.170)
+    assert rule.pays(["host"])
+    assert not rule.pays(["host", "disk"])
+    assert sum(rule.pays(["disk"]) for _ in range(32 * 3)) == 2, "tried again now and then"
+    assert not rule.pays([])
+    assert FetchRule(16, always=True).pays(["disk"])
+
+
+def test_slow_tier_is_not_used_and_that_is_counted() -> None:
+    rig = Rig(tiers=TierConfig(kv_offload_memory=1 << 20))
+    assert rig.tiers is not None
+    rig.run(add("first", prompt(30), max_tokens=4))
+    evict(rig)
+    rig.tiers.rule.observe_prefill(1000, 0.001)
+    rig.tiers.rule.observe_fetch(["host"], 1.0)
+    again = add("again", prompt(30), max_tokens=4)
+    assert rig.run(again)["again"] == expected(again)
+    stats = rig.scheduler.take_stats()
+    assert (stats.kv_fetches_skipped, stats.kv_tier_fetched_pages) == (1, {})
+
+
+def test_offloading_needs_the_prefix_cache() -> None:
+    from jaxserve.config import CacheConfig, Config, ModelConfig
+
+    with pytest.raises(ConfigError, match="--kv-offload-memory: needs --enable-prefix-caching"):
+        Config(model=ModelConfig(model="m"), cache=CacheConfig(enable_prefix_caching=False), tiers=ALWAYS)
