@@ -78,7 +78,9 @@ class PageServer:
         except zmq.ZMQError as error:
             self._socket.close()
             self._context.term()
-            raise ConfigError(f"--kv-listen {endpoint.removeprefix('tcp://')}: {os.strerror(error.errno or 0)}") from error
+            raise ConfigError(
+                f"--kv-listen {endpoint.removeprefix('tcp://')}: {os.strerror(error.errno or 0)}"
+            ) from error
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="kv-server", daemon=True)
         self._thread.start()
