@@ -1,4 +1,4 @@
-"""Draws results of `run --out`: latency, hit rate and load against the offered rate, one column for each trace."""
+"""Draws results of `run --out`, one column for each trace: lines over the offered rate, or bars if there is one rate."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def draw(runs: Sequence[Figures], file: Path, *, title: str) -> None:
         for column, trace in enumerate(traces):
             axes = grid[row][column]
             own = [run for run in runs if run.workload == trace]
-            _draw_lines(axes, own, value)
+            is_single = len({run.requests_per_s for run in own}) == 1
+            (_draw_bars if is_single else _draw_lines)(axes, own, value)
             heights = [value(run) for run in own]
             _dress(axes, is_log=max(heights) > LOG_SCALE_RATIO * max(min(heights), 1e-9) and min(heights) > 0)
             if row == 0:
@@ -58,7 +59,7 @@ def draw(runs: Sequence[Figures], file: Path, *, title: str) -> None:
             if column == 0:
                 axes.set_ylabel(name, color=INK, fontsize=9)
             if row == len(ROWS) - 1:
-                axes.set_xlabel("offered requests a second for each replica", color=INK, fontsize=9)
+                axes.set_xlabel("" if is_single else "offered requests/s for each replica", color=INK, fontsize=9)
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=10)
     figure.suptitle(title, color=INK, fontsize=12)
@@ -75,6 +76,21 @@ def _draw_lines(axes: Axes, runs: Sequence[Figures], value: Value) -> None:
             )
 
 
+def _draw_bars(axes: Axes, runs: Sequence[Figures], value: Value) -> None:
+    for place, (policy, colour) in enumerate(zip(ORDER, COLOURS, strict=False)):
+        heights = [value(run) for run in runs if run.policy == policy]
+        bars = axes.bar([place] * len(heights), heights, color=colour, width=0.7, label=LABELS[policy])
+        axes.bar_label(
+            bars,
+            fmt=lambda height: f"{height:,.0f}" if height >= 100 else f"{height:.3g}",
+            fontsize=8,
+            color=INK,
+            padding=1,
+        )
+    axes.set_xticks([])
+    axes.margins(y=0.15)
+
+
 def _dress(axes: Axes, *, is_log: bool) -> None:
     if is_log:
         from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -85,7 +101,6 @@ def _dress(axes: Axes, *, is_log: bool) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
     else:
         axes.set_ylim(bottom=0)
-    axes.set_xlim(left=0)
     axes.grid(color="#e5e5e5", linewidth=0.7)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
