@@ -44,6 +44,12 @@ def test_settings_that_describe_no_host_get_one_line(changes: dict[str, Any], li
     assert str(caught.value).startswith(line)
 
 
+def test_replicas_do_not_span_hosts() -> None:
+    parallel = ParallelConfig(tensor_parallel_size=4, replicas=2)
+    with pytest.raises(ConfigError, match="--replicas 2: engines over several hosts"):
+        Config(model=ModelConfig(model="m"), parallel=parallel, hosts=HostsConfig(**TWO))
+
+
 @pytest.mark.parametrize(("text", "address"), [("node:7", ("node", 7)), ("[fe80::1]:7", ("fe80::1", 7))])
 def test_the_coordinator_may_be_a_name_or_an_address(text: str, address: tuple[str, int]) -> None:
     assert coordinator_address(HostsConfig(coordinator=text)) == address
