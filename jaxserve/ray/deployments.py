@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
@@ -20,12 +21,13 @@ from jaxserve.checkpoint.source import resolve
 from jaxserve.errors import ConfigError
 from jaxserve.frontend.tokenization import NUM_THREADS, Tokenization
 from jaxserve.http.app import collect_routes
+from jaxserve.http.operations.schema import RoutingState
 from jaxserve.ray.relay import Relay
 from jaxserve.ray.request_router import PageRequestRouter, QueuedTokensPolicy
-from jaxserve.ray.route_key import RouteKeys
+from jaxserve.ray.route_key import NO_PROMPT, RouteKeys
 from jaxserve.ray.server_process import ServerProcess, serve_command
 from jaxserve.ray.settings import AppSettings, RaySettings, read_arguments
-from jaxserve.ray.wire import HOP_HEADERS, ReplyPart, WireRequest
+from jaxserve.ray.wire import HOP_HEADERS, ReplyHead, ReplyPart, WireRequest
 from jaxserve.runtime.api_process import api_keys
 
 _log = logging.getLogger(__name__)
@@ -85,14 +87,17 @@ class Ingress:
         tokens = Tokenization(ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize"))
         self._keys = RouteKeys.load(config, resolve(config.model.model, config.model.revision), tokens)
         self._routes = {(route.method, route.path): route for route in collect_routes()}
-        self._max_body_size = config.server.max_body_size
+        self._api_key = next(iter(api_keys(config.server)), None)
+        self._known_block_size: int | None = None
 
     async def __call__(self, http: Request) -> Response:
         """Answer one HTTP request."""
         body, path = await http.body(), http.url.path
         headers = tuple((name, value) for name, value in http.headers.items() if name.lower() not in HOP_HEADERS)
         target = path + (f"?{http.url.query}" if http.url.query else "")
-        key = await self._keys.of(path, body) if http.method == "POST" else await self._keys.of("", b"")
+        key = NO_PROMPT
+        if http.method == "POST":
+            key = await self._keys.of(path, body, await self._block_size())
         request = WireRequest(http.method, target, headers, body, key)
         relay = Relay(self._send, request, self._routes.get((http.method, path)), (RayActorError, RayTaskError))
         try:
@@ -104,6 +109,18 @@ class Ingress:
             return StreamingResponse(_closing(relay, parts), head.status, dict(head.headers))
         content = b"".join([part async for part in parts])
         return Response(content, head.status, dict(head.headers))
+
+    async def _block_size(self) -> int | None:
+        """Return the tokens per page of the replicas, which one of them tells; None while none does."""
+        if self._known_block_size is None:
+            authorization = () if self._api_key is None else (("Authorization", f"Bearer {self._api_key}"),)
+            asked = WireRequest("GET", "/routing", authorization, b"", NO_PROMPT)
+            with contextlib.suppress(RayActorError, RayTaskError):
+                head, *body = [part async for part in self._send(asked)]
+                if isinstance(head, ReplyHead) and head.status == 200:
+                    text = b"".join(part for part in body if isinstance(part, bytes))
+                    self._known_block_size = msgspec.json.decode(text, type=RoutingState).block_size
+        return self._known_block_size
 
     async def _send(self, request: WireRequest) -> AsyncGenerator[ReplyPart, None]:
         """Yield what the replica of the router's choice answers. Ending early cancels the request there."""

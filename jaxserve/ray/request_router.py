@@ -70,8 +70,8 @@ class PageRequestRouter(RequestRouter):  # type: ignore[misc]  # ray has no type
             self._forget(replica_id)
         for replica_id, running in replicas.items():
             known, stats = self._router.add(replica_id), running.routing_stats
-            version = stats.get("version", 0)
-            if version != self._versions.get(replica_id, 0):
+            version = stats.get("version")  # absent if the server was too slow to tell
+            if version is not None and version != self._versions.get(replica_id):
                 self._versions[replica_id] = version
                 known.pages.replace(unpacked_pages(stats["pages"]))
 

@@ -42,7 +42,8 @@ _PROMPT_ROUTES: Final[Mapping[str, tuple[type[msgspec.Struct], _Translate]]] = M
 )
 EXPECTED_OUTPUT_TOKENS: Final = 128
 """Output tokens to expect of a request that allows more."""
-_NO_PROMPT: Final = RouteRequest(num_prompt_tokens=0, num_output_tokens=1)
+NO_PROMPT: Final = RouteRequest(num_prompt_tokens=0, num_output_tokens=1)
+"""Stands for a request that is routed by load only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,13 @@ class RouteKeys:
         tokens.install(tokenizer, choose_output_format(sources, server.tool_call_parser, server.reasoning_parser))
         return cls(config, tokens, {name: number for number, name in enumerate(config.model.adapters, start=1)})
 
-    async def of(self, path: str, body: bytes) -> RouteRequest:
-        """Return the properties of a request by which it is routed. Of several prompts the first one counts."""
+    async def of(self, path: str, body: bytes, block_size: int | None) -> RouteRequest:
+        """Return the properties of a request by which it is routed. Of several prompts the first one counts.
+
+        block_size: tokens per page of the replicas; None: not known yet, and the request is routed by load.
+        """
         if path not in _PROMPT_ROUTES:
-            return _NO_PROMPT
+            return NO_PROMPT
         struct, translate = _PROMPT_ROUTES[path]
         try:
             decoded, _ = decode_request(struct, body)
@@ -73,15 +77,15 @@ class RouteKeys:
             token_ids = await self._prompt(request)
             tokens = np.array(token_ids, np.int32)
         except (JaxserveError, OverflowError):
-            return _NO_PROMPT
-        block_size, adapter = self.config.cache.block_size, self.adapters.get(request.model or "", 0)
-        pages = page_hashes(tokens, block_size, request.cache_salt, adapter)
+            return NO_PROMPT
+        adapter = self.adapters.get(request.model or "", 0)
+        pages = () if block_size is None else page_hashes(tokens, block_size, request.cache_salt, adapter)
         most = EXPECTED_OUTPUT_TOKENS if request.max_tokens is None else request.max_tokens
         return RouteRequest(
             num_prompt_tokens=len(tokens),
             num_output_tokens=request.n * min(most, EXPECTED_OUTPUT_TOKENS),
             pages=tuple(BlockHash(page[:PAGE_KEY_BYTES]) for page in pages),
-            block_size=block_size,
+            block_size=block_size or 1,
         )
 
     async def _prompt(self, request: GenerationRequest) -> list[int]:

@@ -63,6 +63,13 @@ async def test_new_report_replaces_the_last_one(router: PageRequestRouter) -> No
     assert (await order(router, [replica("a", PAGES, 2), replica("b", (), 2)], pending("r")))[0] == "a"
 
 
+async def test_missing_report_leaves_the_last_one(router: PageRequestRouter) -> None:
+    silent = replica("b")
+    await order(router, [replica("a"), replica("b", PAGES)], pending("r"))
+    silent.routing_stats = {}
+    assert (await order(router, [replica("a"), silent], pending("r")))[0] == "b"
+
+
 async def test_replica_that_failed_the_request_comes_last(router: PageRequestRouter) -> None:
     assert await order(router, [replica("a"), replica("b", PAGES)], pending("r", avoid="b")) == ["a", "b"]
 

@@ -28,7 +28,7 @@ async def test_pages_of_texts_tokens_and_conversations() -> None:
     with ThreadPoolExecutor(1) as threads:
         keys = RouteKeys.load(config, TOKENIZER, Tokenization(threads))
         for path, (body, token_ids, salt) in expected.items():
-            key = await keys.of(path, json.dumps(body).encode())
+            key = await keys.of(path, json.dumps(body).encode(), 16)
             pages = page_hashes(np.array(token_ids, np.int32), 16, salt)
             assert key.pages == tuple(page[:PAGE_KEY_BYTES] for page in pages) != ()
             assert key.num_prompt_tokens == len(token_ids)
@@ -37,5 +37,5 @@ async def test_pages_of_texts_tokens_and_conversations() -> None:
             ("/v1/completions", {"prompt": 7}),
             ("/v1/completions", {"prompt": [-1]}),
         ):
-            key = await keys.of(path, json.dumps(body).encode())
+            key = await keys.of(path, json.dumps(body).encode(), 16)
             assert key.pages == ()
