@@ -86,7 +86,7 @@ def by_all_to_all(
 
 
 Slices = tuple[Int[Array, "C"], Int[Array, "C"], Int[Array, "C"], Int[Array, "C"]]
-"""Where each slice begins at its sender, its rows, where it begins at its receiver, and the rows of those that arrive."""
+"""Positions of slices: where each begins at its sender, its rows, where it begins at its receiver, and the rows of those that arrive."""
 
 
 def send(rows: Float[Array, "R D"], into: Float[Array, "R2 D"], slices: Slices, axes: MeshAxes) -> Float[Array, "R2 D"]:

@@ -1,4 +1,4 @@
-"""What crosses between the ingress and a replica: one request, then the head and the bytes of its reply."""
+"""Messages between the ingress and a replica: one request, then the head and the bytes of its reply."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class KVTiers:
         block_size: int,
         changes: PageChanges | None = None,
     ) -> None:
-        """changes: also told of pages that only a tier holds. Raises ConfigError."""
+        """changes: gets pages that only a tier holds as well. Raises ConfigError."""
         self._pool = pool
         self._changes = changes
         token = config.kv_peer_token or ""

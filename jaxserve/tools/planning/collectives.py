@@ -148,7 +148,7 @@ def compiled_collectives(text: str) -> tuple[Collective, ...]:
     """Return the collectives in a compiled program's text, equal ones of any layer as one.
 
     array_bytes is that of the result, of several arrays their sum; a ragged all-to-all's has room for more rows than are
-    sent. Hosts are not told apart.
+    sent. It does not distinguish hosts.
     """
     found: Counter[tuple[Kind, int, int]] = Counter()
     for line in text.splitlines():

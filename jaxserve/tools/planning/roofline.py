@@ -5,7 +5,7 @@ A prompt of T tokens, in chunks of c: sum over chunks of max(weights / BW, 2 x m
                                       + 4 x query width x attended pairs / FLOPS of activations
 To both come the bytes of collectives between devices / bandwidth of the links. All per device. Experts count if a token
 selects them: see `Sizes.step_bytes`. Launches, latencies and sampling are not counted, so that no engine is faster that
-does not hide collectives behind its arithmetic.
+does not overlap collectives with its arithmetic.
 """
 
 from __future__ import annotations
