@@ -104,7 +104,7 @@ class Preparation:
             "KV dtype": str(limits.kv_dtype),
             "KV page tokens": str(limits.spec.block_size),
             "KV pages": str(limits.num_blocks),
-            "longest context": str(limits.max_model_len),
+            "pages per request": str(limits.max_pages),
             "decode buckets": " ".join(map(str, limits.buckets.decode)),
             "mixed buckets": " ".join(map(str, limits.buckets.mixed)),
             "requests at a time": str(limits.buckets.max_num_seqs),
@@ -275,11 +275,13 @@ def embed_limits(
     step = resolve_embed_limits(platform, config.scheduler, config.model.max_model_len)
     buckets = embed_buckets(platform, step)
     spec = kv_spec(config, model, platform) if isinstance(model, DecoderConfig) else _NO_PAGES
+    max_model_len = _max_model_len(config, model, modules, step.max_num_batched_tokens)
     return Limits(
         spec=spec,
         kv_dtype=kv_cache_dtype(config, platform),
         num_blocks=pool_pages(buckets, spec.block_size) if spec.num_layers else 0,
-        max_model_len=_max_model_len(config, model, modules, step.max_num_batched_tokens),
+        max_model_len=max_model_len,
+        max_pages=-(-max_model_len // spec.block_size),
         buckets=buckets,
     )
 

@@ -8,6 +8,7 @@ it: these need half the shapes, and start in half the time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from jaxserve.config import SchedulerConfig
 from jaxserve.scheduler.plan import Buckets
@@ -65,6 +66,34 @@ def make_buckets(
         max_num_seqs=max_num_seqs,
         max_decode_steps=1 if platform in ("gpu", "cuda", "rocm") else MAX_DECODE_STEPS,
     )
+
+
+CPU_TABLE_PAGES: Final = 512
+CPU_POOL_TOKENS: Final = 2048
+
+
+def table_pages(platform: str, num_pages: int) -> int:
+    """Return the pages per request that programs hold tables for, at least `num_pages`.
+
+    On CPUs, where a wider table costs nothing but the copy of its zeros (32 rows of 512 pages: 64 KiB a step), many context
+    lengths share one width, so that a changed --max-model-len finds its programs in the compile cache. Accelerators get the
+    table by a slower bus, and exactly as wide as it must be.
+    """
+    if platform != "cpu":
+        return num_pages
+    width = CPU_TABLE_PAGES
+    while width < num_pages:
+        width *= 4
+    return width
+
+
+def pool_context(platform: str, max_model_len: int) -> int:
+    """Return the tokens per request that the KV cache is made for at most.
+
+    On CPUs never fewer than CPU_POOL_TOKENS, so that its size, which is part of every program, is the same for most context
+    lengths. What requests do not need holds prefixes.
+    """
+    return max(max_model_len, CPU_POOL_TOKENS) if platform == "cpu" else max_model_len
 
 
 EMBED_TOKENS = {"cpu": 512}

@@ -22,7 +22,7 @@ from jaxserve.quant.names import NO_QUANTIZATION
 from jaxserve.quant.policy import QuantPolicy
 from jaxserve.quant.registry import find_format
 from jaxserve.runner.backend import Chip, choose_backend, choose_encoder_backend
-from jaxserve.runner.buckets import make_buckets, page_tokens, resolve_limits
+from jaxserve.runner.buckets import make_buckets, page_tokens, pool_context, resolve_limits, table_pages
 from jaxserve.runner.memory import fit_model_len, num_kv_blocks
 from jaxserve.scheduler.plan import Buckets
 from jaxserve.sharding.rules import MeshShape
@@ -38,6 +38,8 @@ class Limits:
     kv_dtype: jnp.dtype
     num_blocks: int
     max_model_len: int
+    max_pages: int
+    """Pages per request that the programs' page tables hold: enough for `max_model_len`."""
     buckets: Buckets
     num_ranks: int = 1
     """Groups of devices that have as many pages each, and requests of their own."""
@@ -52,10 +54,6 @@ class Limits:
         """`[L, P, K, S, H]`"""
         spec = self.spec
         return (spec.num_layers, self.num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
-
-    @property
-    def max_pages(self) -> int:
-        return -(-self.max_model_len // self.spec.block_size)
 
     @property
     def summary(self) -> str:
@@ -176,7 +174,10 @@ def make_limits(config: Config, decoder: DecoderConfig, policy: DtypePolicy, pla
     spec, num_ranks = kv_spec(config, decoder, platform), config.parallel.data_parallel_size
     longest = config.model.max_model_len or decoder.max_position
     step = resolve_limits(platform, config.scheduler)
-    num_blocks = num_kv_blocks(kv_bytes // num_ranks, spec, longest, step.max_num_seqs)  # of each rank
+    num_blocks = num_kv_blocks(  # of each rank
+        kv_bytes // num_ranks, spec, pool_context(platform, longest), step.max_num_seqs
+    )
+    max_model_len = fit_model_len(config.model.max_model_len, decoder.max_position, num_blocks, spec)
     # One row makes XLA:CPU convert a weight that is not float32 first, all of it; two do not. On GPUs a layer takes a
     # fifth more kernels with one row (docs/benchmarks/h200-static.md).
     is_float32 = policy.matrices == jnp.float32
@@ -187,7 +188,8 @@ def make_limits(config: Config, decoder: DecoderConfig, policy: DtypePolicy, pla
         spec=spec,
         kv_dtype=kv_cache_dtype(config, platform),
         num_blocks=num_blocks * num_ranks,
-        max_model_len=fit_model_len(config.model.max_model_len, decoder.max_position, num_blocks, spec),
+        max_model_len=max_model_len,
+        max_pages=table_pages(platform, -(-max_model_len // spec.block_size)),
         buckets=make_buckets(
             platform,
             step.max_num_seqs,

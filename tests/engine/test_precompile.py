@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,16 @@ def test_a_server_starts_from_what_was_compiled_ahead_of_a_config_alone(
     _check_dummy_run_left_no_trace(executor)
     executor.close()
 
-    other = LocalExecutor.start(config_for(model, cache, max_model_len=16), model, ignore)
+    shorter = LocalExecutor.start(config_for(model, cache, max_model_len=16), model, ignore)
+    assert {program.source for program in shorter.model_info.startup.programs} == {"cache"}
+    assert shorter.compilations() == {"warmup": 0, "serving": 0}, "no shape depends on --max-model-len"
+    assert (executor.model_info.max_model_len, shorter.model_info.max_model_len) == (32, 16)
+    shorter.close()
+
+    config = config_for(model, cache)
+    other = LocalExecutor.start(replace(config, cache=CacheConfig(kv_cache_memory=1 << 19)), model, ignore)
     assert {program.source for program in other.model_info.startup.programs} == {"compiled"}
-    assert "6 programs had to be compiled: KV pages: 3 there, 2 here; longest context: 32 there, 16 here" in caplog.text
+    assert "6 programs had to be compiled: KV pages: 64 there, 32 here" in caplog.text
     other.close()
 
 

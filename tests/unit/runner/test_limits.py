@@ -11,7 +11,7 @@ from jaxserve.config import CacheConfig, Config, ModelConfig, ParallelConfig, Sc
 from jaxserve.errors import ConfigError
 from jaxserve.kv.spec import KVSpec
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
-from jaxserve.runner.buckets import StepLimits, make_buckets, resolve_limits
+from jaxserve.runner.buckets import StepLimits, make_buckets, pool_context, resolve_limits, table_pages
 from jaxserve.runner.inputs import INPUT_FIELDS, Program, pack, packed_size, programs, split
 from jaxserve.runner.limits import kv_spec
 from jaxserve.runner.memory import DeviceMemory, fit_model_len, kv_bytes_left, num_kv_blocks
@@ -176,3 +176,10 @@ def test_heads_of_64_share_the_rows_of_lanes_of_a_tpu(
     assert (spec.num_kv_heads, spec.head_dim, spec.block_size) == expected
     asked = dataclasses.replace(config, cache=CacheConfig(block_size=32))
     assert kv_spec(asked, decoder, platform).block_size == 32
+
+
+def test_programs_of_a_cpu_depend_on_the_context_in_coarse_steps_only() -> None:
+    assert [table_pages("cpu", pages) for pages in (1, 128, 512, 513, 8192)] == [512, 512, 512, 2048, 8192]
+    assert [table_pages(platform, 129) for platform in ("gpu", "tpu")] == [129, 129]
+    assert [pool_context("cpu", length) for length in (16, 2048, 8192)] == [2048, 2048, 8192]
+    assert pool_context("gpu", 16) == 16
