@@ -75,11 +75,22 @@ class VirtualEnvironment:
     def site_packages(self) -> Path:
         return self.folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 
-    def install(self, *requirements: str) -> None:
-        """Make the environment and put `requirements` in it, with pip as the user configured it."""
+    def install(self, *requirements: str, fallback_index: str | None = None) -> None:
+        """Make the environment and put `requirements` in it, with pip as the user configured it.
+
+        fallback_index: asked as well if that fails. Without requirements the environment has pip only.
+        """
         if not self.python.exists():
             run_step([sys.executable, "-m", "venv", str(self.folder)], self.log)
-        self.pip("install", "--disable-pip-version-check", *requirements)
+        if not requirements:  # pip refuses to install nothing
+            return
+        words = ["install", "--disable-pip-version-check"]
+        try:
+            self.pip(*words, *requirements)
+        except PeerUnavailableError:
+            if fallback_index is None:
+                raise
+            self.pip(*words, "--extra-index-url", fallback_index, *requirements)
 
     def pip(self, *words: str) -> None:
         run_step([str(self.python), "-m", "pip", *words], self.log)

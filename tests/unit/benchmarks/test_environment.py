@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.environment import install_once, last_error, run_step
+from benchmarks.peers.environment import VirtualEnvironment, install_once, last_error, run_step
 from benchmarks.peers.peer import PeerUnavailableError
 from benchmarks.peers.vllm_server import VERSION, add_metadata
 
@@ -46,6 +46,38 @@ def test_a_step_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
 def test_a_missing_program_is_line(tmp_path: Path) -> None:
     with pytest.raises(PeerUnavailableError, match="no-such-program"):
         run_step([str(tmp_path / "no-such-program")], tmp_path / "log")
+
+
+@pytest.mark.slow
+def test_an_environment_without_requirements_is_made_where_find_links_is_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip calls an empty installation an error, and proposes to install the folder of links."""
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    environment = VirtualEnvironment(tmp_path / "venv")
+    environment.install()
+    environment.pip("--version")
+    assert f"pip {environment.versions('pip')['pip']}" in environment.log.read_text()
+
+
+def test_the_second_index_is_asked_only_after_the_configured_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = VirtualEnvironment(tmp_path)
+    environment.python.parent.mkdir()
+    environment.python.touch()
+    calls: list[tuple[str, ...]] = []
+
+    def fail(*words: str) -> None:
+        calls.append(words)
+        if "--extra-index-url" not in words:
+            raise PeerUnavailableError("No matching distribution found")
+
+    monkeypatch.setattr(environment, "pip", fail)
+    environment.install("torch", fallback_index="https://index.example/cpu")
+    assert [words[2:] for words in calls] == [("torch",), ("--extra-index-url", "https://index.example/cpu", "torch")]
+    with pytest.raises(PeerUnavailableError, match="No matching distribution"):
+        environment.install("torch")
 
 
 @pytest.mark.parametrize(
