@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
@@ -34,6 +33,7 @@ from jaxserve.quant.array import array_bytes
 from jaxserve.runner.backend import chip_of
 from jaxserve.runner.buckets import embed_buckets, resolve_embed_limits, resolve_limits
 from jaxserve.runner.embedding import embedding_task, pool_pages
+from jaxserve.runner.host_cores import limit_threads, num_cores
 from jaxserve.runner.inputs import Program, StepTask
 from jaxserve.runner.limits import (
     Limits,
@@ -133,7 +133,7 @@ class Preparation:
             self.limits.kv_dtype,
             self.programs,
             cache,
-            num_threads=min(len(os.sched_getaffinity(0)), MAX_COMPILE_THREADS),
+            num_threads=min(num_cores(), MAX_COMPILE_THREADS),
             progress=progress,
         )
 
@@ -227,7 +227,9 @@ def _weight_bytes(skeleton: ModelSkeleton, sharding: Sharding) -> int:
 
 
 def first_device(num_devices: int) -> jax.Device:
-    """Return the first device of this host. Without an accelerator, JAX is set to split its CPU into `num_devices` devices."""
+    """Return the first device of this host. Without an accelerator, JAX is set to split its CPU into `num_devices` devices, and
+    to use no more threads than this process has cores for."""
+    limit_threads()
     if num_devices > 1 and jax.config.jax_num_cpu_devices < num_devices:  # type: ignore[attr-defined]
         jax.config.update("jax_num_cpu_devices", num_devices)
     try:

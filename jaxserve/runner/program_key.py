@@ -22,6 +22,7 @@ import jaxserve_kernels
 from jaxserve_kernels.devices import multiprocessors
 
 import jaxserve
+from jaxserve.runner.host_cores import num_threads
 
 _JAX_SETTINGS = (
     "jax_default_matmul_precision",
@@ -60,8 +61,8 @@ def host_key_parts() -> dict[str, str]:
     }
     if device.platform == "gpu":  # kernels have as many thread blocks; parts of a GPU have fewer than the whole
         parts["multiprocessors"] = str(multiprocessors(0))
-    if device.platform == "cpu":  # XLA cuts loops into as many parts as there are cores
-        parts["cores"] = str(len(os.sched_getaffinity(0)))
+    if device.platform == "cpu":  # XLA cuts loops into as many parts as it has threads
+        parts["cores"] = str(num_threads())
     return parts
 
 

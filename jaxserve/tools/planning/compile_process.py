@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import msgspec
 
 from jaxserve.models.skeleton import make_skeleton
+from jaxserve.runner.host_cores import num_cores
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.limits import mesh_shape
 from jaxserve.runner.steps import generation_task, lower
@@ -35,7 +36,7 @@ def main() -> int:
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=CompileJob)
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of the compilers is no answer
-        with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 8), thread_name_prefix="compile") as pool:
+        with ThreadPoolExecutor(min(num_cores(), 8), thread_name_prefix="compile") as pool:
             described_devices(job.device, job.config.parallel.num_devices)  # before jax is used: it sets their number
             names = {pool.submit(compile_program, job, program): program.name for program in job.programs}
             for future in as_completed(names):

@@ -6,7 +6,6 @@ the runtime would report, not the nominal size: it decides the number of KV page
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from jaxserve.runner.host_cores import num_cores
 from jaxserve.runner.host_memory import available_bytes
 from jaxserve.types import GPU_SHARE
 
@@ -190,7 +190,7 @@ NAMES = ("cpu", *ACCELERATORS)
 def find_device(name: str, memory_bytes: int | None = None) -> Device:
     """Return a device of the table, or this machine's CPU with its free memory; `memory_bytes` replaces its limit."""
     device = ACCELERATORS.get(name) or Device(
-        "cpu", f"this machine's CPU, {len(os.sched_getaffinity(0))} cores", "cpu", available_bytes(), 1.0, 1, 0.0, None
+        "cpu", f"this machine's CPU, {num_cores()} cores", "cpu", available_bytes(), 1.0, 1, 0.0, None
     )
     return device if memory_bytes is None else replace(device, memory_bytes=memory_bytes, runtime_share=1.0)
 

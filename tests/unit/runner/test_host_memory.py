@@ -1,30 +1,28 @@
-"""The available memory of a host follows the system and the container's limit."""
+"""The available memory of a host follows the system and the limits of the process's control groups."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from jaxserve.runner.host_memory import available_bytes
+from tests.unit.runner.cgroup_files import unified, write_files
 
 
 def test_the_page_cache_counts_as_free(tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 100 kB\nMemFree: 10 kB\nMemAvailable: 60 kB\nCached: 50 kB\n")
-    assert available_bytes(meminfo, tmp_path / "none") == 60 * 1024
+    text = "MemTotal: 100 kB\nMemFree: 10 kB\nMemAvailable: 60 kB\nCached: 50 kB"
+    assert available_bytes(write_files(tmp_path, {"proc/meminfo": text})) == 60 * 1024
 
 
 def test_a_container_limits_it(tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemAvailable: 1000 kB\n")
-    for name, text in {
-        "memory.max": "500000",
-        "memory.current": "400000",
-        "memory.stat": "inactive_file 50000",
-    }.items():
-        (tmp_path / name).write_text(text + "\n")
-    assert available_bytes(meminfo, tmp_path) == 150_000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert available_bytes(meminfo, tmp_path) == 1_024_000
+    group = "sys/fs/cgroup"
+    files = unified() | {
+        "proc/meminfo": "MemAvailable: 1000 kB",
+        f"{group}/memory.max": "500000",
+        f"{group}/memory.current": "400000",
+        f"{group}/memory.stat": "inactive_file 50000",
+    }
+    assert available_bytes(write_files(tmp_path, files)) == 150_000
+    assert available_bytes(write_files(tmp_path, {f"{group}/memory.max": "max"})) == 1_024_000
 
 
 def test_this_host_has_some() -> None:
