@@ -84,7 +84,7 @@ class PrefillBudget:
         self._clock = clock
         self._shortest_first = shortest_first
         self._blocked: Request | None = None
-        """The first request in rank that could not start when it was last its turn."""
+        """The first request in rank that could not start when it was its turn, until it starts or ends."""
         self._num_overtakers = 0
         """Requests that started before `_blocked` since then."""
 
@@ -128,12 +128,18 @@ class PrefillBudget:
                 blocked = blocked or request
                 continue
             step.grant(request, step.num_left - budget_after)
-        if blocked is not self._blocked:
+        self._note_blocked(blocked)
+
+    def _note_blocked(self, blocked: Request | None) -> None:
+        """Remember the first request that could not start; None if none was asked, or all that were have started."""
+        last = self._blocked
+        if blocked is None and last is not None and last.slot is None and last.finish_reason is None:
+            return  # the budget did not reach it in this step
+        if blocked is not last:
             self._blocked, self._num_overtakers = blocked, 0
 
     def _share_by_length(self, step: _Step, shortest_first: ShortestFirst, *, may_start: bool) -> None:
         num_refusals, blocked = 0, self._blocked
-        may_start = may_start and (blocked is None or not blocked.num_preemptions)
         prefilling = [(length_of(request, missing), request) for request, missing in step.missing.items() if missing]
         shortest = shortest_first.first(self._max_rows + _MAX_REFUSALS)
         for _, request in merge(sorted(prefilling, key=_length), shortest, key=_length):
@@ -147,11 +153,12 @@ class PrefillBudget:
                     may_start = num_refusals < _MAX_REFUSALS
                     blocked = blocked or request
                     continue
-                self._num_overtakers += self._blocked is not None
+                self._num_overtakers += self._blocked is not None and self._blocked is not request
             step.grant(request, step.num_left)
 
     def _may_overtake(self, request: Request, blocked: Request) -> bool:
-        return request is not blocked and request.rank[0] <= blocked.rank[0] and self._num_overtakers < self._max_rows
+        is_due = blocked.num_preemptions > 0 or self._num_overtakers >= self._max_rows
+        return request is blocked or (request.rank[0] <= blocked.rank[0] and not is_due)
 
     def _start(self, step: _Step, request: Request) -> bool:
         """Start a waiting request if it gets a row and pages. The cache is asked now: it may have more pages."""
