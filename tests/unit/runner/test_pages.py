@@ -13,6 +13,7 @@ from jaxserve.runner.pages import page_batches, page_layout, read_pages, write_p
 from jaxserve.runner.state import StateProgram, StateShapes, state_programs
 from jaxserve.runner.steps import lower_state
 from jaxserve.sharding.mesh import Sharding
+from jaxserve.sharding.rules import AxisRules
 
 SHAPE = (3, 40, 2, 4, 8)
 """Layers, pages, heads, tokens, head size."""
@@ -45,7 +46,7 @@ def test_program_needs_no_second_pool(kind: str, one_device: Sharding) -> None:
 @pytest.fixture
 def one_device() -> Sharding:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("model",))
-    return Sharding(mesh, {"kv_heads": None})
+    return Sharding(mesh, AxisRules())
 
 
 def test_engine_without_tiers_has_no_page_programs() -> None:
