@@ -42,7 +42,7 @@ MAX_MODEL_LEN: Final = 4096
 BLOCK_SIZE: Final = 16
 VOCAB_SIZE: Final = 1000
 POLICIES: Final[tuple[SchedulingPolicy, ...]] = ("priority", "fair")
-"""Those that are drawn; `fcfs` is `priority` for requests without priorities."""
+"""The policies that are drawn; `fcfs` is `priority` for requests without priorities."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,7 @@ NO_JAX = [
 READ_ENVIRONMENT = (
     "jaxserve.config",
     "jaxserve.runtime.environment",
+    "jaxserve.runner.host_cores",  # the variable from which XLA reads the number of its threads
     "jaxserve.runner.program_key",  # the flags that XLA itself reads are part of a program's key
 )
 JAX_FAMILY = {"jax", "jaxlib", "flax", "orbax", "optax", KERNELS}
