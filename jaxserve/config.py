@@ -1,4 +1,4 @@
-"""Every setting of the server, declared once.
+"""Every setting of the server, declared once: here, or in the modules of devices and caches, whose names are exported here.
 
 The CLI flag (`--max-num-seqs`), the key of a YAML file (`max_num_seqs`), the environment variable
 (`JAXSERVE_MAX_NUM_SEQS`) and the reference page derive from a field and its help text. Configs are frozen: made once,
@@ -7,46 +7,31 @@ resolved once, printed at start.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
+from jaxserve.config_cache import CacheConfig as CacheConfig
+from jaxserve.config_cache import KVCacheDtype as KVCacheDtype
+from jaxserve.config_cache import KVFetch as KVFetch
+from jaxserve.config_cache import TierConfig as TierConfig
+from jaxserve.config_devices import ExpertExchange as ExpertExchange
+from jaxserve.config_devices import HostsConfig as HostsConfig
+from jaxserve.config_devices import ParallelConfig as ParallelConfig
+from jaxserve.config_devices import Placement as Placement
+from jaxserve.config_devices import Routing as Routing
+from jaxserve.config_option import option
 from jaxserve.errors import ConfigError
 from jaxserve.host_settings import check_hosts
 from jaxserve.types import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CpuKernels = Literal["auto", "native", "matrix", "vector", "xla"]
-KVCacheDtype = Literal["auto", "fp8"]
-KVFetch = Literal["auto", "always"]
 AttentionBackend = Literal["auto", "reference", "pallas"]
 Task = Literal["auto", "generate", "embed"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority"]
 PoolingChoice = Literal["auto", "last", "mean", "cls"]
-Routing = Literal["prefix", "least-tokens", "round-robin"]
-ExpertExchange = Literal["auto", "all-to-all", "all-reduce"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-Placement = Literal["manual", "ray"]
 LogFormat = Literal["text", "json"]
-
-
-def option(
-    default: Any = dataclasses.MISSING,
-    *,
-    help: str,
-    ge: float | None = None,
-    le: float | None = None,
-    unit: Literal["bytes"] | None = None,
-    secret: bool = False,
-    choices_from: str | None = None,
-) -> Any:
-    """Declare a setting: its default, its help text and its limits (`unit="bytes"` accepts `512MiB`).
-
-    choices_from: for a setting of type `str`, the function that returns the allowed values, as "module:function". It is
-    called when settings are read, and the default is allowed as well. The module must be cheap to import: no jax.
-    """
-    metadata = {"help": help, "ge": ge, "le": le, "unit": unit, "secret": secret, "choices_from": choices_from}
-    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,76 +96,6 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CacheConfig:
-    """The paged KV cache."""
-
-    block_size: int | None = option(None, ge=1, le=1024, help="tokens per KV page (default: 64 on TPUs, 16 elsewhere)")
-    kv_cache_memory: int | None = option(
-        None, ge=1, unit="bytes", help="bytes for the KV cache, e.g. 2GiB (default: from --memory-fraction)"
-    )
-    memory_fraction: float = option(
-        0.9, ge=0.01, le=0.99, help="fraction of the accelerator's memory to use if --kv-cache-memory is not set"
-    )
-    kv_cache_dtype: KVCacheDtype = option(
-        "auto",
-        help="auto: the model's dtype, float32 on CPUs; fp8: 8-bit floats (e4m3), half the memory, on accelerators",
-    )
-    enable_prefix_caching: bool = option(True, help="reuse KV pages of prompts with a common prefix")
-    publish_pages: bool = option(
-        False, help="report the hashes of cached pages at /routing, for routers before several servers"
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TierConfig:
-    """KV pages outside of the device."""
-
-    kv_offload_memory: int = option(
-        0,
-        ge=0,
-        unit="bytes",
-        help="bytes of host memory for copies of KV pages: a prefix that was evicted from the device comes back from "
-        "there; 0: none",
-    )
-    kv_offload_dir: str | None = option(
-        None,
-        help="directory for copies of KV pages, ours alone (mode 0700): they survive a restart (default: none)",
-    )
-    kv_offload_disk: int = option(16 << 30, ge=1, unit="bytes", help="bytes of all files in --kv-offload-dir")
-    kv_listen: str | None = option(
-        None,
-        help="HOST:PORT, loopback or private, where other engines of the same model fetch pages from host memory and disk "
-        "(default: nowhere)",
-    )
-    kv_peers: str | None = option(
-        None, help="HOST:PORT of --kv-listen of other engines, comma separated: pages are fetched from them"
-    )
-    kv_peer_token: str | None = option(
-        None, secret=True, help="shared secret that signs what engines exchange; needed beyond this host"
-    )
-    kv_fetch: KVFetch = option(
-        "auto",
-        help="auto: bring pages back only if that is measured to be faster than computing them; always: whenever there "
-        "are any",
-    )
-    kv_fetch_timeout: float = option(
-        2.0, ge=0.01, help="seconds without a page after which a fetch is given up, and the prefix is computed"
-    )
-
-    @property
-    def has_stores(self) -> bool:
-        """True if pages are copied from or to the device."""
-        return bool(self.settings)
-
-    @property
-    def settings(self) -> list[str]:
-        """Flags that are given and make pages move."""
-        values = (self.kv_offload_memory, self.kv_offload_dir, self.kv_listen, self.kv_peers)
-        flags = ("--kv-offload-memory", "--kv-offload-dir", "--kv-listen", "--kv-peers")
-        return [flag for flag, value in zip(flags, values, strict=True) if value]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig:
     """Limits on requests and tokens that run together."""
 
@@ -214,87 +129,6 @@ class SchedulerConfig:
     def has_priorities(self) -> bool:
         """True if requests may have a priority."""
         return self.scheduling_policy != "fcfs"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParallelConfig:
-    """Devices of one engine."""
-
-    tensor_parallel_size: int = option(1, ge=1, help="devices that the heads of each layer are split over")
-    data_parallel_size: int = option(
-        1,
-        ge=1,
-        help="groups of --tensor-parallel-size devices, each with the KV cache of its own requests; all other weights are "
-        "split over all devices",
-    )
-    expert_parallel_size: int = option(
-        1,
-        ge=1,
-        help="groups that the experts are divided into, over all devices; 1: every device holds a part of each expert",
-    )
-    expert_exchange: ExpertExchange = option(
-        "auto",
-        help="how tokens reach experts on other devices; all-to-all: sent there and back; all-reduce: every device "
-        "computes its experts for all tokens; auto: the one that moves fewer bytes, on CPUs all-reduce",
-    )
-    replicas: int = option(
-        1,
-        ge=1,
-        le=512,
-        help="engines with the same model on disjoint devices of this machine (on CPUs: disjoint cores); limits on "
-        "requests, queues and memory are those of each",
-    )
-    routing: Routing = option(
-        "prefix",
-        help="how a replica is chosen; prefix: the least work, counting cached pages of the prompt; least-tokens: the "
-        "fewest outstanding tokens; round-robin: each in its turn",
-    )
-    max_imbalance_tokens: int = option(
-        16_384,
-        ge=0,
-        help="outstanding tokens beyond those of the least loaded replica up to which a cached prefix attracts requests",
-    )
-
-    def __post_init__(self) -> None:
-        groups, num_devices = self.expert_parallel_size, self.num_devices
-        if groups > 1 and (num_devices % groups or groups % self.data_parallel_size):
-            raise ConfigError(
-                f"--expert-parallel-size {groups} must divide the {num_devices} devices (--tensor-parallel-size times "
-                f"--data-parallel-size) and be a multiple of --data-parallel-size {self.data_parallel_size}"
-            )
-
-    @property
-    def num_devices(self) -> int:
-        """Devices of one engine, over all hosts."""
-        return self.tensor_parallel_size * self.data_parallel_size
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostsConfig:
-    """Hosts of one engine: one process on each, all running the same programs."""
-
-    num_hosts: int = option(1, ge=1, le=1024, help="hosts that share the engine's devices, equally many of each")
-    host_rank: int | None = option(
-        None, ge=0, help="number of this host, from 0; host 0 answers HTTP and schedules, the others only compute"
-    )
-    placement: Placement = option(
-        "manual",
-        help="manual: the same command on every host; ray: this host is host 0, and Ray starts the others, a node for each",
-    )
-    coordinator: str | None = option(
-        None, help="HOST:PORT on which host 0 listens for the others; all ports between the hosts must be open"
-    )
-    host_timeout: float = option(
-        5.0,
-        ge=0.5,
-        help="seconds without a sign of life after which a host counts as lost, and the engine starts again",
-    )
-    host_join_timeout: float = option(300.0, ge=1, help="seconds that every start of the engine waits for all hosts")
-
-    @property
-    def rank(self) -> int:
-        """Number of this host."""
-        return self.host_rank or 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

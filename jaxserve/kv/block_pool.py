@@ -34,6 +34,7 @@ class BlockPool:
             raise ValueError(f"a pool of {size} blocks holds only the null block")
         self.num_ranks = num_ranks
         self._rank_size = size
+        self._ranks = [block // size for block in range(num_blocks)]
         self._references = [0] * num_blocks
         self._hashes: list[BlockHash | None] = [None] * num_blocks
         self._cached: list[dict[BlockHash, BlockId]] = [{} for _ in range(num_ranks)]
@@ -92,7 +93,7 @@ class BlockPool:
         """Add a reference to each of these cached pages."""
         for block in blocks:
             if self._references[block] == 0:
-                del self._evictable[self._rank_of(block)][block]
+                del self._evictable[self._ranks[block]][block]
                 self.num_gains += 1
             self._references[block] += 1
 
@@ -104,9 +105,9 @@ class BlockPool:
             self._references[block] -= 1
             if self._references[block] == 0:
                 if self._hashes[block] is None:
-                    self._blank[self._rank_of(block)].append(block)
+                    self._blank[self._ranks[block]].append(block)
                 else:
-                    self._evictable[self._rank_of(block)][block] = None
+                    self._evictable[self._ranks[block]][block] = None
 
     def find(self, block_hash: BlockHash, rank: int = 0) -> BlockId | None:
         """Return the page of a rank that is cached under this hash, held or not."""
@@ -116,7 +117,7 @@ class BlockPool:
         """Cache a held page under the hash of its content. Does nothing if another page of its rank is cached under it."""
         if self._references[block] <= 0 or self._hashes[block] is not None:
             raise RuntimeError(f"block {block} cannot be cached: it is free or cached")
-        cached = self._cached[self._rank_of(block)]
+        cached = self._cached[self._ranks[block]]
         if block_hash not in cached:
             cached[block_hash] = block
             self._hashes[block] = block_hash
@@ -129,9 +130,6 @@ class BlockPool:
         for rank, evictable in enumerate(self._evictable):
             while evictable:
                 self._blank[rank].append(self._evict(rank))
-
-    def _rank_of(self, block: BlockId) -> int:
-        return block // self._rank_size
 
     def _evict(self, rank: int) -> BlockId:
         block, _ = self._evictable[rank].popitem(last=False)

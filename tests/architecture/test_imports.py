@@ -16,6 +16,9 @@ SHARED = {
     "jaxserve",
     "jaxserve.bounds",
     "jaxserve.config",
+    "jaxserve.config_cache",
+    "jaxserve.config_devices",
+    "jaxserve.config_option",
     "jaxserve.errors",
     "jaxserve.host_settings",
     "jaxserve.log",
@@ -64,6 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "model_config",
         "runner",  # planning sizes and compiles the programs
         "models",
+        "layers.expert_parallel",  # the rule for all-to-all
         "layers.policy",
         "quant",
         "sharding",
@@ -134,6 +138,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quant": {"model_config", KERNELS},
     "bounds": set(),
     "config": set(),
+    "config_cache": set(),
+    "config_devices": set(),
+    "config_option": set(),
     "errors": set(),
     "host_settings": set(),
     "types": set(),

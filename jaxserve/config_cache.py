@@ -1,0 +1,81 @@
+"""Settings of the KV cache and of the tiers that evicted pages are kept in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxserve.config_option import option
+
+KVCacheDtype = Literal["auto", "fp8"]
+KVFetch = Literal["auto", "always"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int | None = option(None, ge=1, le=1024, help="tokens per KV page (default: 64 on TPUs, 16 elsewhere)")
+    kv_cache_memory: int | None = option(
+        None, ge=1, unit="bytes", help="bytes for the KV cache, e.g. 2GiB (default: from --memory-fraction)"
+    )
+    memory_fraction: float = option(
+        0.9, ge=0.01, le=0.99, help="fraction of the accelerator's memory to use if --kv-cache-memory is not set"
+    )
+    kv_cache_dtype: KVCacheDtype = option(
+        "auto",
+        help="auto: the model's dtype, float32 on CPUs; fp8: 8-bit floats (e4m3), half the memory, on accelerators",
+    )
+    enable_prefix_caching: bool = option(True, help="reuse KV pages of prompts with a common prefix")
+    publish_pages: bool = option(
+        False, help="report the hashes of cached pages at /routing, for routers before several servers"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TierConfig:
+    """KV pages outside of the device."""
+
+    kv_offload_memory: int = option(
+        0,
+        ge=0,
+        unit="bytes",
+        help="bytes of host memory for copies of KV pages: a prefix that was evicted from the device comes back from "
+        "there; 0: none",
+    )
+    kv_offload_dir: str | None = option(
+        None,
+        help="directory for copies of KV pages, ours alone (mode 0700): they survive a restart (default: none)",
+    )
+    kv_offload_disk: int = option(16 << 30, ge=1, unit="bytes", help="bytes of all files in --kv-offload-dir")
+    kv_listen: str | None = option(
+        None,
+        help="HOST:PORT, loopback or private, where other engines of the same model fetch pages from host memory and disk "
+        "(default: nowhere)",
+    )
+    kv_peers: str | None = option(
+        None, help="HOST:PORT of --kv-listen of other engines, comma separated: pages are fetched from them"
+    )
+    kv_peer_token: str | None = option(
+        None, secret=True, help="shared secret that signs what engines exchange; needed beyond this host"
+    )
+    kv_fetch: KVFetch = option(
+        "auto",
+        help="auto: bring pages back only if that is measured to be faster than computing them; always: whenever there "
+        "are any",
+    )
+    kv_fetch_timeout: float = option(
+        2.0, ge=0.01, help="seconds without a page after which a fetch is given up, and the prefix is computed"
+    )
+
+    @property
+    def has_stores(self) -> bool:
+        """True if pages are copied from or to the device."""
+        return bool(self.settings)
+
+    @property
+    def settings(self) -> list[str]:
+        """Flags that are given and make pages move."""
+        values = (self.kv_offload_memory, self.kv_offload_dir, self.kv_listen, self.kv_peers)
+        flags = ("--kv-offload-memory", "--kv-offload-dir", "--kv-listen", "--kv-peers")
+        return [flag for flag, value in zip(flags, values, strict=True) if value]
