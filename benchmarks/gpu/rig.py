@@ -18,6 +18,7 @@ from benchmarks.gpu.random_weights import random_pool
 from jaxserve.config import SchedulerConfig
 from jaxserve.engine.core import EngineCore
 from jaxserve.ipc.messages import AddRequest, ModelInfo, TokenLogprobs
+from jaxserve.ipc.stats import EngineStats
 from jaxserve.kv.manager import KVManager
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig
@@ -71,8 +72,15 @@ class RunnerExecutor:
     def submit(self, plan: StepPlan) -> PendingStep[StepPlan, StepResult]:
         return self.runner.submit(plan)
 
-    def compilations(self) -> dict[str, int]:
-        return {}
+    @property
+    def pages(self) -> None:
+        """No tiers."""
+
+    def add_stats(self, stats: EngineStats) -> None:
+        """Count nothing."""
+
+    def profile(self, is_on: bool) -> None:
+        """Do nothing: there are no other hosts."""
 
     def close(self) -> None:
         """Do nothing: the caller owns the runner."""

@@ -1,10 +1,6 @@
-"""Copies pages between the KV pool and the host: the programs, and the device as the tiers see it.
+"""Copies pages between the KV pool and the host: the device as the tiers see it.
 
 A program copies a fixed number of pages, so a few programs serve every request. Unused places of a batch are the null page.
-The pages are copied one after the other by a loop: a gather or scatter along the page axis, which is not the first one,
-would make XLA transpose the whole pool.
-
-Letters: L layers, P pages, K KV heads, S tokens of a page, H head size, B pages of a batch.
 """
 
 from __future__ import annotations
@@ -16,7 +12,6 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
 
 from jaxserve.kv.spec import KVSpec
 from jaxserve.kv.tiers.page import CacheBlock, Page, PageLayout
@@ -44,37 +39,6 @@ def page_layout(model: str, spec: KVSpec, dtype: jnp.dtype) -> PageLayout:
     shape = f"{spec.num_layers}x{spec.num_kv_heads}x{spec.block_size}x{spec.head_dim}"
     blocks = tuple(CacheBlock(_GROUP, name, half) for name in KVPool._fields)
     return PageLayout(model, f"{dtype} {shape} (layers, heads, tokens, head size)", blocks)
-
-
-def read_pages(pool: KVPool, blocks: Int[Array, "B"]) -> tuple[Float[Array, "B L K S H"], Float[Array, "B L K S H"]]:
-    """Return copies of pages."""
-
-    def copy(place: int | Array, copies: tuple[Array, Array]) -> tuple[Array, Array]:
-        def one(half: Array, batch: Array) -> Array:
-            page = jax.lax.dynamic_slice_in_dim(half, blocks[place], 1, axis=1)
-            return jax.lax.dynamic_update_slice_in_dim(batch, jnp.moveaxis(page, 1, 0), place, axis=0)
-
-        return one(pool.k, copies[0]), one(pool.v, copies[1])
-
-    num_layers, _, *rest = pool.k.shape
-    empty = jnp.zeros((len(blocks), num_layers, *rest), pool.k.dtype)
-    k, v = jax.lax.fori_loop(0, len(blocks), copy, (empty, empty))
-    return k, v
-
-
-def write_pages(
-    pool: KVPool, blocks: Int[Array, "B"], k: Float[Array, "B L K S H"], v: Float[Array, "B L K S H"]
-) -> KVPool:
-    """Overwrite pages. DONATES the pool."""
-
-    def copy(place: int | Array, pool: KVPool) -> KVPool:
-        def one(half: Array, batch: Array) -> Array:
-            page = jax.lax.dynamic_slice_in_dim(batch, place, 1, axis=0)
-            return jax.lax.dynamic_update_slice_in_dim(half, jnp.moveaxis(page, 0, 1), blocks[place], axis=1)
-
-        return KVPool(one(pool.k, k), one(pool.v, v))
-
-    return KVPool(*jax.lax.fori_loop(0, len(blocks), copy, pool))
 
 
 @dataclass(frozen=True, slots=True)

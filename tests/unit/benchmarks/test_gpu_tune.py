@@ -69,7 +69,6 @@ SMALL = {
     "TILES": (64,),
     "STAGES": (2, 3),
     "MIN_SPLITS": (128,),
-    "SPLITS": (512,),
     "PROGRAMS": (132,),
     "DECODE_CELL": (2, 64),
     "SPLIT_CELLS": ((1, 128), (2, 64)),

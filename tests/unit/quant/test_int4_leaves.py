@@ -61,7 +61,7 @@ def test_no_group_is_on_two_devices() -> None:
 
 def test_tables_and_matrices_that_no_group_divides_have_eight_bits() -> None:
     found = leaves(num_devices=2)
-    assert axis_rules(MODEL, 2)["heads"] is not None
+    assert axis_rules(MODEL, MeshShape(tensor=2)).mesh_axes("heads")
     for name in ("self_attn.o_proj", "model.embed_tokens", "lm_head"):  # o_proj: 80 inputs each
         assert found[f"{name}.weight"].dtype == jnp.int8
         assert found[f"{name}.weight_scale"].shape == found[f"{name}.weight"].shape[:1]

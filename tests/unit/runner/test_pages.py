@@ -9,7 +9,8 @@ import pytest
 
 from jaxserve.kv.spec import KVSpec
 from jaxserve.layers.attention import KVPool
-from jaxserve.runner.pages import page_batches, page_layout, read_pages, write_pages
+from jaxserve.runner.page_copies import read_pages, write_pages
+from jaxserve.runner.pages import page_batches, page_layout
 from jaxserve.runner.state import StateProgram, StateShapes, state_programs
 from jaxserve.runner.steps import lower_state
 from jaxserve.sharding.mesh import Sharding

@@ -105,21 +105,32 @@ def test_file_keys_may_stand_flat_or_under_their_section_and_with_dashes(tmp_pat
     assert load_config(file=flat) == load_config(file=nested)
 
 
+ADDRESSES = {"coordinator": "10.0.0.1:7600", "kv_listen": "10.0.0.1:7700", "kv_peers": "10.0.0.1:7700"}
+NEEDED_BESIDE: dict[str, dict[str, object]] = {
+    "expert_parallel_size": {"tensor_parallel_size": 300},
+    "num_hosts": {"tensor_parallel_size": 300, "host_rank": 1, "coordinator": "10.0.0.1:7600"},
+    "host_rank": {"tensor_parallel_size": 400, "num_hosts": 400, "coordinator": "10.0.0.1:7600"},
+    "coordinator": {"tensor_parallel_size": 2, "num_hosts": 2, "host_rank": 1},
+    "placement": {"tensor_parallel_size": 2, "num_hosts": 2},
+}
+"""Settings without which another one's sample is an error."""
+
+
 def test_every_setting_can_be_given_by_flag_environment_and_file(tmp_path: Path) -> None:
     samples = {"choice": None, "text": "text", "integer": "300", "number": "0.5", "switch": "false", "bytes": "1GiB"}
     for setting in SETTINGS:
-        raw = samples[setting.kind] or setting.choices[-1]
+        raw = ADDRESSES.get(setting.name) or samples[setting.kind] or setting.choices[-1]
         if setting.kind == "integer" and setting.most is not None:
             raw = str(min(int(raw), int(setting.most)))
+        if setting.kind == "number" and setting.least is not None:
+            raw = str(max(float(raw), setting.least))
         expected = parse_value(setting, raw, "test")
         parser = argparse.ArgumentParser()
         add_flags(parser)
         off = "--no-" + setting.flag.removeprefix("--")
         words = [raw] if setting.name == "model" else [off] if setting.kind == "switch" else [setting.flag, raw]
         parsed = {name: v for name, v in vars(parser.parse_args(words)).items() if name in SETTING and v is not None}
-        model: dict[str, object] = {} if setting.name == "model" else {"model": "m"}
-        if setting.name == "expert_parallel_size":  # divides the devices
-            model["tensor_parallel_size"] = 300
+        model = ({} if setting.name == "model" else {"model": "m"}) | NEEDED_BESIDE.get(setting.name, {})
         file = write(tmp_path / "c.yaml", f"{setting.section}:\n  {setting.name}: {raw}\n")
         for config in (
             load_config(flags=model | parsed),

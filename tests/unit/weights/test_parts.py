@@ -14,6 +14,7 @@ from jaxserve.models.registry import decoder_config, open_model
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.quant.policy import QuantPolicy
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.sharding.rules import MeshShape
 from jaxserve.weights.loader import load_params
 from tests.models.goldens import DATA
 
@@ -22,7 +23,10 @@ NUM_DEVICES = 2
 
 def policy(quantization: str, fused_for: int) -> DtypePolicy:
     return replace(
-        plain(jnp.dtype("float32")), quant=QuantPolicy(quantization), fused_for=fused_for, num_devices=NUM_DEVICES
+        plain(jnp.dtype("float32")),
+        quant=QuantPolicy(quantization),
+        fused_for=fused_for,
+        mesh=MeshShape(tensor=NUM_DEVICES),
     )
 
 
@@ -31,7 +35,9 @@ def loaded(model: str, wanted: DtypePolicy, num_devices: int) -> tuple[ModelSkel
     checkpoint = open_model(DATA / model)
     config = decoder_config(checkpoint.config)
     skeleton, read = make_skeleton(config, wanted), list[int]()
-    params = load_params(checkpoint, skeleton, make_sharding(config, num_devices), lambda *_: None, read.append)
+    params = load_params(
+        checkpoint, skeleton, make_sharding(config, MeshShape(tensor=num_devices)), lambda *_: None, read.append
+    )
     stored = sum(checkpoint.tensors[name].num_stored_bytes for leaf in skeleton.leaves for name in leaf.tensors)
     return skeleton, [np.asarray(array) for array in jax.device_get(params)], sum(read), stored
 
