@@ -42,8 +42,8 @@ from jaxserve.runner.inputs import (
     split,
     unpack,
 )
-from jaxserve.runner.page_tables import set_entries, write_row
 from jaxserve.runner.page_copies import read_pages, write_pages
+from jaxserve.runner.page_tables import set_entries, write_row
 from jaxserve.runner.slots import MASKS_AT_ONCE, SamplerState, init_slot, put_masks, slots_shape, store_tokens, take_up
 from jaxserve.runner.state import DeviceState, StateArrays, StateProgram, batch_sharding
 from jaxserve.sampling.bits import num_words
