@@ -138,13 +138,13 @@ fast-tests: install
 
 all-tests: install $(STAMPS)/test-models
 	$(call lane,tests and types)
-	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "not optimized" $(TESTS)
+	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "not optimized and not scale" $(TESTS)
 	$(call lane,tests with optimised programs)
-	$(PYTEST) -m optimized $(TESTS)
+	$(PYTEST) -m "optimized and not scale" $(TESTS)
 
 versions-tests: install
-	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "not optimized and (not slow or versions)" $(TESTS)
-	$(PYTEST) -m "optimized and versions" $(TESTS)
+	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "not optimized and not scale and (not slow or versions)" $(TESTS)
+	$(PYTEST) -m "optimized and versions and not scale" $(TESTS)
 
 # jax 0.10 is the newest on Python 3.11, and jax 0.12 needs 3.12, so the program runs on both. This lane finds what another
 # jax may change (programs and their numbers, several devices, stored executables, native kernels) and another Python

@@ -18,7 +18,7 @@ from tests.e2e.test_http_lifecycle import LONG, SLOW
 from tests.e2e.test_http_raw import open_post, read_until
 from tests.processes import freeze
 
-pytestmark = [pytest.mark.slow, pytest.mark.scale]
+pytestmark = pytest.mark.slow
 
 STOPPED = b"The engine stopped while the request was running."
 NUM_GROUPS, NUM_TURNS, PREFIX_TOKENS = 8, 6, 320
