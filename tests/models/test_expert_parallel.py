@@ -14,7 +14,7 @@ from jaxserve.layers.expert_parallel import send, uses_all_to_all
 def test_rows_arrive_where_their_sender_says() -> None:
     """The example in JAX's documentation of the collective."""
     mesh = Mesh(np.array(jax.devices()[:2]), ("expert",), axis_types=(AxisType.Auto,))
-    rows = jnp.array([[1], [2], [2], [3], [4], [0]])
+    rows = jnp.array([[1.0], [2.0], [2.0], [3.0], [4.0], [0.0]])
     slices = [[0, 1, 0, 1], [1, 2, 1, 1], [0, 0, 1, 2], [1, 1, 2, 1]]  # of both devices
 
     def exchange(rows: jax.Array, *slices: jax.Array) -> jax.Array:
