@@ -335,7 +335,7 @@ async def get_client(state):
 llm = LLM.from_config(config, executor="fake", fake=FakeOptions(vocab_size=389, num_blocks=2048, device_seconds=0.1))
 client = llm._engine.call(get_client)
 def tell():
-    while not client._connection._streams:
+    while not any(connection._streams for connection in client.engines.connections.values()):
         threading.Event().wait(0.01)
     print("running", flush=True)
 threading.Thread(target=tell).start()
