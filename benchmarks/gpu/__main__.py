@@ -127,7 +127,7 @@ def run_all(
             limit_s, started_s = part.budget_s + spare_s, time.monotonic()
             outcome = run_part(part, limit_s, orders, bounds)
             spare_s = max(0.0, limit_s - outcome.seconds)
-            if part is BOUNDS_PART:
+            if part.name == BOUNDS_PART.name:
                 bounds = find_bounds(outcome.records, find_sheet(data_sheet, outcome.records))
                 found["bounds"] = "none" if bounds is None else bounds.label
             load = sensors.summary(part.name, started_s)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.__main__ import main, run_all
+from benchmarks.gpu.__main__ import BOUNDS_PART, main, run_all
 from benchmarks.gpu.bounds import find_bounds
 from benchmarks.gpu.context import Bounds
 from benchmarks.gpu.parts import PARTS, total_budget_s
@@ -125,6 +125,13 @@ def test_unused_time_goes_to_later_parts_and_results_are_written_after_each(tmp_
     results = json.loads((tmp_path / "results.json").read_text())
     assert [part["status"] for part in results["parts"]] == ["done", "done"]
     assert "1 of 1 checks passed" in (tmp_path / "results.md").read_text()
+
+
+def test_parts_after_the_one_of_the_bounds_are_given_them(tmp_path: Path) -> None:
+    parts: list[Any] = [StubPart(BOUNDS_PART.name), StubPart("second")]
+    first, second = (figures(outcome, "given")[0] for outcome in run_all(parts, orders(tmp_path, FINE), {}))
+    assert (first["copy"], second["copy"]) == (None, 2.0)
+    assert "copy 2 GB/s (measured in the same run)" in (tmp_path / "results.md").read_text()
 
 
 def test_work_that_begins_after_the_deadline_is_named_and_not_done(tmp_path: Path) -> None:
