@@ -117,7 +117,7 @@ void weigh(const Shape& shape, const Block& block, Segment& segment, int first, 
     for (int v = 0; v < kBlockVectors; ++v) keys[v] = in_register(load(block.keys[v] + d * shape.page_size));
     for (int q = 0; q < Queries; ++q) {
       Floats query = in_register(broadcast(queries[q * shape.head_dim + d]));
-      for (int v = 0; v < kBlockVectors; ++v) scores[q][v] += query * keys[v];
+      for (int v = 0; v < kBlockVectors; ++v) scores[q][v] = multiply_add(scores[q][v], query, keys[v]);
     }
   }
   for (int q = 0; q < Queries; ++q) {
@@ -150,7 +150,7 @@ void add_values(const Shape& shape, const Block& block, Segment& segment, int fi
     for (int v = 0; v < Vectors; ++v) values[v] = in_register(load(row + v * kLanes));
     for (int q = 0; q < Queries; ++q) {
       Floats weight = in_register(broadcast(weights[q][key]));
-      for (int v = 0; v < Vectors; ++v) sums[q][v] += weight * values[v];
+      for (int v = 0; v < Vectors; ++v) sums[q][v] = multiply_add(sums[q][v], weight, values[v]);
     }
   }
   for (int q = 0; q < Queries; ++q) {

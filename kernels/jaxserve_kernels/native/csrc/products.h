@@ -11,7 +11,7 @@ struct FloatInputs {
   using Sum = Floats;
   static constexpr int kStep = kLanes;  // inputs taken at once
   static inline Floats inputs(const float* p) { return load(p); }
-  static inline void add(Floats& sum, Floats inputs, Floats weights) { sum += inputs * weights; }
+  static inline void add(Floats& sum, Floats inputs, Floats weights) { sum = multiply_add(sum, inputs, weights); }
 };
 
 struct Float32 : FloatInputs {
