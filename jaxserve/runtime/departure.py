@@ -29,10 +29,10 @@ class Departure:
 
     async def resume(self) -> None:
         """Serve again, what was left unread as well."""
+        await self._api.http.start_accepting()  # first: connections adopted before it would close after one reply
         held, self._held = self._held, []
         for connection in held:
             await self._api.http.adopt(connection)
-        await self._api.http.start_accepting()
 
     async def leave(self, receiver: str) -> None:
         """Finish all requests that have begun, and send idle connections to the process that receives at `receiver`."""
