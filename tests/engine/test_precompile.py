@@ -81,11 +81,11 @@ def test_a_server_starts_from_what_was_compiled_ahead_of_a_config_alone(
 
 
 def _check_dummy_run_left_no_trace(executor: LocalExecutor[Any, Any]) -> None:
-    pool, slots = executor._runner._state.arrays
-    pool_k, pool_v = (np.asarray(half) for half in pool)
+    arrays = executor._runner._state.arrays
+    pool_k, pool_v = (np.asarray(half) for half in arrays.pool or ())
     assert not pool_k[:, 1:].any() and not pool_v[:, 1:].any()
     assert pool_k[:, 0].any(), "every program wrote to the null page"
-    assert not np.asarray(slots)[:-1].any()
+    assert not np.asarray(arrays.slots)[:-1].any()
 
 
 def test_a_directory_that_others_can_write_is_rejected(tmp_path: Path) -> None:

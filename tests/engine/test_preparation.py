@@ -40,10 +40,10 @@ def test_the_longest_text_of_a_server_chooses_longropes_divisors() -> None:
 
 
 def test_a_platform_without_its_plugin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def devices() -> list[jax.Device]:
+    def local_devices() -> list[jax.Device]:
         raise AssertionError  # what JAX says of JAX_PLATFORMS=cuda without the plugin
 
-    monkeypatch.setattr(jax, "devices", devices)
+    monkeypatch.setattr(jax, "local_devices", local_devices)
     path = golden_checkpoint("llama2_tiny").path
     with pytest.raises(ConfigError, match=r"JAX_PLATFORMS=.*: JAX has no plugin for it"):
         preparation.prepare(Config(model=ModelConfig(model=str(path))), read_decoder(path)[0])
