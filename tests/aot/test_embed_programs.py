@@ -12,13 +12,14 @@ import pytest
 from jaxserve.layers.policy import plain
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.skeleton import make_encoder_skeleton, make_skeleton
+from jaxserve.runner.buckets import page_tokens
 from jaxserve.runner.embedding import embedding_task
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.steps import lower
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from tests.aot.devices import H200, V6E, Target
-from tests.aot.test_step_programs import PAGE_SIZE, SMALL
+from tests.aot.test_step_programs import SMALL
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.newest]
 
@@ -38,9 +39,10 @@ def test_a_decoder_keeps_its_pages_in_place(target: Target, backend: Any) -> Non
     require_compiler(target)
     sharding = make_sharding(ONE_LAYER, MeshShape(), target.devices(1))
     skeleton = make_skeleton(ONE_LAYER, replace(BFLOAT16, backend=backend))
-    shape = (ONE_LAYER.num_layers, 1024, ONE_LAYER.num_kv_heads, PAGE_SIZE, ONE_LAYER.head_dim)
+    page_size = page_tokens(target.platform, None)
+    shape = (ONE_LAYER.num_layers, 1024, ONE_LAYER.num_kv_heads, page_size, ONE_LAYER.head_dim)
     program = Program("embed", 512, 32, 32, 0)
-    step = lower(skeleton, sharding, program, shape, task=embedding_task("last", PAGE_SIZE, 512)).compile()
+    step = lower(skeleton, sharding, program, shape, task=embedding_task("last", page_size, 512)).compile()
     memory = step.memory_analysis()
     assert memory is not None
     assert memory.alias_size_in_bytes == 2 * 2 * prod(shape)

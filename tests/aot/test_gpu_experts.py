@@ -18,12 +18,13 @@ from jaxserve_kernels.grouped_matmul.tuning import grouped_tuning
 from jaxserve.layers.policy import plain
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.skeleton import make_skeleton
+from jaxserve.runner.buckets import page_tokens
 from jaxserve.runner.steps import lower
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from tests.aot.devices import H200
 from tests.aot.machine_code import MachineCode, machine_code
-from tests.aot.test_step_programs import DECODE, PAGE_SIZE, SMALL
+from tests.aot.test_step_programs import DECODE, SMALL
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
@@ -142,7 +143,7 @@ def test_a_step_takes_the_kernels_for_its_experts(quantization: str, num_devices
         fused_for=num_devices,
         mesh=MeshShape(num_devices),
     )
-    pool = (1, 256, model.num_kv_heads, PAGE_SIZE, model.head_dim)
+    pool = (1, 256, model.num_kv_heads, page_tokens("gpu", None), model.head_dim)
     lowered = lower(make_skeleton(model, policy), sharding, DECODE, pool).as_text()
     others = 2 if quantization == "int4-weight-only" else 0  # attention's products
     assert lowered.count("@mosaic_gpu") == 3 + others, "attention, gate and up, down"

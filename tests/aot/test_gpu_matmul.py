@@ -19,12 +19,13 @@ from jaxserve_kernels.matmul.tuning import SkinnyTuning
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.quant.policy import QuantPolicy
+from jaxserve.runner.buckets import page_tokens
 from jaxserve.runner.steps import lower
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from tests.aot.devices import H100, H200, Target
 from tests.aot.machine_code import MachineCode, machine_code
-from tests.aot.test_step_programs import DECODE, PAGE_SIZE, SMALL
+from tests.aot.test_step_programs import DECODE, SMALL
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
@@ -166,7 +167,7 @@ def test_a_decode_step_takes_the_kernel_for_all_of_its_products(monkeypatch: pyt
     model = replace(SMALL, layers=SMALL.layers[:1])
     sharding = make_sharding(model, MeshShape(), H200.devices(1))
     skeleton = make_skeleton(model, DtypePolicy(BF16, BF16, QuantPolicy("int8-weight-only"), "mosaic_gpu"))
-    pool = (model.num_layers, 256, model.num_kv_heads, PAGE_SIZE, model.head_dim)
+    pool = (model.num_layers, 256, model.num_kv_heads, page_tokens("gpu", None), model.head_dim)
     lowered = lower(skeleton, sharding, DECODE, pool).as_text()
     assert "@mosaic_gpu" in lowered
     assert "dot_general" not in lowered, "a product that is left to XLA"
