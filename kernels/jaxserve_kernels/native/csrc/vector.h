@@ -35,9 +35,9 @@ inline Vector in_register(Vector v) {
   return v;
 }
 
-// sum + a * b, rounded once. As an expression it would be the compiler's choice in each instance of a template: tuned for
-// AMD's Zen, GCC multiplies and adds apart where a sum is one chain, and a row alone would differ from the same row in a
-// batch.
+// sum + a * b, rounded once. As an expression it would be the compiler's choice in each instance of a template: tuned
+// for AMD's Zen, GCC multiplies and adds apart where a sum is one chain, and a row alone would differ from the same row
+// in a batch.
 inline Floats multiply_add(Floats sum, Floats a, Floats b) {
 #if defined(__AVX512F__)
   using Register = __m512;
