@@ -157,7 +157,8 @@ def compiled_collectives(text: str) -> tuple[Collective, ...]:
             continue
         kind: Kind = match["kind"]  # type: ignore[assignment]
         shape = match["shape"]
-        if match["start"] and shape.startswith("(") and kind != "all-reduce":  # (operands, result, ...)
+        # (operands, result, ...); a started all-reduce without its operands is a tuple of results
+        if match["start"] and shape.startswith("((" if kind == "all-reduce" else "("):
             shape = _parts(shape)[1]
         arrays = [_array_bytes(*array) for array in _ARRAY.findall(shape)]
         found[kind, _group_size(line), sum(arrays)] += 1
