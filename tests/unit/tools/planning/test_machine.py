@@ -118,6 +118,7 @@ TEXT = """\
   %g = ((bf16[256,512]{1,0:T(8,128)(2,1)}, s64[32]{0}, /*index=5*/s64[32]{0}), bf16[32,512]{1,0:S(7)}, u32[]{:S(2)}) ragged-all-to-all-start(%loop), replica_groups={{0,1}}
   %e = bf16[16]{0} all-gather-done(%d)
   %f = bf16[128,512]{1,0} all-reduce(%z), channel_id=6, replica_groups=mesh['data'=2,'tensor'=8] {'data','tensor'}, to_apply=%add
+  %h = ((bf16[64,512]{1,0}), bf16[64,512]{1,0}) all-reduce-start(%z), replica_groups=mesh['tensor'=16] {'tensor'}, to_apply=%add
 """
 
 
@@ -125,6 +126,7 @@ def test_collectives_are_found_in_compiled_text() -> None:
     assert set(compiled_collectives(TEXT)) == {
         Collective("", "all-reduce", 2, 16, 128 * 512 * 2),
         Collective("", "all-reduce", 1, 4, 8 * 16 * 4 + 16),
+        Collective("", "all-reduce", 1, 16, 64 * 512 * 2),
         Collective("", "all-gather", 1, 8, 256),
         Collective("", "all-gather", 1, 4, 32),
         Collective("", "ragged-all-to-all", 1, 2, 32 * 512 * 2),
