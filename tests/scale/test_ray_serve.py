@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,7 +94,7 @@ def test_exact_prefixes_hit_at_least_twice_as_often_as_round_robin(nodes: Cluste
     with nodes.deployed(FAKE, routing="prefix", **SMALL) as app:
         assert [len([p for p in processes_on(host) if p in servers(nodes)]) > 0 for host in nodes.hosts] == [True, True]
         by_pages, replicas = prefix_hits(app)
-        assert len(replicas) == NUM_REPLICAS
+        assert len(replicas) > 1, "conversations without a common prefix share the replicas"
         check_killed_replica(nodes, app)
     with nodes.deployed(FAKE, routing="round-robin", **SMALL) as app:
         by_turns, _ = prefix_hits(app)
@@ -104,11 +105,12 @@ def test_exact_prefixes_hit_at_least_twice_as_often_as_round_robin(nodes: Cluste
 def check_killed_replica(nodes: Cluster, app: App) -> None:
     """Kill the actor of a replica: streams that had begun there end with one error, everything else is answered."""
     text = complete(app, {"prompt": [5, 6], "max_tokens": 4, "temperature": 0})["choices"][0]["text"]
-    streams = [stream_of(app, 1200) for _ in range(2 * NUM_REPLICAS)]
+    streams = [stream_of(app, 1000) for _ in range(2 * NUM_REPLICAS)]
     heads = [read_until(stream, b'"text"') for stream in streams]
     names = [line for head in heads for line in head.split(b"\r\n") if line.lower().startswith(b"x-jaxserve-replica")]
     victim = servers(nodes)[0]
-    (actor,) = {int(line.split()[1]) for line in open(f"/proc/{victim}/status") if line.startswith("PPid:")}  # noqa: SIM115
+    status = Path(f"/proc/{victim}/status").read_text()
+    (actor,) = {int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:")}
     with ThreadPoolExecutor(8) as pool:
         os.kill(actor, signal.SIGKILL)
         later = [pool.submit(complete, app, {"prompt": [5, 6], "max_tokens": 4, "temperature": 0}) for _ in range(16)]
