@@ -276,7 +276,7 @@ def test_a_layer_exchanges_two_sums_and_nothing_else(compiled: Compiled) -> None
     A single device exchanges nothing.
     """
     found = re.findall(
-        r"= \(?(\w+)\[.*? (all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+)(?:-start)?\(.*"
+        r"= \(*(\w+)\[.*? (all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+)(?:-start)?\(.*"
         r'op_name="jit\(step\)/(?:while/body/)?(?:closed_call/)?(\w+)',
         compiled.text,
     )
