@@ -131,8 +131,14 @@ def test_aborted_request_leaves_its_fetch() -> None:
 def test_preempted_request_comes_back_from_host_memory() -> None:
     """Two requests outgrow a pool that holds one of them; the second gives way and returns."""
     rig = Rig(tiers=ALWAYS, num_blocks=14, max_num_seqs=2)
+    assert rig.tiers is not None
     requests = [add(name, prompt(16, first), max_tokens=24) for name, first in (("a", 3), ("b", 60))]
-    tokens = rig.run(*requests)
+    rig.send(*requests)
+    for _ in range(24):
+        rig.step()
+        rig.tiers.saver.settle()  # before pages of the preempted request are evicted
+    rig.finish()
+    tokens = rig.tokens
     assert [tokens[request.request_id] for request in requests] == [expected(request) for request in requests]
     stats = rig.scheduler.take_stats()
     assert stats.num_preemptions
