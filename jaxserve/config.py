@@ -194,6 +194,11 @@ class ServerConfig:
     engine_restarts: int = option(
         3, ge=0, help="restarts of a dead engine within 10 minutes; after that the server exits"
     )
+    startup_timeout: float = option(
+        900.0,
+        ge=0,
+        help="seconds without progress (phases, tensors, programs) after which a starting engine is killed; 0: never",
+    )
     stall_timeout: float = option(
         60.0,
         ge=0,

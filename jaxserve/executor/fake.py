@@ -86,6 +86,8 @@ class FakeExecutor(Generic[PlanT, ResultT]):
         """Return the fake that a server with this `config` would run."""
         if options.start_error is not None:
             raise CheckpointError(options.start_error)
+        if options.hangs_at_start:
+            threading.Event().wait()
         model: FakeModel[Any, Any]
         model = _vectors(config, options) if config.model.task == "embed" else _tokens(config, options)
         failing = frozenset(options.fail_at_steps)

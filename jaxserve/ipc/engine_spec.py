@@ -45,6 +45,8 @@ class FakeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Components of a vector, for the task `embed`."""
     start_error: str | None = None
     """Text of the error with which the start fails."""
+    hangs_at_start: bool = False
+    """True: the start never ends."""
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):

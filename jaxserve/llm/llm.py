@@ -49,6 +49,7 @@ _SERVER_SETTINGS: Final = {
     "reasoning_parser",
     "log_level",
     "log_format",
+    "startup_timeout",
     "stall_timeout",
     "uds_dir",
 }

@@ -182,6 +182,7 @@ def make_frontend(
             max_queued_requests=config.scheduler.max_queued_requests,
             max_queued_tokens=config.scheduler.max_queued_tokens,
             stall_timeout_s=config.server.stall_timeout,
+            startup_timeout_s=config.server.startup_timeout,
             peers=peers,
             on_progress=on_progress,
             num_replicas=config.parallel.replicas,

@@ -110,12 +110,19 @@ async def engine_process(
 
 
 async def wait_started(connection: EngineConnection, engine: EngineProcess) -> ModelInfo:
-    """Return the loaded model's info. Raises StartupError if the engine reports a failure or ends before it is ready."""
-    await first_of(connection.wait_started(), engine.wait())
+    """Return the loaded model's info.
+
+    Raises StartupError if the engine reports a failure, ends before it is ready or makes no progress for too long.
+    """
+    await first_of(connection.wait_started(), engine.wait(), _end_if_stuck(connection))
     if connection.model_info is None:
         await asyncio.sleep(LAST_MESSAGES_S)
         connection.end(f"{exit_text(engine.returncode)} before it was ready")  # no effect if the engine gave a reason
     return await connection.wait_started()
+
+
+async def _end_if_stuck(connection: EngineConnection) -> None:
+    connection.end(await connection.watch.wait_stuck())
 
 
 async def wait_dead(connection: EngineConnection, engine: EngineProcess) -> str:

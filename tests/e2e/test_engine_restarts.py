@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jaxserve.errors import UnavailableError
-from tests.e2e.http_server import Server, children_of, command_of, running, until
+from tests.e2e.http_server import Server, children_of, command_of, running, started, until
 from tests.e2e.test_api_processes import connections_of, open_streams
 from tests.e2e.test_http_lifecycle import LONG, SLOW, is_alive
 from tests.e2e.test_http_raw import open_post, read_until
@@ -242,3 +242,13 @@ def test_an_engine_that_hangs_is_killed_and_started_again() -> None:
         assert not is_alive(pid)
         assert text_of(server) == text
         assert server.stop() == 0
+
+
+def test_a_start_that_hangs_ends_with_one_line() -> None:
+    with started({"hangs_at_start": True}, server={"startup_timeout": 0.5}) as server:
+        assert server.process.wait(60) == 2
+        server.reader.join(10)
+        last = server.lines[-1]
+        assert last.startswith("jaxserve: error: the start of the engine made no progress for 0.5 s"), server.output
+        assert last.endswith("(--startup-timeout)")
+        assert "Traceback" not in server.output

@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
 from jaxserve.errors import StartupError, UnavailableError
-from jaxserve.frontend.engine_client.connection import LOADING, Admission, EngineConnection, Socket
+from jaxserve.frontend.engine_client.admission import Admission
+from jaxserve.frontend.engine_client.connection import LOADING, EngineConnection, Socket
 from jaxserve.frontend.engine_client.engines import Engines
 from jaxserve.frontend.engine_client.output_stream import OutputStream
 from jaxserve.frontend.engine_client.routed_requests import RoutedRequests
@@ -35,6 +36,7 @@ class EngineClient:
         max_queued_requests: int,
         max_queued_tokens: int | None = None,
         stall_timeout_s: float,
+        startup_timeout_s: float = 0.0,
         peers: PeerProcesses,
         on_progress: Callable[[StartupProgress], None] = lambda progress: None,
         num_replicas: int = 1,
@@ -43,7 +45,7 @@ class EngineClient:
         """policy: chooses among several replicas; None: their outstanding tokens decide."""
         self._metrics = [metrics.of_engine(replica) for replica in range(num_replicas)]
         self._max_waiting_tokens = None if max_queued_tokens is None else peers.share_of(max_queued_tokens)
-        self._stall_timeout_s = stall_timeout_s
+        self._timeouts = {"stall_timeout_s": stall_timeout_s, "startup_timeout_s": startup_timeout_s}
 
         def max_sequences(model_info: ModelInfo) -> int:
             return peers.share_of(model_info.max_num_seqs + max_queued_requests)
@@ -65,7 +67,7 @@ class EngineClient:
             socket,
             self._metrics[replica],
             max_waiting_tokens=self._max_waiting_tokens,
-            stall_timeout_s=self._stall_timeout_s,
+            **self._timeouts,
             on_progress=self.engines.note_progress,
             on_ready=partial(self.engines.note_ready, replica),
             on_pages=partial(self.engines.note_pages, replica),

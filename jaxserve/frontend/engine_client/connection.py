@@ -8,15 +8,15 @@ outbox ends with the connection: a restarted engine gets none of them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from jaxserve.errors import RateLimitError, StartupError, UnavailableError
+from jaxserve.frontend.engine_client.admission import WaitingPrompts
 from jaxserve.frontend.engine_client.commands import Commands
 from jaxserve.frontend.engine_client.output_stream import OutputStream
+from jaxserve.frontend.engine_client.watch import EngineWatch
 from jaxserve.ipc.messages import (
     Abort,
     AddRequest,
@@ -37,85 +37,8 @@ from jaxserve.ipc.messages import (
 from jaxserve.metrics import Metrics
 from jaxserve.types import RequestId
 
-
-class Admission:
-    """Counts the sequences of all HTTP requests. It outlives engines."""
-
-    def __init__(self, metrics: Metrics, max_sequences: Callable[[], int]) -> None:
-        """`max_sequences`: returns this process's share of the engine's places; raises UnavailableError without one."""
-        self._metrics = metrics
-        self._max_sequences = max_sequences
-        self._num_sequences = 0
-        self._is_idle = asyncio.Event()
-        self._is_idle.set()
-
-    @property
-    def num_sequences(self) -> int:
-        return self._num_sequences
-
-    @property
-    def max_sequences(self) -> int:
-        """The most sequences that may run and wait: this process's share of the engine's."""
-        return self._max_sequences()
-
-    @contextlib.contextmanager
-    def places(self, num_sequences: int) -> Iterator[None]:
-        """Hold places for the sequences of one HTTP request. Raises RateLimitError if there are too few.
-
-        The places are this process's share: the server as a whole never takes more than it promises.
-        """
-        limit = self._max_sequences()
-        if self._num_sequences + num_sequences > limit:
-            self._metrics.inc("admission_rejections", reason="queue_full")
-            raise RateLimitError(
-                f"The server is busy: {self._num_sequences} requests are running or waiting and at most "
-                f"{limit} may (--max-num-seqs + --max-queued-requests). Please retry later."
-            )
-        self._num_sequences += num_sequences
-        self._is_idle.clear()
-        try:
-            yield
-        finally:
-            self._num_sequences -= num_sequences
-            if self._num_sequences == 0:
-                self._is_idle.set()
-
-    async def wait_idle(self) -> None:
-        """Wait until no HTTP request holds places."""
-        await self._is_idle.wait()
-
-
-class WaitingPrompts:
-    """Counts a prompt that several choices share once."""
-
-    def __init__(self, max_tokens: int | None) -> None:
-        """`max_tokens`: None for no limit."""
-        self._max_tokens = max_tokens
-        self._tokens: dict[RequestId, int] = {}
-        self.num_tokens = 0
-
-    def add(self, requests: Sequence[AddRequest]) -> None:
-        """Count the prompts. Raises RateLimitError, and counts nothing, if they are too many; one HTTP request alone never is."""
-        shared = {id(request.prompt_token_ids): request for request in reversed(requests)}
-        fresh = {request.request_id: len(request.prompt_token_ids) for request in shared.values()}
-        num_fresh = sum(fresh.values())
-        if self._max_tokens is not None and self._tokens and self.num_tokens + num_fresh > self._max_tokens:
-            raise RateLimitError(
-                f"The server is busy: prompts of {self.num_tokens} tokens wait, yours has {num_fresh}, and at most "
-                f"{self._max_tokens} may (--max-queued-tokens). Please retry later."
-            )
-        self._tokens |= fresh
-        self.num_tokens += num_fresh
-
-    def remove(self, request_id: RequestId) -> None:
-        """Stop counting a request: it has its first output, or it was aborted."""
-        self.num_tokens -= self._tokens.pop(request_id, 0)
-
-
 _log = logging.getLogger(__name__)
 
-STALL_LOOKS = 8
-"""Number of checks that find an engine silent before it counts as dead: a pause of this process itself proves nothing."""
 LOADING = "The model is loading."
 
 
@@ -147,6 +70,7 @@ class EngineConnection:
         *,
         max_waiting_tokens: int | None,
         stall_timeout_s: float,
+        startup_timeout_s: float = 0.0,
         on_progress: Callable[[StartupProgress], None],
         on_ready: Callable[[], None],
         on_pages: Callable[[PagesChanged], None] = lambda pages: None,
@@ -167,8 +91,7 @@ class EngineConnection:
         self._started = asyncio.Event()
         self._over = asyncio.Event()
         self._is_broken = False
-        self._stall_timeout_s = stall_timeout_s
-        self._last_word = self._busy_since = time.monotonic()
+        self.watch = EngineWatch(stall_timeout_s, startup_timeout_s)
         self.model_info: ModelInfo | None = None
         """Info of the loaded model; None before it is loaded."""
         self.reason: str | None = None
@@ -183,10 +106,7 @@ class EngineConnection:
         """Return the reason why the engine is not healthy; None if it is, or still loads."""
         if self._is_broken:
             return self.reason
-        silent_s = time.monotonic() - max(self._last_word, self._busy_since)
-        if self._streams and 0 < self._stall_timeout_s < silent_s:
-            return f"the engine has work and has been silent for more than {self._stall_timeout_s:g} s"
-        return None
+        return self.watch.ailment() if self._streams else None
 
     async def run(self) -> None:
         """Send and receive until cancelled. A connection that breaks counts as a dead engine."""
@@ -220,16 +140,8 @@ class EngineConnection:
         await self._over.wait()
 
     async def wait_stalled(self) -> None:
-        """Wait until a ready engine counts as dead: silent for twice the time that makes it unhealthy. It sends every second."""
-        patience_s = 2 * self._stall_timeout_s
-        if not patience_s:
-            await asyncio.Event().wait()
-        num_silent = 0
-        while num_silent < STALL_LOOKS:
-            last_word = self._last_word
-            await asyncio.sleep(patience_s / STALL_LOOKS)
-            num_silent = num_silent + 1 if self._last_word == last_word else 0
-        self.end(f"the engine has been silent for more than {patience_s:g} s")
+        """Wait until a ready engine counts as dead: silent for too long."""
+        self.end(await self.watch.wait_silent())
 
     def attach(self, stream: OutputStream, requests: Sequence[AddRequest]) -> None:
         """Submit requests; called by `OutputStream`. Raises RateLimitError if too many tokens wait."""
@@ -241,7 +153,7 @@ class EngineConnection:
             self._metrics.inc("admission_rejections", reason="queued_tokens")
             raise
         if not self._streams:
-            self._busy_since = time.monotonic()
+            self.watch.note_work()
         for request in requests:
             self._streams[request.request_id] = stream
             self._outbox.put_nowait(request)
@@ -295,7 +207,7 @@ class EngineConnection:
             stream.push()
 
     def _dispatch(self, message: FromEngine) -> None:
-        self._last_word = time.monotonic()
+        self.watch.note(message)
         if isinstance(message, StepOutputs):
             self._deliver(message.outputs)
             if message.stats is not None:

@@ -11,10 +11,10 @@ import pytest
 
 from jaxserve.config import ConnectionConfig
 from jaxserve.errors import InvalidRequestError, RateLimitError, StartupError, UnavailableError
-from jaxserve.frontend.engine_client import connection as connection_module
+from jaxserve.frontend.engine_client import watch as watch_module
 from jaxserve.frontend.engine_client.client import EngineClient
-from jaxserve.frontend.engine_client.connection import STALL_LOOKS
 from jaxserve.frontend.engine_client.output_stream import OutputStream
+from jaxserve.frontend.engine_client.watch import STALL_LOOKS, EngineWatch
 from jaxserve.http.listener import NUM_SURPLUS
 from jaxserve.ipc.messages import (
     AddRequest,
@@ -187,7 +187,7 @@ async def test_failed_start_is_told_in_the_engines_words(tokenizer: Tokenizer) -
 
 async def test_silence_with_work_is_sick_and_without_work_is_not(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.monotonic()
-    monkeypatch.setattr(connection_module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(watch_module.time, "monotonic", lambda: now)
     now += 500
     assert api.client.ailment() is None
     with api.client.submit([add("a")]) as generation:
@@ -229,6 +229,30 @@ async def test_time_in_which_this_process_was_stopped_does_not_count_as_silence(
         await clock.advance(100 * STALL_TIMEOUT_S)
         assert not stalled.done()
         stalled.cancel()
+
+
+async def test_a_start_may_take_any_time_while_it_makes_progress() -> None:
+    watch, clock = EngineWatch(STALL_TIMEOUT_S, startup_timeout_s=8.0), LoopClock()
+    stuck = asyncio.create_task(watch.wait_stuck())
+    await clock.advance(0)
+    for done in range(5 * STALL_LOOKS):
+        watch.note(StartupProgress("load", done, 99))
+        await clock.advance(8.0 / STALL_LOOKS)
+    assert not stuck.done()
+    for _ in range(STALL_LOOKS + 1):
+        watch.note(StartupProgress("load", 5 * STALL_LOOKS - 1, 99))  # a sign of life, and no progress
+        await clock.advance(8.0 / STALL_LOOKS)
+    assert await stuck == (
+        "the start of the engine made no progress for 8 s after 39 of 99 of phase 'load' (--startup-timeout)"
+    )
+
+
+async def test_a_start_without_a_limit_is_never_stuck() -> None:
+    clock, stuck = LoopClock(), asyncio.create_task(EngineWatch(0.0, 0.0).wait_stuck())
+    for _ in range(3 * STALL_LOOKS):
+        await clock.advance(1e6)
+    assert not stuck.done()
+    stuck.cancel()
 
 
 async def test_admission_holds_room_until_the_request_is_over(api: Api) -> None:
