@@ -1,0 +1,31 @@
+"""Public entry of linear attention. Letters: B rows, T tokens, K key heads, N value heads, H key dim, V value dim."""
+
+from __future__ import annotations
+
+from jaxtyping import Array, Float
+
+from jaxserve_kernels.linear_attention import reference
+from jaxserve_kernels.segments import Segments
+
+
+def linear_attention(
+    q: Float[Array, "T K H"],
+    k: Float[Array, "T K H"],
+    v: Float[Array, "T N V"],
+    log_decay: Float[Array, "T N"],
+    rate: Float[Array, "T N"] | None,
+    states: Float[Array, "B N H V"],
+    segments: Segments,
+) -> tuple[Float[Array, "T N V"], Float[Array, "B N H V"]]:
+    """Return every token's output and each row's state after its last token, in float32.
+
+    A token multiplies its row's state S by exp(log_decay), adds k u^T to it, and reads S^T q. Without `rate` u is v
+    (Mamba-2's form, arXiv 2405.21060: q, k, v are C, B, dt x); with `rate` it is rate * (v - S^T k), the gated delta rule
+    (arXiv 2412.06464). Each key head serves N / K consecutive value heads. log_decay is at most 0.
+
+    Rows with one token that lead a step, and all rows of a decode program, take the recurrent form; the others take the
+    chunked form of `segments.CHUNK` tokens. A row's result does not depend on other rows nor on padding. Steps that end at
+    multiples of CHUNK give the same bits as one step; others differ by float32 rounding. Rows without tokens keep their
+    state. Outputs of padding tokens are finite.
+    """
+    return reference.linear_attention(q, k, v, log_decay, rate, states, segments)

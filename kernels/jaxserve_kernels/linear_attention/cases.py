@@ -1,0 +1,122 @@
+"""Conformance cases of linear attention, against a loop over tokens in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.linear_attention.api import linear_attention
+from jaxserve_kernels.ops import as_arrays
+from jaxserve_kernels.segments import cut_segments, decode_segments
+
+TOLERANCE = 2e-5
+"""Largest error of an output or a state relative to the largest number of the expected one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Rows of these numbers of tokens, whose texts are `positions` tokens long before."""
+
+    counts: tuple[int, ...]
+    positions: tuple[int, ...]
+    num_key_heads: int = 2
+    num_value_heads: int = 4
+    key_dim: int = 16
+    value_dim: int = 24
+    has_rate: bool = True
+    padding: int = 0
+    is_decode: bool = False
+    decay: float = 0.5
+    """Scale of a token's log decay."""
+
+    def __str__(self) -> str:
+        kind = "decode" if self.is_decode else "mixed"
+        heads = f"{self.num_key_heads}x{self.key_dim}-{self.num_value_heads}x{self.value_dim}"
+        rows = ".".join(map(str, self.counts))
+        return f"{kind}-{rows}-{heads}-{'delta' if self.has_rate else 'sum'}-{self.decay:g}"
+
+
+class Operands(NamedTuple):
+    """Arrays of one call; see `api`."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    log_decay: np.ndarray
+    rate: np.ndarray | None
+    states: np.ndarray
+    starts: np.ndarray
+    positions: np.ndarray
+
+
+def operands(case: Case, seed: int = 0) -> Operands:
+    """Return random operands; half of a row's keys are alike, as repeated text makes them. See `ops.OpCases`."""
+    random = np.random.default_rng(seed)
+    total = sum(case.counts) + case.padding
+    q, k = random.standard_normal((2, total, case.num_key_heads, case.key_dim)).astype(np.float32)
+    k[::2] = k[:1]
+    q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
+    v = random.standard_normal((total, case.num_value_heads, case.value_dim)).astype(np.float32)
+    gates = random.uniform(0, 1, (2, total, case.num_value_heads)).astype(np.float32)
+    states = random.standard_normal((len(case.counts), case.num_value_heads, case.key_dim, case.value_dim))
+    return Operands(
+        q,
+        k,
+        v,
+        -case.decay * gates[0],
+        gates[1] if case.has_rate else None,
+        states.astype(np.float32),
+        np.cumsum((0, *case.counts)).astype(np.int32),
+        np.asarray(case.positions, np.int32),
+    )
+
+
+def run(case: Case, given: Operands, backend: Backend, *, is_emulated: bool = False) -> Any:
+    """Attend with the rows of a case. See `ops.OpCases`."""
+    *arrays, starts, positions = as_arrays(given)
+    num_decode_rows = next((i for i, count in enumerate(case.counts) if count != 1), len(case.counts))
+    if case.is_decode:
+        return linear_attention(*arrays, decode_segments(starts))
+    segments = cut_segments(starts, positions, jnp.int32(num_decode_rows), num_tokens=len(given.q))
+    return linear_attention(*arrays, segments)
+
+
+def error(case: Case, given: Operands, out: Any) -> float:
+    """Return the largest error relative to TOLERANCE. See `ops.OpCases`."""
+    found, after = (np.asarray(x, np.float64) for x in out)
+    wanted, state = np.zeros(found.shape), given.states.astype(np.float64)
+    group = case.num_value_heads // case.num_key_heads
+    q, k = (np.repeat(x.astype(np.float64), group, 1) for x in (given.q, given.k))
+    for row, (start, end) in enumerate(zip(given.starts[:-1], given.starts[1:], strict=True)):
+        for t in range(start, end):
+            state[row] *= np.exp(given.log_decay[t].astype(np.float64))[:, None, None]
+            added = given.v[t].astype(np.float64)
+            if given.rate is not None:
+                added = given.rate[t][:, None] * (added - np.einsum("nh,nhv->nv", k[t], state[row]))
+            state[row] += k[t][:, :, None] * added[:, None, :]
+            wanted[t] = np.einsum("nh,nhv->nv", q[t], state[row])
+    end = given.starts[-1]
+    if not np.isfinite(found).all():
+        return np.inf
+    errors = (_relative(found[:end], wanted[:end]), _relative(after, state))
+    return max(errors) / TOLERANCE
+
+
+def _relative(found: np.ndarray, wanted: np.ndarray) -> float:
+    difference = np.nan_to_num(np.abs(found - wanted), nan=np.inf)
+    return float(difference.max(initial=0.0) / max(np.abs(wanted).max(initial=0.0), 1e-30))
+
+
+CASES = (
+    Case((1, 1, 1, 0), (5, 0, 99, 0), padding=1, is_decode=True),
+    Case((1, 1), (5, 31), num_key_heads=1, num_value_heads=3, has_rate=False, is_decode=True),
+    Case((1, 1, 70, 0, 33, 1, 5), (40, 3, 7, 0, 31, 64, 30), padding=9),
+    Case((1, 40, 64), (7, 50, 32), num_key_heads=3, num_value_heads=3, value_dim=40, has_rate=False, padding=3),
+    Case((65, 31), (0, 1), num_key_heads=1, key_dim=40, decay=30.0),
+)
+SLOW = CASES[3:]
+BACKENDS: tuple[Backend, ...] = ()

@@ -1,0 +1,90 @@
+"""Recurrent ops: a text divided into steps, beside other rows or alone."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxserve_kernels.linear_attention import linear_attention
+from jaxserve_kernels.linear_attention.cases import Case, Operands, operands
+from jaxserve_kernels.segments import CHUNK, cut_segments, decode_segments, max_chunks
+
+CASE = Case((100,), (0,))
+STEP_TOLERANCE = 3e-6
+"""Largest difference between a text in one step and in several, relative to the largest number."""
+
+
+@jax.jit
+def _step(given: Any, states: Any, starts: Any, positions: Any) -> Any:
+    segments = cut_segments(starts, positions, jnp.int32(0), num_tokens=len(given[0]))
+    return linear_attention(*given, states, segments)
+
+
+def _in_steps(given: Operands, sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    states, outs, start = given.states, [], 0
+    for size in sizes:
+        padded = [np.pad(x[start : start + size], ((0, 128 - size), *[(0, 0)] * (x.ndim - 1))) for x in given[:5]]
+        out, states = _step(padded, states, np.array([0, size]), np.array([start]))
+        outs.append(np.asarray(out[:size]))
+        start += size
+    return np.concatenate(outs), np.asarray(states)
+
+
+@pytest.mark.parametrize("has_rate", [True, False])
+def test_steps_that_end_at_chunk_borders_give_the_bits_of_one_step(has_rate: bool) -> None:
+    given = operands(Case((100,), (0,), has_rate=has_rate))
+    if not has_rate:
+        given = given._replace(rate=np.ones(given.log_decay.shape, np.float32))
+    whole = _in_steps(given, (100,))
+    parts = _in_steps(given, (CHUNK, 2 * CHUNK, 100 - 3 * CHUNK))
+    assert all(map(np.array_equal, whole, parts))
+
+
+def test_steps_that_end_anywhere_differ_by_rounding() -> None:
+    given = operands(CASE)
+    for found, wanted in zip(_in_steps(given, (7, 1, 50, 42)), _in_steps(given, (100,)), strict=True):
+        assert np.abs(found - wanted).max() <= STEP_TOLERANCE * np.abs(wanted).max()
+
+
+def test_a_row_gives_the_same_bits_beside_others() -> None:
+    beside = operands(Case((1, 33, 40, 6), (9, 5, 70, 0), padding=5))
+    num_tokens = len(beside.q)
+    out, states = _step(list(beside[:5]), beside.states, beside.starts, beside.positions)
+    start, end = beside.starts[2:4]
+    rolled = [np.roll(x, -start, axis=0) for x in beside[:5]]
+    for x in rolled:
+        x[end - start :] = np.nan
+    empty = np.full_like(beside.states, np.inf)
+    empty[0] = beside.states[2]
+    starts = np.array([0, *[end - start] * 4])
+    alone, after = _step(rolled, empty, starts, beside.positions[[2, 0, 0, 0]])
+    assert alone.shape[0] == num_tokens
+    assert np.array_equal(np.asarray(out)[start:end], np.asarray(alone)[: end - start])
+    assert np.array_equal(np.asarray(states)[2], np.asarray(after)[0])
+
+
+def test_a_token_alone_equals_a_chunk_of_one() -> None:
+    given = operands(Case((1,) * 5, (3, 9, 31, 32, 64), is_decode=True))
+    single = linear_attention(*map(jnp.asarray, given[:6]), decode_segments(jnp.asarray(given.starts)))
+    chunked = _step(list(given[:5]), given.states, given.starts, given.positions)
+    for found, wanted in zip(chunked, single, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_no_step_has_more_chunks_than_there_is_room_for() -> None:
+    cut = jax.jit(partial(cut_segments, num_tokens=96))
+    random = np.random.default_rng(0)
+    for longest in (1, 2, 3, 4, 8, 12) * 4:
+        counts, positions = random.integers(0, longest + 1, 8), random.integers(0, 100, 8)
+        counts[random.integers(8)] += random.choice([0, 96 - counts.sum()])
+        starts = np.concatenate(([0], np.cumsum(counts)))
+        borders = [{i // CHUNK for i in range(p, p + n)} for p, n in zip(positions, counts, strict=True)]
+        chunks = cut(starts, positions, 0).chunks
+        assert chunks is not None
+        num_chunks = sum(map(len, borders))
+        assert int(chunks.num_chunks) == num_chunks <= len(chunks.rows) == max_chunks(96, 8)
+        assert int(chunks.sizes[:num_chunks].sum()) == counts.sum()
