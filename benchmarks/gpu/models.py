@@ -24,7 +24,7 @@ from jaxserve.config import CompileConfig, Config, Dtype, ModelConfig
 from jaxserve.executor.self_test.comparison import TOLERANCE, compare
 from jaxserve.layers.attention import KVPool, StepContext
 from jaxserve.layers.policy import DtypePolicy, plain
-from jaxserve.layers.rope import rotation, sliding_rotation
+from jaxserve.layers.rope import query_scales, rotation, sliding_rotation
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.backend import chip_of
@@ -170,6 +170,7 @@ def _pass(
     step = StepContext(
         rotation=rotation(skeleton.config, positions),
         sliding_rotation=sliding_rotation(skeleton.config, positions),
+        query_scales=query_scales(skeleton.config, positions),
         paging=Paging(
             block_tables=jnp.arange(1, NUM_PAGES + 1)[None],
             kv_lengths=positions[-1:] + 1,

@@ -20,6 +20,8 @@ class Family:
     """Read `config.json`; raises CheckpointError for a value that is not computed."""
     text_part_of: tuple[str, ...] = ()
     """Multimodal architectures whose `text_config` describes the family's first architecture."""
+    text_model_type: str | None = None
+    """The `model_type` that a `text_config` must have; None: any."""
     renames: Mapping[str, str] = field(default_factory=dict)
     """Our name by the checkpoint's, for components of tensor names (`mlp` in `model.layers.0.mlp.gate.weight`)."""
     has_stacked_experts: bool = False

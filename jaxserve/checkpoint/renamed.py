@@ -19,7 +19,7 @@ _PREFIXES: Final = {
     "model.language_model.": "model.",
 }
 """Prefixes of the text model's tensors, of which transformers has used two orders, and our prefixes."""
-_VISION: Final = ("vision_tower.", "multi_modal_projector.")
+_VISION: Final = ("vision_tower.", "multi_modal_projector.", "visual.")
 
 
 def with_decoder_names(checkpoint: Checkpoint) -> Checkpoint:
@@ -71,16 +71,24 @@ def architecture(config: Mapping[str, Any]) -> str | None:
 def text_config(config: dict[str, Any], families: Collection[Family]) -> dict[str, Any]:
     """Return `config.json` of the text model in a multimodal checkpoint; any other config unchanged."""
     name, text = architecture(config), config.get("text_config")
-    family = next((family for family in families if name in family.text_part_of), None)
-    if family is None or not isinstance(text, dict):
+    if text is None and "vision_config" in config:  # the text model's keys are beside the vision model's (Qwen2-VL)
+        text = {key: value for key, value in config.items() if key != "vision_config"}
+    if not isinstance(text, dict):
+        return config
+    family = next((family for family in families if _is_text_part(family, name, text)), None)
+    if family is None:
         return config
     shared = {key: config[key] for key in _SHARED_KEYS if key in config}
     return {**shared, **text, "architectures": [family.architectures[0]]}
 
 
+def _is_text_part(family: Family, name: str | None, text: Mapping[str, Any]) -> bool:
+    return name in family.text_part_of and family.text_model_type in (None, text.get("model_type"))
+
+
 def with_text_names(checkpoint: Checkpoint) -> Checkpoint:
     """Return the text model of a multimodal checkpoint under its own names; any other checkpoint unchanged."""
-    if not any(name.startswith(tuple(_PREFIXES)) for name in checkpoint.tensors):
+    if not any(name.startswith((*_PREFIXES, *_VISION)) for name in checkpoint.tensors):
         return checkpoint
     return renamed(checkpoint, text_name)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxserve_kernels.paged_attention import Paging, Scoring, ShardAxes, write_and_attend
-from jaxserve_kernels.rope import Rotation
+from jaxserve_kernels.rope import Rotation, rotate
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.layers.fused import FusedLinear
@@ -36,6 +36,8 @@ class StepContext(NamedTuple):
     paging: Paging
     adapters: Bool[Array, "T A"] | None = None
     """See `Tokens.adapters`."""
+    query_scales: Float[Array, "T"] | None = None
+    """Factor on each token's queries; None: there is none."""
 
     def rotation_of(self, layer: LayerConfig) -> Rotation | None:
         """Return the rotation of a layer's queries and keys; None without positional encoding."""
@@ -62,6 +64,7 @@ class Attention(nnx.Module):
         self.qkv_proj = FusedLinear(parts, make, policy, num_units=k)
         self.o_proj = Linear(d, n * h, ("embed", "heads"), policy, bias=config.attention_out_bias)
         self.has_whole_norm = config.qk_norm == "whole"
+        self.is_rotated_norm = config.qk_norm == "rotated_heads"
         self.q_norm, self.k_norm = (_head_norm(config, count, policy) for count in (n, k))
         self.sinks = parameter((n,), ("heads",), jnp.dtype(jnp.float32)) if config.has_sinks else None
         self.layer = layer
@@ -81,9 +84,10 @@ class Attention(nnx.Module):
         query, key, value = self.qkv_proj(x, step.tokens)
         if not self.has_whole_norm:
             query, key = query.reshape(-1, n, h), key.reshape(-1, k, h)
-        if self.q_norm is not None and self.k_norm is not None:
+        if self.q_norm is not None and self.k_norm is not None and not self.is_rotated_norm:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key, value = query.reshape(-1, n, h), key.reshape(-1, k, h), value.reshape(-1, k, h)
+        query, key, rotation = self._positioned(query, key, step)
         with jax.named_scope("paged_attention"):
             attended, *pages = write_and_attend(
                 query,
@@ -92,13 +96,26 @@ class Attention(nnx.Module):
                 *pool,
                 index,
                 step.paging,
-                rotation=step.rotation_of(self.layer),
+                rotation=rotation,
                 scoring=self.scoring,
                 sinks=None if self.sinks is None else self.sinks[...],
                 backend=self.backend,
                 shards=self.shards,
             )  # (T, N, H)
         return self.o_proj(attended.reshape(-1, n * h), step.tokens), KVPool(*pages)
+
+    def _positioned(
+        self, query: Float[Array, "T N H"], key: Float[Array, "T K H"], step: StepContext
+    ) -> tuple[Float[Array, "T N H"], Float[Array, "T K H"], Rotation | None]:
+        """Apply what depends on positions and comes before the kernel; return the rotation that the kernel applies."""
+        rotation = step.rotation_of(self.layer)
+        if step.query_scales is not None:
+            query = query * step.query_scales[:, None, None].astype(query.dtype)
+        if not self.is_rotated_norm or self.q_norm is None or self.k_norm is None:
+            return query, key, rotation
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
+        return self.q_norm(query), self.k_norm(key), None
 
 
 def _head_norm(config: DecoderConfig, num_heads: int, policy: DtypePolicy) -> RMSNorm | None:

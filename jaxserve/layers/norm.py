@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.model_config.decoder import NormWeights
+from jaxserve.model_config.decoder import DecoderConfig, NormWeights
 
 _ADDED_ALIKE: Final = 4096
 """Elements of an array from which on XLA:CPU sums every row in the same order, however many rows there are."""
@@ -27,15 +27,10 @@ class RMSNorm(nnx.Module):
         self.eps = eps
         self.weights = weights
         self.is_alike = policy.backend in NATIVE
-        """True if a row's result must not depend on the number of rows, as in the native matmuls."""
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         wide, weight = x.astype(jnp.float32), self.weight[...]
-        squares, num_rows = wide * wide, x.shape[0]
-        if self.is_alike and x.size < _ADDED_ALIKE:
-            num_more = -(-_ADDED_ALIKE // math.prod(x.shape[1:])) - num_rows
-            squares = jnp.pad(squares, [(0, num_more), *[(0, 0)] * (x.ndim - 1)])
-        scaled = wide * jax.lax.rsqrt(jnp.mean(squares, -1, keepdims=True)[:num_rows] + self.eps)
+        scaled = wide * jax.lax.rsqrt(_means(wide * wide, is_alike=self.is_alike) + self.eps)
         if self.weights == "plain":
             return weight * scaled.astype(x.dtype)
         weight = weight.astype(jnp.float32)
@@ -43,15 +38,36 @@ class RMSNorm(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """Centre and normalise the last axis in float32, then scale and shift in the activation's dtype."""
+    """Centre and normalise the last axis in float32, then scale and perhaps shift in the activation's dtype."""
 
-    def __init__(self, dim: int, eps: float, policy: DtypePolicy) -> None:
+    def __init__(
+        self, dim: int, eps: float, policy: DtypePolicy, *, has_bias: bool = True, is_alike: bool = False
+    ) -> None:
+        """is_alike: True if a row's result must not depend on the number of rows."""
         self.weight = parameter((dim,), (None,), policy.vectors)
-        self.bias = parameter((dim,), (None,), policy.vectors)
-        self.eps = eps
+        self.bias = parameter((dim,), (None,), policy.vectors) if has_bias else None
+        self.eps, self.is_alike = eps, is_alike
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         wide = x.astype(jnp.float32)
-        centred = wide - jnp.mean(wide, -1, keepdims=True)
-        scaled = centred * jax.lax.rsqrt(jnp.mean(centred * centred, -1, keepdims=True) + self.eps)
-        return self.weight[...] * scaled.astype(x.dtype) + self.bias[...]
+        centred = wide - _means(wide, is_alike=self.is_alike)
+        scaled = centred * jax.lax.rsqrt(_means(centred * centred, is_alike=self.is_alike) + self.eps)
+        made = self.weight[...] * scaled.astype(x.dtype)
+        return made if self.bias is None else made + self.bias[...]
+
+
+def make_norm(config: DecoderConfig, policy: DtypePolicy) -> RMSNorm | LayerNorm:
+    """Return a norm of a decoder's D values of each token."""
+    dim, eps, kind = config.hidden_size, config.norm_eps, config.norm_kind
+    if kind == "rms":
+        return RMSNorm(dim, eps, policy, config.norm_weights)
+    return LayerNorm(dim, eps, policy, has_bias=kind == "layer_with_bias", is_alike=policy.backend in NATIVE)
+
+
+def _means(values: Float[Array, "*rows D"], *, is_alike: bool) -> Float[Array, "*rows 1"]:
+    """Return the means over the last axis. is_alike: they do not depend on the number of rows, as in native matmuls."""
+    num_rows = values.shape[0]
+    if is_alike and values.size < _ADDED_ALIKE:
+        num_more = -(-_ADDED_ALIKE // math.prod(values.shape[1:])) - num_rows
+        values = jnp.pad(values, [(0, num_more), *[(0, 0)] * (values.ndim - 1)])
+    return jnp.mean(values, -1, keepdims=True)[:num_rows]

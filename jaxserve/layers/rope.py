@@ -7,7 +7,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 from jaxserve_kernels.rope import Rotation
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from jaxserve.model_config.decoder import DecoderConfig, RopeScaling
 
@@ -22,6 +22,14 @@ def sliding_rotation(config: DecoderConfig, positions: Int[Array, "T"]) -> Rotat
     if config.sliding_rope_theta is None:
         return None
     return _rotation(_base(config.sliding_rope_theta, _rotary_dim(config)), 1.0, positions, config.head_dim)
+
+
+def query_scales(config: DecoderConfig, positions: Int[Array, "T"]) -> Float[Array, "T"] | None:
+    """Return the factor on each token's queries in float32; None if positions do not scale them."""
+    scaling = config.query_scaling
+    if scaling is None:
+        return None
+    return 1 + scaling.slope * jnp.log1p(((positions + scaling.offset) // scaling.period).astype(jnp.float32))
 
 
 def row_order(config: DecoderConfig) -> np.ndarray | None:

@@ -8,8 +8,12 @@ from typing import Literal
 from jaxserve.model_config.experts import ExpertsConfig
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
-NormPlacement = Literal["pre", "post", "sandwich"]
-"""Each block normalises its input (pre: Llama), its output (post: OLMo 2) or both (sandwich: Gemma)."""
+NormPlacement = Literal["pre", "post", "sandwich", "parallel"]
+"""Each block normalises its input (pre: Llama), its output (post: OLMo 2) or both (sandwich: Gemma).
+
+parallel: attention and the feed-forward block read the same normalised input, and both are added to x (Cohere 2)."""
+NormKind = Literal["rms", "layer", "layer_with_bias"]
+"""rms: RMSNorm; layer: LayerNorm without a bias (Cohere 2); layer_with_bias: LayerNorm (StableLM)."""
 NormWeights = Literal["plain", "wide", "offset"]
 """plain: multiplied in the activations' dtype; wide: in float32; offset: in float32 by 1 + weight (Gemma)."""
 
@@ -42,6 +46,15 @@ class RopeScaling:
     """Divisors for contexts up to the original length: see `DecoderConfig.with_context`."""
     long_divisors: tuple[float, ...] | None = None
     """Divisors for longer contexts."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryScaling:
+    """Factor 1 + slope * ln(1 + floor((position + offset) / period)) on queries, for attention over long texts (Llama 4)."""
+
+    slope: float
+    period: int
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +109,20 @@ class DecoderConfig:
     qkv_bias: bool = False
     attention_out_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: Literal["none", "heads", "whole"] = "none"
-    """RMSNorm of queries and keys before rope: over the H of each head (Qwen3), or over all heads together (OLMo 2)."""
+    qk_norm: Literal["none", "heads", "whole", "rotated_heads"] = "none"
+    """RMSNorm of queries and keys: over the H of each head (Qwen3), or over all heads together (OLMo 2), before rope;
+    or over the H of each head after rope (Hunyuan)."""
     norm_placement: NormPlacement = "pre"
+    norm_kind: NormKind = "rms"
+    """Kind of all norms outside of attention."""
     norm_weights: NormWeights = "plain"
+    """Weights of RMSNorm."""
     sliding_rope_theta: float | None = None
     """Rope base of sliding-window layers, whose frequencies are then not scaled; None: that of the other layers."""
     attention_scale: float | None = None
     """Factor on query-key scores; None: 1 / sqrt(H)."""
+    query_scaling: QueryScaling | None = None
+    """Factor on queries that grows with their position; None: there is none."""
     attention_softcap: float | None = None
     """c: a score s becomes c * tanh(s / c)."""
     has_sinks: bool = False

@@ -18,7 +18,7 @@ from jaxserve.layers.attention import Attention, KVPool, StepContext
 from jaxserve.layers.experts import Experts
 from jaxserve.layers.linear import Embedding
 from jaxserve.layers.mlp import MLP
-from jaxserve.layers.norm import RMSNorm
+from jaxserve.layers.norm import make_norm
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, NormPlacement
 
@@ -31,30 +31,36 @@ _NORMS: Final[Mapping[NormPlacement, tuple[str | None, str | None, str | None, s
         "pre_feedforward_layernorm",
         "post_feedforward_layernorm",
     ),
+    "parallel": ("input_layernorm", None, None, None),
 }
 """Checkpoint names of the norms before and after attention, then before and after the feed-forward block."""
 
 
 class DecoderLayer(nnx.Module):
-    """Compute x + attention(x), then x + mlp(x) or x + experts(x), with norms before the blocks, after them, or both."""
+    """Compute x + attention(x), then x + mlp(x) or x + experts(x), with norms before the blocks, after them, or both.
+
+    With parallel blocks, compute x + attention(y) + mlp(y) of the normalised y instead.
+    """
 
     def __init__(self, config: DecoderConfig, layer: LayerConfig, policy: DtypePolicy) -> None:
         self.norms = _NORMS[config.norm_placement]
         for name in filter(None, self.norms):
-            setattr(self, name, RMSNorm(config.hidden_size, config.norm_eps, policy, config.norm_weights))
+            setattr(self, name, make_norm(config, policy))
         self.self_attn = Attention(config, layer, policy)
         self.mlp = MLP(config, policy) if layer.experts is None else Experts(config, layer.experts, policy)
         self.residual_scale = config.residual_scale
+        self.is_parallel = config.norm_placement == "parallel"
 
     def __call__(
         self, x: Float[Array, "T D"], pool: KVPool, index: Int[Array, ""], step: StepContext
     ) -> tuple[Float[Array, "T D"], KVPool]:
         pre_attention, post_attention, pre_mlp, post_mlp = map(self._norm, self.norms)
         with jax.named_scope("attention"):
-            attended, pool = self.self_attn(pre_attention(x), pool, index, step)
+            normed = pre_attention(x)
+            attended, pool = self.self_attn(normed, pool, index, step)
         x = x + scaled(post_attention(attended), self.residual_scale)
         with jax.named_scope("mlp"):
-            made = self.mlp(pre_mlp(x), step.tokens)
+            made = self.mlp(normed if self.is_parallel else pre_mlp(x), step.tokens)
         return x + scaled(post_mlp(made), self.residual_scale), pool
 
     def _norm(self, name: str | None) -> Callable[[Array], Array]:
@@ -72,7 +78,7 @@ class DecoderStack(nnx.Module):
     def __init__(self, config: DecoderConfig, policy: DtypePolicy) -> None:
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, policy)
         self.layers = nnx.List([DecoderLayer(config, layer, policy) for layer in config.layers])
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, policy, config.norm_weights)
+        self.norm = make_norm(config, policy)
 
 
 class Decoder(nnx.Module):

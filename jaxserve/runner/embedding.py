@@ -19,7 +19,7 @@ from jaxserve_kernels.paged_attention import Paging, ragged_layout
 from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.attention import KVPool, StepContext
-from jaxserve.layers.rope import rotation, sliding_rotation
+from jaxserve.layers.rope import query_scales, rotation, sliding_rotation
 from jaxserve.layers.segment_attention import Texts
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.runner.inputs import Program, StepTask, leading_ones, packed_size, split
@@ -151,6 +151,7 @@ def _context(skeleton: ModelSkeleton, field: dict[str, Any], pool: KVPool, progr
     return StepContext(
         rotation=rotation(skeleton.config, positions),
         sliding_rotation=sliding_rotation(skeleton.config, positions),
+        query_scales=query_scales(skeleton.config, positions),
         paging=Paging(
             block_tables=tables,
             kv_lengths=starts[1:] - starts[:-1],

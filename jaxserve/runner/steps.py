@@ -23,7 +23,7 @@ from jaxserve_kernels.paged_attention import Paging, ragged_layout
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.layers.attention import KVPool, StepContext
-from jaxserve.layers.rope import rotation, sliding_rotation
+from jaxserve.layers.rope import query_scales, rotation, sliding_rotation
 from jaxserve.model_config.decoder import AdaptersConfig
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.runner.inputs import (
@@ -335,6 +335,7 @@ def _context(skeleton: ModelSkeleton, field: dict[str, Any], pool: KVPool, progr
     return StepContext(
         rotation=rotation(skeleton.config, positions),
         sliding_rotation=sliding_rotation(skeleton.config, positions),
+        query_scales=query_scales(skeleton.config, positions),
         paging=Paging(
             block_tables=field["block_tables"],
             kv_lengths=field["kv_lengths"],

@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from jaxserve.layers.attention import KVPool, StepContext
 from jaxserve.layers.policy import DtypePolicy, plain
-from jaxserve.layers.rope import rotation, sliding_rotation
+from jaxserve.layers.rope import query_scales, rotation, sliding_rotation
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding
@@ -53,7 +53,12 @@ class MeshModel:
             positions, starts = step["positions"], step["query_starts"]
             ragged = ragged_layout(starts, step["num_decode_rows"], num_tokens=self._num_tokens)
             paging = Paging(step["tables"], step["kv_lengths"], starts, step["pages"], positions % PAGE_SIZE, ragged)
-            context = StepContext(rotation(config, positions), sliding_rotation(config, positions), paging)
+            context = StepContext(
+                rotation(config, positions),
+                sliding_rotation(config, positions),
+                paging,
+                query_scales=query_scales(config, positions),
+            )
             model = self.skeleton.build(params)
             hidden, pool = model.hidden(step["tokens"], pool, context)
             return model.logits(hidden, starts[-1]), pool

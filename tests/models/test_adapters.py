@@ -17,7 +17,7 @@ from jaxserve.errors import CheckpointError
 from jaxserve.executor.preparation import adapters_config, open_adapters
 from jaxserve.layers.attention import KVPool, StepContext
 from jaxserve.layers.policy import DtypePolicy, plain
-from jaxserve.layers.rope import rotation, sliding_rotation
+from jaxserve.layers.rope import query_scales, rotation, sliding_rotation
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding
@@ -64,7 +64,13 @@ def logits(model: str, adapter: str, policy: DtypePolicy, num_devices: int = 1) 
         ragged=ragged_layout(starts, jnp.int32(0), num_tokens=len(prompt)),
     )
     own = jnp.broadcast_to(number == 1 + jnp.arange(room.num_ranks) // room.rank, (len(prompt), room.num_ranks))
-    step = StepContext(rotation(decoder, positions), sliding_rotation(decoder, positions), paging, own)
+    step = StepContext(
+        rotation(decoder, positions),
+        sliding_rotation(decoder, positions),
+        paging,
+        own,
+        query_scales=query_scales(decoder, positions),
+    )
 
     def compute(params: tuple[jax.Array, ...]) -> jax.Array:
         built = skeleton.build(params)

@@ -12,7 +12,7 @@ from jaxserve_kernels.paged_attention import Paging, ragged_layout
 
 from jaxserve.layers.attention import KVPool, StepContext
 from jaxserve.layers.policy import plain
-from jaxserve.layers.rope import inverse_frequencies, rotation, sliding_rotation
+from jaxserve.layers.rope import inverse_frequencies, query_scales, rotation, sliding_rotation
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import decoder_config, open_model
 from jaxserve.models.skeleton import make_skeleton
@@ -47,6 +47,7 @@ def prompt_logits(
         step = StepContext(
             rotation=rotation(config, positions),
             sliding_rotation=sliding_rotation(config, positions),
+            query_scales=query_scales(config, positions),
             paging=Paging(
                 block_tables=jnp.arange(1, num_pages + 1)[None],
                 kv_lengths=jnp.asarray([count]),

@@ -42,6 +42,9 @@ def rejection(hf: dict[str, Any]) -> str:
 
 def test_every_family_file_is_found() -> None:
     assert sorted(architectures()) == [
+        "Cohere2ForCausalLM",
+        "CohereForCausalLM",
+        "Exaone4ForCausalLM",
         "Gemma2ForCausalLM",
         "Gemma3ForCausalLM",
         "Glm4ForCausalLM",
@@ -49,7 +52,9 @@ def test_every_family_file_is_found() -> None:
         "GlmForCausalLM",
         "GptOssForCausalLM",
         "GraniteForCausalLM",
+        "HunYuanDenseV1ForCausalLM",
         "LlamaForCausalLM",
+        "Ministral3ForCausalLM",
         "MistralForCausalLM",
         "MixtralForCausalLM",
         "Olmo2ForCausalLM",
@@ -60,7 +65,9 @@ def test_every_family_file_is_found() -> None:
         "Qwen2MoeForCausalLM",
         "Qwen3ForCausalLM",
         "Qwen3MoeForCausalLM",
+        "SeedOssForCausalLM",
         "SmolLM3ForCausalLM",
+        "StableLmForCausalLM",
     ]
 
 
@@ -136,6 +143,12 @@ def test_absurd_size_is_rejected_naming_key_and_limit(key: str, value: object) -
         ("Phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.type is 'linear'"),
         ("Phi3", {"partial_rotary_factor": 0.1}, "partial_rotary_factor is 0.1; supported: a fraction of a head of 16"),
         ("Phi3", {"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5; supported: a number from 0 to 1"),
+        ("Cohere", {"use_qk_norm": True}, "use_qk_norm is true; supported: false or null"),
+        ("Cohere2", {"sliding_window": None}, "sliding_window is null; supported: an integer from 1"),
+        ("Exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern is 'LLLG'"),
+        ("HunYuanDenseV1", {"use_cla": True}, "use_cla is true; supported: false or null"),
+        ("Ministral3", {"rope_parameters": {"rope_type": "default"}}, "rope_type is 'default'; supported: 'yarn'"),
+        ("StableLm", {"qk_layernorm": True}, "qk_layernorm is true; supported: false"),
         ("SmolLM3", {"no_rope_layers": [1]}, "no_rope_layers is [1]; supported: a list of 0 and 1"),
         ("SmolLM3", {"no_rope_layers": [1, 2]}, "no_rope_layers is [1, 2]"),
         ("SmolLM3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval is 0"),

@@ -44,6 +44,8 @@ def seeing_checkpoint(folder: Path, source: str, architecture: str, spelling: st
     [
         ("gemma3_tiny", "Gemma3ForConditionalGeneration"),
         ("mistral_sliding_tiny", "Mistral3ForConditionalGeneration"),
+        ("ministral3_tiny", "Mistral3ForConditionalGeneration"),
+        ("qwen3_tiny", "Qwen3VLForConditionalGeneration"),
     ],
 )
 def test_the_text_part_equals_the_text_model(tmp_path: Path, source: str, architecture: str, spelling: str) -> None:
@@ -54,6 +56,23 @@ def test_the_text_part_equals_the_text_model(tmp_path: Path, source: str, archit
     assert all(np.array_equal(found.read(name), plain.read(name)) for name in plain.tensors)
     (tmp_path / "model.safetensors").unlink()
     assert read_decoder(tmp_path) == (decoder_of(plain), None)
+
+
+def test_keys_of_the_text_part_may_be_beside_those_of_the_vision_part(tmp_path: Path) -> None:
+    plain = seeing_checkpoint(tmp_path, "qwen2_tiny", "Qwen2_5_VLForConditionalGeneration", "new")
+    whole = json.loads((tmp_path / "config.json").read_text())
+    sections = {"type": "mrope", "mrope_section": [2, 3, 3]}
+    (tmp_path / "config.json").write_text(json.dumps({**whole.pop("text_config"), **whole, "rope_scaling": sections}))
+    assert decoder_of(open_model(tmp_path)) == decoder_of(plain)
+
+
+def test_a_text_part_of_another_model_type_is_rejected(tmp_path: Path) -> None:
+    seeing_checkpoint(tmp_path, "mistral_sliding_tiny", "Mistral3ForConditionalGeneration", "old")
+    whole = json.loads((tmp_path / "config.json").read_text())
+    whole["text_config"]["model_type"] = "mistral9"
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    with pytest.raises(CheckpointError, match="'Mistral3ForConditionalGeneration' is not supported"):
+        decoder_of(open_model(tmp_path))
 
 
 def test_a_text_part_of_another_kind_is_rejected(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from jaxserve.config import CompileConfig, Config, CpuKernels, ModelConfig
 from jaxserve.layers.attention import KVPool, StepContext
-from jaxserve.layers.rope import rotation, sliding_rotation
+from jaxserve.layers.rope import query_scales, rotation, sliding_rotation
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.backend import chip_of
@@ -54,7 +54,12 @@ class TinyModel:
                 slots=positions % PAGE_SIZE,
                 ragged=None if num_tokens == 1 else ragged_layout(starts, jnp.int32(0), num_tokens=num_tokens),
             )
-            step = StepContext(rotation(decoder, positions), sliding_rotation(decoder, positions), paging)
+            step = StepContext(
+                rotation(decoder, positions),
+                sliding_rotation(decoder, positions),
+                paging,
+                query_scales=query_scales(decoder, positions),
+            )
             model = skeleton.build(params)
             hidden, pool = model.hidden(tokens, pool, step)
             return model.logits(hidden[-1:], jnp.int32(1))[0], pool

@@ -141,8 +141,22 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "granite": {"architectures": ["GraniteForCausalLM"]},
     "olmo2": {"architectures": ["Olmo2ForCausalLM"]},
     "olmo3_default": {"architectures": ["Olmo3ForCausalLM"]},
+    "seed_oss": {"architectures": ["SeedOssForCausalLM"]},
+    "exaone4_default": {"architectures": ["Exaone4ForCausalLM"]},
+    "exaone4_layer_types": {
+        "architectures": ["Exaone4ForCausalLM"],
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+    },
+    "hunyuan": {"architectures": ["HunYuanDenseV1ForCausalLM"]},
+    "cohere": {"architectures": ["CohereForCausalLM"]},
+    "cohere2_default": {"architectures": ["Cohere2ForCausalLM"]},
+    "stablelm": {"architectures": ["StableLmForCausalLM"]},
+    "ministral3": {"architectures": ["Ministral3ForCausalLM"]},
 }
 
+ROTATES_WINDOWS = ("Cohere2ForCausalLM", "Exaone4ForCausalLM")
+"""Their attention rotates in sliding-window layers only; no key says so."""
 DEFAULTED_KEYS = ("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias")
 DEFAULTED_KEYS += ("sliding_window", "use_sliding_window", "max_window_layers", "no_rope_layer_interval")
 DEFAULTED_KEYS += ("tie_word_embeddings", "hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping")
@@ -151,7 +165,8 @@ DEFAULTED_KEYS += ("logits_scaling", "original_max_position_embeddings", "decode
 DEFAULTED_KEYS += ("moe_intermediate_size", "num_experts", "num_local_experts", "num_experts_per_tok", "norm_topk_prob")
 DEFAULTED_KEYS += ("swiglu_alpha", "swiglu_limit", "qkv_bias", "use_qk_norm", "shared_expert_intermediate_size")
 DEFAULTED_KEYS += ("n_routed_experts", "n_shared_experts", "routed_scaling_factor", "n_group", "topk_group")
-DEFAULTED_KEYS += ("first_k_dense_replace",)
+DEFAULTED_KEYS += ("first_k_dense_replace", "attention_out_bias", "layer_norm_eps", "logit_scale", "use_qkv_bias")
+DEFAULTED_KEYS += ("qk_layernorm", "use_parallel_residual")
 
 
 def rope_case(keys: dict[str, Any]) -> dict[str, Any]:
@@ -179,6 +194,8 @@ def layer_case(keys: dict[str, Any]) -> dict[str, Any]:
     else:
         windows = [config.sliding_window if name == "sliding_attention" else None for name in types]
     marks = getattr(config, "no_rope_layers", None) or [1] * config.num_hidden_layers
+    if hf["architectures"][0] in ROTATES_WINDOWS:
+        marks = [window is not None for window in windows]
     return {"config": hf, "windows": windows, "use_rope": [bool(m) for m in marks[: config.num_hidden_layers]]}
 
 

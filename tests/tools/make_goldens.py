@@ -47,7 +47,7 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
-        if "norm" in name:
+        if "norm" in name and not name.endswith("bias"):
             value = (_gemma_norm(name) if model.config.model_type.startswith("gemma") else 1) + 0.2 * noise
         elif name.endswith("bias"):
             value = 0.3 * noise

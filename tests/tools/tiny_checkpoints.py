@@ -26,6 +26,9 @@ class TinyCheckpoint:
     controls: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
+SMALL: dict[str, Any] = {"hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 2}
+
+
 def _config(architecture: str, model_type: str, **keys: Any) -> dict[str, Any]:
     return {
         "architectures": [architecture],
@@ -58,6 +61,16 @@ def _gemma(architecture: str, model_type: str, **keys: Any) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key in keys or key not in ("hidden_act", "rope_theta")}
 
 
+def _cohere(architecture: str, model_type: str, **keys: Any) -> dict[str, Any]:
+    config = _config(architecture, model_type, **{**SMALL, "layer_norm_eps": 1e-5, "logit_scale": 0.7, **keys})
+    return {key: value for key, value in config.items() if key != "rms_norm_eps"} | {"tie_word_embeddings": True}
+
+
+def _stablelm(**keys: Any) -> dict[str, Any]:
+    config = _config("StableLmForCausalLM", "stablelm", **{**SMALL, "layer_norm_eps": 1e-5, "head_dim": 12, **keys})
+    return {key: value for key, value in config.items() if key not in ("rms_norm_eps", "head_dim")}
+
+
 def _longrope(count: int) -> dict[str, list[float]]:
     return {
         "short_factor": [1.0 + 0.25 * index for index in range(count)],
@@ -73,6 +86,15 @@ LLAMA3_SCALING = {
     "original_max_position_embeddings": 64,
 }
 NO_SCALING: dict[str, Any] = {"rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+
+MINISTRAL_ROPE: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
 
 TINY_CHECKPOINTS: dict[str, TinyCheckpoint] = {
     "llama2_tiny": TinyCheckpoint(
@@ -462,6 +484,91 @@ TINY_CHECKPOINTS: dict[str, TinyCheckpoint] = {
             "long": {"original_max_position_embeddings": 32},
             "whole": {"partial_rotary_factor": 1.0, "rope_scaling": None},
             "attention_factor": {"rope_scaling": {"type": "longrope", **_longrope(6), "attention_factor": 1.0}},
+        },
+    ),
+    "seed_oss_tiny": TinyCheckpoint(
+        _config(
+            "SeedOssForCausalLM",
+            "seed_oss",
+            **SMALL,
+            head_dim=40,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            attention_bias=True,
+            attention_out_bias=False,
+            mlp_bias=False,
+        ),
+        controls={"theta": {"rope_theta": 20000.0}, "eps": {"rms_norm_eps": 0.1}},
+    ),
+    "exaone4_tiny": TinyCheckpoint(
+        _config(
+            "Exaone4ForCausalLM",
+            "exaone4",
+            **{**SMALL, "num_hidden_layers": 3},
+            head_dim=16,
+            num_attention_heads=5,
+            num_key_value_heads=1,
+            sliding_window=8,
+            sliding_window_pattern=3,
+            rope_scaling={**LLAMA3_SCALING, "rope_type": "llama3"},
+        ),
+        controls={
+            "window": {"sliding_window": 9},
+            "rope": {"layer_types": ["sliding_attention"] * 3},
+            "scaling": {"rope_scaling": None},
+        },
+    ),
+    "hunyuan_tiny": TinyCheckpoint(
+        _config(
+            "HunYuanDenseV1ForCausalLM",
+            "hunyuan_v1_dense",
+            **SMALL,
+            head_dim=32,
+            rope_scaling={"type": "dynamic", "alpha": 50.0, "factor": 1.0},
+        ),
+        controls={"alpha": {"rope_scaling": {"type": "dynamic", "alpha": 5.0, "factor": 1.0}}},
+    ),
+    "cohere_tiny": TinyCheckpoint(
+        _cohere("CohereForCausalLM", "cohere", num_key_value_heads=4, use_qk_norm=False),
+        controls={"scale": {"logit_scale": 0.5}, "theta": {"rope_theta": 20000.0}},
+    ),
+    "cohere2_tiny": TinyCheckpoint(
+        _cohere("Cohere2ForCausalLM", "cohere2", num_hidden_layers=3, sliding_window=8, sliding_window_pattern=3),
+        controls={
+            "window": {"sliding_window": 9},
+            "rope": {"layer_types": ["sliding_attention"] * 3},
+            "scale": {"logit_scale": 0.5},
+        },
+    ),
+    "stablelm_tiny": TinyCheckpoint(
+        _stablelm(use_qkv_bias=True, hidden_size=64, partial_rotary_factor=0.25),
+        controls={"part": {"partial_rotary_factor": 0.5}, "eps": {"layer_norm_eps": 0.1}},
+    ),
+    "stablelm_parallel_tiny": TinyCheckpoint(
+        _stablelm(use_qkv_bias=False, use_parallel_residual=True, partial_rotary_factor=0.5, num_key_value_heads=1),
+        controls={"whole": {"partial_rotary_factor": 1.0}},
+    ),
+    # The prompt is longer than the original length, so that its last queries grow.
+    "ministral3_tiny": TinyCheckpoint(
+        _config(
+            "Ministral3ForCausalLM",
+            "ministral3",
+            **{**SMALL, "hidden_size": 40},
+            head_dim=24,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            sliding_window=None,
+            rope_parameters={**MINISTRAL_ROPE, "llama_4_scaling_beta": 0.3},
+        ),
+        controls={
+            "scaling": {"rope_parameters": {**MINISTRAL_ROPE, "llama_4_scaling_beta": 0.1}},
+            "one_more": {
+                "rope_parameters": {
+                    **MINISTRAL_ROPE,
+                    "llama_4_scaling_beta": 0.3,
+                    "original_max_position_embeddings": 17,
+                }
+            },
         },
     ),
 }

@@ -34,6 +34,12 @@ COMMON_DEFAULTS: Mapping[str, Any] = {
 }
 """transformers' defaults in most families."""
 
+LAYER_NORM_DEFAULTS: Mapping[str, Any] = {
+    **{key: value for key, value in COMMON_DEFAULTS.items() if key != "rms_norm_eps"},
+    "layer_norm_eps": 1e-5,
+}
+"""transformers' defaults in families with LayerNorm."""
+
 NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "mlp_bias": (False, None),
     "pretraining_tp": (1, None),
@@ -64,6 +70,7 @@ def build(
     qkv_bias: bool | None = None,
     computed: Collection[str] = (),
     activation_key: str = "hidden_act",
+    eps_key: str = "rms_norm_eps",
 ) -> DecoderConfig:
     """Read the keys that all families share, after the family's defaults were added to them.
 
@@ -87,7 +94,7 @@ def build(
         head_dim=head_dim,
         layers=layers,
         max_position=rope.max_position,
-        norm_eps=keys.number("rms_norm_eps"),
+        norm_eps=keys.number(eps_key),
         rope_theta=rope.theta,
         rope_scaling=rope.scaling,
         rotary_dim=rope.rotary_dim,

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Final
 
-from jaxserve.model_config.decoder import RopeScaling
+from jaxserve.model_config.decoder import QueryScaling, RopeScaling
 from jaxserve.models.families._keys import Keys
 
 MAX_POSITION = 1 << 27
 MAX_FACTOR = 4096.0
+_ORIGINAL: Final = "original_max_position_embeddings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,23 @@ def _scaled(keys: Keys, table: Keys, theta: float, declared: int, rotary_dim: in
             )
 
 
+def query_scaling(keys: Keys) -> QueryScaling:
+    """Read the factor on queries from a table of yarn: `llama_4_scaling_beta`, a step every original length."""
+    table = _table(keys)
+    table.require("rope_type", "yarn", None)
+    return QueryScaling(table.number("llama_4_scaling_beta"), table.integer(_ORIGINAL, MAX_POSITION))
+
+
+def without_sections(keys: Keys) -> Keys:
+    """Read a rope table of three positions per token (`mrope_section`), which are the same in texts, as that of one."""
+    for name in ("rope_scaling", "rope_parameters"):
+        table = keys.get(name)
+        if isinstance(table, dict) and "mrope_section" in table:
+            kinds = {key: "default" for key in ("type", "rope_type") if table.get(key) == "mrope"}
+            return Keys({**keys.table, name: {**table, **kinds}}, keys.prefix)
+    return keys
+
+
 def by_layer_type(keys: Keys, sliding_theta: float) -> tuple[Keys, float]:
     """Return keys with the rope of full-attention layers, and the rope base of sliding-window layers.
 
@@ -99,7 +118,7 @@ def _table(keys: Keys) -> Keys:
 
 def _original(keys: Keys, table: Keys, declared: int, *, low: int = 1) -> int:
     """Return the length before stretching: the outer key wins, as in transformers; the default is the declared maximum."""
-    name = "original_max_position_embeddings"
+    name = _ORIGINAL
     if keys.get(name) is not None:
         return keys.integer(name, MAX_POSITION, low=low)
     return declared if table.get(name) is None else table.integer(name, MAX_POSITION, low=low)

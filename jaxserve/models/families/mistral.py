@@ -19,4 +19,9 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return build(keys, layers=uniform_layers(keys), qkv_bias=False)
 
 
-FAMILY = Family(("MistralForCausalLM",), decoder_config, text_part_of=("Mistral3ForConditionalGeneration",))
+FAMILY = Family(
+    ("MistralForCausalLM",),
+    decoder_config,
+    text_part_of=("Mistral3ForConditionalGeneration",),
+    text_model_type="mistral",
+)

@@ -9,6 +9,7 @@ from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, qwen_layers
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._rope import without_sections
 
 DEFAULTS = dict(
     COMMON_DEFAULTS, num_key_value_heads=32, use_sliding_window=False, sliding_window=4096, max_window_layers=28
@@ -17,9 +18,14 @@ DEFAULTS = dict(
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Llama with biases of q, k and v (always) and none of the output projection."""
-    keys = Keys({**DEFAULTS, **hf})
+    keys = without_sections(Keys({**DEFAULTS, **hf}))
     keys.require("attention_bias", True, None)
     return build(keys, layers=qwen_layers(keys), qkv_bias=True)
 
 
-FAMILY = Family(("Qwen2ForCausalLM",), decoder_config, gguf=GGUFArchitecture("qwen2"))
+FAMILY = Family(
+    ("Qwen2ForCausalLM",),
+    decoder_config,
+    text_part_of=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
+    gguf=GGUFArchitecture("qwen2"),
+)

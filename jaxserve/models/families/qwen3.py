@@ -10,6 +10,7 @@ from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, qwen_layers
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._rope import without_sections
 
 DEFAULTS = dict(
     COMMON_DEFAULTS,
@@ -24,9 +25,14 @@ DEFAULTS = dict(
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Llama with RMSNorm of each query and key head; `head_dim` defaults to 128, not D / N."""
-    keys = Keys({**DEFAULTS, **hf})
+    keys = without_sections(Keys({**DEFAULTS, **hf}))
     config = build(keys, layers=qwen_layers(keys))
     return replace(config, qk_norm="heads")
 
 
-FAMILY = Family(("Qwen3ForCausalLM",), decoder_config, gguf=GGUFArchitecture("qwen3", has_bias_flags=True))
+FAMILY = Family(
+    ("Qwen3ForCausalLM",),
+    decoder_config,
+    text_part_of=("Qwen3VLForConditionalGeneration",),
+    gguf=GGUFArchitecture("qwen3", has_bias_flags=True),
+)

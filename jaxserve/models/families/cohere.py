@@ -1,0 +1,42 @@
+"""Command R, and Aya, of 2024."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jaxserve.checkpoint.family import Family
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
+from jaxserve.models.families._common import LAYER_NORM_DEFAULTS, build, full_layers
+from jaxserve.models.families._keys import Keys
+
+DEFAULTS = dict(
+    LAYER_NORM_DEFAULTS,
+    rope_theta=500_000.0,
+    logit_scale=0.0625,
+    attention_bias=False,
+    use_qk_norm=False,
+    tie_word_embeddings=True,
+)
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """Parallel blocks after one LayerNorm without bias, adjacent rotary pairs and a factor on logits."""
+    keys = Keys({**DEFAULTS, **hf})
+    keys.require("use_qk_norm", False, None)
+    return cohere(keys, full_layers(keys))
+
+
+def cohere(keys: Keys, layers: tuple[LayerConfig, ...]) -> DecoderConfig:
+    """Build the features that Command R and Cohere 2 share."""
+    config = build(keys, layers=layers, computed=("logit_scale",), eps_key="layer_norm_eps")
+    return replace(
+        config,
+        norm_placement="parallel",
+        norm_kind="layer",
+        rotary_pairs="adjacent",
+        logit_scale=keys.number("logit_scale"),
+    )
+
+
+FAMILY = Family(("CohereForCausalLM",), decoder_config)

@@ -1,0 +1,27 @@
+"""Cohere 2: Command R7B and Command A."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jaxserve.checkpoint.family import Family
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.families import cohere as command_r
+from jaxserve.models.families._common import LAYER_NORM_DEFAULTS, MAX_LAYERS, MAX_POSITION, alternating_layers
+from jaxserve.models.families._keys import Keys
+
+DEFAULTS = dict(
+    LAYER_NORM_DEFAULTS, logit_scale=0.0625, attention_bias=False, sliding_window=4096, tie_word_embeddings=True
+)
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """Command R with a sliding window and rope in three of four layers; the fourth has neither."""
+    keys = Keys({**DEFAULTS, "sliding_window_pattern": 4, **hf})
+    keys.integer("sliding_window", MAX_POSITION)
+    layers = alternating_layers(keys, keys.integer("sliding_window_pattern", MAX_LAYERS))
+    return command_r.cohere(keys, tuple(replace(layer, use_rope=layer.sliding_window is not None) for layer in layers))
+
+
+FAMILY = Family(("Cohere2ForCausalLM",), decoder_config, text_part_of=("Cohere2VisionForConditionalGeneration",))

@@ -1,0 +1,40 @@
+"""StableLM 3B, and StableLM 2 (arXiv 2402.17834)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jaxserve.checkpoint.family import Family
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.families._common import LAYER_NORM_DEFAULTS, build, full_layers
+from jaxserve.models.families._keys import Keys
+
+DEFAULTS = dict(
+    LAYER_NORM_DEFAULTS,
+    num_key_value_heads=32,
+    use_qkv_bias=False,
+    qk_layernorm=False,
+    use_parallel_residual=False,
+)
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """LayerNorm with biases, partial rotation, and perhaps QKV biases or parallel blocks.
+
+    Norms of query and key heads, one weight for each head (StableLM 2 12B), are rejected.
+    """
+    keys = Keys({**DEFAULTS, "partial_rotary_factor": 0.25, **hf})
+    keys.require("qk_layernorm", False)
+    config = build(
+        keys,
+        layers=full_layers(keys),
+        qkv_bias=keys.flag("use_qkv_bias"),
+        computed=("partial_rotary_factor",),
+        eps_key="layer_norm_eps",
+    )
+    placement = "parallel" if keys.flag("use_parallel_residual") else "pre"
+    return replace(config, norm_kind="layer_with_bias", norm_placement=placement)
+
+
+FAMILY = Family(("StableLmForCausalLM",), decoder_config)
