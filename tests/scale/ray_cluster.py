@@ -68,9 +68,9 @@ class Cluster:
             )
         assert driver.stdin is not None and driver.stdout is not None
         try:
-            line = driver.stdout.readline()
-            assert line == b"deployed\n", log.read_text()[-6000:]
-            yield App(head.address, HTTP_PORT)
+            app = App(head.address, HTTP_PORT, driver)
+            app.await_deployment()
+            yield app
         except BaseException as error:
             error.add_note(log.read_text()[-6000:])
             raise
@@ -82,10 +82,24 @@ class Cluster:
 
 @dataclass(frozen=True)
 class App:
-    """The address of the application."""
+    """The address of the application, and the process that deploys it."""
 
     host: str
     port: int
+    driver: subprocess.Popen[bytes]
+
+    def update(self, **arguments: Any) -> None:
+        """Deploy the application again with changed arguments; returns when the new one has taken over."""
+        assert self.driver.stdin is not None
+        self.driver.stdin.write(json.dumps(arguments).encode() + b"\n")
+        self.driver.stdin.flush()
+        self.await_deployment()
+
+    def await_deployment(self) -> None:
+        """Wait for the end of a deployment."""
+        assert self.driver.stdout is not None
+        line = self.driver.stdout.readline()
+        assert line == b"deployed\n", "the deployment failed"
 
 
 @contextlib.contextmanager
@@ -115,6 +129,20 @@ def cluster(num_nodes: int, cpus_per_node: int) -> Iterator[Cluster]:
             )
             assert node.poll() is None, log.read_text()[-4000:]
         yield running
+
+
+def drain_node(running: Cluster, index: int) -> None:
+    """Ask Ray to move everything off a node, as before the machine is taken away."""
+    head = running.hosts[0]
+    address = f"{head.address}:{GCS_PORT}"
+    listing = "import ray, sys; ray.init(address=sys.argv[1], logging_level=40); nodes = ray.nodes(); "
+    listing += "print([node['NodeID'] for node in nodes if node['NodeManagerAddress'] == sys.argv[2]][0])"
+    environment = os.environ | VARIABLES
+    words = head.command(sys.executable, "-c", listing, address, running.hosts[index].address)
+    node = subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout.split()[-1]
+    words = [RAY, "drain-node", f"--address={address}", f"--node-id={node}", "--reason-message=maintenance"]
+    words += ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--deadline-remaining-seconds=600"]
+    subprocess.run(head.command(*words), check=True, env=environment, capture_output=True)
 
 
 def processes_on(host: Host) -> list[int]:

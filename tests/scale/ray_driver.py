@@ -1,4 +1,7 @@
-"""Deploys the application with fake engines on the cluster of RAY_ADDRESS, until stdin ends."""
+"""Deploys the application with fake engines on the cluster of RAY_ADDRESS, until stdin ends.
+
+Each line of stdin has arguments that change: the application is deployed again, while it runs.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,15 @@ def main() -> None:
     ray.init(log_to_driver=True)
     serve.start(http_options={"host": "0.0.0.0", "port": HTTP_PORT, "location": "HeadOnly"})
     command = fake_server_command(sections, fake)
-    serve.run(build({"model": str(TOKENIZER), "served_model_name": "tiny", **arguments}, command), name="jaxserve")
-    sys.stdout.write("deployed\n")
-    sys.stdout.flush()
-    sys.stdin.read()
+    given = {"model": str(TOKENIZER), "served_model_name": "tiny", **arguments}
+    while True:
+        serve.run(build(given, command), name="jaxserve")
+        sys.stdout.write("deployed\n")
+        sys.stdout.flush()
+        changes = sys.stdin.readline()
+        if not changes:
+            break
+        given |= json.loads(changes)
     serve.delete("jaxserve")
 
 

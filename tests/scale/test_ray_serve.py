@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import json
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +21,7 @@ pytest.importorskip("ray", reason="needs `jaxserve[ray]`: make scale-check")
 
 from tests.e2e.http_server import command_of, until
 from tests.scale.network import can_make_hosts
-from tests.scale.ray_cluster import App, Cluster, cluster, processes_on
+from tests.scale.ray_cluster import App, Cluster, cluster, drain_node, processes_on
 
 pytestmark = [
     pytest.mark.slow,
@@ -123,3 +125,56 @@ def check_killed_replica(nodes: Cluster, app: App) -> None:
     for stream in streams:
         stream.close()
     until(lambda: len(servers(nodes)) == NUM_REPLICAS, "the replica was not replaced", 180)
+
+
+@contextlib.contextmanager
+def traffic(app: App, num_clients: int, num_prompt_tokens: int = 2) -> Iterator[list[str]]:
+    """Send requests from several clients without a pause; yields the replicas that answered. No request may fail.
+
+    Prompts are different, so that no replica has their pages.
+    """
+    is_over, answered, numbers = threading.Event(), list[str](), itertools.count(5)
+
+    def send() -> None:
+        while not is_over.is_set():
+            reply = complete(
+                app, {"prompt": [next(numbers) % 300] * num_prompt_tokens, "max_tokens": 40, "temperature": 0}
+            )
+            assert reply["usage"]["completion_tokens"] == 40
+            answered.append(reply["replica"])
+
+    with ThreadPoolExecutor(num_clients) as pool:
+        clients = [pool.submit(send) for _ in range(num_clients)]
+        try:
+            yield answered
+        finally:
+            is_over.set()
+        for client in clients:
+            client.result()
+
+
+def test_replicas_are_added_while_prompts_wait(nodes: Cluster) -> None:
+    with nodes.deployed(FAKE, **SMALL | {"replicas": 1, "max_replicas": 3, "target_queued_tokens": 1000}) as app:
+        assert len(servers(nodes)) == 1
+        with traffic(app, 24, num_prompt_tokens=400) as answered:
+            until(lambda: len(servers(nodes)) == 3, "no replica was added", 180)
+            until(lambda: len(set(answered)) == 3, "a new replica got no request", 60)
+
+
+def test_an_update_and_a_drained_node_lose_no_request(nodes: Cluster) -> None:
+    """The last test of these nodes: one is drained."""
+    with nodes.deployed(FAKE, **SMALL | {"replicas": 2}) as app:
+        with traffic(app, 4) as answered:
+            until(lambda: len(answered) > 20, "no replies", 60)
+            before = set(answered)
+            app.update(max_imbalance_tokens=1000)
+            answered.clear()
+            until(lambda: len(answered) > 20, "no replies after the update", 60)
+            assert not before & set(answered[10:]), "the replicas are new ones"
+        with traffic(app, 4) as answered:
+            until(lambda: len(answered) > 20, "no replies", 60)
+            drain_node(nodes, 1)
+            until(lambda: not set(processes_on(nodes.hosts[1])) & set(servers(nodes)), "the node was not drained", 180)
+            answered.clear()
+            until(lambda: len(answered) > 20, "no replies after the node was drained", 60)
+        assert len(servers(nodes)) == 2, "both replicas run on the other node"
