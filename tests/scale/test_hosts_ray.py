@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.hosts import FEW_PROGRAMS, JOIN_TIMEOUT_S, START_TIMEOUT_S, golden_tokens, greedy_tokens
-from tests.e2e.http_server import SOURCES, await_ready, children_of, command_of, launched, until
+from tests.e2e.http_server import await_ready, children_of, command_of, launched, until
 from tests.e2e.real_server import model
 from tests.programs import shared_programs
+from tests.scale.ray_cluster import VARIABLES
 
 pytest.importorskip("ray", reason="needs `pip install 'jaxserve[ray]'`")
 pytestmark = [pytest.mark.slow, pytest.mark.scale, pytest.mark.filterwarnings("default")]
@@ -25,8 +26,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a cluster with two nodes of two CPUs each."""
     from ray.cluster_utils import Cluster
 
-    monkeypatch.setenv("PYTHONPATH", SOURCES)  # actors inherit it from their nodes
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    for name, value in VARIABLES.items():  # actors inherit them from their nodes
+        monkeypatch.setenv(name, value)
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     nodes.add_node(num_cpus=2)
     nodes.wait_for_nodes()
