@@ -219,6 +219,11 @@ class ServerConfig:
     profile_dir: str | None = option(
         None, help="directory for the profiles of /start_profile and /stop_profile (default: none)"
     )
+    allow_weight_updates: bool = option(
+        False,
+        help="run the commands /update_weights, /sleep, /wake_up, /pause and /resume of any client "
+        "that may send requests; they read any path that the server can read",
+    )
     uds_dir: str | None = option(None, help="directory for the IPC sockets (default: a private one in /tmp)")
 
 

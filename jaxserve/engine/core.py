@@ -21,6 +21,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
+from jaxserve.engine.control import EngineControl
 from jaxserve.errors import InternalError, RequestError, UnavailableError
 from jaxserve.executor.profiler import Profiler
 from jaxserve.executor.protocol import BrokenExecutorError, Executor, Pending
@@ -102,6 +105,8 @@ class EngineCore:
     ) -> None:
         self.tiers = tiers
         """The scheduler's."""
+        self.control = EngineControl(scheduler, None if tiers is not None else executor.weights)
+        """Pauses, sleep and updates of the weights."""
         self._scheduler = scheduler
         self._executor = executor
         self._depth = depth
@@ -119,7 +124,8 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        """True if `step` has something to do: a request runs or waits and no pause holds it, or a step is in flight."""
+        return bool(self._in_flight) or (self._scheduler.has_work and not self.control.state.is_paused)
 
     @property
     def is_broken(self) -> bool:
@@ -147,6 +153,8 @@ class EngineCore:
                     self._profiler.start()
                 case "stop_profile":
                     self._profiler.stop()
+                case _:
+                    raise InternalError(f"{name} is a command of `control`")
         except RequestError as error:
             return error_info(error)
         except Exception:
@@ -168,8 +176,10 @@ class EngineCore:
     def step(self) -> StepOutputs | None:
         """Dispatch the next step and read the results that are due; returns their outputs, None if none were due."""
         self._look_at_device()
-        outputs = self._scheduler.poll_grammars()
-        plan = self._scheduler.schedule()
+        outputs, plan = self.control.poll(len(self._in_flight)), None
+        if not self.control.holds_steps:
+            outputs += self._scheduler.poll_grammars()
+            plan = self._scheduler.schedule()
         num_kept = 0
         if plan is None:  # nothing to do, or nothing before the oldest step is done
             num_kept = max(0, len(self._in_flight) - 1)
@@ -182,6 +192,8 @@ class EngineCore:
             self.tiers.save()
         if not is_due:
             return None
+        if version := self.control.state.weight_version:
+            outputs = [msgspec.structs.replace(output, weight_version=version) for output in outputs]
         return StepOutputs(outputs, self._stats())
 
     def heartbeat(self) -> Heartbeat:
@@ -196,7 +208,7 @@ class EngineCore:
 
     def _add(self, message: AddRequest) -> list[RequestOutput]:
         try:
-            error = self._scheduler.add(message)
+            error = self.control.rejection(message) or self._scheduler.add(message)
         except Exception:  # a bug of ours, since the request passed every check: it must not end the engine
             _log.exception("request %s could not be added", message.request_id)
             error = STEP_ERROR

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from jaxserve.engine.core import STEP_ERROR, STOP_ERROR, EngineCore, rejected
@@ -19,6 +20,8 @@ from jaxserve.ipc.messages import (
     AddRequest,
     Command,
     CommandDone,
+    EngineState,
+    ErrorInfo,
     Hello,
     ModelInfo,
     PagesChanged,
@@ -36,7 +39,7 @@ HEARTBEAT_S: Final = 1.0
 _POLL_S: Final = 0.001
 """Resolution of the socket's poll."""
 _COPY_S: Final = 0.005
-"""The sleep of an idle engine with KV pages that wait for their copy to a tier."""
+"""The sleep of an idle engine with KV pages that wait for their copy to a tier, or with a command that has not ended."""
 
 
 class EngineLoop:
@@ -83,7 +86,8 @@ class EngineLoop:
     def _idle_s(self) -> float:
         """Return how long an engine without requests may sleep."""
         is_saving = self._core.tiers is not None and self._core.tiers.is_saving
-        return min(_COPY_S, self._until_heartbeat()) if is_saving else self._until_heartbeat()
+        is_busy = is_saving or self._core.control.is_busy
+        return min(_COPY_S, self._until_heartbeat()) if is_busy else self._until_heartbeat()
 
     def _until_heartbeat(self) -> float:
         return max(0.0, self._last_sent + HEARTBEAT_S - self._clock())
@@ -105,10 +109,14 @@ class EngineLoop:
                 if ends := self._core.handle(Abort(own)):
                     self._publish(StepOutputs(ends))
             case Command():
-                done = CommandDone(message.command_id, self._core.run_command(message.name))
-                self._abandon(self._socket.send(client, done))
+                answer = partial(self._answer, client, message.command_id)
+                if not self._core.control.begin(message, answer):
+                    answer(self._core.run_command(message.name), self._core.control.state)
             case ProtocolError():
                 self._reject(client, message)
+
+    def _answer(self, client: ClientId, command_id: int, error: ErrorInfo | None, state: EngineState) -> None:
+        self._abandon(self._socket.send(client, CommandDone(command_id, error, state)))
 
     def _reject(self, client: ClientId, error: ProtocolError) -> None:
         _log.error("ignored a frame: %s", error)

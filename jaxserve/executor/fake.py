@@ -9,7 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from jaxserve.config import Config
@@ -56,6 +58,26 @@ class FakePending(Generic[PlanT, ResultT]):
         return self.outcome
 
 
+class FakeWeights:
+    """Weights that do not change what the fake model computes."""
+
+    def __init__(self) -> None:
+        self.installed: list[str] = []
+        """Names that were installed, in order; "none" for weights that were discarded."""
+
+    def load(self, model: str) -> Callable[[], None]:
+        """Take any name but that of a path that does not exist."""
+        if model.startswith("/") and not Path(model).exists():
+            raise CheckpointError(f"{model}: no such folder")
+        return lambda: self.installed.append(model)
+
+    def discard(self, *, keeps_copy: bool) -> None:
+        self.installed.append("none")
+
+    def restore(self) -> Callable[[], None]:
+        return lambda: self.installed.append("restored")
+
+
 class FakeExecutor(Generic[PlanT, ResultT]):
     """An Executor over a fake model."""
 
@@ -73,6 +95,7 @@ class FakeExecutor(Generic[PlanT, ResultT]):
         self.eos_token_ids: frozenset[int] = model.eos_token_ids
         self.buckets: Buckets = model.buckets
         self.pages: PageDevice[Any] | None = model.pages
+        self.weights = FakeWeights()
         self._device_seconds = device_seconds
         self._fail_at_steps = fail_at_steps
         self._gate = gate

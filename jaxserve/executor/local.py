@@ -16,10 +16,9 @@ import jax
 import msgspec
 
 from jaxserve import __version__
-from jaxserve.checkpoint.adapted import with_adapters
 from jaxserve.checkpoint.files import read_object
+from jaxserve.checkpoint.peft import Adapter
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.renamed import with_decoder_names, with_encoder_names
 from jaxserve.checkpoint.sentence import read_sentence_modules
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError
@@ -36,6 +35,7 @@ from jaxserve.executor.hosts.agreement import (
 from jaxserve.executor.preparation import Preparation, adapters_config, open_adapters, prepare, resolve_task
 from jaxserve.executor.protocol import Progress
 from jaxserve.executor.self_test.check import with_tested_kernels
+from jaxserve.executor.served_weights import ServedWeights, served_tensors
 from jaxserve.ipc.messages import ModelInfo
 from jaxserve.ipc.report import PhaseClock, PhaseSpan, ProgramReport, StartupReport
 from jaxserve.ipc.stats import EngineStats
@@ -68,6 +68,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         eos_token_ids: frozenset[int],
         counter: CompilationCounter,
         pages: DevicePages | None = None,
+        weights: ServedWeights | None = None,
     ) -> None:
         self._runner = runner
         self._counter = counter
@@ -75,6 +76,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         self.buckets = buckets
         self.eos_token_ids = eos_token_ids
         self.pages = pages
+        self.weights = weights
         counter.phase = "serving"
 
     @classmethod
@@ -95,7 +97,8 @@ class LocalExecutor(Generic[PlanT, ResultT]):
                 config = agree_kernels(hosts, replace(config, compile=tested.compile))
             with clock.phase("hosts") if config.hosts.num_hosts > 1 else contextlib.nullcontext():
                 hosts.connect()
-            checkpoint, prepared = _open(config, model, checkpoint, hosts)
+            adapters, prepared = _prepare(config, model, checkpoint, hosts)
+            checkpoint = served_tensors(prepared, checkpoint, adapters)
             facts = {"checkpoint": checkpoint_hash(checkpoint)} | prepared.key_parts()
             agree_equal(hosts, "programs", facts)
             check_tensors(checkpoint, prepared.skeleton)
@@ -124,7 +127,8 @@ class LocalExecutor(Generic[PlanT, ResultT]):
             pages.run_once()
         model_info = _model_info(prepared, identity, clock.spans, reports, defaults)
         eos_token_ids = frozenset(model.eos_token_ids if isinstance(model, DecoderConfig) else ())
-        return cls(runner, model_info, prepared.limits.buckets, eos_token_ids, counter, pages)
+        weights = ServedWeights(config, prepared, checkpoint, adapters, runner, state)
+        return cls(runner, model_info, prepared.limits.buckets, eos_token_ids, counter, pages, weights)
 
     def submit(self, plan: PlanT) -> PendingStep[PlanT, ResultT]:
         return self._runner.submit(plan)
@@ -148,19 +152,16 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         self._counter.close()
 
 
-def _open(
+def _prepare(
     config: Config, model: DecoderConfig | EncoderConfig, checkpoint: Checkpoint, hosts: Hosts
-) -> tuple[Checkpoint, Preparation]:
-    """Prepare the engine; returns the checkpoint with its adapters, under the names that the model gives its tensors."""
+) -> tuple[tuple[Adapter, ...], Preparation]:
+    """Open the adapters, and prepare the engine."""
     if resolve_task(config.model, model) == "embed":
         path = checkpoint.path
-        prepared = prepare(config, model, modules=read_sentence_modules(path) if path.is_dir() else None, hosts=hosts)
-        rename = with_decoder_names if isinstance(model, DecoderConfig) else with_encoder_names
-        return rename(checkpoint), prepared
+        return (), prepare(config, model, modules=read_sentence_modules(path) if path.is_dir() else None, hosts=hosts)
     assert isinstance(model, DecoderConfig), "an encoder embeds"
     adapters = open_adapters(config, model)
-    prepared = prepare(config, model, shapes := adapters_config(adapters), hosts=hosts)
-    return (checkpoint if shapes is None else with_adapters(checkpoint, adapters, shapes.rank)), prepared
+    return adapters, prepare(config, model, adapters_config(adapters), hosts=hosts)
 
 
 def _load(

@@ -33,6 +33,27 @@ class Pending(Protocol[ResultT_co]):
         ...
 
 
+class WeightStore(Protocol):
+    """The weights of an executor, which can be replaced between two steps. Shapes and programs stay as they are.
+
+    `load` and `restore` read in any thread, while steps run, and return the function that puts what they have read into
+    use; it is called between two steps. `discard` is called between two steps, too.
+    """
+
+    def load(self, model: str) -> Callable[[], None]:
+        """Read the weights of a folder, a GGUF file or a hub id. Raises StartupError or RequestError in one line."""
+        ...
+
+    def discard(self, *, keeps_copy: bool) -> None:
+        """Give the memory of the weights and of the state back. keeps_copy: copy the weights to host memory first."""
+        ...
+
+    def restore(self) -> Callable[[], None]:
+        """Bring back what `discard` has given up, with empty state; without a copy, weights are read again from where they
+        came. Raises StartupError or RequestError in one line."""
+        ...
+
+
 class Executor(Protocol[PlanT_contra, ResultT_co]):
     """Runs steps in the order of their submission; a later step sees the KV writes and the tokens of earlier ones.
 
@@ -55,6 +76,11 @@ class Executor(Protocol[PlanT_contra, ResultT_co]):
     @property
     def pages(self) -> PageDevice[Any] | None:
         """Copies of pages, among the steps; None if the engine has no tiers."""
+        ...
+
+    @property
+    def weights(self) -> WeightStore | None:
+        """None if the weights cannot change."""
         ...
 
     def submit(self, plan: PlanT_contra) -> Pending[ResultT_co]:

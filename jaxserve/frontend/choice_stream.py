@@ -127,6 +127,8 @@ class ChoiceStream:
         self.num_cached_tokens = 0
         self.num_accepted_tokens = self.num_rejected_tokens = 0
         """Numbers of draft tokens."""
+        self.num_tokens_of_weights: dict[int, int] = {}
+        """Numbers of generated tokens by the version of the weights that computed them, in order."""
         self.is_finished = False
         self.times = ChoiceTimes(metrics)
         self._options = options
@@ -172,6 +174,7 @@ class ChoiceStream:
                 raise request_error(output.error)
             self._prompt_scores += output.prompt_logprobs or ()
             self.times.record_tokens(output)
+            self._count_weights(output)
             if self._options.is_prompt_only and output.token_ids:
                 self._finish(output, "length")
                 delta = OutputDelta(self.index, "", finish_reason="length")
@@ -194,6 +197,11 @@ class ChoiceStream:
         if not (text if self._parser is None else self._events):
             return None
         return self._take_delta(text)
+
+    def _count_weights(self, output: RequestOutput) -> None:
+        if output.token_ids:
+            counts, version = self.num_tokens_of_weights, output.weight_version
+            counts[version] = counts.get(version, 0) + len(output.token_ids)
 
     def abandon(self) -> None:
         """Count a choice whose client left before its end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -47,6 +48,16 @@ class RequestTiming(msgspec.Struct):
         float | None,
         Meta(
             description="Tokens after the first one, divided by the time from the first to the last; null for one token."
+        ),
+    ] = None
+    weight_version: Annotated[
+        int | None, Meta(description="Version of the weights that computed the last token: 0, plus 1 for each update.")
+    ] = None
+    weight_version_tokens: Annotated[
+        dict[str, int] | None,
+        Meta(
+            description="Generated tokens of all choices by the version that computed them, up to and with the one that "
+            "ended the text; each choice's tokens have the versions in ascending order."
         ),
     ] = None
 
@@ -157,7 +168,20 @@ class RequestHandle:
             time_to_first_token_seconds=None if first_s is None else first_s - begin_s,
             total_seconds=time.monotonic() - begin_s,
             tokens_per_second=num_more / decode_s if num_more > 0 and decode_s > 0 else None,
+            weight_version=self.weight_version,
+            weight_version_tokens=self._weight_version_tokens() or None,
         )
+
+    @property
+    def weight_version(self) -> int | None:
+        """The version of the weights that computed the newest token; None before the first."""
+        return max((version for choice in self.choices for version in choice.num_tokens_of_weights), default=None)
+
+    def _weight_version_tokens(self) -> dict[str, int]:
+        counts: Counter[int] = Counter()
+        for choice in self.choices:
+            counts.update(choice.num_tokens_of_weights)
+        return {str(version): counts[version] for version in sorted(counts)}
 
     @property
     def _stream(self) -> OutputStream:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from aiohttp import web
@@ -13,6 +13,7 @@ from aiohttp import web
 from jaxserve.apis.routes import Call, Computed, Encoded, Generated, Reply, Route
 from jaxserve.errors import RequestError
 from jaxserve.frontend.errors import hide_internal_error
+from jaxserve.frontend.handle import RequestHandle
 from jaxserve.http.inputs import read_body, read_query, request_id_of
 from jaxserve.http.listener import Handler
 from jaxserve.http.sse import KEEP_ALIVE, EventStream, frame
@@ -28,6 +29,9 @@ class HttpCall(Call):
     routes: tuple[Route, ...]
 
 
+VERSION_HEADER: Final = "X-Weight-Version"
+"""Header of replies with generated tokens: the version of the weights that computed the last token that was generated before the
+header was sent."""
 ROUTES: web.AppKey[tuple[Route, ...]] = web.AppKey("routes", tuple)
 """Every route of the application."""
 
@@ -95,7 +99,13 @@ async def _collect(reply: Generated) -> web.Response:
 
     # The log-probabilities of a long prompt take seconds to encode, in which the event loop must serve other requests.
     body = await asyncio.to_thread(encode) if handle.is_prompt_scored else encode()
-    return web.Response(body=body, content_type="application/json")
+    return web.Response(body=body, content_type="application/json", headers=_version_header(handle))
+
+
+def _version_header(handle: RequestHandle) -> dict[str, str]:
+    """Name the version of the weights, if tokens were generated so far."""
+    version = handle.weight_version
+    return {} if version is None else {VERSION_HEADER: str(version)}
 
 
 async def _stream(http: web.Request, route: Route, reply: Generated) -> web.StreamResponse:
@@ -116,6 +126,7 @@ async def _stream(http: web.Request, route: Route, reply: Generated) -> web.Stre
         while not handle.is_finished:
             if not await handle.consume(show, http.app[STATE].keep_alive_s):
                 frames.append(ping)
+            events.add_headers(_version_header(handle))
             if not handle.is_finished:  # else the last text leaves with the end
                 await events.send(frames)
                 frames.clear()

@@ -144,8 +144,11 @@ def _parameters(route: Route, components: dict[str, Any]) -> list[dict[str, Any]
     ]
     fields = {} if route.query is None else components[route.query.__name__]["properties"]
     for name, schema in fields.items():
-        words = {word: value for word, value in schema.items() if word not in ("anyOf", "default", "description")}
-        (kind,) = [option for option in schema["anyOf"] if option != {"type": "null"}]
+        words = {
+            word: value for word, value in schema.items() if word not in ("anyOf", "enum", "default", "description")
+        }
+        names = {"enum": [value for value in schema.get("enum", ()) if value is not None]}
+        (kind,) = [option for option in schema.get("anyOf", [names]) if option != {"type": "null"}]
         found.append({"name": name, "in": "query", "description": schema["description"], "schema": kind | words})
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 
 import msgspec
 from aiohttp import web
@@ -57,6 +57,11 @@ class EventStream:
     @property
     def response(self) -> web.StreamResponse:
         return self._response
+
+    def add_headers(self, headers: Mapping[str, str]) -> None:
+        """Add headers, unless they were sent already."""
+        if not self._response.prepared:
+            self._response.headers.update(headers)
 
     def push(self, frames: Iterable[bytes]) -> None:
         """Write frames as one chunk, from any function of the event loop. Only while there is space."""

@@ -27,6 +27,8 @@ class ServerState:
     """True: unknown fields are rejected."""
     has_public_metrics: bool = False
     """True: /metrics needs no key."""
+    allows_weight_updates: bool = False
+    """True: the operator's commands may pause the engine and change its weights."""
     cors: CorsPolicy = field(default_factory=CorsPolicy)
     max_body_size: int
     keep_alive_s: float

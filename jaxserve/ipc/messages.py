@@ -109,7 +109,38 @@ class Abort(Message, frozen=True):
     request_ids: list[RequestId]
 
 
-CommandName = Literal["reset_prefix_cache", "start_profile", "stop_profile"]
+CommandName = Literal[
+    "reset_prefix_cache",
+    "start_profile",
+    "stop_profile",
+    "pause",
+    "resume",
+    "sleep",
+    "wake_up",
+    "update_weights",
+    "engine_state",
+]
+PauseMode = Literal["keep", "wait", "abort"]
+"""Running requests are kept, awaited, or ended with an error when steps pause."""
+
+
+class CommandOptions(msgspec.Struct, frozen=True, array_like=True):
+    """Arguments of a command; each command uses some of them."""
+
+    mode: PauseMode = "keep"
+    model: str = ""
+    """For `update_weights`: a folder, a GGUF file or a hub id."""
+    sleep_level: int = 1
+    """For `sleep`. 1: a copy of the weights stays in host memory; 2: no copy."""
+
+
+class EngineState(msgspec.Struct, frozen=True, array_like=True):
+    """The state that commands change."""
+
+    weight_version: int = 0
+    """Number of updates of the weights since the engine's start."""
+    is_paused: bool = False
+    is_sleeping: bool = False
 
 
 class Command(Message, frozen=True):
@@ -118,6 +149,7 @@ class Command(Message, frozen=True):
     command_id: int
     """Chosen by the client."""
     name: CommandName
+    options: CommandOptions = CommandOptions()
 
 
 class StartupProgress(Message, frozen=True):
@@ -217,6 +249,8 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     num_accepted_tokens: int = 0
     """Draft tokens that were right so far. Set on every output, like the next field."""
     num_rejected_tokens: int = 0
+    weight_version: int = 0
+    """Version of the weights that computed `token_ids`."""
 
 
 class StepOutputs(Message, frozen=True):
@@ -250,6 +284,8 @@ class CommandDone(Message, frozen=True):
     command_id: int
     error: ErrorInfo | None = None
     """The reason of a failure; None: the command was run."""
+    state: EngineState = EngineState()
+    """The state after the command."""
 
 
 ToEngine = Hello | AddRequest | Abort | Command

@@ -192,6 +192,7 @@ def _output(
     scored = [token for delta in deltas for token in delta.tokens]
     new_call_id = frontend.tokenization.output_format.new_call_id
     reply = parsed_reply(deltas)
+    versions = [version for version, count in choice.num_tokens_of_weights.items() for _ in range(count)]
     return CompletionOutput(
         index=choice.index,
         text=reply.content,
@@ -200,6 +201,7 @@ def _output(
         stop_reason=end.stop_reason,
         cumulative_logprob=None if num_top is None else sum(token.logprob or 0.0 for token in scored),
         logprobs=None if num_top is None else [_entry(tokenizer, token, num_top) for token in scored],
+        weight_versions=versions[: choice.num_tokens],
         reasoning=reply.reasoning or None,
         tool_calls=tuple(ToolCall(new_call_id(), call.name, call.arguments) for call in reply.calls),
     )

@@ -25,7 +25,7 @@ from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.frontend.tokenization import tokenization
 from jaxserve.ipc.address import folder_of, own_address
 from jaxserve.ipc.engine_spec import EngineSpec, FakeOptions
-from jaxserve.ipc.messages import StartupProgress
+from jaxserve.ipc.messages import CommandName, CommandOptions, PauseMode, StartupProgress
 from jaxserve.ipc.transport import ClientSocket
 from jaxserve.llm.background import Background
 from jaxserve.llm.embedding import embed_all, score_all
@@ -178,6 +178,29 @@ class LLM:
         known: dict[str, Any] = self._engine.call(ask)
         return SamplingParams(**known)
 
+    def update_weights(self, model: str | PathLike[str], *, mode: PauseMode = "keep") -> int:
+        """Replace the weights by others of the same shapes: of a folder, a GGUF file or a hub id. Nothing is compiled.
+
+        Steps go on while the weights are read. Then running calls of other threads are treated by `mode`. keep: they
+        continue with the new weights, which compute the tokens so far again; wait: they end first; abort: they raise
+        UnavailableError. Cached prefixes of the old weights are forgotten.
+
+        Returns the new version. Raises InvalidRequestError if the weights do not fit; then the old ones stay.
+        """
+        options = CommandOptions(mode=mode, model=str(model))
+        return self._engine.call(partial(_run_command, name="update_weights", options=options))
+
+    def sleep(self, level: int = 1) -> None:
+        """Give the memory of the weights and the KV cache back until `wake_up`. Running calls wait, others raise UnavailableError.
+
+        level: 1 keeps a copy of the weights in host memory; with 2 they are read again, unless `update_weights` follows.
+        """
+        self._engine.call(partial(_run_command, name="sleep", options=CommandOptions(sleep_level=level)))
+
+    def wake_up(self) -> None:
+        """End `sleep`: bring the weights back, and an empty KV cache."""
+        self._engine.call(partial(_run_command, name="wake_up", options=CommandOptions()))
+
     def close(self) -> None:
         """End the engine. Running calls of other threads raise UnavailableError; later calls of `close` have no effect."""
         self._finalizer()
@@ -213,6 +236,10 @@ class LLM:
 
         with _progress(len(prompts), progress_bar) as on_done:
             return self._engine.call(work)
+
+
+async def _run_command(frontend: Frontend, name: CommandName, options: CommandOptions) -> int:
+    return (await frontend.client.command(name, options)).weight_version
 
 
 def llm_config(model: str | None, settings: Mapping[str, object]) -> Config:

@@ -42,6 +42,8 @@ class CompletionOutput:
     """Sum over the tokens; None unless `logprobs` was set."""
     logprobs: list[dict[int, Logprob]] | None
     """One entry per token: the token first, then the most likely ones."""
+    weight_versions: list[int]
+    """The version of the weights that computed each token: 0, plus 1 for each `LLM.update_weights` before it."""
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
 

@@ -60,7 +60,8 @@ class Runner(Generic[PlanT, ResultT]):
         executables: Mapping[Program, Executable],
     ) -> None:
         self._task = task
-        self._params = params
+        self.params = params
+        """The parameters of the steps to come; all steps in flight must be done before others take their place."""
         self._executables = {
             (program.kind, program.num_tokens): (program, compiled) for program, compiled in executables.items()
         }
@@ -85,7 +86,7 @@ class Runner(Generic[PlanT, ResultT]):
         index, self._num_submitted = self._num_submitted, self._num_submitted + 1
         try:
             self._task.update_state(self._state, plan, program, packed)
-            self._state.arrays, outputs = executable(self._params, self._state.arrays, packed)
+            self._state.arrays, outputs = executable(self.params, self._state.arrays, packed)
         except Exception:
             self._renew(index)
             raise

@@ -167,10 +167,14 @@ class DeviceState:
             raise
         self.arrays = self.arrays._replace(pool=pool)
 
-    def renew(self) -> None:
-        """Replace the arrays by zeroed ones. The old ones go first: there is no memory for two pools."""
-        with contextlib.suppress(Exception):  # waits for the steps that were dispatched after the failed one
+    def release(self) -> None:
+        """Give the memory of the arrays back; `renew` makes new ones."""
+        with contextlib.suppress(Exception):  # waits for the steps that were dispatched after a failed one
             jax.block_until_ready(self.arrays.pool)
         for array in jax.tree.leaves(self.arrays):
             array.delete()
+
+    def renew(self) -> None:
+        """Replace the arrays by zeroed ones. The old ones go first: there is no memory for two pools."""
+        self.release()
         self.arrays = self._new_arrays()

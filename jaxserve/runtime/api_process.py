@@ -135,6 +135,7 @@ async def serving_api(
             connection=config.connection,
             is_strict=server.strict_parameters,
             has_public_metrics=server.public_metrics,
+            allows_weight_updates=server.allow_weight_updates,
             cors=CorsPolicy(server.cors_allowed_origins),
             max_body_size=server.max_body_size,
             keep_alive_s=server.sse_keep_alive,

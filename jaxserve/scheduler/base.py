@@ -52,6 +52,8 @@ class BaseScheduler(ABC, Generic[R, P, T]):
         """Requests that can start, in order of rank."""
         self.in_flight: deque[tuple[P, list[R]]] = deque()
         """Submitted steps and their requests by row, oldest first."""
+        self.starts_requests = True
+        """False: no waiting request starts."""
         self._num_arrivals = 0
 
     @property
@@ -81,8 +83,11 @@ class BaseScheduler(ABC, Generic[R, P, T]):
         """End every request with `error`: the engine stops."""
         return [self._end(request, "error", error) for request in list(self._requests.values())]
 
-    def reset_prefix_cache(self) -> None:
-        """Forget every cached page that no request holds, if there are pages."""
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> None:
+        """Forget every cached page that no request holds, if there are pages.
+
+        reset_running_requests: preempt all running requests first, so that no page is left; no step may be in flight.
+        """
 
     def poll_grammars(self) -> list[RequestOutput]:
         """Apply what grammars have done, if there are any; returns tokens and ends. Call it before `schedule`."""

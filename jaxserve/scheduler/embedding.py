@@ -55,7 +55,7 @@ class EmbedScheduler(BaseScheduler[_Text, EmbedPlan, EmbedResult]):
     def schedule(self) -> EmbedPlan | None:
         """Return the next step; None if no text waits."""
         num_texts = num_tokens = 0
-        for text in self.waiting[: self._buckets.max_num_seqs]:
+        for text in self.waiting[: self._buckets.max_num_seqs if self.starts_requests else 0]:
             if num_tokens + len(text.token_ids) > self._max_tokens:
                 break
             num_texts, num_tokens = num_texts + 1, num_tokens + len(text.token_ids)

@@ -106,7 +106,12 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         self._multi_step = MultiStepPolicy(buckets, config.max_burst_ms / 1000, kv)
         self._prefetch = Prefetch(kv, tiers)
 
-    def reset_prefix_cache(self) -> None:
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> None:
+        while reset_running_requests and self.running:
+            victim = self.running.pop()
+            self._resources.preempt(victim)
+            self._enqueue(victim)
+            self.stats.num_preemptions += 1
         self._kv.reset_prefix_cache()
         self._prefetch.clear_tiers()
 
@@ -141,7 +146,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         num_running = len(missing)
         if not self._secure_pages(missing):
             return None
-        may_start = len(missing) == num_running
+        may_start = self.starts_requests and len(missing) == num_running
         if may_start and len(self.running) < self._max_rows:
             self._prefetch.begin(self.waiting, self._shortest_first, len(self.running))
         counts, started = self._budget.share(self.running, self.waiting, missing, may_start=may_start)

@@ -50,3 +50,44 @@ def test_without_a_folder_no_profile_can_be_taken() -> None:
         status, reply = post(server, "/start_profile")
         assert status == 400
         assert "without --profile-dir" in reply["error"]["message"]
+
+
+def test_weights_are_updated_and_replies_name_their_version() -> None:
+    with running(FAKE, server={"allow_weight_updates": True}) as server:
+        body = PROMPT | {"return_metrics": True}
+        status, headers, reply = server.request("POST", "/v1/completions", body)
+        assert (headers["x-weight-version"], json.loads(reply)["metrics"]["weight_version"]) == ("0", 0)
+        assert post(server, "/update_weights", {"model": "other"}) == (200, {"status": "done", "weight_version": 1})
+        status, headers, reply = server.request("POST", "/v1/completions", body)
+        metrics = json.loads(reply)["metrics"]
+        assert (headers["x-weight-version"], metrics["weight_version"]) == ("1", 1)
+        assert metrics["weight_version_tokens"] == {"1": 4}
+        status, headers, _ = server.request("POST", "/v1/completions", PROMPT | {"stream": True})
+        assert headers["x-weight-version"] == "1"
+        status, reply = post(server, "/update_weights", {"model": "/nowhere"})
+        assert (status, reply["error"]["message"]) == (400, "/nowhere: no such folder")
+
+
+def test_a_pause_and_a_sleep_are_reported_and_end() -> None:
+    def get(path: str) -> Any:
+        return json.loads(server.request("GET", path)[2])
+
+    with running(FAKE, server={"allow_weight_updates": True}) as server:
+        assert post(server, "/pause?mode=keep")[0] == 200
+        assert (get("/is_paused"), get("/is_sleeping")) == ({"is_paused": True}, {"is_sleeping": False})
+        assert post(server, "/resume")[0] == 200
+        assert post(server, "/sleep?level=3")[0] == 400
+        assert post(server, "/sleep?level=2")[0] == 200
+        assert get("/is_sleeping") == {"is_sleeping": True}
+        status, headers, _ = server.request("POST", "/v1/completions", PROMPT)
+        assert (status, "retry-after" in headers) == (503, True)
+        assert post(server, "/wake_up")[0] == 200
+        assert post(server, "/v1/completions", PROMPT)[0] == 200
+
+
+def test_commands_that_change_the_model_must_be_allowed() -> None:
+    with running(FAKE) as server:
+        for path in ("/pause", "/resume", "/sleep", "/wake_up"):
+            status, reply = post(server, path)
+            assert (status, reply["error"]["code"]) == (400, "command_disabled")
+        assert post(server, "/update_weights", {"model": "other"})[0] == 400

@@ -263,6 +263,18 @@ def test_what_are_no_sampling_params_is_refused_by_name(llm: LLM, params: Any) -
         llm.generate("x", params)
 
 
+def test_weights_are_updated_and_tokens_name_their_version(llm: LLM, tmp_path: Path) -> None:
+    version = llm.update_weights("other")
+    with pytest.raises(InvalidRequestError, match="no such folder"):
+        llm.update_weights(tmp_path / "none")
+    llm.sleep(level=2)
+    with pytest.raises(UnavailableError, match="sleeping"):
+        llm.generate([5, 6, 7])
+    llm.wake_up()
+    [[output]] = [result.outputs for result in llm.generate([5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True))]
+    assert output.weight_versions == [version] * 3
+
+
 def test_a_prompt_too_large_for_the_cache_is_refused_by_us(tmp_path: Path) -> None:
     with fake_llm(tmp_path, num_blocks=3) as llm:
         assert len(llm.generate([3] * 20, SamplingParams(max_tokens=13))[0].outputs[0].token_ids) == 13

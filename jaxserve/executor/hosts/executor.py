@@ -64,6 +64,7 @@ class MultiHostExecutor:
         self.model_info: ModelInfo = local.model_info
         self.buckets: Buckets = local.buckets
         self.pages = None  # they would lie on several hosts
+        self.weights = None  # all hosts would have to change theirs before the same step
         self.eos_token_ids: frozenset[int] = local.eos_token_ids
 
     @classmethod

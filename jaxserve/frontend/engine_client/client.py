@@ -19,7 +19,7 @@ from jaxserve.frontend.engine_client.engines import Engines
 from jaxserve.frontend.engine_client.output_stream import OutputStream
 from jaxserve.frontend.engine_client.routed_requests import RoutedRequests
 from jaxserve.frontend.peers import PeerProcesses
-from jaxserve.ipc.messages import AddRequest, CommandName, ModelInfo, StartupProgress
+from jaxserve.ipc.messages import AddRequest, CommandName, CommandOptions, EngineState, ModelInfo, StartupProgress
 from jaxserve.metrics import Metrics
 from jaxserve.routing.pages import HeldPages
 from jaxserve.routing.policy import LeastTokens, RoutingPolicy
@@ -123,10 +123,12 @@ class EngineClient:
         self._require_alive()
         return OutputStream(self._router or self.engines.require_one(), requests)
 
-    async def command(self, name: CommandName) -> None:
-        """Run a command of the operator in every engine. Raises RequestError if one rejects it."""
+    async def command(self, name: CommandName, options: CommandOptions | None = None) -> EngineState:
+        """Run a command of the operator in every engine; returns the state of the first. Raises RequestError if one
+        rejects it."""
         self.require_ready()
-        await self.engines.command(name)
+        states = await self.engines.command(name, options or CommandOptions())
+        return states[0]
 
     def start_draining(self) -> None:
         """Reject new requests from now on."""

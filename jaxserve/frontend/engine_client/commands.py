@@ -7,7 +7,7 @@ import itertools
 
 from jaxserve.errors import RequestError
 from jaxserve.frontend.errors import request_error
-from jaxserve.ipc.messages import Command, CommandDone, CommandName
+from jaxserve.ipc.messages import Command, CommandDone, CommandName, CommandOptions, EngineState
 
 
 class Commands:
@@ -15,11 +15,11 @@ class Commands:
 
     def __init__(self) -> None:
         self._ids = itertools.count()
-        self._ends: dict[int, asyncio.Future[None]] = {}
+        self._ends: dict[int, asyncio.Future[EngineState]] = {}
 
-    def new(self, name: CommandName) -> tuple[Command, asyncio.Future[None]]:
+    def new(self, name: CommandName, options: CommandOptions) -> tuple[Command, asyncio.Future[EngineState]]:
         """Return a command to send, and its end, which raises RequestError if the engine rejects it."""
-        command = Command(next(self._ids), name)
+        command = Command(next(self._ids), name, options)
         self._ends[command.command_id] = asyncio.get_running_loop().create_future()
         return command, self._ends[command.command_id]
 
@@ -29,7 +29,7 @@ class Commands:
         if future is None or future.done():  # its caller was cancelled
             return
         if message.error is None:
-            future.set_result(None)
+            future.set_result(message.state)
         else:
             future.set_exception(request_error(message.error))
 

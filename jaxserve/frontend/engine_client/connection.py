@@ -22,6 +22,8 @@ from jaxserve.ipc.messages import (
     AddRequest,
     CommandDone,
     CommandName,
+    CommandOptions,
+    EngineState,
     ErrorInfo,
     FromEngine,
     Hello,
@@ -166,11 +168,11 @@ class EngineConnection:
         if request_ids:
             self._outbox.put_nowait(Abort(request_ids))
 
-    async def command(self, name: CommandName) -> None:
+    async def command(self, name: CommandName, options: CommandOptions) -> EngineState:
         """Send a command and wait for its end. Raises RequestError if the engine rejects it or ends before."""
-        command, end = self._commands.new(name)
+        command, end = self._commands.new(name, options)
         self._outbox.put_nowait(command)
-        await end
+        return await end
 
     def abort_all(self, message: str) -> None:
         """End every running request with an UnavailableError."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from jaxserve.errors import UnavailableError
 from jaxserve.frontend.engine_client.connection import LOADING, EngineConnection
-from jaxserve.ipc.messages import CommandName, ModelInfo, PagesChanged, StartupProgress
+from jaxserve.ipc.messages import CommandName, CommandOptions, EngineState, ModelInfo, PagesChanged, StartupProgress
 from jaxserve.routing.pages import HeldPages
 from jaxserve.types import BlockHash
 
@@ -75,9 +75,9 @@ class Engines:
         ailments = [connection.ailment() for connection in self.connections.values()]
         return None if None in ailments else next(iter(ailments), None)
 
-    async def command(self, name: CommandName) -> None:
+    async def command(self, name: CommandName, options: CommandOptions) -> list[EngineState]:
         """Run a command of the operator in every ready engine. Raises RequestError if one rejects it."""
-        await asyncio.gather(*(connection.command(name) for connection in self.ready().values()))
+        return await asyncio.gather(*(connection.command(name, options) for connection in self.ready().values()))
 
     def abort_all(self, message: str) -> None:
         """End every running request with an UnavailableError."""

@@ -90,3 +90,17 @@ class VersionReply(msgspec.Struct):
 
 class CommandResult(msgspec.Struct, tag_field="status", tag="done"):
     """The engine ran the command."""
+
+
+class ControlResult(msgspec.Struct, tag_field="status", tag="done"):
+    """The engine ran the command."""
+
+    weight_version: Annotated[int, Meta(description="Number of updates of the weights since the engine's start.")]
+
+
+class Paused(msgspec.Struct):
+    is_paused: bool
+
+
+class Sleeping(msgspec.Struct):
+    is_sleeping: bool

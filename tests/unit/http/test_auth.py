@@ -44,6 +44,13 @@ def test_the_routes_are_those_that_are_promised() -> None:
         ("POST", "/reset_prefix_cache"),
         ("POST", "/start_profile"),
         ("POST", "/stop_profile"),
+        ("POST", "/update_weights"),
+        ("POST", "/pause"),
+        ("POST", "/resume"),
+        ("POST", "/sleep"),
+        ("POST", "/wake_up"),
+        ("GET", "/is_paused"),
+        ("GET", "/is_sleeping"),
         ("GET", "/openapi.json"),
         ("GET", "/docs"),
     }

@@ -1,0 +1,194 @@
+"""Pauses, sleep, and updates of the weights: the operator's commands that end between two steps.
+
+They run one after the other, each in these phases. The engine's other work goes on meanwhile: steps in the first one, and
+messages and heartbeats always.
+
+    prepare    another thread reads the new weights, beside those that serve
+    quiesce    by the command's mode, until no step is in flight:
+                   keep   no further step starts; running requests are kept
+                   wait   running requests end; no waiting request starts
+                   abort  every request ends with an error
+    apply      the change itself; the prefix cache is emptied, and kept requests compute all of their tokens again
+
+So the KV of a request, and the pages that it shares, are always those of one version of the weights.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor as Threads
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from jaxserve.errors import InternalError, InvalidRequestError, RequestError, StartupError, UnavailableError, invalid
+from jaxserve.executor.protocol import WeightStore
+from jaxserve.ipc.messages import AddRequest, Command, EngineState, ErrorInfo, RequestOutput
+from jaxserve.scheduler.admission import error_info
+from jaxserve.scheduler.base import BaseScheduler
+
+_log = logging.getLogger(__name__)
+
+OnDone = Callable[[ErrorInfo | None, EngineState], None]
+"""Called once at the end of a command, with its error."""
+
+_SLEEPING: Final = error_info(UnavailableError("The engine is sleeping. Please retry later."))
+_ABORTED: Final = error_info(UnavailableError("The operator ended all requests. Please retry later."))
+_FAILED: Final = InternalError("The command failed; the engine's log has the reason.")
+_NAMES: Final = frozenset({"pause", "resume", "sleep", "wake_up", "update_weights", "engine_state"})
+
+
+@dataclass(slots=True)
+class _Change:
+    """A command under way."""
+
+    command: Command
+    on_done: OnDone
+    prepared: Future[Callable[[], None]] | None = None
+    """The function that applies the change, once it is prepared."""
+    is_quiescing: bool = False
+
+
+class EngineControl:
+    """The commands of one engine that wait or run, and the state that they have led to."""
+
+    def __init__(
+        self, scheduler: BaseScheduler[Any, Any, Any], weights: WeightStore | None, threads: Threads | None = None
+    ) -> None:
+        """weights: None if those of this executor cannot change. threads: read new weights; None: one thread of its own."""
+        self._scheduler = scheduler
+        self._weights = weights
+        self._threads = threads or ThreadPoolExecutor(1, thread_name_prefix="weights")
+        self._changes: deque[_Change] = deque()
+        self.state = EngineState()
+
+    @property
+    def is_busy(self) -> bool:
+        """True if a command has not ended."""
+        return bool(self._changes)
+
+    @property
+    def holds_steps(self) -> bool:
+        """True if no step may be dispatched."""
+        first = self._changes[0] if self._changes else None
+        is_stopping = first is not None and first.is_quiescing and first.command.options.mode != "wait"
+        return self.state.is_paused or is_stopping
+
+    def begin(self, command: Command, on_done: OnDone) -> bool:
+        """Start or queue a command; returns False if it is none of these."""
+        if command.name not in _NAMES:
+            return False
+        self._changes.append(_Change(command, on_done))
+        return True
+
+    def rejection(self, message: AddRequest) -> ErrorInfo | None:
+        """Return the error of a request that cannot be queued now."""
+        return _SLEEPING if self.state.is_sleeping else None
+
+    def poll(self, num_in_flight: int) -> list[RequestOutput]:
+        """Continue the oldest command; returns the ends of the requests that it aborts. Call it before every step."""
+        outputs: list[RequestOutput] = []
+        while self._changes:
+            change = self._changes[0]
+            try:
+                if not self._advance(change, num_in_flight, outputs):
+                    break
+                error = None
+            except (RequestError, StartupError) as failure:
+                known = failure if isinstance(failure, RequestError) else InvalidRequestError(str(failure))
+                error = error_info(known)
+            except Exception:
+                _log.exception("%s failed", change.command.name)
+                error = error_info(_FAILED)
+            self._changes.popleft()
+            self._scheduler.starts_requests = True
+            change.on_done(error, self.state)
+        return outputs
+
+    def _advance(self, change: _Change, num_in_flight: int, outputs: list[RequestOutput]) -> bool:
+        """Continue a command; returns True at its end. Raises the error of one that fails."""
+        if change.prepared is None:
+            change.prepared = self._prepare(change.command)
+        if not change.prepared.done():
+            return False
+        apply = change.prepared.result()
+        if change.command.name not in ("engine_state", "resume", "wake_up"):
+            if not change.is_quiescing:
+                self._begin_quiescing(change, outputs)
+            awaits_requests = change.command.options.mode == "wait" and not self.state.is_paused
+            if num_in_flight or (awaits_requests and self._scheduler.running):
+                return False
+        apply()
+        return True
+
+    def _begin_quiescing(self, change: _Change, outputs: list[RequestOutput]) -> None:
+        change.is_quiescing, mode = True, change.command.options.mode
+        self._scheduler.starts_requests = mode != "wait"
+        if mode == "abort":
+            outputs += self._scheduler.abort_all(_ABORTED)
+
+    def _prepare(self, command: Command) -> Future[Callable[[], None]]:
+        """Begin to prepare a change; returns the function that applies it."""
+        state, options = self.state, command.options
+        match command.name:
+            case "update_weights":
+                return self._threads.submit(self._load, options.model)
+            case "wake_up" if state.is_sleeping:
+                return self._threads.submit(lambda: self._waking(self._store().restore()))
+            case "sleep" if not state.is_sleeping:
+                return _ready(self._sleeping(options.sleep_level))
+            case "pause":
+                return _ready(lambda: self._set(is_paused=True))
+            case "resume" if state.is_sleeping:
+                raise InvalidRequestError("The engine is sleeping: /wake_up ends that.")
+            case "resume":
+                return _ready(lambda: self._set(is_paused=False))
+        return _ready(lambda: None)
+
+    def _load(self, model: str) -> Callable[[], None]:
+        install = self._store().load(model)
+
+        def apply() -> None:
+            self._scheduler.reset_prefix_cache(reset_running_requests=True)
+            install()
+            self._set(weight_version=self.state.weight_version + 1)
+            _log.info("weights: version %d, from %s", self.state.weight_version, model)
+
+        return apply
+
+    def _sleeping(self, level: int) -> Callable[[], None]:
+        store = self._store()
+        if level not in (1, 2):
+            raise invalid("level", f"must be 1 or 2, got {level}")
+
+        def apply() -> None:
+            self._scheduler.reset_prefix_cache(reset_running_requests=True)
+            store.discard(keeps_copy=level == 1)
+            self._set(is_paused=True, is_sleeping=True)
+
+        return apply
+
+    def _waking(self, restore: Callable[[], None]) -> Callable[[], None]:
+        def apply() -> None:
+            restore()
+            self._set(is_paused=False, is_sleeping=False)
+
+        return apply
+
+    def _store(self) -> WeightStore:
+        if self._weights is None:
+            raise InvalidRequestError("The weights of this engine cannot change: it has several hosts, or KV tiers.")
+        return self._weights
+
+    def _set(self, **values: int | bool) -> None:
+        self.state = msgspec.structs.replace(self.state, **values)
+
+
+def _ready(apply: Callable[[], None]) -> Future[Callable[[], None]]:
+    done: Future[Callable[[], None]] = Future()
+    done.set_result(apply)
+    return done

@@ -1,0 +1,126 @@
+"""The weights of a LocalExecutor, which can be replaced by others of the same shapes while it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any, Final, NoReturn
+
+import jax
+import numpy as np
+
+from jaxserve.checkpoint.adapted import with_adapters
+from jaxserve.checkpoint.peft import Adapter
+from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.checkpoint.renamed import with_decoder_names, with_encoder_names
+from jaxserve.checkpoint.source import resolve
+from jaxserve.config import Config
+from jaxserve.errors import CheckpointError, shown
+from jaxserve.executor.preparation import Preparation
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.registry import model_of, open_model
+from jaxserve.runner.backend import chip_of
+from jaxserve.runner.limits import make_policy
+from jaxserve.runner.runner import Runner
+from jaxserve.runner.state import DeviceState
+from jaxserve.weights.loader import load_params
+
+_FREE: Final = frozenset({"eos_token_ids", "bos_token_id", "max_position", "stored"})
+"""Fields of a DecoderConfig in which new weights may differ. End tokens and the longest context stay those of the start."""
+
+
+def served_tensors(prepared: Preparation, checkpoint: Checkpoint, adapters: tuple[Adapter, ...]) -> Checkpoint:
+    """Return `checkpoint` with its adapters, under the names that the model gives its tensors."""
+    if prepared.embedding is not None:
+        is_decoder = isinstance(prepared.skeleton.config, DecoderConfig)
+        return (with_decoder_names if is_decoder else with_encoder_names)(checkpoint)
+    shapes = prepared.skeleton.adapters
+    return checkpoint if shapes is None else with_adapters(checkpoint, adapters, shapes.rank)
+
+
+class ServedWeights:
+    """Implements `protocol.WeightStore` for one model on this process's devices."""
+
+    def __init__(
+        self,
+        config: Config,
+        prepared: Preparation,
+        checkpoint: Checkpoint,
+        adapters: tuple[Adapter, ...],
+        runner: Runner[Any, Any],
+        state: DeviceState,
+    ) -> None:
+        """checkpoint: the one that was loaded, as `served_tensors` returns it."""
+        self._config = config
+        self._prepared = prepared
+        self._checkpoint = checkpoint
+        self._adapters = adapters
+        self._runner = runner
+        self._state = state
+        self._copies: tuple[np.ndarray, ...] = ()
+        self._is_discarded = False
+
+    def load(self, model: str) -> Callable[[], None]:
+        """Read the weights of `model` beside those that serve: until they are in use, both are on the devices."""
+        checkpoint = open_model(resolve(model, progress=False))
+        _check_same(self._config, self._prepared, checkpoint)
+        tensors = served_tensors(self._prepared, checkpoint, self._adapters)
+        params = self._read(tensors)
+
+        def install() -> None:
+            self._checkpoint, self._copies = tensors, ()
+            self._runner.params = params
+
+        return install
+
+    def discard(self, *, keeps_copy: bool) -> None:
+        if keeps_copy:
+            self._copies = tuple(np.array(param) for param in self._runner.params)
+        for param in self._runner.params:
+            param.delete()
+        self._runner.params = ()
+        self._state.release()
+
+    def restore(self) -> Callable[[], None]:
+        params = self._runner.params
+        if not params and self._copies:
+            places = [self._prepared.sharding.place(spec.axes) for spec in self._prepared.skeleton.arrays]
+            params = tuple(
+                jax.device_put(copy, place, may_alias=False) for copy, place in zip(self._copies, places, strict=True)
+            )
+        params = params or self._read(self._checkpoint)
+
+        def install() -> None:
+            self._copies = ()
+            self._runner.params = jax.block_until_ready(params)
+            self._state.renew()
+            self._state.provide_memory()
+
+        return install
+
+    def _read(self, tensors: Checkpoint) -> tuple[jax.Array, ...]:
+        return load_params(tensors, self._prepared.skeleton, self._prepared.sharding, lambda done, total, name: None)
+
+
+def _check_same(config: Config, prepared: Preparation, checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError unless the programs of the served model compute what `checkpoint` describes."""
+    served, found = prepared.skeleton.config, model_of(checkpoint)
+    if isinstance(served, DecoderConfig) and isinstance(found, DecoderConfig):
+        quant = make_policy(config, found, chip_of(prepared.device)).quant
+        found = found.with_context(config.model.max_model_len).for_devices(config.parallel.tensor_parallel_size)
+        same = _FREE if prepared.embedding is None else _FREE | {"tied_embeddings"}
+        found = replace(found, **{name: getattr(served, name) for name in same})
+        if quant != prepared.skeleton.policy.quant:
+            _differ(checkpoint, "quantization", prepared.skeleton.policy.quant.name, quant.name)
+    if type(served) is not type(found):
+        _differ(checkpoint, "architecture", type(served).__name__, type(found).__name__)
+    for field in fields(served):
+        if getattr(served, field.name) != getattr(found, field.name):
+            _differ(checkpoint, field.name, getattr(served, field.name), getattr(found, field.name))
+
+
+def _differ(checkpoint: Checkpoint, name: str, served: object, found: object) -> NoReturn:
+    raise CheckpointError(
+        f"{checkpoint.path}: {name} is {shown(str(found))} and, in the model that is served, {shown(str(served))}: only "
+        "weights of the same shapes and types can replace others"
+    )

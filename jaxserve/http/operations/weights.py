@@ -1,0 +1,104 @@
+"""Commands of the operator that pause the engine or change its weights. They need --allow-weight-updates."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from jaxserve.apis.routes import Call, Route
+from jaxserve.bounds import Bound
+from jaxserve.errors import InvalidRequestError
+from jaxserve.http.handler import HttpCall
+from jaxserve.http.operations.schema import ControlResult, Paused, Sleeping
+from jaxserve.ipc.messages import CommandName, CommandOptions, PauseMode
+
+_Mode = Annotated[
+    PauseMode | None,
+    Meta(
+        description="What happens to running requests. `keep`: they continue afterwards; `wait`: they end first, and no "
+        "waiting request starts; `abort`: all requests end with status 503."
+    ),
+]
+
+
+class PauseQuery(msgspec.Struct):
+    """`mode` is `abort` by default."""
+
+    mode: _Mode = None
+
+
+class SleepQuery(msgspec.Struct):
+    level: Annotated[
+        int | None,
+        Bound("value", 1, 2),
+        Meta(
+            description="1: a copy of the weights stays in host memory; 2: they are read again from where they came. Default: 1."
+        ),
+    ] = None
+    mode: _Mode = None
+
+
+class UpdateWeightsRequest(msgspec.Struct):
+    model: Annotated[
+        str,
+        Bound("characters", 1),
+        Meta(description="A folder, a GGUF file, or a hub id, with weights of the same shapes."),
+    ]
+    mode: _Mode = None
+
+
+_Command = partial(Route, "POST", tag="Operation", reply=ControlResult, errors=(400, 503))
+
+
+@partial(_Command, "/update_weights")
+async def update_weights(call: HttpCall, body: UpdateWeightsRequest) -> ControlResult:
+    """Replace the weights by others of the same shapes, between two steps. Nothing is compiled."""
+    return await _run(call, "update_weights", CommandOptions(mode=body.mode or "keep", model=body.model))
+
+
+@partial(_Command, "/pause")
+async def pause(call: HttpCall, query: PauseQuery) -> ControlResult:
+    """Run no further step until `/resume`. Requests wait meanwhile."""
+    return await _run(call, "pause", CommandOptions(mode=query.mode or "abort"))
+
+
+@partial(_Command, "/resume")
+async def resume(call: HttpCall) -> ControlResult:
+    """End a pause."""
+    return await _run(call, "resume", CommandOptions())
+
+
+@partial(_Command, "/sleep")
+async def sleep(call: HttpCall, query: SleepQuery) -> ControlResult:
+    """Give the devices' memory of weights and KV cache back until `/wake_up`. New requests get 503 meanwhile."""
+    return await _run(call, "sleep", CommandOptions(mode=query.mode or "abort", sleep_level=query.level or 1))
+
+
+@partial(_Command, "/wake_up")
+async def wake_up(call: HttpCall) -> ControlResult:
+    """Bring the weights and an empty KV cache back, and continue."""
+    return await _run(call, "wake_up", CommandOptions())
+
+
+@partial(Route, "GET", "/is_paused", tag="Operation", reply=Paused, errors=(503,))
+async def is_paused(call: Call) -> Paused:
+    """Report whether the engine is paused, or sleeps."""
+    return Paused((await call.frontend.client.command("engine_state")).is_paused)
+
+
+@partial(Route, "GET", "/is_sleeping", tag="Operation", reply=Sleeping, errors=(503,))
+async def is_sleeping(call: Call) -> Sleeping:
+    """Report whether the engine sleeps."""
+    return Sleeping((await call.frontend.client.command("engine_state")).is_sleeping)
+
+
+async def _run(call: HttpCall, name: CommandName, options: CommandOptions) -> ControlResult:
+    if not call.state.allows_weight_updates:
+        raise InvalidRequestError(
+            "This server was started without --allow-weight-updates: it neither pauses nor changes its weights.",
+            code="command_disabled",
+        )
+    return ControlResult((await call.frontend.client.command(name, options)).weight_version)

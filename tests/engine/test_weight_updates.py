@@ -1,0 +1,280 @@
+"""Updates of the weights of a running engine: the tokens of a fresh engine with those weights, without a compilation."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxserve.checkpoint.safetensors_file import open_safetensors
+from jaxserve.engine.control import EngineControl
+from jaxserve.ipc.messages import Command, CommandName, CommandOptions, EngineState, ErrorInfo, PauseMode
+from tests.engine.model_engine import Generated, ModelEngine, request
+from tests.engine.rig import Rig, add, expected, prompt
+from tests.models.goldens import DATA
+from tests.unit.checkpoint.checkpoint_files import write_safetensors
+
+MODEL = DATA / "llama3_tiny"
+PROMPTS = {"a": list(range(3, 60)), "b": list(range(40, 70)), "c": [9, 8, 7]}
+OPTIONS = {"max_tokens": 24}
+
+
+def changed(folder: Path, factor: float) -> Path:
+    """Write the model with other weights."""
+    shutil.copytree(MODEL, folder, ignore=shutil.ignore_patterns("golden.npz"))
+    file = open_safetensors(MODEL / "model.safetensors")
+    tensors = {name: np.asarray(file.read(name)) for name in file.tensors}
+    other = {name: (array * factor if "proj" in name else array).astype(array.dtype) for name, array in tensors.items()}
+    write_safetensors(folder / "model.safetensors", other)
+    return folder
+
+
+class AtOnce(Executor):
+    """Runs work where it is submitted, so that a command takes a known number of steps."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+class Operator:
+    """Gives commands to a core and keeps their ends."""
+
+    def __init__(self, rig: Rig | ModelEngine) -> None:
+        self.core = rig.core
+        store = None if rig.tiers is not None else rig.executor.weights
+        self.core.control = EngineControl(rig.scheduler, store, AtOnce())
+        self.ends: list[tuple[ErrorInfo | None, EngineState]] = []
+
+    def command(self, name: CommandName, **options: object) -> None:
+        command = Command(len(self.ends), name, CommandOptions(**options))  # type: ignore[arg-type]
+        assert self.core.control.begin(command, lambda error, state: self.ends.append((error, state)))
+
+    def finish(self, name: CommandName, **options: object) -> EngineState:
+        """Run a command to its end, which must be a success."""
+        self.command(name, **options)
+        for _ in range(100):
+            if not self.core.control.is_busy:
+                break
+            assert self.core.step() is None
+        error, state = self.ends[-1]
+        assert error is None
+        return state
+
+
+@pytest.fixture(scope="module")
+def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return changed(tmp_path_factory.mktemp("weights") / "new", -0.7)
+
+
+@pytest.fixture(scope="module")
+def fresh(new: Path) -> Iterator[ModelEngine]:
+    """An engine that was started with the new weights."""
+    engine = ModelEngine(new)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[ModelEngine]:
+    engine = ModelEngine(MODEL)
+    yield engine
+    assert engine.executor.compilations()["serving"] == 0
+    engine.close()
+
+
+@pytest.fixture
+def engine(served: ModelEngine) -> Iterator[ModelEngine]:
+    """An engine with the old weights and an empty cache."""
+    served.restart()
+    yield served
+    served.executor.weights.load(str(MODEL))()  # type: ignore[union-attr]
+
+
+def run(engine: ModelEngine, prompts: dict[str, list[int]], max_tokens: int = 24) -> dict[str, list[int]]:
+    engine.restart()
+    results = engine.run([request(name, tokens, max_tokens=max_tokens) for name, tokens in prompts.items()])
+    return {name: result.token_ids for name, result in results.items()}
+
+
+class Collector:
+    """Runs a core step by step, and keeps each request's tokens by the version of the weights."""
+
+    def __init__(self, engine: ModelEngine) -> None:
+        self.core = engine.core
+        self.generated = {name: Generated() for name in PROMPTS}
+        self.tokens: dict[str, dict[int, list[int]]] = {name: {} for name in PROMPTS}
+        for name, tokens in PROMPTS.items():
+            assert self.core.handle(request(name, tokens)) == []
+
+    def step(self, count: int = 1000) -> None:
+        while count and (self.core.has_work or self.core.control.is_busy):
+            count -= 1
+            step = self.core.step()
+            for output in [] if step is None else step.outputs:
+                self.generated[output.request_id].add(output)
+                if output.token_ids:
+                    self.tokens[output.request_id].setdefault(output.weight_version, []).extend(output.token_ids)
+
+
+@pytest.mark.slow
+def test_kept_requests_continue_with_the_new_weights_as_a_fresh_engine_would(
+    engine: ModelEngine, fresh: ModelEngine, new: Path
+) -> None:
+    old = run(engine, PROMPTS)
+    engine.restart(max_burst_ms=0)
+    operator, collector = Operator(engine), Collector(engine)
+    collector.step(9)
+    operator.command("update_weights", model=str(new))
+    collector.step()
+    assert operator.ends == [(None, EngineState(weight_version=1))]
+    for name, versions in collector.tokens.items():
+        before, after = versions[0], versions[1]
+        assert 0 < len(before) < 24
+        assert before == old[name][: len(before)]
+        assert {name: after} == run(fresh, {name: PROMPTS[name] + before}, 24 - len(before))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["wait", "abort"])
+def test_running_requests_end_before_the_update(
+    engine: ModelEngine, fresh: ModelEngine, new: Path, mode: PauseMode
+) -> None:
+    old, other = run(engine, PROMPTS), run(fresh, {"later": PROMPTS["a"]})
+    engine.restart(max_burst_ms=0)
+    operator, collector = Operator(engine), Collector(engine)
+    collector.step(9)
+    operator.command("update_weights", model=str(new), mode=mode)
+    collector.step()
+    assert all(0 not in versions or 1 not in versions for versions in collector.tokens.values())
+    for name, result in collector.generated.items():
+        if mode == "wait":
+            assert result.token_ids == old[name]
+        else:
+            assert result.finish_reason == "error"
+    assert operator.ends == [(None, EngineState(weight_version=1))]
+    [result] = engine.run([request("later", PROMPTS["a"])]).values()
+    assert result.token_ids == other["later"]
+    assert result.num_cached_tokens == 0, "pages of the old weights"
+
+
+@pytest.mark.slow
+def test_weights_that_do_not_fit_change_nothing(engine: ModelEngine, tmp_path: Path) -> None:
+    old = run(engine, PROMPTS)
+    operator = Operator(engine)
+    for folder, text in (
+        (DATA / "qwen3_tiny", "only weights of the same shapes"),
+        (tmp_path / "none", "expected an existing"),
+    ):
+        operator.command("update_weights", model=str(folder))
+        assert engine.core.step() is None
+        error, state = operator.ends[-1]
+        assert error is not None and text in error.message, error
+        assert error.error_class == "InvalidRequestError"
+        assert state.weight_version == 0
+    assert run(engine, PROMPTS) == old
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [1, 2])
+def test_sleep_gives_memory_back_and_kept_requests_continue(engine: ModelEngine, level: int) -> None:
+    old = run(engine, PROMPTS)
+    engine.restart(max_burst_ms=0)
+    operator, collector = Operator(engine), Collector(engine)
+    collector.step(9)
+    runner = engine.executor._runner
+    before = [*runner.params, *(runner._state.arrays.pool or ())]
+    operator.command("sleep", sleep_level=level)
+    collector.step()
+    assert operator.ends == [(None, EngineState(is_paused=True, is_sleeping=True))]
+    assert all(array.is_deleted() for array in before)
+    [end] = engine.core.handle(request("late", [1, 2, 3]))
+    assert end.error is not None and end.error.error_class == "UnavailableError"
+    operator.command("resume")
+    engine.core.step()
+    assert operator.ends[-1][0] is not None
+    operator.command("wake_up")
+    engine.core.step()
+    collector.step()
+    assert {name: result.token_ids for name, result in collector.generated.items()} == old
+
+
+@pytest.mark.slow
+def test_weights_that_arrive_in_sleep_serve_after_it(engine: ModelEngine, fresh: ModelEngine, new: Path) -> None:
+    operator = Operator(engine)
+    operator.finish("sleep", sleep_level=2)
+    assert operator.finish("update_weights", model=str(new)).is_sleeping
+    assert operator.finish("wake_up") == EngineState(weight_version=1)
+    results = engine.run([request(name, tokens) for name, tokens in PROMPTS.items()])
+    assert {name: result.token_ids for name, result in results.items()} == run(fresh, PROMPTS)
+
+
+@pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_pause_holds_steps_until_it_ends(mode: PauseMode, depth: int) -> None:
+    rig = Rig(depth=depth, max_num_seqs=2)
+    messages = [add(name, prompt(9, index), max_tokens=8) for index, name in enumerate("abcd")]
+    rig.send(*messages)
+    operator = Operator(rig)
+
+    def work() -> None:
+        for _ in range(100):
+            step = rig.core.step() if rig.core.has_work or rig.core.control.is_busy else None
+            rig.collect(step.outputs if step is not None else ())
+
+    for _ in range(3):
+        step = rig.core.step()
+        rig.collect(step.outputs if step is not None else ())
+    operator.command("pause", mode=mode)
+    work()
+    assert operator.ends == [(None, EngineState(is_paused=True))]
+    ended = {"keep": "", "wait": "ab", "abort": "abcd"}[mode]
+    assert "".join(sorted(rig.ends)) == ended
+    late = add("late", prompt(5, 50), max_tokens=3)
+    rig.send(late)
+    assert not rig.core.has_work
+    operator.command("resume")
+    work()
+    assert operator.ends[-1] == (None, EngineState())
+    assert sorted(rig.ends) == ["a", "b", "c", "d", "late"]
+    for message in (*messages, late):
+        is_whole = mode != "abort" or message is late
+        assert not is_whole or rig.tokens[message.request_id] == expected(message)
+    assert rig.kv.usage == 0.0
+
+
+def test_a_later_command_waits_for_the_first() -> None:
+    rig = Rig()
+    rig.send(add("a", prompt(5), max_tokens=6))
+    operator = Operator(rig)
+    assert rig.core.step() is not None
+    operator.command("update_weights", model="one", mode="wait")
+    operator.command("update_weights", model="two")
+    operator.command("engine_state")
+    while rig.core.has_work or rig.core.control.is_busy:
+        step = rig.core.step()
+        rig.collect(step.outputs if step is not None else ())
+    assert rig.executor.weights.installed == ["one", "two"]
+    assert [state.weight_version for _, state in operator.ends] == [1, 2, 2]
+    assert {output.weight_version for output in rig.ends.values()} == {0}
+
+
+def test_an_executor_whose_weights_cannot_change_says_so() -> None:
+    rig = Rig()
+    rig.executor.weights = None  # type: ignore[assignment]
+    operator = Operator(rig)
+    names: tuple[CommandName, ...] = ("update_weights", "sleep")
+    for name in names:
+        operator.command(name)
+        rig.core.step()
+        error, _ = operator.ends[-1]
+        assert error is not None and "cannot change" in error.message
