@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.files import read_object
-from jaxserve.checkpoint.parts import split_fused, with_each_expert
+from jaxserve.checkpoint.parts import split_fused, with_each_expert, with_flat_corrections
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.checkpoint.renamed import architecture, text_config, with_our_names, with_text_names, without_mtp_layers
 from jaxserve.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
@@ -77,7 +77,7 @@ def open_huggingface(directory: Path, families: Collection[Family]) -> Checkpoin
     family = _find_family(checkpoint.config, families)
     if family is not None:
         named = with_our_names(named, family.renames)
-    named = _with_quantized_matrices(named)
+    named = with_flat_corrections(_with_quantized_matrices(named))
     return split_fused(with_each_expert(named) if family is not None and family.has_stacked_experts else named)
 
 

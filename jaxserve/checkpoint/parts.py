@@ -63,6 +63,20 @@ def _fused_parts(config: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     }
 
 
+def with_flat_corrections(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with routers' correction biases (1, E) as vectors (ERNIE 4.5)."""
+    tensors, readers = dict(checkpoint.tensors), {}
+    for name, info in checkpoint.tensors.items():
+        if name.endswith(".e_score_correction_bias") and len(info.shape) == 2 and info.shape[0] == 1:
+            tensors[name] = replace(info, shape=info.shape[1:])
+            readers[name] = partial(_read_first, name)
+    return CheckpointView(checkpoint, tensors, readers) if readers else checkpoint
+
+
+def _read_first(stored: str, inner: Checkpoint) -> Tensor:
+    return inner.read(stored)[0]
+
+
 def with_each_expert(checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint with a matrix and a bias for each expert."""
     tensors: dict[str, TensorInfo] = {}

@@ -66,8 +66,9 @@ class Matrix(nnx.Module):
 class Embedding(Matrix):
     """A `[V, D]` table: looked up by token, or multiplied with to get logits. 4-bit formats store it in 8 bits."""
 
-    def __init__(self, vocab_size: int, dim: int, policy: DtypePolicy) -> None:
+    def __init__(self, vocab_size: int, dim: int, policy: DtypePolicy, *, has_logit_bias: bool = False) -> None:
         super().__init__(vocab_size, dim, ("vocab", "embed"), policy.for_tables)
+        self.bias = parameter((vocab_size,), ("vocab",), policy.vectors) if has_logit_bias else None
 
     def __call__(self, token_ids: Int[Array, "T"]) -> Float[Array, "T D"]:
         table = self.weight.get_value()
@@ -76,7 +77,8 @@ class Embedding(Matrix):
 
     def logits(self, x: Float[Array, "B D"], num_rows: Int[Array, ""]) -> Float[Array, "B V"]:
         """Return float32 logits of the vocabulary; rows after `num_rows` are padding."""
-        return self.multiply(x, num_rows)
+        logits = self.multiply(x, num_rows)
+        return logits if self.bias is None else logits + self.bias[...].astype(jnp.float32)
 
 
 class LowRank(nnx.Module):

@@ -86,6 +86,8 @@ def weighted_sum(
 def _choose(
     logits: Float[Array, "T E"], config: ExpertsConfig, correction: Float[Array, "E"] | None
 ) -> tuple[Int[Array, "T k"], Float[Array, "T k"]]:
+    if config.score == "sparse_mixer":
+        return _sparse_mixer(logits, config.margin)
     if config.score == "softmax" and correction is None and config.num_groups == 1:
         best, experts = jax.lax.top_k(logits, config.num_per_token)
         weights = jnp.exp(best - jax.nn.logsumexp(best if config.is_normalized else logits, axis=-1, keepdims=True))
@@ -97,6 +99,19 @@ def _choose(
         if config.is_normalized:
             weights = weights / (weights.sum(-1, keepdims=True) + 1e-20)  # as DeepSeek-V3 guards it
     return experts, weights if config.weight_scale == 1 else weights * config.weight_scale
+
+
+def _sparse_mixer(logits: Float[Array, "T E"], margin: float) -> tuple[Int[Array, "T 2"], Float[Array, "T 2"]]:
+    """Choose two experts by SparseMixer (arXiv 2409.12136): one, then another without the first."""
+    rows, left = jnp.arange(len(logits)), logits
+    experts, weights = [], []
+    for _ in range(2):
+        expert, best = left.argmax(-1), left.max(-1, keepdims=True)
+        is_far = (best - logits) / jnp.maximum(jnp.abs(logits), best) > margin
+        weights.append(jax.nn.softmax(jnp.where(is_far, -jnp.inf, left))[rows, expert])
+        experts.append(expert)
+        left = left.at[rows, expert].set(-jnp.inf)
+    return jnp.stack(experts, 1), jnp.stack(weights, 1)
 
 
 def _within_best_groups(ranks: Float[Array, "T E"], config: ExpertsConfig) -> Float[Array, "T E"]:

@@ -133,6 +133,8 @@ class DecoderConfig:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     """Soft cap on logits after `logit_scale`, as `attention_softcap`."""
+    lm_head_bias: bool = False
+    """True if the output head has a bias (Phi-3.5-MoE)."""
     tied_embeddings: bool = False
     """True if the output head is the embedding matrix."""
     eos_token_ids: tuple[int, ...] = ()

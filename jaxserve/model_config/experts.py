@@ -25,8 +25,11 @@ class ExpertsConfig:
     """Width of one expert."""
     is_normalized: bool
     """True if the weights of a token's k experts are divided by their sum."""
-    score: Literal["softmax", "sigmoid"] = "softmax"
-    """Function from a router's logits to weights."""
+    score: Literal["softmax", "sigmoid", "sparse_mixer"] = "softmax"
+    """Function from a router's logits to weights. sparse_mixer: each of two experts has the softmax of its logit among
+    those close to it, see `margin` (Phi-3.5-MoE)."""
+    margin: float = 0.0
+    """Relative distance from the best logit within which sparse_mixer counts others."""
     has_correction_bias: bool = False
     """True if a bias is added to the scores that choose experts, though not to their weights (DeepSeek-V3)."""
     weight_scale: float = 1.0

@@ -81,13 +81,17 @@ class DecoderStack(nnx.Module):
         self.norm = make_norm(config, policy)
 
 
+def _output_head(config: DecoderConfig, policy: DtypePolicy) -> Embedding:
+    return Embedding(config.vocab_size, config.hidden_size, policy, has_logit_bias=config.lm_head_bias)
+
+
 class Decoder(nnx.Module):
     """A decoder-only language model."""
 
     def __init__(self, config: DecoderConfig, policy: DtypePolicy) -> None:
         self.config = config
         self.model = DecoderStack(config, policy)
-        self.lm_head = None if config.tied_embeddings else Embedding(config.vocab_size, config.hidden_size, policy)
+        self.lm_head = None if config.tied_embeddings else _output_head(config, policy)
 
     def hidden(self, token_ids: Int[Array, "T"], pool: KVPool, step: StepContext) -> tuple[Float[Array, "T D"], KVPool]:
         """Return the final-norm output of every token, and the pool with their keys and values."""

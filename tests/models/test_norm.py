@@ -38,6 +38,7 @@ def test_a_row_of_layer_norm_has_the_same_bits_among_any_number_of_rows() -> Non
     policy = replace(plain(jnp.dtype("float32")), backend="native")
     norm = LayerNorm(576, 1e-5, policy, is_alike=True)
     random = np.random.default_rng(4)
+    assert norm.bias is not None
     norm.weight[...], norm.bias[...] = (jnp.asarray(random.standard_normal(576, np.float32)) for _ in range(2))
     rows = random.standard_normal((64, 576), np.float32)
     whole = np.asarray(jax.jit(norm)(rows))

@@ -152,6 +152,10 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "cohere": {"architectures": ["CohereForCausalLM"]},
     "cohere2_default": {"architectures": ["Cohere2ForCausalLM"]},
     "stablelm": {"architectures": ["StableLmForCausalLM"]},
+    "minimax_m2": {"architectures": ["MiniMaxM2ForCausalLM"]},
+    "ernie4_5": {"architectures": ["Ernie4_5ForCausalLM"]},
+    "ernie4_5_moe": {"architectures": ["Ernie4_5_MoeForCausalLM"]},
+    "phimoe": {"architectures": ["PhimoeForCausalLM"]},
     "ministral3": {"architectures": ["Ministral3ForCausalLM"]},
 }
 
@@ -166,7 +170,8 @@ DEFAULTED_KEYS += ("moe_intermediate_size", "num_experts", "num_local_experts", 
 DEFAULTED_KEYS += ("swiglu_alpha", "swiglu_limit", "qkv_bias", "use_qk_norm", "shared_expert_intermediate_size")
 DEFAULTED_KEYS += ("n_routed_experts", "n_shared_experts", "routed_scaling_factor", "n_group", "topk_group")
 DEFAULTED_KEYS += ("first_k_dense_replace", "attention_out_bias", "layer_norm_eps", "logit_scale", "use_qkv_bias")
-DEFAULTED_KEYS += ("qk_layernorm", "use_parallel_residual")
+DEFAULTED_KEYS += ("qk_layernorm", "use_parallel_residual", "use_bias", "lm_head_bias", "moe_k", "moe_num_experts")
+DEFAULTED_KEYS += ("moe_num_shared_experts", "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval")
 
 
 def rope_case(keys: dict[str, Any]) -> dict[str, Any]:

@@ -64,8 +64,13 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
 
 
 def corrections(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the routers' correction biases, which transformers keeps as buffers in float32."""
-    return {name: buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")}
+    """Return the routers' correction biases, which transformers keeps in float32, mostly as buffers."""
+    return {name: bias for name, bias in model.state_dict().items() if name.endswith("e_score_correction_bias")}
+
+
+def published_correction(name: str) -> str:
+    """Return the name that checkpoints have for a router's correction bias."""
+    return name.replace(".gate.moe_statics.", ".moe_statics.").replace(".mlp.e_score", ".block_sparse_moe.e_score")
 
 
 def _gemma_norm(name: str) -> float:
@@ -80,7 +85,8 @@ def save_weights(model: transformers.PreTrainedModel, tiny: TinyCheckpoint, fold
         name: part.detach().to(dtype).contiguous()
         for whole, weight in model.named_parameters()
         for name, part in published(whole, weight, model.config.model_type).items()
-    } | corrections(model)
+        if not whole.endswith("e_score_correction_bias")
+    } | {published_correction(name): bias for name, bias in corrections(model).items()}
     if tiny.num_shards == 1:
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
         return
@@ -98,9 +104,10 @@ def save_weights(model: transformers.PreTrainedModel, tiny: TinyCheckpoint, fold
 
 def published(name: str, weight: torch.Tensor, model_type: str) -> dict[str, torch.Tensor]:
     """A parameter as checkpoints have it: transformers joins experts as it loads them, but for those joined already."""
-    names = ("w1", "w3", "w2") if model_type == "mixtral" else ("gate_proj", "up_proj", "down_proj")
-    if model_type == "mixtral":
-        name = name.replace(".mlp.", ".block_sparse_moe.")
+    is_mixtral = model_type in ("mixtral", "minimax_m2", "phimoe")
+    names = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
+    if is_mixtral:
+        name = name.replace(".mlp.", ".block_sparse_moe.").replace(".router.", ".gate.")
     above, _, own = name.rpartition(".")
     if not above.endswith(".experts") or model_type == "gpt_oss":
         return {name: weight}

@@ -11,15 +11,17 @@ from jaxserve.models.families._keys import Keys
 
 COUNT_KEYS = ("num_experts", "num_local_experts")
 """Keys for the number of experts: transformers reads either."""
-_MAX_EXPERTS = 4096
+MAX_EXPERTS = 4096
 """Far above every published model."""
+MAX_SHARED = 64
+"""Shared experts, of which no published model has more than a few."""
 
 
 def read_experts(keys: Keys, count_key: str, width_key: str, *, is_normalized: bool) -> ExpertsConfig:
     """Read the keys that all families share. count_key: the family's key for E, which has the default. width_key: the
     key for F. Keys that only matter in training are ignored."""
     given = [key for key in COUNT_KEYS if key != count_key and keys.get(key) is not None]
-    num_experts = keys.integer(given[0] if given else count_key, _MAX_EXPERTS)
+    num_experts = keys.integer(given[0] if given else count_key, MAX_EXPERTS)
     return ExpertsConfig(
         num_experts=num_experts,
         num_per_token=keys.integer("num_experts_per_tok", num_experts),

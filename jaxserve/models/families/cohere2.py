@@ -8,8 +8,9 @@ from typing import Any
 from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import cohere as command_r
-from jaxserve.models.families._common import LAYER_NORM_DEFAULTS, MAX_LAYERS, MAX_POSITION, alternating_layers
+from jaxserve.models.families._common import LAYER_NORM_DEFAULTS, MAX_LAYERS, alternating_layers
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._rope import MAX_POSITION
 
 DEFAULTS = dict(
     LAYER_NORM_DEFAULTS, logit_scale=0.0625, attention_bias=False, sliding_window=4096, tie_word_embeddings=True

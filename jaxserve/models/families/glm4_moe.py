@@ -8,7 +8,7 @@ from typing import Any
 from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
-from jaxserve.models.families._experts import COUNT_KEYS, dense_first, read_experts, with_sigmoid_router
+from jaxserve.models.families._experts import COUNT_KEYS, MAX_SHARED, dense_first, read_experts, with_sigmoid_router
 from jaxserve.models.families._keys import Keys
 
 DEFAULTS = dict(
@@ -27,7 +27,6 @@ DEFAULTS = dict(
     topk_group=1,
     first_k_dense_replace=1,
 )
-_MAX_SHARED = 64
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
@@ -36,7 +35,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     experts = read_experts(keys, "n_routed_experts", "moe_intermediate_size", is_normalized=keys.flag("norm_topk_prob"))
     experts = replace(
         with_sigmoid_router(keys, experts),
-        shared_intermediate_size=experts.intermediate_size * keys.integer("n_shared_experts", _MAX_SHARED),
+        shared_intermediate_size=experts.intermediate_size * keys.integer("n_shared_experts", MAX_SHARED),
     )
     config = build(
         keys,

@@ -33,8 +33,8 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
         computed=("partial_rotary_factor",),
         eps_key="layer_norm_eps",
     )
-    placement = "parallel" if keys.flag("use_parallel_residual") else "pre"
-    return replace(config, norm_kind="layer_with_bias", norm_placement=placement)
+    config = replace(config, norm_kind="layer_with_bias")
+    return replace(config, norm_placement="parallel") if keys.flag("use_parallel_residual") else config
 
 
 FAMILY = Family(("StableLmForCausalLM",), decoder_config)

@@ -1,0 +1,65 @@
+"""Phi-3.5-MoE, and Phi-mini-MoE (arXiv 2409.12136)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jaxserve.checkpoint.family import Family
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
+from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
+from jaxserve.models.families._keys import Keys
+
+DEFAULTS = dict(
+    COMMON_DEFAULTS,
+    num_key_value_heads=8,
+    rms_norm_eps=1e-5,
+    rope_theta=1_000_000.0,
+    sliding_window=None,
+    attention_bias=False,
+    lm_head_bias=False,
+    num_local_experts=16,
+    num_experts_per_tok=2,
+)
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """LayerNorm, biases of attention and of the output head, and two experts a token chosen by SparseMixer."""
+    keys = _with_one_factor(Keys({**DEFAULTS, "router_jitter_noise": 0.01, **hf}))
+    keys.require("num_experts_per_tok", 2)
+    _require_inert_window(keys)
+    experts = replace(
+        read_experts(keys, "num_local_experts", "intermediate_size", is_normalized=False),
+        score="sparse_mixer",
+        margin=2 * keys.number("router_jitter_noise"),
+    )
+    layers = all_with_experts(full_layers(Keys({**keys.table, "sliding_window": None})), experts)
+    config = build(keys, layers=layers, computed=COUNT_KEYS)
+    return replace(config, norm_kind="layer_with_bias", lm_head_bias=keys.flag("lm_head_bias"))
+
+
+def _require_inert_window(keys: Keys) -> None:
+    """Reject a sliding window that is shorter than the longest text; published ones are as long."""
+    window, longest = keys.get("sliding_window"), keys.get("max_position_embeddings")
+    if window is not None and (not isinstance(window, int) or not isinstance(longest, int) or window < longest):
+        raise keys.error("sliding_window", "null, or at least max_position_embeddings")
+
+
+def _with_one_factor(keys: Keys) -> Keys:
+    """Read longrope's factors on cos and sin, `short_mscale` and `long_mscale`, if they are the same."""
+    for name in ("rope_scaling", "rope_parameters"):
+        table = keys.get(name)
+        if isinstance(table, dict) and "short_mscale" in table:
+            inner = Keys(table, f"{name}.")
+            factor = inner.number("short_mscale")
+            inner.require("long_mscale", table["short_mscale"])
+            return Keys({**keys.table, name: {**table, "attention_factor": factor}}, keys.prefix)
+    return keys
+
+
+FAMILY = Family(
+    ("PhimoeForCausalLM", "PhiMoEForCausalLM"),
+    decoder_config,
+    renames={"block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"},
+)
