@@ -18,6 +18,7 @@ from types import MappingProxyType
 
 from jaxserve.config import Config, ModelConfig, ParallelConfig
 from jaxserve.errors import DoesNotFitError
+from jaxserve.layers.cache import pool_shapes
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, RopeScaling
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.runner.inputs import Program
@@ -119,8 +120,9 @@ def rows(case: Case, num_layers: int, kinds: Sequence[str]) -> Iterator[str]:
     for program in programs:
         if program.kind not in kinds:
             continue
-        pool_shape = (num_layers, *limits.pool_shape[1:])
-        job = CompileJob(config, device, cut, str(limits.kv_dtype), pool_shape, (program,))
+        assert limits.shapes is not None
+        pool_shape = (num_layers, *limits.shapes[0].arrays[0].shape[1:])
+        job = CompileJob(config, device, cut, pool_shapes(pool_shape, limits.kv_dtype), (program,))
         started = time.monotonic()
         answer = compile_programs(job, child_environment(), lambda *_: None)[program.name]
         seconds = time.monotonic() - started

@@ -22,7 +22,8 @@ from benchmarks.gpu.rig import BLOCK_SIZE, Generation, Rig, generate, greedy
 from benchmarks.gpu.shapes import FAMILIES, LLAMA_8B, TINY, decoder
 from jaxserve.config import CompileConfig, Config, Dtype, ModelConfig
 from jaxserve.executor.self_test.comparison import TOLERANCE, compare
-from jaxserve.layers.attention import KVPool, StepContext
+from jaxserve.layers.attention import StepContext
+from jaxserve.layers.cache import Cache, KVPool
 from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.layers.rope import query_scales, rotation, sliding_rotation
 from jaxserve.model_config.decoder import DecoderConfig
@@ -114,7 +115,7 @@ def check_family(context: Context, name: str, config: dict[str, Any]) -> None:
     )
 
 
-Compute = Callable[..., tuple[jax.Array, KVPool]]
+Compute = Callable[..., tuple[jax.Array, Cache]]
 
 
 def jitted(skeleton: ModelSkeleton) -> Compute:
@@ -138,13 +139,14 @@ def logits_of(
     shape = (config.num_layers, NUM_PAGES + 1, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
     with jax.default_device(device):
         params = tuple(jax.device_put(leaf, device) for leaf in leaves)
-        pool = KVPool(jnp.zeros(shape, skeleton.policy.weights), jnp.zeros(shape, skeleton.policy.weights))
-        logits, pool = compute(params, pool, jnp.asarray(tokens[:num_prompt]), jnp.arange(num_prompt), is_mixed=True)
+        halves = (jnp.zeros(shape, skeleton.policy.weights) for _ in range(2))
+        cache: Cache = (KVPool(*halves),)
+        logits, cache = compute(params, cache, jnp.asarray(tokens[:num_prompt]), jnp.arange(num_prompt), is_mixed=True)
         rows = [np.asarray(logits)]
         for position in range(num_prompt, len(tokens)):
-            logits, pool = compute(
+            logits, cache = compute(
                 params,
-                pool,
+                cache,
                 jnp.asarray(tokens[position : position + 1]),
                 jnp.arange(position, position + 1),
                 is_mixed=False,
@@ -156,12 +158,12 @@ def logits_of(
 def _pass(
     skeleton: ModelSkeleton,
     params: tuple[jax.Array, ...],
-    pool: KVPool,
+    cache: Cache,
     tokens: jax.Array,
     positions: jax.Array,
     *,
     is_mixed: bool,
-) -> tuple[jax.Array, KVPool]:
+) -> tuple[jax.Array, Cache]:
     """One request's tokens at `positions`, and every one's logits. Traced."""
     count = tokens.shape[0]
     starts = jnp.asarray([0, count])
@@ -171,17 +173,19 @@ def _pass(
         rotation=rotation(skeleton.config, positions),
         sliding_rotation=sliding_rotation(skeleton.config, positions),
         query_scales=query_scales(skeleton.config, positions),
-        paging=Paging(
-            block_tables=jnp.arange(1, NUM_PAGES + 1)[None],
-            kv_lengths=positions[-1:] + 1,
-            query_starts=starts,
-            pages=positions // BLOCK_SIZE + 1,
-            slots=positions % BLOCK_SIZE,
-            ragged=ragged if is_mixed else None,
+        groups=(
+            Paging(
+                block_tables=jnp.arange(1, NUM_PAGES + 1)[None],
+                kv_lengths=positions[-1:] + 1,
+                query_starts=starts,
+                pages=positions // BLOCK_SIZE + 1,
+                slots=positions % BLOCK_SIZE,
+                ragged=ragged if is_mixed else None,
+            ),
         ),
     )
-    hidden, pool = model.hidden(tokens, pool, step)
-    return model.logits(hidden, jnp.int32(count)), pool
+    hidden, cache = model.hidden(tokens, cache, step)
+    return model.logits(hidden, jnp.int32(count)), cache
 
 
 def policy_of(context: Context, shape: DecoderConfig, dtype: Dtype) -> DtypePolicy:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.layers.attention import KVPool
+from jaxserve.layers.cache import KVPool
 from jaxserve.models.skeleton import LeafSpec, ModelSkeleton
 from jaxserve.quant.array import ArraySpec
 from jaxserve.sharding.mesh import Sharding

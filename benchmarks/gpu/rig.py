@@ -20,6 +20,7 @@ from jaxserve.engine.core import EngineCore
 from jaxserve.ipc.messages import AddRequest, ModelInfo, TokenLogprobs
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.kv.manager import KVManager
+from jaxserve.layers.cache import CacheShapes, pool_shapes
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import make_skeleton
@@ -103,6 +104,10 @@ class Rig:
         return Rig(self.skeleton.config, policy, num_blocks=self.num_blocks, max_model_len=self.max_model_len)
 
     @property
+    def shapes(self) -> CacheShapes:
+        return pool_shapes(self.pool_shape, self.kv_dtype)
+
+    @property
     def kv_dtype(self) -> jnp.dtype:
         return self.skeleton.policy.weights
 
@@ -125,7 +130,7 @@ class Rig:
 
         def make(program: Program) -> Compiled:
             started_s = time.perf_counter()
-            lowered = lower(self.skeleton, self.sharding, program, self.pool_shape, self.kv_dtype, self.task)
+            lowered = lower(self.skeleton, self.sharding, program, self.shapes, self.task)
             executable = lowered.compile()
             return Compiled(executable, time.perf_counter() - started_s)
 
@@ -146,13 +151,13 @@ class Rig:
         """Return new state for these programs. pool_seed: fill the KV pool at random instead of with zeros."""
         num_slots = max(program.num_slots for program in made)
         num_pages = max(program.max_pages for program in made) if self.task.keeps_tables else 0
-        shapes = StateShapes(self.pool_shape, self.kv_dtype, num_slots, self.skeleton.config.vocab_size, num_pages)
+        shapes = StateShapes(self.shapes, num_slots, self.skeleton.config.vocab_size, num_pages)
         state = DeviceState(shapes, executables(make_state_programs(shapes, self.sharding, ProgramCache(None))))
         if pool_seed is not None:
-            for half in state.arrays.pool or ():
+            for half in jax.tree.leaves(state.arrays.cache):
                 half.delete()
             pool = random_pool(self.pool_shape, self.kv_dtype, self.sharding, pool_seed)
-            state.arrays = state.arrays._replace(pool=pool)
+            state.arrays = state.arrays._replace(cache=(pool,))
         return state
 
     def core(

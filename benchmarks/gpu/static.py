@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.gpu.shapes import LLAMA_8B, decoder
+from jaxserve.layers.cache import pool_shapes
 from jaxserve.layers.policy import plain
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.inputs import Program
@@ -100,7 +101,9 @@ def compile_step(batch: int, num_layers: int, *, kind: str = "decode", num_token
     pool_shape = (num_layers, NUM_PAGES, config.num_kv_heads, PAGE_SIZE, config.head_dim)
     with tempfile.TemporaryDirectory() as dumps:
         options = {"xla_dump_to": dumps, "xla_dump_hlo_as_text": True}
-        compiled = lower(skeleton, sharding, program, pool_shape, task=generation_task("gpu")).compile(options)
+        compiled = lower(
+            skeleton, sharding, program, pool_shapes(pool_shape, "bfloat16"), task=generation_task("gpu")
+        ).compile(options)
         (thunks,) = Path(dumps).glob(THUNKS)
         sequence = thunks.read_text(encoding="utf-8")
     text = compiled.as_text()

@@ -50,8 +50,7 @@ def precompile(
     entries = [_entry(program.name, result, cache, directory) for program, result in made]
     manifest = Manifest(FORMAT, str(config.model.model), prepared.key_parts(), settings, entries)
     write_manifest(directory, manifest)
-    spec = prepared.limits.spec
-    return Precompiled(manifest, prepared.limits.num_blocks * spec.bytes_per_block)
+    return Precompiled(manifest, prepared.limits.cache.num_bytes)
 
 
 def _entry(name: str, made: MadeProgram, cache: ProgramCache, directory: Path) -> ManifestEntry:

@@ -21,6 +21,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.executor.hosts.agreement import ONE_HOST, Hosts, agree_smallest
 from jaxserve.ipc.messages import EmbeddingInfo
 from jaxserve.kv.spec import KVSpec
+from jaxserve.layers.cache import pool_shapes
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.skeleton import (
@@ -32,8 +33,9 @@ from jaxserve.models.skeleton import (
 from jaxserve.quant.array import array_bytes
 from jaxserve.runner.backend import chip_of
 from jaxserve.runner.buckets import embed_buckets, resolve_embed_limits, resolve_limits
+from jaxserve.runner.cache_sizes import CacheSizes
 from jaxserve.runner.embedding import embedding_task, pool_pages
-from jaxserve.runner.host_cores import limit_threads, num_cores
+from jaxserve.runner.host.cores import limit_threads, num_cores
 from jaxserve.runner.inputs import Program, StepTask
 from jaxserve.runner.limits import (
     Limits,
@@ -77,18 +79,13 @@ class Preparation:
     @property
     def programs(self) -> tuple[Program, ...]:
         """Every program that this engine needs, largest first."""
-        return self.task.programs(self.limits.buckets, self.limits.max_pages)
+        return self.task.programs(self.limits.buckets, *self.limits.program_sizes)
 
     @property
     def summary(self) -> str:
         """The values that the settings left open, by setting."""
         pooling = "" if self.embedding is None else f"task=embed pooling={self.embedding.pooling} "
         return pooling + self.limits.summary
-
-    @property
-    def pool_shape(self) -> tuple[int, ...] | None:
-        """None for an encoder."""
-        return self.limits.pool_shape if self.limits.num_blocks else None
 
     def key_parts(self) -> dict[str, str]:
         """Return everything that the cache keys of the programs depend on, by name."""
@@ -103,7 +100,8 @@ class Preparation:
             "devices": " ".join(f"{axis}={size}" for axis, size in self.sharding.rules.sizes),
             "KV dtype": str(limits.kv_dtype),
             "KV page tokens": str(limits.spec.block_size),
-            "KV pages": str(limits.num_blocks),
+            "KV pages": " ".join(map(str, limits.cache.num_blocks)),
+            "state slots": str(limits.cache.num_state_slots),
             "pages per request": str(limits.max_pages),
             "decode buckets": " ".join(map(str, limits.buckets.decode)),
             "mixed buckets": " ".join(map(str, limits.buckets.mixed)),
@@ -114,8 +112,7 @@ class Preparation:
     @property
     def state_shapes(self) -> StateShapes:
         return StateShapes(
-            self.pool_shape,
-            self.limits.kv_dtype,
+            self.limits.shapes,
             self.limits.buckets.max_num_seqs if self.embedding is None else 0,
             self.skeleton.config.vocab_size,
             self.limits.max_pages if self.task.keeps_tables else 0,
@@ -129,8 +126,7 @@ class Preparation:
             self.task,
             self.skeleton,
             self.sharding,
-            self.pool_shape,
-            self.limits.kv_dtype,
+            self.limits.shapes,
             self.programs,
             cache,
             num_threads=min(num_cores(), MAX_COMPILE_THREADS),
@@ -198,6 +194,8 @@ def _prepare_embedding(
     if isinstance(model, EncoderConfig):
         skeleton = make_encoder_skeleton(model, make_encoder_policy(config, chip))
     else:  # tied embeddings, so that no memory goes into an unused head
+        if len(model.cache.groups) > 1:
+            raise ConfigError("--task embed: a model with several kinds of cache is not served for embeddings")
         model = model.with_context(config.model.max_model_len).for_devices(config.parallel.tensor_parallel_size)
         model = replace(model, tied_embeddings=True)
         skeleton = make_skeleton(model, make_policy(config, model, chip))
@@ -276,12 +274,17 @@ def embed_limits(
     """Return the sizes of an engine that embeds. Raises ConfigError."""
     step = resolve_embed_limits(platform, config.scheduler, config.model.max_model_len)
     buckets = embed_buckets(platform, step)
-    spec = kv_spec(config, model, platform) if isinstance(model, DecoderConfig) else _NO_PAGES
+    spec, num_blocks, shapes = _NO_PAGES, 0, None
+    if isinstance(model, DecoderConfig):
+        spec = kv_spec(config, model, platform)
+        num_blocks = pool_pages(buckets, spec.block_size)
+        shape = (spec.num_layers, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
+        shapes = pool_shapes(shape, kv_cache_dtype(config, platform))
     max_model_len = _max_model_len(config, model, modules, step.max_num_batched_tokens)
     return Limits(
-        spec=spec,
+        cache=CacheSizes((spec,), (num_blocks,)),
+        shapes=shapes,
         kv_dtype=kv_cache_dtype(config, platform),
-        num_blocks=pool_pages(buckets, spec.block_size) if spec.num_layers else 0,
         max_model_len=max_model_len,
         max_pages=-(-max_model_len // spec.block_size),
         buckets=buckets,

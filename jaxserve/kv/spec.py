@@ -9,18 +9,22 @@ from jaxserve.errors import DoesNotFitError
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """The cache of one model: keys and values of every layer, in pages of `block_size` tokens."""
+    """A cache group with pages: keys and values of its layers, in pages of `block_size` tokens."""
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     dtype_bytes: int
     block_size: int
+    num_arrays: int = 2
+    """Keys and values, or 1 for one vector that is both."""
+    window: int | None = None
+    """Tokens whose pages are kept; None: all."""
 
     @property
     def bytes_per_token(self) -> int:
         """Key and value of one token over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype_bytes
+        return self.num_arrays * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype_bytes
 
     @property
     def bytes_per_block(self) -> int:

@@ -10,21 +10,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxserve_kernels.paged_attention import Paging, Scoring, ShardAxes, write_and_attend
 from jaxserve_kernels.rope import Rotation, rotate
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
+from jaxserve.layers.cache import Cache, GroupStep, KVPool, StateSlots, with_group
 from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.norm import RMSNorm
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
+from jaxserve.model_config.cache import CachePlace, LayerPlaces
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
-
-
-class KVPool(NamedTuple):
-    """Keys and values of all layers. Donated to every step and returned by it: the same buffers."""
-
-    k: Float[Array, "L P K S H"]
-    v: Float[Array, "L P K S H"]
 
 
 class StepContext(NamedTuple):
@@ -33,7 +28,8 @@ class StepContext(NamedTuple):
     rotation: Rotation
     sliding_rotation: Rotation | None
     """Rotation in sliding-window layers; None: the same as in the others."""
-    paging: Paging
+    groups: tuple[GroupStep, ...]
+    """Places of the tokens in each cache group. The first group has pages."""
     adapters: Bool[Array, "T A"] | None = None
     """See `Tokens.adapters`."""
     query_scales: Float[Array, "T"] | None = None
@@ -48,9 +44,28 @@ class StepContext(NamedTuple):
         return self.rotation
 
     @property
+    def rows(self) -> Paging:
+        """The rows of the step: `query_starts`, `kv_lengths` and `ragged` are the same in every group with pages."""
+        rows = self.groups[0]
+        assert isinstance(rows, Paging), "groups with pages come first"
+        return rows
+
+    @property
     def tokens(self) -> Tokens:
         """Number of real tokens, which come before padding, and their adapters."""
-        return Tokens(self.paging.query_starts[-1], self.adapters)
+        return Tokens(self.rows.query_starts[-1], self.adapters)
+
+    def paging(self, place: CachePlace) -> Paging:
+        """Return the pages of the group of `place`."""
+        paging = self.groups[place.group]
+        assert isinstance(paging, Paging), "a group with pages"
+        return paging
+
+    def slots(self, place: CachePlace) -> StateSlots:
+        """Return the state slots of the group of `place`."""
+        slots = self.groups[place.group]
+        assert isinstance(slots, StateSlots), "a state group"
+        return slots
 
 
 class Attention(nnx.Module):
@@ -78,8 +93,12 @@ class Attention(nnx.Module):
         self.shards = ShardAxes(policy.rules.mesh_axes("kv_heads"), policy.rules.mesh_axes("pages"))
 
     def __call__(
-        self, x: Float[Array, "T D"], pool: KVPool, index: Int[Array, ""], step: StepContext
-    ) -> tuple[Float[Array, "T D"], KVPool]:
+        self, x: Float[Array, "T D"], cache: Cache, places: LayerPlaces, step: StepContext
+    ) -> tuple[Float[Array, "T D"], Cache]:
+        place = places.paged
+        assert place is not None, "attention has keys and values"
+        pool = cache[place.group]
+        assert isinstance(pool, KVPool), "a full or sliding group"
         n, k, h = self.shape
         query, key, value = self.qkv_proj(x, step.tokens)
         if not self.has_whole_norm:
@@ -94,15 +113,16 @@ class Attention(nnx.Module):
                 key,
                 value,
                 *pool,
-                index,
-                step.paging,
+                jnp.int32(place.index),
+                step.paging(place),
                 rotation=rotation,
                 scoring=self.scoring,
                 sinks=None if self.sinks is None else self.sinks[...],
                 backend=self.backend,
                 shards=self.shards,
             )  # (T, N, H)
-        return self.o_proj(attended.reshape(-1, n * h), step.tokens), KVPool(*pages)
+        cache = with_group(cache, place, KVPool(*pages))
+        return self.o_proj(attended.reshape(-1, n * h), step.tokens), cache
 
     def _positioned(
         self, query: Float[Array, "T N H"], key: Float[Array, "T K H"], step: StepContext

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from jaxserve.model_config.cache import CacheGroup, CacheLayout, LayerCache, StateArray, cache_layout
 from jaxserve.model_config.experts import ExpertsConfig
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -67,6 +68,18 @@ class LayerConfig:
     """False: no positional encoding in this layer (SmolLM3's NoPE layers)."""
     experts: ExpertsConfig | None = None
     """None: a dense feed-forward block. All layers with experts have the same number and width."""
+    num_kv_heads: int | None = None
+    """KV heads of this layer; None: the model's."""
+    head_dim: int | None = None
+    """Head dim of this layer; None: the model's."""
+    has_kv: bool = True
+    """False: the layer has no attention, and no KV pages."""
+    latent_dim: int | None = None
+    """Width of the one vector per token that the layer caches instead of keys and values (MLA); None: it has none."""
+    kv_source: int | None = None
+    """Earlier layer whose cached keys and values this layer reads; None: its own."""
+    state: tuple[StateArray, ...] = ()
+    """Arrays of the layer's recurrent state; none: it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +156,27 @@ class DecoderConfig:
     """Quantisation of the checkpoint; None: it is not quantised."""
     kv_copies: int = 1
     """Copies of each of the checkpoint's KV heads among the `num_kv_heads`: see `for_devices`."""
+    splits_windows: bool = False
+    """True: sliding-window layers have cache groups of their own, which keep only the window's pages. False: their cache
+    is like that of the other layers, and only attention knows the window."""
+
+    @property
+    def cache(self) -> CacheLayout:
+        """The cache groups, and each layer's places in them."""
+        return cache_layout([self._layer_cache(layer) for layer in self.layers])
+
+    def _layer_cache(self, layer: LayerConfig) -> LayerCache:
+        state = CacheGroup("state", arrays=layer.state) if layer.state else None
+        if not layer.has_kv:
+            return LayerCache(None, state)
+        if layer.latent_dim is not None:
+            return LayerCache(CacheGroup("latent", head_dim=layer.latent_dim), state, layer.kv_source)
+        window = layer.sliding_window if self.splits_windows else None
+        if window is not None and window >= self.max_position:
+            window = None
+        heads, dim = layer.num_kv_heads or self.num_kv_heads, layer.head_dim or self.head_dim
+        kind: Literal["full", "sliding"] = "full" if window is None else "sliding"
+        return LayerCache(CacheGroup(kind, (), heads, dim, window), state, layer.kv_source)
 
     @property
     def num_layers(self) -> int:

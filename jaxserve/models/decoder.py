@@ -1,7 +1,7 @@
 """The decoder: one forward function that serves every family, configured by a `DecoderConfig`.
 
 Attribute names are Hugging Face's checkpoint names, so a parameter's path is the name it is loaded by.
-Forward never mutates: the KV pool is an argument and a result.
+Forward never mutates: the cache is an argument and a result.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxserve.layers.attention import Attention, KVPool, StepContext
+from jaxserve.layers.attention import Attention, StepContext
+from jaxserve.layers.cache import Cache
 from jaxserve.layers.experts import Experts
 from jaxserve.layers.linear import Embedding
 from jaxserve.layers.mlp import MLP
 from jaxserve.layers.norm import make_norm
 from jaxserve.layers.policy import DtypePolicy
+from jaxserve.model_config.cache import LayerPlaces
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, NormPlacement
 
 _NORMS: Final[Mapping[NormPlacement, tuple[str | None, str | None, str | None, str | None]]] = {
@@ -52,16 +54,16 @@ class DecoderLayer(nnx.Module):
         self.is_parallel = config.norm_placement == "parallel"
 
     def __call__(
-        self, x: Float[Array, "T D"], pool: KVPool, index: Int[Array, ""], step: StepContext
-    ) -> tuple[Float[Array, "T D"], KVPool]:
+        self, x: Float[Array, "T D"], cache: Cache, places: LayerPlaces, step: StepContext
+    ) -> tuple[Float[Array, "T D"], Cache]:
         pre_attention, post_attention, pre_mlp, post_mlp = map(self._norm, self.norms)
         with jax.named_scope("attention"):
             normed = pre_attention(x)
-            attended, pool = self.self_attn(normed, pool, index, step)
+            attended, cache = self.self_attn(normed, cache, places, step)
         x = x + scaled(post_attention(attended), self.residual_scale)
         with jax.named_scope("mlp"):
             made = self.mlp(normed if self.is_parallel else pre_mlp(x), step.tokens)
-        return x + scaled(post_mlp(made), self.residual_scale), pool
+        return x + scaled(post_mlp(made), self.residual_scale), cache
 
     def _norm(self, name: str | None) -> Callable[[Array], Array]:
         return (lambda x: x) if name is None else getattr(self, name)
@@ -93,14 +95,14 @@ class Decoder(nnx.Module):
         self.model = DecoderStack(config, policy)
         self.lm_head = None if config.tied_embeddings else _output_head(config, policy)
 
-    def hidden(self, token_ids: Int[Array, "T"], pool: KVPool, step: StepContext) -> tuple[Float[Array, "T D"], KVPool]:
-        """Return the final-norm output of every token, and the pool with their keys and values."""
+    def hidden(self, token_ids: Int[Array, "T"], cache: Cache, step: StepContext) -> tuple[Float[Array, "T D"], Cache]:
+        """Return the final-norm output of every token, and the cache with what the layers store of them."""
         with jax.named_scope("embed"):
             x = scaled(self.model.embed_tokens(token_ids), self.config.embedding_scale)  # (T, D)
-        for index, layer in enumerate(self.model.layers):
+        for index, (layer, places) in enumerate(zip(self.model.layers, self.config.cache.places, strict=True)):
             with jax.named_scope(f"layer_{index}"):
-                x, pool = layer(x, pool, jnp.int32(index), step)
-        return self.model.norm(x), pool
+                x, cache = layer(x, cache, places, step)
+        return self.model.norm(x), cache
 
     def logits(self, hidden: Float[Array, "B D"], num_rows: Int[Array, ""]) -> Float[Array, "B V"]:
         """Return logits in float32; rows from `num_rows` on are padding."""

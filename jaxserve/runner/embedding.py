@@ -18,7 +18,8 @@ import numpy as np
 from jaxserve_kernels.paged_attention import Paging, ragged_layout
 from jaxtyping import Array, Float, Int
 
-from jaxserve.layers.attention import KVPool, StepContext
+from jaxserve.layers.attention import StepContext
+from jaxserve.layers.cache import Cache, pages_shape
 from jaxserve.layers.rope import query_scales, rotation, sliding_rotation
 from jaxserve.layers.segment_attention import Texts
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
@@ -53,8 +54,10 @@ def embedding_task(pooling: Pooling, page_size: int, max_model_len: int) -> Step
     )
 
 
-def embed_programs(buckets: Buckets, max_pages: int) -> tuple[Program, ...]:
-    """Return every program of these buckets, largest first. max_pages: pages of the longest text."""
+def embed_programs(
+    buckets: Buckets, max_pages: int, num_tables: int = 1, num_state_slots: int = 0
+) -> tuple[Program, ...]:
+    """Return every program of these buckets, largest first. max_pages: pages of the longest text, which has one table."""
     return tuple(Program("embed", size, buckets.mixed_rows(size), max_pages, 0) for size in reversed(buckets.mixed))
 
 
@@ -106,7 +109,7 @@ def embed(
 
     Rows after the last text have no meaning.
     """
-    field, pool = split(packed, program, EMBED_FIELDS), state.pool
+    field, cache = split(packed, program, EMBED_FIELDS), state.cache
     if isinstance(skeleton, EncoderSkeleton):
         longest = min(program.max_pages, program.num_tokens)  # a page of an encoder is a token
         texts = Texts(field["rows"], field["starts"][-1], longest)
@@ -116,13 +119,13 @@ def embed(
             firsts = pooled(hidden, field["rows"], field["starts"], "cls")
             return state, (model.scores(firsts, skeleton.config.scoring),)
     else:
-        if pool is None:
+        if cache is None:
             raise ValueError("a decoder needs pages")
-        context = _context(skeleton, field, pool, program)
-        hidden, pool = skeleton.build(params).hidden(field["tokens"], pool, context)
+        context = _context(skeleton, field, cache, program)
+        hidden, cache = skeleton.build(params).hidden(field["tokens"], cache, context)
     with jax.named_scope("pool"):
         vectors = pooled(hidden.astype(jnp.float32), field["rows"], field["starts"], pooling)
-        return StateArrays(pool, None), (vectors,)
+        return StateArrays(cache, None), (vectors,)
 
 
 def pooled(
@@ -138,8 +141,8 @@ def pooled(
     return sums[:-1] / jnp.maximum(counts, 1)[:, None]
 
 
-def _context(skeleton: ModelSkeleton, field: dict[str, Any], pool: KVPool, program: Program) -> StepContext:
-    num_pages, page_size = pool.k.shape[1], pool.k.shape[3]
+def _context(skeleton: ModelSkeleton, field: dict[str, Any], cache: Cache, program: Program) -> StepContext:
+    _, num_pages, _, page_size, _ = pages_shape(cache)
     positions, rows, starts = field["positions"], field["rows"], field["starts"]
     is_real = rows < program.num_rows
     firsts = field["first_pages"]
@@ -152,12 +155,14 @@ def _context(skeleton: ModelSkeleton, field: dict[str, Any], pool: KVPool, progr
         rotation=rotation(skeleton.config, positions),
         sliding_rotation=sliding_rotation(skeleton.config, positions),
         query_scales=query_scales(skeleton.config, positions),
-        paging=Paging(
-            block_tables=tables,
-            kv_lengths=starts[1:] - starts[:-1],
-            query_starts=starts,
-            pages=pages,
-            slots=positions % page_size,
-            ragged=ragged,
+        groups=(
+            Paging(
+                block_tables=tables,
+                kv_lengths=starts[1:] - starts[:-1],
+                query_starts=starts,
+                pages=pages,
+                slots=positions % page_size,
+                ragged=ragged,
+            ),
         ),
     )

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxserve.runner.page_tables import table_rows
+from jaxserve.runner.page_tables import by_group, table_rows
 from jaxserve.runner.state import DeviceState, StateArrays
 from jaxserve.sampling.params import COLUMNS, PADDING_ROW, EngineSamplingParams, device_row
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, NO_SLOT, Buckets, Plan, PromptScores, StepPlan, StepResult
@@ -27,7 +27,8 @@ A = TypeVar("A", np.ndarray, jax.Array)
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One compiled shape: T tokens, B rows, M pages a row, up to K steps a call, X slots of running requests."""
+    """One compiled shape: T tokens, B rows, G tables of M pages a row, up to K steps a call, X slots of running requests, Y
+    slots of recurrent states."""
 
     kind: ProgramKind
     num_tokens: int  # T
@@ -35,17 +36,23 @@ class Program:
     max_pages: int  # M
     num_slots: int  # X
     max_steps: int = 1  # K
+    num_tables: int = 1  # G
+    num_state_slots: int = 0  # Y, with the zero slot; 0 for a model without recurrent layers
 
     @property
     def name(self) -> str:
         return f"{self.kind}/{self.num_tokens}"
 
 
-def programs(buckets: Buckets, max_pages: int) -> tuple[Program, ...]:
+def programs(buckets: Buckets, max_pages: int, num_tables: int = 1, num_state_slots: int = 0) -> tuple[Program, ...]:
     """Return every program of these buckets, largest first: the slowest to compile starts first."""
-    num_slots = buckets.max_num_seqs
-    decode = [Program("decode", size, size, max_pages, num_slots, buckets.max_decode_steps) for size in buckets.decode]
-    mixed = [Program("mixed", size, buckets.mixed_rows(size), max_pages, num_slots) for size in buckets.mixed]
+    num_slots, cache = buckets.max_num_seqs, (num_tables, num_state_slots)
+    decode = [
+        Program("decode", size, size, max_pages, num_slots, buckets.max_decode_steps, *cache) for size in buckets.decode
+    ]
+    mixed = [
+        Program("mixed", size, buckets.mixed_rows(size), max_pages, num_slots, 1, *cache) for size in buckets.mixed
+    ]
     return tuple(sorted(decode + mixed, key=lambda program: -program.num_tokens))
 
 
@@ -67,11 +74,13 @@ INPUT_FIELDS: Final = {
     "length_limits": "B",
     "stop_token_ids": "B E",
     "sampling": "B C",
-    "block_tables": "B M",
+    "state_reads": "Y",  # of each row, see `layers.cache.StateSlots`; none without recurrent layers
+    "state_writes": "Y",
+    "block_tables": "B GM",
 }
 RESIDENT_FIELDS: Final = {name: shape for name, shape in INPUT_FIELDS.items() if name != "block_tables"} | {
     "table_rows": "B",  # row of each row's page table; padding rows point after the last slot
-    "table_places": "T",  # entries that changed, as row * M + column, see `page_tables`
+    "table_places": "T",  # entries that changed, as row * G * M + column, see `page_tables`
     "table_pages": "T",
 }
 """Fields of a plan whose page tables stay on the device."""
@@ -91,7 +100,8 @@ def field_shapes(program: Program, fields: Mapping[str, str]) -> dict[str, tuple
         "T": program.num_tokens,
         "B": program.num_rows,
         "B+1": program.num_rows + 1,
-        "M": program.max_pages,
+        "GM": program.num_tables * program.max_pages,
+        "Y": program.num_rows if program.num_state_slots else 0,
         "C": len(COLUMNS),
         "E": MAX_STOP_TOKENS,
         "K": program.max_steps,
@@ -105,10 +115,12 @@ def packed_size(program: Program, fields: Mapping[str, str]) -> int:
 
 
 def split(packed: A, program: Program, fields: Mapping[str, str]) -> dict[str, A]:
-    """Return views of the packed vector by field name."""
+    """Return views of the packed vector by field name; fields without numbers are left out."""
     views, start = {}, 0
     for name, shape in field_shapes(program, fields).items():
         size = math.prod(shape)
+        if not size:
+            continue
         views[name] = packed[start : start + size].reshape(shape)
         start += size
     return views
@@ -146,11 +158,16 @@ def pack(plan: StepPlan, program: Program, fields: Mapping[str, str] = INPUT_FIE
     field["sampling"][:num_rows] = plan.sampling
     field["sampling"][num_rows:] = PADDING_ROW
     if "block_tables" in field:
-        field["block_tables"][:num_rows, : plan.block_tables.shape[1]] = plan.block_tables
+        own, tables = (by_group(each, program.num_tables) for each in (plan.block_tables, field["block_tables"]))
+        tables[:num_rows, :, : own.shape[2]] = own
     else:
         field["table_rows"][:num_rows] = table_rows(plan)
         field["table_rows"][num_rows:] = program.num_slots
-        field["table_places"][:] = program.num_slots * program.max_pages
+        field["table_places"][:] = program.num_slots * program.num_tables * program.max_pages
+    if program.num_state_slots:
+        field["state_writes"][:] = program.num_state_slots
+        if plan.state_slots is not None:
+            field["state_reads"][:num_rows], field["state_writes"][:num_rows] = plan.state_slots.T
     return packed
 
 
@@ -225,7 +242,7 @@ def dummy_plan(program: Program) -> StepPlan:
         num_scheduled_tokens=counts,
         num_computed_tokens=np.zeros(num_rows, np.int32),
         token_ids=np.zeros(counts.sum(), np.int32),
-        block_tables=np.zeros((num_rows, program.max_pages), np.int32),
+        block_tables=np.zeros((num_rows, program.num_tables * program.max_pages), np.int32),
         is_sampling=np.zeros(num_rows, np.bool_),
         sampling=np.tile(device_row(EngineSamplingParams()), (num_rows, 1)),
         length_limits=np.full(num_rows, np.iinfo(np.int32).max, np.int32),
@@ -251,8 +268,8 @@ class StepTask(Generic[PlanT, ResultT]):
     step: Step
     fields: Mapping[str, str]
     """The packed plan's layout, see `inputs.split`."""
-    programs: Callable[[Buckets, int], tuple[Program, ...]]
-    """From (buckets, pages of the longest request) to every program, largest first."""
+    programs: Callable[[Buckets, int, int, int], tuple[Program, ...]]
+    """From (buckets, pages of the longest request, page tables of a request, state slots) to every program, largest first."""
     pack: Callable[[PlanT, Program], np.ndarray]
     unpack: Callable[[PlanT, Program, Sequence[np.ndarray], float], ResultT]
     """From (plan, program, outputs, device seconds)."""

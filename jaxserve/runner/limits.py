@@ -6,6 +6,7 @@ Pure arithmetic, so that `jaxserve plan` for a device that is not present and th
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -16,16 +17,19 @@ from jaxserve_kernels.paged_attention import pool_heads
 from jaxserve.config import Config, ParallelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.kv.spec import KVSpec
+from jaxserve.layers.cache import CacheShapes, group_shapes
 from jaxserve.layers.policy import DtypePolicy
+from jaxserve.model_config.cache import CacheGroup
 from jaxserve.model_config.decoder import CheckpointQuantization, DecoderConfig
 from jaxserve.quant.names import NO_QUANTIZATION
 from jaxserve.quant.policy import QuantPolicy
 from jaxserve.quant.registry import find_format
 from jaxserve.runner.backend import Chip, choose_backend, choose_encoder_backend
 from jaxserve.runner.buckets import make_buckets, page_tokens, pool_context, resolve_limits, table_pages
+from jaxserve.runner.cache_sizes import CacheSizes, divide_cache, slot_bytes
 from jaxserve.runner.memory import fit_model_len, num_kv_blocks
 from jaxserve.scheduler.plan import Buckets
-from jaxserve.sharding.rules import MeshShape
+from jaxserve.sharding.rules import MeshShape, axis_rules
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,9 +38,10 @@ _LOG = logging.getLogger(__name__)
 class Limits:
     """The sizes of one engine."""
 
-    spec: KVSpec
+    cache: CacheSizes
+    shapes: CacheShapes | None
+    """The cache on the devices; None for an encoder."""
     kv_dtype: jnp.dtype
-    num_blocks: int
     max_model_len: int
     max_pages: int
     """Pages per request that the programs' page tables hold: enough for `max_model_len`."""
@@ -45,15 +50,24 @@ class Limits:
     """Groups of devices that have as many pages each, and requests of their own."""
 
     @property
-    def num_usable_blocks(self) -> int:
-        """Pages that requests can hold: all but the null page of each rank."""
-        return self.num_blocks - self.num_ranks
+    def program_sizes(self) -> tuple[int, int, int]:
+        """Pages of a table, page tables of a request and state slots, as `inputs.programs` takes them."""
+        return self.max_pages, len(self.cache.specs), self.cache.num_state_slots
 
     @property
-    def pool_shape(self) -> tuple[int, ...]:
-        """`[L, P, K, S, H]`"""
-        spec = self.spec
-        return (spec.num_layers, self.num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
+    def spec(self) -> KVSpec:
+        """The first cache group: one whose pages grow with the text, if there is one."""
+        return self.cache.specs[0]
+
+    @property
+    def num_blocks(self) -> int:
+        """Pages of the first cache group."""
+        return self.cache.num_blocks[0]
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """Pages of the first group that requests can hold: all but the null page of each rank."""
+        return self.num_blocks - self.num_ranks
 
     @property
     def summary(self) -> str:
@@ -156,27 +170,60 @@ def kv_cache_dtype(config: Config, platform: str) -> jnp.dtype:
     return jnp.dtype("float8_e4m3fn") if is_fp8 else weights_dtype(config, platform)
 
 
+def kv_specs(config: Config, decoder: DecoderConfig, platform: str) -> tuple[KVSpec, ...]:
+    """Return the contents and size of a page of each cache group with pages."""
+    return tuple(
+        KVSpec(
+            num_layers=group.num_layers,
+            num_kv_heads=heads[0],
+            head_dim=heads[1],
+            dtype_bytes=kv_cache_dtype(config, platform).itemsize,
+            block_size=page_tokens(platform, config.cache.block_size),
+            num_arrays=1 if group.kind == "latent" else 2,
+            window=group.window,
+        )
+        for group in decoder.cache.paged
+        for heads in (_heads(group, config, platform),)
+    )
+
+
 def kv_spec(config: Config, decoder: DecoderConfig, platform: str) -> KVSpec:
-    """Return the contents and size of a KV page."""
-    num_devices = config.parallel.tensor_parallel_size
-    num_kv_heads, head_dim = pool_heads(decoder.num_kv_heads, decoder.head_dim, platform, num_devices)
-    return KVSpec(
-        num_layers=decoder.num_layers,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        dtype_bytes=kv_cache_dtype(config, platform).itemsize,
-        block_size=page_tokens(platform, config.cache.block_size),
+    """Return the contents and size of a page of the first cache group."""
+    return kv_specs(config, decoder, platform)[0]
+
+
+def _heads(group: CacheGroup, config: Config, platform: str) -> tuple[int, int]:
+    """Return the number and the dim of a group's heads as the device lays them out."""
+    if group.kind == "latent":
+        return 1, group.head_dim
+    return pool_heads(group.num_kv_heads, group.head_dim, platform, config.parallel.tensor_parallel_size)
+
+
+def cache_shapes(
+    config: Config, decoder: DecoderConfig, policy: DtypePolicy, platform: str, counts: Sequence[int]
+) -> CacheShapes:
+    """Return the arrays of the cache; counts: pages or state slots of each group."""
+    page_size, kv_dtype = page_tokens(platform, config.cache.block_size), kv_cache_dtype(config, platform)
+    return tuple(
+        group_shapes(
+            group,
+            count,
+            page_size,
+            kv_dtype,
+            policy.activations,
+            _heads(group, config, platform) if group.has_pages else None,
+        )
+        for group, count in zip(decoder.cache.groups, counts, strict=True)
     )
 
 
 def make_limits(config: Config, decoder: DecoderConfig, policy: DtypePolicy, platform: str, kv_bytes: int) -> Limits:
-    """The sizes that `kv_bytes` for the KV cache (over all devices) allow; raises ConfigError where that is too little."""
-    spec, num_ranks = kv_spec(config, decoder, platform), config.parallel.data_parallel_size
-    longest = config.model.max_model_len or decoder.max_position
+    """The sizes that `kv_bytes` for the cache (over all devices) allow; raises ConfigError where that is too little."""
+    num_ranks = config.parallel.data_parallel_size
     step = resolve_limits(platform, config.scheduler)
-    num_blocks = num_kv_blocks(  # of each rank
-        kv_bytes // num_ranks, spec, pool_context(platform, longest), step.max_num_seqs
-    )
+    cache = _cache_sizes(config, decoder, policy, platform, kv_bytes)
+    spec, states = cache.specs[0], decoder.cache.states
+    num_blocks = cache.num_blocks[0] // num_ranks
     max_model_len = fit_model_len(config.model.max_model_len, decoder.max_position, num_blocks, spec)
     # One row makes XLA:CPU convert a weight that is not float32 first, all of it; two do not. On GPUs a layer takes a
     # fifth more kernels with one row (docs/benchmarks/h200-static.md).
@@ -185,9 +232,11 @@ def make_limits(config: Config, decoder: DecoderConfig, policy: DtypePolicy, pla
     is_native = policy.backend in NATIVE and multiplies(policy.matrices, dynamic=dynamic)
     slow_single_row = platform == "gpu" or (platform == "cpu" and not is_native and not is_float32)
     return Limits(
-        spec=spec,
+        cache=cache,
+        shapes=cache_shapes(
+            config, decoder, policy, platform, (*cache.num_blocks, *(cache.num_state_slots for _ in states))
+        ),
         kv_dtype=kv_cache_dtype(config, platform),
-        num_blocks=num_blocks * num_ranks,
         max_model_len=max_model_len,
         max_pages=table_pages(platform, -(-max_model_len // spec.block_size)),
         buckets=make_buckets(
@@ -198,4 +247,25 @@ def make_limits(config: Config, decoder: DecoderConfig, policy: DtypePolicy, pla
             growth=4 if is_native else 2,
         ),
         num_ranks=num_ranks,
+    )
+
+
+def _cache_sizes(
+    config: Config, decoder: DecoderConfig, policy: DtypePolicy, platform: str, kv_bytes: int
+) -> CacheSizes:
+    """Return the pages of each group, and the state slots, that `kv_bytes` allow."""
+    specs, num_ranks = kv_specs(config, decoder, platform), config.parallel.data_parallel_size
+    longest = pool_context(platform, config.model.max_model_len or decoder.max_position)
+    step, states = resolve_limits(platform, config.scheduler), decoder.cache.states
+    if len(specs) == 1 and not states:
+        num_blocks = num_kv_blocks(kv_bytes // num_ranks, specs[0], longest, step.max_num_seqs)  # of each rank
+        return CacheSizes(specs, (num_blocks * num_ranks,))
+    rules = axis_rules(decoder, policy.mesh)
+    return divide_cache(
+        kv_bytes,
+        specs,
+        slot_bytes(states, policy.activations, rules, rules.count("kv_heads")),
+        longest=longest,
+        max_num_seqs=step.max_num_seqs,
+        max_chunk=step.max_num_batched_tokens,
     )

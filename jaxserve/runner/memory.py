@@ -10,7 +10,7 @@ import jax
 from jaxserve.config import CacheConfig
 from jaxserve.errors import ConfigError, DoesNotFitError
 from jaxserve.kv.spec import KVSpec
-from jaxserve.runner.host_memory import available_bytes
+from jaxserve.runner.host.memory import available_bytes
 
 CPU_SHARE = 0.25
 CPU_MOST_BYTES = 2 << 30

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxserve.layers.attention import KVPool
+from jaxserve.layers.cache import KVPool
 
 
 def read_pages(pool: KVPool, blocks: Int[Array, "B"]) -> tuple[Float[Array, "B L K S H"], Float[Array, "B L K S H"]]:

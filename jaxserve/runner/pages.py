@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxserve.kv.spec import KVSpec
 from jaxserve.kv.tiers.page import CacheBlock, Page, PageLayout
-from jaxserve.layers.attention import KVPool
+from jaxserve.layers.cache import KVPool
 from jaxserve.runner.state import DeviceState
 from jaxserve.types import NULL_BLOCK, BlockId
 

@@ -22,7 +22,7 @@ import jaxserve_kernels
 from jaxserve_kernels.devices import multiprocessors
 
 import jaxserve
-from jaxserve.runner.host_cores import num_threads
+from jaxserve.runner.host.cores import num_threads
 
 _JAX_SETTINGS = (
     "jax_default_matmul_precision",

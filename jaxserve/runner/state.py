@@ -1,11 +1,11 @@
-"""State on the devices: the KV pool and the slots, and the programs that create and update them between steps."""
+"""State on the devices: the cache and the slots, and the programs that create and update them between steps."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jaxserve_kernels import native
 from jaxserve_kernels.backend import NATIVE, Backend
 from jaxtyping import Array, Int
 
-from jaxserve.layers.attention import KVPool
+from jaxserve.layers.cache import Cache, CacheShapes, KVPool, assemble
 from jaxserve.runner.page_tables import SentTables
 from jaxserve.runner.slots import MASKS_AT_ONCE, mask_rows, slot_row
 from jaxserve.sampling.params import SlotInit
@@ -24,7 +24,7 @@ from jaxserve.scheduler.plan import Mask, StepPlan
 class StateArrays(NamedTuple):
     """Arrays that every step takes (DONATED) and returns in the same buffers."""
 
-    pool: KVPool | None
+    cache: Cache | None
     """None for an encoder."""
     slots: Int[Array, "X1 S"] | None
     """None where a step samples nothing."""
@@ -36,18 +36,33 @@ class StateArrays(NamedTuple):
 class StateShapes:
     """Shapes of the state of one engine."""
 
-    pool_shape: tuple[int, ...] | None
-    """`[L, P, K, S, H]`; None for an encoder."""
-    kv_dtype: jnp.dtype
+    cache: CacheShapes | None
+    """None for an encoder."""
     num_slots: int
     """0 where a step samples nothing."""
     vocab_size: int
     max_pages: int = 0
-    """Pages of a row of the page tables on the device; 0 where they come with every plan."""
+    """Pages of one of a row's page tables on the device; 0 where they come with every plan."""
     backend: Backend = "reference"
-    """Native backends have the system provide the pool's memory from `DeviceState.provide_memory` on."""
+    """Native backends have the system provide the cache's memory from `DeviceState.provide_memory` on."""
     page_batches: tuple[int, ...] = ()
-    """Numbers of pages that one program copies between pool and host; none without tiers."""
+    """Numbers of pages that one program copies between pool and host; none without tiers, which take one group only."""
+
+    @property
+    def num_tables(self) -> int:
+        """Page tables of a request: one per group with pages."""
+        return sum(group.kind != "state" for group in self.cache or ())
+
+    @property
+    def pool_shape(self) -> tuple[int, ...]:
+        """Shape of the first group's arrays: `[L, P, K, S, H]`; empty for an encoder."""
+        return self.cache[0].arrays[0].shape if self.cache else ()
+
+    @property
+    def kv_dtype(self) -> jnp.dtype:
+        """Type of the first group's arrays."""
+        assert self.cache is not None, "an encoder has no cache"
+        return jnp.dtype(self.cache[0].arrays[0].dtype)
 
 
 def batch_sharding(pool: jax.sharding.Sharding) -> jax.sharding.NamedSharding:
@@ -57,12 +72,12 @@ def batch_sharding(pool: jax.sharding.Sharding) -> jax.sharding.NamedSharding:
     return jax.sharding.NamedSharding(pool.mesh, jax.sharding.PartitionSpec(None, None, heads))
 
 
-StateKind = Literal["pool", "slots", "init_slot", "masks", "tables", "table_row", "read_pages", "write_pages"]
+StateKind = Literal["cache", "slots", "init_slot", "masks", "tables", "table_row", "read_pages", "write_pages"]
 
 
 @dataclass(frozen=True, slots=True)
 class StateProgram:
-    """A program that creates the pool, the slots or the page tables, writes a request's row or some masks, or copies pages."""
+    """A program that creates the cache, the slots or the page tables, writes a request's row or some masks, or copies pages."""
 
     kind: StateKind
     shapes: StateShapes
@@ -77,7 +92,7 @@ class StateProgram:
 def state_programs(shapes: StateShapes) -> tuple[StateProgram, ...]:
     """Return every state program that an engine with these shapes needs."""
     kinds: list[StateKind] = []
-    kinds += ["pool"] if shapes.pool_shape is not None else []
+    kinds += ["cache"] if shapes.cache is not None else []
     kinds += ["slots", "init_slot", "masks"] if shapes.num_slots else []
     kinds += ["tables", "table_row"] if shapes.max_pages else []
     copies: list[StateKind] = ["read_pages", "write_pages"]
@@ -85,6 +100,12 @@ def state_programs(shapes: StateShapes) -> tuple[StateProgram, ...]:
         *(StateProgram(kind, shapes) for kind in kinds),
         *(StateProgram(kind, shapes, size) for size in shapes.page_batches for kind in copies),
     )
+
+
+def new_cache(shapes: CacheShapes, arrays: Sequence[Any]) -> Cache:
+    """Return the cache over `arrays`, those of one group after those of another."""
+    rest = iter(arrays)
+    return tuple(assemble(group.kind, [next(rest) for _ in group.arrays]) for group in shapes)
 
 
 class DeviceState:
@@ -98,22 +119,21 @@ class DeviceState:
 
     def _new_arrays(self) -> StateArrays:
         """Zeroed, because a masked NaN in the pool would still poison a sum."""
-        pool = KVPool(*jax.block_until_ready(self._call["pool"]())) if "pool" in self._call else None
         shapes = self._shapes
+        cache = None if shapes.cache is None else new_cache(shapes.cache, jax.block_until_ready(self._call["cache"]()))
         if shapes.max_pages:
-            assert shapes.pool_shape is not None, "pages"
-            self._sent = SentTables(shapes.num_slots, shapes.max_pages, shapes.pool_shape[3])
+            self._sent = SentTables(shapes.num_slots, shapes.max_pages, shapes.pool_shape[3], shapes.num_tables)
         return StateArrays(
-            pool,
+            cache,
             self._call["slots"]() if "slots" in self._call else None,
             self._call["tables"]() if "tables" in self._call else None,
         )
 
     def provide_memory(self) -> None:
-        """Have the system provide all memory of the pool in the background; returns at once."""
+        """Have the system provide all memory of the cache in the background; returns at once."""
         if self._shapes.backend in NATIVE:
-            for half in self.arrays.pool or ():
-                native.provide(half)
+            for array in jax.tree.leaves(self.arrays.cache):
+                native.provide(array)
 
     def init_slots(self, inits: Sequence[SlotInit], masks: Sequence[Mask]) -> None:
         """Write the rows of requests that take their slots, then the token masks of some slots."""
@@ -149,28 +169,34 @@ class DeviceState:
 
     def read_pages(self, blocks: Int[np.ndarray, "B"]) -> tuple[jax.Array, ...]:
         """Dispatch copies of these pages: keys and values, `[B, L, K, S, H]`."""
-        copies: tuple[jax.Array, ...] = self._copy["read_pages", len(blocks)](self.arrays.pool, blocks)
+        copies: tuple[jax.Array, ...] = self._copy["read_pages", len(blocks)](self._pool, blocks)
         return copies
 
     def stage(self, batch: np.ndarray) -> jax.Array:
         """Start to copy keys or values of pages, `[B, L, K, S, H]`, to the devices; any thread may call it."""
-        assert self.arrays.pool is not None, "an encoder has no pages"
-        staged: jax.Array = jax.device_put(batch, batch_sharding(self.arrays.pool.k.sharding))
+        staged: jax.Array = jax.device_put(batch, batch_sharding(self._pool.k.sharding))
         return staged
 
     def write_pages(self, blocks: Int[np.ndarray, "B"], copies: tuple[jax.Array, ...]) -> None:
         """Dispatch the write of `copies` into these pages. If it raises, the arrays are new and zeroed."""
         try:
-            pool = KVPool(*self._copy["write_pages", len(blocks)](self.arrays.pool, blocks, *copies))
+            pool = KVPool(*self._copy["write_pages", len(blocks)](self._pool, blocks, *copies))
         except Exception:
             self.renew()
             raise
-        self.arrays = self.arrays._replace(pool=pool)
+        self.arrays = self.arrays._replace(cache=(pool,))
+
+    @property
+    def _pool(self) -> KVPool:
+        """The only group of an engine with tiers."""
+        (pool,) = self.arrays.cache or ()
+        assert isinstance(pool, KVPool), "pages of keys and values"
+        return pool
 
     def release(self) -> None:
         """Give the memory of the arrays back; `renew` makes new ones."""
         with contextlib.suppress(Exception):  # waits for the steps that were dispatched after a failed one
-            jax.block_until_ready(self.arrays.pool)
+            jax.block_until_ready(self.arrays.cache)
         for array in jax.tree.leaves(self.arrays):
             array.delete()
 

@@ -1,7 +1,7 @@
 """The step functions of generation, and the only `jax.jit` of the server.
 
 One function serves both program families: forward over the flat token axis, then sampling of each row's last token, in
-one program. The KV pool and the slots are donated and come back in the same buffers.
+one program. The cache and the slots are donated and come back in the same buffers.
 
 A decode program can do several steps in one call. A step differs from the one before it only by its positions, since
 tokens come from the slots; so a loop around it carries only arrays that are updated in place.
@@ -19,13 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxserve_kernels import native
 from jaxserve_kernels.backend import NATIVE
-from jaxserve_kernels.paged_attention import Paging, ragged_layout
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxserve.layers.attention import KVPool, StepContext
-from jaxserve.layers.rope import query_scales, rotation, sliding_rotation
-from jaxserve.model_config.decoder import AdaptersConfig
+from jaxserve.layers.cache import ArrayShape, Cache, CacheShapes, KVPool
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
+from jaxserve.runner.context import step_context
 from jaxserve.runner.inputs import (
     INPUT_FIELDS,
     OUTPUT_FIELDS,
@@ -45,7 +43,7 @@ from jaxserve.runner.inputs import (
 from jaxserve.runner.page_copies import read_pages, write_pages
 from jaxserve.runner.page_tables import set_entries, write_row
 from jaxserve.runner.slots import MASKS_AT_ONCE, SamplerState, init_slot, put_masks, slots_shape, store_tokens, take_up
-from jaxserve.runner.state import DeviceState, StateArrays, StateProgram, batch_sharding
+from jaxserve.runner.state import DeviceState, StateArrays, StateProgram, batch_sharding, new_cache
 from jaxserve.sampling.bits import num_words
 from jaxserve.sampling.sampler import Sampled, Scored, sample, score
 from jaxserve.scheduler.plan import UNREAD_TOKEN, StepPlan, StepResult
@@ -61,13 +59,12 @@ def lower(
     skeleton: ModelSkeleton | EncoderSkeleton,
     sharding: Sharding,
     program: Program,
-    pool_shape: tuple[int, ...] | None,
-    kv_dtype: jnp.dtype | None = None,
+    cache: CacheShapes | None,
     task: StepTask[Any, Any] | None = None,
 ) -> jax.stages.Lowered:
     """Trace one program of `task` for abstract arguments; nothing is allocated on a device.
 
-    pool_shape: None for an encoder. kv_dtype: None for the model's. task: None for GENERATION.
+    cache: None for an encoder. task: None for GENERATION.
     """
     task = task or GENERATION
 
@@ -76,11 +73,10 @@ def lower(
     ) -> tuple[StateArrays, tuple[Array, ...]]:
         return task.step(skeleton, params, state, packed, program)
 
-    state = _abstract_state(skeleton, sharding, program, pool_shape, kv_dtype)
+    state = _abstract_state(skeleton, sharding, program, cache)
     if task.keeps_tables:
-        tables = jax.ShapeDtypeStruct(
-            (program.num_slots + 1, program.max_pages), jnp.int32, sharding=sharding.replicated
-        )
+        shape = (program.num_slots + 1, program.num_tables * program.max_pages)
+        tables = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.replicated)
         state = state._replace(tables=tables)  # type: ignore[arg-type]
     places = jax.tree.map(lambda array: array.sharding, state), sharding.replicated
     inputs = jax.ShapeDtypeStruct((packed_size(program, task.fields),), jnp.int32, sharding=sharding.replicated)
@@ -91,20 +87,24 @@ def lower(
 
 
 def _abstract_state(
-    skeleton: ModelSkeleton | EncoderSkeleton,
-    sharding: Sharding,
-    program: Program,
-    pool_shape: tuple[int, ...] | None,
-    kv_dtype: jnp.dtype | None,
+    skeleton: ModelSkeleton | EncoderSkeleton, sharding: Sharding, program: Program, cache: CacheShapes | None
 ) -> StateArrays:
-    pool, slots = None, None
-    if pool_shape is not None:
-        half = jax.ShapeDtypeStruct(pool_shape, kv_dtype or skeleton.policy.weights, sharding=sharding.kv_pool)
-        pool = KVPool(half, half)  # type: ignore[arg-type]
+    slots = None
     if program.num_slots:
         shape = slots_shape(program.num_slots, skeleton.config.vocab_size)
         slots = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.replicated)
-    return StateArrays(pool, slots)  # type: ignore[arg-type]
+    return StateArrays(abstract_cache(cache, sharding), slots)  # type: ignore[arg-type]
+
+
+def abstract_cache(cache: CacheShapes | None, sharding: Sharding) -> Cache | None:
+    """Return the shapes and shardings of the cache's arrays; None for an encoder."""
+    if cache is None:
+        return None
+    return new_cache(cache, [_abstract(array, sharding) for group in cache for array in group.arrays])
+
+
+def _abstract(array: ArrayShape, sharding: Sharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, jnp.dtype(array.dtype), sharding=sharding.place(array.axes))
 
 
 def lower_state(sharding: Sharding, program: StateProgram) -> jax.stages.Lowered:
@@ -115,11 +115,11 @@ def lower_state(sharding: Sharding, program: StateProgram) -> jax.stages.Lowered
         for dims in (shape, (), shape[1:], (MASKS_AT_ONCE,), (MASKS_AT_ONCE, num_words(shapes.vocab_size)))
     )
     match program.kind:
-        case "pool":
-            pools = sharding.kv_pool
-            half = jax.ShapeDtypeStruct(shapes.pool_shape or (), shapes.kv_dtype)
+        case "cache":
+            arrays = [_abstract(array, sharding) for group in shapes.cache or () for array in group.arrays]
             zeros = native.untouched_zeros if shapes.backend in NATIVE else _zeros
-            return jax.jit(lambda: tuple(zeros(half, half)), out_shardings=(pools, pools)).lower()
+            bare = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
+            return jax.jit(lambda: tuple(zeros(*bare)), out_shardings=tuple(each.sharding for each in arrays)).lower()
         case "slots":
             return jax.jit(lambda: jnp.zeros(shape, jnp.int32), out_shardings=place).lower()
         case "init_slot":
@@ -128,11 +128,12 @@ def lower_state(sharding: Sharding, program: StateProgram) -> jax.stages.Lowered
             put = partial(put_masks, vocab_size=shapes.vocab_size)
             return jax.jit(put, donate_argnames="slots", out_shardings=place).lower(slots, which, words)
         case "tables":
-            shape = (shapes.num_slots + 1, shapes.max_pages)
+            shape = (shapes.num_slots + 1, shapes.num_tables * shapes.max_pages)
             return jax.jit(lambda: jnp.zeros(shape, jnp.int32), out_shardings=place).lower()
         case "table_row":
-            tables = jax.ShapeDtypeStruct((shapes.num_slots + 1, shapes.max_pages), jnp.int32, sharding=place)
-            entries = jax.ShapeDtypeStruct((shapes.max_pages,), jnp.int32, sharding=place)
+            shape = (shapes.num_slots + 1, shapes.num_tables * shapes.max_pages)
+            tables = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
+            entries = jax.ShapeDtypeStruct(shape[1:], jnp.int32, sharding=place)
             return jax.jit(write_row, donate_argnames="tables", out_shardings=place).lower(tables, slot, entries)
         case "read_pages" | "write_pages":
             return _lower_copy(sharding, program)
@@ -141,7 +142,7 @@ def lower_state(sharding: Sharding, program: StateProgram) -> jax.stages.Lowered
 def _lower_copy(sharding: Sharding, program: StateProgram) -> jax.stages.Lowered:
     """Trace a program that copies pages. The page axis of the batches comes first; the heads stay where they are."""
     shapes, pools = program.shapes, sharding.kv_pool
-    num_layers, num_blocks, *rest = shapes.pool_shape or ()
+    num_layers, num_blocks, *rest = shapes.pool_shape
     batches = batch_sharding(pools)
     half, batch = (
         jax.ShapeDtypeStruct(dims, shapes.kv_dtype, sharding=place)
@@ -171,51 +172,51 @@ def run_step(
 ) -> tuple[StateArrays, tuple[Int[Array, "O"], ...]]:
     """Write KV, attend, sample. DONATES the state; returns it and the packed result, in a mixed program followed by the
     scores of prompt tokens."""
-    pool, slots, tables = state
+    cache, slots, tables = state
     field = split(packed, program, INPUT_FIELDS if tables is None else RESIDENT_FIELDS)
-    assert pool is not None and slots is not None, "a decoder that samples"
+    assert cache is not None and slots is not None, "a decoder that samples"
     if tables is not None:
         tables = set_entries(tables, field["table_places"], field["table_pages"])
         field["block_tables"] = tables[field["table_rows"]]
     if program.max_steps == 1:
-        pool, slots, sampled, _, hidden = _one_step(skeleton, params, pool, slots, field, program)
+        cache, slots, sampled, _, hidden = _one_step(skeleton, params, cache, slots, field, program)
         outcome = Outcome(jnp.int32(1), sampled.token_ids[None], sampled.logprobs[None], *sampled[2:])
         outputs: tuple[Array, ...] = (pack_arrays(outcome, OUTPUT_FIELDS),)
         if program.kind == "mixed":
             outputs += (pack_arrays(score_prompts(skeleton, params, hidden, field, program), SCORE_FIELDS),)
-        return StateArrays(pool, slots, tables), outputs
+        return StateArrays(cache, slots, tables), outputs
 
-    def is_going_on(carry: tuple[KVPool, Array, Outcome, Bool[Array, ""]]) -> Bool[Array, ""]:
+    def is_going_on(carry: tuple[Cache, Array, Outcome, Bool[Array, ""]]) -> Bool[Array, ""]:
         _, _, outcome, has_end = carry
         return (outcome.num_steps < field["num_steps"]) & ~has_end
 
     def go_on(
-        carry: tuple[KVPool, Array, Outcome, Bool[Array, ""]],
-    ) -> tuple[KVPool, Array, Outcome, Bool[Array, ""]]:
-        pool, slots, outcome, _ = carry
+        carry: tuple[Cache, Array, Outcome, Bool[Array, ""]],
+    ) -> tuple[Cache, Array, Outcome, Bool[Array, ""]]:
+        cache, slots, outcome, _ = carry
         step = outcome.num_steps
-        pool, slots, sampled, has_end, _ = _one_step(skeleton, params, pool, slots, _later(field, step), program)
+        cache, slots, sampled, has_end, _ = _one_step(skeleton, params, cache, slots, _later(field, step), program)
         outcome = Outcome(
             step + 1,
             outcome.token_ids.at[step].set(sampled.token_ids),
             outcome.logprobs.at[step].set(sampled.logprobs),
             *sampled[2:],
         )
-        return pool, slots, outcome, has_end
+        return cache, slots, outcome, has_end
 
-    start = (pool, slots, _no_outcome(program), jnp.bool_(False))
-    pool, slots, outcome, _ = jax.lax.while_loop(is_going_on, go_on, start)
-    return StateArrays(pool, slots, tables), (pack_arrays(outcome, OUTPUT_FIELDS),)
+    start = (cache, slots, _no_outcome(program), jnp.bool_(False))
+    cache, slots, outcome, _ = jax.lax.while_loop(is_going_on, go_on, start)
+    return StateArrays(cache, slots, tables), (pack_arrays(outcome, OUTPUT_FIELDS),)
 
 
 def forward(
     skeleton: ModelSkeleton, params: tuple[Array, ...], state: StateArrays, packed: Int[Array, "I"], program: Program
 ) -> tuple[StateArrays, tuple[Float[Array, "T D"]]]:
     """Compute a step without sampling: returns the state (DONATED) and the head's input of each token."""
-    field, pool = split(packed, program, INPUT_FIELDS), state.pool
-    assert pool is not None, "a decoder"
-    hidden, pool = skeleton.build(params).hidden(field["tokens"], pool, _context(skeleton, field, pool, program))
-    return StateArrays(pool, state.slots), (hidden,)
+    field, cache = split(packed, program, INPUT_FIELDS), state.cache
+    assert cache is not None, "a decoder"
+    hidden, cache = skeleton.build(params).hidden(field["tokens"], cache, step_context(skeleton, field, cache, program))
+    return StateArrays(cache, state.slots), (hidden,)
 
 
 def _no_outcome(program: Program) -> Outcome:
@@ -232,26 +233,36 @@ def _no_outcome(program: Program) -> Outcome:
 def _later(field: dict[str, Any], step: Int[Array, ""]) -> dict[str, Any]:
     """Return the inputs of decode step number `step` of a call."""
     lengths = field["kv_lengths"]
-    return field | {
-        "tokens": jnp.where(step == 0, field["tokens"], UNREAD_TOKEN),
-        "positions": field["positions"] + step,
-        "kv_lengths": jnp.where(lengths > 0, lengths + step, 0),  # padding rows have none
-    }
+    states = {}
+    if "state_reads" in field:  # later steps read what the one before wrote
+        states = {"state_reads": jnp.where(step == 0, field["state_reads"], field["state_writes"])}
+    return (
+        field
+        | states
+        | {
+            "tokens": jnp.where(step == 0, field["tokens"], UNREAD_TOKEN),
+            "positions": field["positions"] + step,
+            "kv_lengths": jnp.where(lengths > 0, lengths + step, 0),  # padding rows have none
+        }
+    )
 
 
 def _one_step(
     skeleton: ModelSkeleton,
     params: tuple[Array, ...],
-    pool: KVPool,
+    cache: Cache,
     slots: Int[Array, "X1 S"],
     field: dict[str, Any],
     program: Program,
-) -> tuple[KVPool, Int[Array, "X1 S"], Sampled, Bool[Array, ""], Float[Array, "T D"]]:
+) -> tuple[Cache, Int[Array, "X1 S"], Sampled, Bool[Array, ""], Float[Array, "T D"]]:
     """Forward and sample; then come whether any row's request ends with its new token, and what the head was given."""
     model, vocab_size = skeleton.build(params), skeleton.config.vocab_size
     tokens, rows = take_up(slots, field, vocab_size)
     field = field | {"is_real": field["is_real"] * ~rows.is_over[field["rows"]], "kv_lengths": rows.kv_lengths}
-    hidden, pool = model.hidden(tokens, pool, _context(skeleton, field, pool, program))
+    if program.num_state_slots:
+        writes = jnp.where(rows.is_over, program.num_state_slots, field["state_writes"])
+        field |= {"state_writes": writes}
+    hidden, cache = model.hidden(tokens, cache, step_context(skeleton, field, cache, program))
     last = jnp.maximum(field["query_starts"][1:] - 1, 0)  # (B,) each row's newest token
     newest = hidden if program.kind == "decode" else hidden[last]
     num_rows = (field["query_starts"][1:] > field["query_starts"][:-1]).sum(dtype=jnp.int32)
@@ -265,7 +276,7 @@ def _one_step(
         sampled = batch_sharded(choose, logits, by_row, (slots, field["num_top_logprobs"]), skeleton.policy.rules)
     slots, has_end = store_tokens(slots, field, rows, sampled.token_ids, vocab_size)
     shown = jnp.where(rows.is_over, UNREAD_TOKEN, sampled.token_ids)
-    return pool, slots, sampled._replace(token_ids=shown), has_end, hidden
+    return cache, slots, sampled._replace(token_ids=shown), has_end, hidden
 
 
 def score_prompts(
@@ -317,40 +328,6 @@ def score_prompts(
             lambda: jax.lax.platform_dependent(cuda=all_blocks, default=real_blocks),
             lambda: nothing,
         )
-
-
-def _context(skeleton: ModelSkeleton, field: dict[str, Any], pool: KVPool, program: Program) -> StepContext:
-    page_size = pool.k.shape[3]
-    positions = field["positions"]
-    # Padding tokens write to slot 0 of the null page.
-    pages = field["block_tables"][field["rows"], positions // page_size] * field["is_real"]
-    ragged = None
-    if program.kind == "mixed":
-        ragged = ragged_layout(
-            field["query_starts"],
-            field["num_decode_rows"],
-            num_tokens=program.num_tokens,
-            backend=skeleton.policy.backend,
-        )
-    return StepContext(
-        rotation=rotation(skeleton.config, positions),
-        sliding_rotation=sliding_rotation(skeleton.config, positions),
-        query_scales=query_scales(skeleton.config, positions),
-        paging=Paging(
-            block_tables=field["block_tables"],
-            kv_lengths=field["kv_lengths"],
-            query_starts=field["query_starts"],
-            pages=pages,
-            slots=positions % page_size,
-            ragged=ragged,
-        ),
-        adapters=_own_ranks(skeleton.adapters, field["adapters"][field["rows"]]),
-    )
-
-
-def _own_ranks(config: AdaptersConfig | None, adapters: Int[Array, "T"]) -> Bool[Array, "T A"] | None:
-    """Mark the ranks that belong to each token's adapter."""
-    return None if config is None else adapters[:, None] == 1 + jnp.arange(config.num_ranks) // config.rank
 
 
 GENERATION: Final = StepTask(

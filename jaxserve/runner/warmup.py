@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
 import jax
-import jax.numpy as jnp
 
+from jaxserve.layers.cache import CacheShapes
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.runner.inputs import Program, StepTask
 from jaxserve.runner.program_cache import ProgramCache
@@ -41,8 +41,7 @@ def make_programs(
     task: StepTask[Any, Any],
     skeleton: ModelSkeleton | EncoderSkeleton,
     sharding: Sharding,
-    pool_shape: tuple[int, ...] | None,
-    kv_dtype: jnp.dtype,
+    shapes: CacheShapes | None,
     wanted: Sequence[Program],
     cache: ProgramCache,
     *,
@@ -51,10 +50,10 @@ def make_programs(
 ) -> dict[Program, MadeProgram]:
     adapters = skeleton.adapters
     model = (skeleton.config, skeleton.policy, adapters, abstract_params(skeleton, sharding))
-    key = program_key(host_key_parts() | process_key_parts(), task.name, *model, sharding, pool_shape, kv_dtype)
+    key = program_key(host_key_parts() | process_key_parts(), task.name, *model, sharding, shapes)
 
     def lower_one(program: Program) -> jax.stages.Lowered:
-        return lower(skeleton, sharding, program, pool_shape, kv_dtype, task)
+        return lower(skeleton, sharding, program, shapes, task)
 
     return compile_all(lower_one, key, sharding, wanted, cache, num_threads=num_threads, progress=progress)
 

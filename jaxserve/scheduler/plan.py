@@ -1,6 +1,6 @@
 """The contract between scheduler and runner: the plans of steps, and their results.
 
-Letters: B rows, T tokens of the step, M pages per request at most, C sampling columns, K decode steps of a call,
+Letters: B rows, T tokens of the step, G page tables per request of M pages at most, C sampling columns, K decode steps of a call,
 D numbers of a vector.
 """
 
@@ -117,7 +117,7 @@ class StepPlan:
     num_scheduled_tokens: np.ndarray  # int32 [B]
     num_computed_tokens: np.ndarray  # int32 [B]
     token_ids: np.ndarray  # int32 [sum(num_scheduled_tokens)]
-    block_tables: np.ndarray  # int32 [B, M], unused entries are the null block
+    block_tables: np.ndarray  # int32 [B, G * M], a table per cache group with pages; unused entries are the null block
     is_sampling: np.ndarray  # bool [B]
     sampling: np.ndarray  # int32 [B, C], see sampling.params.COLUMNS
     length_limits: np.ndarray  # int32 [B], known tokens at which a request ends
@@ -138,6 +138,9 @@ class StepPlan:
     """int32 [B], the adapter of each row, 0 for none. None if no row has one."""
     masks: tuple[Mask, ...] = ()
     """Masks of the rows with a grammar; they replace the allowed tokens in the slots' state."""
+    state_slots: np.ndarray | None = None
+    """int32 [B, 2], the slot of the recurrent state that each row reads, 0 at the start of a text, and the one that it
+    writes. None for a model without recurrent layers."""
 
     @property
     def num_tokens(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
+from jaxserve.layers.cache import pool_shapes
 from jaxserve.layers.policy import plain
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.skeleton import make_encoder_skeleton, make_skeleton
@@ -42,7 +43,9 @@ def test_a_decoder_keeps_its_pages_in_place(target: Target, backend: Any) -> Non
     page_size = page_tokens(target.platform, None)
     shape = (ONE_LAYER.num_layers, 1024, ONE_LAYER.num_kv_heads, page_size, ONE_LAYER.head_dim)
     program = Program("embed", 512, 32, 32, 0)
-    step = lower(skeleton, sharding, program, shape, task=embedding_task("last", page_size, 512)).compile()
+    step = lower(
+        skeleton, sharding, program, pool_shapes(shape, "bfloat16"), task=embedding_task("last", page_size, 512)
+    ).compile()
     memory = step.memory_analysis()
     assert memory is not None
     assert memory.alias_size_in_bytes == 2 * 2 * prod(shape)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.gpu.static import THUNKS, outside_graphs
+from jaxserve.layers.cache import pool_shapes
 from jaxserve.layers.policy import plain
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.experts import ExpertsConfig
@@ -60,7 +61,7 @@ def test_a_decode_step_of_experts_is_one_graph_and_exchanges_two_sums(
     sharding = make_sharding(MODEL, MeshShape(num_devices), target.devices(num_devices))
     dumps = {"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_text": True, "xla_gpu_autotune_level": 0}
     options: dict[str, Any] | None = dumps if is_gpu else None
-    step = lower(make_skeleton(MODEL, policy), sharding, DECODE, POOL).compile(options)
+    step = lower(make_skeleton(MODEL, policy), sharding, DECODE, pool_shapes(POOL, "bfloat16")).compile(options)
     memory, text = step.memory_analysis(), step.as_text()
     assert memory is not None
     assert text is not None

@@ -15,6 +15,7 @@ from jaxserve_kernels.grouped_matmul import grouped_matmul
 from jaxserve_kernels.grouped_matmul.tiles import most_tiles
 from jaxserve_kernels.grouped_matmul.tuning import grouped_tuning
 
+from jaxserve.layers.cache import pool_shapes
 from jaxserve.layers.policy import plain
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.skeleton import make_skeleton
@@ -144,6 +145,6 @@ def test_a_step_takes_the_kernels_for_its_experts(quantization: str, num_devices
         mesh=MeshShape(num_devices),
     )
     pool = (1, 256, model.num_kv_heads, page_tokens("gpu", None), model.head_dim)
-    lowered = lower(make_skeleton(model, policy), sharding, DECODE, pool).as_text()
+    lowered = lower(make_skeleton(model, policy), sharding, DECODE, pool_shapes(pool, "bfloat16")).as_text()
     others = 2 if quantization == "int4-weight-only" else 0  # attention's products
     assert lowered.count("@mosaic_gpu") == 3 + others, "attention, gate and up, down"

@@ -16,6 +16,7 @@ import pytest
 from jaxserve_kernels.matmul import matmul, tuning
 from jaxserve_kernels.matmul.tuning import SkinnyTuning
 
+from jaxserve.layers.cache import pool_shapes
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.quant.policy import QuantPolicy
@@ -168,6 +169,6 @@ def test_a_decode_step_takes_the_kernel_for_all_of_its_products(monkeypatch: pyt
     sharding = make_sharding(model, MeshShape(), H200.devices(1))
     skeleton = make_skeleton(model, DtypePolicy(BF16, BF16, QuantPolicy("int8-weight-only"), "mosaic_gpu"))
     pool = (model.num_layers, 256, model.num_kv_heads, page_tokens("gpu", None), model.head_dim)
-    lowered = lower(skeleton, sharding, DECODE, pool).as_text()
+    lowered = lower(skeleton, sharding, DECODE, pool_shapes(pool, "bfloat16")).as_text()
     assert "@mosaic_gpu" in lowered
     assert "dot_general" not in lowered, "a product that is left to XLA"

@@ -13,6 +13,7 @@ from math import prod
 import jax.numpy as jnp
 import pytest
 
+from jaxserve.layers.cache import pool_shapes
 from jaxserve.layers.policy import Exchange, plain
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.experts import ExpertsConfig
@@ -89,7 +90,7 @@ def test_a_step_exchanges_what_the_plan_counts_and_leaves_the_pool_where_it_is(c
     sharding = make_sharding(model, shape, described_devices(case.target.device, shape.num_devices))
     pool_shape = (1, NUM_PAGES * shape.data, model.num_kv_heads, 16, model.head_dim)
     task = replace(GENERATION, step=forward)
-    lowered = lower(skeleton, sharding, case.program, pool_shape, jnp.dtype("bfloat16"), task)
+    lowered = lower(skeleton, sharding, case.program, pool_shapes(pool_shape, "bfloat16"), task)
     step = lowered.compile({"xla_gpu_autotune_level": 0} if is_gpu else None)
     text, memory = step.as_text(), step.memory_analysis()
     assert text is not None

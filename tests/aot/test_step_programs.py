@@ -19,6 +19,7 @@ import pytest
 from jaxserve_kernels.backend import Backend
 
 from benchmarks.gpu.static import THUNKS, launches, outside_graphs
+from jaxserve.layers.cache import pool_shapes
 from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig, LayerConfig, RopeScaling
 from jaxserve.models.skeleton import make_skeleton
@@ -207,7 +208,7 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     if case.target.platform == "gpu":  # there is no device to find the fastest products on
         options = {"xla_dump_to": str(dumps), "xla_dump_hlo_as_text": True, "xla_gpu_autotune_level": 0}
     task, started_s = generation_task(case.target.platform), time.process_time()
-    lowered = lower(skeleton, sharding, case.program, case.pool_shape, task=task)
+    lowered = lower(skeleton, sharding, case.program, pool_shapes(case.pool_shape, "bfloat16"), task=task)
     step: jax.stages.Compiled = lowered.compile(options)
     cpu_s = time.process_time() - started_s
     memory, text = step.memory_analysis(), step.as_text()

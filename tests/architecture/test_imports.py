@@ -67,6 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "model_config",
         "runner",  # planning sizes and compiles the programs
         "models",
+        "layers.cache",  # the shapes of the cache
         "layers.expert_parallel",  # the rule for all-to-all
         "layers.policy",
         "quant",
@@ -101,7 +102,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sharding",
         "checkpoint",
         "sampling",
-        "layers.attention",  # KVPool
+        "layers.cache",  # the shapes of the cache
         "layers.policy",
         "quant.array",
         KERNELS,  # the names of backends
@@ -181,7 +182,7 @@ NO_JAX = [
 READ_ENVIRONMENT = (
     "jaxserve.config",
     "jaxserve.runtime.environment",
-    "jaxserve.runner.host_cores",  # the variable from which XLA reads the number of its threads
+    "jaxserve.runner.host.cores",  # the variable from which XLA reads the number of its threads
     "jaxserve.runner.program_key",  # the flags that XLA itself reads are part of a program's key
 )
 JAX_FAMILY = {"jax", "jaxlib", "flax", "orbax", "optax", KERNELS}

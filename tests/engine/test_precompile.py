@@ -82,7 +82,8 @@ def test_a_server_starts_from_what_was_compiled_ahead_of_a_config_alone(
 
 def _check_dummy_run_left_no_trace(executor: LocalExecutor[Any, Any]) -> None:
     arrays = executor._runner._state.arrays
-    pool_k, pool_v = (np.asarray(half) for half in arrays.pool or ())
+    assert arrays.cache is not None
+    pool_k, pool_v = (np.asarray(half) for half in arrays.cache[0])
     assert not pool_k[:, 1:].any() and not pool_v[:, 1:].any()
     assert pool_k[:, 0].any(), "every program wrote to the null page"
     assert not np.asarray(arrays.slots)[:-1].any()

@@ -192,7 +192,7 @@ def test_sleep_gives_memory_back_and_kept_requests_continue(engine: ModelEngine,
     operator, collector = Operator(engine), Collector(engine)
     collector.step(9)
     runner = engine.executor._runner
-    before = [*runner.params, *(runner._state.arrays.pool or ())]
+    before = [*runner.params, *jax.tree.leaves(runner._state.arrays.cache)]
     operator.command("sleep", sleep_level=level)
     collector.step()
     assert operator.ends == [(None, EngineState(is_paused=True, is_sleeping=True))]

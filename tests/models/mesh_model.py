@@ -15,7 +15,8 @@ import numpy as np
 from jaxserve_kernels.paged_attention import Paging, ragged_layout
 from jaxtyping import Array
 
-from jaxserve.layers.attention import KVPool, StepContext
+from jaxserve.layers.attention import StepContext
+from jaxserve.layers.cache import Cache, KVPool
 from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.layers.rope import query_scales, rotation, sliding_rotation
 from jaxserve.models.registry import decoder_of, open_model
@@ -45,32 +46,32 @@ class MeshModel:
         firsts = 1, (shape.data - 1) * rank_pages + 1 + row_pages
         self._tables = np.array([np.arange(first, first + row_pages) for first in firsts], np.int32)
         pool = (config.num_layers, shape.data * rank_pages, config.num_kv_heads, PAGE_SIZE, config.head_dim)
-        self._pool = KVPool(*(jax.device_put(jnp.zeros(pool), self.sharding.kv_pool) for _ in range(2)))
+        self._cache: Cache = (KVPool(*(jax.device_put(jnp.zeros(pool), self.sharding.kv_pool) for _ in range(2))),)
         self._num_tokens = -(-NUM_ROWS * len(golden.prompt_ids) // 8) * 8
         self._length = 0
 
-        def compute(params: tuple[Array, ...], pool: KVPool, step: dict[str, Array]) -> tuple[Array, KVPool]:
+        def compute(params: tuple[Array, ...], cache: Cache, step: dict[str, Array]) -> tuple[Array, Cache]:
             positions, starts = step["positions"], step["query_starts"]
             ragged = ragged_layout(starts, step["num_decode_rows"], num_tokens=self._num_tokens)
             paging = Paging(step["tables"], step["kv_lengths"], starts, step["pages"], positions % PAGE_SIZE, ragged)
             context = StepContext(
                 rotation(config, positions),
                 sliding_rotation(config, positions),
-                paging,
+                (paging,),
                 query_scales=query_scales(config, positions),
             )
             model = self.skeleton.build(params)
-            hidden, pool = model.hidden(step["tokens"], pool, context)
-            return model.logits(hidden, starts[-1]), pool
+            hidden, cache = model.hidden(step["tokens"], cache, context)
+            return model.logits(hidden, starts[-1]), cache
 
         jitted = jax.jit(compute, donate_argnums=1, out_shardings=(self.sharding.replicated, self.sharding.kv_pool))
         with jax.sharding.use_abstract_mesh(self.sharding.mesh.abstract_mesh):
-            self.lowered = jitted.lower(self._params, self._pool, self._step(golden.prompt_ids))
+            self.lowered = jitted.lower(self._params, self._cache, self._step(golden.prompt_ids))
         self._compute = self.lowered.compile()
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         """Return the logits (2, T, V) after each of these tokens, which follow those of earlier calls."""
-        logits, self._pool = self._compute(self._params, self._pool, self._step(tokens))
+        logits, self._cache = self._compute(self._params, self._cache, self._step(tokens))
         self._length += len(tokens)
         return np.asarray(logits)[: NUM_ROWS * len(tokens)].reshape(NUM_ROWS, len(tokens), -1)
 

@@ -15,7 +15,8 @@ from jaxserve.checkpoint.adapted import with_adapters
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import CheckpointError
 from jaxserve.executor.preparation import adapters_config, open_adapters
-from jaxserve.layers.attention import KVPool, StepContext
+from jaxserve.layers.attention import StepContext
+from jaxserve.layers.cache import KVPool
 from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.layers.rope import query_scales, rotation, sliding_rotation
 from jaxserve.models.registry import decoder_of, open_model
@@ -67,14 +68,14 @@ def logits(model: str, adapter: str, policy: DtypePolicy, num_devices: int = 1) 
     step = StepContext(
         rotation(decoder, positions),
         sliding_rotation(decoder, positions),
-        paging,
+        (paging,),
         own,
         query_scales=query_scales(decoder, positions),
     )
 
     def compute(params: tuple[jax.Array, ...]) -> jax.Array:
         built = skeleton.build(params)
-        hidden, _ = built.hidden(jnp.asarray(prompt), KVPool(pool, pool), step)
+        hidden, _ = built.hidden(jnp.asarray(prompt), (KVPool(pool, pool),), step)
         return built.logits(hidden[-8:], jnp.int32(8))
 
     return np.asarray(jax.jit(compute)(params))

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from jaxserve_kernels.paged_attention import Paging, ragged_layout
 
-from jaxserve.layers.attention import KVPool, StepContext
+from jaxserve.layers.attention import StepContext
+from jaxserve.layers.cache import KVPool
 from jaxserve.layers.policy import plain
 from jaxserve.layers.rope import inverse_frequencies, query_scales, rotation, sliding_rotation
 from jaxserve.model_config.decoder import DecoderConfig
@@ -48,17 +49,19 @@ def prompt_logits(
             rotation=rotation(config, positions),
             sliding_rotation=sliding_rotation(config, positions),
             query_scales=query_scales(config, positions),
-            paging=Paging(
-                block_tables=jnp.arange(1, num_pages + 1)[None],
-                kv_lengths=jnp.asarray([count]),
-                query_starts=jnp.asarray([0, count]),
-                pages=positions // PAGE_SIZE + 1,
-                slots=positions % PAGE_SIZE,
-                ragged=ragged_layout(jnp.asarray([0, count]), jnp.int32(0), num_tokens=count),
+            groups=(
+                Paging(
+                    block_tables=jnp.arange(1, num_pages + 1)[None],
+                    kv_lengths=jnp.asarray([count]),
+                    query_starts=jnp.asarray([0, count]),
+                    pages=positions // PAGE_SIZE + 1,
+                    slots=positions % PAGE_SIZE,
+                    ragged=ragged_layout(jnp.asarray([0, count]), jnp.int32(0), num_tokens=count),
+                ),
             ),
         )
         pool = KVPool(*(jnp.zeros(shape, kv_dtype or skeleton.policy.weights) for _ in range(2)))
-        return model.logits(model.hidden(tokens, pool, step)[0][-8:], jnp.int32(8))
+        return model.logits(model.hidden(tokens, (pool,), step)[0][-8:], jnp.int32(8))
 
     with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
         return np.asarray(run(params, tokens))

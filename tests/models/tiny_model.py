@@ -15,7 +15,8 @@ from jaxserve_kernels.paged_attention import Paging, ragged_layout
 from jaxtyping import Array
 
 from jaxserve.config import CompileConfig, Config, CpuKernels, ModelConfig
-from jaxserve.layers.attention import KVPool, StepContext
+from jaxserve.layers.attention import StepContext
+from jaxserve.layers.cache import Cache, KVPool
 from jaxserve.layers.rope import query_scales, rotation, sliding_rotation
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
@@ -40,10 +41,10 @@ class TinyModel:
         skeleton = make_skeleton(decoder, self.policy)
         self._params = load_params(checkpoint, skeleton, make_sharding(decoder, MeshShape()), lambda *_: None)
         shape = (decoder.num_layers, NUM_PAGES + 1, decoder.num_kv_heads, PAGE_SIZE, decoder.head_dim)
-        self._pool = KVPool(*(jnp.zeros(shape, kv_cache_dtype(config, "cpu")) for _ in range(2)))
+        self._cache: Cache = (KVPool(*(jnp.zeros(shape, kv_cache_dtype(config, "cpu")) for _ in range(2))),)
         self._length = 0
 
-        def compute(params: tuple[Array, ...], pool: KVPool, tokens: Array, first: Array) -> tuple[Array, KVPool]:
+        def compute(params: tuple[Array, ...], cache: Cache, tokens: Array, first: Array) -> tuple[Array, Cache]:
             num_tokens = len(tokens)
             positions, starts = first + jnp.arange(num_tokens), jnp.array([0, num_tokens])
             paging = Paging(
@@ -57,19 +58,19 @@ class TinyModel:
             step = StepContext(
                 rotation(decoder, positions),
                 sliding_rotation(decoder, positions),
-                paging,
+                (paging,),
                 query_scales=query_scales(decoder, positions),
             )
             model = skeleton.build(params)
-            hidden, pool = model.hidden(tokens, pool, step)
-            return model.logits(hidden[-1:], jnp.int32(1))[0], pool
+            hidden, cache = model.hidden(tokens, cache, step)
+            return model.logits(hidden[-1:], jnp.int32(1))[0], cache
 
         self._compute = jax.jit(compute)
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         """Return the logits (V,) after these tokens, which follow those of earlier calls."""
         arguments = jnp.asarray(tokens, jnp.int32), jnp.int32(self._length)
-        logits, self._pool = self._compute(self._params, self._pool, *arguments)
+        logits, self._cache = self._compute(self._params, self._cache, *arguments)
         self._length += len(tokens)
         return np.asarray(logits)
 

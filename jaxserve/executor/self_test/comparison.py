@@ -16,16 +16,15 @@ import numpy as np
 from jaxserve_kernels.backend import NATIVE
 
 from jaxserve.config import Config
-from jaxserve.layers.attention import KVPool
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import LeafSpec, ModelSkeleton, make_skeleton
 from jaxserve.quant.array import QuantArray
 from jaxserve.runner.backend import Chip
-from jaxserve.runner.buckets import resolve_limits
+from jaxserve.runner.buckets import page_tokens, resolve_limits
 from jaxserve.runner.inputs import Program, pack
-from jaxserve.runner.limits import kv_cache_dtype, kv_spec, make_policy, mesh_shape
-from jaxserve.runner.state import StateArrays
+from jaxserve.runner.limits import cache_shapes, make_policy, mesh_shape
+from jaxserve.runner.state import StateArrays, new_cache
 from jaxserve.runner.steps import GENERATION, forward, lower
 from jaxserve.sampling.params import EngineSamplingParams, device_row
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, StepPlan
@@ -139,15 +138,19 @@ def _vectors(
     config: Config, skeleton: ModelSkeleton, sharding: Sharding, params: tuple[jax.Array, ...], chip: Chip
 ) -> list[np.ndarray]:
     """Return the head's input of every token, step by step: float64 [tokens, D]."""
-    spec, kv_dtype = kv_spec(config, skeleton.config, chip.platform), kv_cache_dtype(config, chip.platform)
-    pages = CONTEXT // spec.block_size
-    pool_shape = (spec.num_layers, 1 + 3 * pages, spec.num_kv_heads, spec.block_size, spec.head_dim)
-    programs = _programs(config, skeleton.config.max_position, spec.block_size, chip.platform)
+    groups, page_size = skeleton.config.cache.groups, page_tokens(chip.platform, config.cache.block_size)
+    pages = CONTEXT // page_size
+    counts = [1 + 3 * pages if group.has_pages else 1 + NUM_ROWS for group in groups]
+    shapes = cache_shapes(config, skeleton.config, skeleton.policy, chip.platform, counts)
+    programs = _programs(config, skeleton.config, page_size, chip.platform)
     task = replace(GENERATION, step=forward)
-    compiled = [lower(skeleton, sharding, each, pool_shape, kv_dtype, task).compile() for each in programs]
-    state = StateArrays(
-        KVPool(*(jax.device_put(np.zeros(pool_shape, kv_dtype), sharding.kv_pool) for _ in range(2))), None
-    )
+    compiled = [lower(skeleton, sharding, each, shapes, task).compile() for each in programs]
+    arrays = [
+        jax.device_put(np.zeros(array.shape, array.dtype), sharding.place(array.axes))
+        for group in shapes
+        for array in group.arrays
+    ]
+    state = StateArrays(new_cache(shapes, arrays), None)
     vectors = []
     for program, executable in zip(programs, compiled, strict=True):
         for rows in _STEPS[program.kind]:
@@ -157,16 +160,18 @@ def _vectors(
     return vectors
 
 
-def _programs(config: Config, longest: int, page_size: int, platform: str) -> tuple[Program, ...]:
+def _programs(config: Config, decoder: DecoderConfig, page_size: int, platform: str) -> tuple[Program, ...]:
     """Return the tested programs: a mixed one, and the smallest and the largest decode step.
 
     Page tables are as wide as the server's: kernels depend on it, and on the number of rows.
     """
     limits = resolve_limits(platform, config.scheduler)
+    longest, cache = decoder.max_position, decoder.cache
     width = max(CONTEXT, min(longest, config.model.max_model_len or longest)) // page_size
-    mixed = Program("mixed", MIXED_TOKENS, NUM_ROWS, width, 0)
+    sizes_of_cache = len(cache.paged), 1 + NUM_ROWS if cache.states else 0
+    mixed = Program("mixed", MIXED_TOKENS, NUM_ROWS, width, 0, 1, *sizes_of_cache)
     sizes = dict.fromkeys((FEWEST_ROWS, max(FEWEST_ROWS, limits.max_num_seqs)))
-    return (mixed, *(Program("decode", size, size, width, 0) for size in sizes))
+    return (mixed, *(Program("decode", size, size, width, 0, 1, *sizes_of_cache) for size in sizes))
 
 
 def _plan(program: Program, rows: tuple[tuple[int, int, int], ...], pages: int, vocab_size: int) -> StepPlan:
@@ -182,10 +187,11 @@ def _plan(program: Program, rows: tuple[tuple[int, int, int], ...], pages: int, 
         num_scheduled_tokens=counts,
         num_computed_tokens=computed,
         token_ids=token_ids,
-        block_tables=tables,
+        block_tables=np.tile(tables, program.num_tables),
         is_sampling=np.ones(len(rows), np.bool_),
         sampling=np.tile(device_row(EngineSamplingParams(temperature=0.0)), (len(rows), 1)),
         length_limits=np.full(len(rows), np.iinfo(np.int32).max, np.int32),
         stop_token_ids=np.full((len(rows), MAX_STOP_TOKENS), -1, np.int32),
         num_top_logprobs=NO_LOGPROBS,
+        state_slots=np.stack([np.where(computed > 0, 1 + owners, 0), 1 + owners], 1).astype(np.int32),
     )

@@ -14,11 +14,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import jax
-import jax.numpy as jnp
 import msgspec
 
 from jaxserve.models.skeleton import make_skeleton
-from jaxserve.runner.host_cores import num_cores
+from jaxserve.runner.host.cores import num_cores
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.limits import mesh_shape
 from jaxserve.runner.steps import generation_task, lower
@@ -51,7 +50,7 @@ def compile_program(job: CompileJob, program: Program) -> ProgramMemory | str:
     sharding = make_sharding(job.decoder, shape, described_devices(job.device, shape.num_devices))
     skeleton = make_skeleton(job.decoder, planned_policy(job.config, job.decoder, job.device))
     task = generation_task(job.device.platform)
-    lowered = lower(skeleton, sharding, program, job.pool_shape, jnp.dtype(job.kv_dtype), task)
+    lowered = lower(skeleton, sharding, program, job.shapes, task)
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:

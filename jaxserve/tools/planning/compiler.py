@@ -16,6 +16,7 @@ import msgspec
 
 from jaxserve.config import Config
 from jaxserve.errors import StartupError
+from jaxserve.layers.cache import CacheShapes
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.warmup import Progress
@@ -33,8 +34,7 @@ class CompileJob(msgspec.Struct, frozen=True):
     config: Config
     device: Device
     decoder: DecoderConfig
-    kv_dtype: str
-    pool_shape: tuple[int, ...]
+    shapes: CacheShapes
     programs: tuple[Program, ...]
 
 

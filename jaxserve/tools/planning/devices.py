@@ -14,8 +14,8 @@ from typing import Literal
 
 import numpy as np
 
-from jaxserve.runner.host_cores import num_cores
-from jaxserve.runner.host_memory import available_bytes
+from jaxserve.runner.host.cores import num_cores
+from jaxserve.runner.host.memory import available_bytes
 from jaxserve.types import GPU_SHARE
 
 Platform = Literal["cpu", "gpu", "tpu"]

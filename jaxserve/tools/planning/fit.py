@@ -7,12 +7,12 @@ from functools import lru_cache
 
 from jaxserve.config import Config
 from jaxserve.errors import DoesNotFitError
-from jaxserve.kv.spec import KVSpec
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.buckets import resolve_limits
+from jaxserve.runner.cache_sizes import CacheSizes
 from jaxserve.runner.inputs import programs
 from jaxserve.runner.limits import Limits, make_limits, make_policy
 from jaxserve.runner.memory import DeviceMemory, kv_bytes_left
@@ -72,7 +72,7 @@ def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
         limits=limits,
         limit_bytes=device.limit_bytes,
         weights_bytes=weights,
-        kv_bytes=pool_bytes(device, sizes, limits.spec, limits.num_blocks),
+        kv_bytes=cache_bytes(device, sizes, limits.cache),
         workspace_bytes=held_bytes(device, sizes, _workspace(sizes, limits)),
     )
     needed = fit.weights_bytes + fit.kv_bytes + fit.workspace_bytes
@@ -89,9 +89,9 @@ def held_bytes(device: Device, sizes: Sizes, bytes_per_device: int) -> int:
     return bytes_per_device * (sizes.num_devices if device.platform == "cpu" else 1)
 
 
-def pool_bytes(device: Device, sizes: Sizes, spec: KVSpec, num_blocks: int) -> int:
-    """Return the bytes of the KV pool in one memory."""
-    return held_bytes(device, sizes, num_blocks * spec.bytes_per_block // sizes.kv_shards)
+def cache_bytes(device: Device, sizes: Sizes, cache: CacheSizes) -> int:
+    """Return the bytes of the cache in one memory."""
+    return held_bytes(device, sizes, cache.num_bytes // sizes.kv_shards)
 
 
 def gib(num_bytes: float) -> str:
@@ -107,7 +107,7 @@ def _workspace(sizes: Sizes, limits: Limits) -> int:
     slots = slots_bytes(limits.buckets.max_num_seqs, sizes.decoder.vocab_size)
     return slots + max(
         estimate_workspace(sizes, program.num_tokens, program.num_rows)
-        for program in programs(limits.buckets, limits.max_pages)
+        for program in programs(limits.buckets, *limits.program_sizes)
     )
 
 

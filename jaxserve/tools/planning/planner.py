@@ -193,8 +193,8 @@ class Planner:
             memory=_memory(fit, outcome),
             cache=CachePart(
                 dtype=str(limits.kv_dtype),
-                bytes_per_token=limits.spec.bytes_per_token,
-                bytes_per_block=limits.spec.bytes_per_block,
+                bytes_per_token=limits.cache.bytes_per_token,
+                bytes_per_block=limits.cache.bytes_per_token * limits.spec.block_size,
                 block_size=limits.spec.block_size,
                 num_blocks=limits.num_blocks,
                 num_tokens=limits.num_usable_blocks * limits.spec.block_size,
@@ -238,8 +238,7 @@ class Planner:
                 config=replace(config, server=ServerConfig()),  # without the API keys
                 device=self._device,
                 decoder=self._decoder(config),
-                kv_dtype=str(limits.kv_dtype),
-                pool_shape=limits.pool_shape,
+                shapes=limits.shapes or (),
                 programs=self._programs(limits),
             )
         )
@@ -293,7 +292,7 @@ class Planner:
 
     def _programs(self, limits: Limits) -> tuple[Program, ...]:
         """Return all programs, or the largest of each kind, which bound the memory."""
-        every = programs(limits.buckets, limits.max_pages)
+        every = programs(limits.buckets, *limits.program_sizes)
         if self._all_programs:
             return every
         kinds = dict.fromkeys(program.kind for program in every)
@@ -331,8 +330,11 @@ class Planner:
 
 
 def _concurrency(limits: Limits, length: int) -> Concurrency:
-    of_rank = limits.num_usable_blocks // limits.num_ranks // -(-length // limits.spec.block_size)
-    by_cache = of_rank * limits.num_ranks
+    if limits.num_ranks == 1:
+        by_cache = limits.cache.num_requests(length)
+    else:
+        of_rank = limits.num_usable_blocks // limits.num_ranks // -(-length // limits.spec.block_size)
+        by_cache = of_rank * limits.num_ranks
     most = limits.buckets.max_num_seqs
     return Concurrency(length, min(by_cache, most), "kv" if by_cache < most else "max_num_seqs")
 

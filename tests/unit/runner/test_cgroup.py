@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.runner.cgroup import cpu_quota, memory_left
-from jaxserve.runner.host_cores import num_cores, num_threads
+from jaxserve.runner.host.cgroup import cpu_quota, memory_left
+from jaxserve.runner.host.cores import num_cores, num_threads
 from tests.unit.runner.cgroup_files import separate, unified, write_files
 
 GROUP = "sys/fs/cgroup"
@@ -112,7 +112,7 @@ def test_threads_of_the_users_environment_win(monkeypatch: pytest.MonkeyPatch) -
 ENGINE = """
 import sys
 from pathlib import Path
-from jaxserve.runner import host_cores
+from jaxserve.runner.host import cores as host_cores
 host_cores.num_cores.__defaults__ = (Path(sys.argv[1]),)
 import os
 os.sched_getaffinity = lambda pid: set(range(16))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxserve.runner.host_memory import available_bytes
+from jaxserve.runner.host.memory import available_bytes
 from tests.unit.runner.cgroup_files import unified, write_files
 
 

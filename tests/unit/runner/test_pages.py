@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxserve.kv.spec import KVSpec
-from jaxserve.layers.attention import KVPool
+from jaxserve.layers.cache import KVPool, pool_shapes
 from jaxserve.runner.page_copies import read_pages, write_pages
 from jaxserve.runner.pages import page_batches, page_layout
 from jaxserve.runner.state import StateProgram, StateShapes, state_programs
@@ -35,7 +35,7 @@ def test_read_and_write_copy_the_pages_they_name() -> None:
 
 @pytest.mark.parametrize("kind", ["read_pages", "write_pages"])
 def test_program_needs_no_second_pool(kind: str, one_device: Sharding) -> None:
-    shapes = StateShapes(SHAPE, jnp.dtype("float32"), 0, 10, page_batches=(4,))
+    shapes = StateShapes(pool_shapes(SHAPE, "float32"), 0, 10, page_batches=(4,))
     program = next(program for program in state_programs(shapes) if program.kind == kind)
     memory = lower_state(one_device, program).compile().memory_analysis()
     assert memory is not None
@@ -51,9 +51,9 @@ def one_device() -> Sharding:
 
 
 def test_engine_without_tiers_has_no_page_programs() -> None:
-    shapes = StateShapes(SHAPE, jnp.dtype("float32"), 4, 10)
+    shapes = StateShapes(pool_shapes(SHAPE, "float32"), 4, 10)
     assert [program.name for program in state_programs(shapes)] == [
-        "state/pool",
+        "state/cache",
         "state/slots",
         "state/init_slot",
         "state/masks",

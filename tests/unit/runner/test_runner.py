@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.layers.attention import KVPool
+from jaxserve.layers.cache import KVPool
 from jaxserve.runner.inputs import OUTPUT_FIELDS, Program, packed_size
 from jaxserve.runner.runner import Runner, StepLostError
 from jaxserve.runner.state import DeviceState, StateArrays
@@ -59,13 +60,14 @@ class CountingStep:
     def __call__(self, params: Any, state: StateArrays, packed: np.ndarray) -> tuple[StateArrays, tuple[Any]]:
         is_failing = self.num_steps == self.failing_step
         self.num_steps += 1
-        pool = KVPool(*(half + 1 for half in state.pool or ()))
-        for half in state.pool or ():
+        halves = jax.tree.leaves(state.cache)
+        pool = KVPool(*(half + 1 for half in halves))
+        for half in halves:
             half.delete()
         if is_failing and self.fails_at == "submit":
             raise RuntimeError("the device is unhappy")
         result = jnp.full(packed_size(PROGRAM, OUTPUT_FIELDS), pool.k[0], jnp.int32)
-        return StateArrays(pool, None), (LostResult() if is_failing else result.at[0].set(1),)
+        return StateArrays((pool,), None), (LostResult() if is_failing else result.at[0].set(1),)
 
 
 class ZeroState(DeviceState):
@@ -75,7 +77,7 @@ class ZeroState(DeviceState):
         self.arrays = self._new_arrays()
 
     def _new_arrays(self) -> StateArrays:
-        return StateArrays(KVPool(jnp.zeros(1), jnp.zeros(1)), None)  # type: ignore[arg-type, unused-ignore]
+        return StateArrays((KVPool(jnp.zeros(1), jnp.zeros(1)),), None)  # type: ignore[arg-type, unused-ignore]
 
     def init_slots(self, inits: Any, masks: Any) -> None:
         pass

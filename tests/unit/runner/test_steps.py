@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.layers.attention import KVPool
+from jaxserve.layers.cache import KVPool, pool_shapes
 from jaxserve.layers.policy import plain
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
@@ -39,6 +39,7 @@ CONFIG = DecoderConfig(
     qk_norm="heads",
 )
 POOL = (3, 2000, 2, 16, 16)
+SHAPES = pool_shapes(POOL, "float32")
 PROGRAMS = [
     Program("decode", 1, 1, 64, num_slots=8),
     Program("decode", 8, 8, 64, num_slots=8, max_steps=4),
@@ -67,7 +68,7 @@ IN_PLACE = [
 
 @pytest.mark.parametrize(("program", "size"), IN_PLACE)
 def test_the_kv_pool_is_updated_in_place(skeleton: ModelSkeleton, program: Program, size: int) -> None:
-    compiled = lower(skeleton, make_sharding(CONFIG, MeshShape(size)), program, POOL).compile()
+    compiled = lower(skeleton, make_sharding(CONFIG, MeshShape(size)), program, SHAPES).compile()
     memory = compiled.memory_analysis()
     pool_bytes = prod(POOL) * 4 // size
     layer_bytes = pool_bytes // POOL[0]
@@ -83,7 +84,7 @@ def test_the_kv_pool_is_updated_in_place(skeleton: ModelSkeleton, program: Progr
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_float32_is_multiplied_as_float32_on_every_device(skeleton: ModelSkeleton, program: Program) -> None:
     """Left to itself, a TPU would round the factors to bfloat16, and a GPU to TF32."""
-    text = lower(skeleton, make_sharding(CONFIG, MeshShape()), program, POOL).as_text()
+    text = lower(skeleton, make_sharding(CONFIG, MeshShape()), program, SHAPES).as_text()
     products = re.findall(r"stablehlo\.dot_general .*", text)
     assert products
     assert [product for product in products if "precision = [HIGHEST, HIGHEST]" not in product] == []
@@ -100,7 +101,7 @@ def test_dispatch_costs_no_more_than_the_bare_arrays(skeleton: ModelSkeleton) ->
         return state, (touch(params) + packed[:1],)
 
     task = replace(GENERATION, step=step)
-    compiled = lower(skeleton, make_sharding(CONFIG, MeshShape()), program, POOL, task=task).compile()
+    compiled = lower(skeleton, make_sharding(CONFIG, MeshShape()), program, SHAPES, task=task).compile()
 
     def bare(params: Any, state: StateArrays, packed: jax.Array) -> Any:
         return state, (touch(params) + packed[:1],)
@@ -110,7 +111,7 @@ def test_dispatch_costs_no_more_than_the_bare_arrays(skeleton: ModelSkeleton) ->
 
     def new_state() -> StateArrays:
         slots = jnp.zeros(slots_shape(program.num_slots, CONFIG.vocab_size), jnp.int32)
-        return StateArrays(KVPool(jnp.zeros(POOL), jnp.zeros(POOL)), slots)
+        return StateArrays((KVPool(jnp.zeros(POOL), jnp.zeros(POOL)),), slots)
 
     plain = jax.jit(bare, donate_argnums=1).lower(params, new_state(), packed).compile()
 

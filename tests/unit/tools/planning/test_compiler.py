@@ -11,6 +11,7 @@ import pytest
 
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import StartupError
+from jaxserve.layers.cache import pool_shapes
 from jaxserve.model_config.decoder import CheckpointQuantization
 from jaxserve.runner.inputs import programs
 from jaxserve.scheduler.plan import Buckets
@@ -27,8 +28,7 @@ def small_job(folder: Path) -> CompileJob:
         config=Config(model=ModelConfig(model=str(path))),
         device=find_device("cpu", 1 << 30),
         decoder=read_model(path).decoder,
-        kv_dtype="float32",
-        pool_shape=(2, 8, 2, 16, 8),
+        shapes=pool_shapes((2, 8, 2, 16, 8), "float32"),
         programs=programs(Buckets(decode=(1,), mixed=(16,), max_num_seqs=1, max_decode_steps=1), 8),
     )
 

@@ -242,7 +242,7 @@ class CopyingCompiler:
 
     def __call__(self, job: CompileJob) -> Answers:
         self.num_jobs += 1
-        pool = 2 * prod(job.pool_shape) * 2
+        pool = 2 * prod(job.shapes[0].arrays[0].shape) * 2
         temp = int(self._copies * pool) + _FIXED_BYTES
         if self._refuses and self._weights + pool + temp > self._limit:
             return {program.name: "Ran out of memory" for program in job.programs}

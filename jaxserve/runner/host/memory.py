@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from jaxserve.runner.cgroup import ROOT, memory_left
+from jaxserve.runner.host.cgroup import ROOT, memory_left
 
 
 def available_bytes(root: Path = ROOT) -> int:

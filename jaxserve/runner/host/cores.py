@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from jaxserve.runner.cgroup import ROOT, cpu_quota
+from jaxserve.runner.host.cgroup import ROOT, cpu_quota
 
 _VARIABLE: Final = "NPROC"
 """XLA:CPU reads the size of its thread pools from here when it makes its client, else from the processors allowed."""

@@ -1,0 +1,135 @@
+"""The cache of a model on the devices: one entry per cache group, in the order of `DecoderConfig.cache.groups`.
+
+Steps take the cache (DONATED) and return it in the same buffers. Letters: L layers of a group, P pages, K KV heads, S
+tokens of a page, H head dim, W width of a latent vector, Y state slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+from jaxserve_kernels.paged_attention import Paging
+from jaxtyping import Array, Float, Int
+
+from jaxserve.model_config.cache import CacheGroup, CacheKind, CachePlace
+
+
+class KVPool(NamedTuple):
+    """Keys and values of the layers of a full or sliding group."""
+
+    k: Float[Array, "L P K S H"]
+    v: Float[Array, "L P K S H"]
+
+
+class LatentPool(NamedTuple):
+    """Latent vectors of the layers of a latent group."""
+
+    latents: Float[Array, "L P 1 S W"]
+
+
+class StatePool(NamedTuple):
+    """Recurrent states of the layers of a state group, in the order of `CacheGroup.arrays`; each `[L, Y, *shape]`."""
+
+    arrays: tuple[Array, ...]
+
+
+GroupCache = KVPool | LatentPool | StatePool
+Cache = tuple[GroupCache, ...]
+
+
+class StateSlots(NamedTuple):
+    """Places of the rows' recurrent states.
+
+    Slot 0 holds zeros and is never written: a row at position 0 reads it. Rows that must not write have the slot after
+    the last one, and their writes are dropped (`array.at[layer, writes].set(state, mode="drop")`). A row may read one
+    slot and write another; then the slot that it read keeps its content.
+    """
+
+    reads: Int[Array, "B"]
+    """Slot with the state before the row's first token."""
+    writes: Int[Array, "B"]
+    """Slot for the state after the row's last token."""
+
+
+GroupStep = Paging | StateSlots
+"""Places of a step's tokens in one group."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayShape:
+    """One array of a cache group on the devices."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    axes: tuple[str | None, ...]
+    """Logical axes, as in `sharding.rules`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShapes:
+    """The arrays of one cache group."""
+
+    kind: CacheKind
+    arrays: tuple[ArrayShape, ...]
+
+
+CacheShapes = tuple[GroupShapes, ...]
+
+
+def pool_shapes(shape: tuple[int, ...], dtype: Any) -> CacheShapes:
+    """Return the shapes of a cache of one group with keys and values `[L, P, K, S, H]`."""
+    half = ArrayShape(shape, str(dtype), (None, "pages", "kv_heads"))
+    return (GroupShapes("full", (half, half)),)
+
+
+def group_shapes(
+    group: CacheGroup, count: int, page_size: int, kv_dtype: Any, activations: Any, heads: tuple[int, int] | None = None
+) -> GroupShapes:
+    """Return the arrays of a group.
+
+    count: pages, the null page included, or state slots, the zero slot included. heads: number and dim of the heads as
+    the device lays them out; None: those of the group.
+    """
+    num_layers = group.num_layers
+    if not group.has_pages:
+        return GroupShapes(
+            group.kind,
+            tuple(
+                ArrayShape(
+                    (num_layers, count, *array.shape),
+                    array.dtype if array.dtype == "float32" else str(activations),
+                    (None, None, *array.axes),
+                )
+                for array in group.arrays
+            ),
+        )
+    num_heads, dim = heads or (group.num_kv_heads, group.head_dim)
+    shape = (num_layers, count, num_heads, page_size, dim)
+    if group.kind == "latent":
+        return GroupShapes(group.kind, (ArrayShape(shape, str(kv_dtype), (None, "pages")),))
+    return GroupShapes(group.kind, pool_shapes(shape, kv_dtype)[0].arrays)
+
+
+def assemble(kind: CacheKind, arrays: Sequence[Any]) -> GroupCache:
+    """Return the cache of a group over these arrays, or over whatever stands for them."""
+    match kind:
+        case "state":
+            return StatePool(tuple(arrays))
+        case "latent":
+            return LatentPool(*arrays)
+        case _:
+            return KVPool(*arrays)
+
+
+def pages_shape(cache: Cache) -> tuple[int, ...]:
+    """Return the shape of the first group's first array: `[L, P, K, S, H]`."""
+    shape: tuple[int, ...] = jax.tree.leaves(cache)[0].shape
+    return shape
+
+
+def with_group(cache: Cache, place: CachePlace, pool: GroupCache) -> Cache:
+    """Return `cache` with another entry for the group of `place`."""
+    return (*cache[: place.group], pool, *cache[place.group + 1 :])

@@ -1,0 +1,128 @@
+"""Cache groups as data: layers of a decoder that store the same kind of cache between steps.
+
+    kind      stores                                                     grows with
+    full      keys and values of every token, in pages                   the text
+    sliding   keys and values of the last `window` tokens, in pages      the text, up to the window
+    latent    one vector per token that all heads read (MLA), in pages   the text
+    state     arrays of fixed shape, in a slot per request               nothing
+
+A layer has at most one place in a group with pages and one in a state group: layers of Falcon-H1 have both. A layer that
+reads the keys and values of another layer has that layer's place, and stores nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+CacheKind = Literal["full", "sliding", "latent", "state"]
+_ORDER: Final[tuple[CacheKind, ...]] = ("full", "latent", "sliding", "state")
+
+
+@dataclass(frozen=True, slots=True)
+class StateArray:
+    """One array of a layer's recurrent state, for one request."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Literal["float32", "activations"] = "float32"
+    axes: tuple[str | None, ...] = ()
+    """Logical axis of each dimension, as in `sharding.rules`; dimensions without one are never split."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers that store the same kind and shape of cache."""
+
+    kind: CacheKind
+    layers: tuple[int, ...] = ()
+    """Decoder layers that own storage in this group: place i is that of layer `layers[i]`."""
+    num_kv_heads: int = 1
+    head_dim: int = 0
+    """Width of a key and of a value; in a latent group the width of the one vector. 0 in a state group."""
+    window: int | None = None
+    """Tokens that a query attends to, itself included; sliding groups only."""
+    arrays: tuple[StateArray, ...] = ()
+    """Arrays of a state group."""
+
+    @property
+    def has_pages(self) -> bool:
+        """True if the group's cache grows with the text, in pages."""
+        return self.kind != "state"
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """The storage of one layer: groups that list no layers."""
+
+    paged: CacheGroup | None = None
+    state: CacheGroup | None = None
+    source: int | None = None
+    """Earlier layer whose pages it reads instead of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlace:
+    """The place of a layer's cache: the group, and the index in the group's arrays."""
+
+    group: int
+    index: int
+    is_owner: bool = True
+    """False for a layer that reads another layer's keys and values."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlaces:
+    """The places of one layer."""
+
+    paged: CachePlace | None = None
+    state: CachePlace | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """The cache groups of a model, groups with pages first, and the places of its layers."""
+
+    groups: tuple[CacheGroup, ...]
+    places: tuple[LayerPlaces, ...]
+
+    @property
+    def paged(self) -> tuple[CacheGroup, ...]:
+        """Groups with pages. There is at least one."""
+        return tuple(group for group in self.groups if group.has_pages)
+
+    @property
+    def states(self) -> tuple[CacheGroup, ...]:
+        """State groups."""
+        return tuple(group for group in self.groups if not group.has_pages)
+
+
+def cache_layout(layers: Sequence[LayerCache]) -> CacheLayout:
+    """Gather the storage of layers into groups. Raises ValueError if no layer has pages."""
+    owners: dict[CacheGroup, list[int]] = {}
+    for index, layer in enumerate(layers):
+        for stored in (layer.paged if layer.source is None else None, layer.state):
+            if stored is not None:
+                owners.setdefault(stored, []).append(index)
+    kinds = sorted(owners, key=lambda group: _ORDER.index(group.kind))  # stable: else in order of the first layer
+    if not kinds or not kinds[0].has_pages:
+        raise ValueError("a model without attention layers is not served: no layer has KV pages")
+
+    def place(stored: CacheGroup | None, index: int, source: int | None = None) -> CachePlace | None:
+        if stored is None:
+            return None
+        owner = index if source is None else source
+        return CachePlace(kinds.index(stored), owners[stored].index(owner), is_owner=source is None)
+
+    return CacheLayout(
+        tuple(replace(kind, layers=tuple(owners[kind])) for kind in kinds),
+        tuple(
+            LayerPlaces(place(layer.paged, index, layer.source), place(layer.state, index))
+            for index, layer in enumerate(layers)
+        ),
+    )

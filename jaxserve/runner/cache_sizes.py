@@ -1,0 +1,126 @@
+"""Divides the bytes of the cache among its groups.
+
+Groups whose cache grows with the text have equally many pages. A sliding group needs pages for the window of each request
+and for two chunks of prompts, of which one may be in flight; a state group needs a few slots per request. Both are sized for
+as many requests of PLANNED_TOKENS tokens, or of the longest context if that is shorter, as fit together; what is left goes
+to the groups that grow.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import jax.numpy as jnp
+
+from jaxserve.errors import DoesNotFitError
+from jaxserve.kv.spec import KVSpec
+from jaxserve.model_config.cache import CacheGroup
+from jaxserve.sharding.rules import AxisRules
+
+PLANNED_TOKENS: Final = 8192
+"""Length of the requests that sliding and state groups are sized for, where contexts may be longer."""
+SLOTS_PER_REQUEST: Final = 3
+"""State slots per request: its own, and two snapshots."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSizes:
+    """The groups with pages and their numbers of pages, and the state slots."""
+
+    specs: tuple[KVSpec, ...]
+    num_blocks: tuple[int, ...]
+    """Pages of each group, the null pages included."""
+    slot_bytes: int = 0
+    """Bytes of one slot over all layers; 0 without state groups."""
+    num_state_slots: int = 0
+    """Slots, the zero slot included."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole cache."""
+        pages = sum(spec.bytes_per_block * count for spec, count in zip(self.specs, self.num_blocks, strict=True))
+        return pages + self.slot_bytes * self.num_state_slots
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one more token of a long text needs."""
+        growing = [spec for spec in self.specs if spec.window is None] or self.specs
+        return sum(spec.bytes_per_token for spec in growing)
+
+    def request_bytes(self, num_tokens: int) -> int:
+        """Return the bytes that a request of so many tokens holds while it decodes."""
+        pages = sum(spec.bytes_per_block * request_pages(spec, num_tokens) for spec in self.specs)
+        return pages + self.slot_bytes
+
+    def num_requests(self, num_tokens: int) -> int:
+        """Return the number of requests of so many tokens that the cache holds at the same time."""
+        counts = [
+            (count - 1) // request_pages(spec, num_tokens)
+            for spec, count in zip(self.specs, self.num_blocks, strict=True)
+        ]
+        return min(counts if not self.slot_bytes else [*counts, self.num_state_slots - 1])
+
+
+def request_pages(spec: KVSpec, num_tokens: int) -> int:
+    """Return the pages of a group that a request of so many tokens holds while it decodes."""
+    num_pages = -(-num_tokens // spec.block_size)
+    return num_pages if spec.window is None else min(num_pages, -(-spec.window // spec.block_size) + 1)
+
+
+def slot_bytes(groups: tuple[CacheGroup, ...], activations: jnp.dtype, rules: AxisRules, kv_shards: int) -> int:
+    """Return the bytes of one state slot over all layers of these state groups.
+
+    Arrays that fewer devices split than the pages count as often as they are copied.
+    """
+    total = 0
+    for group in groups:
+        for array in group.arrays:
+            itemsize = 4 if array.dtype == "float32" else activations.itemsize
+            shards = math.prod(rules.count(axis) for axis in array.axes)
+            total += group.num_layers * math.prod(array.shape) * itemsize * max(1, kv_shards // shards)
+    return total
+
+
+def divide_cache(
+    num_bytes: int,
+    specs: tuple[KVSpec, ...],
+    slot_bytes: int,
+    *,
+    longest: int,
+    max_num_seqs: int,
+    max_chunk: int,
+) -> CacheSizes:
+    """Return the sizes of several groups that `num_bytes` allow. Raises DoesNotFitError if one request has no room.
+
+    longest: tokens of the longest context; max_chunk: prompt tokens of a step.
+    """
+    planned = min(longest, PLANNED_TOKENS)
+    chunks = [1 if spec.window is None else 2 + 2 * -(-max_chunk // spec.block_size) for spec in specs]
+    fixed = slot_bytes + sum(spec.bytes_per_block * count for spec, count in zip(specs, chunks, strict=True))
+    unit = SLOTS_PER_REQUEST * slot_bytes
+    unit += sum(spec.bytes_per_block * request_pages(spec, planned) for spec in specs)
+    smallest = fixed + SLOTS_PER_REQUEST * slot_bytes
+    smallest += sum(spec.bytes_per_block * request_pages(spec, min(longest, specs[0].block_size)) for spec in specs)
+    if num_bytes < smallest:
+        raise DoesNotFitError(
+            f"--kv-cache-memory of {num_bytes} bytes is too small: the model needs at least {smallest} bytes"
+        )
+    count = max(0, min(max_num_seqs, (num_bytes - fixed) // unit))
+    slots = 1 + SLOTS_PER_REQUEST * max(1, count) if slot_bytes else 0
+    blocks = [
+        None if spec.window is None else chunk + max(1, count) * request_pages(spec, planned)
+        for spec, chunk in zip(specs, chunks, strict=True)
+    ]
+    held = slots * slot_bytes
+    held += sum(spec.bytes_per_block * (found or 0) for spec, found in zip(specs, blocks, strict=True))
+    growing = sum(spec.bytes_per_block for spec in specs if spec.window is None)
+    rest = (
+        0 if not growing else min((num_bytes - held) // growing, max_num_seqs * -(-longest // specs[0].block_size) + 1)
+    )
+    if growing and rest < 2:
+        raise DoesNotFitError(
+            f"--kv-cache-memory of {num_bytes} bytes is too small: windows and states of one request need {held} of them"
+        )
+    return CacheSizes(specs, tuple(rest if found is None else found for found in blocks), slot_bytes, slots)

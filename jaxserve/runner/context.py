@@ -1,0 +1,52 @@
+"""From the fields of a packed plan to what the layers get: positions, places in the cache, adapters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxserve_kernels.paged_attention import Paging, ragged_layout
+from jaxtyping import Array, Bool, Int
+
+from jaxserve.layers.attention import StepContext
+from jaxserve.layers.cache import Cache, GroupStep, StateSlots, pages_shape
+from jaxserve.layers.rope import query_scales, rotation, sliding_rotation
+from jaxserve.model_config.decoder import AdaptersConfig
+from jaxserve.models.skeleton import ModelSkeleton
+from jaxserve.runner.inputs import Program
+
+
+def step_context(skeleton: ModelSkeleton, field: dict[str, Any], cache: Cache, program: Program) -> StepContext:
+    """Return what the layers get of a step: positions, pages and state slots by cache group, adapters. Traced.
+
+    field: the fields of the packed plan by name.
+    """
+    page_size = pages_shape(cache)[3]
+    positions, count = field["positions"], program.num_tables
+    tables = [field["block_tables"]] if count == 1 else jnp.split(field["block_tables"], count, axis=1)
+    # Padding tokens write to slot 0 of the null page.
+    pages = [each[field["rows"], positions // page_size] * field["is_real"] for each in tables]
+    ragged = None
+    if program.kind == "mixed":
+        ragged = ragged_layout(
+            field["query_starts"],
+            field["num_decode_rows"],
+            num_tokens=program.num_tokens,
+            backend=skeleton.policy.backend,
+        )
+    turns = rotation(skeleton.config, positions), sliding_rotation(skeleton.config, positions)
+    scales = query_scales(skeleton.config, positions)
+    places = positions % page_size
+    rows = field["kv_lengths"], field["query_starts"]
+    groups: list[GroupStep] = [
+        Paging(own, *rows, written, places, ragged) for own, written in zip(tables, pages, strict=True)
+    ]
+    if program.num_state_slots:
+        groups += [StateSlots(field["state_reads"], field["state_writes"])] * (len(cache) - count)
+    adapters = _own_ranks(skeleton.adapters, field["adapters"][field["rows"]])
+    return StepContext(*turns, tuple(groups), adapters, scales)
+
+
+def _own_ranks(config: AdaptersConfig | None, adapters: Int[Array, "T"]) -> Bool[Array, "T A"] | None:
+    """Mark the ranks that belong to each token's adapter."""
+    return None if config is None else adapters[:, None] == 1 + jnp.arange(config.num_ranks) // config.rank

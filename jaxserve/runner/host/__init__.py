@@ -1,0 +1,1 @@
+"""The processors and the memory of this host, within the limits of its control groups."""
