@@ -48,6 +48,19 @@ class ModelConfig:
         help="LoRA adapters to serve with the model, NAME=PATH (a folder saved by PEFT, or a hub id), comma "
         "separated; a request selects one with its name as `model`",
     )
+    max_loras: int | None = option(
+        None,
+        ge=1,
+        le=1024,
+        help="places for LoRA adapters, those of --lora-modules among them; adapters that are loaded while serving take "
+        "the others (default: as many as --lora-modules has)",
+    )
+    max_lora_rank: int | None = option(
+        None,
+        ge=1,
+        le=512,
+        help="largest rank of an adapter that is loaded while serving (default: 16, or that of --lora-modules)",
+    )
     dtype: Dtype = option(
         "auto",
         help="type of weights and, on accelerators, of activations and KV cache (float32 on CPUs); auto: float32 on CPUs, "
@@ -86,6 +99,18 @@ class ModelConfig:
                 raise ConfigError(f"--lora-modules: two adapters have the name {name!r}")
             adapters[name] = path
         return adapters
+
+    @property
+    def num_adapter_places(self) -> int:
+        """Number of adapters that can be loaded at the same time. Raises ConfigError."""
+        count = len(self.adapters)
+        if self.max_loras is None:
+            if self.max_lora_rank is not None:
+                raise ConfigError(f"--max-lora-rank {self.max_lora_rank}: needs --max-loras")
+            return count
+        if count > self.max_loras:
+            raise ConfigError(f"--max-loras {self.max_loras}: --lora-modules has {count} adapters")
+        return self.max_loras
 
     def check_generates(self) -> None:
         """Raise ConfigError for settings that need the task `embed`."""
@@ -221,7 +246,7 @@ class ServerConfig:
     )
     allow_weight_updates: bool = option(
         False,
-        help="run the commands /update_weights, /sleep, /wake_up, /pause and /resume of any client "
+        help="run the commands /update_weights, /sleep, /pause, /v1/load_lora_adapter and their opposites for any client "
         "that may send requests; they read any path that the server can read",
     )
     uds_dir: str | None = option(None, help="directory for the IPC sockets (default: a private one in /tmp)")

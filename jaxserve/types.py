@@ -34,3 +34,11 @@ GPU_SHARE: Final = 0.95
 the CUDA context, its libraries and other processes."""
 PRELOAD_FLAG: Final = "--preload"
 """Argument of the engine process: import what a real model needs before the specification arrives."""
+
+ADAPTER_PLACES: Final = 1 << 16
+"""An adapter's number is its place, from 1, plus this number times the earlier adapters of that place. 0: no adapter."""
+
+
+def place_of(adapter: int) -> int:
+    """Return the place of an adapter's matrices among those of all adapters, from 1; 0 for none."""
+    return adapter % ADAPTER_PLACES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -17,10 +17,15 @@ DOWN: Final = ".lora_A.weight"
 UP: Final = ".lora_B.weight"
 
 
-def with_adapters(checkpoint: Checkpoint, adapters: Sequence[Adapter], rank: int) -> Checkpoint:
-    """Add the matrices of `adapters`, each padded to `rank`; raise CheckpointError if their shapes differ."""
+def with_adapters(
+    checkpoint: Checkpoint, adapters: Sequence[Adapter | None], rank: int, modules: Iterable[str] = ()
+) -> Checkpoint:
+    """Add the matrices of `adapters`, each padded to `rank`; raise CheckpointError if their shapes differ.
+
+    None is a place without an adapter: its matrices are zeros. modules: those that get matrices in any case.
+    """
     tensors = dict(checkpoint.tensors)
-    for adapter in adapters:
+    for adapter in filter(None, adapters):
         for module, addition in adapter.additions.items():
             for info in _infos(adapter, module, addition, rank * len(adapters)):
                 known = tensors.setdefault(info.name, info)
@@ -28,20 +33,23 @@ def with_adapters(checkpoint: Checkpoint, adapters: Sequence[Adapter], rank: int
                     raise CheckpointError(
                         f"adapter {shown(adapter.name)}: {module}: shape {info.shape}, where another has {known.shape}"
                     )
+    for module in modules:
+        for info in _empty_infos(checkpoint.tensors[f"{module}.weight"], module, rank * len(adapters)):
+            tensors.setdefault(info.name, info)
     added = tensors.keys() - checkpoint.tensors.keys()
     readers = {name: partial(_read_matrix, tensors[name], adapters, rank) for name in added}
     return CheckpointView(checkpoint, tensors, readers)
 
 
-def _read_matrix(info: TensorInfo, adapters: Sequence[Adapter], rank: int, inner: Checkpoint) -> np.ndarray:
+def _read_matrix(info: TensorInfo, adapters: Sequence[Adapter | None], rank: int, inner: Checkpoint) -> np.ndarray:
     """Return matrix A or B of a module. Each adapter has `rank` rows of A and columns of B, in the order of adapters.
 
     Unused rows and columns are zeros.
     """
     module, matrix = info.name.removesuffix(DOWN).removesuffix(UP), np.zeros(info.shape, np.float32)
     for index, adapter in enumerate(adapters):
-        addition = adapter.additions.get(module)
-        if addition is None:
+        addition = None if adapter is None else adapter.additions.get(module)
+        if adapter is None or addition is None:
             continue
         ranks = slice(index * rank, index * rank + addition.rank)
         if info.name.endswith(DOWN):
@@ -57,4 +65,13 @@ def _infos(adapter: Adapter, module: str, addition: Addition, num_ranks: int) ->
     return (
         TensorInfo(module + DOWN, (num_ranks, down.shape[1]), down.dtype, down.num_bytes, path),
         TensorInfo(module + UP, (rows, num_ranks), up.dtype, up.num_bytes, path),
+    )
+
+
+def _empty_infos(weight: TensorInfo, module: str, num_ranks: int) -> tuple[TensorInfo, TensorInfo]:
+    """Return the matrices of a module that no adapter changes; none of their bytes are stored."""
+    rows, columns = weight.shape
+    return (
+        TensorInfo(module + DOWN, (num_ranks, columns), "F32", 0, weight.file),
+        TensorInfo(module + UP, (rows, num_ranks), "F32", 0, weight.file),
     )

@@ -25,11 +25,21 @@ from typing import Any, Final
 
 import msgspec
 
-from jaxserve.errors import InternalError, InvalidRequestError, RequestError, StartupError, UnavailableError, invalid
+from jaxserve.engine.adapters import AdapterPlaces
+from jaxserve.errors import (
+    InternalError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    RequestError,
+    StartupError,
+    UnavailableError,
+    invalid,
+)
 from jaxserve.executor.protocol import WeightStore
-from jaxserve.ipc.messages import AddRequest, Command, EngineState, ErrorInfo, RequestOutput
+from jaxserve.ipc.messages import AddRequest, Command, EngineState, ErrorInfo, LoadedAdapter, RequestOutput
 from jaxserve.scheduler.admission import error_info
 from jaxserve.scheduler.base import BaseScheduler
+from jaxserve.types import place_of
 
 _log = logging.getLogger(__name__)
 
@@ -37,9 +47,11 @@ OnDone = Callable[[ErrorInfo | None, EngineState], None]
 """Called once at the end of a command, with its error."""
 
 _SLEEPING: Final = error_info(UnavailableError("The engine is sleeping. Please retry later."))
+_UNLOADED: Final = error_info(ModelNotFoundError("The adapter of this request was unloaded.", param="model"))
 _ABORTED: Final = error_info(UnavailableError("The operator ended all requests. Please retry later."))
 _FAILED: Final = InternalError("The command failed; the engine's log has the reason.")
-_NAMES: Final = frozenset({"pause", "resume", "sleep", "wake_up", "update_weights", "engine_state"})
+_QUIESCING: Final = frozenset({"pause", "sleep", "update_weights"})
+_NAMES: Final = _QUIESCING | {"resume", "wake_up", "engine_state", "load_adapter", "unload_adapter"}
 
 
 @dataclass(slots=True)
@@ -57,9 +69,20 @@ class EngineControl:
     """The commands of one engine that wait or run, and the state that they have led to."""
 
     def __init__(
-        self, scheduler: BaseScheduler[Any, Any, Any], weights: WeightStore | None, threads: Threads | None = None
+        self,
+        scheduler: BaseScheduler[Any, Any, Any],
+        weights: WeightStore | None,
+        threads: Threads | None = None,
+        *,
+        adapters: AdapterPlaces | None = None,
+        has_tiers: bool = False,
     ) -> None:
-        """weights: None if those of this executor cannot change. threads: read new weights; None: one thread of its own."""
+        """weights: None if those of this executor cannot change. threads: read new weights; None: one thread of its own.
+
+        adapters: None rejects none, and loads none. has_tiers: KV tiers hold pages of the weights of the start.
+        """
+        self.adapters = adapters
+        self._has_tiers = has_tiers
         self._scheduler = scheduler
         self._weights = weights
         self._threads = threads or ThreadPoolExecutor(1, thread_name_prefix="weights")
@@ -87,6 +110,8 @@ class EngineControl:
 
     def rejection(self, message: AddRequest) -> ErrorInfo | None:
         """Return the error of a request that cannot be queued now."""
+        if self.adapters is not None and not self.adapters.has(message.adapter):
+            return _UNLOADED
         return _SLEEPING if self.state.is_sleeping else None
 
     def poll(self, num_in_flight: int) -> list[RequestOutput]:
@@ -116,25 +141,28 @@ class EngineControl:
         if not change.prepared.done():
             return False
         apply = change.prepared.result()
-        if change.command.name not in ("engine_state", "resume", "wake_up"):
-            if not change.is_quiescing:
-                self._begin_quiescing(change, outputs)
-            awaits_requests = change.command.options.mode == "wait" and not self.state.is_paused
+        if change.command.name in _QUIESCING:
+            mode = change.command.options.mode
+            self._scheduler.starts_requests = mode != "wait"
+            if mode == "abort" and not change.is_quiescing:
+                outputs += self._scheduler.abort_all(_ABORTED)
+            change.is_quiescing = True
+            awaits_requests = mode == "wait" and not self.state.is_paused
             if num_in_flight or (awaits_requests and self._scheduler.running):
                 return False
         apply()
         return True
 
-    def _begin_quiescing(self, change: _Change, outputs: list[RequestOutput]) -> None:
-        change.is_quiescing, mode = True, change.command.options.mode
-        self._scheduler.starts_requests = mode != "wait"
-        if mode == "abort":
-            outputs += self._scheduler.abort_all(_ABORTED)
-
     def _prepare(self, command: Command) -> Future[Callable[[], None]]:
         """Begin to prepare a change; returns the function that applies it."""
         state, options = self.state, command.options
         match command.name:
+            case "load_adapter":
+                used = {request.adapter for request in self._scheduler.requests.values()}
+                adapter = self._places().choose(options.adapter, options.source, used)
+                return self._threads.submit(self._load_adapter, adapter)
+            case "unload_adapter":
+                return _ready(lambda: self._places().remove(options.adapter))
             case "update_weights":
                 return self._threads.submit(self._load, options.model)
             case "wake_up" if state.is_sleeping:
@@ -148,6 +176,22 @@ class EngineControl:
             case "resume":
                 return _ready(lambda: self._set(is_paused=False))
         return _ready(lambda: None)
+
+    def _places(self) -> AdapterPlaces:
+        if self.adapters is None:
+            raise InvalidRequestError("This engine has no adapters: it embeds.")
+        return self.adapters
+
+    def _load_adapter(self, adapter: LoadedAdapter) -> Callable[[], None]:
+        if self._weights is None:
+            raise InvalidRequestError("Adapters cannot be loaded while this engine serves: it has several hosts.")
+        install = self._weights.load_adapter(place_of(adapter.number), adapter.name, adapter.source)
+
+        def apply() -> None:
+            install()
+            self._places().add(adapter)
+
+        return apply
 
     def _load(self, model: str) -> Callable[[], None]:
         install = self._store().load(model)
@@ -180,7 +224,7 @@ class EngineControl:
         return apply
 
     def _store(self) -> WeightStore:
-        if self._weights is None:
+        if self._weights is None or self._has_tiers:
             raise InvalidRequestError("The weights of this engine cannot change: it has several hosts, or KV tiers.")
         return self._weights
 

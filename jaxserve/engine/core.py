@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
+from jaxserve.engine.adapters import AdapterPlaces
 from jaxserve.engine.control import EngineControl
 from jaxserve.errors import InternalError, RequestError, UnavailableError
 from jaxserve.executor.profiler import Profiler
@@ -102,10 +103,12 @@ class EngineCore:
         page_changes: PageChanges | None = None,
         clock: Callable[[], float] = time.perf_counter,
         tiers: KVTiers | None = None,
+        adapters: AdapterPlaces | None = None,
     ) -> None:
+        """adapters: those that requests may use and that commands may change; None: all that requests name."""
         self.tiers = tiers
         """The scheduler's."""
-        self.control = EngineControl(scheduler, None if tiers is not None else executor.weights)
+        self.control = EngineControl(scheduler, executor.weights, adapters=adapters, has_tiers=tiers is not None)
         """Pauses, sleep and updates of the weights."""
         self._scheduler = scheduler
         self._executor = executor

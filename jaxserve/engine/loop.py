@@ -17,12 +17,14 @@ from jaxserve.engine.core import STEP_ERROR, STOP_ERROR, EngineCore, rejected
 from jaxserve.errors import InvalidRequestError
 from jaxserve.ipc.messages import (
     Abort,
+    AdaptersChanged,
     AddRequest,
     Command,
     CommandDone,
     EngineState,
     ErrorInfo,
     Hello,
+    LoadedAdapter,
     ModelInfo,
     PagesChanged,
     Ready,
@@ -53,10 +55,12 @@ class EngineLoop:
         self._ready = Ready(model_info)
         self._clock = clock
         self._last_sent = clock()
+        self._sent_adapters: list[LoadedAdapter] = []
 
     def run(self, should_stop: Callable[[], bool]) -> int:
         """Serve until `should_stop` (returns 0) or broken (returns 1). Either way every request gets its terminal message."""
         self._abandon(self._socket.broadcast(self._ready))
+        self._publish_adapters()
         is_broken = False
         while not should_stop() and not is_broken:
             try:
@@ -96,6 +100,8 @@ class EngineLoop:
         match message:
             case Hello():
                 self._socket.send(client, self._ready)
+                if (places := self._core.control.adapters) is not None:
+                    self._socket.send(client, AdaptersChanged(places.loaded))
                 if (changes := self._core.page_changes) is not None:
                     self._socket.send(client, PagesChanged([*changes.held()]))
             case AddRequest():
@@ -116,6 +122,7 @@ class EngineLoop:
                 self._reject(client, message)
 
     def _answer(self, client: ClientId, command_id: int, error: ErrorInfo | None, state: EngineState) -> None:
+        self._publish_adapters()
         self._abandon(self._socket.send(client, CommandDone(command_id, error, state)))
 
     def _reject(self, client: ClientId, error: ProtocolError) -> None:
@@ -135,6 +142,13 @@ class EngineLoop:
             added, removed = changes.take()
             if added or removed:
                 self._abandon(self._socket.broadcast(PagesChanged([*added], [*removed])))
+
+    def _publish_adapters(self) -> None:
+        """Tell every client which adapters are loaded, if that has changed since the last call."""
+        places = self._core.control.adapters
+        if places is not None and places.loaded != self._sent_adapters:
+            self._sent_adapters = places.loaded
+            self._abandon(self._socket.broadcast(AdaptersChanged(places.loaded)))
 
     def _abandon(self, orphans: list[RequestId]) -> None:
         """Abort requests whose client is gone."""

@@ -28,6 +28,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import msgspec
 
 from jaxserve.config import Config
+from jaxserve.engine.adapters import AdapterPlaces
 from jaxserve.engine.core import EngineCore, rejected
 from jaxserve.engine.loop import EngineLoop
 from jaxserve.errors import ConfigError, StartupError, UnavailableError
@@ -230,7 +231,10 @@ def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
         ),
         tiers=tiers,
     )
-    return EngineCore(scheduler, executor, depth=depth, profiler=profiler, page_changes=changes, tiers=tiers)
+    adapters = AdapterPlaces(config.model.adapters, config.model.num_adapter_places)
+    return EngineCore(
+        scheduler, executor, depth=depth, profiler=profiler, page_changes=changes, tiers=tiers, adapters=adapters
+    )
 
 
 def open_tiers(

@@ -98,7 +98,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
             with clock.phase("hosts") if config.hosts.num_hosts > 1 else contextlib.nullcontext():
                 hosts.connect()
             adapters, prepared = _prepare(config, model, checkpoint, hosts)
-            checkpoint = served_tensors(prepared, checkpoint, adapters)
+            base, checkpoint = checkpoint, served_tensors(prepared, checkpoint, adapters)
             facts = {"checkpoint": checkpoint_hash(checkpoint)} | prepared.key_parts()
             agree_equal(hosts, "programs", facts)
             check_tensors(checkpoint, prepared.skeleton)
@@ -126,7 +126,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
             pages.run_once()
         model_info = _model_info(prepared, identity, clock.spans, reports, defaults)
         eos_token_ids = frozenset(model.eos_token_ids if isinstance(model, DecoderConfig) else ())
-        weights = ServedWeights(config, prepared, checkpoint, adapters, runner, state)
+        weights = ServedWeights(config, prepared, base, adapters, runner, state)
         return cls(runner, model_info, prepared.limits.buckets, eos_token_ids, counter, pages, weights)
 
     def submit(self, plan: PlanT) -> PendingStep[PlanT, ResultT]:
@@ -160,7 +160,7 @@ def _prepare(
         return (), prepare(config, model, modules=read_sentence_modules(path) if path.is_dir() else None, hosts=hosts)
     assert isinstance(model, DecoderConfig), "an encoder embeds"
     adapters = open_adapters(config, model)
-    return adapters, prepare(config, model, adapters_config(adapters), hosts=hosts)
+    return adapters, prepare(config, model, adapters_config(adapters, config.model, model), hosts=hosts)
 
 
 def _load(

@@ -44,7 +44,7 @@ def precompile(
     decoder, _ = read_decoder(model_path)
     there = replace(config, compile=replace(config.compile, compile_cache=str(directory)))
     config = with_tested_kernels(there, decoder, PhaseClock(), lambda *_: None)
-    prepared = prepare(config, decoder, adapters_config(open_adapters(config, decoder)))
+    prepared = prepare(config, decoder, adapters_config(open_adapters(config, decoder), config.model, decoder))
     steps, state_programs = prepared.make_programs(cache, progress), prepared.make_state_programs(cache)
     made: list[tuple[Program | StateProgram, MadeProgram]] = [*steps.items(), *state_programs.items()]
     entries = [_entry(program.name, result, cache, directory) for program, result in made]

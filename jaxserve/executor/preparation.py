@@ -146,8 +146,8 @@ def resolve_task(config: ModelConfig, model: DecoderConfig | EncoderConfig) -> L
     if config.task != "embed" and not is_encoder:
         config.check_generates()
         return "generate"
-    if config.adapters:
-        raise ConfigError("--lora-modules: adapters of models that embed are not served")
+    if config.num_adapter_places:
+        raise ConfigError("--lora-modules, --max-loras: adapters of models that embed are not served")
     return "embed"
 
 
@@ -247,21 +247,47 @@ def open_adapters(config: Config, decoder: DecoderConfig) -> tuple[Adapter, ...]
 
     Raises StartupError in one line.
     """
-    kv_rows = decoder.num_kv_heads * decoder.head_dim
-    parts = {
-        "qkv_proj": {"q_proj": decoder.num_heads * decoder.head_dim, "k_proj": kv_rows, "v_proj": kv_rows},
-        "gate_up_proj": {"gate_proj": decoder.intermediate_size, "up_proj": decoder.intermediate_size},
-    }
+    parts = fused_parts(decoder)
     return tuple(open_adapter(name, resolve_adapter(source), parts) for name, source in config.model.adapters.items())
 
 
-def adapters_config(adapters: Sequence[Adapter]) -> AdaptersConfig | None:
-    """Return the shapes of the adapters in the model; None without any."""
-    if not adapters:
-        return None
-    largest = max(adapter.rank for adapter in adapters)
+def fused_parts(decoder: DecoderConfig) -> dict[str, dict[str, int]]:
+    """Return the modules that an adapter may have fused, with the rows of each part."""
+    kv_rows = decoder.num_kv_heads * decoder.head_dim
+    return {
+        "qkv_proj": {"q_proj": decoder.num_heads * decoder.head_dim, "k_proj": kv_rows, "v_proj": kv_rows},
+        "gate_up_proj": {"gate_proj": decoder.intermediate_size, "up_proj": decoder.intermediate_size},
+    }
+
+
+def adapters_config(
+    adapters: Sequence[Adapter], settings: ModelConfig | None = None, decoder: DecoderConfig | None = None
+) -> AdaptersConfig | None:
+    """Return the shapes of the adapters in the model; None without any. Raises ConfigError.
+
+    settings, decoder: those of a model in which --max-loras may reserve more places, for adapters of any module.
+    """
+    largest = max((adapter.rank for adapter in adapters), default=1)
     modules = {module for adapter in adapters for module in adapter.additions}
-    return AdaptersConfig(len(adapters), -(-largest // RANK_STEP) * RANK_STEP, tuple(sorted(modules)))
+    count = len(adapters)
+    if settings is not None and settings.max_loras is not None and decoder is not None:
+        count, reserved = settings.num_adapter_places, settings.max_lora_rank
+        if reserved is not None and largest > reserved:
+            raise ConfigError(f"--max-lora-rank {reserved}: --lora-modules has an adapter of rank {largest}")
+        largest, modules = reserved or largest, modules | adaptable_modules(decoder)
+    if not count:
+        return None
+    return AdaptersConfig(count, -(-largest // RANK_STEP) * RANK_STEP, tuple(sorted(modules)))
+
+
+def adaptable_modules(decoder: DecoderConfig) -> set[str]:
+    """Return the names of all modules that an adapter may change: not experts."""
+    modules = set()
+    for index, layer in enumerate(decoder.layers):
+        modules |= {f"model.layers.{index}.self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj")}
+        if layer.experts is None:
+            modules |= {f"model.layers.{index}.mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")}
+    return modules
 
 
 _NO_PAGES = KVSpec(num_layers=0, num_kv_heads=0, head_dim=0, dtype_bytes=0, block_size=1)

@@ -44,6 +44,10 @@ class WeightStore(Protocol):
         """Read the weights of a folder, a GGUF file or a hub id. Raises StartupError or RequestError in one line."""
         ...
 
+    def load_adapter(self, place: int, name: str, source: str) -> Callable[[], None]:
+        """Read a LoRA adapter for a place, from 1. Raises StartupError or RequestError in one line."""
+        ...
+
     def discard(self, *, keeps_copy: bool) -> None:
         """Give the memory of the weights and of the state back. keeps_copy: copy the weights to host memory first."""
         ...

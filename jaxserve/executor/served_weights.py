@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any, Final, NoReturn
 
@@ -10,32 +10,36 @@ import jax
 import numpy as np
 
 from jaxserve.checkpoint.adapted import with_adapters
-from jaxserve.checkpoint.peft import Adapter
+from jaxserve.checkpoint.peft import Adapter, open_adapter
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.renamed import with_decoder_names, with_encoder_names
-from jaxserve.checkpoint.source import resolve
+from jaxserve.checkpoint.source import resolve, resolve_adapter
 from jaxserve.config import Config
-from jaxserve.errors import CheckpointError, shown
-from jaxserve.executor.preparation import Preparation
-from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.errors import CheckpointError, invalid, shown
+from jaxserve.executor.preparation import Preparation, fused_parts
+from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
 from jaxserve.models.registry import model_of, open_model
+from jaxserve.models.skeleton import ModelSkeleton
 from jaxserve.runner.backend import chip_of
 from jaxserve.runner.limits import make_policy
 from jaxserve.runner.runner import Runner
 from jaxserve.runner.state import DeviceState
-from jaxserve.weights.loader import load_params
+from jaxserve.weights.loader import load_adapters, load_params
 
 _FREE: Final = frozenset({"eos_token_ids", "bos_token_id", "max_position", "stored"})
 """Fields of a DecoderConfig in which new weights may differ. End tokens and the longest context stay those of the start."""
 
 
-def served_tensors(prepared: Preparation, checkpoint: Checkpoint, adapters: tuple[Adapter, ...]) -> Checkpoint:
+def served_tensors(prepared: Preparation, checkpoint: Checkpoint, adapters: Sequence[Adapter | None]) -> Checkpoint:
     """Return `checkpoint` with its adapters, under the names that the model gives its tensors."""
     if prepared.embedding is not None:
         is_decoder = isinstance(prepared.skeleton.config, DecoderConfig)
         return (with_decoder_names if is_decoder else with_encoder_names)(checkpoint)
     shapes = prepared.skeleton.adapters
-    return checkpoint if shapes is None else with_adapters(checkpoint, adapters, shapes.rank)
+    if shapes is None:
+        return checkpoint
+    places = [*adapters, *[None] * (shapes.count - len(adapters))]
+    return with_adapters(checkpoint, places, shapes.rank, shapes.modules)
 
 
 class ServedWeights:
@@ -46,15 +50,17 @@ class ServedWeights:
         config: Config,
         prepared: Preparation,
         checkpoint: Checkpoint,
-        adapters: tuple[Adapter, ...],
+        adapters: Sequence[Adapter],
         runner: Runner[Any, Any],
         state: DeviceState,
     ) -> None:
-        """checkpoint: the one that was loaded, as `served_tensors` returns it."""
+        """checkpoint: the one that was loaded, without adapters."""
         self._config = config
         self._prepared = prepared
-        self._checkpoint = checkpoint
-        self._adapters = adapters
+        self._base = checkpoint
+        shapes = prepared.skeleton.adapters
+        count = 0 if shapes is None else shapes.count
+        self._adapters: list[Adapter | None] = [*adapters, *[None] * (count - len(adapters))]
         self._runner = runner
         self._state = state
         self._copies: tuple[np.ndarray, ...] = ()
@@ -64,12 +70,29 @@ class ServedWeights:
         """Read the weights of `model` beside those that serve: until they are in use, both are on the devices."""
         checkpoint = open_model(resolve(model, progress=False))
         _check_same(self._config, self._prepared, checkpoint)
-        tensors = served_tensors(self._prepared, checkpoint, self._adapters)
-        params = self._read(tensors)
+        params = self._read(checkpoint)
 
         def install() -> None:
-            self._checkpoint, self._copies = tensors, ()
+            self._base, self._copies = checkpoint, ()
             self._runner.params = params
+
+        return install
+
+    def load_adapter(self, place: int, name: str, source: str) -> Callable[[], None]:
+        """Read the adapter for `place`, from 1. Matrices of all adapters are read, since they share arrays."""
+        skeleton = self._prepared.skeleton
+        assert isinstance(skeleton, ModelSkeleton) and skeleton.adapters is not None, "there is a place"
+        adapter = open_adapter(name, resolve_adapter(source), fused_parts(skeleton.config))
+        _check_reserved(adapter, skeleton.adapters)
+        adapters = [*self._adapters]
+        adapters[place - 1] = adapter
+        tensors = served_tensors(self._prepared, self._base, adapters)
+        arrays = load_adapters(tensors, skeleton, self._prepared.sharding)
+
+        def install() -> None:
+            self._adapters = adapters
+            self._runner.params = tuple(arrays.get(i, param) for i, param in enumerate(self._runner.params))
+            self._copies = ()
 
         return install
 
@@ -88,7 +111,7 @@ class ServedWeights:
             params = tuple(
                 jax.device_put(copy, place, may_alias=False) for copy, place in zip(self._copies, places, strict=True)
             )
-        params = params or self._read(self._checkpoint)
+        params = params or self._read(self._base)
 
         def install() -> None:
             self._copies = ()
@@ -98,8 +121,21 @@ class ServedWeights:
 
         return install
 
-    def _read(self, tensors: Checkpoint) -> tuple[jax.Array, ...]:
+    def _read(self, checkpoint: Checkpoint) -> tuple[jax.Array, ...]:
+        tensors = served_tensors(self._prepared, checkpoint, self._adapters)
         return load_params(tensors, self._prepared.skeleton, self._prepared.sharding, lambda done, total, name: None)
+
+
+def _check_reserved(adapter: Adapter, shapes: AdaptersConfig) -> None:
+    """Raise InvalidRequestError for an adapter that needs more than was reserved at the start."""
+    if adapter.rank > shapes.rank:
+        raise invalid(
+            "lora_path", f"the adapter has rank {adapter.rank}, and {shapes.rank} are reserved (--max-lora-rank)"
+        )
+    if others := adapter.additions.keys() - set(shapes.modules):
+        raise invalid(
+            "lora_path", f"the adapter changes {shown(min(others))}, for which nothing is reserved (--max-loras)"
+        )
 
 
 def _check_same(config: Config, prepared: Preparation, checkpoint: Checkpoint) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, ModelNotFoundError
+from jaxserve.frontend.adapters import AdapterNames
 from jaxserve.frontend.checks import shorten
 from jaxserve.frontend.engine_client.client import EngineClient
 from jaxserve.frontend.grammar_checker import GrammarChecker
@@ -25,8 +25,8 @@ class Frontend:
 
     model_names: tuple[str, ...]
     """Names of the model; replies show the first."""
-    adapters: Mapping[str, str] = field(default_factory=dict)
-    """Names of adapters and their sources, in the order in which the engine counts them from 1."""
+    adapters: AdapterNames = field(default_factory=AdapterNames)
+    """Names of adapters and their sources; the engine may load and unload them."""
     client: EngineClient
     tokenization: Tokenization
     metrics: Metrics
@@ -87,7 +87,7 @@ class Frontend:
 
     def adapter_of(self, name: str | None) -> int:
         """Return the number of the adapter of this name; 0 for the model without one."""
-        return 0 if name is None or name not in self.adapters else 1 + list(self.adapters).index(name)
+        return 0 if name is None or name not in self.adapters else self.adapters.number(name)
 
     def shown_name(self, name: str | None) -> str:
         """Return the name that replies show for the model that a request names."""

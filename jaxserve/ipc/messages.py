@@ -1,7 +1,8 @@
 """The messages between API processes and the engine. Plain data, MessagePack, never pickle.
 
 API -> engine: `Hello`, `AddRequest`, `Abort`, `Command`.
-Engine -> API: `StartupProgress`, `Ready`, `StartupFailed`, `StepOutputs`, `Heartbeat`, `CommandDone`, `PagesChanged`.
+Engine -> API: `StartupProgress`, `Ready`, `StartupFailed`, `StepOutputs`, `Heartbeat`, `CommandDone`, `PagesChanged`,
+`AdaptersChanged`.
 
 Every `AddRequest` is answered by exactly one `RequestOutput` with a `finish_reason` (its terminal
 message): finished ("stop", "length"), aborted ("abort"), or failed/rejected ("error" with `error` set).
@@ -98,7 +99,7 @@ class AddRequest(Message, frozen=True):
     text_pair_start: int | None = None
     """The first token of the second text of a pair, for a cross-encoder that marks it; None for a single text."""
     adapter: int = 0
-    """Index of the adapter in `--lora-modules`, from 1; 0: none."""
+    """Number of the adapter; 0: none."""
     prediction_token_ids: list[int] = []
     """The client's prediction of the reply; drafts are taken from it."""
 
@@ -119,6 +120,8 @@ CommandName = Literal[
     "wake_up",
     "update_weights",
     "engine_state",
+    "load_adapter",
+    "unload_adapter",
 ]
 PauseMode = Literal["keep", "wait", "abort"]
 """Running requests are kept, awaited, or ended with an error when steps pause."""
@@ -130,6 +133,10 @@ class CommandOptions(msgspec.Struct, frozen=True, array_like=True):
     mode: PauseMode = "keep"
     model: str = ""
     """For `update_weights`: a folder, a GGUF file or a hub id."""
+    adapter: str = ""
+    """For `load_adapter` and `unload_adapter`: the adapter's name."""
+    source: str = ""
+    """For `load_adapter`: a folder or a hub id."""
     sleep_level: int = 1
     """For `sleep`. 1: a copy of the weights stays in host memory; 2: no copy."""
 
@@ -278,6 +285,21 @@ class PagesChanged(Message, frozen=True):
     removed: list[bytes] = []
 
 
+class LoadedAdapter(msgspec.Struct, frozen=True, array_like=True):
+    """A LoRA adapter that requests may use."""
+
+    name: str
+    source: str
+    number: int
+    """`AddRequest.adapter` of its requests; `types.place_of` is its place among the matrices."""
+
+
+class AdaptersChanged(Message, frozen=True):
+    """All adapters that requests may use from now on; after `Ready`, and before the `CommandDone` of a change."""
+
+    adapters: list[LoadedAdapter]
+
+
 class CommandDone(Message, frozen=True):
     """The end of a `Command`."""
 
@@ -289,4 +311,6 @@ class CommandDone(Message, frozen=True):
 
 
 ToEngine = Hello | AddRequest | Abort | Command
-FromEngine = StartupProgress | Ready | StartupFailed | StepOutputs | Heartbeat | CommandDone | PagesChanged
+FromEngine = (
+    StartupProgress | Ready | StartupFailed | StepOutputs | Heartbeat | CommandDone | PagesChanged | AdaptersChanged
+)

@@ -16,6 +16,7 @@ from typing import Any, Final
 from jaxserve.apis.responses.service import ResponseService
 from jaxserve.config import Config, ServerConfig
 from jaxserve.errors import ConfigError
+from jaxserve.frontend.adapters import AdapterNames
 from jaxserve.frontend.engine_client.client import EngineClient
 from jaxserve.frontend.engine_client.connection import EngineConnection
 from jaxserve.frontend.frontend import Frontend
@@ -174,10 +175,10 @@ def make_frontend(
     names, adapters = model_names(config), config.model.adapters
     if both := adapters.keys() & set(names):
         raise ConfigError(f"--lora-modules: {min(both)!r} is the name of the model itself")
-    metrics = Metrics(names[0], adapters=tuple(adapters))
+    metrics, loaded = Metrics(names[0], adapters=tuple(adapters)), AdapterNames(adapters)
     return Frontend(
         model_names=names,
-        adapters=adapters,
+        adapters=loaded,
         client=EngineClient(
             metrics,
             max_queued_requests=config.scheduler.max_queued_requests,
@@ -187,6 +188,7 @@ def make_frontend(
             peers=peers,
             on_progress=on_progress,
             num_replicas=config.parallel.replicas,
+            adapters=loaded,
             policy=make_policy(config.parallel.routing, max_imbalance_tokens=config.parallel.max_imbalance_tokens),
         ),
         tokenization=tokens,

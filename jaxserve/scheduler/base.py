@@ -45,7 +45,8 @@ class BaseScheduler(ABC, Generic[R, P, T]):
         """The numbers since the last `take_stats`; the engine counts its steps here too."""
         self._admission = admission
         self._clock = clock
-        self._requests: dict[RequestId, R] = {}
+        self.requests: dict[RequestId, R] = {}
+        """Requests that have not ended."""
         self.running: list[R] = []
         """Requests that take part in steps, in order of rank."""
         self.waiting: list[R] = []
@@ -59,29 +60,29 @@ class BaseScheduler(ABC, Generic[R, P, T]):
     @property
     def has_work(self) -> bool:
         """True if a request has not ended, or a step is in flight."""
-        return bool(self._requests or self.in_flight)
+        return bool(self.requests or self.in_flight)
 
     def add(self, message: AddRequest) -> ErrorInfo | None:
         """Queue a request; returns the error of one that is rejected."""
         error: RequestError | None
-        if message.request_id in self._requests:
+        if message.request_id in self.requests:
             error = InvalidRequestError(f"request id {message.request_id!r} is in use", param="request_id")
         else:
-            error = self._admission.rejection(message, len(self._requests))
+            error = self._admission.rejection(message, len(self.requests))
         if error is not None:
             return error_info(error)
-        self._requests[message.request_id] = self._queue(message, (message.priority, self._num_arrivals))
+        self.requests[message.request_id] = self._queue(message, (message.priority, self._num_arrivals))
         self._num_arrivals += 1
         return None
 
     def abort(self, request_ids: Iterable[RequestId]) -> list[RequestOutput]:
         """End these requests now. Ids of requests that have ended are skipped."""
-        found = [self._requests.get(request_id) for request_id in dict.fromkeys(request_ids)]
+        found = [self.requests.get(request_id) for request_id in dict.fromkeys(request_ids)]
         return [self._end(request, "abort") for request in found if request is not None]
 
     def abort_all(self, error: ErrorInfo) -> list[RequestOutput]:
         """End every request with `error`: the engine stops."""
-        return [self._end(request, "error", error) for request in list(self._requests.values())]
+        return [self._end(request, "error", error) for request in list(self.requests.values())]
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> None:
         """Forget every cached page that no request holds, if there are pages.
@@ -134,7 +135,7 @@ class BaseScheduler(ABC, Generic[R, P, T]):
         return self.in_flight.popleft()[1]
 
     def _remove(self, request: R) -> None:
-        del self._requests[request.request_id]
+        del self.requests[request.request_id]
         if not discard(self.waiting, request):
             discard(self.running, request)
 

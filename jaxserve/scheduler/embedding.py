@@ -80,7 +80,7 @@ class EmbedScheduler(BaseScheduler[_Text, EmbedPlan, EmbedResult]):
         """Take the vectors of the oldest step in flight: each of its texts ends."""
         outputs = []
         for text, vector in zip(self._land(plan), result.vectors, strict=True):
-            if self._requests.get(text.request_id) is text:  # else it was aborted
+            if self.requests.get(text.request_id) is text:  # else it was aborted
                 self._remove(text)
                 self.stats.prompt_tokens += len(text.token_ids)
                 outputs.append(

@@ -12,7 +12,7 @@ from jaxserve.kv.block_table import BlockTable
 from jaxserve.sampling.params import SlotInit, device_row, needs_state
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, NO_TARGET, UNREAD_TOKEN, StepPlan, StepResult
 from jaxserve.scheduler.prompt_lookup import DraftState
-from jaxserve.types import FinishReason
+from jaxserve.types import FinishReason, place_of
 
 _SPARE_OUTPUT: Final = 128
 """Output tokens that fit before the token buffer grows."""
@@ -107,7 +107,7 @@ class Request:
         draft: DraftState,
     ) -> None:
         self.request_id = message.request_id
-        self.adapter = message.adapter
+        self.adapter = place_of(message.adapter)
         self.sampling = message.sampling
         self.stop_token_ids = frozenset(message.sampling.stop_token_ids)
         self._eos_token_ids = eos_token_ids

@@ -6,6 +6,7 @@ Peak host memory is the parameters on CPU devices plus one parameter, and one mo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
+from typing import Final
 
 import jax
 import numpy as np
@@ -20,6 +21,8 @@ from jaxserve.weights.reader import Ranges, TensorReader, kv_copies
 Progress = Callable[[int, int, str], None]
 """Called with (bytes loaded, bytes in total, parameter name)."""
 
+ADAPTER: Final = ".lora_"
+"""Part of the names of tensors that belong to adapters."""
 _DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Buffers that some checkpoints store and every implementation computes."""
 
@@ -47,6 +50,21 @@ def load_params(
         done += leaf.num_bytes
         progress(done, total, leaf.name)
     return tuple(params)
+
+
+def load_adapters(checkpoint: Checkpoint, skeleton: ModelSkeleton, sharding: Sharding) -> dict[int, jax.Array]:
+    """Return the skeleton's arrays that hold adapters, on the devices, by their index among all of its arrays.
+
+    Raises CheckpointError for a missing or misshaped tensor before anything is read.
+    """
+    check_tensors(checkpoint, skeleton)
+    reader = TensorReader(checkpoint, skeleton.config)
+    found, index = {}, 0
+    for leaf in skeleton.leaves:
+        if ADAPTER in leaf.tensors[0]:
+            (found[index],) = _load_leaf(leaf, reader, [sharding.place(spec.axes) for spec in leaf.arrays])
+        index += len(leaf.arrays)
+    return found
 
 
 def _load_leaf(leaf: LeafSpec, reader: TensorReader, places: Sequence[NamedSharding]) -> list[jax.Array]:

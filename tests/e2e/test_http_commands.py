@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.http_server import Server, running
+from tests.e2e.http_server import TOKENIZER, Server, running
 
 FAKE = {"vocab_size": 384, "eos_token_ids": []}
 PROMPT = {"prompt": list(range(5, 45)), "max_tokens": 4}
@@ -64,8 +64,8 @@ def test_weights_are_updated_and_replies_name_their_version() -> None:
         assert metrics["weight_version_tokens"] == {"1": 4}
         status, headers, _ = server.request("POST", "/v1/completions", PROMPT | {"stream": True})
         assert headers["x-weight-version"] == "1"
-        status, reply = post(server, "/update_weights", {"model": "/nowhere"})
-        assert (status, reply["error"]["message"]) == (400, "/nowhere: no such folder")
+        status, refused = post(server, "/update_weights", {"model": "/nowhere"})
+        assert (status, refused["error"]["message"]) == (400, "/nowhere: no such folder")
 
 
 def test_a_pause_and_a_sleep_are_reported_and_end() -> None:
@@ -83,6 +83,28 @@ def test_a_pause_and_a_sleep_are_reported_and_end() -> None:
         assert (status, "retry-after" in headers) == (503, True)
         assert post(server, "/wake_up")[0] == 200
         assert post(server, "/v1/completions", PROMPT)[0] == 200
+
+
+def names(server: Server) -> list[str]:
+    return [card["id"] for card in json.loads(server.request("GET", "/v1/models")[2])["data"]]
+
+
+def test_adapters_are_loaded_by_name() -> None:
+    with running(
+        FAKE, server={"allow_weight_updates": True}, model={"model": str(TOKENIZER), "max_loras": 1}
+    ) as server:
+        [base] = names(server)
+        body = {"lora_name": "sql", "lora_path": "acme/sql"}
+        assert post(server, "/v1/completions", PROMPT | {"model": "sql"})[0] == 404
+        assert post(server, "/v1/load_lora_adapter", body)[0] == 200
+        assert names(server) == [base, "sql"]
+        assert post(server, "/v1/completions", PROMPT | {"model": "sql"})[1]["model"] == "sql"
+        status, reply = post(server, "/v1/load_lora_adapter", body | {"lora_name": "other"})
+        assert (status, "--max-loras" in reply["error"]["message"]) == (400, True)
+        assert post(server, "/v1/load_lora_adapter", body | {"lora_name": base})[0] == 400
+        assert post(server, "/v1/unload_lora_adapter", {"lora_name": "other"})[0] == 404
+        assert post(server, "/v1/unload_lora_adapter", {"lora_name": "sql"})[0] == 200
+        assert post(server, "/v1/completions", PROMPT | {"model": "sql"})[0] == 404
 
 
 def test_commands_that_change_the_model_must_be_allowed() -> None:

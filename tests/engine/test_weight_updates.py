@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from jaxserve.checkpoint.safetensors_file import open_safetensors
+from jaxserve.engine.adapters import AdapterPlaces
 from jaxserve.engine.control import EngineControl
-from jaxserve.ipc.messages import Command, CommandName, CommandOptions, EngineState, ErrorInfo, PauseMode
+from jaxserve.ipc.messages import Command, CommandName, CommandOptions, EngineState, ErrorInfo, PauseMode, RequestOutput
+from jaxserve.types import place_of
 from tests.engine.model_engine import Generated, ModelEngine, request
 from tests.engine.rig import Rig, add, expected, prompt
-from tests.models.goldens import DATA
+from tests.models.goldens import DATA, adapter_goldens
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
 MODEL = DATA / "llama3_tiny"
@@ -49,11 +51,12 @@ class AtOnce(Executor):
 class Operator:
     """Gives commands to a core and keeps their ends."""
 
-    def __init__(self, rig: Rig | ModelEngine) -> None:
+    def __init__(self, rig: Rig | ModelEngine, adapters: AdapterPlaces | None = None) -> None:
         self.core = rig.core
-        store = None if rig.tiers is not None else rig.executor.weights
-        self.core.control = EngineControl(rig.scheduler, store, AtOnce())
+        self.core.control = EngineControl(rig.scheduler, rig.executor.weights, AtOnce(), adapters=adapters)
         self.ends: list[tuple[ErrorInfo | None, EngineState]] = []
+        self.outputs: list[RequestOutput] = []
+        """Outputs of the steps that commands took."""
 
     def command(self, name: CommandName, **options: object) -> None:
         command = Command(len(self.ends), name, CommandOptions(**options))  # type: ignore[arg-type]
@@ -65,10 +68,22 @@ class Operator:
         for _ in range(100):
             if not self.core.control.is_busy:
                 break
-            assert self.core.step() is None
+            self.step()
         error, state = self.ends[-1]
         assert error is None
         return state
+
+    def refused(self, name: CommandName, **options: object) -> str:
+        """Run a command that must fail; returns the error's text."""
+        self.command(name, **options)
+        self.step()
+        error, _ = self.ends[-1]
+        assert error is not None
+        return error.message
+
+    def step(self) -> None:
+        step = self.core.step()
+        self.outputs += [] if step is None else step.outputs
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +103,6 @@ def fresh(new: Path) -> Iterator[ModelEngine]:
 def served() -> Iterator[ModelEngine]:
     engine = ModelEngine(MODEL)
     yield engine
-    assert engine.executor.compilations()["serving"] == 0
     engine.close()
 
 
@@ -133,9 +147,11 @@ def test_kept_requests_continue_with_the_new_weights_as_a_fresh_engine_would(
     old = run(engine, PROMPTS)
     engine.restart(max_burst_ms=0)
     operator, collector = Operator(engine), Collector(engine)
+    num_compilations = engine.executor.compilations()
     collector.step(9)
     operator.command("update_weights", model=str(new))
     collector.step()
+    assert engine.executor.compilations() == num_compilations
     assert operator.ends == [(None, EngineState(weight_version=1))]
     for name, versions in collector.tokens.items():
         before, after = versions[0], versions[1]
@@ -216,6 +232,54 @@ def test_weights_that_arrive_in_sleep_serve_after_it(engine: ModelEngine, fresh:
     assert operator.finish("wake_up") == EngineState(weight_version=1)
     results = engine.run([request(name, tokens) for name, tokens in PROMPTS.items()])
     assert {name: result.token_ids for name, result in results.items()} == run(fresh, PROMPTS)
+
+
+@pytest.mark.slow
+def test_adapters_are_loaded_and_unloaded_while_others_run(tmp_path: Path) -> None:
+    """Tokens are PEFT's, an adapter that takes another's place finds none of its pages, and nothing is compiled."""
+    goldens = adapter_goldens("llama3_tiny")
+    modules = {name: str(goldens[name].path) for name in ("first", "second")}
+    engine = ModelEngine(MODEL, lora_modules=",".join(map("=".join, modules.items())), max_num_seqs=6)
+    places = AdapterPlaces(modules, 2)
+    operator = Operator(engine, places)
+
+    def check(*names: str) -> None:
+        numbers = {"base": 0} | {adapter.name: adapter.number for adapter in places.loaded}
+        messages = [request(name, goldens[name].prompt_ids, adapter=numbers[name], max_tokens=32) for name in names]
+        for name, result in engine.run(messages).items():
+            assert result.token_ids == goldens[name].output_ids.tolist()
+            assert (result.num_cached_tokens > 0) == (name in seen)
+        seen.update(names)
+
+    seen: set[str] = set()
+    check("base", "first")
+    operator.finish("unload_adapter", adapter="second")
+    operator.finish("load_adapter", adapter="second", source=modules["second"])
+    check("base", "first", "second")
+    assert "loaded already" in operator.refused("load_adapter", adapter="first", source="any")
+    assert "all 2 are taken" in operator.refused("load_adapter", adapter="third", source="any")
+    assert "not loaded" in operator.refused("unload_adapter", adapter="third")
+    assert engine.core.handle(request("old", goldens["first"].prompt_ids, adapter=1, max_tokens=3)) == []
+    operator.finish("unload_adapter", adapter="first")
+    [end] = engine.core.handle(request("late", [1, 2, 3], adapter=1))
+    assert end.error is not None
+    assert end.error.error_class == "ModelNotFoundError"
+    assert "still use the adapter" in operator.refused("load_adapter", adapter="first", source=modules["first"])
+    while engine.core.has_work:
+        operator.step()
+    tokens = [token for output in operator.outputs for token in output.token_ids]
+    assert tokens == goldens["first"].output_ids.tolist()[:3]
+    assert "existing folder" in operator.refused("load_adapter", adapter="third", source=str(tmp_path / "no"))
+    operator.finish("load_adapter", adapter="first", source=modules["first"])
+    assert {adapter.name: place_of(adapter.number) for adapter in places.loaded} == {"second": 2, "first": 1}
+    seen.remove("first")
+    check("first", "second", "base")
+    operator.finish("sleep", sleep_level=2)
+    operator.finish("wake_up")
+    seen.clear()
+    check("first", "second")
+    assert engine.executor.compilations()["serving"] == 0
+    engine.close()
 
 
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])

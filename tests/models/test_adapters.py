@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jaxserve_kernels.paged_attention import Paging, ragged_layout
 
 from jaxserve.checkpoint.adapted import with_adapters
 from jaxserve.config import Config, ModelConfig
-from jaxserve.errors import CheckpointError
+from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.executor.preparation import adapters_config, open_adapters
 from jaxserve.layers.attention import StepContext
 from jaxserve.layers.cache import KVPool
@@ -39,19 +40,24 @@ CASES = [
 ]
 
 
-def logits(model: str, adapter: str, policy: DtypePolicy, num_devices: int = 1) -> np.ndarray:
+def logits(
+    model: str, adapter: str, policy: DtypePolicy, num_devices: int = 1, max_loras: int | None = None
+) -> np.ndarray:
     """Return (8, V), the logits of the last 8 prompt positions."""
     goldens = adapter_goldens(model)
     names = [name for name in goldens if name != "base"]
     modules = ",".join(f"{name}={goldens[name].path}" for name in names)
     checkpoint = open_model(DATA / model)
     decoder = decoder_of(checkpoint)
-    adapters = open_adapters(Config(model=ModelConfig(model=model, lora_modules=modules)), decoder)
-    room = adapters_config(adapters)
+    settings = ModelConfig(model=model, lora_modules=modules, max_loras=max_loras)
+    adapters = open_adapters(Config(model=settings), decoder)
+    room = adapters_config(adapters, settings, decoder)
     assert room is not None
-    assert (room.count, room.rank) == (len(names), 16)
+    assert (room.count, room.rank) == (max_loras or len(names), 16)
     skeleton, sharding = make_skeleton(decoder, policy, room), make_sharding(decoder, MeshShape(num_devices))
-    params = load_params(with_adapters(checkpoint, adapters, room.rank), skeleton, sharding, lambda *_: None)
+    places = [*adapters, *[None] * (room.count - len(adapters))]
+    tensors = with_adapters(checkpoint, places, room.rank, room.modules)
+    params = load_params(tensors, skeleton, sharding, lambda *_: None)
     prompt = goldens[adapter].prompt_ids
     number = (["base", *names]).index(adapter)
     positions, starts = jnp.arange(len(prompt)), jnp.array([0, len(prompt)])
@@ -104,6 +110,23 @@ def test_adapters_of_quantised_weights_are_not_quantised() -> None:
     ]
     assert 0 < away[0] < 0.5
     assert away[1] < 3 * away[0]
+
+
+def test_reserved_places_change_no_logits() -> None:
+    golden = adapter_goldens("llama3_tiny")["second"]
+    np.testing.assert_allclose(logits("llama3_tiny", "second", PLAIN, max_loras=3), golden.logits, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"max_loras": 1, "lora_modules": "a=x,b=y"}, "--max-loras 1: --lora-modules has 2 adapters"),
+        ({"max_lora_rank": 8}, "--max-lora-rank 8: needs --max-loras"),
+    ],
+)
+def test_places_that_contradict_the_adapters_are_refused(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        _ = ModelConfig(model="any", **settings).num_adapter_places
 
 
 def test_an_adapter_of_another_model_is_rejected(tmp_path: Path) -> None:

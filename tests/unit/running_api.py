@@ -16,6 +16,7 @@ from aiohttp import ClientSession
 
 from jaxserve.apis.responses.service import ResponseService
 from jaxserve.config import ConnectionConfig, LimitsConfig, ResponsesConfig, StructuredConfig
+from jaxserve.frontend.adapters import AdapterNames
 from jaxserve.frontend.engine_client.client import EngineClient
 from jaxserve.frontend.engine_client.connection import EngineConnection
 from jaxserve.frontend.frontend import Frontend
@@ -192,7 +193,7 @@ async def running_api(
         tokens.install(tokenizer, output_format or OutputFormat())
         frontend = Frontend(
             model_names=("tiny", "alias"),
-            adapters=adapters or {},
+            adapters=AdapterNames(adapters),
             client=client,
             tokenization=tokens,
             metrics=metrics,

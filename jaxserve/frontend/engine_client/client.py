@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
 from jaxserve.errors import StartupError, UnavailableError
+from jaxserve.frontend.adapters import AdapterNames
 from jaxserve.frontend.engine_client.admission import Admission
 from jaxserve.frontend.engine_client.connection import LOADING, EngineConnection, Socket
 from jaxserve.frontend.engine_client.engines import Engines
@@ -41,8 +42,11 @@ class EngineClient:
         on_progress: Callable[[StartupProgress], None] = lambda progress: None,
         num_replicas: int = 1,
         policy: RoutingPolicy | None = None,
+        adapters: AdapterNames | None = None,
     ) -> None:
-        """policy: chooses among several replicas; None: their outstanding tokens decide."""
+        """policy: chooses among several replicas; None: their outstanding tokens decide. adapters: gets the adapters that
+        an engine reports."""
+        self._adapters = AdapterNames() if adapters is None else adapters
         self._metrics = [metrics.of_engine(replica) for replica in range(num_replicas)]
         self._max_waiting_tokens = None if max_queued_tokens is None else peers.share_of(max_queued_tokens)
         self._timeouts = {"stall_timeout_s": stall_timeout_s, "startup_timeout_s": startup_timeout_s}
@@ -71,6 +75,7 @@ class EngineClient:
             on_progress=self.engines.note_progress,
             on_ready=partial(self.engines.note_ready, replica),
             on_pages=partial(self.engines.note_pages, replica),
+            on_adapters=lambda changed: self._adapters.replace(changed.adapters),
             ledger=router,
         )
         self.engines.pages[replica] = HeldPages()

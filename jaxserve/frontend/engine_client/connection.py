@@ -19,6 +19,7 @@ from jaxserve.frontend.engine_client.output_stream import OutputStream
 from jaxserve.frontend.engine_client.watch import EngineWatch
 from jaxserve.ipc.messages import (
     Abort,
+    AdaptersChanged,
     AddRequest,
     CommandDone,
     CommandName,
@@ -76,6 +77,7 @@ class EngineConnection:
         on_progress: Callable[[StartupProgress], None],
         on_ready: Callable[[], None],
         on_pages: Callable[[PagesChanged], None] = lambda pages: None,
+        on_adapters: Callable[[AdaptersChanged], None] = lambda changed: None,
         ledger: RequestLedger | None = None,
     ) -> None:
         self._socket = socket
@@ -83,6 +85,7 @@ class EngineConnection:
         self._on_progress = on_progress
         self._on_ready = on_ready
         self._on_pages = on_pages
+        self._on_adapters = on_adapters
         self._ledger = ledger
         self.waiting = WaitingPrompts(max_waiting_tokens)
         """Prompts of requests without output."""
@@ -227,6 +230,8 @@ class EngineConnection:
             self._commands.end(message)
         elif isinstance(message, PagesChanged):
             self._on_pages(message)
+        elif isinstance(message, AdaptersChanged):
+            self._on_adapters(message)
         elif message.stats is not None:
             self._metrics.record_stats(message.stats)
 

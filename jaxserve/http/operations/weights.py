@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from jaxserve.apis.routes import Call, Route
 from jaxserve.bounds import Bound
-from jaxserve.errors import InvalidRequestError
+from jaxserve.errors import InvalidRequestError, invalid
 from jaxserve.http.handler import HttpCall
 from jaxserve.http.operations.schema import ControlResult, Paused, Sleeping
 from jaxserve.ipc.messages import CommandName, CommandOptions, PauseMode
@@ -50,7 +50,32 @@ class UpdateWeightsRequest(msgspec.Struct):
     mode: _Mode = None
 
 
+class LoadAdapterRequest(msgspec.Struct):
+    lora_name: Annotated[str, Bound("characters", 1, 256), Meta(description="The name by which requests choose it.")]
+    lora_path: Annotated[str, Bound("characters", 1), Meta(description="A folder as PEFT saves it, or a hub id.")]
+
+
+class UnloadAdapterRequest(msgspec.Struct):
+    lora_name: Annotated[str, Bound("characters", 1)]
+
+
 _Command = partial(Route, "POST", tag="Operation", reply=ControlResult, errors=(400, 503))
+
+
+@partial(_Command, "/v1/load_lora_adapter")
+async def load_lora_adapter(call: HttpCall, body: LoadAdapterRequest) -> ControlResult:
+    """Load a LoRA adapter into a free place (--max-loras). Nothing is compiled, and requests go on meanwhile."""
+    if body.lora_name in call.frontend.model_names:
+        raise invalid("lora_name", f"{body.lora_name!r} is the name of the model itself")
+    if len(call.frontend.client.engines.models()) > 1:
+        raise InvalidRequestError("Adapters cannot be loaded while several replicas serve (--replicas).")
+    return await _run(call, "load_adapter", CommandOptions(adapter=body.lora_name, source=body.lora_path))
+
+
+@partial(_Command, "/v1/unload_lora_adapter", errors=(400, 404, 503))
+async def unload_lora_adapter(call: HttpCall, body: UnloadAdapterRequest) -> ControlResult:
+    """Unload a LoRA adapter. Its requests under way finish; further ones get 404."""
+    return await _run(call, "unload_adapter", CommandOptions(adapter=body.lora_name))
 
 
 @partial(_Command, "/update_weights")

@@ -56,6 +56,15 @@ def test_adapters_are_stacked_and_padded_with_zeros(tmp_path: Path) -> None:
     )
 
 
+def test_a_place_without_an_adapter_has_matrices_of_zeros(tmp_path: Path) -> None:
+    other = "model.layers.1.mlp.down_proj"
+    model = with_adapters(open_model(DATA / "llama3_tiny"), (None, saved(tmp_path)), 4, [MODULE, other])
+    down, up = (model.read(f"{MODULE}.lora_{side}.weight") for side in "AB")
+    assert not down[:4].any() and down[4:6].any() and not up[:, :4].any() and up[:, 4:6].any()
+    assert [model.read(f"{other}.lora_{side}.weight").shape for side in "AB"] == [(8, 96), (64, 8)]
+    assert not model.read(f"{other}.lora_A.weight").any()
+
+
 @pytest.mark.parametrize(
     ("changes", "scale"),
     [

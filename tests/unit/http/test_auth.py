@@ -45,6 +45,8 @@ def test_the_routes_are_those_that_are_promised() -> None:
         ("POST", "/start_profile"),
         ("POST", "/stop_profile"),
         ("POST", "/update_weights"),
+        ("POST", "/v1/load_lora_adapter"),
+        ("POST", "/v1/unload_lora_adapter"),
         ("POST", "/pause"),
         ("POST", "/resume"),
         ("POST", "/sleep"),
