@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
 from jaxserve.model_config.decoder import DecoderConfig
+
+StackedExperts = Literal["interleaved", "halves"]
+"""interleaved: a gate's output, then an up's, and inputs by outputs (gpt-oss). halves: all outputs of the gate, then those
+of up, and outputs by inputs (Qwen3.5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +27,11 @@ class Family:
     text_model_type: str | None = None
     """The `model_type` that a `text_config` must have; None: any."""
     renames: Mapping[str, str] = field(default_factory=dict)
-    """Our name by the checkpoint's, for components of tensor names (`mlp` in `model.layers.0.mlp.gate.weight`)."""
-    has_stacked_experts: bool = False
-    """True if a checkpoint stores all experts of a layer in one tensor, gate and up interleaved (gpt-oss)."""
+    """Our name by the checkpoint's, for components of tensor names (`mlp` in `model.layers.0.mlp.gate.weight`), or for
+    several in a row (`mlp.gate`)."""
+    config_renames: Callable[[Mapping[str, Any]], Mapping[str, str]] = lambda config: {}
+    """Return further renames, which depend on `config.json`."""
+    stacked_experts: StackedExperts | None = None
+    """Layout of checkpoints that store all experts of a layer in one tensor; None: there are none."""
     gguf: GGUFArchitecture | None = None
     """None: GGUF files of the family are not read."""

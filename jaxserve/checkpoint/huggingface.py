@@ -76,9 +76,10 @@ def open_huggingface(directory: Path, families: Collection[Family]) -> Checkpoin
     named = without_mtp_layers(with_text_names(checkpoint))
     family = _find_family(checkpoint.config, families)
     if family is not None:
-        named = with_our_names(named, family.renames)
+        named = with_our_names(named, {**family.renames, **family.config_renames(checkpoint.config)})
     named = with_flat_corrections(_with_quantized_matrices(named))
-    return split_fused(with_each_expert(named) if family is not None and family.has_stacked_experts else named)
+    stacked = None if family is None else family.stacked_experts
+    return split_fused(named if stacked is None else with_each_expert(named, stacked))
 
 
 def _find_family(config: Mapping[str, Any], families: Collection[Family]) -> Family | None:

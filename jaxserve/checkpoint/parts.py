@@ -1,7 +1,7 @@
 """Split matrices that a checkpoint stores together into one tensor each.
 
-Fused QKV and gate-up matrices (Phi-3) are stacked by rows. gpt-oss stacks the experts of a layer: `gate_up_proj`
-interleaves gate and up, and matrices are inputs by outputs, or outputs by inputs if they are quantised.
+Fused QKV and gate-up matrices (Phi-3) are stacked by rows. Some checkpoints stack the experts of a layer, see
+`StackedExperts`; quantised matrices of gpt-oss are outputs by inputs.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from jaxserve.checkpoint.family import StackedExperts
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.quant.tensor import Tensor, TensorInfo
 
+_GATE_UP: Final = "gate_up_proj"
 _STACKED: Final = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
-_EXPERT_PARTS: Final[Mapping[str, tuple[tuple[str, slice], ...]]] = {
-    "gate_up_proj": (("gate_proj", slice(0, None, 2)), ("up_proj", slice(1, None, 2))),
-    "down_proj": (("down_proj", slice(None)),),
-}
-"""Parts of a stacked tensor, and the outputs of each."""
 _BIAS: Final = "_bias"
 
 
@@ -35,6 +32,8 @@ def split_fused(checkpoint: Checkpoint) -> Checkpoint:
     for fused, parts in _fused_parts(checkpoint.config).items():
         for name in [name for name in tensors if f".{fused}." in name]:
             info, ends = tensors[name], list(itertools.accumulate(parts.values(), initial=0))
+            if fused == _GATE_UP:  # a shared expert has a width of its own
+                ends = [0, info.shape[0] // 2, info.shape[0]]
             if info.shape[:1] != (ends[-1],):
                 continue
             del tensors[name]
@@ -77,32 +76,45 @@ def _read_first(stored: str, inner: Checkpoint) -> Tensor:
     return inner.read(stored)[0]
 
 
-def with_each_expert(checkpoint: Checkpoint) -> Checkpoint:
+def with_each_expert(checkpoint: Checkpoint, layout: StackedExperts) -> Checkpoint:
     """Return the checkpoint with a matrix and a bias for each expert."""
     tensors: dict[str, TensorInfo] = {}
     readers: dict[str, Callable[[Checkpoint], Tensor]] = {}
     for name, info in checkpoint.tensors.items():
         if any(part in name for part in _STACKED):
-            _add_experts(name, info, tensors, readers)
+            _add_experts(name, info, layout, tensors, readers)
         else:
             tensors[name] = info
     return CheckpointView(checkpoint, tensors, readers)
 
 
 def _add_experts(
-    name: str, info: TensorInfo, tensors: dict[str, TensorInfo], readers: dict[str, Callable[[Checkpoint], Tensor]]
+    name: str,
+    info: TensorInfo,
+    layout: StackedExperts,
+    tensors: dict[str, TensorInfo],
+    readers: dict[str, Callable[[Checkpoint], Tensor]],
 ) -> None:
     above, _, last = name.rpartition(".")
     is_bias = last.endswith(_BIAS)
-    is_by_outputs = is_bias or info.is_quantized
+    is_by_outputs = is_bias or info.is_quantized or layout == "halves"
     count, *own_shape = info.shape if is_by_outputs else (info.shape[0], *info.shape[:0:-1])
-    for part, outputs in _EXPERT_PARTS.get(last.removesuffix(_BIAS), ()):
+    for part, outputs in _expert_parts(last.removesuffix(_BIAS), own_shape[0], layout):
         rows = len(range(own_shape[0])[outputs])
         size = info.num_stored_bytes * rows // (own_shape[0] * count)
         for expert in range(count):
             own = f"{above}.{expert}.{part}.{'bias' if is_bias else 'weight'}"
             tensors[own] = replace(info, name=own, shape=(rows, *own_shape[1:]), num_stored_bytes=size)
             readers[own] = partial(_read_expert, name, expert, outputs, is_by_outputs)
+
+
+def _expert_parts(name: str, num_outputs: int, layout: StackedExperts) -> tuple[tuple[str, slice], ...]:
+    """Return the parts of a stacked tensor and the outputs of each."""
+    if name != "gate_up_proj":
+        return ((name, slice(None)),)
+    half = num_outputs // 2
+    ends = (slice(0, None, 2), slice(1, None, 2)) if layout == "interleaved" else (slice(half), slice(half, None))
+    return tuple(zip(("gate_proj", "up_proj"), ends, strict=True))
 
 
 def _read_expert(stored: str, expert: int, outputs: slice, is_by_outputs: bool, inner: Checkpoint) -> Tensor:

@@ -20,6 +20,7 @@ _PREFIXES: Final = {
 }
 """Prefixes of the text model's tensors, of which transformers has used two orders, and our prefixes."""
 _VISION: Final = ("vision_tower.", "multi_modal_projector.", "visual.")
+_MTP: Final = "mtp."
 
 
 def with_decoder_names(checkpoint: Checkpoint) -> Checkpoint:
@@ -30,14 +31,24 @@ def with_decoder_names(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def with_our_names(checkpoint: Checkpoint, renames: Mapping[str, str]) -> Checkpoint:
-    """Replace the components of tensor names that `renames` lists."""
+    """Replace the components of tensor names that `renames` lists, several in a row before single ones."""
     if not renames:
         return checkpoint
-    return renamed(checkpoint, lambda name: ".".join(renames.get(part, part) for part in name.split(".")))
+    runs = {old: new for old, new in renames.items() if "." in old}
+
+    def ours(name: str) -> str:
+        for old, new in runs.items():
+            name = name.replace(f".{old}", f".{new}")
+        return ".".join(renames.get(part, part) for part in name.split("."))
+
+    return renamed(checkpoint, ours)
 
 
 def without_mtp_layers(checkpoint: Checkpoint) -> Checkpoint:
-    """Leave out the multi-token-prediction layers that follow the last layer of some decoders (DeepSeek-V3, GLM-4.5)."""
+    """Leave out multi-token-prediction layers: those after the last layer of some decoders (DeepSeek-V3, GLM-4.5), and
+    modules named `mtp` (Qwen3-Next, Qwen3.5)."""
+    if any(name.startswith(_MTP) for name in checkpoint.tensors):
+        checkpoint = renamed(checkpoint, lambda name: None if name.startswith(_MTP) else name)
     count, first = (checkpoint.config.get(key) for key in ("num_nextn_predict_layers", "num_hidden_layers"))
     if not isinstance(count, int) or not isinstance(first, int):
         return checkpoint

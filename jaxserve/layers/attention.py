@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxserve_kernels.paged_attention import Paging, Scoring, ShardAxes, write_and_attend
 from jaxserve_kernels.rope import Rotation, rotate
+from jaxserve_kernels.segments import Segments
 from jaxtyping import Array, Bool, Float
 
 from jaxserve.layers.cache import Cache, GroupStep, KVPool, StateSlots, with_group
@@ -34,6 +35,8 @@ class StepContext(NamedTuple):
     """See `Tokens.adapters`."""
     query_scales: Float[Array, "T"] | None = None
     """Factor on each token's queries; None: there is none."""
+    segments: Segments | None = None
+    """Rows for recurrent layers; None: there are none."""
 
     def rotation_of(self, layer: LayerConfig) -> Rotation | None:
         """Return the rotation of a layer's queries and keys; None without positional encoding."""
@@ -74,7 +77,8 @@ class Attention(nnx.Module):
     def __init__(self, config: DecoderConfig, layer: LayerConfig, policy: DtypePolicy) -> None:
         d, h = config.hidden_size, config.head_dim
         n, k = config.num_heads, config.num_kv_heads
-        parts = {"q_proj": n * h, "k_proj": k * h, "v_proj": k * h}
+        self.has_output_gate = config.has_output_gate
+        parts = {"q_proj": n * h * (2 if self.has_output_gate else 1), "k_proj": k * h, "v_proj": k * h}
         make = partial(Linear, in_dim=d, axes=("kv_heads", "embed"), policy=policy, bias=config.qkv_bias)
         self.qkv_proj = FusedLinear(parts, make, policy, num_units=k)
         self.o_proj = Linear(d, n * h, ("embed", "heads"), policy, bias=config.attention_out_bias)
@@ -88,6 +92,7 @@ class Attention(nnx.Module):
             softcap=config.attention_softcap,
             sliding_window=layer.sliding_window,
         )
+        self.out_scale = config.attention_out_scale
         self.shape = (n, k, h)
         self.backend = policy.backend
         self.shards = ShardAxes(policy.rules.mesh_axes("kv_heads"), policy.rules.mesh_axes("pages"))
@@ -101,6 +106,9 @@ class Attention(nnx.Module):
         assert isinstance(pool, KVPool), "a full or sliding group"
         n, k, h = self.shape
         query, key, value = self.qkv_proj(x, step.tokens)
+        gate = None
+        if self.has_output_gate:
+            query, gate = jnp.split(query.reshape(-1, n, 2 * h), 2, -1)
         if not self.has_whole_norm:
             query, key = query.reshape(-1, n, h), key.reshape(-1, k, h)
         if self.q_norm is not None and self.k_norm is not None and not self.is_rotated_norm:
@@ -121,8 +129,10 @@ class Attention(nnx.Module):
                 backend=self.backend,
                 shards=self.shards,
             )  # (T, N, H)
-        cache = with_group(cache, place, KVPool(*pages))
-        return self.o_proj(attended.reshape(-1, n * h), step.tokens), cache
+        if gate is not None:
+            attended = attended * jax.nn.sigmoid(gate)
+        out = self.o_proj(attended.reshape(-1, n * h), step.tokens)
+        return out if self.out_scale == 1 else out * self.out_scale, with_group(cache, place, KVPool(*pages))
 
     def _positioned(
         self, query: Float[Array, "T N H"], key: Float[Array, "T K H"], step: StepContext

@@ -42,7 +42,12 @@ class MLP(nnx.Module):
         self.gate_up_proj = FusedLinear(parts, make, policy, num_units=f)
         self.down_proj = Linear(d, f, ("embed", axis), policy, bias=bias)
         self.activation = config.activation
+        self.scales = config.mlp_gate_scale, config.mlp_out_scale
 
     def __call__(self, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T D"]:
         gate, up = self.gate_up_proj(x, tokens)  # (T, F) each
-        return self.down_proj(ACTIVATIONS[self.activation](gate) * up, tokens)
+        gate_scale, out_scale = self.scales
+        if gate_scale != 1:
+            gate = gate * gate_scale
+        out = self.down_proj(ACTIVATIONS[self.activation](gate) * up, tokens)
+        return out if out_scale == 1 else out * out_scale

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from jaxserve.model_config.cache import CacheGroup, CacheLayout, LayerCache, StateArray, cache_layout
+from jaxserve.model_config.cache import CacheGroup, CacheLayout, LayerCache, cache_layout
 from jaxserve.model_config.experts import ExpertsConfig
+from jaxserve.model_config.recurrent import RecurrentConfig
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 NormPlacement = Literal["pre", "post", "sandwich", "parallel"]
@@ -78,8 +79,8 @@ class LayerConfig:
     """Width of the one vector per token that the layer caches instead of keys and values (MLA); None: it has none."""
     kv_source: int | None = None
     """Earlier layer whose cached keys and values this layer reads; None: its own."""
-    state: tuple[StateArray, ...] = ()
-    """Arrays of the layer's recurrent state; none: it has none."""
+    recurrent: RecurrentConfig | None = None
+    """A mixer with a state of fixed size; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,10 @@ class DecoderConfig:
     """Factor on queries that grows with their position; None: there is none."""
     attention_softcap: float | None = None
     """c: a score s becomes c * tanh(s / c)."""
+    has_output_gate: bool = False
+    """True if the query projection has a gate for each head's output, after the head's query (Qwen3-Next)."""
+    attention_out_scale: float = 1.0
+    """Factor on the output of attention."""
     has_sinks: bool = False
     """True if every head has an attention sink: a logit in the softmax without a value."""
     embedding_scale: float = 1.0
@@ -148,6 +153,10 @@ class DecoderConfig:
     """Soft cap on logits after `logit_scale`, as `attention_softcap`."""
     lm_head_bias: bool = False
     """True if the output head has a bias (Phi-3.5-MoE)."""
+    mlp_gate_scale: float = 1.0
+    """Factor on the gate of feed-forward blocks, before its activation."""
+    mlp_out_scale: float = 1.0
+    """Factor on the output of feed-forward blocks."""
     tied_embeddings: bool = False
     """True if the output head is the embedding matrix."""
     eos_token_ids: tuple[int, ...] = ()
@@ -166,7 +175,8 @@ class DecoderConfig:
         return cache_layout([self._layer_cache(layer) for layer in self.layers])
 
     def _layer_cache(self, layer: LayerConfig) -> LayerCache:
-        state = CacheGroup("state", arrays=layer.state) if layer.state else None
+        recurrent = layer.recurrent
+        state = None if recurrent is None else CacheGroup("state", arrays=recurrent.arrays)
         if not layer.has_kv:
             return LayerCache(None, state)
         if layer.latent_dim is not None:
@@ -191,6 +201,11 @@ class DecoderConfig:
     def experts(self) -> ExpertsConfig | None:
         """Experts of the layers that have them; None in a dense model."""
         return next((layer.experts for layer in self.layers if layer.experts is not None), None)
+
+    @property
+    def recurrent(self) -> RecurrentConfig | None:
+        """The recurrent mixer of the layers that have one, all alike; None if there is none."""
+        return next((layer.recurrent for layer in self.layers if layer.recurrent is not None), None)
 
     @property
     def spare_tensors(self) -> frozenset[str]:

@@ -7,6 +7,8 @@ Forward never mutates: the cache is an argument and a result.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import reduce
+from operator import add
 from typing import Final
 
 import jax
@@ -18,6 +20,7 @@ from jaxserve.layers.attention import Attention, StepContext
 from jaxserve.layers.cache import Cache
 from jaxserve.layers.experts import Experts
 from jaxserve.layers.linear import Embedding
+from jaxserve.layers.mixers import MIXERS, mix, with_segments
 from jaxserve.layers.mlp import MLP
 from jaxserve.layers.norm import make_norm
 from jaxserve.layers.policy import DtypePolicy
@@ -39,16 +42,21 @@ _NORMS: Final[Mapping[NormPlacement, tuple[str | None, str | None, str | None, s
 
 
 class DecoderLayer(nnx.Module):
-    """Compute x + attention(x), then x + mlp(x) or x + experts(x), with norms before the blocks, after them, or both.
+    """Compute x + mixer(x), then x + mlp(x) or x + experts(x), with norms before the blocks, after them, or both.
 
-    With parallel blocks, compute x + attention(y) + mlp(y) of the normalised y instead.
+    The mixer is attention, a recurrent mixer, or both side by side. With parallel blocks, compute x + mixer(y) + mlp(y) of the normalised y instead.
     """
 
     def __init__(self, config: DecoderConfig, layer: LayerConfig, policy: DtypePolicy) -> None:
         self.norms = _NORMS[config.norm_placement]
         for name in filter(None, self.norms):
             setattr(self, name, make_norm(config, policy))
-        self.self_attn = Attention(config, layer, policy)
+        self.self_attn = Attention(config, layer, policy) if layer.has_kv else None
+        self.mixer: str | None = None
+        """Attribute of the recurrent mixer, named as in checkpoints."""
+        if layer.recurrent is not None:
+            self.mixer, make = MIXERS[type(layer.recurrent)]
+            setattr(self, self.mixer, make(config, layer.recurrent, policy))
         self.mlp = MLP(config, policy) if layer.experts is None else Experts(config, layer.experts, policy)
         self.residual_scale = config.residual_scale
         self.is_parallel = config.norm_placement == "parallel"
@@ -59,11 +67,24 @@ class DecoderLayer(nnx.Module):
         pre_attention, post_attention, pre_mlp, post_mlp = map(self._norm, self.norms)
         with jax.named_scope("attention"):
             normed = pre_attention(x)
-            attended, cache = self.self_attn(normed, cache, places, step)
-        x = x + scaled(post_attention(attended), self.residual_scale)
+            mixed, cache = self._mixed(normed, cache, places, step)
+        x = x + scaled(post_attention(mixed), self.residual_scale)
         with jax.named_scope("mlp"):
             made = self.mlp(normed if self.is_parallel else pre_mlp(x), step.tokens)
         return x + scaled(post_mlp(made), self.residual_scale), cache
+
+    def _mixed(
+        self, x: Float[Array, "T D"], cache: Cache, places: LayerPlaces, step: StepContext
+    ) -> tuple[Float[Array, "T D"], Cache]:
+        """Return the output of attention, of the recurrent mixer, or the sum of both."""
+        outputs = []
+        if self.mixer is not None:
+            made, cache = mix(getattr(self, self.mixer), x, cache, places, step)
+            outputs.append(made)
+        if self.self_attn is not None:
+            made, cache = self.self_attn(x, cache, places, step)
+            outputs.append(made)
+        return reduce(add, outputs), cache
 
     def _norm(self, name: str | None) -> Callable[[Array], Array]:
         return (lambda x: x) if name is None else getattr(self, name)
@@ -97,6 +118,8 @@ class Decoder(nnx.Module):
 
     def hidden(self, token_ids: Int[Array, "T"], cache: Cache, step: StepContext) -> tuple[Float[Array, "T D"], Cache]:
         """Return the final-norm output of every token, and the cache with what the layers store of them."""
+        if self.config.recurrent is not None:
+            step = with_segments(step, len(token_ids))
         with jax.named_scope("embed"):
             x = scaled(self.model.embed_tokens(token_ids), self.config.embedding_scale)  # (T, D)
         for index, (layer, places) in enumerate(zip(self.model.layers, self.config.cache.places, strict=True)):

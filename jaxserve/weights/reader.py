@@ -40,6 +40,10 @@ class TensorReader:
         self._checkpoint = checkpoint
         self._config = config
         self._order = row_order(config) if isinstance(config, DecoderConfig) else None
+        self._query_order = self._order
+        if self._order is not None and isinstance(config, DecoderConfig) and config.has_output_gate:
+            gates = np.arange(config.head_dim, 2 * config.head_dim)
+            self._query_order = np.concatenate([self._order, gates])
         self._on_read = on_read
 
     def part(self, leaf: LeafSpec, ranges: Ranges) -> tuple[np.ndarray, ...] | None:
@@ -75,6 +79,8 @@ class TensorReader:
     def _read_stored(self, name: str, rows: range, columns: range | None) -> Tensor:
         tensor, info = self._checkpoint.read(name), self._checkpoint.tensors[name]
         order = self._order if _is_rotated(name) else None
+        if _module(name).endswith("q_proj"):
+            order = self._query_order
         step = 1 if order is None else len(order)
         if rows.start % step or rows.stop % step:
             raise ValueError(f"{name}: rows {rows.start} to {rows.stop} are not whole heads of {step}")

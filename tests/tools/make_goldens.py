@@ -45,9 +45,14 @@ CHAT_TEMPLATE = (
 def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
     """Weights under which heads attend unevenly, layers outweigh the embedding and logits spread by about 2."""
     generator = torch.Generator().manual_seed(seed)
+    is_offset = model.config.model_type.startswith(("qwen3_next", "qwen3_5"))
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
-        if "norm" in name and not name.endswith("bias"):
+        if name.endswith(("A_log", ".D")):
+            value = (1 if name.endswith(".D") else -1) + 0.5 * noise
+        elif is_offset and "norm" in name and "linear_attn" not in name:
+            value = 0.2 * noise
+        elif "norm" in name and not name.endswith("bias"):
             value = (_gemma_norm(name) if model.config.model_type.startswith("gemma") else 1) + 0.2 * noise
         elif name.endswith("bias"):
             value = 0.3 * noise
@@ -109,8 +114,11 @@ def published(name: str, weight: torch.Tensor, model_type: str) -> dict[str, tor
     if is_mixtral:
         name = name.replace(".mlp.", ".block_sparse_moe.").replace(".router.", ".gate.")
     above, _, own = name.rpartition(".")
-    if not above.endswith(".experts") or model_type == "gpt_oss":
-        return {name: weight}
+    if above.endswith(".block_sparse_moe.experts"):
+        stored = {"gate_up_proj": "input_linear", "down_proj": "output_linear"}[own]
+        return {f"{above.removesuffix('.experts')}.{stored}.weight": weight}
+    if not above.endswith(".experts") or model_type in ("gpt_oss", "qwen3_5_moe_text"):
+        return {name.replace("block_sparse_moe.router.", "block_sparse_moe.router.layer."): weight}
     parts = dict(zip(names[:2], weight.chunk(2, dim=1), strict=True)) if own == "gate_up_proj" else {names[2]: weight}
     return {
         f"{above}.{expert}.{part}.weight": matrix

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from hybrid_checkpoints import HYBRID_CONFIGS
+
 VOCAB_SIZE = 320
 BOS, EOS, PAD = 0, 2, 0
 
@@ -632,4 +634,7 @@ TINY_CHECKPOINTS: dict[str, TinyCheckpoint] = {
         ),
         controls={"margin": {"router_jitter_noise": 0.01}},
     ),
+}
+TINY_CHECKPOINTS |= {
+    name: TinyCheckpoint(config, dtype, controls=controls) for name, (config, dtype, controls) in HYBRID_CONFIGS.items()
 }

@@ -50,4 +50,4 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return replace(config, norm_weights="wide", has_sinks=True)
 
 
-FAMILY = Family(("GptOssForCausalLM",), decoder_config, renames={"router": "gate"}, has_stacked_experts=True)
+FAMILY = Family(("GptOssForCausalLM",), decoder_config, renames={"router": "gate"}, stacked_experts="interleaved")

@@ -27,7 +27,11 @@ _COMPUTED = ("mlp_bias", "embedding_multiplier", "residual_multiplier", "attenti
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Llama with factors on embeddings, block outputs and scores, and a divisor of logits."""
     keys = Keys({**DEFAULTS, **hf})
-    config = build(keys, layers=full_layers(keys), computed=_COMPUTED)
+    return with_factors(keys, build(keys, layers=full_layers(keys), computed=_COMPUTED))
+
+
+def with_factors(keys: Keys, config: DecoderConfig) -> DecoderConfig:
+    """Add the factors on embeddings, block outputs and scores, and the divisor of logits."""
     return replace(
         config,
         embedding_scale=keys.number("embedding_multiplier"),

@@ -1,0 +1,32 @@
+"""The gated short convolution of LFM2 (arXiv 2511.23404)."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxserve_kernels.segments import Segments
+from jaxtyping import Array, Float
+
+from jaxserve.layers.linear import Linear, Tokens
+from jaxserve.layers.policy import DtypePolicy
+from jaxserve.layers.recurrent import DepthwiseConv, RecurrentState
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.recurrent import ShortConvConfig
+
+
+class GatedConv(nnx.Module):
+    """Compute project(c * convolve(b * x)), with b, c and x projected from the input."""
+
+    def __init__(self, config: DecoderConfig, conv: ShortConvConfig, policy: DtypePolicy) -> None:
+        d = config.hidden_size
+        self.in_proj = Linear(3 * d, d, (None, "embed"), policy, bias=conv.has_bias)
+        self.conv = DepthwiseConv(d, conv.num_taps, policy, bias=conv.has_bias)
+        self.o_proj = Linear(d, d, ("embed", None), policy, bias=conv.has_bias)
+
+    def __call__(
+        self, x: Float[Array, "T D"], state: RecurrentState, segments: Segments, tokens: Tokens
+    ) -> tuple[Float[Array, "T D"], RecurrentState]:
+        """Return the outputs, and the windows after each row's last token."""
+        b, c, inner = jnp.split(self.in_proj(x, tokens), 3, -1)
+        mixed, windows = self.conv(b * inner, state.windows, segments)
+        return self.o_proj(c * mixed.astype(x.dtype), tokens), RecurrentState(windows)

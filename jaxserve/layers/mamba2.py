@@ -1,0 +1,83 @@
+"""The Mamba-2 mixer (Dao & Gu, arXiv 2405.21060)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxserve_kernels.linear_attention import linear_attention
+from jaxserve_kernels.segments import Segments
+from jaxtyping import Array, Float
+
+from jaxserve.layers.linear import Linear, Tokens
+from jaxserve.layers.param import parameter
+from jaxserve.layers.policy import DtypePolicy
+from jaxserve.layers.recurrent import DepthwiseConv, RecurrentState
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.recurrent import Mamba2Config
+
+
+class Mamba2(nnx.Module):
+    """Convolve x, B and C, add dt x B^T to a decaying state, read it with C, then gate, norm and project.
+
+    Every device of a mesh computes all heads.
+    """
+
+    def __init__(self, config: DecoderConfig, mamba: Mamba2Config, policy: DtypePolicy) -> None:
+        d, width, single = config.hidden_size, mamba.width, jnp.dtype(jnp.float32)
+        rows = width + mamba.num_channels + mamba.num_heads
+        self.in_proj = Linear(rows, d, (None, "embed"), policy, bias=mamba.has_bias)
+        self.conv1d = DepthwiseConv(mamba.num_channels, mamba.num_taps, policy, bias=mamba.has_conv_bias)
+        for name in ("dt_bias", "A_log", "D"):
+            setattr(self, name, parameter((mamba.num_heads,), (None,), single))
+        self.norm = None if mamba.norm == "none" else GroupNorm(mamba, config.norm_eps, policy)
+        self.out_proj = Linear(d, width, ("embed", None), policy, bias=mamba.has_bias)
+        self.mamba = mamba
+
+    def __call__(
+        self, x: Float[Array, "T D"], state: RecurrentState, segments: Segments, tokens: Tokens
+    ) -> tuple[Float[Array, "T D"], RecurrentState]:
+        """Return the outputs, and the state after each row's last token."""
+        mamba, count = self.mamba, len(x)
+        width, shared = mamba.width, mamba.num_groups * mamba.state_dim
+        projected = self.in_proj(x, tokens)
+        if any(scale != 1 for scale in mamba.scales):
+            sizes = (width, width, shared, shared, mamba.num_heads)
+            projected = projected * jnp.asarray(np.repeat(mamba.scales, sizes), projected.dtype)
+        z, xbc, dt = jnp.split(projected, (width, width + mamba.num_channels), -1)
+        with jax.named_scope("short_conv"):
+            mixed, windows = self.conv1d(xbc, state.windows, segments)
+        mixed = jax.nn.silu(mixed).astype(x.dtype).astype(jnp.float32)
+        inner, b, c = jnp.split(mixed, (width, width + shared), -1)
+        inner = inner.reshape(count, mamba.num_heads, -1)  # (T, N, V)
+        b, c = (part.reshape(count, mamba.num_groups, -1) for part in (b, c))
+        steps = jax.nn.softplus(dt.astype(jnp.float32) + self.dt_bias[...])
+        steps = jnp.clip(steps, mamba.min_step, mamba.max_step)  # (T, N)
+        assert state.states is not None, "Mamba-2 has a state"
+        with jax.named_scope("linear_attention"):
+            made, states = linear_attention(
+                c, b, inner * steps[..., None], -jnp.exp(self.A_log[...]) * steps, None, state.states, segments
+            )
+        made = (made + self.D[...][:, None] * inner).reshape(count, -1)
+        out = self.out_proj(self._gated(made, z).astype(x.dtype), tokens)
+        return out if mamba.out_scale == 1 else out * mamba.out_scale, RecurrentState(windows, states)
+
+    def _gated(self, made: Float[Array, "T W"], z: Float[Array, "T W"]) -> Float[Array, "T W"]:
+        gate = jax.nn.silu(z.astype(jnp.float32))
+        if self.norm is None:
+            return made * gate
+        return self.norm(made * gate) if self.mamba.norm == "gate_first" else self.norm(made) * gate
+
+
+class GroupNorm(nnx.Module):
+    """RMSNorm of each group of heads in float32."""
+
+    def __init__(self, mamba: Mamba2Config, eps: float, policy: DtypePolicy) -> None:
+        self.weight = parameter((mamba.width,), (None,), policy.vectors)
+        self.num_groups, self.eps = mamba.num_groups, eps
+
+    def __call__(self, x: Float[Array, "T W"]) -> Float[Array, "T W"]:
+        grouped = x.reshape(len(x), self.num_groups, -1)
+        scaled = grouped * jax.lax.rsqrt(jnp.mean(grouped * grouped, -1, keepdims=True) + self.eps)
+        return self.weight[...].astype(jnp.float32) * scaled.reshape(x.shape)

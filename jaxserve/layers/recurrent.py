@@ -1,0 +1,38 @@
+"""State of recurrent layers, and the short convolution that all of them have."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxserve_kernels.segments import Segments
+from jaxserve_kernels.short_conv import short_conv
+from jaxtyping import Array, Float
+
+from jaxserve.layers.param import parameter
+from jaxserve.layers.policy import DtypePolicy
+
+
+class RecurrentState(NamedTuple):
+    """The state of one layer for each row of a step, in the order of `RecurrentConfig.arrays`."""
+
+    windows: Float[Array, "B W1 C"]
+    """Last inputs of the convolution, the oldest first."""
+    states: Float[Array, "B N H V"] | None = None
+    """State of linear attention, in float32; None in layers without it."""
+
+
+class DepthwiseConv(nnx.Module):
+    """A causal convolution of each channel over the last tokens, with torch's `Conv1d` names."""
+
+    def __init__(self, num_channels: int, num_taps: int, policy: DtypePolicy, *, bias: bool) -> None:
+        self.weight = parameter((num_channels, 1, num_taps), (None, None, None), policy.vectors)
+        self.bias = parameter((num_channels,), (None,), policy.vectors) if bias else None
+
+    def __call__(
+        self, x: Float[Array, "T C"], windows: Float[Array, "B W1 C"], segments: Segments
+    ) -> tuple[Float[Array, "T C"], Float[Array, "B W1 C"]]:
+        """Return each token's sum in float32, and the windows after each row's last token."""
+        out, windows = short_conv(x, self.weight[...][:, 0], windows, segments)
+        return (out if self.bias is None else out + self.bias[...].astype(jnp.float32)), windows

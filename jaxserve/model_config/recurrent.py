@@ -1,0 +1,96 @@
+"""Layers that keep a state of fixed size per request in place of keys and values, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxserve.model_config.cache import StateArray
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaConfig:
+    """A gated delta net (arXiv 2412.06464): a short convolution, then linear attention by the gated delta rule."""
+
+    num_key_heads: int  # K
+    num_value_heads: int  # N
+    key_dim: int  # H
+    value_dim: int  # V
+    num_taps: int
+    """Tokens that a convolution sees, its own included."""
+    is_fused: bool
+    """True if the checkpoint has one matrix for queries, keys, values and gates, by key head (Qwen3-Next)."""
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+
+    @property
+    def arrays(self) -> tuple[StateArray, ...]:
+        """The convolution's window, and the state N, H, V."""
+        return _arrays(self, (self.num_value_heads, self.key_dim, self.value_dim))
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Config:
+    """A Mamba-2 mixer (arXiv 2405.21060)."""
+
+    num_heads: int  # N
+    head_dim: int
+    num_groups: int
+    """Groups of heads with common B and C."""
+    state_dim: int
+    num_taps: int
+    """Tokens that a convolution sees, its own included."""
+    has_bias: bool
+    """True if the projections have biases."""
+    has_conv_bias: bool
+    norm: Literal["gate_first", "norm_first", "none"]
+    """RMSNorm over each group of the gated output, or of the output before its gate; none: only a gate."""
+    min_step: float = 0.0
+    max_step: float = float("inf")
+    """Bounds of dt."""
+    scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
+    """Factors on the projections z, x, B, C and dt (Falcon-H1)."""
+    out_scale: float = 1.0
+    """Factor on the mixer's output."""
+
+    @property
+    def width(self) -> int:
+        """Width of the heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the convolution: x, B and C."""
+        return self.width + 2 * self.num_groups * self.state_dim
+
+    @property
+    def arrays(self) -> tuple[StateArray, ...]:
+        """The convolution's window, and the state by head, state dim and head dim."""
+        return _arrays(self, (self.num_heads, self.state_dim, self.head_dim))
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvConfig:
+    """A gated short convolution (LFM2, arXiv 2511.23404), whose only state is its window."""
+
+    num_channels: int
+    num_taps: int
+    """Tokens that the convolution sees, its own included."""
+    has_bias: bool
+
+    @property
+    def arrays(self) -> tuple[StateArray, ...]:
+        """The convolution's window."""
+        return _arrays(self)
+
+
+RecurrentConfig = GatedDeltaConfig | Mamba2Config | ShortConvConfig
+
+
+def _arrays(mixer: RecurrentConfig, state: tuple[int, int, int] | None = None) -> tuple[StateArray, ...]:
+    """Return a request's arrays. A window holds activations as they were; sums over a whole text need float32."""
+    window = StateArray("window", (mixer.num_taps - 1, mixer.num_channels), "activations")
+    return (window,) if state is None else (window, StateArray("state", state))

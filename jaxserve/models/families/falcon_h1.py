@@ -1,0 +1,89 @@
+"""Falcon-H1 (arXiv 2507.22448): attention and a Mamba-2 mixer side by side in every layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jaxserve.checkpoint.family import Family
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
+from jaxserve.model_config.recurrent import Mamba2Config
+from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_LAYERS, MAX_WIDTH, build
+from jaxserve.models.families._hybrid import mamba_width, read_mamba
+from jaxserve.models.families._keys import Keys
+
+DEFAULTS = dict(
+    COMMON_DEFAULTS,
+    max_position_embeddings=8192,
+    num_key_value_heads=8,
+    rms_norm_eps=1e-5,
+    attention_bias=False,
+    mlp_bias=False,
+    projectors_bias=False,
+    mamba_d_ssm=1024,
+    mamba_n_heads=128,
+    mamba_d_head="auto",
+    mamba_n_groups=1,
+    mamba_d_state=256,
+    mamba_d_conv=4,
+    mamba_expand=2,
+    mamba_conv_bias=True,
+    mamba_proj_bias=False,
+    mamba_norm_before_gate=True,
+    mamba_rms_norm=False,
+    mlp_multipliers=[1.0, 1.0],
+    ssm_multipliers=[1.0] * 5,
+    **{
+        f"{name}_multiplier": 1.0
+        for name in ("embedding", "lm_head", "key", "attention_in", "attention_out", "ssm_in", "ssm_out")
+    },
+)
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """Llama with a Mamba-2 mixer beside attention, and factors on inputs and outputs of every block.
+
+    A factor on a block's input is one on its projections: biases would not be multiplied with them.
+    """
+    keys = Keys({**DEFAULTS, **hf})
+    for key in ("attention_bias", "projectors_bias", "mamba_proj_bias"):
+        keys.require(key, False)
+    layers = (LayerConfig(recurrent=_mamba(keys)),) * keys.integer("num_hidden_layers", MAX_LAYERS)
+    config = build(keys, layers=layers, computed=("mlp_bias", "embedding_multiplier"))
+    own = keys.number("attention_in_multiplier")
+    gate, out = keys.numbers("mlp_multipliers", 2)
+    return replace(
+        config,
+        attention_scale=config.head_dim**-0.5 * own**2 * keys.number("key_multiplier"),
+        attention_out_scale=own * keys.number("attention_out_multiplier"),
+        embedding_scale=keys.number("embedding_multiplier"),
+        logit_scale=keys.number("lm_head_multiplier"),
+        mlp_gate_scale=gate,
+        mlp_out_scale=out,
+    )
+
+
+def _mamba(keys: Keys) -> Mamba2Config:
+    given = keys.get("mamba_d_ssm")
+    width = mamba_width(keys) if given is None else keys.integer("mamba_d_ssm", MAX_WIDTH)
+    norm = (
+        ("norm_first" if keys.flag("mamba_norm_before_gate") else "gate_first")
+        if keys.flag("mamba_rms_norm")
+        else "none"
+    )
+    own = keys.number("ssm_in_multiplier")
+    z, x, b, c, dt = (own * scale for scale in keys.numbers("ssm_multipliers", 5))
+    return replace(
+        read_mamba(keys, width, norm=norm), scales=(z, x, b, c, dt), out_scale=keys.number("ssm_out_multiplier")
+    )
+
+
+FAMILY = Family(
+    ("FalconH1ForCausalLM",),
+    decoder_config,
+    renames={
+        "feed_forward": "mlp",
+        "pre_ff_layernorm": "post_attention_layernorm",
+        "final_layernorm": "norm",
+    },
+)

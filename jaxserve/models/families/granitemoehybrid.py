@@ -1,0 +1,77 @@
+"""Granite 4: Mamba-2 mixers and attention without positions, dense or with experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from jaxserve.checkpoint.family import Family
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
+from jaxserve.models.families._common import MAX_LAYERS, MAX_WIDTH, build
+from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
+from jaxserve.models.families._hybrid import hybrid_layers, layer_names, mamba_width, read_mamba
+from jaxserve.models.families._keys import Keys
+from jaxserve.models.families.granite import DEFAULTS as GRANITE_DEFAULTS
+from jaxserve.models.families.granite import with_factors
+
+DEFAULTS = dict(
+    GRANITE_DEFAULTS,
+    max_position_embeddings=2048,
+    num_local_experts=8,
+    num_experts_per_tok=2,
+    shared_intermediate_size=1024,
+    position_embedding_type=None,
+    layer_types=None,
+    mamba_n_heads=128,
+    mamba_n_groups=1,
+    mamba_d_state=256,
+    mamba_d_head="auto",
+    mamba_d_conv=4,
+    mamba_expand=2,
+    mamba_conv_bias=True,
+    mamba_proj_bias=False,
+)
+_COMPUTED = (*COUNT_KEYS, "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+_RENAMES = {
+    "block_sparse_moe.input_linear.weight": "mlp.experts.gate_up_proj",
+    "block_sparse_moe.output_linear.weight": "mlp.experts.down_proj",
+    "block_sparse_moe.router.layer": "mlp.gate",
+    "input_linear": "gate_up_proj",
+    "output_linear": "down_proj",
+}
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """Granite with Mamba-2 mixers in most layers, perhaps experts, and a feed-forward block that every token uses."""
+    keys = Keys({**DEFAULTS, **hf})
+    keys.require("position_embedding_type", None, "nope", "rope")
+    keys.require("normalization_function", "rmsnorm")
+    width = keys.integer("shared_intermediate_size", MAX_WIDTH)
+    layers = _layers(keys)
+    if _has_experts(keys.table):
+        experts = read_experts(keys, "num_local_experts", "intermediate_size", is_normalized=True)
+        layers = all_with_experts(layers, replace(experts, shared_intermediate_size=width))
+    else:
+        keys = Keys({**keys.table, "intermediate_size": width})
+    return with_factors(keys, build(keys, layers=layers, computed=_COMPUTED))
+
+
+def _layers(keys: Keys) -> tuple[LayerConfig, ...]:
+    default = ["linear_attention"] * keys.integer("num_hidden_layers", MAX_LAYERS)
+    mamba = read_mamba(keys, mamba_width(keys), norm="gate_first")
+    layers = hybrid_layers(keys, layer_names(keys, default), "linear_attention", mamba)
+    has_rope = keys.get("position_embedding_type") == "rope"
+    return layers if has_rope else tuple(replace(layer, use_rope=False) for layer in layers)
+
+
+def _has_experts(hf: Mapping[str, Any]) -> bool:
+    return hf.get("num_local_experts") not in (0, None)
+
+
+def _renames(hf: Mapping[str, Any]) -> dict[str, str]:
+    shared = "mlp.shared_experts" if _has_experts({**DEFAULTS, **hf}) else "mlp"
+    return {**_RENAMES, "shared_mlp": shared}
+
+
+FAMILY = Family(("GraniteMoeHybridForCausalLM",), decoder_config, config_renames=_renames, stacked_experts="halves")

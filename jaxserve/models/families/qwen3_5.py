@@ -1,0 +1,30 @@
+"""Qwen3.5 and Qwen3.6, the dense models: the text part of their vision-language checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxserve.checkpoint.family import Family
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.families._hybrid import QWEN_DEFAULTS, qwen_hybrid, qwen_layers
+from jaxserve.models.families._keys import Keys
+
+DEFAULTS = dict(
+    QWEN_DEFAULTS,
+    vocab_size=248_320,
+    hidden_size=4096,
+    intermediate_size=12_288,
+    num_hidden_layers=32,
+    num_attention_heads=16,
+    num_key_value_heads=4,
+)
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """Qwen3-Next without experts, with a projection for each part of a gated delta net. Texts have one position per
+    token, so rotation by sections (M-RoPE) is plain rotation."""
+    keys = Keys({**DEFAULTS, **hf})
+    return qwen_hybrid(keys, qwen_layers(keys, is_fused=False))
+
+
+FAMILY = Family(("Qwen3_5ForCausalLM",), decoder_config, text_part_of=("Qwen3_5ForConditionalGeneration",))

@@ -1,0 +1,49 @@
+"""Qwen3.5 and Qwen3.6 with experts, as Qwen3.6-35B-A3B: the text part of their vision-language checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jaxserve.checkpoint.family import Family
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.families._common import MAX_WIDTH
+from jaxserve.models.families._experts import all_with_experts, read_experts
+from jaxserve.models.families._hybrid import QWEN_DEFAULTS, qwen_hybrid, qwen_layers
+from jaxserve.models.families._keys import Keys
+
+DEFAULTS = dict(
+    QWEN_DEFAULTS,
+    vocab_size=248_320,
+    hidden_size=2048,
+    num_hidden_layers=40,
+    num_attention_heads=16,
+    num_key_value_heads=2,
+    moe_intermediate_size=512,
+    shared_expert_intermediate_size=512,
+    num_experts=256,
+    num_experts_per_tok=8,
+)
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """Qwen3.5 with experts and a gated shared expert in every layer."""
+    keys = Keys({**DEFAULTS, **hf})
+    experts = read_experts(keys, "num_experts", "moe_intermediate_size", is_normalized=True)
+    experts = replace(
+        experts,
+        shared_intermediate_size=keys.integer("shared_expert_intermediate_size", MAX_WIDTH),
+        has_shared_gate=True,
+    )
+    # No layer is dense, so the width of dense layers is that of experts in name only.
+    keys = Keys({**keys.table, "intermediate_size": experts.intermediate_size})
+    return qwen_hybrid(keys, all_with_experts(qwen_layers(keys, is_fused=False), experts))
+
+
+FAMILY = Family(
+    ("Qwen3_5MoeForCausalLM",),
+    decoder_config,
+    text_part_of=("Qwen3_5MoeForConditionalGeneration",),
+    renames={"shared_expert": "shared_experts"},
+    stacked_experts="halves",
+)

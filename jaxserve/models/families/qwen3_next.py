@@ -1,0 +1,41 @@
+"""Qwen3-Next: gated delta nets and gated attention, with experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jaxserve.checkpoint.family import Family
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.families._common import MAX_WIDTH
+from jaxserve.models.families._experts import read_experts, some_with_experts
+from jaxserve.models.families._hybrid import QWEN_DEFAULTS, qwen_hybrid, qwen_layers
+from jaxserve.models.families._keys import Keys
+
+DEFAULTS = dict(
+    QWEN_DEFAULTS,
+    num_key_value_heads=2,
+    intermediate_size=5632,
+    decoder_sparse_step=1,
+    mlp_only_layers=None,
+    moe_intermediate_size=512,
+    shared_expert_intermediate_size=512,
+    num_experts=512,
+    num_experts_per_tok=10,
+    norm_topk_prob=True,
+)
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """Qwen3-MoE with gated delta nets in three of four layers, output gates in the others, and a gated shared expert."""
+    keys = Keys({**DEFAULTS, **hf})
+    experts = read_experts(keys, "num_experts", "moe_intermediate_size", is_normalized=keys.flag("norm_topk_prob"))
+    experts = replace(
+        experts,
+        shared_intermediate_size=keys.integer("shared_expert_intermediate_size", MAX_WIDTH),
+        has_shared_gate=True,
+    )
+    return qwen_hybrid(keys, some_with_experts(keys, qwen_layers(keys, is_fused=True), experts))
+
+
+FAMILY = Family(("Qwen3NextForCausalLM",), decoder_config, renames={"shared_expert": "shared_experts"})

@@ -1,0 +1,210 @@
+"""The tiny checkpoints with recurrent layers; see tiny_checkpoints.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+BOS, EOS, PAD = 0, 2, 0
+
+
+def _config(architecture: str, model_type: str, **keys: Any) -> dict[str, Any]:
+    return {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "vocab_size": 320,
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "pad_token_id": PAD,
+        **keys,
+    }
+
+
+def _qwen(architecture: str, model_type: str, **keys: Any) -> dict[str, Any]:
+    delta = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    delta |= {"linear_key_head_dim": 16, "linear_value_head_dim": 24, "linear_conv_kernel_dim": 4}
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}}
+    keys = {**delta, **rope, "hidden_size": 48, "head_dim": 32, **keys}
+    return _config(architecture, model_type, rms_norm_eps=1e-6, **keys)
+
+
+_ODD_QWEN: dict[str, Any] = {
+    "hidden_size": 40,
+    "num_hidden_layers": 4,
+    "full_attention_interval": 2,
+    "head_dim": 40,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 1,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 3,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 20,
+    "linear_conv_kernel_dim": 3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+}
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 24,
+}
+_TYPES = ["linear_attention", "full_attention", "linear_attention"]
+_MAMBA: dict[str, Any] = {
+    "rms_norm_eps": 1e-5,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+}
+_FACTORS = {
+    "embedding_multiplier": 2.0,
+    "residual_multiplier": 0.7,
+    "attention_multiplier": 0.125,
+    "logits_scaling": 1.5,
+}
+_FALCON: dict[str, Any] = {
+    "intermediate_size": 96,
+    "mamba_d_ssm": 64,
+    "mamba_n_heads": 4,
+    "embedding_multiplier": 1.5,
+    "lm_head_multiplier": 0.8,
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.9,
+    "ssm_in_multiplier": 1.1,
+    "ssm_out_multiplier": 0.7,
+    "mlp_multipliers": [0.8, 1.3],
+    "ssm_multipliers": [0.9, 1.2, 0.8, 1.1, 0.7],
+    "rope_theta": 1e5,
+}
+
+HYBRID_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] = {
+    "qwen3_next_tiny": (
+        _qwen("Qwen3NextForCausalLM", "qwen3_next", intermediate_size=48, mlp_only_layers=[1], **_EXPERTS)
+        | {"layer_types": _TYPES, "norm_topk_prob": True},
+        "bfloat16",
+        {"normalised": {"norm_topk_prob": False}, "rotation": {"partial_rotary_factor": 1.0, "rope_parameters": None}},
+    ),
+    "qwen3_next_odd_tiny": (
+        _qwen("Qwen3NextForCausalLM", "qwen3_next", intermediate_size=48, decoder_sparse_step=2, **_EXPERTS)
+        | _ODD_QWEN
+        | {"num_experts": 5},
+        "bfloat16",
+        {"choices": {"num_experts_per_tok": 3}},
+    ),
+    "qwen3_5_tiny": (
+        _qwen("Qwen3_5ForCausalLM", "qwen3_5_text", intermediate_size=96, layer_types=_TYPES),
+        "bfloat16",
+        {"eps": {"rms_norm_eps": 0.1}},
+    ),
+    "qwen3_5_odd_tiny": (
+        _qwen("Qwen3_5ForCausalLM", "qwen3_5_text", intermediate_size=56) | _ODD_QWEN | {"tie_word_embeddings": True},
+        "bfloat16",
+        {"theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e2, "partial_rotary_factor": 0.5}}},
+    ),
+    "qwen3_5_moe_tiny": (
+        _qwen("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", layer_types=_TYPES, **_EXPERTS),
+        "bfloat16",
+        {"choices": {"num_experts_per_tok": 3}},
+    ),
+    "lfm2_tiny": (
+        _config(
+            "Lfm2ForCausalLM",
+            "lfm2",
+            intermediate_size=96,
+            block_auto_adjust_ff_dim=False,
+            num_hidden_layers=4,
+            full_attn_idxs=[1, 3],
+            norm_eps=1e-5,
+            conv_bias=False,
+            conv_L_cache=3,
+            rope_theta=1e4,
+            tie_word_embeddings=True,
+        ),
+        "bfloat16",
+        {"theta": {"rope_theta": 1e2}},
+    ),
+    "lfm2_odd_tiny": (
+        _config(
+            "Lfm2ForCausalLM",
+            "lfm2",
+            hidden_size=48,
+            head_dim=40,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            block_ff_dim=72,
+            block_ffn_dim_multiplier=1.0,
+            block_multiple_of=20,
+            layer_types=["conv", "full_attention", "conv"],
+            norm_eps=1e-5,
+            conv_bias=True,
+            conv_L_cache=4,
+            rope_theta=1e4,
+        ),
+        "bfloat16",
+        {"eps": {"norm_eps": 0.1}},
+    ),
+    "granitemoehybrid_tiny": (
+        _config(
+            "GraniteMoeHybridForCausalLM",
+            "granitemoehybrid",
+            intermediate_size=16,
+            shared_intermediate_size=24,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            layer_types=["mamba", "attention", "mamba"],
+            position_embedding_type="nope",
+            normalization_function="rmsnorm",
+            **_MAMBA,
+            **_FACTORS,
+        ),
+        "bfloat16",
+        {"choices": {"num_experts_per_tok": 3}, "residual": {"residual_multiplier": 1.0}},
+    ),
+    "granitemoehybrid_dense_tiny": (
+        _config(
+            "GraniteMoeHybridForCausalLM",
+            "granitemoehybrid",
+            intermediate_size=16,
+            shared_intermediate_size=72,
+            num_local_experts=0,
+            num_experts_per_tok=0,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+            position_embedding_type="rope",
+            rope_theta=1e4,
+            **{**_MAMBA, "mamba_d_head": "auto", "mamba_n_groups": 1, "mamba_proj_bias": True, "mamba_d_state": 20},
+        ),
+        "bfloat16",
+        {"rope": {"position_embedding_type": None}},
+    ),
+    "falcon_h1_tiny": (
+        _config("FalconH1ForCausalLM", "falcon_h1", **{**_MAMBA, **_FALCON}),
+        "bfloat16",
+        {name: {name: 1.0} for name in _FALCON if name.endswith("multiplier") and name != "key_multiplier"},
+    ),
+    "falcon_h1_odd_tiny": (
+        _config(
+            "FalconH1ForCausalLM",
+            "falcon_h1",
+            **{**_MAMBA, **_FALCON},
+            mamba_rms_norm=True,
+            mamba_norm_before_gate=False,
+            mlp_bias=True,
+        )
+        | {"hidden_size": 48, "head_dim": 40, "num_attention_heads": 3, "num_key_value_heads": 1}
+        | {"num_hidden_layers": 2, "mamba_n_groups": 1, "intermediate_size": 56},
+        "bfloat16",
+        {"gate": {"mamba_norm_before_gate": True}},
+    ),
+}
+"""By name: config, dtype, and controls as in `TinyCheckpoint`."""
