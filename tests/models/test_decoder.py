@@ -8,12 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxserve_kernels.paged_attention import Paging, ragged_layout
 
-from jaxserve.layers.attention import StepContext
-from jaxserve.layers.cache import KVPool
 from jaxserve.layers.policy import plain
-from jaxserve.layers.rope import inverse_frequencies, query_scales, rotation, sliding_rotation
+from jaxserve.layers.rope import inverse_frequencies
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import decoder_config, open_model
 from jaxserve.models.skeleton import make_skeleton
@@ -21,8 +18,8 @@ from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from jaxserve.weights.loader import load_params
 from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_checkpoints, rope_goldens
+from tests.models.one_row import PAGE_SIZE, new_cache, step_context
 
-PAGE_SIZE = 16
 MAX_MODEL_LEN = 128
 
 
@@ -39,36 +36,20 @@ def prompt_logits(
     tokens = jnp.asarray(golden.prompt_ids)
     count = len(golden.prompt_ids)
     num_pages = -(-count // PAGE_SIZE)
-    shape = (config.num_layers, num_pages + 1, config.num_kv_heads, PAGE_SIZE, config.head_dim)
-    positions = jnp.arange(count)
 
     @jax.jit
     def run(params: tuple[jax.Array, ...], tokens: jax.Array) -> jax.Array:
         model = skeleton.build(params)
-        step = StepContext(
-            rotation=rotation(config, positions),
-            sliding_rotation=sliding_rotation(config, positions),
-            query_scales=query_scales(config, positions),
-            groups=(
-                Paging(
-                    block_tables=jnp.arange(1, num_pages + 1)[None],
-                    kv_lengths=jnp.asarray([count]),
-                    query_starts=jnp.asarray([0, count]),
-                    pages=positions // PAGE_SIZE + 1,
-                    slots=positions % PAGE_SIZE,
-                    ragged=ragged_layout(jnp.asarray([0, count]), jnp.int32(0), num_tokens=count),
-                ),
-            ),
-        )
-        pool = KVPool(*(jnp.zeros(shape, kv_dtype or skeleton.policy.weights) for _ in range(2)))
-        return model.logits(model.hidden(tokens, (pool,), step)[0][-8:], jnp.int32(8))
+        step = step_context(config, num_pages, jnp.int32(0), count)
+        cache = new_cache(config, num_pages, kv_dtype or skeleton.policy.weights, policy.activations)
+        return model.logits(model.hidden(tokens, cache, step)[0][-8:], jnp.int32(8))
 
     with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
         return np.asarray(run(params, tokens))
 
 
-FAST = {"llama3_tiny", "gemma3_tiny", "gpt_oss_tiny"}
-"""A plain decoder, one with most features, and one of experts. The others are for the slow tests."""
+FAST = {"llama3_tiny", "gemma3_tiny", "gpt_oss_tiny", "qwen3_next_tiny"}
+"""A plain decoder, one with most features, one of experts, and a hybrid. The others are for the slow tests."""
 
 
 @pytest.mark.parametrize(
@@ -86,7 +67,7 @@ def test_float32_logits_equal_transformers(golden: GoldenCheckpoint) -> None:
 
 @pytest.mark.slow
 @pytest.mark.versions
-@pytest.mark.parametrize("name", ["qwen2_tiny", "gpt_oss_tiny"])
+@pytest.mark.parametrize("name", ["qwen2_tiny", "gpt_oss_tiny", "qwen3_next_tiny", "falcon_h1_tiny"])
 def test_fused_matmuls_with_biases_or_experts_on_two_devices_equal_transformers(name: str) -> None:
     golden = golden_checkpoint(name)
     found = prompt_logits(golden, "float32", num_devices=2, fused_for=2)

@@ -11,13 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxserve_kernels.paged_attention import Paging, ragged_layout
 from jaxtyping import Array
 
 from jaxserve.config import CompileConfig, Config, CpuKernels, ModelConfig
-from jaxserve.layers.attention import StepContext
-from jaxserve.layers.cache import Cache, KVPool
-from jaxserve.layers.rope import query_scales, rotation, sliding_rotation
+from jaxserve.layers.cache import Cache
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.backend import chip_of
@@ -25,8 +22,9 @@ from jaxserve.runner.limits import kv_cache_dtype, make_policy
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from jaxserve.weights.loader import load_params
+from tests.models.one_row import PAGE_SIZE, new_cache, step_context
 
-PAGE_SIZE, NUM_PAGES = 16, 8
+NUM_PAGES = 8
 
 
 class TinyModel:
@@ -40,27 +38,12 @@ class TinyModel:
         self.policy = make_policy(config, decoder, chip_of(jax.devices()[0]))
         skeleton = make_skeleton(decoder, self.policy)
         self._params = load_params(checkpoint, skeleton, make_sharding(decoder, MeshShape()), lambda *_: None)
-        shape = (decoder.num_layers, NUM_PAGES + 1, decoder.num_kv_heads, PAGE_SIZE, decoder.head_dim)
-        self._cache: Cache = (KVPool(*(jnp.zeros(shape, kv_cache_dtype(config, "cpu")) for _ in range(2))),)
+        kv_dtype = kv_cache_dtype(config, "cpu")
+        self._cache = new_cache(decoder, NUM_PAGES, kv_dtype, self.policy.activations)
         self._length = 0
 
         def compute(params: tuple[Array, ...], cache: Cache, tokens: Array, first: Array) -> tuple[Array, Cache]:
-            num_tokens = len(tokens)
-            positions, starts = first + jnp.arange(num_tokens), jnp.array([0, num_tokens])
-            paging = Paging(
-                block_tables=jnp.arange(1, NUM_PAGES + 1)[None],
-                kv_lengths=first[None] + num_tokens,
-                query_starts=starts,
-                pages=positions // PAGE_SIZE + 1,
-                slots=positions % PAGE_SIZE,
-                ragged=None if num_tokens == 1 else ragged_layout(starts, jnp.int32(0), num_tokens=num_tokens),
-            )
-            step = StepContext(
-                rotation(decoder, positions),
-                sliding_rotation(decoder, positions),
-                (paging,),
-                query_scales=query_scales(decoder, positions),
-            )
+            step = step_context(decoder, NUM_PAGES, first, len(tokens))
             model = skeleton.build(params)
             hidden, cache = model.hidden(tokens, cache, step)
             return model.logits(hidden[-1:], jnp.int32(1))[0], cache

@@ -157,8 +157,18 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": {"architectures": ["Ernie4_5_MoeForCausalLM"]},
     "phimoe": {"architectures": ["PhimoeForCausalLM"]},
     "ministral3": {"architectures": ["Ministral3ForCausalLM"]},
+    "qwen3_next": {"architectures": ["Qwen3NextForCausalLM"]},
+    "qwen3_5": {"architectures": ["Qwen3_5ForCausalLM"]},
+    "qwen3_5_moe": {"architectures": ["Qwen3_5MoeForCausalLM"]},
+    "lfm2": {"architectures": ["Lfm2ForCausalLM"]},
+    "granitemoehybrid": {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "layer_types": ["linear_attention", "full_attention"] * 3,
+    },
+    "falcon_h1": {"architectures": ["FalconH1ForCausalLM"]},
 }
 
+WITH_TEXT_CONFIG = ("Gemma3ForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
 ROTATES_WINDOWS = ("Cohere2ForCausalLM", "Exaone4ForCausalLM")
 """Their attention rotates in sliding-window layers only; no key says so."""
 DEFAULTED_KEYS = ("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias")
@@ -172,6 +182,14 @@ DEFAULTED_KEYS += ("n_routed_experts", "n_shared_experts", "routed_scaling_facto
 DEFAULTED_KEYS += ("first_k_dense_replace", "attention_out_bias", "layer_norm_eps", "logit_scale", "use_qkv_bias")
 DEFAULTED_KEYS += ("qk_layernorm", "use_parallel_residual", "use_bias", "lm_head_bias", "moe_k", "moe_num_experts")
 DEFAULTED_KEYS += ("moe_num_shared_experts", "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval")
+DEFAULTED_KEYS += ("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads")
+DEFAULTED_KEYS += ("linear_num_value_heads", "norm_eps", "conv_bias", "conv_L_cache", "block_auto_adjust_ff_dim")
+DEFAULTED_KEYS += ("block_ffn_dim_multiplier", "block_multiple_of", "full_attn_idxs", "shared_intermediate_size")
+DEFAULTED_KEYS += ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head", "mamba_d_conv", "mamba_expand")
+DEFAULTED_KEYS += ("mamba_conv_bias", "mamba_proj_bias", "mamba_d_ssm", "mamba_norm_before_gate", "mamba_rms_norm")
+DEFAULTED_KEYS += ("projectors_bias", "lm_head_multiplier", "key_multiplier", "attention_in_multiplier")
+DEFAULTED_KEYS += ("attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier", "mlp_multipliers")
+DEFAULTED_KEYS += ("ssm_multipliers",)
 
 
 def rope_case(keys: dict[str, Any]) -> dict[str, Any]:
@@ -199,6 +217,8 @@ def layer_case(keys: dict[str, Any]) -> dict[str, Any]:
     else:
         windows = [config.sliding_window if name == "sliding_attention" else None for name in types]
     marks = getattr(config, "no_rope_layers", None) or [1] * config.num_hidden_layers
+    if "position_embedding_type" in vars(config):
+        marks = [config.position_embedding_type == "rope"] * config.num_hidden_layers
     if hf["architectures"][0] in ROTATES_WINDOWS:
         marks = [window is not None for window in windows]
     return {"config": hf, "windows": windows, "use_rope": [bool(m) for m in marks[: config.num_hidden_layers]]}
@@ -208,6 +228,7 @@ def defaults(architecture: str) -> dict[str, Any]:
     """Return the config class's values of keys that a config.json may leave out. head_dim: null is hidden_size / heads."""
     config_class = _config_class(architecture)
     found = {key: getattr(config_class, key) for key in DEFAULTED_KEYS if hasattr(config_class, key)}
+    found = {key: value for key, value in found.items() if not isinstance(value, AttributeError)}  # a removed key
     theta = config_class.default_theta
     if isinstance(theta, dict):
         return found | {"rope_theta": theta["global"], "rope_local_base_freq": theta["local"]}
@@ -215,7 +236,9 @@ def defaults(architecture: str) -> dict[str, Any]:
 
 
 def _config_class(architecture: str) -> type[transformers.PreTrainedConfig]:
-    name = architecture.replace("Gemma3ForCausalLM", "Gemma3TextForCausalLM").replace("ForCausalLM", "Config")
+    name = architecture.replace("ForCausalLM", "Config")
+    if architecture in WITH_TEXT_CONFIG:
+        name = architecture.replace("ForCausalLM", "TextConfig")
     found: type[transformers.PreTrainedConfig] = getattr(transformers, name)
     return found
 

@@ -21,12 +21,8 @@ _OLD_NAMES: Final = {"mamba": "linear_attention", "attention": "full_attention"}
 
 QWEN_DEFAULTS: Final[Mapping[str, Any]] = dict(
     COMMON_DEFAULTS,
-    max_position_embeddings=32_768,
     head_dim=256,
     attention_bias=False,
-    full_attention_interval=4,
-    layer_types=None,
-    partial_rotary_factor=0.25,
     linear_conv_kernel_dim=4,
     linear_key_head_dim=128,
     linear_value_head_dim=128,
@@ -34,6 +30,12 @@ QWEN_DEFAULTS: Final[Mapping[str, Any]] = dict(
     linear_num_value_heads=32,
 )
 """transformers' defaults that Qwen3-Next and Qwen3.5 share."""
+QWEN_SIZES: Final[Mapping[str, Any]] = {
+    "max_position_embeddings": 32_768,
+    "full_attention_interval": 4,
+    "partial_rotary_factor": 0.25,
+}
+"""Defaults of further keys."""
 
 
 def hybrid_layers(

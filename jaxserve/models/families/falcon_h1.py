@@ -14,7 +14,6 @@ from jaxserve.models.families._keys import Keys
 
 DEFAULTS = dict(
     COMMON_DEFAULTS,
-    max_position_embeddings=8192,
     num_key_value_heads=8,
     rms_norm_eps=1e-5,
     attention_bias=False,
@@ -31,13 +30,15 @@ DEFAULTS = dict(
     mamba_proj_bias=False,
     mamba_norm_before_gate=True,
     mamba_rms_norm=False,
-    mlp_multipliers=[1.0, 1.0],
-    ssm_multipliers=[1.0] * 5,
+    mlp_multipliers=None,
+    ssm_multipliers=None,
     **{
         f"{name}_multiplier": 1.0
         for name in ("embedding", "lm_head", "key", "attention_in", "attention_out", "ssm_in", "ssm_out")
     },
 )
+_FACTORS = {"mlp_multipliers": 2, "ssm_multipliers": 5}
+"""Lists of factors and their lengths; null: all are 1."""
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
@@ -45,7 +46,8 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
 
     A factor on a block's input is one on its projections: biases would not be multiplied with them.
     """
-    keys = Keys({**DEFAULTS, **hf})
+    factors = {key: [1.0] * count for key, count in _FACTORS.items() if hf.get(key) is None}
+    keys = Keys({**DEFAULTS, "max_position_embeddings": 8192, **hf, **factors})
     for key in ("attention_bias", "projectors_bias", "mamba_proj_bias"):
         keys.require(key, False)
     layers = (LayerConfig(recurrent=_mamba(keys)),) * keys.integer("num_hidden_layers", MAX_LAYERS)

@@ -16,13 +16,10 @@ from jaxserve.models.families.granite import DEFAULTS as GRANITE_DEFAULTS
 from jaxserve.models.families.granite import with_factors
 
 DEFAULTS = dict(
-    GRANITE_DEFAULTS,
-    max_position_embeddings=2048,
+    {key: value for key, value in GRANITE_DEFAULTS.items() if key != "mlp_bias"},
     num_local_experts=8,
     num_experts_per_tok=2,
     shared_intermediate_size=1024,
-    position_embedding_type=None,
-    layer_types=None,
     mamba_n_heads=128,
     mamba_n_groups=1,
     mamba_d_state=256,
@@ -44,7 +41,7 @@ _RENAMES = {
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Granite with Mamba-2 mixers in most layers, perhaps experts, and a feed-forward block that every token uses."""
-    keys = Keys({**DEFAULTS, **hf})
+    keys = Keys({**DEFAULTS, "max_position_embeddings": 2048, **hf})
     keys.require("position_embedding_type", None, "nope", "rope")
     keys.require("normalization_function", "rmsnorm")
     width = keys.integer("shared_intermediate_size", MAX_WIDTH)

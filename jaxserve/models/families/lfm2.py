@@ -12,21 +12,18 @@ from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_LAYERS, MAX_WI
 from jaxserve.models.families._hybrid import MAX_TAPS, hybrid_layers, layer_names
 from jaxserve.models.families._keys import Keys
 
-DEFAULTS = dict(
-    COMMON_DEFAULTS,
-    max_position_embeddings=128_000,
-    num_key_value_heads=8,
-    norm_eps=1e-5,
-    rope_theta=1_000_000.0,
-    tie_word_embeddings=True,
-    conv_bias=False,
-    conv_L_cache=3,
-    block_auto_adjust_ff_dim=True,
-    block_ffn_dim_multiplier=1.0,
-    block_multiple_of=256,
-    full_attn_idxs=None,
-    layer_types=None,
-)
+DEFAULTS = {key: value for key, value in COMMON_DEFAULTS.items() if key not in ("hidden_act", "rms_norm_eps")} | {
+    "num_key_value_heads": 8,
+    "norm_eps": 1e-5,
+    "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": True,
+    "conv_bias": False,
+    "conv_L_cache": 3,
+    "block_auto_adjust_ff_dim": True,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_multiple_of": 256,
+    "full_attn_idxs": None,
+}
 RENAMES = {
     "operator_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
@@ -51,7 +48,7 @@ def read_keys(hf: dict[str, Any]) -> Keys:
     """Return the keys with the names of other families, and with those of older configs."""
     named = {"tie_word_embeddings": "tie_embedding", "intermediate_size": "block_ff_dim"}
     old = {key: hf[other] for key, other in named.items() if other in hf}
-    keys = {**DEFAULTS, **hf, **old}
+    keys = {**DEFAULTS, "hidden_act": "silu", "max_position_embeddings": 128_000, **hf, **old}
     return Keys({**keys, "rms_norm_eps": keys["norm_eps"]})
 
 

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families._hybrid import QWEN_DEFAULTS, qwen_hybrid, qwen_layers
+from jaxserve.models.families._hybrid import QWEN_DEFAULTS, QWEN_SIZES, qwen_hybrid, qwen_layers
 from jaxserve.models.families._keys import Keys
 
 DEFAULTS = dict(
     QWEN_DEFAULTS,
-    vocab_size=248_320,
-    hidden_size=4096,
-    intermediate_size=12_288,
-    num_hidden_layers=32,
-    num_attention_heads=16,
     num_key_value_heads=4,
 )
+_SIZES: Mapping[str, Any] = {
+    **QWEN_SIZES,
+    "vocab_size": 248_320,
+    "hidden_size": 4096,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+}
+"""Defaults of further keys that published multimodal configs may leave out."""
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Qwen3-Next without experts, with a projection for each part of a gated delta net. Texts have one position per
     token, so rotation by sections (M-RoPE) is plain rotation."""
-    keys = Keys({**DEFAULTS, **hf})
+    keys = Keys({**DEFAULTS, **_SIZES, **hf})
     return qwen_hybrid(keys, qwen_layers(keys, is_fused=False))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,26 +10,30 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import MAX_WIDTH
 from jaxserve.models.families._experts import all_with_experts, read_experts
-from jaxserve.models.families._hybrid import QWEN_DEFAULTS, qwen_hybrid, qwen_layers
+from jaxserve.models.families._hybrid import QWEN_DEFAULTS, QWEN_SIZES, qwen_hybrid, qwen_layers
 from jaxserve.models.families._keys import Keys
 
 DEFAULTS = dict(
     QWEN_DEFAULTS,
-    vocab_size=248_320,
-    hidden_size=2048,
-    num_hidden_layers=40,
-    num_attention_heads=16,
     num_key_value_heads=2,
     moe_intermediate_size=512,
     shared_expert_intermediate_size=512,
     num_experts=256,
     num_experts_per_tok=8,
 )
+_SIZES: Mapping[str, Any] = {
+    **QWEN_SIZES,
+    "vocab_size": 248_320,
+    "hidden_size": 2048,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 16,
+}
+"""Defaults of further keys that published multimodal configs may leave out."""
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Qwen3.5 with experts and a gated shared expert in every layer."""
-    keys = Keys({**DEFAULTS, **hf})
+    keys = Keys({**DEFAULTS, **_SIZES, **hf})
     experts = read_experts(keys, "num_experts", "moe_intermediate_size", is_normalized=True)
     experts = replace(
         experts,

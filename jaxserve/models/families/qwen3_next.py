@@ -9,13 +9,12 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import MAX_WIDTH
 from jaxserve.models.families._experts import read_experts, some_with_experts
-from jaxserve.models.families._hybrid import QWEN_DEFAULTS, qwen_hybrid, qwen_layers
+from jaxserve.models.families._hybrid import QWEN_DEFAULTS, QWEN_SIZES, qwen_hybrid, qwen_layers
 from jaxserve.models.families._keys import Keys
 
 DEFAULTS = dict(
     QWEN_DEFAULTS,
     num_key_value_heads=2,
-    intermediate_size=5632,
     decoder_sparse_step=1,
     mlp_only_layers=None,
     moe_intermediate_size=512,
@@ -28,7 +27,7 @@ DEFAULTS = dict(
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Qwen3-MoE with gated delta nets in three of four layers, output gates in the others, and a gated shared expert."""
-    keys = Keys({**DEFAULTS, **hf})
+    keys = Keys({**DEFAULTS, **QWEN_SIZES, "intermediate_size": 5632, **hf})
     experts = read_experts(keys, "num_experts", "moe_intermediate_size", is_normalized=keys.flag("norm_topk_prob"))
     experts = replace(
         experts,
