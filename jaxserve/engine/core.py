@@ -1,8 +1,9 @@
 """The engine without sockets and signals: takes messages, runs steps, returns outputs.
 
 Every AddRequest given to `handle` ends in exactly one terminal RequestOutput; no message and no failing step raises.
-A failed step ends its own requests, and the engine continues; if the next step fails as well, the device counts as
-broken (`is_broken`), and the loop ends.
+After a failed step its requests are computed again, one half at a time, until the one that fails is found and ends
+(`scheduler/isolation.py`); after an out-of-memory error, in smaller steps. If two requests are found without a step
+between them that succeeds, the device counts as broken (`is_broken`), and the loop ends.
 
 Steps overlap by `depth`: with 1 a step is dispatched before the result of the previous one is read, so that the device
 works while the host handles tokens. With 0 the same code runs without overlap.
@@ -58,8 +59,10 @@ _LONG_STEP_S: Final = 0.005
 """Shorter steps are dispatched at once, without listening for further requests."""
 _LISTENING_SHARE: Final = 0.5
 """The share of a step's expected time to listen for. The rest is for steps that end early, and for a late host."""
-_MAX_FAILURES: Final = 2
-"""Failed steps in a row after which the engine gives up."""
+_MAX_CULPRITS: Final = 2
+"""Requests that fail alone, one after the other, after which the engine gives up."""
+_MAX_FAILURES: Final = 32
+"""Failed steps in a row after which it gives up in any case."""
 
 
 @dataclass(slots=True)
@@ -117,7 +120,8 @@ class EngineCore:
         self.page_changes = page_changes
         """Pages that the prefix cache gains and loses; None if they are not published."""
         self._clock = clock
-        self._num_failures = 0
+        self._num_failures = self._num_culprits = 0
+        """Failed steps, and requests that failed alone, since the last step that succeeded."""
         self._in_flight: deque[_Dispatched] = deque()
         self._last_busy: float | None = None
         """Time at which the device last worked or had just finished, while requests were left."""
@@ -133,7 +137,7 @@ class EngineCore:
     @property
     def is_broken(self) -> bool:
         """True if steps fail one after the other: the engine must stop, and be restarted."""
-        return self._num_failures >= _MAX_FAILURES
+        return self._num_failures >= _MAX_FAILURES or self._num_culprits >= _MAX_CULPRITS
 
     def handle(self, message: ToEngine) -> list[RequestOutput]:
         """Take one message; returns the immediate outputs: rejections, and ends of aborted requests."""
@@ -257,7 +261,7 @@ class EngineCore:
             self._last_busy = self._last_read_s
         seconds = result.device_seconds / result.num_steps
         self._recent_seconds[step.program] = self._recent_seconds.get(step.program, (seconds, seconds))[1], seconds
-        self._num_failures = 0
+        self._num_failures = self._num_culprits = 0
         count_call(self._scheduler.stats, step.plan, result, step.gap_s)
         if self.tiers is not None and step.plan.kind == "mixed":
             self.tiers.rule.observe_prefill(step.plan.num_tokens, result.device_seconds)
@@ -268,17 +272,24 @@ class EngineCore:
 
     def _failed(self, plan: Plan, error: Exception) -> list[RequestOutput]:
         is_broken = isinstance(error, BrokenExecutorError)
+        is_out_of_memory = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
         self._num_failures = _MAX_FAILURES if is_broken else self._num_failures + 1
+        reason = "memory" if is_out_of_memory else "error"
+        stats = self._scheduler.stats
+        stats.failed_steps[reason] = stats.failed_steps.get(reason, 0) + 1
+        info = MEMORY_ERROR if is_out_of_memory else STEP_ERROR
+        ends = self._scheduler.fail(plan, info, may_shrink=is_out_of_memory)
+        self._num_culprits += len(ends)
         _log.error(
-            "step %s/%d failed (%s), its requests end: %s",
+            "step %s/%d failed (%s), %s: %s",
             plan.kind,
             plan.bucket,
             error if is_broken else f"{self._num_failures} in a row",
-            ", ".join(plan.request_ids),
+            "this request ends" if ends else "its requests are computed again",
+            ", ".join([end.request_id for end in ends] or plan.request_ids),
             exc_info=None if is_broken else error,
         )
-        is_out_of_memory = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
-        return self._scheduler.fail(plan, MEMORY_ERROR if is_out_of_memory else STEP_ERROR)
+        return ends
 
     def _stats(self) -> EngineStats:
         stats = self._scheduler.take_stats()

@@ -13,6 +13,7 @@ from jaxserve.errors import InvalidRequestError, RequestError
 from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.scheduler.admission import Admission, EmbedAdmission, error_info
+from jaxserve.scheduler.isolation import Isolation
 from jaxserve.scheduler.plan import Plan, Result
 from jaxserve.types import FinishReason, RequestId
 
@@ -56,6 +57,11 @@ class BaseScheduler(ABC, Generic[R, P, T]):
         self.starts_requests = True
         """False: no waiting request starts."""
         self._num_arrivals = 0
+        self._isolation: Isolation[R]
+        """Made by the subclass, like the next one."""
+        self._lose: Callable[[P, bool], bool] = lambda plan, may_shrink: False
+        """Takes back all that requests hold of the device, which has lost it with a plan. Returns True if steps are smaller
+        than this plan from now on, which they may be if the second argument is true."""
 
     @property
     def has_work(self) -> bool:
@@ -105,19 +111,27 @@ class BaseScheduler(ABC, Generic[R, P, T]):
     def update(self, plan: P, result: T) -> list[RequestOutput]:
         """Take the result of the oldest step in flight; returns outputs of its requests."""
 
-    def fail(self, plan: P, error: ErrorInfo) -> list[RequestOutput]:
-        """End all running requests: `plan`, the oldest step in flight, failed. Waiting requests are kept."""
-        self._land(plan)
+    def fail(self, plan: P, error: ErrorInfo, *, may_shrink: bool = False) -> list[RequestOutput]:
+        """Compute all running requests again, since `plan`, the oldest step in flight, failed; end the culprit if it is known.
+
+        may_shrink: True if a smaller step might not fail.
+        """
+        rows = dict.fromkeys(self._land(plan))
         while self.in_flight:
             self._land(self.in_flight[0][0])
-        return [self._end(request, "error", error) for request in list(self.running)]
+        is_smaller = self._lose(plan, may_shrink)
+        others = [*self.running, *self.waiting]
+        self.running, self.waiting = [], []
+        live = [request for request in rows if self.requests.get(request.request_id) is request]
+        culprit = self._isolation.fail([] if is_smaller else live, others)
+        return [] if culprit is None else [self._end(culprit, "error", error)]
 
     def take_stats(self) -> EngineStats:
         """Return gauges as they are, and counters since the last call."""
         stats, self.stats = self.stats, EngineStats()
         stats.num_requests_running = len(self.running)
-        stats.num_requests_waiting = len(self.waiting)
-        stats.num_requests_waiting_by_reason = {"capacity": len(self.waiting)}
+        stats.num_requests_waiting = len(self.waiting) + len(self._isolation.held)
+        stats.num_requests_waiting_by_reason = {"capacity": stats.num_requests_waiting}
         return stats
 
     @abstractmethod
@@ -136,6 +150,7 @@ class BaseScheduler(ABC, Generic[R, P, T]):
 
     def _remove(self, request: R) -> None:
         del self.requests[request.request_id]
+        self._isolation.forget(request)
         if not discard(self.waiting, request):
             discard(self.running, request)
 

@@ -25,6 +25,7 @@ from typing import Final
 from jaxserve.kv.manager import KVManager
 from jaxserve.scheduler.base import by_rank, discard
 from jaxserve.scheduler.constrained import ConstrainedDecoding
+from jaxserve.scheduler.limits import StepLimits
 from jaxserve.scheduler.request import Request
 from jaxserve.scheduler.resources import Resources
 
@@ -69,16 +70,14 @@ class PrefillBudget:
 
     def __init__(
         self,
-        max_tokens: int,
-        max_rows: int,
+        limits: StepLimits,
         resources: Resources,
         constrained: ConstrainedDecoding,
         clock: Callable[[], float],
         shortest_first: ShortestFirst | None,
     ) -> None:
         """shortest_first: the waiting requests by length, for the policy `fair`; None for the others."""
-        self._max_tokens = max_tokens
-        self._max_rows = max_rows
+        self._limits = limits
         self._resources = resources
         self._constrained = constrained
         self._clock = clock
@@ -104,7 +103,7 @@ class PrefillBudget:
         """
         if not waiting and max(missing, default=0) <= 1:  # only decodes
             return list(missing), []
-        step = _Step(running, waiting, self._max_tokens, missing)
+        step = _Step(running, waiting, self._limits.max_tokens, missing)
         ranked = step.num_left if self._shortest_first is None else step.num_left - step.num_left // 2
         self._share_by_rank(step, ranked, may_start=may_start)
         if self._shortest_first is not None:
@@ -121,7 +120,7 @@ class PrefillBudget:
         budget_after = step.num_left - budget
         blocked = None
         prefilling = [request for request in step.running if step.missing[request]]
-        for request in merge(prefilling, step.waiting[: self._max_rows], key=by_rank):
+        for request in merge(prefilling, step.waiting[: self._limits.max_rows], key=by_rank):
             if step.num_left <= budget_after:
                 break
             if request.slot is None and (blocked or not may_start or not self._start(step, request)):
@@ -141,7 +140,7 @@ class PrefillBudget:
     def _share_by_length(self, step: _Step, shortest_first: ShortestFirst, *, may_start: bool) -> None:
         num_refusals, blocked = 0, self._blocked
         prefilling = [(length_of(request, missing), request) for request, missing in step.missing.items() if missing]
-        shortest = shortest_first.first(self._max_rows + _MAX_REFUSALS)
+        shortest = shortest_first.first(self._limits.max_rows + _MAX_REFUSALS)
         for _, request in merge(sorted(prefilling, key=_length), shortest, key=_length):
             if not step.num_left:
                 break
@@ -157,12 +156,14 @@ class PrefillBudget:
             step.grant(request, step.num_left)
 
     def _may_overtake(self, request: Request, blocked: Request) -> bool:
-        is_due = blocked.num_preemptions > 0 or self._num_overtakers >= self._max_rows
+        is_due = blocked.num_preemptions > 0 or self._num_overtakers >= self._limits.max_rows
         return request is blocked or (request.rank[0] <= blocked.rank[0] and not is_due)
 
     def _start(self, step: _Step, request: Request) -> bool:
         """Start a waiting request if it gets a row and pages. The cache is asked now: it may have more pages."""
-        if len(step.running) >= self._max_rows or self._constrained.is_late(request):  # late: it was just preempted
+        if len(step.running) >= self._limits.max_rows or self._constrained.is_late(
+            request
+        ):  # late: it was just preempted
             return False
         if not self._resources.start(request, len(step.running), self._clock()):
             return False

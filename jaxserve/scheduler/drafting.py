@@ -20,6 +20,7 @@ from jaxserve.ipc.messages import AddRequest
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.kv.manager import KVManager
 from jaxserve.sampling.params import needs_state
+from jaxserve.scheduler.limits import StepLimits
 from jaxserve.scheduler.plan import NO_SLOT, Buckets, StepPlan, StepResult
 from jaxserve.scheduler.prompt_lookup import DraftState
 from jaxserve.scheduler.request import Request
@@ -31,10 +32,10 @@ Drafts = Mapping[Request, np.ndarray]
 class Drafter:
     """The policy of speculation: which requests get drafts, and how long they are. It owns `Request.draft`."""
 
-    def __init__(self, max_tokens: int, max_rows: int, kv: KVManager) -> None:
-        """max_tokens: of one draft, 0 for none at all; max_rows: of a step."""
+    def __init__(self, max_tokens: int, limits: StepLimits, kv: KVManager) -> None:
+        """max_tokens: of one draft, 0 for none at all; limits: of a step."""
         self._max_tokens = max_tokens
-        self._max_rows = max_rows
+        self._limits = limits
         self._kv = kv
 
     def new_state(self, message: AddRequest) -> DraftState:
@@ -57,7 +58,7 @@ class Drafter:
         found: dict[Request, np.ndarray] = {}
         if not self._is_on(running) or max(counts) > 1:
             return found
-        num_free_rows = self._max_rows - sum(counts)
+        num_free_rows = self._limits.max_rows - sum(counts)
         for request, count in zip(running, counts, strict=True):
             longest = min(request.draft.max_tokens, num_free_rows, request.length_limit - request.num_tokens - 1)
             if not count or longest < 1 or request.num_computed_tokens + 1 < request.num_tokens:
@@ -75,7 +76,7 @@ class Drafter:
         stats.spec_decode_num_accepted_tokens += num_accepted
 
     def _is_on(self, running: Sequence[Request]) -> bool:
-        return self._max_tokens > 0 and 0 < 2 * len(running) <= self._max_rows
+        return self._max_tokens > 0 and 0 < 2 * len(running) <= self._limits.max_rows
 
 
 def with_drafts(

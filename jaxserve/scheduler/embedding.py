@@ -18,6 +18,7 @@ from jaxserve.config import SchedulerConfig
 from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput
 from jaxserve.scheduler.admission import EmbedAdmission
 from jaxserve.scheduler.base import BaseScheduler, by_rank
+from jaxserve.scheduler.isolation import Isolation
 from jaxserve.scheduler.plan import Buckets, EmbedPlan, EmbedResult
 from jaxserve.types import FinishReason, RequestId
 
@@ -51,9 +52,11 @@ class EmbedScheduler(BaseScheduler[_Text, EmbedPlan, EmbedResult]):
         max_requests = buckets.max_num_seqs + config.max_queued_requests
         longest = min(max_model_len, self._max_tokens)
         super().__init__(EmbedAdmission(longest, vocab_size, max_requests, config.has_priorities), clock)
+        self._isolation = Isolation(self._enqueue, lambda text: 0)  # a text that has a vector has ended
 
     def schedule(self) -> EmbedPlan | None:
         """Return the next step; None if no text waits."""
+        self._isolation.advance()
         num_texts = num_tokens = 0
         for text in self.waiting[: self._buckets.max_num_seqs if self.starts_requests else 0]:
             if num_tokens + len(text.token_ids) > self._max_tokens:
@@ -98,8 +101,12 @@ class EmbedScheduler(BaseScheduler[_Text, EmbedPlan, EmbedResult]):
         token_ids = np.asarray(message.prompt_token_ids, np.int32)
         start = len(token_ids) if message.text_pair_start is None else message.text_pair_start
         text = _Text(message.request_id, token_ids, start, rank, self._clock())
-        insort(self.waiting, text, key=by_rank)
+        self._enqueue(text)
         return text
+
+    def _enqueue(self, text: _Text) -> None:
+        if not self._isolation.takes(text):
+            insort(self.waiting, text, key=by_rank)
 
     def _end(self, request: _Text, reason: FinishReason, error: ErrorInfo | None = None) -> RequestOutput:
         self._remove(request)

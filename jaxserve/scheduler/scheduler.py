@@ -52,6 +52,8 @@ from jaxserve.scheduler.base import BaseScheduler, by_rank
 from jaxserve.scheduler.budget import PrefillBudget, ShortestFirst
 from jaxserve.scheduler.constrained import ConstrainedDecoding, Grammars
 from jaxserve.scheduler.drafting import Drafter, by_request, confirmed, with_drafts
+from jaxserve.scheduler.isolation import Isolation
+from jaxserve.scheduler.limits import StepLimits
 from jaxserve.scheduler.multi_step import MultiStepPolicy
 from jaxserve.scheduler.packing import pack
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
@@ -83,14 +85,14 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         self._kv = kv
         self._buckets = buckets
         self._eos_token_ids = eos_token_ids
-        self._max_tokens = min(max(buckets.mixed), config.max_num_batched_tokens or max(buckets.mixed))
-        largest = min(buckets.max_num_seqs, max(buckets.decode), self._max_tokens)
-        self._max_rows = min(largest, config.max_num_seqs or largest)
+        max_tokens = min(max(buckets.mixed), config.max_num_batched_tokens or max(buckets.mixed))
+        largest = min(buckets.max_num_seqs, max(buckets.decode), max_tokens)
+        self._limits = StepLimits(max_tokens, min(largest, config.max_num_seqs or largest))
         admission = Admission(
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             num_usable_tokens=kv.num_usable_tokens,
-            max_requests=self._max_rows + config.max_queued_requests,
+            max_requests=self._limits.max_rows + config.max_queued_requests,
             has_grammars=grammars is not None,
             has_priorities=config.has_priorities,
         )
@@ -99,12 +101,12 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         self._resources = Resources(kv, buckets.max_num_seqs)
         self._constrained = ConstrainedDecoding(grammars)
         self._shortest_first = ShortestFirst(kv) if config.scheduling_policy == "fair" else None
-        self._budget = PrefillBudget(
-            self._max_tokens, self._max_rows, self._resources, self._constrained, clock, self._shortest_first
-        )
-        self._drafter = Drafter(config.num_speculative_tokens, self._max_rows, kv)
+        self._budget = PrefillBudget(self._limits, self._resources, self._constrained, clock, self._shortest_first)
+        self._drafter = Drafter(config.num_speculative_tokens, self._limits, kv)
         self._multi_step = MultiStepPolicy(buckets, config.max_burst_ms / 1000, kv)
         self._prefetch = Prefetch(kv, tiers)
+        self._isolation = Isolation(self._enqueue, lambda request: request.num_tokens)
+        self._lose = self._lose_device
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> None:
         while reset_running_requests and self.running:
@@ -140,6 +142,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
     def schedule(self) -> StepPlan | None:
         if self._waits_for_results():
             return None
+        self._isolation.advance()
         for request in self._prefetch.poll(is_idle=not (self.running or self.waiting or self.in_flight)):
             self._enqueue(request)
         missing = self._budget.missing(self.running)
@@ -147,7 +150,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         if not self._secure_pages(missing):
             return None
         may_start = self.starts_requests and len(missing) == num_running
-        if may_start and len(self.running) < self._max_rows:
+        if may_start and len(self.running) < self._limits.max_rows:
             self._prefetch.begin(self.waiting, self._shortest_first, len(self.running))
         counts, started = self._budget.share(self.running, self.waiting, missing, may_start=may_start)
         for request in started:
@@ -197,12 +200,15 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
                 outputs.append(output_of(request, [], prompt_logprobs=scores))
         return outputs
 
-    def fail(self, plan: StepPlan, error: ErrorInfo) -> list[RequestOutput]:
-        """End all running requests, and forget cached pages: `plan`, the oldest step in flight, failed."""
-        outputs = super().fail(plan, error)
+    def _lose_device(self, plan: StepPlan, may_shrink: bool) -> bool:
+        for request in self.running:
+            self._resources.preempt(request)
+        if self._shortest_first is not None:
+            for request in self.waiting:
+                self._shortest_first.remove(request)
         self._kv.reset_prefix_cache()
         self._prefetch.lose_device()
-        return outputs
+        return may_shrink and self._limits.shrink(self._buckets, plan)
 
     def take_stats(self) -> EngineStats:
         stats = super().take_stats()
@@ -211,6 +217,8 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         return stats
 
     def _queue(self, message: AddRequest, rank: tuple[int, int]) -> Request:
+        if not self.requests:
+            self._limits.restore()
         request = Request(
             message,
             self._kv.new_table(message.cache_salt, message.adapter),
@@ -256,7 +264,9 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         return True
 
     def _enqueue(self, request: Request) -> None:
-        """Let a request wait for its start."""
+        """Let a request wait for its start, or for the end of the search for one that fails."""
+        if self._isolation.takes(request):
+            return
         insort(self.waiting, request, key=by_rank)
         if self._shortest_first is not None:
             self._shortest_first.add(request)

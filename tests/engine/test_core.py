@@ -95,6 +95,80 @@ def test_two_failed_steps_in_a_row_break_the_engine(steps: set[int], depth: int,
 
 
 @both_depths
+@pytest.mark.parametrize("max_decode_steps", [1, 4])
+def test_one_request_that_fails_ends_alone_and_the_others_get_the_same_tokens(
+    depth: int, max_decode_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(depth=depth, max_decode_steps=max_decode_steps)
+    compute, failures = rig.model.compute, []
+
+    def compute_or_fail(plan: StepPlan) -> StepResult:
+        rows = plan.request_ids.index("r5") if "r5" in plan.request_ids else None
+        if rows is not None and plan.num_computed_tokens[rows] >= 8:
+            failures.append(plan.request_ids)
+            raise RuntimeError("bad luck")
+        return compute(plan)
+
+    monkeypatch.setattr(rig.model, "compute", compute_or_fail)
+    messages = [
+        add(f"r{i}", prompt(3 + i, i), max_tokens=12, temperature=i % 2, presence_penalty=i % 3 / 2, seed=i)
+        for i in range(8)
+    ]
+    rig.send(*messages)
+    while turn(rig):
+        pass
+    late = add("late", prompt(5, 40), max_tokens=3)
+    rig.send(late)
+    while turn(rig):
+        pass
+    assert rig.ends["r5"].error == STEP_ERROR
+    assert 1 < len(failures) <= 1 + 3, "halves of 8"
+    for message in (*messages, late):
+        if message.request_id != "r5":
+            assert rig.tokens[message.request_id] == expected(message), message.request_id
+            assert rig.ends[message.request_id].finish_reason == "length"
+    assert rig.kv.usage == 0.0
+
+
+@both_depths
+def test_a_failure_that_does_not_come_back_ends_no_request(depth: int) -> None:
+    rig = Rig(fail_at_steps=frozenset({4}), depth=depth)
+    messages = [add(f"r{i}", prompt(3 + i, i), max_tokens=9) for i in range(4)]
+    rig.send(*messages)
+    while turn(rig):
+        pass
+    assert rig.tokens == {message.request_id: expected(message) for message in messages}
+
+
+@both_depths
+def test_after_an_out_of_memory_error_steps_are_smaller_until_no_request_is_left(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(depth=depth)
+    compute = rig.model.compute
+    ran: list[tuple[str, int]] = []
+
+    def compute_or_fail(plan: StepPlan) -> StepResult:
+        if plan.bucket > 4:
+            raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes")
+        ran.append((plan.kind, plan.bucket))
+        return compute(plan)
+
+    monkeypatch.setattr(rig.model, "compute", compute_or_fail)
+    messages = [add(f"r{i}", prompt(9, i), max_tokens=5) for i in range(6)]
+    rig.send(*messages)
+    while turn(rig):
+        pass
+    assert rig.tokens == {message.request_id: expected(message) for message in messages}
+    assert {end.finish_reason for end in rig.ends.values()} == {"length"}
+    assert {kind for kind, _ in ran} == {"decode", "mixed"}
+    monkeypatch.setattr(rig.model, "compute", compute)
+    rig.send(add("after", prompt(9, 60), max_tokens=1))
+    plan = rig.scheduler.schedule()
+    assert plan is not None and plan.bucket == 16, "all programs again"
+
+
+@both_depths
 def test_device_out_of_memory_is_a_503(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(depth=depth)
 
@@ -103,7 +177,8 @@ def test_device_out_of_memory_is_a_503(depth: int, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(rig.executor, "submit", exhausted)
     rig.send(add("r", prompt(3)))
-    turn(rig)
+    while turn(rig):
+        pass
     assert rig.ends["r"].error == MEMORY_ERROR
     assert MEMORY_ERROR.error_class == "UnavailableError"
 

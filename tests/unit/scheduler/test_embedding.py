@@ -72,14 +72,32 @@ def test_each_text_gets_its_own_vector_and_ends() -> None:
     assert texts.take_stats().prompt_tokens == 0, "counted once"
 
 
-def test_a_failed_step_ends_its_texts_and_those_of_later_steps() -> None:
+def test_the_text_that_fails_is_found_by_halves_and_ends_alone() -> None:
+    texts = scheduler(max_num_seqs=4)
+    for name in "abcde":
+        add(texts, name, 1)
+    groups, ended = [], []
+    while (plan := texts.schedule()) is not None:
+        groups.append("".join(plan.request_ids))
+        ended += texts.fail(plan, ERROR) if "c" in plan.request_ids else texts.update(plan, result(plan))
+    assert groups == ["abcd", "ab", "cd", "c", "d", "e"]
+    assert [(output.request_id, output.finish_reason) for output in ended] == [
+        ("a", "stop"),
+        ("b", "stop"),
+        ("c", "error"),
+        ("d", "stop"),
+        ("e", "stop"),
+    ]
+
+
+def test_texts_of_later_steps_are_computed_again() -> None:
     texts = scheduler(max_num_seqs=1)
     for name in "abc":
         add(texts, name, 1)
     first, _ = scheduled(texts), scheduled(texts)
     ended = texts.fail(first, ERROR)
-    assert [(output.request_id, output.error) for output in ended] == [("a", ERROR), ("b", ERROR)]
-    assert scheduled(texts).request_ids == ("c",)
+    assert [(output.request_id, output.error) for output in ended] == [("a", ERROR)]
+    assert scheduled(texts).request_ids == ("b",)
 
 
 def test_the_queue_is_bounded_and_ids_are_unique() -> None:

@@ -88,7 +88,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_speculative_tokens=num_speculative_tokens,
             scheduling_policy=scheduling_policy,
         )
-        self.max_tokens = rows + extra_tokens
         self.messages: dict[RequestId, AddRequest] = {}
         self.num_added = 0
         self.tables: dict[Request, list[BlockId]] = {}
@@ -129,7 +128,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert (plan is None) == (not self.messages) or not is_at_rest, "work stands still"
         running = {request.request_id for request in self.rig.scheduler.running}
         assert running <= self.planned(), "a failed step loses the KV of all that run"
-        if plan is not None and plan.num_tokens < self.max_tokens:
+        if plan is not None and plan.num_tokens < self.rig.scheduler._limits.max_tokens:
             assert not any(self.is_in_prefill(request) for request in self.rig.scheduler.running), "budget is left"
 
     @staticmethod
@@ -163,15 +162,18 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.nobody_waits_with_pages()
 
     @precondition(lambda self: self.rig.pending)
-    @rule(chance=st.integers(0, 9))
-    def fail(self, chance: int) -> None:
+    @rule(chance=st.integers(0, 9), may_shrink=st.booleans())
+    def fail(self, chance: int, may_shrink: bool) -> None:
         if chance == 0:
-            planned = self.planned() & set(self.messages)
-            outputs = self.rig.scheduler.fail(self.rig.pending[0][0], ERROR)
+            first = self.rig.pending[0][0]
+            suspects = set(first.request_ids) & set(self.messages)
+            outputs = self.rig.scheduler.fail(first, ERROR, may_shrink=may_shrink)
             self.rig.collect(outputs)
             self.rig.pending.clear()
             self.rig.executor.lose_state()
-            assert {output.request_id for output in outputs} == planned
+            assert not self.rig.scheduler.running
+            assert {output.request_id for output in outputs} <= suspects
+            assert len(outputs) <= 1, "only one that failed alone ends"
             for output in outputs:
                 del self.messages[output.request_id]
 

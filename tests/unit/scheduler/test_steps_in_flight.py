@@ -144,20 +144,21 @@ def test_chunk_in_flight_is_not_published() -> None:
     rig.finish()
 
 
-def test_failed_step_ends_later_steps_in_flight_too() -> None:
+def test_requests_of_later_steps_in_flight_are_computed_again_with_those_of_a_failed_step() -> None:
     rig = Rig(max_num_seqs=2)
-    waiting = add("waiting", prompt(5, 9), max_tokens=4)
+    waiting, other = add("waiting", prompt(5, 9), max_tokens=4), add("b", prompt(3, 5), max_tokens=9)
     rig.send(add("a", prompt(3), max_tokens=9))
     first = in_flight(rig)
-    rig.send(add("b", prompt(3, 5), max_tokens=9), waiting)
+    rig.send(other, waiting)
     in_flight(rig)
     rig.collect(rig.scheduler.fail(first, ERROR))
     rig.executor.lose_state()
     rig.pending.clear()
-    assert {name: end.error for name, end in rig.ends.items()} == {"a": ERROR, "b": ERROR}
+    assert {name: end.error for name, end in rig.ends.items()} == {"a": ERROR}, "it was alone in its step"
     assert rig.kv.usage == 0.0
     rig.finish()
     assert rig.tokens["waiting"] == expected(waiting)
+    assert rig.tokens["b"] == expected(other)
 
 
 def test_end_on_the_device_only_raises() -> None:
