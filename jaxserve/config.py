@@ -217,7 +217,9 @@ class ServerConfig:
         help="seconds that running requests may take after another process has taken the port (`jaxserve upgrade`)",
     )
     engine_restarts: int = option(
-        3, ge=0, help="restarts of a dead engine within 10 minutes; after that the server exits"
+        3,
+        ge=0,
+        help="restarts of a dead engine within 10 minutes, and of dead API processes; after that the server exits",
     )
     startup_timeout: float = option(
         900.0,

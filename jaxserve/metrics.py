@@ -57,7 +57,7 @@ METRICS: Final[dict[str, MetricSpec]] = ENGINE_METRICS | {
     "startup_phase_seconds": MetricSpec("gauge", "Wall-clock seconds of each start-up phase; phases overlap, `total` spans all.", ("phase",)),
     "startup_programs": MetricSpec("gauge", "Programs made at start-up by source: cache or compiled.", ("source",)),
     "engine_restarts": MetricSpec("counter", "Times the engine process was started again after its end."),
-    "request_retries": MetricSpec("counter", "Requests without output whose engine died, submitted to another replica."),
+    "request_retries": MetricSpec("counter", "Requests without output whose engine died, submitted to another one."),
     "client_disconnects": MetricSpec("counter", "Requests whose client left before the end."),
     "surplus_connections": MetricSpec("counter", "Connections beyond --max-connections: answered 503, or closed."),
     "http_requests": MetricSpec("counter", "HTTP requests by route and status.", ("route", "status")),

@@ -30,6 +30,7 @@ from jaxserve.errors import InternalError, RequestError, UnavailableError
 from jaxserve.executor.profiler import Profiler
 from jaxserve.executor.protocol import BrokenExecutorError, Executor, Pending
 from jaxserve.ipc.messages import (
+    ENGINE_STOPPED,
     Abort,
     AddRequest,
     Command,
@@ -53,7 +54,10 @@ _log = logging.getLogger(__name__)
 
 STEP_ERROR: Final = error_info(InternalError("The server had an internal error while processing this request."))
 MEMORY_ERROR: Final = error_info(UnavailableError("The device ran out of memory. Please retry later."))
-STOP_ERROR: Final = error_info(UnavailableError("The engine is stopping. Please retry later."))
+STOP_ERROR: Final = msgspec.structs.replace(
+    error_info(UnavailableError("The engine is stopping. Please retry later.")), code=ENGINE_STOPPED
+)
+BROKEN_ERROR: Final = msgspec.structs.replace(STEP_ERROR, code=ENGINE_STOPPED)
 
 _LONG_STEP_S: Final = 0.005
 """Shorter steps are dispatched at once, without listening for further requests."""

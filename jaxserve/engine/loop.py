@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from jaxserve.engine.core import STEP_ERROR, STOP_ERROR, EngineCore, rejected
+from jaxserve.engine.core import BROKEN_ERROR, STOP_ERROR, EngineCore, rejected
 from jaxserve.errors import InvalidRequestError
 from jaxserve.ipc.messages import (
     Abort,
@@ -69,7 +69,7 @@ class EngineLoop:
             except Exception:  # a bug: the state is unknown, but clients must not wait
                 _log.exception("the engine loop failed")
                 is_broken = True
-        self._publish(self._core.stop(STEP_ERROR if is_broken else STOP_ERROR))
+        self._publish(self._core.stop(BROKEN_ERROR if is_broken else STOP_ERROR))
         return 1 if is_broken else 0
 
     def turn(self) -> None:

@@ -115,6 +115,15 @@ class Tokenization:
         """Return the text of token ids."""
         return await self.call(lambda: self.tokenizer.decode(token_ids, skip_special_tokens))
 
+    async def texts_of(self, token_ids: Sequence[int]) -> list[str]:
+        """Return the text of each token; equal tokens share one string."""
+
+        def spell() -> list[str]:
+            texts = {token_id: self.tokenizer.token_text(token_id) for token_id in set(token_ids)}
+            return [texts[token_id] for token_id in token_ids]
+
+        return await self.call(spell)
+
     async def call(self, work: Callable[[], T]) -> T:
         """Run `work` in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)

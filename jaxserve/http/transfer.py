@@ -30,6 +30,8 @@ Adopt = Callable[[socket.socket], Awaitable[None]]
 async def receiving(path: Path, adopt: Adopt) -> AsyncIterator[None]:
     """Take connections that other processes send to `path` inside the block, and give each to `adopt`."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        with contextlib.suppress(FileNotFoundError):  # the socket of a process that died in this place
+            os.unlink(path)
         listener.bind(str(path))
         listener.listen()
         listener.setblocking(False)

@@ -10,7 +10,7 @@ message): finished ("stop", "length"), aborted ("abort"), or failed/rejected ("e
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -230,6 +230,10 @@ class ErrorInfo(msgspec.Struct, frozen=True, array_like=True):
     message: str
     param: str | None = None
     code: str | None = None
+
+
+ENGINE_STOPPED: Final = "engine_stopped"
+"""Code of the error of requests that end because the engine does."""
 
 
 class RequestOutput(msgspec.Struct, frozen=True, array_like=True):

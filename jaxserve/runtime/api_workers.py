@@ -4,7 +4,7 @@ Each is `python -m jaxserve.runtime.api_workers LISTENER ...`:
 
 arguments descriptors of its listening sockets
 stdin     one line, an ApiWorkerSpec; then one Order per line; end of file if the parent process died: the worker exits
-stdout    one line when it accepts requests, and one when it is suspended
+stdout    one line when it accepts requests, one when it is suspended, and one every second as a sign of life
 SIGTERM   drain and exit 0
 SIGINT    while draining: exit at once
 exit      0 stopped, 1 ordered to stop or the parent died, 2 could not start
@@ -31,13 +31,15 @@ from jaxserve.errors import StartupError
 from jaxserve.ipc.address import replica_address
 from jaxserve.log import configure_logging
 from jaxserve.runtime.api_process import ABORT_FLUSH_S, DEATH_GRACE_S, ApiProcess, install, serving_api, tokenizer_of
+from jaxserve.runtime.api_worker import ALIVE_LINE, ALIVE_S, READY_LINE, SUSPENDED_LINE, ApiWorker
 from jaxserve.runtime.departure import Departure
+from jaxserve.runtime.engine_supervisor import RestartBudget
 from jaxserve.runtime.tasks import StopSignals, first_of, in_thread, running
 
 _log = logging.getLogger(__name__)
 
-READY_LINE: Final = b"ready\n"
-SUSPENDED_LINE: Final = b"suspended\n"
+ACCEPT_S: Final = 10.0
+"""Longest time that a process which follows a dead one leaves connections in the queue while there is no engine."""
 STOP_GRACE_S: Final = 3.0
 """Time that a process may take beyond its drain time before it is killed."""
 
@@ -48,7 +50,9 @@ class ApiWorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     config: Config
     model_path: str
     address: str
-    """Address of the first engine of the first replica."""
+    """Address of the first engine of the first replica: the sockets between API processes are beside it."""
+    engines: list[str | None]
+    """Address of the current engine of each replica; None: the replica gets no further one."""
     index: int
     """Number of the process; the parent is 0."""
     is_successor: bool = False
@@ -92,52 +96,71 @@ _ORDER: Final[msgspec.json.Decoder[Order]] = msgspec.json.Decoder(Order)
 
 
 class ApiWorkers:
-    """The additional API processes. They end when this process ends: their stdin is closed then."""
+    """The additional API processes. One that dies or freezes is replaced, unless it was ordered to end."""
 
-    def __init__(self, processes: Sequence[asyncio.subprocess.Process], drain_s: float) -> None:
-        """drain_s: longest time that draining may take."""
-        self._processes = processes
-        self._drain_s = drain_s
+    def __init__(
+        self, config: Config, model_path: Path, address: str, listeners: Sequence[Sequence[socket.socket]]
+    ) -> None:
+        """address: of the first engine of the first replica. listeners: the sockets of each process."""
+        self._config = config
+        self._model_path = model_path
+        self._listeners = listeners
+        replicas = range(config.parallel.replicas)
+        self._addresses: list[str | None] = [replica_address(address, replica) for replica in replicas]
+        """The address of the current engine of each replica."""
+        self._address = address
+        self._workers: list[ApiWorker] = []
+        self._budget = RestartBudget(config.server.engine_restarts)
+        self._drain_s = config.server.shutdown_timeout + ABORT_FLUSH_S
+        self._is_suspended = False
         self._stop_timeout_s = 0.0
         """Time to wait for their end; 0 until they are ordered to end."""
 
+    async def start(self, *, is_successor: bool) -> None:
+        """Start all of them."""
+        for number in range(1, len(self._listeners) + 1):
+            self._workers.append(await self._start(number, is_successor=is_successor))
+
     async def wait_ready(self) -> None:
         """Wait until all accept requests. Raises StartupError if one ends before that."""
-        for number, process in enumerate(self._processes, start=1):
-            assert process.stdout is not None, "stdout is a pipe"
-            if await process.stdout.readline() != READY_LINE:
-                raise StartupError(f"API process {number} ended with exit code {await process.wait()}")
+        for number, worker in enumerate(self._workers, start=1):
+            if not await worker.wait_ready():
+                raise StartupError(f"API process {number} ended with exit code {await worker.process.wait()}")
 
     async def accept(self) -> None:
         """Order all to accept connections."""
         await self._send(Accept())
+        self._is_suspended = False
 
     async def suspend(self) -> None:
         """Order all to stop serving, and wait until they have finished what has begun."""
+        self._is_suspended = True
+        for worker in self._workers:
+            worker.suspended.clear()
         await self._send(Suspend())
-        for process in self._processes:
-            assert process.stdout is not None, "stdout is a pipe"
-            await process.stdout.readline()  # nothing if it died: `wait_one_ended` reports it
+        for worker in self._workers:
+            await worker.suspended.wait()  # also set if it died: `supervise` reports it
 
     async def leave(self, receivers: Sequence[str], timeout_s: float) -> None:
         """Order all to exit when their requests have ended, within `timeout_s`, and to send idle connections to `receivers`."""
         self._stop_timeout_s = timeout_s + ABORT_FLUSH_S + STOP_GRACE_S
-        for index, process in enumerate(self._processes, start=1):
-            await self._send(Leave(receivers[index % len(receivers)]), [process])
+        for index, worker in enumerate(self._workers, start=1):
+            await worker.send(Leave(receivers[index % len(receivers)]))
 
-    async def wait_one_ended(self) -> str:
-        """Wait until one ends without an order; returns what happened."""
-        waits = {asyncio.create_task(process.wait()): n for n, process in enumerate(self._processes, start=1)}
+    async def supervise(self) -> str:
+        """Replace processes that end without an order or freeze; returns why one is not replaced any more.
+
+        Connections that the kernel has queued for such a process wait for the next one: this process has its sockets.
+        """
+        watches = {asyncio.create_task(self._supervise_one(n)) for n in range(1, len(self._workers) + 1)}
         try:
-            if waits:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            if not waits or self._stop_timeout_s:
+            if not watches:
                 await asyncio.Event().wait()
+            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            return next(iter(done)).result()
         finally:
-            for wait in waits:
-                wait.cancel()
-        ended = next(wait for wait in waits if wait.done() and not wait.cancelled())
-        return f"API process {waits[ended]} ended with exit code {ended.result()}"
+            for watch in watches:
+                watch.cancel()
 
     def terminate(self) -> None:
         """Ask all to drain; the second time, to end at once.
@@ -146,12 +169,13 @@ class ApiWorkers:
         """
         number = signal.SIGINT if self._stop_timeout_s else signal.SIGTERM
         self._stop_timeout_s = self._drain_s + STOP_GRACE_S
-        for process in self._processes:
-            if process.returncode is None:
-                process.send_signal(number)
+        for worker in self._workers:
+            if not worker.has_ended:
+                worker.process.send_signal(number)
 
     async def switch_engine(self, replica: int, address: str | None) -> None:
         """Order all to end the requests of the dead engine and to connect to the replica's next one, if any, at `address`."""
+        self._addresses[replica] = address
         await self._send(NextEngine(replica, address))
 
     async def fail(self, reason: str) -> None:
@@ -163,20 +187,47 @@ class ApiWorkers:
         """Wait for the end of all, as long as that may take; kill those that are left."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._stop_timeout_s):
-                for process in self._processes:
-                    await process.wait()
-        for process in self._processes:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+                for worker in self._workers:
+                    await worker.process.wait()
+        for worker in self._workers:
+            await worker.kill()
 
-    async def _send(self, order: Order, processes: Sequence[asyncio.subprocess.Process] | None = None) -> None:
-        line = msgspec.json.encode(order) + b"\n"
-        for process in self._processes if processes is None else processes:
-            assert process.stdin is not None, "stdin is a pipe"
-            with contextlib.suppress(ConnectionError):  # it is dead: `wait_one_ended` reports it
-                process.stdin.write(line)
-                await process.stdin.drain()
+    async def _supervise_one(self, number: int) -> str:
+        while True:
+            server = self._config.server
+            what = await self._workers[number - 1].wait_lost(server.stall_timeout, server.startup_timeout)
+            if self._stop_timeout_s:
+                await asyncio.Event().wait()  # it was ordered to end
+            reason = f"API process {number} {what}"
+            if self._is_suspended or not self._budget.take():
+                return reason
+            _log.error("%s; starting it again (%s)", reason, self._budget)
+            worker = self._workers[number - 1] = await self._start(number, is_successor=True)
+            await first_of(
+                worker.wait_ready(), asyncio.sleep(ACCEPT_S)
+            )  # not before: the clients in its queue would get 503
+            await worker.send(Accept())
+            if self._stop_timeout_s:  # the order to end came meanwhile
+                await worker.kill()
+
+    async def _start(self, number: int, *, is_successor: bool) -> ApiWorker:
+        spec = ApiWorkerSpec(
+            config=self._config,
+            model_path=str(self._model_path),
+            address=self._address,
+            engines=list(self._addresses),
+            index=number,
+            is_successor=is_successor,
+        )
+        worker = await ApiWorker.start("jaxserve.runtime.api_workers", spec.to_line(), self._listeners[number - 1])
+        for replica, address in enumerate(self._addresses):
+            if address != spec.engines[replica]:  # it changed while the process was started
+                await worker.send(NextEngine(replica, address))
+        return worker
+
+    async def _send(self, order: Order) -> None:
+        for worker in self._workers:
+            await worker.send(order)
 
 
 @contextlib.asynccontextmanager
@@ -189,37 +240,12 @@ async def api_workers(
     is_successor: bool = False,
 ) -> AsyncIterator[ApiWorkers]:
     """Start one additional API process for each entry of `listeners`; they have ended after the block."""
-    processes: list[asyncio.subprocess.Process] = []
-    workers = ApiWorkers(processes, config.server.shutdown_timeout + ABORT_FLUSH_S)
+    workers = ApiWorkers(config, model_path, address, listeners)
     try:
-        for index, own in enumerate(listeners, start=1):
-            spec = ApiWorkerSpec(
-                config=config, model_path=str(model_path), address=address, index=index, is_successor=is_successor
-            )
-            processes.append(await _start(spec, own))
+        await workers.start(is_successor=is_successor)
         yield workers
     finally:
         await workers.wait_ended()
-
-
-async def _start(spec: ApiWorkerSpec, listeners: Sequence[socket.socket]) -> asyncio.subprocess.Process:
-    """Start a process in a separate session: a Ctrl-C in the terminal reaches this process only, which then decides."""
-    descriptors = [listener.fileno() for listener in listeners]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "jaxserve.runtime.api_workers",
-        *map(str, descriptors),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        pass_fds=descriptors,
-        start_new_session=True,
-    )
-    assert process.stdin is not None, "stdin is a pipe"
-    with contextlib.suppress(ConnectionError):  # it died at once: `wait_ready` reports it
-        process.stdin.write(spec.to_line())
-        await process.stdin.drain()
-    return process
 
 
 async def serve(listeners: Sequence[socket.socket]) -> int:
@@ -234,15 +260,18 @@ async def serve(listeners: Sequence[socket.socket]) -> int:
                 spec.config, spec.address, listeners, spec.index, is_successor=spec.is_successor
             ) as api:
                 install(api.frontend, spec.config, tokenizer, Path(spec.model_path))
-                return await _serve_until_end(api, spec.address, orders, stop)
+                return await _serve_until_end(api, spec.engines, orders, stop)
 
 
-async def _serve_until_end(api: ApiProcess, address: str, orders: asyncio.StreamReader, stop: StopSignals) -> int:
+async def _serve_until_end(
+    api: ApiProcess, engines: Sequence[str | None], orders: asyncio.StreamReader, stop: StopSignals
+) -> int:
     worker = _Worker(api, Departure(api))
     async with (
-        running(worker.follow_orders(address, orders)) as engine_end,
+        running(worker.follow_orders(engines, orders)) as engine_end,
         running(worker.left.wait()) as left,
         running(_announce(api)),
+        running(_live()),
     ):
         await first_of(stop.first.wait(), asyncio.wait({engine_end, left}, return_when=asyncio.FIRST_COMPLETED))
         if left.done():
@@ -263,12 +292,11 @@ class _Worker:
     left: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when its requests have ended, and another server has the port."""
 
-    async def follow_orders(self, address: str, orders: asyncio.StreamReader) -> str:
+    async def follow_orders(self, engines: Sequence[str | None], orders: asyncio.StreamReader) -> str:
         """Connect to one engine of each replica after the other, as ordered; returns why there is none any more."""
-        addresses = [replica_address(address, replica) for replica in range(self.api.config.parallel.replicas)]
-        nexts: list[asyncio.Queue[str | None]] = [asyncio.Queue() for _ in addresses]
+        nexts: list[asyncio.Queue[str | None]] = [asyncio.Queue() for _ in engines]
         async with contextlib.AsyncExitStack() as tasks:
-            for replica, first in enumerate(addresses):
+            for replica, first in enumerate(engines):
                 await tasks.enter_async_context(running(_follow_replica(self.api, replica, first, nexts[replica])))
             while not isinstance(order := await _next_order(orders), Stop):
                 if isinstance(order, NextEngine):
@@ -283,8 +311,7 @@ class _Worker:
             await self.departure.resume()
         elif isinstance(order, Suspend):
             await self.departure.suspend()
-            sys.stdout.buffer.write(SUSPENDED_LINE)
-            sys.stdout.flush()
+            _report(SUSPENDED_LINE)
         else:
             await self.departure.leave(order.receiver)
             self.left.set()
@@ -297,9 +324,12 @@ async def _next_order(orders: asyncio.StreamReader) -> Order:
     return _ORDER.decode(line)
 
 
-async def _follow_replica(api: ApiProcess, replica: int, address: str, nexts: asyncio.Queue[str | None]) -> None:
+async def _follow_replica(
+    api: ApiProcess, replica: int, following: str | None, nexts: asyncio.Queue[str | None]
+) -> None:
     """Connect to one engine of a replica after the other."""
-    following: str | None = address
+    if following is None:
+        api.client.give_up(replica, "the engine stopped")
     while following is not None:
         async with api.connected(following, replica):
             following = await nexts.get()
@@ -309,7 +339,18 @@ async def _follow_replica(api: ApiProcess, replica: int, address: str, nexts: as
 
 async def _announce(api: ApiProcess) -> None:
     await api.client.wait_started()
-    sys.stdout.buffer.write(READY_LINE)
+    _report(READY_LINE)
+
+
+async def _live() -> None:
+    """Report signs of life; a blocked event loop gives none."""
+    while True:
+        _report(ALIVE_LINE)
+        await asyncio.sleep(ALIVE_S)
+
+
+def _report(line: bytes) -> None:
+    sys.stdout.buffer.write(line)
     sys.stdout.flush()
 
 

@@ -6,7 +6,8 @@ SIGTERM, SIGINT   `/ready` turns 503, running requests may finish (`--shutdown-t
                   with an error; a second signal ends everything at once. Exit 0.
 engine dies       running requests end with an error, and another engine is started (`runtime.engine_supervisor`), at
                   most `--engine-restarts` times within 10 minutes; after that as for an API process.
-API process dies  running requests end with an error, `/health` answers 503 for 2 s. Exit 1.
+API process dies  its requests end with an error, and it is started again, as often as an engine; after that `/health`
+                  answers 503 for 2 s. Exit 1.
 cannot start      one line on stderr. Exit 2.
 """
 
@@ -279,7 +280,7 @@ async def _all_ready(api: ApiProcess, tokenizer: Tokenizer, path: Path, workers:
 
 async def _first_end(engine_end: asyncio.Task[str], workers: ApiWorkers, left: asyncio.Task[None]) -> str | None:
     """Wait until the engine or one of the workers has ended for good; returns what happened, None if all was left in order."""
-    async with running(workers.wait_one_ended()) as worker_end:
+    async with running(workers.supervise()) as worker_end:
         await asyncio.wait({engine_end, worker_end, left}, return_when=asyncio.FIRST_COMPLETED)
         if left.done():
             left.result()

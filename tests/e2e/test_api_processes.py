@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.http_server import Server, children_of, running, until
 from tests.e2e.test_http_lifecycle import LONG, SLOW, is_alive, read_all, start_error
 from tests.e2e.test_http_raw import open_post, read_until
-from tests.processes import frozen, is_pending
+from tests.processes import freeze, frozen, is_pending
 
 pytestmark = pytest.mark.slow
 
@@ -41,6 +41,15 @@ def rest_of(stream: socket.socket) -> bytes:
         try:
             return read_all(stream)
         except ConnectionResetError:
+            return b""
+
+
+def until_done(stream: socket.socket) -> bytes:
+    """Return the rest of a stream, whose connection stays open; empty if its process died."""
+    with stream:
+        try:
+            return read_until(stream, b"data: [DONE]\n\n")
+        except (ConnectionResetError, AssertionError):
             return b""
 
 
@@ -144,6 +153,31 @@ def test_death_of_one_process_ends_all_requests_and_the_server(victim: int) -> N
         assert sum(b'"error"' not in reply for reply in replies) == num_lost
         assert server.process.wait(30) == 1
         assert not any(map(is_alive, pids))
+
+
+def test_a_process_that_dies_or_freezes_is_replaced_alone() -> None:
+    with running(SLOW, server=TWO | {"stall_timeout": 5, "engine_restarts": 2}) as server:
+        engine, further = children(server)
+        streams = [open_post(server, {"prompt": "x", "max_tokens": 150, "stream": True}) for _ in range(12)]
+        for stream in streams:
+            read_until(stream, b'"text"')
+        num_lost = connections_of(further, server.port)
+        os.kill(further, signal.SIGKILL)
+        assert sum(b'"length"' not in until_done(stream) for stream in streams) == num_lost
+        until(lambda: len(children(server)) == 2, "no process followed")
+        (next_one,) = set(children(server)) - {engine}
+        for stream in open_streams(server, 12):
+            stream.close()
+        assert is_alive(next_one), "it has begun to serve"
+        freeze(next_one)
+        until(lambda: "gave no sign of life for 5 s and was killed; starting it again" in server.output, "not missed")
+        until(lambda: len(children(server)) == 2 and next_one not in children(server), "no process followed")
+        streams = open_streams(server, 12)  # those in the queue of the frozen one as well
+        held = [connections_of(pid, server.port) for pid in (server.process.pid, *set(children(server)) - {engine})]
+        assert sum(held) == 12
+        for stream in streams:
+            stream.close()
+        assert engine in children(server) and server.stop() == 0
 
 
 def test_further_processes_do_not_outlive_the_first() -> None:

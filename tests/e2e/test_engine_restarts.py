@@ -158,16 +158,18 @@ def test_sigterm_while_there_is_no_engine_ends_cleanly(tmp_path: Path, api_proce
         assert "Traceback" not in server.output
 
 
-def test_further_process_that_dies_while_there_is_no_engine_ends_the_server(tmp_path: Path) -> None:
+def test_further_process_that_dies_while_there_is_no_engine_is_started_again(tmp_path: Path) -> None:
     sections = {"uds_dir": str(tmp_path), "engine_restarts": 10**6, "api_processes": 2}
     with running(SLOW, server=sections) as server:
         further = further_process(server)
         spoil(tmp_path)
         kill_engine(server)
         os.kill(further, signal.SIGKILL)
-        assert server.process.wait(30) == 1
-        server.reader.join(10)
-        assert "API process 1 ended with exit code -9; exiting" in server.output
+        until(lambda: "API process 1 ended with exit code -9; starting it again" in server.output, "it was not missed")
+        spoil(tmp_path, is_spoilt=False)
+        await_back(server)
+        until(lambda: {server.request("POST", "/v1/completions", BODY)[0] for _ in range(12)} == {200}, "never ready")
+        assert server.stop() == 0
 
 
 def test_engine_that_dies_while_the_server_drains_is_not_started_again() -> None:
@@ -252,3 +254,18 @@ def test_a_start_that_hangs_ends_with_one_line() -> None:
         assert last.startswith("jaxserve: error: the start of the engine made no progress for 0.5 s"), server.output
         assert last.endswith("(--startup-timeout)")
         assert "Traceback" not in server.output
+
+
+def test_a_request_that_nothing_was_streamed_of_is_answered_by_the_next_engine() -> None:
+    with running(SLOW, server={"engine_restarts": 3}) as server:
+        text, pid = text_of(server), server.engine_pid()
+        freeze(pid)
+        waits = open_post(server, BODY | {"stream": False})
+        until(lambda: json.loads(server.request("GET", "/routing")[2])["num_sequences"] == 1, "it was never submitted")
+        os.kill(pid, signal.SIGKILL)
+        reply = read_until(waits, b"total_tokens")
+        head, _, body = reply.partition(b"\r\n\r\n")
+        assert b" 200 " in head.splitlines()[0] and json.dumps(text, ensure_ascii=False).encode() in body
+        waits.close()
+        assert server.metric("request_retries_total") == 1
+        assert server.stop() == 0

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zmq
 
-from jaxserve.engine.core import STEP_ERROR, STOP_ERROR
+from jaxserve.engine.core import BROKEN_ERROR, STOP_ERROR
 from jaxserve.engine.loop import EngineLoop
 from jaxserve.ipc.address import new_address
 from jaxserve.ipc.messages import Abort, Heartbeat, Hello, PagesChanged, Ready, RequestOutput, StepOutputs
@@ -227,7 +227,7 @@ async def test_bug_in_the_loop_ends_every_request_and_the_engine(
         raise AssertionError("an invariant does not hold")
 
     monkeypatch.setattr(engine.rig.scheduler, "update", broken)
-    assert (await ending(connection))[1].error == STEP_ERROR
+    assert (await ending(connection))[1].error == BROKEN_ERROR
     engine.stop()
     assert engine.exit_code == 1
 

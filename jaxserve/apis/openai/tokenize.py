@@ -93,9 +93,7 @@ async def tokenize(call: Call, body: TokenizeRequest) -> TokenizeReply:
         token_ids = await encode_text(
             frontend.tokenization, body.prompt or "", add_special_tokens=body.add_special_tokens is not False
         )
-    strings = None
-    if body.return_token_strs:
-        strings = [frontend.tokenization.tokenizer.token_text(token_id) for token_id in token_ids]
+    strings = await frontend.tokenization.texts_of(token_ids) if body.return_token_strs else None
     return TokenizeReply(count=len(token_ids), max_model_len=max_model_len, tokens=token_ids, token_strs=strings)
 
 

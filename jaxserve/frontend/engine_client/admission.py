@@ -16,7 +16,7 @@ class Admission:
     """Counts the sequences of all HTTP requests. It outlives engines."""
 
     def __init__(self, metrics: Metrics, max_sequences: Callable[[], int]) -> None:
-        """`max_sequences`: returns this process's share of the engine's places; raises UnavailableError without one."""
+        """`max_sequences`: returns the engine's places, which other API processes may take as well; raises UnavailableError without one."""
         self._metrics = metrics
         self._max_sequences = max_sequences
         self._num_sequences = 0
@@ -29,14 +29,14 @@ class Admission:
 
     @property
     def max_sequences(self) -> int:
-        """The most sequences that may run and wait: this process's share of the engine's."""
+        """The most sequences that may run and wait."""
         return self._max_sequences()
 
     @contextlib.contextmanager
     def places(self, num_sequences: int) -> Iterator[None]:
         """Hold places for the sequences of one HTTP request. Raises RateLimitError if there are too few.
 
-        The places are this process's share: the server as a whole never takes more than it promises.
+        With several API processes, the engine refuses the requests that are too many for all of them together.
         """
         limit = self._max_sequences()
         if self._num_sequences + num_sequences > limit:

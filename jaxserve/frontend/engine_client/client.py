@@ -18,6 +18,7 @@ from jaxserve.frontend.engine_client.admission import Admission
 from jaxserve.frontend.engine_client.connection import LOADING, EngineConnection, Socket
 from jaxserve.frontend.engine_client.engines import Engines
 from jaxserve.frontend.engine_client.output_stream import OutputStream
+from jaxserve.frontend.engine_client.requeue import RequeuedRequests
 from jaxserve.frontend.engine_client.routed_requests import RoutedRequests
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.ipc.messages import AddRequest, CommandName, CommandOptions, EngineState, ModelInfo, StartupProgress
@@ -52,21 +53,28 @@ class EngineClient:
         self._timeouts = {"stall_timeout_s": stall_timeout_s, "startup_timeout_s": startup_timeout_s}
 
         def max_sequences(model_info: ModelInfo) -> int:
-            return peers.share_of(model_info.max_num_seqs + max_queued_requests)
+            # Not a share: connections may be distributed unevenly. The engine refuses what is too much for all processes.
+            return model_info.max_num_seqs + max_queued_requests
 
         self.admission = Admission(metrics, lambda: sum(map(max_sequences, self._require_models())))
         self.engines = Engines(num_replicas, on_progress)
-        self._router = None
-        if num_replicas > 1:
-            self._router = RoutedRequests(self.engines, Router(policy or LeastTokens()), metrics, max_sequences)
+        self._ledger: RoutedRequests | RequeuedRequests
+        if num_replicas == 1:
+            self._ledger = RequeuedRequests(self.engines.require_one, metrics)
+            self.engines.on_ready, self.engines.end_waiting = self._ledger.resubmit, self._ledger.end_waiting
+        else:
+            self._ledger = RoutedRequests(self.engines, Router(policy or LeastTokens()), metrics, max_sequences)
         self.failure: str | None = None
         """The reason why no engine will follow; None if one runs, or may."""
         self._is_draining = False
 
     @contextlib.asynccontextmanager
     async def connected(self, socket: Socket, replica: int = 0) -> AsyncIterator[EngineConnection]:
-        """Send requests to the engine at `socket` inside the block; running requests end with an error after it."""
-        router = self._router
+        """Send requests to the engine at `socket` inside the block.
+
+        After it, running requests end with an error; those without output wait for the next engine, once.
+        """
+        ledger = self._ledger
         connection = self.engines.connections[replica] = EngineConnection(
             socket,
             self._metrics[replica],
@@ -76,11 +84,11 @@ class EngineClient:
             on_ready=partial(self.engines.note_ready, replica),
             on_pages=partial(self.engines.note_pages, replica),
             on_adapters=lambda changed: self._adapters.replace(changed.adapters),
-            ledger=router,
+            ledger=ledger,
         )
         self.engines.pages[replica] = HeldPages()
-        if router is not None:
-            router.begin(replica)
+        if isinstance(ledger, RoutedRequests):
+            ledger.begin(replica)
         run = asyncio.create_task(connection.run())
         try:
             yield connection
@@ -126,7 +134,8 @@ class EngineClient:
         Each request gets exactly one output with a `finish_reason`.
         """
         self._require_alive()
-        return OutputStream(self._router or self.engines.require_one(), requests)
+        self.engines.require_one()
+        return OutputStream(self._ledger, requests)
 
     async def command(self, name: CommandName, options: CommandOptions | None = None) -> EngineState:
         """Run a command of the operator in every engine; returns the state of the first. Raises RequestError if one
@@ -149,8 +158,7 @@ class EngineClient:
         if self.failure is not None:
             return
         self.failure = reason
-        if self._router is not None:
-            self._router.close()
+        self._ledger.close()
         self.engines.end(reason)
 
     def _require_models(self) -> list[ModelInfo]:

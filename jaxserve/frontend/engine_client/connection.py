@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from jaxserve.errors import RateLimitError, StartupError, UnavailableError
 from jaxserve.frontend.engine_client.admission import WaitingPrompts
@@ -18,6 +18,7 @@ from jaxserve.frontend.engine_client.commands import Commands
 from jaxserve.frontend.engine_client.output_stream import OutputStream
 from jaxserve.frontend.engine_client.watch import EngineWatch
 from jaxserve.ipc.messages import (
+    ENGINE_STOPPED,
     Abort,
     AdaptersChanged,
     AddRequest,
@@ -43,6 +44,7 @@ from jaxserve.types import RequestId
 _log = logging.getLogger(__name__)
 
 LOADING = "The model is loading."
+STOPPED: Final = "The engine stopped while the request was running."
 
 
 class Socket(Protocol):
@@ -54,13 +56,18 @@ class Socket(Protocol):
 
 
 class RequestLedger(Protocol):
-    """Follows the requests of several engines; `replicas.Replicas` in production."""
+    """Follows requests beyond the end of an engine; RequeuedRequests or RoutedRequests in production."""
 
     def note(self, output: RequestOutput) -> None:
         """Count an output before its stream gets it."""
 
     def retry(self, request_id: RequestId) -> bool:
-        """Submit a request of an engine that is gone to another one. Return False if it has to end with an error."""
+        """Take a request of an engine that is gone, for another one. Return False if it has to end with an error."""
+
+
+def failed_output(request_id: RequestId, message: str) -> RequestOutput:
+    """Return the terminal output of a request that the engine does not answer: an UnavailableError."""
+    return RequestOutput(request_id, [], finish_reason="error", error=ErrorInfo("UnavailableError", message))
 
 
 class EngineConnection:
@@ -96,6 +103,8 @@ class EngineConnection:
         self._started = asyncio.Event()
         self._over = asyncio.Event()
         self._is_broken = False
+        self._is_stopping = False
+        """True after the engine has sent its last outputs."""
         self.watch = EngineWatch(stall_timeout_s, startup_timeout_s)
         self.model_info: ModelInfo | None = None
         """Info of the loaded model; None before it is loaded."""
@@ -105,7 +114,7 @@ class EngineConnection:
     @property
     def is_ready(self) -> bool:
         """True if the engine accepts requests."""
-        return self.model_info is not None and not self._over.is_set()
+        return self.model_info is not None and not self._over.is_set() and not self._is_stopping
 
     def ailment(self) -> str | None:
         """Return the reason why the engine is not healthy; None if it is, or still loads."""
@@ -196,15 +205,14 @@ class EngineConnection:
                 if self._ledger.retry(request_id):
                     del self._streams[request_id]
                     self.waiting.remove(request_id)
-        self._end_all("The engine stopped while the request was running.")
+        self._end_all(STOPPED)
         self._commands.fail(UnavailableError("The engine stopped."))
 
     def _end_all(self, message: str) -> None:
-        error = ErrorInfo("UnavailableError", message)
         streams, self._streams = self._streams, {}
         for request_id, stream in streams.items():
             self.waiting.remove(request_id)
-            output = RequestOutput(request_id, [], finish_reason="error", error=error)
+            output = failed_output(request_id, message)
             if self._ledger is not None:
                 self._ledger.note(output)
             stream.put(output)
@@ -241,6 +249,11 @@ class EngineConnection:
         for output in outputs:
             self.waiting.remove(output.request_id)
             if self._ledger is not None:
+                if output.error is not None and output.error.code == ENGINE_STOPPED:
+                    self._is_stopping = True
+                    if self._ledger.retry(output.request_id):
+                        self._streams.pop(output.request_id, None)
+                        continue
                 self._ledger.note(output)
             if output.finish_reason is not None:
                 stream = self._streams.pop(output.request_id, None)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from jaxserve.errors import UnavailableError
-from jaxserve.frontend.engine_client.connection import LOADING, EngineConnection
+from jaxserve.frontend.engine_client.connection import LOADING, STOPPED, EngineConnection
 from jaxserve.ipc.messages import CommandName, CommandOptions, EngineState, ModelInfo, PagesChanged, StartupProgress
 from jaxserve.routing.pages import HeldPages
 from jaxserve.types import BlockHash
@@ -24,6 +24,10 @@ class Engines:
         """By replica; one without an engine has none."""
         self.pages: dict[int, HeldPages] = {}
         """Pages of each replica's prefix cache, if engines publish them."""
+        self.on_ready: Callable[[], None] = lambda: None
+        """Called when an engine becomes ready."""
+        self.end_waiting: Callable[[str], None] = lambda message: None
+        """Ends the requests that wait for an engine."""
         self.first_started = asyncio.Event()
         """Set once an engine is ready, or no engine will be."""
         self.all_started = asyncio.Event()
@@ -45,6 +49,7 @@ class Engines:
         self.first_started.set()
         if len(self._started_replicas) == self._num_replicas:
             self.all_started.set()
+        self.on_ready()
 
     def lose(self, replica: int) -> bool:
         """Expect no further engine of this replica. Return True if that was the last one."""
@@ -83,6 +88,7 @@ class Engines:
         """End every running request with an UnavailableError."""
         for connection in self.connections.values():
             connection.abort_all(message)
+        self.end_waiting(message)
 
     def end(self, reason: str) -> None:
         """End all connections: no engine will follow."""
@@ -90,3 +96,4 @@ class Engines:
         self.all_started.set()
         for connection in list(self.connections.values()):
             connection.end(reason)
+        self.end_waiting(STOPPED)

@@ -17,6 +17,7 @@ from jaxserve.frontend.engine_client.output_stream import OutputStream
 from jaxserve.frontend.engine_client.watch import STALL_LOOKS, EngineWatch
 from jaxserve.http.listener import NUM_SURPLUS
 from jaxserve.ipc.messages import (
+    ENGINE_STOPPED,
     AddRequest,
     CommandDone,
     ErrorInfo,
@@ -140,9 +141,49 @@ async def test_broken_connection_counts_as_a_dead_engine() -> None:
     assert client.ailment() is None, "there may be a next one"
 
 
+async def test_requests_without_output_are_submitted_to_the_next_engine_once(api: Api) -> None:
+    with (
+        api.client.submit([add("begun")]) as begun,
+        api.client.submit([add("a"), add("b")]) as waits,
+        api.client.submit([add("left")]) as left,
+    ):
+        api.engine.output(await api.engine.added(), [1])
+        await api.engine.is_heard()
+        await api.life.aclose()
+        assert [(o.finish_reason, o.token_ids) for o in await drained(begun)] == [(None, [1]), ("error", [])]
+        left.stop(RequestId("left"))
+        engine = ScriptedEngine()
+        async with api.client.connected(engine) as connection:
+            engine.say(Ready(FACTS))
+            await connection.wait_started()
+            again = [await engine.added() for _ in range(2)]
+            assert again == [add("a"), add("b")]
+            engine.output(again[0], [7], finish_reason="stop")
+            await asyncio.sleep(0)
+            stopped = ErrorInfo("InternalError", "broken", code=ENGINE_STOPPED)
+            engine.say(StepOutputs([RequestOutput(RequestId("b"), [], finish_reason="error", error=stopped)]))
+            ends = {o.request_id: o.finish_reason for o in await drained(waits)}
+            assert ends == {"a": "stop", "b": "error"}, "once only"
+            assert engine.aborted == []
+        assert api.metrics.value("request_retries") == 3
+
+
+async def test_the_last_words_of_an_engine_that_breaks_do_not_end_what_it_never_began(api: Api) -> None:
+    with api.client.submit([add("a")]) as generation:
+        request = await api.engine.added()
+        stopped = ErrorInfo("InternalError", "broken", code=ENGINE_STOPPED)
+        api.engine.say(StepOutputs([RequestOutput(request.request_id, [], finish_reason="error", error=stopped)]))
+        await api.engine.is_heard()
+        with pytest.raises(UnavailableError, match="loading"), api.client.submit([add("late")]):
+            pass
+        api.client.fail("no engine will follow")
+        (end,) = await drained(generation)
+        assert end.error is not None and end.error.message == "The engine stopped while the request was running."
+
+
 async def test_next_engine_hears_nothing_that_was_meant_for_the_last(api: Api) -> None:
     with api.client.submit([add("a")]) as generation:
-        await api.engine.added()
+        api.engine.output(await api.engine.added(), [9])
         api.engine.say(Heartbeat(EngineStats(1, 2, kv_cache_usage_perc=0.5, compilations={"warmup": 7})))
         await api.engine.is_heard()
         await api.life.aclose()
@@ -166,7 +207,7 @@ async def test_next_engine_hears_nothing_that_was_meant_for_the_last(api: Api) -
                 engine.output(request, [3], finish_reason="stop")
                 assert [o.token_ids for o in await drained(other)] == [[3]]
             outputs = await drained(generation)
-            assert [(o.request_id, o.finish_reason) for o in outputs] == [("a", "error")]
+            assert [(o.request_id, o.finish_reason) for o in outputs] == [("a", None), ("a", "error")]
             generation.stop(RequestId("a"))
             with api.client.submit([add("d")]):
                 await engine.added()

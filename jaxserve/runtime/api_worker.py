@@ -1,0 +1,114 @@
+"""One additional API process, as its parent sees it: start, orders, signs of life, end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+READY_LINE: Final = b"ready\n"
+SUSPENDED_LINE: Final = b"suspended\n"
+ALIVE_LINE: Final = b"alive\n"
+ALIVE_S: Final = 1.0
+"""Time between two signs of life."""
+MIN_SILENCE_S: Final = 5.0
+"""The least time of silence that counts, whatever is set: signs of life may be late on a busy machine."""
+_LOOKS: Final = 8
+"""Number of checks that find a process silent before it counts as frozen: a pause of the parent itself proves nothing."""
+
+
+class ApiWorker:
+    """A process that runs. It ends when its parent ends: its stdin is closed then."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.suspended = asyncio.Event()
+        """Set when the process has reported that it is suspended, or has ended."""
+        self._is_ready = False
+        self._ready = asyncio.Event()
+        self._num_lines = 0
+        self._reader = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, module: str, line: bytes, listeners: Sequence[socket.socket]) -> ApiWorker:
+        """Start `module` with the descriptors of its listening sockets as arguments, and send it its first line.
+
+        It gets a separate session: a Ctrl-C in the terminal reaches the parent only, which then decides.
+        """
+        descriptors = [listener.fileno() for listener in listeners]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            module,
+            *map(str, descriptors),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
+        worker = cls(process)
+        await worker._write(line)
+        return worker
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process.returncode is not None
+
+    async def send(self, order: msgspec.Struct) -> None:
+        """Send an order; nothing happens if the process is dead."""
+        await self._write(msgspec.json.encode(order) + b"\n")
+
+    async def wait_ready(self) -> bool:
+        """Wait until the process accepts requests; False if it ends before."""
+        await self._ready.wait()
+        return self._is_ready
+
+    async def wait_lost(self, silence_s: float, startup_s: float) -> str:
+        """Wait until the process has ended, or was silent for too long and was killed; returns what happened.
+
+        silence_s, startup_s: the longest silence once it has started, and before that. 0: no limit.
+        """
+        ended = asyncio.create_task(self.process.wait())
+        try:
+            num_silent, limit_s = 0, 0.0
+            while num_silent < _LOOKS:
+                num_lines = self._num_lines
+                limit_s = (silence_s and max(silence_s, MIN_SILENCE_S)) if num_lines else startup_s
+                await asyncio.wait({ended}, timeout=limit_s / _LOOKS or None)
+                if ended.done():
+                    return f"ended with exit code {ended.result()}"
+                num_silent = num_silent + 1 if self._num_lines == num_lines else 0
+            await self.kill()
+            return f"gave no sign of life for {limit_s:g} s and was killed"
+        finally:
+            ended.cancel()
+
+    async def kill(self) -> None:
+        """End the process at once, if it still runs."""
+        if not self.has_ended:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+        await self.process.wait()
+
+    async def _write(self, line: bytes) -> None:
+        assert self.process.stdin is not None, "stdin is a pipe"
+        with contextlib.suppress(ConnectionError):  # it is dead: `wait_lost` reports it
+            self.process.stdin.write(line)
+            await self.process.stdin.drain()
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None, "stdout is a pipe"
+        while line := await self.process.stdout.readline():
+            self._num_lines += 1
+            if line == READY_LINE:
+                self._is_ready = True
+                self._ready.set()
+            elif line == SUSPENDED_LINE:
+                self.suspended.set()
+        self._ready.set()
+        self.suspended.set()
