@@ -10,6 +10,8 @@
         │   ├── UnsupportedParameterError
         │   └── ContextLengthError
         ├── AuthenticationError       401
+        ├── OriginError               403
+        ├── UnknownUrlError           404
         ├── ModelNotFoundError        404
         ├── ResponseNotFoundError     404
         ├── PayloadTooLargeError      413
@@ -98,6 +100,22 @@ class AuthenticationError(RequestError):
     status = 401
     type = "invalid_request_error"
     default_code = "invalid_api_key"
+
+
+class OriginError(RequestError):
+    """Web pages of this origin may not call the server."""
+
+    status = 403
+    type = "invalid_request_error"
+    default_code = "origin_not_allowed"
+
+
+class UnknownUrlError(RequestError):
+    """No route has this path."""
+
+    status = 404
+    type = "invalid_request_error"
+    default_code = "unknown_url"
 
 
 class ModelNotFoundError(RequestError):

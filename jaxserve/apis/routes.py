@@ -19,6 +19,7 @@ from jaxserve.apis.responses.service import ResponseService
 from jaxserve.apis.schema.error import error_body
 from jaxserve.errors import RequestError
 from jaxserve.frontend.choice_stream import OutputDelta
+from jaxserve.frontend.encode import RequestNotes
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestHandle, TokenCounts
 
@@ -34,6 +35,8 @@ class Call:
     request_id: str
     ignored_fields: Sequence[str] = ()
     """Names of the body's unknown fields."""
+    note: Callable[[RequestNotes], None]
+    """Keeps what the headers of the reply say of the request; called before the reply begins."""
     cleanup: ExitStack
     """Closed at the end of the reply."""
 

@@ -13,6 +13,7 @@ import msgspec
 
 from jaxserve.errors import ContextLengthError, UnsupportedParameterError, invalid, unsupported
 from jaxserve.frontend.checks import check_token_ids, refuse, shorten
+from jaxserve.frontend.explained_tools import with_explained_tools
 from jaxserve.frontend.messages import ChatMessage, FunctionDefinition, MessageToolCall
 from jaxserve.frontend.parsers.output_format import ParserSpec
 from jaxserve.frontend.request import Conversation, GenerationRequest
@@ -26,6 +27,16 @@ _NUM_END_TOKENS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
+class RequestNotes:
+    """What headers of the reply say of how the request was understood."""
+
+    ignored: tuple[str, ...] = ()
+    """Known fields that have no effect with this model."""
+    tool_format: str | None = None
+    """The format of calls if messages explain it, instead of the chat template."""
+
+
+@dataclass(frozen=True, slots=True)
 class EncodedRequest:
     """The texts of a request as tokens."""
 
@@ -36,15 +47,16 @@ class EncodedRequest:
     """Token ids of sampling options that hold words."""
     prediction: list[int]
     spec: ParserSpec
+    notes: RequestNotes
 
 
 async def encode_request(tokens: Tokenization, request: GenerationRequest, model_info: ModelInfo) -> EncodedRequest:
     """Encode all texts of a request. Raises InvalidRequestError, and ContextLengthError for what does not fit."""
     limit, name = model_info.max_model_len, request.prompt_name
-    spec, prompts = ParserSpec(), []
+    spec, notes, prompts = ParserSpec(), RequestNotes(), []
     if isinstance(request.prompt, Conversation):
         prompts.append(await encode_conversation(tokens, request.prompt, limit))
-        spec = _parser_spec(tokens, request.prompt, prompts[0])
+        spec, notes = _parser_spec(tokens, request.prompt, prompts[0]), _notes(tokens, request.prompt)
     else:
         for text in request.prompt.prompts:
             if isinstance(text, str):
@@ -59,6 +71,7 @@ async def encode_request(tokens: Tokenization, request: GenerationRequest, model
         await tokens.encode_words(request.sampling),
         await tokens.encode_start(request.prediction, limit) if request.prediction else [],
         spec,
+        notes,
     )
 
 
@@ -74,17 +87,22 @@ async def encode_conversation(
     functions = [function for _, function in conversation.offered]
     variables = _template_variables(tokens, conversation, has_tools=bool(functions))
     _check_chars(tokens, sum(map(_num_chars, conversation.messages)), max_tokens, param)
-    has_prefix = not conversation.continue_final_message and conversation.add_generation_prompt is not False
-    token_ids = await tokens.call(
-        lambda: tokenizer.encode_chat(
-            template_messages(conversation.messages),
+    is_explained = tokens.output_format.explains_tools
+
+    def encode() -> list[int]:
+        messages, tools = template_messages(conversation.messages), _template_tools(functions)
+        if is_explained:
+            messages = with_explained_tools(messages, tools, takes_system=tokenizer.chat_templates.take_system)
+        return tokenizer.encode_chat(
+            messages,
             add_generation_prompt=has_prefix,
-            tools=_template_tools(functions),
+            tools=[] if is_explained else tools,
             template_variables=variables,
             continue_final_message=conversation.continue_final_message,
         )
-    )
-    return _checked(token_ids, max_tokens, param)
+
+    has_prefix = not conversation.continue_final_message and conversation.add_generation_prompt is not False
+    return _checked(await tokens.call(encode), max_tokens, param)
 
 
 async def encode_text(
@@ -142,8 +160,8 @@ def _template_variables(tokens: Tokenization, conversation: Conversation, *, has
     """Return the template's variables. Raises UnsupportedParameterError for what the template does not read."""
     tokenizer, output_format, names = tokens.tokenizer, tokens.output_format, conversation.names
     if has_tools and not output_format.has_tools:
-        raise unsupported("tools", "is not supported: it is not known how this model calls tools (--tool-call-parser)")
-    if has_tools and not tokenizer.chat_templates.take_tools:
+        raise unsupported("tools", "is not supported: this server was started with --tool-call-parser none")
+    if has_tools and not (tokenizer.chat_templates.take_tools or output_format.explains_tools):
         raise unsupported("tools", "is not supported: the model's chat template has no place for them")
 
     def is_read(name: str) -> bool:
@@ -151,23 +169,46 @@ def _template_variables(tokens: Tokenization, conversation: Conversation, *, has
 
     variables: dict[str, Any] = {}
     effort, thinking = conversation.reasoning_effort, conversation.thinking
-    is_switched = effort is not None or thinking is not None
-    switches = [name for name in THINKING_SWITCHES if is_switched and is_read(name)]
+    switches = _switches(tokens, conversation)
     if effort is not None:
         if is_read("reasoning_effort"):
             variables["reasoning_effort"] = effort
         variables |= dict.fromkeys(switches, effort != "none")
-        if not variables:
+        if not variables and effort == "none" and output_format.has_reasoning:
             raise _unread(names.reasoning_effort)
     if conversation.documents:
         if not is_read("documents"):
             raise _unread("documents")
         variables["documents"] = conversation.documents
     if thinking is not None:
-        if not switches and output_format.has_reasoning != thinking:
-            raise refuse(f"{names.thinking}={'enabled' if thinking else 'disabled'}")
+        if not switches and output_format.has_reasoning and not thinking:
+            raise refuse(f"{names.thinking}=disabled")
         variables |= dict.fromkeys(switches, thinking)
     return variables | dict(conversation.template_variables)
+
+
+def _switches(tokens: Tokenization, conversation: Conversation) -> list[str]:
+    """Return the template's switches of reasoning if the request says anything of it."""
+    if conversation.reasoning_effort is None and conversation.thinking is None:
+        return []
+    templates, has_tools = tokens.tokenizer.chat_templates, bool(conversation.offered)
+    return [name for name in THINKING_SWITCHES if templates.read(name, has_tools=has_tools)]
+
+
+def _notes(tokens: Tokenization, conversation: Conversation) -> RequestNotes:
+    output_format, names = tokens.output_format, conversation.names
+    has_tools, effort = bool(conversation.offered), conversation.reasoning_effort
+    is_read = bool(_switches(tokens, conversation))
+    is_effort_read = is_read or tokens.tokenizer.chat_templates.read("reasoning_effort", has_tools=has_tools)
+    unused = {
+        names.reasoning_effort: effort not in (None, "none") and not is_effort_read,
+        names.thinking: bool(conversation.thinking) and not is_read and not output_format.has_reasoning,
+        names.thinking_budget: conversation.thinking_budget is not None and not output_format.has_reasoning,
+    }
+    explained = output_format.tools if output_format.explains_tools and has_tools else None
+    return RequestNotes(
+        tuple(name for name, is_unused in unused.items() if is_unused), None if explained is None else explained.name
+    )
 
 
 def _unread(name: str) -> UnsupportedParameterError:

@@ -10,17 +10,21 @@ import msgspec
 
 from jaxserve.errors import UnsupportedParameterError, invalid, unsupported
 from jaxserve.frontend.checks import shorten
+from jaxserve.frontend.constraints import Constraint
+from jaxserve.frontend.json_schema import intended_schema
 from jaxserve.frontend.messages import FunctionDefinition
 from jaxserve.frontend.parsers.output_format import OutputFormat, ParserSpec
 from jaxserve.frontend.parsers.reasoning import ReasoningFormat
 from jaxserve.frontend.parsers.tool_format import CallSyntax
-from jaxserve.frontend.request import Constraint, Conversation, GenerationRequest
+from jaxserve.frontend.request import Conversation, GenerationRequest
 from jaxserve.ipc.messages import CallGrammar, CallTemplate, Grammar, Thinking, ThinkingBudget
 from jaxserve.tokenizer.tokenizer import Tokenizer
 
 _COUNTS: Final = ("minItems", "minLength", "minProperties")
 _MAX_COUNT: Final = 100_000
 """More than any context holds: a reply that needs as many would be cut off."""
+_GBNF_RULE: Final = re.compile(r"(?m)^\s*[\w-]+\s*::=")
+"""The start of a rule in llama.cpp's format; rules of Lark have a single colon."""
 _NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
 _ANY_ARGUMENTS: Final[dict[str, Any]] = {"type": "object"}
 
@@ -57,7 +61,7 @@ def constraint_grammar(constraint: Constraint, max_depth: int) -> NamedGrammar:
                 except msgspec.DecodeError as error:
                     raise invalid(param, f"it is no JSON object: {error}") from None
             _check_schema(value, param, max_depth)
-            grammar = Grammar("json_schema", msgspec.json.encode(value).decode())
+            grammar = Grammar("json_schema", msgspec.json.encode(intended_schema(value, param)).decode())
         case "json_object":
             grammar = Grammar("json_schema", '{"type":"object"}')
         case "choice":
@@ -67,7 +71,7 @@ def constraint_grammar(constraint: Constraint, max_depth: int) -> NamedGrammar:
         case "regex":
             grammar = Grammar("regex", value)
         case "grammar":
-            grammar = Grammar("lark", value)
+            grammar = Grammar("gbnf" if _GBNF_RULE.search(value) else "lark", value)
     return NamedGrammar(grammar, param)
 
 
@@ -119,7 +123,8 @@ def after_thinking(
 
     Raises UnsupportedParameterError if the format of the model's reasoning does not allow it.
     """
-    budget, budget_name = conversation.thinking_budget, conversation.names.thinking_budget
+    reasons = spec.output_format.has_reasoning
+    budget, budget_name = conversation.thinking_budget if reasons else None, conversation.names.thinking_budget
     if named is None and budget is None:
         return None
     param = named.param if named is not None else budget_name
@@ -129,8 +134,6 @@ def after_thinking(
         raise _unsupported(param, "with this model's format of reasoning (--reasoning-parser none)")
     reasoning = spec.output_format.reasoning
     if reasoning is None:
-        if budget is not None:
-            raise _unsupported(budget_name, "by a model that does not reason (--reasoning-parser)")
         return named
     begun = reasoning.prefill(spec.prompt_end)
     if begun.endswith(reasoning.closer):
@@ -176,7 +179,8 @@ def _arguments(function: FunctionDefinition, param: str, max_depth: int) -> dict
     if function.parameters is None:
         return _NO_PARAMETERS
     _check_schema(function.parameters, param, max_depth)
-    return function.parameters if "$ref" in function.parameters else {"type": "object", **function.parameters}
+    schema = intended_schema(function.parameters, param)
+    return schema if "$ref" in schema else {"type": "object", **schema}
 
 
 def _any_reply(tokenizer: Tokenizer, spec: ParserSpec, reasoning: ReasoningFormat) -> Grammar:

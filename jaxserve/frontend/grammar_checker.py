@@ -39,29 +39,33 @@ class GrammarChecker:
         self._starting = asyncio.Lock()
         self._turns = asyncio.Semaphore(_MAX_CHECKS)
         self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[str | None]] = {}
-        self._fine: OrderedDict[Grammar, int] = OrderedDict()
-        """Valid grammars and their sizes in bytes, least recently used first."""
+        self._waiting: dict[int, asyncio.Future[CheckReply]] = {}
+        self._fine: OrderedDict[Grammar, Grammar] = OrderedDict()
+        """Valid grammars, and what the engine reads, least recently used first."""
         self._num_kept_bytes = 0
 
     def install(self, model_path: str) -> None:
         """Set the model; called once, when its path is known."""
         self._model_path = model_path
 
-    async def check(self, grammar: Grammar, param: str) -> None:
-        """Raise InvalidRequestError naming `param` if the grammar is invalid or too large."""
+    async def check(self, grammar: Grammar, param: str) -> Grammar:
+        """Return the grammar as the engine reads it: llama.cpp's format becomes Lark's.
+
+        Raises InvalidRequestError naming `param` if the grammar is invalid or too large.
+        """
         num_bytes = len(grammar.text.encode())
         if num_bytes > self.config.max_grammar_size:
             raise invalid(param, f"at most {self.config.max_grammar_size} bytes (--max-grammar-size), got {num_bytes}")
         if grammar in self._fine:
             self._fine.move_to_end(grammar)
-            return
+            return self._fine[grammar]
         async with self._turns:
-            error = await self._ask(grammar)
-        if error is None:
-            self._remember(grammar, num_bytes)
-        else:
-            raise invalid(param, f"{error.rstrip('.')}")
+            reply = await self._ask(grammar)
+        if reply.error is not None:
+            raise invalid(param, f"{reply.error.rstrip('.')}")
+        checked = grammar if reply.lark is None else msgspec.structs.replace(grammar, kind="lark", text=reply.lark)
+        self._remember(grammar, checked)
+        return checked
 
     async def aclose(self) -> None:
         """End the process."""
@@ -73,9 +77,9 @@ class GrammarChecker:
                 self._process.kill()
             await self._process.wait()
 
-    async def _ask(self, grammar: Grammar) -> str | None:
+    async def _ask(self, grammar: Grammar) -> CheckReply:
         number = next(self._numbers)
-        verdict: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        verdict: asyncio.Future[CheckReply] = asyncio.get_running_loop().create_future()
         try:
             process = await self._running_process()
             self._waiting[number] = verdict
@@ -103,7 +107,7 @@ class GrammarChecker:
                 self._reading = asyncio.create_task(self._read(self._process, self._waiting))
             return self._process
 
-    async def _read(self, process: asyncio.subprocess.Process, waiting: dict[int, asyncio.Future[str | None]]) -> None:
+    async def _read(self, process: asyncio.subprocess.Process, waiting: dict[int, asyncio.Future[CheckReply]]) -> None:
         """Deliver results until the process ends, then fail the checks that are still `waiting`."""
         assert process.stdout is not None
         try:
@@ -111,19 +115,24 @@ class GrammarChecker:
                 reply = msgspec.json.decode(line, type=CheckReply)
                 verdict = waiting.pop(reply.number, None)
                 if verdict is not None and not verdict.done():
-                    verdict.set_result(reply.error)
+                    verdict.set_result(reply)
             _log.error("the process that checks grammars ended with %s", await process.wait())
         finally:
             for verdict in waiting.values():
                 if not verdict.done():
                     verdict.set_exception(_gone())
 
-    def _remember(self, grammar: Grammar, num_bytes: int) -> None:
+    def _remember(self, grammar: Grammar, checked: Grammar) -> None:
         if grammar not in self._fine:  # another request may have asked meanwhile
-            self._fine[grammar] = num_bytes
-            self._num_kept_bytes += num_bytes
+            self._fine[grammar] = checked
+            self._num_kept_bytes += _size(grammar, checked)
         while self._num_kept_bytes > _MAX_KEPT_BYTES:
-            self._num_kept_bytes -= self._fine.popitem(last=False)[1]
+            self._num_kept_bytes -= _size(*self._fine.popitem(last=False))
+
+
+def _size(*grammars: Grammar) -> int:
+    """Return the bytes of grammars."""
+    return sum(len(grammar.text.encode()) for grammar in grammars)
 
 
 def _gone() -> UnavailableError:

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from jaxserve.frontend.choice_stream import ChoiceStream, OutputDelta
+from jaxserve.frontend.encode import RequestNotes
 from jaxserve.frontend.engine_client.output_stream import Consumer, OutputStream
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.ipc.messages import AddRequest, ModelInfo, RequestOutput
@@ -69,8 +70,15 @@ class RequestHandle:
     """
 
     def __init__(
-        self, choices: Sequence[ChoiceStream], num_choices_per_prompt: int, model_info: ModelInfo, frontend: Frontend
+        self,
+        choices: Sequence[ChoiceStream],
+        num_choices_per_prompt: int,
+        model_info: ModelInfo,
+        frontend: Frontend,
+        *,
+        notes: RequestNotes,
     ) -> None:
+        self.notes = notes
         self.choices = choices
         self.model_info = model_info
         self._num_choices_per_prompt = num_choices_per_prompt

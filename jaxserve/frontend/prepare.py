@@ -20,8 +20,7 @@ async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHand
     model_info, tokens, checker = frontend.require_generation(), frontend.tokenization, frontend.grammars
     encoded = await encode_request(tokens, request, model_info)
     named = grammar_of(request, encoded.spec, tokens.tokenizer, checker.config.max_grammar_depth)
-    if named is not None:
-        await checker.check(named.grammar, named.param)
+    grammar = None if named is None else await checker.check(named.grammar, named.param)
     adapter = frontend.adapter_of(request.model)
     if adapter:
         frontend.metrics.inc("adapter_requests", adapter=frontend.shown_name(request.model))
@@ -53,10 +52,10 @@ async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHand
                 sampling,
                 request.priority,
                 request.cache_salt,
-                None if named is None else named.grammar,
+                grammar,
                 adapter=adapter,
                 prediction_token_ids=encoded.prediction,
             )
             choices.append(ChoiceStream(len(choices), add, options, frontend.metrics))
     frontend.metrics.observe("request_params_n", request.n)
-    return RequestHandle(choices, request.n, model_info, frontend)
+    return RequestHandle(choices, request.n, model_info, frontend, notes=encoded.notes)

@@ -12,51 +12,9 @@ from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, invalid, unsupported
 from jaxserve.frontend.checks import check_bound
+from jaxserve.frontend.constraints import Constraint
 from jaxserve.frontend.messages import ChatMessage, FunctionDefinition, ToolChoice, check_functions, check_messages
 from jaxserve.frontend.sampling import SamplerFields
-
-Kind = Literal["json", "json_object", "regex", "choice", "grammar"]
-
-
-@dataclass(frozen=True, slots=True)
-class Constraint:
-    """The format that every reply must match, and the path of the field that asks for it."""
-
-    kind: Kind
-    value: Any
-    """A JSON schema as an object or text, a regular expression, a list of texts, or a grammar in Lark's format."""
-    param: str
-
-
-class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Exactly one of these."""
-
-    json: dict[str, Any] | str | None = None
-    json_object: bool | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-
-
-def chosen_constraint(
-    structured: StructuredOutputs | None, formatted: Constraint | None = None, format_name: str = "response_format"
-) -> Constraint | None:
-    """Return the constraint of vLLM's `structured_outputs`, or `formatted`, that of the field `format_name`.
-
-    Raises InvalidRequestError for both, and for anything but one kind of constraint.
-    """
-    if structured is None:
-        return formatted
-    if formatted is not None:
-        raise invalid("structured_outputs", f"not together with {format_name}")
-    asked = {name: value for name, value in msgspec.structs.asdict(structured).items() if value not in (None, False)}
-    if not asked:
-        return None
-    if len(asked) > 1:
-        raise invalid("structured_outputs", f"one kind of constraint, got {', '.join(asked)}")
-    ((name, value),) = asked.items()
-    return Constraint(name, value, f"structured_outputs.{name}")  # type: ignore[arg-type]
-
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 

@@ -60,7 +60,8 @@ _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-\[\]:_]+")
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9\-_, ]{0,4096}")
 _METHODS = "GET, POST, DELETE"
 _MAX_AGE_S = 600
-_EXPOSED = "X-Request-Id, request-id, x-jaxserve-ignored, Retry-After"
+_MAX_ORIGIN_CHARS = 200
+_EXPOSED = "X-Request-Id, request-id, x-jaxserve-ignored, x-jaxserve-tool-format, Retry-After"
 
 
 class CorsPolicy:
@@ -84,6 +85,17 @@ class CorsPolicy:
         if "*" in self._origins:
             return common | {"Access-Control-Allow-Origin": "*"}
         return common | {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
+
+    def refusal(self, method: str, request_headers: Mapping[str, str]) -> str | None:
+        """Return why a preflight request gets no permission; None for other requests and for pages that may call."""
+        is_preflight = method == "OPTIONS" and "Access-Control-Request-Method" in request_headers
+        origin = request_headers.get("Origin")
+        if not is_preflight or origin is None or self.headers(request_headers):
+            return None
+        shown = origin[:_MAX_ORIGIN_CHARS]
+        return (
+            f"Web pages of the origin {shown!r} may not call this server: start it with --cors-allowed-origins {shown}."
+        )
 
     def preflight_headers(self, method: str, request_headers: Mapping[str, str]) -> dict[str, str] | None:
         """Return the headers of the reply to a preflight request; None for other requests and for pages that may not call."""

@@ -17,13 +17,15 @@ from aiohttp import web
 import jaxserve.apis
 import jaxserve.http.operations
 from jaxserve.apis.routes import ApiStyle, Route
-from jaxserve.errors import RequestError
+from jaxserve.errors import OriginError, RequestError
 from jaxserve.frontend.errors import hide_internal_error
 from jaxserve.http.connection import connection_of
 from jaxserve.http.errors import error_response, response_from_http_error
 from jaxserve.http.handler import ROUTES, handler_of
-from jaxserve.http.inputs import HEADER, add_ignored_header, request_id_of
+from jaxserve.http.inputs import HEADER, add_note_headers, request_id_of
 from jaxserve.http.listener import Handler
+from jaxserve.http.paths import likely_path, style_of_path, with_slash
+from jaxserve.http.rejections import RejectionLog
 from jaxserve.http.state import STATE, ServerState
 
 _PUBLIC = web.AppKey("public_resources", frozenset)
@@ -31,6 +33,9 @@ _OPERATION = web.AppKey("operation_resources", frozenset)
 """Routes that answer on surplus connections as well: the operator needs them most when the server is full."""
 _STYLES = web.AppKey("styles", Mapping[web.AbstractResource, ApiStyle])
 """Styles of resources that do not follow OpenAI's."""
+_PATH_STYLES = web.AppKey("path_styles", Mapping[str, ApiStyle])
+"""The same by path."""
+_REJECTIONS = web.AppKey("rejections", RejectionLog)
 
 
 def collect_routes() -> list[Route]:
@@ -50,8 +55,9 @@ def make_app(state: ServerState) -> web.Application:
     app[ROUTES] = tuple(collect_routes())
     public, operation = set(), set()
     styles: dict[web.AbstractResource, ApiStyle] = {}
-    for route in app[ROUTES]:
-        resource, handler = app.router.add_resource(route.path), handler_of(route)
+    served = [(route, path) for route in app[ROUTES] for path in (route.path, with_slash(route)) if path is not None]
+    for route, path in served:
+        resource, handler = app.router.add_resource(path), handler_of(route)
         for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
             resource.add_route(method, handler)
         if route.is_public or (route.path == "/metrics" and state.has_public_metrics):
@@ -63,6 +69,10 @@ def make_app(state: ServerState) -> web.Application:
     app[_PUBLIC] = frozenset(public)
     app[_OPERATION] = frozenset(operation)
     app[_STYLES] = MappingProxyType(styles)
+    app[_PATH_STYLES] = MappingProxyType(
+        {route.path: route.style for route in app[ROUTES] if route.style != ApiStyle()}
+    )
+    app[_REJECTIONS] = RejectionLog()
     app.on_response_prepare.append(_add_headers)
     return app
 
@@ -71,7 +81,12 @@ def make_app(state: ServerState) -> web.Application:
 async def _boundary(request: web.Request, handler: Handler) -> web.StreamResponse:
     state = request.app[STATE]
 
+    resource = request.match_info.route.resource
+    route = "none" if resource is None else resource.canonical.rstrip("/") or "/"
+    shown: list[RequestError] = []
+
     def body(error: RequestError) -> msgspec.Struct:
+        shown.append(error)
         return _style_of(request).error_body(error, request_id_of(request))
 
     try:
@@ -79,13 +94,14 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
     except RequestError as error:
         response = error_response(error, body=body)
     except web.HTTPException as error:
-        response = response_from_http_error(error, request, state.max_body_size, body)
+        likely = likely_path(request.path, request.app[ROUTES]) if error.status == 404 else None
+        response = response_from_http_error(error, request, state.max_body_size, body, likely)
     except ConnectionResetError:
         raise
     except Exception as error:
         response = error_response(hide_internal_error(error, request_id_of(request)), body=body)
-    resource = request.match_info.route.resource
-    route = resource.canonical if resource is not None else "none"
+    if shown and 400 <= response.status < 500:
+        request.app[_REJECTIONS].note(f"{request.method} {route}", response.status, shown[-1].param, shown[-1].message)
     state.frontend.metrics.inc("http_requests", route=route, status=str(response.status))
     if state.frontend.client.is_draining or connection_of(request).is_surplus:
         response.force_close()  # a client that keeps connections must find another server
@@ -95,7 +111,10 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
 @web.middleware
 async def _preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer preflight requests, which browsers send without the key."""
-    headers = request.app[STATE].cors.preflight_headers(request.method, request.headers)
+    cors = request.app[STATE].cors
+    if (reason := cors.refusal(request.method, request.headers)) is not None:
+        raise OriginError(reason)
+    headers = cors.preflight_headers(request.method, request.headers)
     return await handler(request) if headers is None else web.Response(status=204, headers=headers)
 
 
@@ -109,13 +128,16 @@ async def _limit(request: web.Request, handler: Handler) -> web.StreamResponse:
 @web.middleware
 async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     if request.match_info.route.resource not in request.app[_PUBLIC]:
-        request.app[STATE].keys.check(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
+        headers = request.headers
+        request.app[STATE].keys.check(headers.get("Authorization"), headers.get("X-Api-Key", headers.get("Api-Key")))
     return await handler(request)
 
 
 def _style_of(request: web.Request) -> ApiStyle:
     resource = request.match_info.route.resource
-    return ApiStyle() if resource is None else request.app[_STYLES].get(resource, ApiStyle())
+    if resource is None:
+        return style_of_path(request.path, request.app[_PATH_STYLES])
+    return request.app[_STYLES].get(resource, ApiStyle())
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -128,4 +150,4 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
     own_header = _style_of(request).request_id_header
     if own_header is not None:
         response.headers[own_header] = request_id_of(request)
-    add_ignored_header(request, response)
+    add_note_headers(request, response)

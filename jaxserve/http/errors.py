@@ -8,7 +8,14 @@ import msgspec
 from aiohttp import web
 
 from jaxserve.apis.schema.error import error_body
-from jaxserve.errors import InvalidRequestError, PayloadTooLargeError, RateLimitError, RequestError, UnavailableError
+from jaxserve.errors import (
+    InvalidRequestError,
+    PayloadTooLargeError,
+    RateLimitError,
+    RequestError,
+    UnavailableError,
+    UnknownUrlError,
+)
 
 ErrorBody = Callable[[RequestError], msgspec.Struct]
 """Makes the body of an error reply."""
@@ -29,13 +36,22 @@ def error_response(error: RequestError, status: int | None = None, body: ErrorBo
 
 
 def response_from_http_error(
-    error: web.HTTPException, request: web.Request, max_body_size: int, body: ErrorBody = error_body
+    error: web.HTTPException,
+    request: web.Request,
+    max_body_size: int,
+    body: ErrorBody = error_body,
+    likely: str | None = None,
 ) -> web.Response:
-    """Return the API's error reply for an error of aiohttp: no such route, wrong method, body too large."""
+    """Return the API's error reply for an error of aiohttp: no such route, wrong method, body too large.
+
+    likely: the path that the client may have meant.
+    """
     if error.status == 413:
         return error_response(too_large(max_body_size), body=body)
+    if error.status == 404:
+        text = f"Unknown request URL: {request.method} {request.path}. {_hint(likely)}"
+        return error_response(UnknownUrlError(text), body=body)
     text = {
-        404: f"Unknown request URL: {request.method} {request.path}. /docs lists the known ones.",
         405: f"Not allowed to {request.method} on {request.path}.",
     }.get(error.status, error.reason or "The request was refused.")
     response = error_response(InvalidRequestError(text, code=_HTTP_CODES.get(error.status)), error.status, body)
@@ -44,7 +60,11 @@ def response_from_http_error(
     return response
 
 
-_HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
+def _hint(likely: str | None) -> str:
+    return "/docs lists the known ones." if likely is None else f"Did you mean {likely}?"
+
+
+_HTTP_CODES = {405: "method_not_allowed"}
 
 
 def too_large(max_body_size: int) -> PayloadTooLargeError:

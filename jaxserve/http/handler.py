@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -14,7 +15,7 @@ from jaxserve.apis.routes import Call, Computed, Encoded, Generated, Reply, Rout
 from jaxserve.errors import RequestError
 from jaxserve.frontend.errors import hide_internal_error
 from jaxserve.frontend.handle import RequestHandle
-from jaxserve.http.inputs import read_body, read_query, request_id_of
+from jaxserve.http.inputs import read_body, read_query, request_id_of, take_notes
 from jaxserve.http.listener import Handler
 from jaxserve.http.sse import KEEP_ALIVE, EventStream, frame
 from jaxserve.http.state import STATE, ServerState
@@ -54,11 +55,15 @@ def handler_of(route: Route) -> Handler:
                 responses=state.responses,
                 request_id=request_id_of(http),
                 ignored_fields=ignored,
+                note=partial(take_notes, http),
                 cleanup=cleanup,
                 state=state,
                 routes=http.app[ROUTES],
             )
-            return await send(http, route, await route.handler(call, **arguments))
+            reply = await route.handler(call, **arguments)
+            if isinstance(reply, Generated):
+                call.note(reply.handle.notes)
+            return await send(http, route, reply)
 
     return handle
 

@@ -12,9 +12,10 @@ from aiohttp import web
 
 from jaxserve.apis.schema.common import MAX_REQUEST_ID_CHARS
 from jaxserve.apis.schema.decode import decode_request
-from jaxserve.apis.schema.unsupported import IGNORED_HEADER
+from jaxserve.apis.schema.unsupported import IGNORED_HEADER, TOOL_FORMAT_HEADER
 from jaxserve.errors import InvalidRequestError, UnsupportedMediaTypeError
 from jaxserve.frontend.checks import MAX_ECHOED_CHARS, check_bounds, invalid_field, refuse, shorten
+from jaxserve.frontend.encode import RequestNotes
 from jaxserve.http.errors import too_large
 from jaxserve.http.state import STATE
 
@@ -42,6 +43,7 @@ def request_id_of(request: web.Request) -> str:
 
 _MAX_HEADER_CHARS = 1024
 _IGNORED = web.RequestKey("ignored_fields", list)
+_TOOL_FORMAT = web.RequestKey("tool_format", str)
 
 
 async def read_body(http: web.Request, struct: type[T]) -> tuple[T, list[str]]:
@@ -76,8 +78,17 @@ async def read_body(http: web.Request, struct: type[T]) -> tuple[T, list[str]]:
     return request, unknown
 
 
-def add_ignored_header(http: web.Request, response: web.StreamResponse) -> None:
-    """Name the unknown fields of the body, which had no effect."""
+def take_notes(http: web.Request, notes: RequestNotes) -> None:
+    """Keep what the headers of the reply are to say of the request."""
+    http[_IGNORED] = [*http.get(_IGNORED, []), *notes.ignored]
+    if notes.tool_format is not None:
+        http[_TOOL_FORMAT] = notes.tool_format
+
+
+def add_note_headers(http: web.Request, response: web.StreamResponse) -> None:
+    """Name the fields of the body that had no effect, and a format of tool calls that is not the model's own."""
+    if _TOOL_FORMAT in http:
+        response.headers[TOOL_FORMAT_HEADER] = http[_TOOL_FORMAT]
     names = [name for name in http.get(_IGNORED, []) if name.isascii() and name.isprintable()]
     if names:
         response.headers[IGNORED_HEADER] = ",".join(names)[:_MAX_HEADER_CHARS]

@@ -79,10 +79,10 @@ class Thinking(msgspec.Struct, frozen=True, array_like=True):
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """The grammar that constrains a reply. The sender has had it checked; the engine does not."""
 
-    kind: Literal["json_schema", "regex", "lark", "calls"]
+    kind: Literal["json_schema", "regex", "lark", "gbnf", "calls"]
     text: str
-    """A JSON schema as JSON, a regular expression (Rust's syntax, for the whole reply), a grammar in Lark's form, or a
-    CallGrammar as JSON."""
+    """A JSON schema as JSON, a regular expression (Rust's syntax, for the whole reply), a grammar in Lark's form
+    or in llama.cpp's, which its check replaces by Lark's, or a CallGrammar as JSON."""
     thinking: Thinking | None = None
     """Reasoning that may precede the text of the grammar; None: none."""
 

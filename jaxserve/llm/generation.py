@@ -14,13 +14,14 @@ from jaxserve.bounds import Bound
 from jaxserve.errors import RequestError, invalid
 from jaxserve.frontend.checks import check_bounds, invalid_field
 from jaxserve.frontend.choice_stream import ChoiceStream, OutputDelta, parsed_reply
+from jaxserve.frontend.constraints import StructuredOutputs, structured_constraint
 from jaxserve.frontend.content_tokens import ScoredToken
 from jaxserve.frontend.errors import first_leaf
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestHandle
 from jaxserve.frontend.messages import ChatMessage, ToolChoice, ToolDefinition, read_tools
 from jaxserve.frontend.prepare import prepare
-from jaxserve.frontend.request import Conversation, GenerationRequest, StructuredOutputs, Texts, chosen_constraint
+from jaxserve.frontend.request import Conversation, GenerationRequest, Texts
 from jaxserve.frontend.sampling import SamplerFields
 from jaxserve.ipc.messages import AddRequest, ModelInfo
 from jaxserve.ipc.messages import RequestOutput as EngineOutput
@@ -118,7 +119,7 @@ def _request(
         stop=[options.stop] if isinstance(options.stop, str) else options.stop or (),
         include_stop=options.include_stop_str_in_output,
         skip_special_tokens=options.skip_special_tokens,
-        constraint=chosen_constraint(options.structured_outputs),
+        constraint=structured_constraint(options.structured_outputs),
     )
     request.check(frontend.limits)
     return request

@@ -59,8 +59,9 @@ class RouteKeys:
     def load(cls, config: Config, path: Path, tokens: Tokenization) -> RouteKeys:
         """Load the tokenizer of the model at `path` into `tokens`."""
         tokenizer, server = tokenizer_of(config, path), config.server
-        sources = tokenizer.chat_templates.sources
-        tokens.install(tokenizer, choose_output_format(sources, server.tool_call_parser, server.reasoning_parser))
+        templates, parsers = tokenizer.chat_templates, (server.tool_call_parser, server.reasoning_parser)
+        output_format = choose_output_format(templates.sources, *parsers, takes_tools=templates.take_tools)
+        tokens.install(tokenizer, output_format)
         return cls(config, tokens, {name: number for number, name in enumerate(config.model.adapters, start=1)})
 
     async def of(self, path: str, body: bytes, block_size: int | None) -> RouteRequest:

@@ -201,10 +201,15 @@ def make_frontend(
 
 def install(frontend: Frontend, config: Config, tokenizer: Tokenizer, path: Path) -> None:
     """Install the model's tokenizer and output format. Raises ConfigError for parsers that do not go together."""
+    templates = tokenizer.chat_templates
     output_format = choose_output_format(
-        tokenizer.chat_templates.sources, config.server.tool_call_parser, config.server.reasoning_parser
+        templates.sources,
+        config.server.tool_call_parser,
+        config.server.reasoning_parser,
+        takes_tools=templates.take_tools,
     )
-    _log.info("%s", output_format)
+    generic = " (the chat template has no known place for tools: the system message explains them)"
+    _log.info("%s%s", output_format, generic if output_format.explains_tools else "")
     frontend.tokenization.install(tokenizer, output_format)
     frontend.grammars.install(str(path))
 

@@ -120,9 +120,10 @@ class SamplerOptions(Generic[Word]):
     top_p: Annotated[
         float,
         Meta(
-            gt=0.0,
+            ge=0.0,
             le=1.0,
-            description="Keep the smallest set of most likely tokens whose probability reaches top_p; 1 keeps all.",
+            description="Keep the smallest set of most likely tokens whose probability reaches top_p; 1 keeps all, 0 "
+            "only the most likely one.",
         ),
         Option("cuts", is_recommended=True),
     ] = 1.0

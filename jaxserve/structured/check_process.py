@@ -20,6 +20,7 @@ from typing import Final
 
 import msgspec
 from llguidance import LLTokenizer
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from jaxserve.config import StructuredConfig
 from jaxserve.ipc.messages import Grammar
@@ -30,6 +31,20 @@ _MAX_ERROR_CHARS: Final = 500
 _NICENESS: Final = 10
 """Niceness of the children: running requests have priority."""
 _FINE: Final = b"fine"
+_MAX_CONVERTED_CHARS: Final = 1 << 18
+
+
+def converted(grammar: Grammar) -> tuple[Grammar, str | None]:
+    """Return a grammar in llama.cpp's format (GBNF) in Lark's, or why it cannot be read."""
+    try:
+        text = gbnf_to_lark(grammar.text)
+    except RecursionError:
+        return grammar, "the GBNF grammar is nested too deeply"
+    except Exception as error:  # llguidance's converter raises Exception itself
+        return grammar, f"the GBNF grammar cannot be read: {error}"[:_MAX_ERROR_CHARS]
+    if len(text) > _MAX_CONVERTED_CHARS:
+        return grammar, f"the GBNF grammar has more than {_MAX_CONVERTED_CHARS} characters in Lark's form"
+    return msgspec.structs.replace(grammar, kind="lark", text=text), None
 
 
 def check_grammar(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredConfig) -> str | None:
@@ -42,8 +57,17 @@ def check_grammar(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredCo
         if not any(mask) and not matcher.is_stopped():
             raise GrammarError("it allows no text at all")
     except GrammarError as error:
-        return str(error).strip()[:_MAX_ERROR_CHARS] or "it is not valid"
+        return _reason(str(error))
     return None
+
+
+def _reason(text: str) -> str:
+    if "look-around" in text:
+        return (
+            "look-ahead and look-behind such as (?=...) and (?!...) are not supported in patterns: remove the pattern and "
+            "check the reply, or write it without them"
+        )
+    return text.strip()[:_MAX_ERROR_CHARS] or "it is not valid"
 
 
 def start_check(request: CheckRequest, tokenizer: LLTokenizer, config: StructuredConfig) -> tuple[int, int]:
@@ -59,19 +83,24 @@ def start_check(request: CheckRequest, tokenizer: LLTokenizer, config: Structure
         most = _address_space_bytes() + config.grammar_memory
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        error = check_grammar(request.grammar, tokenizer, config)
-        os.write(writer, _FINE if error is None else b"!" + error.encode())
+        grammar, error = request.grammar, None
+        if grammar.kind == "gbnf":
+            grammar, error = converted(grammar)
+        error = error or check_grammar(grammar, tokenizer, config)
+        answer = _FINE + (grammar.text.encode() if request.grammar.kind == "gbnf" else b"")
+        with os.fdopen(writer, "wb") as pipe:
+            pipe.write(answer if error is None else b"!" + error.encode())
     finally:
         os._exit(0)
 
 
 def end_check(reader: int, number: int, pid: int, config: StructuredConfig) -> CheckReply:
     """Return the reply of a child that has ended."""
-    text = os.read(reader, 1 << 16)
-    os.close(reader)
+    with os.fdopen(reader, "rb") as pipe:
+        text = pipe.read()
     _, status = os.waitpid(pid, 0)
-    if text == _FINE:
-        return CheckReply(number, None)
+    if text.startswith(_FINE):
+        return CheckReply(number, None, text.removeprefix(_FINE).decode() or None)
     if text:
         return CheckReply(number, text[1:].decode())
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:

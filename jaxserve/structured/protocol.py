@@ -30,3 +30,5 @@ class CheckReply(msgspec.Struct, frozen=True):
     number: int
     error: str | None
     """The reason why the grammar is rejected; None: it is valid."""
+    lark: str | None = None
+    """The grammar in Lark's form if it was sent in llama.cpp's."""

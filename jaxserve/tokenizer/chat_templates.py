@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, Final
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.tokenizer.source import TokenizerSource
 from jaxserve.tokenizer.template import ChatTemplate, Message
+
+_PROBE: Final = "a system message"
 
 
 class ChatTemplates:
@@ -39,6 +42,15 @@ class ChatTemplates:
         """True if a template reads tools."""
         template = self._find(has_tools=True)
         return template is not None and template.takes_tools
+
+    @cached_property
+    def take_system(self) -> bool:
+        """True if the template shows a system message."""
+        probe = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "?"}]
+        try:
+            return _PROBE in self.render(probe)
+        except InvalidRequestError:
+            return False
 
     def read(self, variable: str, *, has_tools: bool = False) -> bool:
         """Return True if the template of such a chat reads a variable; False without a template."""

@@ -17,7 +17,6 @@ class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
     """The text of the reply."""
 
     text: str
-    citations: None = None
 
 
 class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):

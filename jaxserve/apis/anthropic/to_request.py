@@ -29,7 +29,7 @@ from jaxserve.frontend.messages import (
     MessageToolCall,
     ToolChoice,
 )
-from jaxserve.frontend.request import Conversation, FieldNames, GenerationRequest, ReasoningEffort, chosen_constraint
+from jaxserve.frontend.request import Conversation, FieldNames, GenerationRequest, ReasoningEffort
 
 NAMES: Final = FieldNames(
     function="tools[{}]",
@@ -52,7 +52,7 @@ def to_request(body: MessagesRequest, limits: LimitsConfig) -> GenerationRequest
         prompt=to_conversation(body),
         max_tokens=body.max_tokens,
         is_limit_clipped=True,
-        constraint=chosen_constraint(body.structured_outputs, formatted, _FORMAT),
+        constraint=body.constraint(formatted, _FORMAT),
         **shared_fields(body) | {"stop": stop},
     )
     request.check(limits)

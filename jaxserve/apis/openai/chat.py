@@ -23,7 +23,7 @@ from jaxserve.apis.openai.chat_schema import (
     check_chat,
 )
 from jaxserve.apis.openai.logprobs import chat_logprobs, prompt_logprobs
-from jaxserve.apis.openai.response_format import format_constraint
+from jaxserve.apis.openai.response_format import response_constraint
 from jaxserve.apis.routes import Call, Generated, Route
 from jaxserve.apis.schema.common import heading, shared_fields
 from jaxserve.apis.schema.usage import usage_of
@@ -34,7 +34,7 @@ from jaxserve.frontend.handle import RequestHandle, TokenCounts
 from jaxserve.frontend.messages import ToolChoice, read_tools
 from jaxserve.frontend.parsers.events import Event
 from jaxserve.frontend.prepare import prepare
-from jaxserve.frontend.request import Conversation, GenerationRequest, chosen_constraint
+from jaxserve.frontend.request import Conversation, GenerationRequest
 
 
 @partial(
@@ -63,8 +63,6 @@ def to_request(body: ChatRequest, limits: LimitsConfig) -> GenerationRequest:
     """Translate the request. Raises InvalidRequestError."""
     check_chat(body)
     shared = shared_fields(body)
-    format_ = body.response_format
-    schema = None if format_ is None or format_.json_schema is None else format_.json_schema.schema
     request = GenerationRequest(
         prompt=Conversation(
             messages=body.messages,
@@ -72,7 +70,8 @@ def to_request(body: ChatRequest, limits: LimitsConfig) -> GenerationRequest:
             tool_choice=ToolChoice.read(body.tool_choice),
             is_parallel=body.parallel_tool_calls is not False,
             reasoning_effort=body.reasoning_effort,
-            thinking_budget=body.thinking_token_budget,
+            thinking=body.thinking.is_on if body.thinking is not None else None,
+            thinking_budget=body.reasoning_budget,
             documents=body.documents,
             template_variables=body.chat_template_kwargs or {},
             add_generation_prompt=body.add_generation_prompt,
@@ -82,9 +81,7 @@ def to_request(body: ChatRequest, limits: LimitsConfig) -> GenerationRequest:
         max_tokens=body.output_limit,
         num_top_logprobs=body.top_logprobs or 0 if body.logprobs else None,
         num_prompt_logprobs=body.prompt_logprobs,
-        constraint=chosen_constraint(
-            body.structured_outputs, None if format_ is None else format_constraint(format_.type, schema)
-        ),
+        constraint=body.constraint(response_constraint(body.response_format)),
         prediction=body.prediction.text if body.prediction is not None else "",
         **shared,
     )

@@ -32,6 +32,17 @@ class Prediction(msgspec.Struct, kw_only=True):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
+class ThinkingSwitch(msgspec.Struct, kw_only=True):
+    """The switch of a model's reasoning; `adaptive` and `auto` leave it to the chat template."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: Annotated[int | None, Meta(description="Number of tokens after which reasoning ends.")] = None
+
+    @property
+    def is_on(self) -> bool | None:
+        return {"enabled": True, "disabled": False}.get(self.type)
+
+
 class ChatRequest(CommonFields, kw_only=True):
     messages: Annotated[list[ChatMessage], MESSAGES, Meta(description="Messages of the conversation so far.")]
     max_tokens: Annotated[int | None, Bound("value", 1), Meta(description="Older name of `max_completion_tokens`.")] = (
@@ -66,6 +77,9 @@ class ChatRequest(CommonFields, kw_only=True):
         ReasoningEffort | None,
         Meta(description="Variable of the chat template, which must use it; `none` turns reasoning off."),
     ] = None
+    thinking: Annotated[
+        ThinkingSwitch | None, Meta(description="Switches the model's reasoning on or off, as in Anthropic's API.")
+    ] = None
     thinking_token_budget: Annotated[
         int | None, THINKING_BUDGET, Meta(description="Number of tokens after which reasoning ends.")
     ] = None
@@ -91,13 +105,17 @@ class ChatRequest(CommonFields, kw_only=True):
     ] = None
 
     @property
+    def reasoning_budget(self) -> int | None:
+        return self.thinking_token_budget or (self.thinking.budget_tokens if self.thinking is not None else None)
+
+    @property
     def output_limit(self) -> int | None:
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
 
 def check_chat(request: ChatRequest) -> None:
     """Raise InvalidRequestError for options that need others."""
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise InvalidRequestError("When using `top_logprobs`, `logprobs` must be set to true.", param="top_logprobs")
     check_common(request)
 

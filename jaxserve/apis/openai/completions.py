@@ -16,7 +16,7 @@ from jaxserve.apis.openai.completions_schema import (
     check_completion,
 )
 from jaxserve.apis.openai.logprobs import completion_logprobs, prompt_logprobs
-from jaxserve.apis.openai.response_format import format_constraint
+from jaxserve.apis.openai.response_format import response_constraint
 from jaxserve.apis.routes import Call, Computed, Generated, Route
 from jaxserve.apis.schema.common import heading, shared_fields
 from jaxserve.apis.schema.usage import Usage, usage_of
@@ -26,7 +26,7 @@ from jaxserve.frontend.encode import encode_request
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestHandle, RequestTiming, TokenCounts
 from jaxserve.frontend.prepare import prepare
-from jaxserve.frontend.request import GenerationRequest, Texts, chosen_constraint
+from jaxserve.frontend.request import GenerationRequest, Texts
 from jaxserve.tokenizer.detokenizer import TextOffsets
 
 
@@ -72,8 +72,6 @@ async def completions(call: Call, body: CompletionRequest) -> Generated | Comput
 def to_request(body: CompletionRequest, limits: LimitsConfig) -> GenerationRequest:
     """Translate the request. Raises InvalidRequestError."""
     prompts = check_completion(body, limits)
-    format_ = body.response_format
-    schema = None if format_ is None or format_.json_schema is None else format_.json_schema.schema
     request = GenerationRequest(
         prompt=Texts(prompts=prompts, add_special_tokens=body.add_special_tokens is not False),
         n=body.num_choices,
@@ -81,9 +79,7 @@ def to_request(body: CompletionRequest, limits: LimitsConfig) -> GenerationReque
         is_limit_clipped=body.max_tokens is None,
         num_top_logprobs=body.logprobs,
         num_prompt_logprobs=body.num_prompt_logprobs,
-        constraint=chosen_constraint(
-            body.structured_outputs, None if format_ is None else format_constraint(format_.type, schema)
-        ),
+        constraint=body.constraint(response_constraint(body.response_format)),
         **shared_fields(body),
     )
     request.check(limits)

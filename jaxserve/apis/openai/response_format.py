@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
-from jaxserve.errors import unsupported
+from jaxserve.errors import invalid, unsupported
 from jaxserve.frontend.checks import missing, shorten
-from jaxserve.frontend.request import Constraint
+from jaxserve.frontend.constraints import Constraint, only_constraint
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True):
@@ -21,8 +22,49 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    type: str
+    type: Annotated[
+        str,
+        Meta(
+            description="`text`, `json_object`, `json_schema`; also `regex` with `pattern`, `grammar` with `grammar`."
+        ),
+    ]
     json_schema: JsonSchemaFormat | None = None
+    schema: Annotated[
+        dict[str, Any] | None,
+        Meta(
+            description="The schema as llama.cpp's and Together's clients send it, with `json_object` or `json_schema`."
+        ),
+    ] = None
+    value: Annotated[dict[str, Any] | None, Meta(description="The schema as TGI's clients send it.")] = None
+    pattern: Annotated[str | None, Meta(description="Together's regular expression; only with `regex`.")] = None
+    grammar: Annotated[str | None, Meta(description="Fireworks's grammar (GBNF or Lark); only with `grammar`.")] = None
+
+
+def response_constraint(format_: ResponseFormat | None) -> Constraint | None:
+    """Return the constraint of `response_format`; None for any text.
+
+    Raises InvalidRequestError for a format that lacks its part, or has the part of another format: none is dropped.
+    """
+    if format_ is None:
+        return None
+    schemas = {
+        "json_schema.schema": format_.json_schema.schema if format_.json_schema is not None else None,
+        "schema": format_.schema,
+        "value": format_.value,
+    }
+    given = {f"response_format.{place}": schema for place, schema in schemas.items() if schema is not None}
+    if given and format_.type not in ("json_object", "json_schema"):
+        raise invalid(next(iter(given)), f"it goes with the type json_schema, got {shorten(format_.type)}")
+    for kind, text in (("regex", format_.pattern), ("grammar", format_.grammar)):
+        part = "pattern" if kind == "regex" else kind
+        if (text is not None) != (format_.type == kind):
+            if text is None:
+                raise missing(f"response_format.{part}")
+            raise invalid(f"response_format.{part}", f"it goes with the type {kind}, got {shorten(format_.type)}")
+        if text is not None:
+            return Constraint("regex" if kind == "regex" else "grammar", text, f"response_format.{part}")
+    found = only_constraint({place: Constraint("json", schema, place) for place, schema in given.items()})
+    return found if found is not None else format_constraint(format_.type, None)
 
 
 def format_constraint(

@@ -90,6 +90,7 @@ async def list_input_items(call: Call, response_id: str, query: PageQuery) -> It
 
 def _start(call: Call, handle: RequestHandle, formatter: ResponseFormatter) -> ResponseObject:
     """Begin a response in the background; it keeps its place in the queue until its end."""
+    call.note(handle.notes)
     cleanup: ExitStack = call.cleanup.pop_all()
 
     def take(outputs: list[RequestOutput]) -> bool:

@@ -30,7 +30,7 @@ from jaxserve.frontend.messages import (
     MessageToolCall,
     ToolChoice,
 )
-from jaxserve.frontend.request import Conversation, FieldNames, GenerationRequest, chosen_constraint
+from jaxserve.frontend.request import Conversation, FieldNames, GenerationRequest
 
 NAMES: Final = FieldNames(prompt="input", function="tools[{}]", reasoning_effort="reasoning.effort")
 _FORMAT: Final = "text.format"
@@ -65,7 +65,7 @@ def to_request(body: ResponsesRequest, items: Sequence[Item], limits: LimitsConf
         ),
         max_tokens=body.max_output_tokens,
         num_top_logprobs=body.top_logprobs or 0 if body.wants_logprobs else None,
-        constraint=chosen_constraint(body.structured_outputs, formatted, _FORMAT),
+        constraint=body.constraint(formatted, _FORMAT),
         **shared_fields(body),
     )
     request.check(limits)

@@ -13,9 +13,15 @@ from jaxserve import __version__
 from jaxserve.apis.openai.response_format import ResponseFormat
 from jaxserve.bounds import Bound
 from jaxserve.errors import InvalidRequestError
+from jaxserve.frontend.constraints import (
+    Constraint,
+    StructuredOutputs,
+    named_constraints,
+    only_constraint,
+    structured_constraint,
+)
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestTiming
-from jaxserve.frontend.request import StructuredOutputs
 from jaxserve.frontend.sampling import SamplerFields
 from jaxserve.ipc.messages import ModelInfo
 
@@ -76,9 +82,22 @@ class GenerationFields(SamplerFields, kw_only=True):
     structured_outputs: Annotated[
         StructuredOutputs | None,
         Meta(
-            description="Constrains the reply to a JSON schema, a regex, a choice or a grammar; not together with `response_format`."
+            description="Constrains the reply to a JSON schema, a regex, a choice or a grammar; not together with another `response_format`."
         ),
     ] = None
+    guided_json: Annotated[
+        dict[str, Any] | str | None, Meta(description="Older name of `structured_outputs.json`.")
+    ] = None
+    guided_regex: Annotated[str | None, Meta(description="Older name of `structured_outputs.regex`.")] = None
+    guided_choice: Annotated[list[str] | None, Meta(description="Older name of `structured_outputs.choice`.")] = None
+    guided_grammar: Annotated[str | None, Meta(description="Older name of `structured_outputs.grammar`.")] = None
+    guided_decoding_backend: Annotated[str | None, Meta(description="Accepted without effect: there is one.")] = None
+    json_schema: Annotated[
+        dict[str, Any] | str | None, Meta(description="llama.cpp's and SGLang's name of `structured_outputs.json`.")
+    ] = None
+    regex: Annotated[str | None, Meta(description="SGLang's name of `structured_outputs.regex`.")] = None
+    ebnf: Annotated[str | None, Meta(description="SGLang's name of `structured_outputs.grammar`.")] = None
+    grammar: Annotated[str | None, Meta(description="llama.cpp's name of `structured_outputs.grammar`.")] = None
     return_metrics: Annotated[
         bool | None,
         Meta(description="True: the reply, or the last chunk of a stream, has the request's timings in `metrics`."),
@@ -89,6 +108,29 @@ class GenerationFields(SamplerFields, kw_only=True):
         if self.stop is None:
             return []
         return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    def constraint(
+        self, formatted: Constraint | None = None, format_name: str = "response_format"
+    ) -> Constraint | None:
+        """Return the constraint that the request asks for, `formatted` being that of the field `format_name`.
+
+        Raises InvalidRequestError for fields that ask for different ones.
+        """
+        named = named_constraints(
+            {
+                "guided_json": ("json", self.guided_json),
+                "guided_regex": ("regex", self.guided_regex),
+                "guided_choice": ("choice", self.guided_choice),
+                "guided_grammar": ("grammar", self.guided_grammar),
+                "json_schema": ("json", self.json_schema),
+                "regex": ("regex", self.regex),
+                "ebnf": ("grammar", self.ebnf),
+                "grammar": ("grammar", self.grammar),
+            }
+        )
+        return only_constraint(
+            {format_name: formatted, "structured_outputs": structured_constraint(self.structured_outputs), **named}
+        )
 
     def reported(self, timing: RequestTiming) -> RequestTiming | msgspec.UnsetType:
         """Return the timing for the reply, if the request asks for it."""

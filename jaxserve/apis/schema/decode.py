@@ -32,7 +32,7 @@ def decode_request(struct: type[T], body: bytes) -> tuple[T, list[str]]:
     try:
         body.decode()
         fields = _FIELDS.decode(body)
-        request = msgspec.json.decode(body, type=struct)
+        request = _decoded(struct, body)
         return request, [*_unknown_fields(struct, fields), *unknown_inside(struct, fields)]
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"The body is not valid UTF-8 at byte {error.start}.", code="invalid_json") from None
@@ -42,6 +42,29 @@ def decode_request(struct: type[T], body: bytes) -> tuple[T, list[str]]:
         raise invalid_field(str(error), struct=struct) from None
     except msgspec.DecodeError as error:
         raise InvalidRequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+
+
+def _decoded(struct: type[T], body: bytes) -> T:
+    """Decode a body. Numbers such as 16.0 pass for integers, as JSON Schema and most clients see them."""
+    try:
+        return msgspec.json.decode(body, type=struct)
+    except msgspec.ValidationError as error:
+        if "`float`" not in str(error):
+            raise
+        return msgspec.json.decode(msgspec.json.encode(_with_integers(msgspec.json.decode(body))), type=struct)
+
+
+def _with_integers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_integers(child) for name, child in value.items()}
+    if isinstance(value, list):
+        return [_with_integers(child) for child in value]
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < _MAX_EXACT
+    return int(value) if is_whole else value
+
+
+_MAX_EXACT = 2**53
+"""Floats below hold every integer exactly."""
 
 
 def _unknown_fields(struct: type[msgspec.Struct], fields: dict[str, msgspec.Raw]) -> list[str]:

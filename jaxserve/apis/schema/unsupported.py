@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 IGNORED_HEADER = "x-jaxserve-ignored"
+TOOL_FORMAT_HEADER = "x-jaxserve-tool-format"
 
 _OFF: tuple[Any, ...] = (None, False)
 _EMPTY: tuple[Any, ...] = (None, [], {}, "")
@@ -38,10 +39,9 @@ NO_OPS: frozenset[str] = frozenset(
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": _OFF,
     "audio": _NULL,
-    "best_of": _NULL,
+    "best_of": _ONE,
     "chat_template": _NULL,
     "container": _NULL,
-    "context_management": _EMPTY,
     "continue_final_message": _OFF,
     "conversation": _NULL,
     "documents": _EMPTY,
@@ -74,14 +74,14 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt": _NULL,
     "prompt_embeds": _EMPTY,
     "rank_fields": _EMPTY,
-    "reasoning_effort": _NULL,
+    "reasoning_effort": (None, "none"),
     "repetition_detection": _NULL,
     "return_token_ids": _OFF,
     "speed": (None, "standard"),
     "stop_regex": _EMPTY,
     "structural_tag": _NULL,
     "suffix": (None, ""),
-    "thinking": _NULL,
+    "thinking": (None, {"type": "disabled"}),
     "thinking_budget": _NULL,
     "tool_choice": (None, "none"),
     "tools": _EMPTY,

@@ -14,6 +14,7 @@ from jaxserve.frontend.parsers.bodies import Tools
 from jaxserve.frontend.parsers.calls import read_reply
 from jaxserve.frontend.parsers.channels import ChannelFormat
 from jaxserve.frontend.parsers.formats import CHANNEL_FORMATS, REASONING_FORMATS, TOOL_FORMATS
+from jaxserve.frontend.parsers.formats.generic import GENERIC_TOOLS
 from jaxserve.frontend.parsers.parser import OutputParser
 from jaxserve.frontend.parsers.reasoning import ReasoningFormat, read_reasoning
 from jaxserve.frontend.parsers.scanner import Reading, Scanner
@@ -40,6 +41,11 @@ class OutputFormat:
     def has_tools(self) -> bool:
         """True if replies can contain tool calls."""
         return self.tools is not None or self.channels is not None
+
+    @property
+    def explains_tools(self) -> bool:
+        """True if messages explain tools and show calls, instead of the chat template."""
+        return self.tools is not None and self.tools.is_explained
 
     @property
     def has_reasoning(self) -> bool:
@@ -94,10 +100,13 @@ class OutputFormat:
             yield from read_reply(scanner, self.tools.sections, tools)
 
 
-def choose_output_format(templates: Sequence[str], tool_call_parser: str, reasoning_parser: str) -> OutputFormat:
+def choose_output_format(
+    templates: Sequence[str], tool_call_parser: str, reasoning_parser: str, *, takes_tools: bool = True
+) -> OutputFormat:
     """Return the output format of a model with these chat templates.
 
-    Both parsers are names, `none`, or `auto`: as the templates show. Raises ConfigError if only one of them names a
+    Both parsers are names, `none`, or `auto`: as the templates show. takes_tools: True if a template has a place for
+    tools. Without one, and without a known sign, calls are in the generic format, which is explained to the model. Raises ConfigError if only one of them names a
     format of channels, which has calls and reasoning in one.
     """
     template = "\n".join(templates)
@@ -111,15 +120,24 @@ def choose_output_format(templates: Sequence[str], tool_call_parser: str, reason
         return OutputFormat(channels=CHANNEL_FORMATS[name])
     if flags == {"auto"} and (channels := _matching(CHANNEL_FORMATS, template)) is not None:
         return OutputFormat(channels=channels)
-    tools = _matching(TOOL_FORMATS, template)
-    if tools is not None and any(sign in template for sign in tools.foreign_signs):
-        tools = None
     return OutputFormat(
-        TOOL_FORMATS.get(tool_call_parser) if tool_call_parser != "auto" else tools,
+        _tool_format(template, tool_call_parser, takes_tools=takes_tools),
         REASONING_FORMATS.get(reasoning_parser)
         if reasoning_parser != "auto"
         else _matching(REASONING_FORMATS, template),
     )
+
+
+def _tool_format(template: str, name: str, *, takes_tools: bool) -> ToolFormat | None:
+    if name == "none":
+        return None
+    if not takes_tools:
+        return GENERIC_TOOLS
+    if name != "auto":
+        return TOOL_FORMATS.get(name)
+    found = _matching(TOOL_FORMATS, template)
+    is_known = found is not None and not any(sign in template for sign in found.foreign_signs)
+    return found if is_known else GENERIC_TOOLS
 
 
 class _Signed(Protocol):

@@ -44,5 +44,7 @@ class ToolFormat:
     """Length of call ids, letters and digits, if the template requires one. None: any id."""
     syntaxes: tuple[CallSyntax, ...] = ()
     """Syntaxes for a grammar; the first one whose control tokens exist is used. Empty: calls cannot be constrained."""
+    is_explained: bool = False
+    """True if the system message explains the format, instead of the chat template."""
     priority: int = 3
     """Formats with a higher priority are matched against templates first. Lower: its signs also occur in other formats."""

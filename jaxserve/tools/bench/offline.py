@@ -21,8 +21,8 @@ from jaxserve.config import Config
 from jaxserve.engine.core import EngineCore
 from jaxserve.engine.process import build_core, build_executor
 from jaxserve.errors import ConfigError, RequestError
+from jaxserve.frontend.constraints import StructuredOutputs, structured_constraint
 from jaxserve.frontend.grammar import constraint_grammar
-from jaxserve.frontend.request import StructuredOutputs, chosen_constraint
 from jaxserve.ipc.engine_spec import EngineSpec
 from jaxserve.ipc.messages import AddRequest, Grammar, RequestOutput, StartupProgress
 from jaxserve.ipc.stats import EngineStats
@@ -130,7 +130,7 @@ def grammar_of(structured_outputs: Mapping[str, Any] | None, max_depth: int) -> 
     if structured_outputs is None:
         return None
     try:
-        constraint = chosen_constraint(msgspec.convert(structured_outputs, StructuredOutputs))
+        constraint = structured_constraint(msgspec.convert(structured_outputs, StructuredOutputs))
         return None if constraint is None else constraint_grammar(constraint, max_depth).grammar
     except (msgspec.ValidationError, RequestError) as error:
         raise ConfigError(f"--structured-outputs: {error}") from None

@@ -384,7 +384,6 @@ async def test_a_message_that_ends_in_a_call_is_not_continued(api: Api) -> None:
     ("fields", "param"),
     [
         ({"tools": TOOLS}, "tools"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"documents": [{"text": "x"}]}, "documents"),
     ],
 )

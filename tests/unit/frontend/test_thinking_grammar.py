@@ -9,7 +9,7 @@ import pytest
 from jaxserve.errors import UnsupportedParameterError
 from jaxserve.frontend.grammar import NamedGrammar, after_thinking
 from jaxserve.frontend.messages import ChatMessage
-from jaxserve.frontend.parsers.formats import CHANNEL_FORMATS, REASONING_FORMATS, TOOL_FORMATS
+from jaxserve.frontend.parsers.formats import CHANNEL_FORMATS, REASONING_FORMATS
 from jaxserve.frontend.parsers.output_format import OutputFormat, ParserSpec
 from jaxserve.frontend.request import Conversation
 from jaxserve.ipc.messages import Grammar, Thinking, ThinkingBudget
@@ -59,8 +59,6 @@ def test_a_budget_makes_a_grammar_of_any_reply(tooled: Tokenizer) -> None:
         (YES, None, {"continued": "x"}, "response_format"),
         (YES, None, {"output_format": OutputFormat(channels=CHANNEL_FORMATS["harmony"])}, "response_format"),
         (None, 9, {"output_format": OutputFormat(channels=CHANNEL_FORMATS["harmony"])}, "thinking_token_budget"),
-        (YES, 9, {"output_format": OutputFormat(TOOL_FORMATS["hermes"])}, "thinking_token_budget"),
-        (YES, 9, {}, "thinking_token_budget"),
     ],
 )
 def test_what_no_grammar_spells_is_refused(

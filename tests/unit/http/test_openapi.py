@@ -81,7 +81,7 @@ def test_ranges_are_told_as_they_are_checked() -> None:
     assert (fields["n"]["minimum"], fields["n"]["maximum"]) == (1, 128)
     assert fields["n"]["description"].endswith("Limit: `--max-choices`.")
     assert (fields["stop"]["maxItems"], fields["stop"]["items"]) == (16, {"minLength": 1, "maxLength": 1024})
-    assert (fields["top_p"]["exclusiveMinimum"], fields["top_p"]["maximum"]) == (0, 1)
+    assert (fields["top_p"]["minimum"], fields["top_p"]["maximum"]) == (0, 1)
     assert fields["top_k"]["minimum"] == -1
 
 
@@ -135,7 +135,7 @@ def test_texts_of_the_page_are_escaped() -> None:
 def test_ranges_read_as_words() -> None:
     fields = SCHEMAS["ChatRequest"]["properties"]
     assert range_text(fields["n"]) == "1 to 128"
-    assert range_text(fields["top_p"]) == "more than 0 to 1"
+    assert range_text(fields["top_p"]) == "0 to 1"
     assert range_text(fields["stop"]) == "0 to 16 items, 1 to 1024 characters"
     assert range_text(fields["seed"]) == "-2^63 to 2^63 - 1"
     assert range_text(fields["max_tokens"]) == "at least 1"

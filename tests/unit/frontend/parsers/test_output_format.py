@@ -35,8 +35,8 @@ def test_flags_offer_every_format() -> None:
     [
         ("qwen3_style", "hermes", "qwen3"),
         ("mistral_style", "mistral", None),
-        ("smollm2_style", None, None),
-        ("gemma_style", None, None),
+        ("smollm2_style", "generic", None),
+        ("gemma_style", "generic", None),
     ],
 )
 def test_templates_of_families_are_known(template: str, tools: str | None, reasoning: str | None) -> None:
@@ -48,22 +48,30 @@ def test_templates_of_families_are_known(template: str, tools: str | None, reaso
     ("text", "tools"),
     [
         ("<tool_call>\n<function=example>\n<parameter=x>", "qwen3_coder"),
-        ("<seed:tool_call>\n<function=example>\n<parameter=x>", None),
-        ("<|python_tag|> or <function=example>{json}</function>", None),
-        ("<tool_call><invoke name=", None),
-        ("<tool_call>{name}\n<arg_key>k</arg_key>", None),
+        ("<seed:tool_call>\n<function=example>\n<parameter=x>", "generic"),
+        ("<|python_tag|> or <function=example>{json}</function>", "generic"),
+        ("<tool_call><invoke name=", "generic"),
+        ("<tool_call>{name}\n<arg_key>k</arg_key>", "generic"),
         ("{{- '<|python_tag|>' }}", "llama3_json"),
         ('{"name": function name, "parameters": dictionary of names}', "llama3_json"),
         ("[func_name1(params_name1=params_value1)]", "pythonic"),
         ("<start_function_call>", "gemma"),
         ("<|tool_call>call:", "gemma"),
         ("<｜tool▁calls▁begin｜>", "deepseek"),
-        ("nothing", None),
+        ("nothing", "generic"),
     ],
 )
-def test_signs_of_a_template(text: str, tools: str | None) -> None:
+def test_signs_of_a_template(text: str, tools: str) -> None:
     chosen = choose_output_format(["first", text], "auto", "none")
     assert (chosen.tools and chosen.tools.name, chosen.reasoning) == (tools, None)
+
+
+def test_a_template_without_a_place_for_tools_gets_the_generic_format() -> None:
+    for flag in ("auto", "mistral"):
+        chosen = choose_output_format(["[TOOL_CALLS]"], flag, "auto", takes_tools=False)
+        assert chosen.tools is TOOL_FORMATS["generic"]
+        assert chosen.explains_tools
+    assert not choose_output_format(["[TOOL_CALLS]"], "none", "auto", takes_tools=False).has_tools
 
 
 def test_channels_carry_both() -> None:

@@ -1,0 +1,83 @@
+"""The format that replies must have, under all the names by which clients ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from jaxserve.errors import invalid
+
+Kind = Literal["json", "json_object", "regex", "choice", "grammar"]
+_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
+"""Values that ask for no format."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """The format that every reply must match, and the path of the field that asks for it."""
+
+    kind: Kind
+    value: Any
+    """A JSON schema as an object or text, a regular expression, a list of texts, or a grammar in Lark's or llama.cpp's
+    format (GBNF)."""
+    param: str
+
+    def asks_for(self, other: Constraint) -> bool:
+        """Return True if both ask for the same format."""
+        return self.kind == other.kind and _decoded(self.value) == _decoded(other.value)
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Exactly one of these."""
+
+    json: dict[str, Any] | str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
+def structured_constraint(structured: StructuredOutputs | None) -> Constraint | None:
+    """Return the constraint of vLLM's `structured_outputs`. Raises InvalidRequestError for more than one kind."""
+    if structured is None:
+        return None
+    asked = {name: value for name, value in msgspec.structs.asdict(structured).items() if value not in (None, False)}
+    if len(asked) > 1:
+        raise invalid("structured_outputs", f"one kind of constraint, got {', '.join(asked)}")
+    for name, value in asked.items():
+        return Constraint(name, value, f"structured_outputs.{name}")  # type: ignore[arg-type]
+    return None
+
+
+def named_constraints(fields: Mapping[str, tuple[Kind, Any]]) -> dict[str, Constraint]:
+    """Return the constraints of fields that hold one kind each, by name; values that ask for nothing have none."""
+    return {name: Constraint(kind, value, name) for name, (kind, value) in fields.items() if value not in _NOTHING}
+
+
+def only_constraint(asked: Mapping[str, Constraint | None]) -> Constraint | None:
+    """Return the constraint that all fields ask for, by the names of the fields; None if none does.
+
+    Raises InvalidRequestError for fields that ask for different formats: no reply could be trusted to have both.
+    """
+    first_name, first = "", None
+    for name, constraint in asked.items():
+        if constraint is None:
+            continue
+        if first is None:
+            first_name, first = name, constraint
+        elif not constraint.asks_for(first):
+            raise invalid(name, f"not together with {first_name}, unless both ask for the same")
+    return first
+
+
+def _decoded(value: Any) -> Any:
+    """Return the object of a schema that is given as text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError):
+        return value

@@ -1,0 +1,146 @@
+"""What clients mean by a JSON schema where they write less, or other words, than the grammar compiler needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from jaxserve.errors import invalid
+
+_COMBINING: Final = ("allOf", "anyOf", "oneOf")
+"""Lists of schemas for the same value as the schema that has them."""
+_LISTS: Final = (*_COMBINING, "prefixItems", "items")
+_MAPPINGS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_SINGLE: Final = (
+    "items",
+    "additionalProperties",
+    "additionalItems",
+    "contains",
+    "propertyNames",
+    "not",
+    "if",
+    "then",
+    "else",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
+_FORMATS: Final = frozenset(
+    "date-time date time duration email idn-email hostname idn-hostname ipv4 ipv6 uri uri-reference iri iri-reference "
+    "uuid uri-template json-pointer relative-json-pointer regex".split()
+)
+"""The formats of JSON Schema (2020-12, validation, section 7.3). Others are annotations."""
+_UNIQUE: Final = (
+    "uniqueItems: nothing can keep a model from repeating an item. Remove uniqueItems from the schema (in pydantic: a "
+    "list instead of a set) and drop repeated items from the reply"
+)
+
+
+def intended_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
+    """Return the schema to enforce: closed objects, without formats that are annotations.
+
+    An object schema that lists `properties` and says nothing of others allows no others, as users, OpenAI's strict mode
+    and other engines understand it; `"additionalProperties": true` keeps it open. A schema that is combined with others
+    for the same object (`allOf`, `properties` beside `$ref`) stays as JSON Schema defines it, since closing each part
+    would exclude the properties of the rest. Raises InvalidRequestError for `uniqueItems`.
+    """
+    return _rewritten(schema, _combined(schema), param)
+
+
+def _rewritten(schema: dict[str, Any], combined: frozenset[int], param: str) -> dict[str, Any]:
+    def of(value: Any) -> Any:
+        return _rewritten(value, combined, param) if isinstance(value, dict) else value
+
+    result: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in _MAPPINGS and isinstance(value, dict):
+            result[name] = {key: of(child) for key, child in value.items()}
+        elif name in _LISTS and isinstance(value, list):
+            result[name] = [of(child) for child in value]
+        elif name in _SINGLE:
+            result[name] = of(value)
+        elif name == "format" and isinstance(value, str) and value not in _FORMATS:
+            continue
+        elif name == "uniqueItems" and isinstance(value, bool):
+            if value and not _has_few_items(schema):
+                raise invalid(param, _UNIQUE)
+        else:
+            result[name] = value
+    if id(schema) not in combined and _lists_all(schema):
+        result["additionalProperties"] = False
+    return result
+
+
+def _has_few_items(schema: dict[str, Any]) -> bool:
+    most = schema.get("maxItems")
+    return isinstance(most, int) and most <= 1
+
+
+def _lists_all(schema: dict[str, Any]) -> bool:
+    """Return True if the properties of an object are all that it is meant to have."""
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        return False
+    if "additionalProperties" in schema or "unevaluatedProperties" in schema or "patternProperties" in schema:
+        return False
+    least = schema.get("minProperties", 0)
+    return all(name in properties for name in required) and isinstance(least, int) and least <= len(properties)
+
+
+def _combined(root: dict[str, Any]) -> frozenset[int]:
+    """Return the ids of the schemas that describe an object together with another one."""
+    found: set[int] = set()
+    places = [root]
+    while places:
+        schema = places.pop()
+        places += _children(schema)
+        if _num_parts(schema) > 1:
+            _mark(schema, root, found)
+    return frozenset(found)
+
+
+def _num_parts(schema: dict[str, Any]) -> int:
+    """Return the number of schemas that a value has to satisfy at once."""
+    every = schema.get("allOf")
+    own = any(name in schema for name in ("properties", "patternProperties", "additionalProperties"))
+    others = sum(name in schema for name in ("anyOf", "oneOf", "$ref", "if", "dependentSchemas"))
+    return own + others + (len(every) if isinstance(every, list) else 0)
+
+
+def _mark(schema: dict[str, Any], root: dict[str, Any], found: set[int]) -> None:
+    """Add the ids of a schema and of all that apply to the same value."""
+    places = [schema]
+    while places:
+        part = places.pop()
+        if id(part) in found:
+            continue
+        found.add(id(part))
+        lists = (part.get(name) for name in _COMBINING)
+        places += [member for members in lists if isinstance(members, list) for member in _objects(members)]
+        target = _target(part.get("$ref"), root)
+        if target is not None:
+            places.append(target)
+
+
+def _target(reference: Any, root: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the schema that a reference inside the document means."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    value: Any = root
+    for step in reference.removeprefix("#").split("/")[1:]:
+        value = value.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else None
+
+
+def _children(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the schemas directly inside a schema."""
+    for name, value in schema.items():
+        if name in _MAPPINGS and isinstance(value, dict):
+            yield from _objects(list(value.values()))
+        elif name in _LISTS and isinstance(value, list):
+            yield from _objects(value)
+        elif name in _SINGLE and isinstance(value, dict):
+            yield value
+
+
+def _objects(values: list[Any]) -> Iterator[dict[str, Any]]:
+    return (value for value in values if isinstance(value, dict))

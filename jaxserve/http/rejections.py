@@ -1,0 +1,37 @@
+"""One line in the log for a request that is refused, so that an operator sees what clients get wrong."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
+
+_MAX_LINES = 10
+"""Lines in one period."""
+_PERIOD_S = 60.0
+
+
+class RejectionLog:
+    """Logs refused requests, at most `_MAX_LINES` in `_PERIOD_S`; the next line says how many were left out."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._period_start = clock()
+        self._num_lines = 0
+        self._num_left_out = 0
+
+    def note(self, route: str, status: int, param: str | None, message: str) -> None:
+        """Log a reply with a status of 4xx. The message is the one that the client got."""
+        now = self._clock()
+        if now - self._period_start >= _PERIOD_S:
+            self._period_start, self._num_lines = now, 0
+        if self._num_lines >= _MAX_LINES:
+            self._num_left_out += 1
+            return
+        left_out = (
+            f" ({self._num_left_out} refused requests before this one are not shown)" if self._num_left_out else ""
+        )
+        self._num_lines, self._num_left_out = self._num_lines + 1, 0
+        _log.info("refused: %s %d param=%s: %s%s", route, status, param or "-", message, left_out)
