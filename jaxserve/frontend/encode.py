@@ -28,7 +28,7 @@ _NUM_END_TOKENS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class RequestNotes:
-    """What headers of the reply say of how the request was understood."""
+    """The facts about a request that headers of its reply report."""
 
     ignored: tuple[str, ...] = ()
     """Known fields that have no effect with this model."""

@@ -1,4 +1,4 @@
-"""What clients mean by a JSON schema where they write less, or other words, than the grammar compiler needs."""
+"""The schema that clients mean: they write less than the grammar compiler needs, or other words."""
 
 from __future__ import annotations
 

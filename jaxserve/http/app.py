@@ -34,7 +34,7 @@ _OPERATION = web.AppKey("operation_resources", frozenset)
 _STYLES = web.AppKey("styles", Mapping[web.AbstractResource, ApiStyle])
 """Styles of resources that do not follow OpenAI's."""
 _PATH_STYLES = web.AppKey("path_styles", Mapping[str, ApiStyle])
-"""The same by path."""
+"""Styles of paths that do not follow OpenAI's."""
 _REJECTIONS = web.AppKey("rejections", RejectionLog)
 
 

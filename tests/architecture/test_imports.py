@@ -78,7 +78,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tokenizer",
         "engine",  # `bench offline` runs an EngineCore
         "runtime",
-        "frontend.request",
+        "frontend.constraints",
         "frontend.grammar",
         "ipc",
         "ipc.stats",

@@ -74,7 +74,7 @@ def chat_constraint(**fields: Any) -> Constraint | None:
 
 
 def follows(vocabulary: LLTokenizer, schema: dict[str, Any], text: str) -> bool:
-    """Whether a text is a whole reply to a request with this schema."""
+    """Return True if the text is a whole reply to a request with this schema."""
     grammar = constraint_grammar(Constraint("json", schema, "response_format"), 64).grammar
     assert check_grammar(grammar, vocabulary, StructuredConfig()) is None
     matcher = new_matcher(grammar, vocabulary, StructuredConfig())
