@@ -199,6 +199,7 @@ class ServerConfig:
     cors_allowed_origins: str | None = option(
         None, help="origins whose web pages may call the API, comma separated, or `*` (default: none)"
     )
+    ui: bool = option(True, help="serve the page at /: a chat and a live picture of the engine")
     strict_parameters: bool = option(False, help="answer unknown request fields with 400 instead of ignoring them")
     tool_call_parser: str = option(
         "auto",

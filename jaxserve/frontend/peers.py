@@ -80,9 +80,12 @@ class PeerProcesses:
 
     async def exposition(self, metrics: Metrics) -> bytes:
         """Return the sums over all API processes, in the Prometheus text format."""
+        return exposition(*await self.snapshots(metrics))
+
+    async def snapshots(self, metrics: Metrics) -> list[list[FamilySnapshot]]:
+        """Return the metrics of all API processes, beginning with those of this one."""
         others = [index for index in range(self.count) if index != self.index]
-        snapshots = await asyncio.gather(*map(self._numbers_of, others))
-        return exposition(metrics.snapshot(), *snapshots)
+        return [metrics.snapshot(), *await asyncio.gather(*map(self._numbers_of, others))]
 
     async def ask(self, index: int, topic: str, subject: str) -> bytes:
         """Return another process's answer. Raises UnavailableError if it gives none in time."""

@@ -25,7 +25,6 @@ from jaxserve.http.handler import ROUTES, handler_of
 from jaxserve.http.inputs import HEADER, add_note_headers, request_id_of
 from jaxserve.http.listener import Handler
 from jaxserve.http.paths import likely_path, style_of_path, with_slash
-from jaxserve.http.rejections import RejectionLog
 from jaxserve.http.state import STATE, ServerState
 
 _PUBLIC = web.AppKey("public_resources", frozenset)
@@ -35,7 +34,6 @@ _STYLES = web.AppKey("styles", Mapping[web.AbstractResource, ApiStyle])
 """Styles of resources that do not follow OpenAI's."""
 _PATH_STYLES = web.AppKey("path_styles", Mapping[str, ApiStyle])
 """Styles of paths that do not follow OpenAI's."""
-_REJECTIONS = web.AppKey("rejections", RejectionLog)
 
 
 def collect_routes() -> list[Route]:
@@ -72,7 +70,6 @@ def make_app(state: ServerState) -> web.Application:
     app[_PATH_STYLES] = MappingProxyType(
         {route.path: route.style for route in app[ROUTES] if route.style != ApiStyle()}
     )
-    app[_REJECTIONS] = RejectionLog()
     app.on_response_prepare.append(_add_headers)
     return app
 
@@ -94,14 +91,15 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
     except RequestError as error:
         response = error_response(error, body=body)
     except web.HTTPException as error:
-        likely = likely_path(request.path, request.app[ROUTES]) if error.status == 404 else None
+        routes = request.app[ROUTES]
+        likely = likely_path(request.path, routes) if error.status == 404 else None
         response = response_from_http_error(error, request, state.max_body_size, body, likely)
     except ConnectionResetError:
         raise
     except Exception as error:
         response = error_response(hide_internal_error(error, request_id_of(request)), body=body)
     if shown and 400 <= response.status < 500:
-        request.app[_REJECTIONS].note(f"{request.method} {route}", response.status, shown[-1].param, shown[-1].message)
+        state.rejections.note(f"{request.method} {route}", response.status, shown[-1].param, shown[-1].message)
     state.frontend.metrics.inc("http_requests", route=route, status=str(response.status))
     if state.frontend.client.is_draining or connection_of(request).is_surplus:
         response.force_close()  # a client that keeps connections must find another server

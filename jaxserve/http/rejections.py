@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 _log = logging.getLogger(__name__)
 
 _MAX_LINES = 10
 """Lines in one period."""
 _PERIOD_S = 60.0
+_MAX_KEPT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A refused request, without its message, which may repeat what the client wrote."""
+
+    time: float
+    """Unix time in seconds."""
+    route: str
+    status: int
+    param: str | None
 
 
 class RejectionLog:
@@ -21,9 +35,16 @@ class RejectionLog:
         self._period_start = clock()
         self._num_lines = 0
         self._num_left_out = 0
+        self._last: deque[Rejection] = deque(maxlen=_MAX_KEPT)
+
+    @property
+    def last(self) -> list[Rejection]:
+        """The last refused requests, newest first."""
+        return list(reversed(self._last))
 
     def note(self, route: str, status: int, param: str | None, message: str) -> None:
         """Log a reply with a status of 4xx. The message is the one that the client got."""
+        self._last.append(Rejection(time.time(), route, status, param))
         now = self._clock()
         if now - self._period_start >= _PERIOD_S:
             self._period_start, self._num_lines = now, 0

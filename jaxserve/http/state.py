@@ -12,6 +12,7 @@ from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.http.access import CorsPolicy, KeyRing
 from jaxserve.http.operations.startup import StartupLog
+from jaxserve.http.rejections import RejectionLog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,9 @@ class ServerState:
     cors: CorsPolicy = field(default_factory=CorsPolicy)
     max_body_size: int
     keep_alive_s: float
+    rejections: RejectionLog = field(default_factory=RejectionLog)
+    has_page: bool = False
+    """True: the page at `/` is served."""
     startup: StartupLog = field(default_factory=StartupLog)
 
 

@@ -135,6 +135,7 @@ async def serving_api(
             responses=ResponseService(config.responses, peers),
             connection=config.connection,
             is_strict=server.strict_parameters,
+            has_page=server.ui,
             has_public_metrics=server.public_metrics,
             allows_weight_updates=server.allow_weight_updates,
             cors=CorsPolicy(server.cors_allowed_origins),

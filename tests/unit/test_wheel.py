@@ -45,6 +45,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_every_module_of_both_packages(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     expected = {f"{name}/{path.relative_to(root)}" for name, root in PACKAGES.items() for path in root.rglob("*.py")}
+    expected |= {f"jaxserve/{path.relative_to(ROOT / 'jaxserve')}" for path in (ROOT / "jaxserve/http/ui").iterdir()}
     expected |= {"jaxserve/py.typed", "jaxserve_kernels/py.typed", "jaxserve_kernels/example_op/tuning/device.json"}
     assert expected - names == set()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == set(PACKAGES)

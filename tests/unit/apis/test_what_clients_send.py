@@ -61,6 +61,7 @@ async def answered(api: Api, path: str, body: dict[str, Any]) -> tuple[dict[str,
             names = response.headers.get("x-jaxserve-ignored", "")
             return reply, names.split(",") if names else []
 
+    found: tuple[dict[str, Any], list[str]]
     found, _ = await asyncio.gather(
         post(), play(api, [[*api.tokenizer.encode("Hello", False), EOS]], finish_reason="stop")
     )

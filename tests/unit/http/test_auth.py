@@ -11,7 +11,8 @@ from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.running_api import running_api
 
 KEYS = "first-key,zwölf"
-PUBLIC = {"/live", "/health", "/ready", "/version"}
+FILES = r"/ui/{name:[a-z]+\.[a-z]+}"
+PUBLIC = {"/live", "/health", "/ready", "/version", "/", FILES}
 
 
 def test_the_routes_are_those_that_are_promised() -> None:
@@ -63,7 +64,10 @@ def test_only_three_routes_are_public() -> None:
 
 
 async def test_every_other_route_asks_for_the_key(tokenizer: Tokenizer) -> None:
-    paths = [(route.method, route.path.replace("{name:.+}", "tiny")) for route in collect_routes()]
+    paths = [
+        (route.method, route.path.replace("{name:.+}", "tiny").replace(FILES, "/ui/main.js"))
+        for route in collect_routes()
+    ]
     paths += [
         ("GET", "/nowhere"),
         ("GET", "/v1/../metrics"),
@@ -74,7 +78,7 @@ async def test_every_other_route_asks_for_the_key(tokenizer: Tokenizer) -> None:
     async with running_api(tokenizer, api_key=KEYS) as api:
         for method, path in paths:
             async with api.http.request(method, path) as response:
-                is_open = (method, path) in {("GET", public) for public in PUBLIC}
+                is_open = (method, path) in {("GET", public.replace(FILES, "/ui/main.js")) for public in PUBLIC}
                 assert (response.status != 401) == is_open, (method, path)
                 if not is_open:
                     error = (await response.json())["error"]
