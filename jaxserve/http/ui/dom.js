@@ -37,10 +37,13 @@ function inline(text) {
   return nodes;
 }
 
+const LISTS = [["ul", /^\s*[-*+] /], ["ol", /^\s*\d+[.)] /]];
+const kindOf = (line) => LISTS.find(([, mark]) => mark.test(line))?.[0] ?? "p";
+
 function block(lines) {
   const heading = lines.length === 1 && /^(#{1,6}) (.*)/.exec(lines[0]);
   if (heading) return el(`h${Math.min(6, heading[1].length + 2)}`, {}, ...inline(heading[2]));
-  for (const [tag, mark] of [["ul", /^\s*[-*+] /], ["ol", /^\s*\d+[.)] /]]) {
+  for (const [tag, mark] of LISTS) {
     if (lines.every((line) => mark.test(line))) {
       return el(tag, {}, ...lines.map((line) => el("li", {}, ...inline(line.replace(mark, "")))));
     }
@@ -65,7 +68,10 @@ export function markdown(text) {
     } else if (/^\s*```/.test(line)) { flush(); fence = []; }
     else if (!line.trim()) flush();
     else if (/^#{1,6} /.test(line)) { flush(); lines = [line]; flush(); }
-    else lines.push(line);
+    else {
+      if (lines.length && kindOf(line) !== kindOf(lines[0])) flush();
+      lines.push(line);
+    }
   }
   flush();
   if (fence !== null) nodes.push(codeBlock(fence));

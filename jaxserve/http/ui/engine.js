@@ -48,7 +48,7 @@ function pointOf(now, before) {
 
 function chart(id, label, draw, top, unit) {
   const scale = top > 0 ? (HEIGHT - 16) / top : 0;
-  const nodes = draw((i) => (WIDTH * i) / MAX_POINTS, (value) => HEIGHT - value * scale);
+  const nodes = draw((i) => (WIDTH * (MAX_POINTS - points.length + i)) / MAX_POINTS, (value) => HEIGHT - value * scale);
   const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
     svg("line", { class: "axis", x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT }), ...nodes);
   $(id).replaceChildren(el("div", { className: "hint" }, `${label}; top ${unit(top)}`), picture);
@@ -116,7 +116,7 @@ function drawCards(state) {
 function table(id, heads, rows, empty) {
   const caption = $(id).querySelector("caption");
   if (!rows.length) rows = [[empty, ...heads.slice(1).map(() => "")]];
-  const cell = (tag) => (text, i) => el(tag, { className: typeof text === "number" ? "number" : "", ...(tag === "th" && { scope: "col" }) }, typeof text === "number" ? format(text) : text);
+  const cell = (tag) => (text, i) => el(tag, { className: typeof rows[0][i] === "number" ? "number" : "", ...(tag === "th" && { scope: "col" }) }, typeof text === "number" ? format(text) : text);
   $(id).replaceChildren(caption, el("thead", {}, el("tr", {}, ...heads.map(cell("th")))), el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map(cell("td"))))));
 }
 

@@ -1,0 +1,63 @@
+"""The page at `/` in a real browser: it asks for the key, streams, stops, and draws the engine, without a complaint."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.chromium import BROWSER, Tab, tab
+from tests.e2e.http_server import running
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine: apt-get install chromium"),
+]
+_NAMELESS = """[...document.querySelectorAll('button, input, select, textarea, a, [role=tabpanel], [role=log]')]
+    .filter(one => one.checkVisibility() && !one.ariaLabel && !one.getAttribute('aria-labelledby')
+        && !(one.labels && one.labels.length) && !one.textContent.trim()).map(one => one.outerHTML)"""
+_CONTRAST = """(() => {
+    const light = (text) => { const [r, g, b] = text.match(/[\\d.]+/g).map(Number).map(v => v / 255)
+        .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4); return .2126 * r + .7152 * g + .0722 * b; };
+    const back = (one) => { const color = getComputedStyle(one).backgroundColor;
+        return color === 'rgba(0, 0, 0, 0)' && one.parentElement ? back(one.parentElement) : color; };
+    return [...document.querySelectorAll('button, a, label, summary, .hint, .pill, .who, .card span')]
+        .filter(one => one.checkVisibility() && one.textContent.trim() && !one.disabled).map(one => {
+            const [a, b] = [light(getComputedStyle(one).color), light(back(one))];
+            return [(Math.max(a, b) + .05) / (Math.min(a, b) + .05), one.outerHTML]; })
+        .filter(([ratio]) => ratio < 4.5); })()"""
+
+
+async def check_access(page: Tab) -> None:
+    """Every control has a name, and text stands out from its background in both schemes."""
+    assert await page.run(_NAMELESS) == []
+    for scheme in ("light", "dark"):
+        await page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        assert await page.run(_CONTRAST) == []
+
+
+async def test_a_newcomer_chats_and_watches_the_engine() -> None:
+    with running(server={"api_key": "secret"}) as server:
+        async with tab() as page:
+            await page.open(f"{server.url}/")
+            await page.until("document.getElementById('key-dialog').open")
+            await page.run("document.getElementById('key').value = 'secret'")
+            await page.run("document.querySelector('#key-dialog button[value=ok]').click()")
+            await page.until("document.getElementById('status').textContent === 'ready'")
+            assert page.complaints == [
+                "Failed to load resource: the server responded with a status of 401 (Unauthorized)"
+            ]
+            assert await page.run("sessionStorage.length") == 1
+            await page.run("document.getElementById('max_completion_tokens').value = '8'")
+            await page.run("document.getElementById('prompt').value = 'Hello'")
+            await page.run("document.getElementById('send').click()")
+            await page.until(
+                "document.querySelector('.message.assistant .tail span')?.textContent.includes('8 tokens')"
+            )
+            assert await page.run("document.querySelector('.message.user .body').textContent") == "Hello"
+            assert await page.run("document.querySelectorAll('#conversations li').length") == 1
+            await check_access(page)
+            await page.run("document.getElementById('tab-engine').click()")
+            await page.until("document.querySelector('#batches svg') && document.querySelector('#startup svg')")
+            await page.until("document.querySelector('#programs tbody').textContent.includes('decode')")
+            await check_access(page)
+            assert len(await page.screenshot()) > 10_000
+            assert len(page.complaints) == 1, page.complaints
