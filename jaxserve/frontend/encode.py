@@ -13,8 +13,8 @@ import msgspec
 
 from jaxserve.errors import ContextLengthError, UnsupportedParameterError, invalid, unsupported
 from jaxserve.frontend.checks import check_token_ids, refuse, shorten
-from jaxserve.frontend.explained_tools import with_explained_tools
 from jaxserve.frontend.messages import ChatMessage, FunctionDefinition, MessageToolCall
+from jaxserve.frontend.parsers.explained_tools import with_explained_tools
 from jaxserve.frontend.parsers.output_format import ParserSpec
 from jaxserve.frontend.request import Conversation, GenerationRequest
 from jaxserve.frontend.tokenization import Tokenization

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxserve.frontend.explained_tools import with_explained_tools
+from jaxserve.frontend.parsers.explained_tools import with_explained_tools
 from jaxserve.frontend.parsers.output_format import choose_output_format
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.apis.test_replies import EOS, play
