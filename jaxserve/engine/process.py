@@ -37,16 +37,20 @@ from jaxserve.executor.profiler import Profiler
 from jaxserve.executor.protocol import Executor, Progress
 from jaxserve.ipc.address import discard_address, remove_socket
 from jaxserve.ipc.engine_spec import MAX_SPEC_BYTES, EngineSpec, parse_spec
-from jaxserve.ipc.messages import AddRequest, Hello, StartupFailed, StartupProgress, StepOutputs
+from jaxserve.ipc.messages import AddRequest, Hello, ModelInfo, StartupFailed, StartupProgress, StepOutputs
 from jaxserve.ipc.report import PhaseClock, StartupReport, process_start_s
 from jaxserve.ipc.transport import EngineSocket, ProtocolError
+from jaxserve.kv.groups import SideGroups
 from jaxserve.kv.manager import KVManager
 from jaxserve.kv.page_changes import PageChanges
+from jaxserve.kv.states import RecurrentStates
 from jaxserve.kv.tiers.tiers import KVTiers
+from jaxserve.kv.windows import WindowPages
 from jaxserve.log import configure_logging
 from jaxserve.parent import die_with_parent
 from jaxserve.scheduler.admission import error_info
 from jaxserve.scheduler.embedding import EmbedScheduler
+from jaxserve.scheduler.plan import Buckets
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.structured.compiling import load_ll_tokenizer
 from jaxserve.structured.masks import GrammarMasks
@@ -217,6 +221,7 @@ def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
         enable_prefix_caching=config.cache.enable_prefix_caching,
         changes=changes,
         num_ranks=config.parallel.data_parallel_size,
+        groups=side_groups(model_info, executor.buckets, enable_prefix_caching=config.cache.enable_prefix_caching),
     )
     tiers = open_tiers(config, kv, executor, changes)
     scheduler = Scheduler(
@@ -234,6 +239,17 @@ def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
     adapters = AdapterPlaces(config.model.adapters, config.model.num_adapter_places)
     return EngineCore(
         scheduler, executor, depth=depth, profiler=profiler, page_changes=changes, tiers=tiers, adapters=adapters
+    )
+
+
+def side_groups(model_info: ModelInfo, buckets: Buckets, *, enable_prefix_caching: bool) -> SideGroups:
+    """Return the windows and the recurrent states of a model."""
+    block_size, max_chunk = model_info.block_size, max(buckets.mixed)
+    states = None
+    if model_info.num_state_slots:
+        states = RecurrentStates(model_info.num_state_slots, block_size, keeps_snapshots=enable_prefix_caching)
+    return SideGroups(
+        [WindowPages(count, block_size, window, max_chunk) for window, count in model_info.windows], states
     )
 
 

@@ -18,6 +18,8 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from jaxserve.executor.fake_caches import POISON as _POISON
+from jaxserve.executor.fake_caches import FakeStates, FakeWindow, PoisonError
 from jaxserve.executor.protocol import PlanT_contra, ResultT_co
 from jaxserve.ipc.engine_spec import Script
 from jaxserve.ipc.messages import EmbeddingInfo, ModelInfo
@@ -67,14 +69,9 @@ def _model_info(buckets: Buckets, **values: Any) -> ModelInfo:
     return ModelInfo(max_num_seqs=buckets.max_num_seqs, **fixed, **values)
 
 
-_POISON: Final = -1
 _TEMPERATURE: Final = list(COLUMNS).index("temperature")
 _PENALTY: Final = list(COLUMNS).index("presence_penalty")
 _SEED: Final = list(COLUMNS).index("seed")
-
-
-class PoisonError(Exception):
-    """A slot was read that holds nothing."""
 
 
 def next_token(tokens: Sequence[int] | np.ndarray, vocab_size: int, seed: int | None = None) -> int:
@@ -146,7 +143,10 @@ class FakeTokens:
         max_model_len: int = 2048,
         eos_token_ids: frozenset[int] = frozenset(),
         script: Script | None = None,
+        windows: Sequence[tuple[int, int]] = (),
+        num_state_slots: int = 0,
     ) -> None:
+        """windows: tokens and pages of sliding-window groups. num_state_slots: 0 for a model without recurrent layers."""
         self.buckets = buckets
         self.eos_token_ids = eos_token_ids
         self.model_info = _model_info(
@@ -155,7 +155,14 @@ class FakeTokens:
             max_model_len=max_model_len,
             num_kv_blocks=num_blocks,
             block_size=block_size,
+            windows=tuple(windows),
+            num_state_slots=num_state_slots,
         )
+        self.windows = [
+            FakeWindow(window, count, block_size, table, 1 + len(windows))
+            for table, (window, count) in enumerate(windows, start=1)
+        ]
+        self._states = FakeStates(num_state_slots) if num_state_slots else None
         self._pool = np.full((num_blocks, block_size), _POISON, np.int64)
         self.pages = FakePages(self._pool)
         self._vocab_size = vocab_size
@@ -171,6 +178,10 @@ class FakeTokens:
 
     def lose_state(self) -> None:
         self._pool[:] = _POISON
+        for window in self.windows:
+            window.pool[:] = _POISON
+        if self._states is not None:
+            self._states.lose()
         self._is_ended[:] = True
         self._counted.clear()
 
@@ -215,8 +226,10 @@ class FakeTokens:
         tokens = np.full(len(plan.request_ids), UNREAD_TOKEN, np.int32)
         masks = {mask.slot: mask.words for mask in plan.masks}
         has_end = False
-        for row in live:
-            past = self._read(plan, row, step)
+        pasts = [self._read(plan, row, step) for row in live]
+        if self._states is not None:
+            self._states.step(plan, live, step, pasts)
+        for row, past in zip(live, pasts, strict=True):
             seed = int(plan.sampling[row, _SEED]) if plan.sampling[row, _TEMPERATURE] else None  # 0.0 is all zero bits
             scripted = self._script.next_token(past.tolist()) if self._script is not None else None
             tokens[row] = next_token(past, self._vocab_size, seed) if scripted is None else scripted
@@ -261,6 +274,8 @@ class FakeTokens:
                 raise PoisonError(f"{plan.request_ids[row]} writes token {token} at position {first + offset}")
             written.add(slot)
             self._pool[slot] = token
+        for window in self.windows:
+            window.write(plan, row, first, np.atleast_1d(tokens))
 
     def _read(self, plan: StepPlan, row: int, step: int) -> np.ndarray:
         length = int(plan.num_computed_tokens[row] + plan.num_scheduled_tokens[row]) + step
@@ -268,6 +283,8 @@ class FakeTokens:
         past: np.ndarray = self._pool[plan.block_tables[row, :num_pages]].reshape(-1)[:length]
         if (past == _POISON).any():
             raise PoisonError(f"{plan.request_ids[row]} reads slots that hold nothing: {past.tolist()}")
+        for window in self.windows:
+            window.check(plan, row, int(plan.num_computed_tokens[row]) + step, past)
         return past
 
     def _slot(self, plan: StepPlan, row: int, position: int) -> tuple[int, int]:

@@ -242,6 +242,8 @@ def _model_info(
         startup=StartupReport(sorted(spans, key=lambda span: span.start_s), programs),
         embedding=prepared.embedding,
         sampling_defaults=defaults,
+        windows=limits.cache.windows,
+        num_state_slots=limits.cache.num_state_slots,
     )
 
 

@@ -39,6 +39,7 @@ from jaxserve.runner.host.cores import limit_threads, num_cores
 from jaxserve.runner.inputs import Program, StepTask
 from jaxserve.runner.limits import (
     Limits,
+    check_cache,
     context_notes,
     kv_cache_dtype,
     kv_spec,
@@ -46,6 +47,7 @@ from jaxserve.runner.limits import (
     make_limits,
     make_policy,
     mesh_shape,
+    with_cache_groups,
 )
 from jaxserve.runner.memory import kv_cache_bytes
 from jaxserve.runner.pages import page_batches
@@ -170,6 +172,8 @@ def prepare(
         _LOG.info(note)
     shape = mesh_shape(config.parallel)
     model = model.with_context(config.model.max_model_len).for_devices(shape.tensor)
+    model = with_cache_groups(config, model)
+    check_cache(config, model)
     policy = make_policy(config, model, chip_of(device))
     skeleton = make_skeleton(model, policy, adapters)
     sharding = make_sharding(model, shape, host_devices(shape.num_devices, config.hosts.num_hosts))

@@ -199,6 +199,10 @@ class ModelInfo(msgspec.Struct, frozen=True, array_like=True):
     """Set if the engine embeds; None: it generates."""
     sampling_defaults: dict[str, int | float] = {}
     """The model's defaults of fields of EngineSamplingParams."""
+    windows: tuple[tuple[int, int], ...] = ()
+    """Tokens and pages of each sliding window whose layers keep only the window's pages."""
+    num_state_slots: int = 0
+    """Slots of recurrent states; 0 for a model without recurrent layers."""
 
 
 class Ready(Message, frozen=True):

@@ -31,6 +31,10 @@ class HashChain:
             self._root = sha256(b"adapter:%d:" % adapter + self._root).digest()
         self._hashes: list[BlockHash] = []
 
+    def num_full(self, tokens: np.ndarray) -> int:
+        """Return the number of pages that `tokens` fill."""
+        return len(tokens) // self._block_size
+
     def hash(self, index: int, tokens: np.ndarray) -> BlockHash:
         """Return the hash of page `index` of a request with these `tokens`; the page must be full."""
         while len(self._hashes) <= index:
@@ -58,13 +62,62 @@ class AllocationFailure:
     """`BlockPool.num_gains` at that time."""
 
 
+class WindowTable:
+    """The pages of one request in a sliding-window group: those from `first` to `end`; other entries are null."""
+
+    __slots__ = ("end", "entries", "first")
+
+    def __init__(self, entries: np.ndarray) -> None:
+        self.entries = entries
+        """Part of the row that the device reads."""
+        self.first = 0
+        self.end = 0
+
+    def append(self, blocks: Sequence[BlockId]) -> None:
+        self.entries[self.end : self.end + len(blocks)] = blocks
+        self.end += len(blocks)
+
+    def clear(self) -> None:
+        self.entries[self.first : self.end] = NULL_BLOCK
+        self.first = self.end = 0
+
+
+class RequestState:
+    """The recurrent state of one request, see `kv.states`."""
+
+    __slots__ = ("kept", "pinned", "places", "slot", "snapshot_at", "spare")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Return to the state of a request that has not started."""
+        self.slot = 0
+        """The slot with the state after the computed tokens, those of steps in flight included."""
+        self.spare: int | None = None
+        """The slot that the first step will write."""
+        self.pinned: BlockHash | None = None
+        """Name of the snapshot that the first step reads."""
+        self.places: tuple[int, ...] = ()
+        """Numbers of computed tokens at which a chunk must end."""
+        self.snapshot_at: int | None = None
+        """Computed tokens, if the state in `slot` is to be kept as a snapshot."""
+        self.kept: list[tuple[int, int]] = []
+        """Computed tokens and slot of snapshots that are not published."""
+
+
 class BlockTable:
-    """Page i holds tokens `i * block_size ... (i + 1) * block_size - 1`. The table grows until it is cleared."""
+    """Page i holds tokens `i * block_size ... (i + 1) * block_size - 1`. The table grows until it is cleared.
 
-    __slots__ = ("chain", "failure", "num_blocks", "num_published", "pending", "rank", "row")
+    The tables of sliding-window groups follow it in `row`: each has `max_blocks` entries.
+    """
 
-    def __init__(self, max_blocks: int, chain: HashChain) -> None:
-        self.row = np.full(max_blocks, NULL_BLOCK, np.int32)  # as the device reads it
+    __slots__ = ("chain", "failure", "num_blocks", "num_published", "pending", "rank", "row", "state", "windows")
+
+    def __init__(self, max_blocks: int, chain: HashChain, num_windows: int = 0) -> None:
+        self.row = np.full((1 + num_windows) * max_blocks, NULL_BLOCK, np.int32)  # as the device reads it
+        self.windows = tuple(WindowTable(self.row[i * max_blocks :][:max_blocks]) for i in range(1, 1 + num_windows))
+        self.state = RequestState()
         self.num_blocks = 0
         self.num_published = 0
         """Leading pages that are cached, or whose content another page has in the cache."""

@@ -22,6 +22,7 @@ import numpy as np
 
 from jaxserve.kv.block_pool import BlockPool
 from jaxserve.kv.block_table import AllocationFailure, BlockTable, HashChain
+from jaxserve.kv.groups import SideGroups
 from jaxserve.kv.page_changes import PageChanges
 from jaxserve.types import BlockHash, BlockId
 
@@ -38,15 +39,19 @@ class KVManager:
         enable_prefix_caching: bool = True,
         changes: PageChanges | None = None,
         num_ranks: int = 1,
+        groups: SideGroups | None = None,
     ) -> None:
         """changes: records the pages that the prefix cache gains and loses; None: they are not recorded.
 
-        num_ranks: data ranks that have an equal share of the pages each.
+        num_ranks: data ranks that have an equal share of the pages each. groups: windows and recurrent states; a prefix is
+        shared only as far as the window's pages are cached, and up to a snapshot of the state.
         """
         self.block_size = block_size
         self.pool = BlockPool(num_blocks, changes, num_ranks=num_ranks)
         self._max_blocks = self.num_blocks_for(max_model_len)
         self._enable_prefix_caching = enable_prefix_caching
+        self.groups = SideGroups() if groups is None else groups
+        """Windows and recurrent states."""
         self.on_publish: Callable[[BlockHash], None] | None = None
         """Called with the hash of each page that becomes full and cached."""
         self._pending: dict[BlockHash, int] = {}
@@ -68,18 +73,14 @@ class KVManager:
 
     def new_table(self, cache_salt: str | None, adapter: int = 0) -> BlockTable:
         """Return an empty table for a new request of this adapter."""
-        return BlockTable(self._max_blocks, HashChain(self.block_size, cache_salt, adapter))
+        return BlockTable(self._max_blocks, HashChain(self.block_size, cache_salt, adapter), len(self.groups.windows))
 
     def find_prefix(self, table: BlockTable, tokens: np.ndarray, rank: int = 0) -> list[BlockId]:
-        """Return the cached pages of a rank that `tokens` start with. Changes nothing."""
-        blocks: list[BlockId] = []
-        if self._enable_prefix_caching:
-            for index in range((len(tokens) - 1) // self.block_size):
-                block = self.pool.find(table.chain.hash(index, tokens), rank)
-                if block is None:
-                    break
-                blocks.append(block)
-        return blocks
+        """Return the cached pages of a rank that a request with `tokens` can share. Changes nothing."""
+        if not self._enable_prefix_caching:
+            return []
+        blocks = _cached_pages(self.pool, table, tokens[: (len(tokens) - 1) // self.block_size * self.block_size], rank)
+        return blocks if self.groups.is_empty else blocks[: self.groups.longest_prefix(table, tokens, len(blocks))]
 
     def missing_prefix(
         self, table: BlockTable, tokens: np.ndarray, *, num_spare_blocks: int = 0
@@ -130,6 +131,10 @@ class KVManager:
                 num_held = len(cached) - self.pool.num_free_among(cached)
                 table.failure = AllocationFailure(len(tokens), len(cached), num_held, next_hash, self.pool.num_gains)
             return None
+        if not self.groups.is_empty:
+            num_common = len(_cached_pages(self.pool, table, tokens, rank)) if num_shareable else 0
+            if not self.groups.start(table, tokens, len(cached), num_common * self.block_size, num_spare_blocks):
+                return None
         table.failure = None
         self.pool.share(cached)  # first, or allocate might evict them
         table.append(cached)
@@ -141,14 +146,21 @@ class KVManager:
             self._pending[last] = num_shareable
         return len(cached) * self.block_size
 
-    def extend(self, table: BlockTable, num_tokens: int) -> bool:
-        """Make the table hold `num_tokens`. Returns False, and takes nothing, if the pool has too few pages."""
-        if num_tokens <= table.num_blocks * self.block_size:
-            return True
-        num_missing = self.num_blocks_for(num_tokens) - table.num_blocks
-        if num_missing > self.pool.num_free_of(table.rank):
+    def extend(self, table: BlockTable, num_tokens: int, num_computed: int | None = None) -> bool:
+        """Make the table hold `num_tokens`. Returns False, and takes nothing, if a pool has too few pages.
+
+        num_computed: tokens that are computed or in a step in flight; windows get pages for the next chunk after them. None:
+        windows get pages for all tokens.
+        """
+        in_windows = self.groups.missing(table, num_tokens, num_computed)
+        if not self.groups.has_free(in_windows):
             return False
-        table.append(self.pool.allocate(num_missing, table.rank))
+        num_missing = self.num_blocks_for(num_tokens) - table.num_blocks
+        if num_missing > 0:
+            if num_missing > self.pool.num_free_of(table.rank):
+                return False
+            table.append(self.pool.allocate(num_missing, table.rank))
+        self.groups.extend(table, in_windows)
         return True
 
     def extend_all(self, needs: Sequence[tuple[BlockTable, int]]) -> bool:
@@ -158,22 +170,28 @@ class KVManager:
             num_missing[table.rank] += max(0, self.num_blocks_for(tokens) - table.num_blocks)
         if any(count > self.pool.num_free_of(rank) for rank, count in enumerate(num_missing)):
             return False
+        in_windows = [self.groups.missing(table, tokens, None) for table, tokens in needs]
+        if not self.groups.has_free([sum(counts) for counts in zip(*in_windows, strict=True)]):
+            return False
         return all(self.extend(table, num_tokens) for table, num_tokens in needs)
 
     def may_publish(self, table: BlockTable, num_computed: int) -> bool:
-        """Return True if `publish` has pages to publish: once in `block_size` steps of a request."""
-        return num_computed >= (table.num_published + 1) * self.block_size and self._enable_prefix_caching
+        """Return True if `publish` has full pages to publish or to free: once in `block_size` steps of a request."""
+        is_kept = self._enable_prefix_caching or bool(self.groups.windows)
+        return num_computed >= (table.num_published + 1) * self.block_size and is_kept
 
     def publish(self, table: BlockTable, tokens: np.ndarray, num_computed: int) -> None:
-        """Cache the pages that the first `num_computed` tokens have filled."""
+        """Cache the pages that the first `num_computed` tokens have filled, and free those that a window has passed."""
         if not self.may_publish(table, num_computed):
             return
         num_full = num_computed // self.block_size
-        for index in range(table.num_published, num_full):
-            block_hash = table.chain.hash(index, tokens)
+        indices = range(table.num_published, num_full if self._enable_prefix_caching else 0)
+        hashes = [table.chain.hash(index, tokens) for index in indices]
+        for index, block_hash in zip(indices, hashes, strict=True):
             self.pool.cache(BlockId(int(table.row[index])), block_hash)
             if self.on_publish is not None:
                 self.on_publish(block_hash)
+        self.groups.publish(table, tokens, num_computed, hashes)
         table.num_published = num_full
         if table.pending is not None and num_full >= self._pending[table.pending]:
             self._drop_pending(table)
@@ -182,17 +200,30 @@ class KVManager:
         """Release all pages; published ones stay cached until they are evicted."""
         self._drop_pending(table)
         self.pool.release(table.blocks)
+        self.groups.free(table)
         table.clear()
 
     def reset_prefix_cache(self) -> None:
         """Forget every published page that no request holds."""
         self.pool.forget_evictable()
+        self.groups.forget()
 
     def _drop_pending(self, table: BlockTable) -> None:
         """Let other requests start that waited for the pages of this table."""
         if table.pending is not None:
             del self._pending[table.pending]
             table.pending = None
+
+
+def _cached_pages(pool: BlockPool, table: BlockTable, tokens: np.ndarray, rank: int) -> list[BlockId]:
+    """Return the cached pages of a rank that `tokens` start with."""
+    blocks: list[BlockId] = []
+    for index in range(table.chain.num_full(tokens)):
+        block = pool.find(table.chain.hash(index, tokens), rank)
+        if block is None:
+            break
+        blocks.append(block)
+    return blocks
 
 
 def _must_still_fail(pool: BlockPool, table: BlockTable, num_tokens: int, num_wanted: int) -> bool:

@@ -74,6 +74,8 @@ class GroupShapes:
 
     kind: CacheKind
     arrays: tuple[ArrayShape, ...]
+    table: int = 0
+    """See `CacheGroup.table`."""
 
 
 CacheShapes = tuple[GroupShapes, ...]
@@ -109,8 +111,8 @@ def group_shapes(
     num_heads, dim = heads or (group.num_kv_heads, group.head_dim)
     shape = (num_layers, count, num_heads, page_size, dim)
     if group.kind == "latent":
-        return GroupShapes(group.kind, (ArrayShape(shape, str(kv_dtype), (None, "pages")),))
-    return GroupShapes(group.kind, pool_shapes(shape, kv_dtype)[0].arrays)
+        return GroupShapes(group.kind, (ArrayShape(shape, str(kv_dtype), (None, "pages")),), group.table)
+    return GroupShapes(group.kind, pool_shapes(shape, kv_dtype)[0].arrays, group.table)
 
 
 def assemble(kind: CacheKind, arrays: Sequence[Any]) -> GroupCache:

@@ -45,6 +45,8 @@ class CacheGroup:
     """Tokens that a query attends to, itself included; sliding groups only."""
     arrays: tuple[StateArray, ...] = ()
     """Arrays of a state group."""
+    table: int = 0
+    """Page table of a request that the group reads: groups that keep the same tokens share one."""
 
     @property
     def has_pages(self) -> bool:
@@ -97,6 +99,11 @@ class CacheLayout:
         return tuple(group for group in self.groups if group.has_pages)
 
     @property
+    def num_tables(self) -> int:
+        """Page tables of a request: one for the groups that grow with the text, and one for each window."""
+        return 1 + max(group.table for group in self.groups)
+
+    @property
     def states(self) -> tuple[CacheGroup, ...]:
         """State groups."""
         return tuple(group for group in self.groups if not group.has_pages)
@@ -113,6 +120,8 @@ def cache_layout(layers: Sequence[LayerCache]) -> CacheLayout:
     if not kinds or not kinds[0].has_pages:
         raise ValueError("a model without attention layers is not served: no layer has KV pages")
 
+    windows = list(dict.fromkeys(group.window for group in kinds if group.window is not None))
+
     def place(stored: CacheGroup | None, index: int, source: int | None = None) -> CachePlace | None:
         if stored is None:
             return None
@@ -120,7 +129,10 @@ def cache_layout(layers: Sequence[LayerCache]) -> CacheLayout:
         return CachePlace(kinds.index(stored), owners[stored].index(owner), is_owner=source is None)
 
     return CacheLayout(
-        tuple(replace(kind, layers=tuple(owners[kind])) for kind in kinds),
+        tuple(
+            replace(kind, layers=tuple(owners[kind]), table=1 + windows.index(kind.window) if kind.window else 0)
+            for kind in kinds
+        ),
         tuple(
             LayerPlaces(place(layer.paged, index, layer.source), place(layer.state, index))
             for index, layer in enumerate(layers)

@@ -166,24 +166,24 @@ class DecoderConfig:
     kv_copies: int = 1
     """Copies of each of the checkpoint's KV heads among the `num_kv_heads`: see `for_devices`."""
     splits_windows: bool = False
-    """True: sliding-window layers have cache groups of their own, which keep only the window's pages. False: their cache
-    is like that of the other layers, and only attention knows the window."""
+    """True: sliding-window layers have cache groups of their own, which keep only the window's pages, if other layers keep
+    all. False: their cache is like that of the other layers, and only attention knows the window."""
 
     @property
     def cache(self) -> CacheLayout:
         """The cache groups, and each layer's places in them."""
-        return cache_layout([self._layer_cache(layer) for layer in self.layers])
+        windows = {layer.sliding_window for layer in self.layers if layer.has_kv}
+        splits_windows = self.splits_windows and None in windows
+        return cache_layout([self._layer_cache(layer, splits_windows=splits_windows) for layer in self.layers])
 
-    def _layer_cache(self, layer: LayerConfig) -> LayerCache:
+    def _layer_cache(self, layer: LayerConfig, *, splits_windows: bool) -> LayerCache:
         recurrent = layer.recurrent
         state = None if recurrent is None else CacheGroup("state", arrays=recurrent.arrays)
         if not layer.has_kv:
             return LayerCache(None, state)
         if layer.latent_dim is not None:
             return LayerCache(CacheGroup("latent", head_dim=layer.latent_dim), state, layer.kv_source)
-        window = layer.sliding_window if self.splits_windows else None
-        if window is not None and window >= self.max_position:
-            window = None
+        window = layer.sliding_window if splits_windows else None
         heads, dim = layer.num_kv_heads or self.num_kv_heads, layer.head_dim or self.head_dim
         kind: Literal["full", "sliding"] = "full" if window is None else "sliding"
         return LayerCache(CacheGroup(kind, (), heads, dim, window), state, layer.kv_source)

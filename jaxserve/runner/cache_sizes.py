@@ -38,6 +38,12 @@ class CacheSizes:
     """Slots, the zero slot included."""
 
     @property
+    def windows(self) -> tuple[tuple[int, int], ...]:
+        """Tokens and pages of each window that has pages of its own, in the order of their page tables."""
+        groups = zip(self.specs, self.num_blocks, strict=True)
+        return tuple(dict.fromkeys((spec.window, count) for spec, count in groups if spec.window is not None))
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the whole cache."""
         pages = sum(spec.bytes_per_block * count for spec, count in zip(self.specs, self.num_blocks, strict=True))
@@ -66,7 +72,7 @@ class CacheSizes:
 def request_pages(spec: KVSpec, num_tokens: int) -> int:
     """Return the pages of a group that a request of so many tokens holds while it decodes."""
     num_pages = -(-num_tokens // spec.block_size)
-    return num_pages if spec.window is None else min(num_pages, -(-spec.window // spec.block_size) + 1)
+    return num_pages if spec.window is None else min(num_pages, -(-spec.window // spec.block_size) + 2)
 
 
 def slot_bytes(groups: tuple[CacheGroup, ...], activations: jnp.dtype, rules: AxisRules, kv_shards: int) -> int:
@@ -97,7 +103,7 @@ def divide_cache(
     longest: tokens of the longest context; max_chunk: prompt tokens of a step.
     """
     planned = min(longest, PLANNED_TOKENS)
-    chunks = [1 if spec.window is None else 2 + 2 * -(-max_chunk // spec.block_size) for spec in specs]
+    chunks = [1 if spec.window is None else 3 + 2 * -(-max_chunk // spec.block_size) for spec in specs]
     fixed = slot_bytes + sum(spec.bytes_per_block * count for spec, count in zip(specs, chunks, strict=True))
     unit = SLOTS_PER_REQUEST * slot_bytes
     unit += sum(spec.bytes_per_block * request_pages(spec, planned) for spec in specs)
@@ -110,7 +116,7 @@ def divide_cache(
     count = max(0, min(max_num_seqs, (num_bytes - fixed) // unit))
     slots = 1 + SLOTS_PER_REQUEST * max(1, count) if slot_bytes else 0
     blocks = [
-        None if spec.window is None else chunk + max(1, count) * request_pages(spec, planned)
+        None if spec.window is None else chunk + max(count * request_pages(spec, planned), request_pages(spec, longest))
         for spec, chunk in zip(specs, chunks, strict=True)
     ]
     held = slots * slot_bytes

@@ -38,11 +38,10 @@ def step_context(skeleton: ModelSkeleton, field: dict[str, Any], cache: Cache, p
     scales = query_scales(skeleton.config, positions)
     places = positions % page_size
     rows = field["kv_lengths"], field["query_starts"]
-    groups: list[GroupStep] = [
-        Paging(own, *rows, written, places, ragged) for own, written in zip(tables, pages, strict=True)
-    ]
-    if program.num_state_slots:
-        groups += [StateSlots(field["state_reads"], field["state_writes"])] * (len(cache) - count)
+    paging = [Paging(own, *rows, written, places, ragged) for own, written in zip(tables, pages, strict=True)]
+    layout = skeleton.config.cache
+    groups: list[GroupStep] = [paging[group.table] for group in layout.paged]
+    groups += [StateSlots(field["state_reads"], field["state_writes"]) for _ in layout.states]
     adapters = _own_ranks(skeleton.adapters, field["adapters"][field["rows"]])
     return StepContext(*turns, tuple(groups), adapters, scales)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 from jaxserve_kernels.backend import NATIVE, Backend
@@ -52,7 +52,7 @@ class Limits:
     @property
     def program_sizes(self) -> tuple[int, int, int]:
         """Pages of a table, page tables of a request and state slots, as `inputs.programs` takes them."""
-        return self.max_pages, len(self.cache.specs), self.cache.num_state_slots
+        return self.max_pages, 1 + len(self.cache.windows), self.cache.num_state_slots
 
     @property
     def spec(self) -> KVSpec:
@@ -168,6 +168,39 @@ def kv_cache_dtype(config: Config, platform: str) -> jnp.dtype:
             raise ConfigError("--kv-cache-dtype fp8: only on GPUs and TPUs")
         return jnp.dtype("float32")
     return jnp.dtype("float8_e4m3fn") if is_fp8 else weights_dtype(config, platform)
+
+
+def with_cache_groups(config: Config, decoder: DecoderConfig) -> DecoderConfig:
+    """Return the decoder with the cache groups that the engine of `config` has.
+
+    Windows have pages of their own if they are shorter than the longest context, on one host, without data-parallel
+    attention and without tiers.
+    """
+    windows = [layer.sliding_window for layer in decoder.layers if layer.sliding_window is not None]
+    longest = min(config.model.max_model_len or decoder.max_position, decoder.max_position)
+    is_split = bool(windows) and min(windows) < longest
+    is_split &= config.parallel.data_parallel_size == 1 and config.hosts.num_hosts == 1 and not config.tiers.has_stores
+    return decoder if is_split == decoder.splits_windows else replace(decoder, splits_windows=is_split)
+
+
+def check_cache(config: Config, decoder: DecoderConfig) -> None:
+    """Raise ConfigError for a setting that does not work with this model's kinds of cache."""
+    cache = decoder.cache
+    if len(cache.groups) == 1 and cache.groups[0].kind == "full":
+        return
+    kinds = "a model with " + ("recurrent states" if cache.states else "several kinds of cache")
+    if config.tiers.has_stores:
+        raise ConfigError(
+            f"{', '.join(config.tiers.settings)}: not with {kinds}: its cache is kept on the devices only"
+        )
+    if config.parallel.data_parallel_size > 1:
+        raise ConfigError(f"--data-parallel-size {config.parallel.data_parallel_size}: not with {kinds}; use 1")
+    if config.hosts.num_hosts > 1:
+        raise ConfigError(f"--num-hosts {config.hosts.num_hosts}: not with {kinds}; use 1")
+    if cache.states and config.scheduler.num_speculative_tokens:
+        raise ConfigError(
+            f"--num-speculative-tokens {config.scheduler.num_speculative_tokens}: not with {kinds}, which cannot go back; use 0"
+        )
 
 
 def kv_specs(config: Config, decoder: DecoderConfig, platform: str) -> tuple[KVSpec, ...]:

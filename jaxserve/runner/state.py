@@ -50,8 +50,8 @@ class StateShapes:
 
     @property
     def num_tables(self) -> int:
-        """Page tables of a request: one per group with pages."""
-        return sum(group.kind != "state" for group in self.cache or ())
+        """Page tables of a request."""
+        return 1 + max((group.table for group in self.cache or ()), default=0)
 
     @property
     def pool_shape(self) -> tuple[int, ...]:

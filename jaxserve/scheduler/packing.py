@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxserve.kv.states import RecurrentStates
 from jaxserve.scheduler.plan import UNREAD_TOKEN, Buckets, Mask, StepPlan
 from jaxserve.scheduler.request import Request
 from jaxserve.types import NO_LOGPROBS, ProgramKind
 
 
 def pack(
-    requests: list[Request], counts: list[int], buckets: Buckets, num_steps: int, started: list[Request]
+    requests: list[Request],
+    counts: list[int],
+    buckets: Buckets,
+    num_steps: int,
+    started: list[Request],
+    states: RecurrentStates | None = None,
 ) -> tuple[StepPlan, list[Request]]:
     """Return the plan in which request i computes its next `counts[i]` tokens, and the requests in row order.
 
     Requests with a count of 0 have no row. The arrays are copies: later changes of the requests do not reach the plan.
-    started: the requests that have just got their slots.
+    started: the requests that have just got their slots. states: slots of recurrent states; None for a model without.
     """
     rows = [i for i, count in enumerate(counts) if count == 1]
     num_single = len(rows)
@@ -69,8 +75,27 @@ def pack(
         slot_inits=tuple(request.slot_init() for request in started if request.needs_state),
         adapters=_adapters(ordered),
         masks=tuple(masks),
+        state_slots=None if states is None else _state_slots(states, ordered, num_computed + num_scheduled, num_known),
     )
     return plan, ordered
+
+
+def cut_chunk(states: RecurrentStates, request: Request, count: int) -> int:
+    """Return how many of `count` tokens a request computes, so that its chunk ends where its state can be kept."""
+    num_known = request.num_tokens + request.num_unread_tokens
+    return states.cut(request.table.state, request.num_computed_tokens, count, num_known)
+
+
+def _state_slots(
+    states: RecurrentStates, ordered: list[Request], ends: np.ndarray, num_known: np.ndarray
+) -> np.ndarray:
+    """Return the slots of recurrent states that each row reads and writes."""
+    rows = zip(ordered, ends.tolist(), num_known.tolist(), strict=True)
+    slots = [
+        states.assign(request.table, end, is_chunk=end < known or end <= request.num_prompt_tokens)
+        for request, end, known in rows
+    ]
+    return np.array(slots, np.int32)
 
 
 def _matrix(rows: list[np.ndarray]) -> np.ndarray:

@@ -55,7 +55,7 @@ from jaxserve.scheduler.drafting import Drafter, by_request, confirmed, with_dra
 from jaxserve.scheduler.isolation import Isolation
 from jaxserve.scheduler.limits import StepLimits
 from jaxserve.scheduler.multi_step import MultiStepPolicy
-from jaxserve.scheduler.packing import pack
+from jaxserve.scheduler.packing import cut_chunk, pack
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
 from jaxserve.scheduler.prefetch import Prefetch
 from jaxserve.scheduler.request import Request, logprobs_of, output_of, prompt_logprobs_of
@@ -153,6 +153,8 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         if may_start and len(self.running) < self._limits.max_rows:
             self._prefetch.begin(self.waiting, self._shortest_first, len(self.running))
         counts, started = self._budget.share(self.running, self.waiting, missing, may_start=may_start)
+        if (states := self._kv.groups.states) is not None:
+            counts = [cut_chunk(states, request, count) for request, count in zip(self.running, counts, strict=True)]
         for request in started:
             self._prefetch.forget(request)
         _count_prefix_hits(started, self.stats)
@@ -162,7 +164,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         num_steps = 1
         if not (drafts or self.waiting or self._constrained):
             num_steps = self._multi_step.num_steps(self.running, counts, len(self.in_flight))
-        plan, requests = pack(self.running, counts, self._buckets, num_steps, started)
+        plan, requests = pack(self.running, counts, self._buckets, num_steps, started, self._kv.groups.states)
         if drafts:
             plan, requests = with_drafts(plan, requests, drafts, self._buckets)
         for request, count, is_sampling in zip(
@@ -249,7 +251,8 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         i = 0
         while i < len(missing):
             request = self.running[i]
-            if self._kv.extend(request.table, request.num_computed_tokens + missing[i]):
+            num_computed = request.num_computed_tokens
+            if self._kv.extend(request.table, num_computed + missing[i], num_computed):
                 i += 1
                 continue
             if self.in_flight:

@@ -19,7 +19,7 @@ from jaxserve.config import (
     TierConfig,
 )
 from jaxserve.engine.core import EngineCore
-from jaxserve.engine.process import open_tiers
+from jaxserve.engine.process import open_tiers, side_groups
 from jaxserve.executor.local import LocalExecutor
 from jaxserve.ipc.messages import AddRequest, RequestOutput, TokenLogprobs
 from jaxserve.kv.manager import KVManager
@@ -124,6 +124,7 @@ class ModelEngine:
             model_info.max_model_len,
             enable_prefix_caching=enable_prefix_caching,
             num_ranks=self.config.parallel.data_parallel_size,
+            groups=side_groups(model_info, self.executor.buckets, enable_prefix_caching=enable_prefix_caching),
         )
         scheduler = dataclasses.replace(
             self.config.scheduler,

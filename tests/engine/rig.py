@@ -11,12 +11,16 @@ import numpy as np
 from jaxserve.config import SchedulerConfig, SchedulingPolicy, TierConfig
 from jaxserve.engine.core import EngineCore
 from jaxserve.executor.fake import FakeExecutor, FakePending, powers_of_two
+from jaxserve.executor.fake_caches import POISON
 from jaxserve.executor.fake_models import FakeTokens, next_token
 from jaxserve.ipc.engine_spec import Script
 from jaxserve.ipc.messages import AddRequest, RequestOutput
+from jaxserve.kv.groups import SideGroups
 from jaxserve.kv.manager import KVManager
 from jaxserve.kv.page_changes import PageChanges
+from jaxserve.kv.states import RecurrentStates
 from jaxserve.kv.tiers.tiers import KVTiers
+from jaxserve.kv.windows import WindowPages
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.constrained import Grammars
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
@@ -89,10 +93,13 @@ class Rig:
         publishes_pages: bool = False,
         num_ranks: int = 1,
         tiers: TierConfig | None = None,
+        windows: tuple[tuple[int, int], ...] = (),
+        num_state_slots: int = 0,
     ) -> None:
         """`depth`: steps that `step` leaves in flight. `max_decode_steps`: above 1, all steps that can be are multi-step."""
         self.depth = depth
         self.max_model_len = max_model_len
+        self.num_state_slots = num_state_slots
         rows, tokens = max_num_seqs or 8, max_num_batched_tokens or 16
         self.buckets = buckets or Buckets(powers_of_two(rows), powers_of_two(tokens), rows, max_decode_steps)
         changes = PageChanges() if publishes_pages else None
@@ -103,6 +110,12 @@ class Rig:
             enable_prefix_caching=enable_prefix_caching,
             changes=changes,
             num_ranks=num_ranks,
+            groups=SideGroups(
+                [WindowPages(count, block_size, window, max(self.buckets.mixed)) for window, count in windows],
+                RecurrentStates(num_state_slots, block_size, keeps_snapshots=enable_prefix_caching, unit_tokens=8)
+                if num_state_slots
+                else None,
+            ),
         )
         self.model = FakeTokens(
             self.buckets,
@@ -112,6 +125,8 @@ class Rig:
             max_model_len=max_model_len,
             eos_token_ids=frozenset({EOS}),
             script=script,
+            windows=windows,
+            num_state_slots=num_state_slots,
         )
         self.executor = FakeExecutor(self.model, fail_at_steps=fail_at_steps, device_seconds=device_seconds, gate=gate)
         config = SchedulerConfig(
@@ -175,6 +190,8 @@ class Rig:
         if self.tiers is not None:
             self.tiers.save()
         self.model.poison(self.kv.pool.blank_blocks())
+        for pages, window in zip(self.kv.groups.windows, self.model.windows, strict=True):
+            window.pool[pages.pool.blank_blocks()] = POISON
 
     def finish(self, max_steps: int = 2000) -> None:
         """Step until nothing is left."""
@@ -183,6 +200,10 @@ class Rig:
                 break
         assert not self.scheduler.has_work, "requests starve"
         assert self.kv.usage == 0.0, "pages are lost"
+        for pages in self.kv.groups.windows:
+            assert pages.pool.num_free == pages.pool.num_usable, "pages of a window are lost"
+        if self.kv.groups.states is not None:
+            assert self.kv.groups.states.num_free == self.num_state_slots - 1, "state slots are lost"
 
     def run(self, *messages: AddRequest) -> dict[str, list[int]]:
         self.send(*messages)

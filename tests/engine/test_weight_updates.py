@@ -8,6 +8,7 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 

@@ -14,7 +14,7 @@ from jaxserve.runner.backend import Chip
 from jaxserve.runner.buckets import resolve_limits
 from jaxserve.runner.cache_sizes import CacheSizes
 from jaxserve.runner.inputs import programs
-from jaxserve.runner.limits import Limits, make_limits, make_policy
+from jaxserve.runner.limits import Limits, check_cache, make_limits, make_policy, with_cache_groups
 from jaxserve.runner.memory import DeviceMemory, kv_bytes_left
 from jaxserve.runner.slots import slots_bytes
 from jaxserve.tools.planning.devices import Device
@@ -53,7 +53,8 @@ def model_sizes(config: Config, decoder: DecoderConfig, device: Device) -> Sizes
 
 def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
     """Divide the memory as the engine would. Raises DoesNotFitError with one line."""
-    decoder = decoder.for_devices(config.parallel.tensor_parallel_size)
+    decoder = with_cache_groups(config, decoder.for_devices(config.parallel.tensor_parallel_size))
+    check_cache(config, decoder)
     sizes = model_sizes(config, decoder, device)
     weights = held_bytes(device, sizes, sizes.weights_bytes)
     if weights >= device.limit_bytes:

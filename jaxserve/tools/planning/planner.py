@@ -17,7 +17,7 @@ from jaxserve.errors import DoesNotFitError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import read_decoder
 from jaxserve.runner.inputs import Program, programs
-from jaxserve.runner.limits import Limits, context_notes, kv_spec, quantization_notes
+from jaxserve.runner.limits import Limits, context_notes, kv_spec, quantization_notes, with_cache_groups
 from jaxserve.runtime.environment import child_environment
 from jaxserve.runtime.startup_display import StartupDisplay
 from jaxserve.tools.planning.advice import Advice, Attempt, advice_for, attempt, find_advice
@@ -303,7 +303,7 @@ class Planner:
 
     def _decoder(self, config: Config) -> DecoderConfig:
         decoder = self._model.decoder.with_context(config.model.max_model_len)
-        return decoder.for_devices(config.parallel.tensor_parallel_size)
+        return with_cache_groups(config, decoder.for_devices(config.parallel.tensor_parallel_size))
 
     def _notes(self, config: Config, sizes: Sizes, limits: Limits) -> tuple[str, ...]:
         decoder, device = self._decoder(config), self._device
