@@ -167,7 +167,6 @@ def prepare(
     device = first_device(config.parallel.num_devices // config.hosts.num_hosts)
     if isinstance(model, EncoderConfig) or resolve_task(config.model, model) == "embed":
         return _prepare_embedding(config, model, modules, device)
-    _refuse_recurrent(config, model)
     for note in context_notes(config, model):
         _LOG.info(note)
     shape = mesh_shape(config.parallel)
@@ -185,32 +184,6 @@ def prepare(
     limits = make_limits(config, model, policy, device.platform, kv_bytes)
     task = generation_task(device.platform)
     return Preparation(device, skeleton, sharding, limits, task, has_tiers=config.tiers.has_stores)
-
-
-def _refuse_recurrent(config: Config, model: DecoderConfig) -> None:
-    """Raise ConfigError for what models with recurrent layers cannot do."""
-    if model.recurrent is None:
-        return
-    if config.scheduler.num_speculative_tokens:
-        raise ConfigError(
-            f"--num-speculative-tokens {config.scheduler.num_speculative_tokens}: this model has recurrent layers, whose "
-            "states cannot take back a rejected draft; use 0"
-        )
-    if config.parallel.data_parallel_size > 1:
-        raise ConfigError(
-            f"--data-parallel-size {config.parallel.data_parallel_size}: this model has recurrent layers, whose states are "
-            "not divided over data ranks; use 1"
-        )
-    if config.tiers.has_stores:
-        raise ConfigError(
-            f"{', '.join(config.tiers.settings)}: states of recurrent layers are not copied; leave it out"
-        )
-    raise ConfigError(_NOT_SCHEDULED)
-
-
-_NOT_SCHEDULED: Final = (
-    "this model has recurrent layers, which the scheduler does not serve yet: it gives them no states"
-)
 
 
 def _prepare_embedding(
