@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+from jaxserve.checkpoint.converted import is_converted, open_converted
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.checkpoint import open_gguf_checkpoint
 from jaxserve.checkpoint.huggingface import open_huggingface
@@ -16,7 +17,9 @@ _GGUF_MAGIC = b"GGUF"
 
 
 def open_checkpoint(path: Path, families: Collection[Family]) -> Checkpoint:
-    """Open a Hugging Face directory or a GGUF file; raise CheckpointError in one line."""
+    """Open a Hugging Face directory, a conversion or a GGUF file; raise CheckpointError in one line."""
+    if path.is_dir() and is_converted(path):
+        return open_converted(path, families)
     if path.is_dir():
         return open_huggingface(path, families)
     try:

@@ -133,6 +133,9 @@ COMMANDS = (
     Command(
         "compile", "compile a model's programs ahead of time, into a cache to ship", "[MODEL] --output DIR [OPTIONS]"
     ),
+    Command(
+        "convert", "write a model's parameters as the server holds them, for a faster start", "MODEL OUT [OPTIONS]"
+    ),
     Command("bench", "measure a running server, the engine alone, or how fast a server starts"),
     Command("health", "exit 0 if a server serves requests, or with --live if it runs; for container health checks"),
     Command("version", "print the versions of jaxserve, jax and Python"),

@@ -55,6 +55,10 @@ class StartupDisplay:
         """Show that the program `name` is compiled."""
         self.show(StartupProgress("compile", done, total, name))
 
+    def show_loaded(self, done: int, total: int, name: str) -> None:
+        """Show that the parameter `name` is loaded; `done` and `total` are bytes."""
+        self.show(StartupProgress("load", done, total, name))
+
     def show(self, progress: StartupProgress) -> None:
         """Show one message. Messages of a restarted engine come after the block and are not shown."""
         if self._is_closed:

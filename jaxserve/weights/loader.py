@@ -6,23 +6,22 @@ Peak host memory is the parameters on CPU devices plus one parameter, and one mo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
-from typing import Final
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from jaxserve.checkpoint.converted import converted_of
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.errors import CheckpointError
 from jaxserve.models.skeleton import EncoderSkeleton, LeafSpec, ModelSkeleton
 from jaxserve.sharding.mesh import Sharding
+from jaxserve.weights.converted import is_adapter, restore_arrays
 from jaxserve.weights.reader import Ranges, TensorReader, kv_copies
 
 Progress = Callable[[int, int, str], None]
 """Called with (bytes loaded, bytes in total, parameter name)."""
 
-ADAPTER: Final = ".lora_"
-"""Part of the names of tensors that belong to adapters."""
 _DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Buffers that some checkpoints store and every implementation computes."""
 
@@ -44,9 +43,15 @@ def load_params(
     check_tensors(checkpoint, skeleton)
     reader = TensorReader(checkpoint, skeleton.config, on_read)
     done, total = 0, sum(leaf.num_bytes for leaf in skeleton.leaves)
+    converted, restored = converted_of(checkpoint), dict[str, list[jax.Array]]()
+    if converted is not None:
+        restored |= restore_arrays(converted, skeleton, sharding)
+        on_read(converted.num_bytes)
     params: list[jax.Array] = []
     for leaf in skeleton.leaves:
-        params += _load_leaf(leaf, reader, [sharding.place(spec.axes) for spec in leaf.arrays])
+        params += restored.get(leaf.name) or _load_leaf(
+            leaf, reader, [sharding.place(spec.axes) for spec in leaf.arrays]
+        )
         done += leaf.num_bytes
         progress(done, total, leaf.name)
     return tuple(params)
@@ -61,7 +66,7 @@ def load_adapters(checkpoint: Checkpoint, skeleton: ModelSkeleton, sharding: Sha
     reader = TensorReader(checkpoint, skeleton.config)
     found, index = {}, 0
     for leaf in skeleton.leaves:
-        if ADAPTER in leaf.tensors[0]:
+        if is_adapter(leaf):
             (found[index],) = _load_leaf(leaf, reader, [sharding.place(spec.axes) for spec in leaf.arrays])
         index += len(leaf.arrays)
     return found

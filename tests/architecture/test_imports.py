@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "apis.routes",
         "apis.schema",
         "executor.precompile",
+        "executor.convert",
         "checkpoint",
         "sampling.params",
     },

@@ -17,12 +17,12 @@ from jaxserve.engine.adapters import AdapterPlaces
 from jaxserve.engine.control import EngineControl
 from jaxserve.ipc.messages import Command, CommandName, CommandOptions, EngineState, ErrorInfo, PauseMode, RequestOutput
 from jaxserve.types import place_of
-from tests.engine.model_engine import Generated, ModelEngine, request
+from tests.engine.model_engine import MODEL_NAME, Generated, ModelEngine, request
 from tests.engine.rig import Rig, add, expected, prompt
 from tests.models.goldens import DATA, adapter_goldens
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
-MODEL = DATA / "llama3_tiny"
+MODEL = DATA / MODEL_NAME
 PROMPTS = {"a": list(range(3, 60)), "b": list(range(40, 70)), "c": [9, 8, 7]}
 OPTIONS = {"max_tokens": 24}
 
@@ -95,14 +95,14 @@ def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def fresh(new: Path) -> Iterator[ModelEngine]:
     """An engine that was started with the new weights."""
-    engine = ModelEngine(new)
+    engine = ModelEngine(new, max_num_seqs=16, max_num_batched_tokens=64)
     yield engine
     engine.close()
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[ModelEngine]:
-    engine = ModelEngine(MODEL)
+    engine = ModelEngine(MODEL, max_num_seqs=16, max_num_batched_tokens=64)
     yield engine
     engine.close()
 
@@ -240,7 +240,7 @@ def test_adapters_are_loaded_and_unloaded_while_others_run(tmp_path: Path) -> No
     """Tokens are PEFT's, an adapter that takes another's place finds none of its pages, and nothing is compiled."""
     goldens = adapter_goldens("llama3_tiny")
     modules = {name: str(goldens[name].path) for name in ("first", "second")}
-    engine = ModelEngine(MODEL, lora_modules=",".join(map("=".join, modules.items())), max_num_seqs=6)
+    engine = ModelEngine(DATA / "llama3_tiny", lora_modules=",".join(map("=".join, modules.items())), max_num_seqs=6)
     places = AdapterPlaces(modules, 2)
     operator = Operator(engine, places)
 

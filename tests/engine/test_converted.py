@@ -1,0 +1,116 @@
+"""Converted models: the same bits on the devices as from the model itself, or no model at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxserve.checkpoint.converted import MANIFEST_FILE
+from jaxserve.config import Config, ModelConfig, ParallelConfig
+from jaxserve.errors import CheckpointError, StartupError
+from jaxserve.executor.convert import convert
+from jaxserve.executor.preparation import prepare
+from jaxserve.models.registry import decoder_of, open_model
+from jaxserve.weights.loader import load_params
+from tests.engine.model_engine import MODEL_NAME, ModelEngine, request
+from tests.models.goldens import DATA, golden_checkpoint
+
+pytestmark = [pytest.mark.slow]
+MODEL = DATA / MODEL_NAME
+
+
+def config_of(quantization: str = "none", model: Path = MODEL, dtype: str = "float32", num_devices: int = 1) -> Config:
+    settings = ModelConfig(model=str(model), quantization=quantization, dtype=dtype, max_model_len=128)  # type: ignore[arg-type]
+    return Config(model=settings, parallel=ParallelConfig(tensor_parallel_size=num_devices))
+
+
+def converted(config: Config, output: Path, model: Path = MODEL) -> Path:
+    convert(config, model, output, lambda done, total, name: None)
+    return output
+
+
+def params(config: Config, path: Path) -> tuple[jax.Array, ...]:
+    checkpoint = open_model(path)
+    prepared = prepare(config, decoder_of(checkpoint))
+    return load_params(checkpoint, prepared.skeleton, prepared.sharding, lambda done, total, name: None)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return converted(config_of(), tmp_path_factory.mktemp("converted") / "plain")
+
+
+@pytest.mark.parametrize(
+    ("quantization", "dtype", "num_devices"),
+    [("none", "bfloat16", 2), ("int8", "float32", 1), ("int4-weight-only", "float32", 2), ("fp8", "float32", 1)],
+)
+def test_restored_parameters_are_those_of_the_model_bit_by_bit(
+    tmp_path: Path, quantization: str, dtype: str, num_devices: int
+) -> None:
+    config = config_of(quantization, dtype=dtype, num_devices=num_devices)
+    path = converted(config, tmp_path / "out")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+    for mine, theirs in zip(params(config, path), params(config, MODEL), strict=True):
+        assert (mine.dtype, mine.sharding) == (theirs.dtype, theirs.sharding)
+        assert np.asarray(mine).tobytes() == np.asarray(theirs).tobytes()
+
+
+def test_a_converted_model_generates_the_tokens_of_the_model(plain: Path) -> None:
+    golden = golden_checkpoint(MODEL.name)
+    engine = ModelEngine(plain, max_num_seqs=16, max_num_batched_tokens=64)
+    result = engine.run([request("a", golden.prompt_ids, max_tokens=24)])["a"]
+    assert result.token_ids == golden.output_ids.tolist()[:24]
+    engine.executor.weights.load(str(MODEL))()  # type: ignore[union-attr]
+    engine.executor.weights.load(str(plain))()  # type: ignore[union-attr]
+    engine.close()
+
+
+@pytest.mark.parametrize("damage", ["short", "missing", "manifest"])
+def test_a_conversion_that_is_not_whole_is_no_model(plain: Path, tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(plain, folder)
+    largest = max(
+        (file for file in (folder / "arrays").rglob("*") if file.is_file()), key=lambda file: file.stat().st_size
+    )
+    match damage:
+        case "short":
+            largest.write_bytes(largest.read_bytes()[:-1])
+        case "missing":
+            largest.unlink()
+        case "manifest":
+            (folder / MANIFEST_FILE).unlink()
+    with pytest.raises(CheckpointError):
+        open_model(folder)
+
+
+def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("jaxserve.executor.convert.save_arrays", fail)
+    with pytest.raises(StartupError, match="No space left on device"):
+        converted(config_of(), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_settings_are_refused_by_name(plain: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="quantization none, needed: int8"):
+        params(config_of("int8"), plain)
+    for config, model, output, text in (
+        (config_of(), MODEL, plain, "exists already"),
+        (config_of(), plain, tmp_path / "again", "is converted already"),
+        (config_of(), plain / "config.json", tmp_path / "file", "only a Hugging Face directory"),
+        (
+            dataclasses.replace(config_of(), model=ModelConfig(model="any", lora_modules="a=b")),
+            MODEL,
+            tmp_path / "adapters",
+            "adapters are not converted",
+        ),
+    ):
+        with pytest.raises(StartupError, match=text):
+            converted(config, output, model)
