@@ -69,7 +69,7 @@ class ServedWeights:
     def load(self, model: str) -> Callable[[], None]:
         """Read the weights of `model` beside those that serve: until they are in use, both are on the devices."""
         checkpoint = open_model(resolve(model, progress=False))
-        _check_same(self._config, self._prepared, checkpoint)
+        _check_same(self._config, self._prepared, checkpoint, self._base)
         params = self._read(checkpoint)
 
         def install() -> None:
@@ -138,14 +138,12 @@ def _check_reserved(adapter: Adapter, shapes: AdaptersConfig) -> None:
         )
 
 
-def _check_same(config: Config, prepared: Preparation, checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError unless the programs of the served model compute what `checkpoint` describes."""
-    served, found = prepared.skeleton.config, model_of(checkpoint)
+def _check_same(config: Config, prepared: Preparation, checkpoint: Checkpoint, base: Checkpoint) -> None:
+    """Raise CheckpointError unless the programs, made for the model of `base`, compute what `checkpoint` describes."""
+    served, found = model_of(base), model_of(checkpoint)
     if isinstance(served, DecoderConfig) and isinstance(found, DecoderConfig):
         quant = make_policy(config, found, chip_of(prepared.device)).quant
-        found = found.with_context(config.model.max_model_len).for_devices(config.parallel.tensor_parallel_size)
-        same = _FREE if prepared.embedding is None else _FREE | {"tied_embeddings"}
-        found = replace(found, **{name: getattr(served, name) for name in same})
+        found = replace(found, **{name: getattr(served, name) for name in _FREE})
         if quant != prepared.skeleton.policy.quant:
             _differ(checkpoint, "quantization", prepared.skeleton.policy.quant.name, quant.name)
     if type(served) is not type(found):
