@@ -29,8 +29,9 @@ class Mamba2(nnx.Module):
         rows = width + mamba.num_channels + mamba.num_heads
         self.in_proj = Linear(rows, d, (None, "embed"), policy, bias=mamba.has_bias)
         self.conv1d = DepthwiseConv(mamba.num_channels, mamba.num_taps, policy, bias=mamba.has_conv_bias)
-        for name in ("dt_bias", "A_log", "D"):
-            setattr(self, name, parameter((mamba.num_heads,), (None,), single))
+        self.dt_bias = parameter((mamba.num_heads,), (None,), single)
+        self.A_log = parameter((mamba.num_heads,), (None,), single)
+        self.D = parameter((mamba.num_heads,), (None,), single)
         self.norm = None if mamba.norm == "none" else GroupNorm(mamba, config.norm_eps, policy)
         self.out_proj = Linear(d, width, ("embed", None), policy, bias=mamba.has_bias)
         self.mamba = mamba

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
@@ -68,11 +68,9 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
 def _mamba(keys: Keys) -> Mamba2Config:
     given = keys.get("mamba_d_ssm")
     width = mamba_width(keys) if given is None else keys.integer("mamba_d_ssm", MAX_WIDTH)
-    norm = (
-        ("norm_first" if keys.flag("mamba_norm_before_gate") else "gate_first")
-        if keys.flag("mamba_rms_norm")
-        else "none"
-    )
+    norm: Literal["gate_first", "norm_first", "none"] = "none"
+    if keys.flag("mamba_rms_norm"):
+        norm = "norm_first" if keys.flag("mamba_norm_before_gate") else "gate_first"
     own = keys.number("ssm_in_multiplier")
     z, x, b, c, dt = (own * scale for scale in keys.numbers("ssm_multipliers", 5))
     return replace(

@@ -77,12 +77,12 @@ def operands(case: Case, seed: int = 0) -> Operands:
 
 def run(case: Case, given: Operands, backend: Backend, *, is_emulated: bool = False) -> Any:
     """Attend with the rows of a case. See `ops.OpCases`."""
-    *arrays, starts, positions = as_arrays(given)
+    q, k, v, log_decay, rate, states, starts, positions = as_arrays(given)
     num_decode_rows = next((i for i, count in enumerate(case.counts) if count != 1), len(case.counts))
     if case.is_decode:
-        return linear_attention(*arrays, decode_segments(starts))
-    segments = cut_segments(starts, positions, jnp.int32(num_decode_rows), num_tokens=len(given.q))
-    return linear_attention(*arrays, segments)
+        return linear_attention(q, k, v, log_decay, rate, states, decode_segments(starts))
+    segments = cut_segments(starts, positions, jnp.int32(num_decode_rows), num_tokens=len(q))
+    return linear_attention(q, k, v, log_decay, rate, states, segments)
 
 
 def error(case: Case, given: Operands, out: Any) -> float:

@@ -55,11 +55,11 @@ def operands(case: Case, seed: int = 0) -> Operands:
 
 def run(case: Case, given: Operands, backend: Backend, *, is_emulated: bool = False) -> Any:
     """Convolve the rows of a case. See `ops.OpCases`."""
-    *arrays, starts = as_arrays(given)
+    x, weight, windows, starts = as_arrays(given)
     if case.is_decode:
-        return short_conv(*arrays, decode_segments(starts))
+        return short_conv(x, weight, windows, decode_segments(starts))
     positions = jnp.zeros(len(case.counts), jnp.int32)
-    return short_conv(*arrays, cut_segments(starts, positions, jnp.int32(0), num_tokens=len(given.x)))
+    return short_conv(x, weight, windows, cut_segments(starts, positions, jnp.int32(0), num_tokens=len(x)))
 
 
 def error(case: Case, given: Operands, out: Any) -> float:
