@@ -1,0 +1,58 @@
+"""Real (tiny) models with recurrent layers in an engine: the tokens are those of transformers, or of a request alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engine.model_engine import ModelEngine, request
+from tests.models.goldens import golden_checkpoint
+
+pytestmark = [pytest.mark.slow]
+
+
+@pytest.fixture(scope="module", params=[("qwen3_5_odd_tiny", "xla"), ("falcon_h1_odd_tiny", "native")])
+def engine(request: Any) -> Iterator[tuple[str, ModelEngine]]:
+    name, kernels = request.param
+    made = ModelEngine(golden_checkpoint(name).path, cpu_kernels=kernels)
+    yield name, made
+    made.executor.close()
+
+
+def test_tokens_equal_transformers(engine: tuple[str, ModelEngine]) -> None:
+    name, made = engine
+    golden = golden_checkpoint(name)
+    made.restart()
+    assert made.run([request("a", golden.prompt_ids, max_tokens=64)])["a"].token_ids == golden.output_ids.tolist()
+
+
+def test_chunks_neighbours_and_preemption_change_no_token(engine: tuple[str, ModelEngine]) -> None:
+    name, made = engine
+    golden, rng = golden_checkpoint(name), np.random.default_rng(0)
+    prompts = [np.concatenate([golden.prompt_ids, rng.integers(3, 200, 1 + 9 * i)]) for i in range(4)]
+    messages = [request(str(i), each, max_tokens=20) for i, each in enumerate(prompts)]
+    alone = []
+    for message in messages:
+        made.restart()
+        alone.append(made.run([message])[message.request_id].token_ids)
+    for options in ({}, {"max_num_batched_tokens": 7}, {"num_blocks": 12}, {"overlap": False}):
+        made.restart(**options)  # type: ignore[arg-type]
+        together = made.run(messages)
+        assert [together[each.request_id].token_ids for each in messages] == alone, options
+
+
+def test_a_request_that_begins_at_a_snapshot_gives_the_tokens_of_a_cold_one(engine: tuple[str, ModelEngine]) -> None:
+    made, rng = engine[1], np.random.default_rng(1)
+    stem = rng.integers(3, 300, 70)
+    messages = [request(str(i), np.concatenate([stem, rng.integers(3, 300, 9)]), max_tokens=20) for i in range(3)]
+    cold = []
+    for message in messages:
+        made.restart()
+        cold.append(made.run([message])[message.request_id].token_ids)
+    made.restart()
+    found = [made.run([message])[message.request_id] for message in messages]
+    assert [each.token_ids for each in found] == cold
+    assert found[2].num_cached_tokens >= 64
