@@ -1,15 +1,18 @@
-"""Layers that keep a state of fixed size per request in place of keys and values, as data."""
+"""Layers that keep a state of fixed size per request in place of keys and values, as data.
+
+They are tagged structs: a layer has one of three kinds, and configs travel between processes as JSON.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from jaxserve.model_config.cache import StateArray
 
 
-@dataclass(frozen=True, slots=True)
-class GatedDeltaConfig:
+class GatedDeltaConfig(msgspec.Struct, frozen=True, tag="gated_delta"):
     """A gated delta net (arXiv 2412.06464): a short convolution, then linear attention by the gated delta rule."""
 
     num_key_heads: int  # K
@@ -32,8 +35,7 @@ class GatedDeltaConfig:
         return _arrays(self, (self.num_value_heads, self.key_dim, self.value_dim))
 
 
-@dataclass(frozen=True, slots=True)
-class Mamba2Config:
+class Mamba2Config(msgspec.Struct, frozen=True, tag="mamba2"):
     """A Mamba-2 mixer (arXiv 2405.21060)."""
 
     num_heads: int  # N
@@ -49,8 +51,8 @@ class Mamba2Config:
     norm: Literal["gate_first", "norm_first", "none"]
     """RMSNorm over each group of the gated output, or of the output before its gate; none: only a gate."""
     min_step: float = 0.0
-    max_step: float = float("inf")
-    """Bounds of dt."""
+    max_step: float | None = None
+    """Bounds of dt; None: there is no upper one."""
     scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
     """Factors on the projections z, x, B, C and dt (Falcon-H1)."""
     out_scale: float = 1.0
@@ -72,8 +74,7 @@ class Mamba2Config:
         return _arrays(self, (self.num_heads, self.state_dim, self.head_dim))
 
 
-@dataclass(frozen=True, slots=True)
-class ShortConvConfig:
+class ShortConvConfig(msgspec.Struct, frozen=True, tag="short_conv"):
     """A gated short convolution (LFM2, arXiv 2511.23404), whose only state is its window."""
 
     num_channels: int

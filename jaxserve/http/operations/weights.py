@@ -56,7 +56,7 @@ class LoadAdapterRequest(msgspec.Struct):
 
 
 class UnloadAdapterRequest(msgspec.Struct):
-    lora_name: Annotated[str, Bound("characters", 1)]
+    lora_name: Annotated[str, Bound("characters", 1), Meta(description="The name of the adapter.")]
 
 
 _Command = partial(Route, "POST", tag="Operation", reply=ControlResult, errors=(400, 503))

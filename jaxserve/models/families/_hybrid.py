@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, Literal
@@ -118,18 +119,18 @@ def mamba_width(keys: Keys) -> int:
     return keys.integer("mamba_expand", 64) * keys.integer("hidden_size", MAX_WIDTH)
 
 
-def _bounds(keys: Keys) -> tuple[float, float]:
+def _bounds(keys: Keys) -> tuple[float, float | None]:
     """Read `time_step_limit`; JSON may have no infinity, or one as text."""
     found = keys.get("time_step_limit")
     if found is None:
-        return 0.0, float("inf")
+        return 0.0, None
     try:
         low, high = map(float, found)
     except (TypeError, ValueError):
         low, high = 1.0, 0.0
     if not 0 <= low < high:
         raise keys.error("time_step_limit", "two numbers, the first at least 0 and below the second")
-    return low, high
+    return low, None if math.isinf(high) else high
 
 
 def _multiple(keys: Keys, key: str, factor: int, of: str) -> int:

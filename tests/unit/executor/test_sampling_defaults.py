@@ -50,7 +50,7 @@ def test_another_file_or_its_folder_takes_its_place(tmp_path: Path) -> None:
     ("config", "complaint"),
     [
         ({"temperature": 3.5}, "key 'temperature': Expected `float` <= 2.0, found 3.5"),
-        ({"top_p": 0}, "key 'top_p': Expected `float` > 0.0, found 0"),
+        ({"top_p": 1.5}, "key 'top_p': Expected `float` <= 1.0, found 1.5"),
         ({"top_k": "20"}, "key 'top_k': Expected `int`, got `str`, found 20"),
         ({"min_p": True}, "key 'min_p': Expected `float`, got `bool`, found True"),
     ],
