@@ -198,8 +198,8 @@ def _prepare_embedding(
     if isinstance(model, EncoderConfig):
         skeleton = make_encoder_skeleton(model, make_encoder_policy(config, chip))
     else:  # tied embeddings, so that no memory goes into an unused head
-        if len(model.cache.groups) > 1:
-            raise ConfigError("--task embed: a model with several kinds of cache is not served for embeddings")
+        if [group.kind for group in model.cache.groups] != ["full"]:
+            raise ConfigError("--task embed: only with layers that all keep keys and values of one shape")
         model = model.with_context(config.model.max_model_len).for_devices(config.parallel.tensor_parallel_size)
         model = replace(model, tied_embeddings=True)
         skeleton = make_skeleton(model, make_policy(config, model, chip))

@@ -19,7 +19,7 @@ from jaxserve.kv.spec import KVSpec
 from jaxserve.model_config.cache import CacheGroup
 from jaxserve.sharding.rules import AxisRules
 
-PLANNED_TOKENS: Final = 8192
+PLANNED_TOKENS: Final = 4096
 """Length of the requests that sliding and state groups are sized for, where contexts may be longer."""
 SLOTS_PER_REQUEST: Final = 3
 """State slots per request: its own, and two snapshots."""

@@ -75,6 +75,8 @@ class Limits:
         return (
             f"max_num_seqs={self.buckets.max_num_seqs} max_num_batched_tokens={max(self.buckets.mixed)} "
             f"max_model_len={self.max_model_len} num_kv_blocks={self.num_blocks}"
+            + "".join(f" window_{window}_blocks={count}" for window, count in self.cache.windows)
+            + (f" state_slots={self.cache.num_state_slots}" if self.cache.num_state_slots else "")
         )
 
 

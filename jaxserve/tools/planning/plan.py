@@ -56,6 +56,11 @@ class CachePart:
     num_blocks: int
     num_tokens: int
     """Tokens that fit, without the null page."""
+    windows: tuple[tuple[int, int], ...] = ()
+    """Tokens and pages of each sliding window whose layers keep only the window's pages."""
+    num_state_slots: int = 0
+    """Slots of recurrent states, with the zero slot."""
+    state_slot_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,6 +198,9 @@ class Planner:
                 block_size=limits.spec.block_size,
                 num_blocks=limits.num_blocks,
                 num_tokens=limits.num_usable_blocks * limits.spec.block_size,
+                windows=limits.cache.windows,
+                num_state_slots=limits.cache.num_state_slots,
+                state_slot_bytes=limits.cache.slot_bytes,
             ),
             step=StepPart(
                 max_model_len=limits.max_model_len,

@@ -67,6 +67,9 @@ def _print_memory(plan: Plan, console: Console) -> None:
     else:
         cache = plan.cache
         pages = f"{cache.num_blocks:,} pages of {cache.block_size}, {cache.num_tokens:,} tokens"
+        pages += "".join(f"; {count:,} pages for windows of {window:,} tokens" for window, count in cache.windows)
+        if cache.num_state_slots:
+            pages += f"; {cache.num_state_slots:,} states of {gib(cache.state_slot_bytes)}"
         table.add_row("KV cache", gib(memory.kv_bytes), f"{cache.dtype}, {gib(cache.bytes_per_token)} a token: {pages}")
         table.add_row("workspace", gib(memory.workspace_bytes), _workspace_text(plan, memory))
         if plan.fits:

@@ -55,6 +55,23 @@ def test_every_step_finds_the_pages_of_its_rows() -> None:
     assert sum(singles) < 150, "a step of a request changes a page in sixteen"
 
 
+def test_each_table_of_a_request_gets_its_own_pages() -> None:
+    """The second table is that of a window: entries before it are null, and are not sent."""
+    sent = SentTables(NUM_SLOTS, MAX_PAGES, PAGE_SIZE, num_tables=2)
+    own = np.zeros((1, 2, 8), np.int32)
+    own[0, 0, :4], own[0, 1, 2:4] = [5, 6, 7, 8], [3, 4]
+    plan = plan_of([1], [4 * PAGE_SIZE - 1], own.reshape(1, -1))
+    changes = sent.update(plan, most=8)
+    row = 2 * MAX_PAGES
+    places = [row, row + 1, row + 2, row + 3, row + MAX_PAGES + 2, row + MAX_PAGES + 3]
+    assert dict(zip(changes.places.tolist(), changes.pages.tolist(), strict=True)) == dict(
+        zip(places, [5, 6, 7, 8, 3, 4], strict=True)
+    )
+    (whole,) = SentTables(NUM_SLOTS, MAX_PAGES, PAGE_SIZE, num_tables=2).update(plan, most=2).whole_rows
+    assert whole[0] == 1
+    assert np.flatnonzero(whole[1]).tolist() == [0, 1, 2, 3, MAX_PAGES + 2, MAX_PAGES + 3]
+
+
 def test_drafted_tokens_have_the_table_of_their_request() -> None:
     tables = np.arange(3 * MAX_PAGES, dtype=np.int32).reshape(3, -1)
     plan = plan_of([2, NO_SLOT, 0], [15, 16, 3], tables[[1, 1, 2]])

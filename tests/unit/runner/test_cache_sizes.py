@@ -1,0 +1,124 @@
+"""Pages of windows and slots of states: what a budget buys, what a request holds, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jaxserve.config import (
+    CacheConfig,
+    Config,
+    HostsConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    TierConfig,
+)
+from jaxserve.errors import ConfigError, DoesNotFitError
+from jaxserve.kv.spec import KVSpec
+from jaxserve.kv.windows import WindowPages
+from jaxserve.model_config.cache import CacheGroup, CachePlace, LayerCache, LayerPlaces, StateArray, cache_layout
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
+from jaxserve.runner.cache_sizes import CacheSizes, divide_cache
+from jaxserve.runner.limits import check_cache, kv_specs, with_cache_groups
+
+GEMMA = DecoderConfig(
+    vocab_size=262_208,
+    hidden_size=5376,
+    intermediate_size=21_504,
+    num_heads=32,
+    num_kv_heads=16,
+    head_dim=128,
+    layers=tuple(LayerConfig(sliding_window=None if index % 6 == 5 else 1024) for index in range(62)),
+    max_position=131_072,
+    norm_eps=1e-6,
+    rope_theta=1e6,
+)
+"""Gemma 3 27B."""
+CONFIG = Config(model=ModelConfig(model="any", max_model_len=32_768, dtype="bfloat16"))
+GROWING = KVSpec(num_layers=2, num_kv_heads=2, head_dim=8, dtype_bytes=4, block_size=16)
+SLIDING = replace(GROWING, num_layers=5, window=100)
+
+
+def test_a_request_of_32k_tokens_needs_a_fifth_of_the_memory_in_gemma_3() -> None:
+    split, whole = (kv_specs(CONFIG, model, "gpu") for model in (with_cache_groups(CONFIG, GEMMA), GEMMA))
+    assert [(spec.num_layers, spec.window) for spec in split] == [(10, None), (52, 1024)]
+    assert [(spec.num_layers, spec.window) for spec in whole] == [(62, None)]
+    before, after = (CacheSizes(specs, (1,) * len(specs)).request_bytes(32_768) for specs in (whole, split))
+    assert round(1 - after / before, 3) == 0.812
+    budget = divide_cache(60 << 30, split, 0, longest=32_768, max_num_seqs=256, max_chunk=2048)
+    assert budget.num_requests(32_768) == 10
+    assert (60 << 30) // whole[0].bytes_per_block // 2048 == 3
+
+
+@pytest.mark.parametrize("slot_bytes", [0, 10_000])
+@pytest.mark.parametrize("longest", [90, 101, 1000, 20_000])
+def test_what_is_divided_fits_and_holds_the_longest_window(longest: int, slot_bytes: int) -> None:
+    for num_bytes in range(400_000, 30_000_000, 1_111_111):
+        sizes = divide_cache(num_bytes, (GROWING, SLIDING), slot_bytes, longest=longest, max_num_seqs=8, max_chunk=40)
+        assert sizes.num_bytes <= num_bytes
+        assert sizes.num_blocks[0] <= 8 * -(-longest // 16) + 1
+        assert sizes.num_state_slots >= 4 * bool(slot_bytes)
+        if longest > 100:
+            WindowPages(sizes.num_blocks[1], 16, 100, 40)  # raises if it holds no request
+    with pytest.raises(DoesNotFitError, match="is too small"):
+        divide_cache(50_000, (GROWING, SLIDING), slot_bytes, longest=longest, max_num_seqs=8, max_chunk=40)
+
+
+def test_windows_that_no_context_outgrows_are_not_split() -> None:
+    short = replace(CONFIG, model=replace(CONFIG.model, max_model_len=1024))
+    assert not with_cache_groups(short, GEMMA).splits_windows
+    every = replace(GEMMA, layers=(LayerConfig(sliding_window=8),) * 2, splits_windows=True)
+    assert [group.kind for group in every.cache.groups] == ["full"], "no other layer keeps all pages"
+
+
+def test_layers_that_share_and_layers_with_two_kinds_have_their_places() -> None:
+    full, state = CacheGroup("full", head_dim=8), CacheGroup("state", arrays=(StateArray("conv", (4, 3)),))
+    sliding = CacheGroup("sliding", head_dim=8, window=16)
+    layout = cache_layout(
+        [LayerCache(sliding, state), LayerCache(full), LayerCache(None, state), LayerCache(full, source=1)]
+    )
+    assert [(group.kind, group.layers, group.table) for group in layout.groups] == [
+        ("full", (1,), 0),
+        ("sliding", (0,), 1),
+        ("state", (0, 2), 0),
+    ]
+    assert layout.num_tables == 2
+    assert layout.places == (
+        LayerPlaces(CachePlace(1, 0), CachePlace(2, 0)),
+        LayerPlaces(CachePlace(0, 0)),
+        LayerPlaces(None, CachePlace(2, 1)),
+        LayerPlaces(CachePlace(0, 0, is_owner=False)),
+    )
+    with pytest.raises(ValueError, match="without attention layers"):
+        cache_layout([LayerCache(None, state)])
+
+
+LATENT = replace(GEMMA, layers=(LayerConfig(latent_dim=576),) * 2)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"tiers": TierConfig(kv_offload_memory=1 << 20)}, "--kv-offload-memory: not with"),
+        ({"parallel": ParallelConfig(data_parallel_size=2)}, "--data-parallel-size 2: not with"),
+        (
+            {
+                "hosts": HostsConfig(num_hosts=2, host_rank=0, coordinator="a:1"),
+                "parallel": ParallelConfig(tensor_parallel_size=2),
+            },
+            "--num-hosts 2: not with",
+        ),
+    ],
+)
+def test_settings_without_support_for_other_caches_are_refused(setting: dict[str, Any], message: str) -> None:
+    config = replace(CONFIG, **setting)
+    with pytest.raises(ConfigError, match=message):
+        check_cache(config, with_cache_groups(config, LATENT))
+    check_cache(config, with_cache_groups(config, GEMMA))  # keeps all pages instead
+
+
+def test_settings_that_need_no_support_are_served() -> None:
+    check_cache(replace(CONFIG, scheduler=SchedulerConfig(num_speculative_tokens=3), cache=CacheConfig()), LATENT)
