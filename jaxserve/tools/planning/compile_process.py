@@ -1,6 +1,6 @@
 """Compiles for a described device: `python -m jaxserve.tools.planning.compile_process`, started by `planning.compiler`.
 
-stdin     one CompileJob
+stdin     one CompileJob, pickled
 stdout    a line per program when it is done: its Answers
 exit      0 all were tried; else a traceback on stderr gives the reason
 
@@ -10,6 +10,7 @@ It is a separate process because a compiler may abort instead of raising, and re
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
@@ -32,7 +33,7 @@ _MAX_REASON = 300
 
 def main() -> int:
     """Read a job, compile its programs in parallel, and write each answer when it is ready."""
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=CompileJob)
+    job: CompileJob = pickle.load(sys.stdin.buffer)  # of the process that started this one
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of the compilers is no answer
         with ThreadPoolExecutor(min(num_cores(), 8), thread_name_prefix="compile") as pool:

@@ -1,10 +1,11 @@
 """Gets the memory that each program needs from the device's compiler, which runs in a separate process.
 
-The process gets one CompileJob and answers with one line of JSON per program.
+The process gets one CompileJob, pickled, and answers with one line of JSON per program.
 """
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -72,7 +73,7 @@ def compile_programs(
     found: Answers = {}
     progress(0, len(job.programs), "")
     with tempfile.TemporaryFile() as question, tempfile.TemporaryFile() as errors:
-        question.write(msgspec.json.encode(job))
+        question.write(pickle.dumps(job))
         question.seek(0)
         for answer in _answers(question, child_environment, errors, module):
             found |= answer
