@@ -137,6 +137,14 @@ COMMANDS = (
         "convert", "write a model's parameters as the server holds them, for a faster start", "MODEL OUT [OPTIONS]"
     ),
     Command("bench", "measure a running server, the engine alone, or how fast a server starts"),
+    Command("status", "show what a running server does, in one screen"),
+    Command(
+        "doctor",
+        "check this machine for a server: devices, versions, memory, limits, caches, port",
+        "[MODEL] [OPTIONS]",
+    ),
+    Command("check", "check a config file: each mistake with its line and a suggestion", "FILE"),
+    Command("config", "print the settings that would be in force", "[MODEL] [OPTIONS]"),
     Command("health", "exit 0 if a server serves requests, or with --live if it runs; for container health checks"),
     Command("version", "print the versions of jaxserve, jax and Python"),
 )

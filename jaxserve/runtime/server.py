@@ -54,7 +54,7 @@ from jaxserve.runtime.handover import Predecessor, predecessor, share_listeners
 from jaxserve.runtime.notify import notify
 from jaxserve.runtime.replacement import Replacement
 from jaxserve.runtime.replicas import ReplicaSupervisors
-from jaxserve.runtime.settings import describe
+from jaxserve.runtime.settings import describe, describe_changes
 from jaxserve.runtime.spawn import Spawned
 from jaxserve.runtime.startup_display import StartupDisplay
 from jaxserve.runtime.tasks import StopSignals, in_thread, running
@@ -101,8 +101,9 @@ def run_serve(
         else:
             bound = bind_sockets(config.server.host, config.server.port, config.server.api_processes)
             listeners = [sockets.enter_context(listener) for listener in bound]
+        _log.info("%s (`jaxserve config` and --log-level debug show all settings)", describe_changes(config))
         for line in describe(config).splitlines():
-            _log.info("%s", line)
+            _log.debug("%s", line)
         server = _Server(config, listeners, executor, fake or FakeOptions(), engine, upgrade or Upgrade(), found)
         return asyncio.run(server.run())
 
@@ -204,8 +205,10 @@ class _Server:
 
     async def _take_port(self, api: ApiProcess, model_info: ModelInfo, workers: ApiWorkers, address: str) -> None:
         """Accept connections in place of the server that runs, if this one replaces it, and report readiness."""
-        for line in startup_table(api.record_start(model_info), model_info.startup):
-            _log.info("%s", line)
+        headline, *table = startup_table(api.record_start(model_info), model_info.startup)
+        _log.info("%s", headline)
+        for line in table:
+            _log.debug("%s", line)
         if self.predecessor is None:
             notify("READY=1")
             return

@@ -223,6 +223,12 @@ def describe(config: Config) -> str:
     )
 
 
+def describe_changes(config: Config) -> str:
+    """Return the settings that differ from their defaults, in one line, with secrets masked."""
+    changed = [s for s in SETTINGS if value_of(config, s) != s.default]
+    return " ".join(f"{s.name}={format_value(s, value_of(config, s))}" for s in changed)
+
+
 def closest(word: str, known: Iterable[str]) -> str:
     """Return `; did you mean X?` for the nearest known word, or an empty text."""
     matches = difflib.get_close_matches(word, list(known), n=1)

@@ -1,4 +1,4 @@
-"""Progress of the start on stderr: bars on a terminal, else some lines."""
+"""Progress of the start on stderr: bars on a terminal, else a line for the begin, the middle and the end of a phase."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxserve.http.operations.startup import StartupLog, label_of
 from jaxserve.ipc.messages import StartupProgress
 from jaxserve.log import report, writes_json
 
-_LINES_PER_PHASE = 4
+_LINES_PER_PHASE = 2
 _BYTES_PHASE = "load"
 _MIB = 1 << 20
 
@@ -70,9 +70,9 @@ class StartupDisplay:
                 self._tasks[name] = self._bars.add_task(label, left="")
             self._bars.update(self._tasks[name], completed=done, total=total, left=left)
             return
-        quarter = _LINES_PER_PHASE * done // max(total, 1)
-        if self._printed.get(name, -1) < quarter:
-            self._printed[name] = quarter
+        part = _LINES_PER_PHASE * done // max(total, 1)
+        if total > 1 and self._printed.get(name, -1) < part:
+            self._printed[name] = part
             amount = (
                 f"{done // _MIB}/{total // _MIB} MiB" if name == _BYTES_PHASE and total > _MIB else f"{done}/{total}"
             )

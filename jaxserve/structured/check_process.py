@@ -64,8 +64,8 @@ def check_grammar(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredCo
 def _reason(text: str) -> str:
     if "look-around" in text:
         return (
-            "look-ahead and look-behind such as (?=...) and (?!...) are not supported in patterns: remove the pattern and "
-            "check the reply, or write it without them"
+            "look-around such as (?=...) and (?!...) is not supported in patterns: remove the pattern and "
+            "check the reply, or write it without"
         )
     return text.strip()[:_MAX_ERROR_CHARS] or "it is not valid"
 

@@ -107,7 +107,7 @@ def startup_table(spans: Sequence[PhaseSpan], engine: StartupReport) -> list[str
     programs = f"; {num_cached} of {len(engine.programs)} programs from the cache" if engine.programs else ""
     width = max((len(label_of(span.phase)) for span in spans), default=0)
     return [
-        f"{kind_of_start(engine)} start in {total_seconds(spans):.1f} s{programs} (phases overlap):",
+        f"{kind_of_start(engine)} start in {total_seconds(spans):.1f} s{programs} (its phases: /startup)",
         f"{'':<{width}}   from     to  seconds",
         *(
             f"{label_of(span.phase):<{width}} {span.start_s - begin_s:6.2f} {span.end_s - begin_s:6.2f} {span.seconds:8.2f}"

@@ -61,7 +61,7 @@ def test_the_report_counts_time_that_phases_share_once() -> None:
 
 def test_the_table_has_a_line_for_each_phase() -> None:
     head, _, *lines = startup_table(REPORT.phases, REPORT)
-    assert head == "partly warm start in 5.0 s; 1 of 2 programs from the cache (phases overlap):"
+    assert head == "partly warm start in 5.0 s; 1 of 2 programs from the cache (its phases: /startup)"
     assert [line.split() for line in lines] == [
         ["open", "model", "0.00", "1.00", "1.00"],
         ["compile", "programs", "1.00", "5.00", "4.00"],

@@ -8,7 +8,7 @@ from jaxserve.ipc.messages import StartupProgress
 from jaxserve.runtime.startup_display import StartupDisplay
 
 
-def test_a_line_for_each_quarter_says_how_long_it_may_still_take(
+def test_a_line_for_each_half_says_how_long_it_may_still_take(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     now_s = 0.0
@@ -20,9 +20,7 @@ def test_a_line_for_each_quarter_says_how_long_it_may_still_take(
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         "compile programs: 0/8",
-        "compile programs: 2/8, about 12 s left",
         "compile programs: 4/8, about 8 s left",
-        "compile programs: 6/8, about 4 s left",
         "compile programs: 8/8",
     ]
 

@@ -1,0 +1,84 @@
+"""`jaxserve status`: what a running server does, in one screen."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+from jaxserve.cli.health import check_health
+from jaxserve.runtime.environment import base_url, environment_api_key
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the address and the key of the server."""
+    parser.add_argument("--url", help="base URL of the server (default: from JAXSERVE_HOST and JAXSERVE_PORT)")
+    parser.add_argument("--api-key", metavar="KEY", help="key of the server (default: from JAXSERVE_API_KEY)")
+    parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="time-out (default: 5)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the state; returns 0 if the server serves requests, else 1."""
+    url = base_url(arguments.url)
+    problem = check_health(f"{url}/live", timeout_s=arguments.timeout)
+    if problem is not None:
+        print(f"{url}: {problem}. Start one with `jaxserve serve`.", file=sys.stderr)
+        return 1
+    key = arguments.api_key or environment_api_key()
+    try:
+        state = _get(f"{url}/ui/state", key, arguments.timeout)
+        models = _get(f"{url}/v1/models", key, arguments.timeout)
+    except urllib.error.HTTPError as error:
+        hint = {401: "give the key with --api-key or JAXSERVE_API_KEY", 404: "the server runs with --no-ui"}
+        print(f"{url}: answered {error.code}; {hint.get(error.code, 'try again')}", file=sys.stderr)
+        error.close()
+        return 1
+    unhealthy = check_health(f"{url}/health", timeout_s=arguments.timeout)
+    print("\n".join(status_lines(url, state, [str(one["id"]) for one in models["data"]], unhealthy)))
+    return 0 if unhealthy is None else 1
+
+
+def status_lines(url: str, state: Mapping[str, Any], models: list[str], unhealthy: str | None) -> list[str]:
+    """Return the screen for the reply of `/ui/state`."""
+    numbers, engine = state["numbers"], state["engine"]
+    hours, seconds = divmod(int(state["uptime_seconds"]), 3600)
+    queries = numbers["prefix_cache_queries"]
+    rows = {
+        "server": f"{url}, up {hours}:{seconds // 60:02}:{seconds % 60:02}",
+        "state": "serving" if unhealthy is None else f"not serving (/health {unhealthy})",
+        "models": ", ".join(models),
+        "requests": f"{numbers['running']:.0f} running, {numbers['waiting']:.0f} waiting"
+        + (f", at most {engine['max_num_seqs']} at a time" if engine else ""),
+        "tokens": f"{numbers['prompt_tokens']:,.0f} of prompts, {numbers['generation_tokens']:,.0f} generated",
+        "KV pages": f"{numbers['kv_cache_usage']:.1%} in use" + (f" of {engine['num_kv_blocks']:,}" if engine else ""),
+        "prefix cache": f"{numbers['prefix_cache_hits'] / queries:.1%} of prompt tokens found"
+        if queries
+        else "not used yet",
+        "preemptions": f"{numbers['preemptions']:.0f}",
+        "engine": f"{engine['num_devices']} x {engine['platform']}, KV {engine['kv_dtype']}, context {engine['max_model_len']:,}"
+        if engine
+        else "not ready",
+        "restarts": f"{numbers['engine_restarts']:.0f}",
+        "times": ", ".join(f"{label} {_mean(state['times'][name])}" for name, label in _TIMES.items()),
+        "compiled": f"{state['compilations'].get('serving', 0):.0f} programs while serving (0 is right)",
+    }
+    last = [f"  {one['status']} {one['route']} {one['param'] or ''}".rstrip() for one in state["refused"][:3]]
+    return [f"{name:<13} {text}" for name, text in rows.items()] + (["last refused requests:", *last] if last else [])
+
+
+_TIMES = {"time_to_first_token": "first token", "inter_token_latency": "between tokens", "device_step": "step"}
+
+
+def _mean(total: Mapping[str, float]) -> str:
+    return f"{1000 * total['seconds'] / total['count']:.1f} ms" if total["count"] else "-"
+
+
+def _get(url: str, key: str | None, timeout_s: float) -> Any:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # http_proxy must not catch localhost
+    with opener.open(urllib.request.Request(url, headers=headers), timeout=timeout_s) as response:
+        return json.load(response)
