@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from jaxserve.runtime.config_check import file_mistakes
+from jaxserve.tools.config_check import file_mistakes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,10 +11,10 @@ import pytest
 from jaxserve.cli.main import main
 from jaxserve.cli.status import status_lines
 from jaxserve.errors import ConfigError
-from jaxserve.runtime.config_check import file_mistakes
 from jaxserve.runtime.environment import load_config
 from jaxserve.runtime.settings import describe_changes
 from jaxserve.tools import doctor
+from jaxserve.tools.config_check import file_mistakes
 
 ROOT = Path(__file__).parents[3]
 
