@@ -61,7 +61,7 @@ def _entry(key: yaml.Node, value: yaml.Node, section: str | None, seen: dict[str
     seen[name] = line
     try:
         loader = yaml.SafeLoader("")
-        parse_value(setting, loader.construct_document(value), written)  # type: ignore[no-untyped-call]
+        parse_value(setting, loader.construct_document(value), written)
     except ConfigError as error:
         yield line, str(error)
     except yaml.YAMLError as error:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 
 import numpy as np
 import openai
 import pytest
 
+from tests.e2e.http_server import ROOT
 from tests.e2e.real_server import serving
 from tests.models.goldens import decoder_vectors, minilm_golden
 from tests.tools.embedding_texts import DECODER_PROMPTS, MINILM_TEXTS
@@ -35,6 +37,8 @@ def test_minilm_serves_vectors_and_rankings_and_compiles_nothing(programs: Path)
         _, _, body = server.request("POST", "/v1/rerank", {"query": MINILM_TEXTS[5], "documents": list(MINILM_TEXTS)})
         results = json.loads(body)["results"]
         assert [result["index"] for result in results[:2]] == [5, 6], "itself, then the other one about bread"
+        nearest = runpy.run_path(str(ROOT / "examples" / "retrieval.py"))["nearest"]
+        assert nearest(server.url, MINILM_TEXTS[5], list(MINILM_TEXTS), 2) == [MINILM_TEXTS[5], MINILM_TEXTS[6]]
         assert server.metric('compilations_total{engine="0",model_name="minilm",phase="serving"') == 0
         assert server.metric('bucket_steps_total{bucket="256"') > 0
         assert "Traceback" not in server.output
