@@ -7,7 +7,7 @@ import contextlib
 import sys
 from collections.abc import Sequence
 
-from jaxserve.cli import client_options
+from jaxserve.tools.terminal import client_options
 from jaxserve.tools.terminal.chat import Chat, Conversation
 
 EXAMPLES = """\

@@ -6,8 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from jaxserve.cli import client_options
 from jaxserve.errors import ConfigError
+from jaxserve.tools.terminal import client_options
 from jaxserve.tools.terminal.reply import receive
 
 DEFAULT_MAX_TOKENS = 128
