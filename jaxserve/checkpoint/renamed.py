@@ -12,7 +12,7 @@ from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 
 _DECODER_PREFIX: Final = "model."
 _ENCODER_PREFIXES: Final = ("bert", "roberta")
-_SHARED_KEYS: Final = ("quantization_config", "bos_token_id", "eos_token_id")
+_SHARED_KEYS: Final = ("quantization_config", "bos_token_id", "eos_token_id", "tie_word_embeddings")
 _PREFIXES: Final = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",

@@ -39,7 +39,7 @@ def test_chunks_neighbours_and_preemption_change_no_token(engine: tuple[str, Mod
         made.restart()
         alone.append(made.run([message])[message.request_id].token_ids)
     for options in ({}, {"max_num_batched_tokens": 7}, {"num_blocks": 12}, {"overlap": False}):
-        made.restart(**options)  # type: ignore[arg-type]
+        made.restart(**options)
         together = made.run(messages)
         assert [together[each.request_id].token_ids for each in messages] == alone, options
 

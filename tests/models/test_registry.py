@@ -58,6 +58,7 @@ def test_every_family_file_is_found() -> None:
         "GraniteMoeHybridForCausalLM",
         "HunYuanDenseV1ForCausalLM",
         "Lfm2ForCausalLM",
+        "Lfm2MoeForCausalLM",
         "LlamaForCausalLM",
         "MiniMaxM2ForCausalLM",
         "Ministral3ForCausalLM",

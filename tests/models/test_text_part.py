@@ -15,7 +15,9 @@ from jaxserve.models.registry import decoder_of, open_model, read_decoder
 from tests.models.goldens import golden_checkpoint
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
-SEEING = {"vision_tower.patch.weight": (4, 4), "multi_modal_projector.norm.weight": (4,)}
+SEEING = {"vision_tower.patch.weight": (4, 4), "multi_modal_projector.norm.weight": (4,), "visual.norm.weight": (4,)}
+PREDICTING = "mtp.fc.weight"
+"""A tensor of multi-token prediction."""
 SPELLINGS = {
     "old": ("language_model.", ""),
     "new": ("model.language_model.", "model."),
@@ -27,6 +29,7 @@ def seeing_checkpoint(folder: Path, source: str, architecture: str, spelling: st
     plain = open_model(golden_checkpoint(source).path)
     prefix, seeing = SPELLINGS[spelling]
     tensors = {seeing + name: np.zeros(shape, np.float32) for name, shape in SEEING.items()}
+    tensors[PREDICTING] = np.zeros((4, 4), np.float32)
     for name in plain.tensors:
         bare = name if spelling == "old" else name.removeprefix("model.")
         tensors[name if spelling == "new" and name.startswith("lm_head") else prefix + bare] = plain.read(name)
@@ -46,6 +49,8 @@ def seeing_checkpoint(folder: Path, source: str, architecture: str, spelling: st
         ("mistral_sliding_tiny", "Mistral3ForConditionalGeneration"),
         ("ministral3_tiny", "Mistral3ForConditionalGeneration"),
         ("qwen3_tiny", "Qwen3VLForConditionalGeneration"),
+        ("qwen3_5_tiny", "Qwen3_5ForConditionalGeneration"),
+        ("qwen3_5_moe_tiny", "Qwen3_5MoeForConditionalGeneration"),
     ],
 )
 def test_the_text_part_equals_the_text_model(tmp_path: Path, source: str, architecture: str, spelling: str) -> None:

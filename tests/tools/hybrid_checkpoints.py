@@ -154,6 +154,28 @@ HYBRID_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]]
         "bfloat16",
         {"eps": {"norm_eps": 0.1}},
     ),
+    "lfm2_moe_tiny": (
+        _config(
+            "Lfm2MoeForCausalLM",
+            "lfm2_moe",
+            hidden_size=48,
+            intermediate_size=56,
+            moe_intermediate_size=16,
+            num_dense_layers=1,
+            num_experts=5,
+            num_experts_per_tok=2,
+            use_expert_bias=True,
+            norm_topk_prob=True,
+            routed_scaling_factor=1.5,
+            layer_types=["conv", "full_attention", "conv"],
+            norm_eps=1e-5,
+            conv_bias=False,
+            conv_L_cache=3,
+            rope_theta=1e4,
+        ),
+        "bfloat16",
+        {"choices": {"num_experts_per_tok": 3}, "normalised": {"norm_topk_prob": False}},
+    ),
     "granitemoehybrid_tiny": (
         _config(
             "GraniteMoeHybridForCausalLM",

@@ -161,6 +161,7 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "qwen3_5": {"architectures": ["Qwen3_5ForCausalLM"]},
     "qwen3_5_moe": {"architectures": ["Qwen3_5MoeForCausalLM"]},
     "lfm2": {"architectures": ["Lfm2ForCausalLM"]},
+    "lfm2_moe": {"architectures": ["Lfm2MoeForCausalLM"], "layer_types": ["conv", "full_attention"] * 3},
     "granitemoehybrid": {
         "architectures": ["GraniteMoeHybridForCausalLM"],
         "layer_types": ["linear_attention", "full_attention"] * 3,
@@ -189,7 +190,7 @@ DEFAULTED_KEYS += ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_
 DEFAULTED_KEYS += ("mamba_conv_bias", "mamba_proj_bias", "mamba_d_ssm", "mamba_norm_before_gate", "mamba_rms_norm")
 DEFAULTED_KEYS += ("projectors_bias", "lm_head_multiplier", "key_multiplier", "attention_in_multiplier")
 DEFAULTED_KEYS += ("attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier", "mlp_multipliers")
-DEFAULTED_KEYS += ("ssm_multipliers",)
+DEFAULTED_KEYS += ("ssm_multipliers", "num_dense_layers", "use_expert_bias")
 
 
 def rope_case(keys: dict[str, Any]) -> dict[str, Any]:

@@ -70,7 +70,11 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
 
 def corrections(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
     """Return the routers' correction biases, which transformers keeps in float32, mostly as buffers."""
-    return {name: bias for name, bias in model.state_dict().items() if name.endswith("e_score_correction_bias")}
+    return {
+        name: bias
+        for name, bias in model.state_dict().items()
+        if name.endswith(("e_score_correction_bias", ".expert_bias"))
+    }
 
 
 def published_correction(name: str) -> str:
@@ -110,11 +114,11 @@ def save_weights(model: transformers.PreTrainedModel, tiny: TinyCheckpoint, fold
 def published(name: str, weight: torch.Tensor, model_type: str) -> dict[str, torch.Tensor]:
     """A parameter as checkpoints have it: transformers joins experts as it loads them, but for those joined already."""
     is_mixtral = model_type in ("mixtral", "minimax_m2", "phimoe")
-    names = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
+    names = ("w1", "w3", "w2") if is_mixtral or model_type == "lfm2_moe" else ("gate_proj", "up_proj", "down_proj")
     if is_mixtral:
         name = name.replace(".mlp.", ".block_sparse_moe.").replace(".router.", ".gate.")
     above, _, own = name.rpartition(".")
-    if above.endswith(".block_sparse_moe.experts"):
+    if model_type == "granitemoehybrid" and above.endswith(".experts"):
         stored = {"gate_up_proj": "input_linear", "down_proj": "output_linear"}[own]
         return {f"{above.removesuffix('.experts')}.{stored}.weight": weight}
     if not above.endswith(".experts") or model_type in ("gpt_oss", "qwen3_5_moe_text"):
