@@ -29,8 +29,8 @@ import numpy as np
 from jaxserve.kv.block_table import BlockTable, HashChain, RequestState
 from jaxserve.types import BlockHash
 
-UNIT_TOKENS: Final = 64
-"""Tokens between places where snapshots can be taken."""
+UNIT_TOKENS: Final = 32
+"""Tokens between places where snapshots can be taken: `jaxserve_kernels.segments.CHUNK`, which this package may not import."""
 MIN_PROMPT_TOKENS: Final = 512
 """Tokens to compute from which a prompt gets a snapshot at its end: that costs it one more step, of few tokens."""
 

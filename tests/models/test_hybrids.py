@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from jaxserve_kernels.segments import CHUNK
 
-from jaxserve.errors import CheckpointError
+from jaxserve.config import Config, ModelConfig
+from jaxserve.errors import CheckpointError, ConfigError
+from jaxserve.kv.states import UNIT_TOKENS
 from jaxserve.models.registry import decoder_config
+from jaxserve.runner.limits import check_cache
 from tests.models.goldens import golden_checkpoint
 from tests.models.tiny_model import TinyModel
 
@@ -26,6 +30,10 @@ def test_a_prompt_in_steps_gives_the_greedy_text_of_transformers(name: str) -> N
     """The prompt of 40 tokens is cut within a chunk of the recurrent kernels."""
     golden = golden_checkpoint(name)
     assert TinyModel(golden.path).greedy(golden.prompt_ids, 64, chunk=20) == golden.output_ids.tolist()
+
+
+def test_snapshots_are_at_borders_of_chunks() -> None:
+    assert UNIT_TOKENS % CHUNK == 0
 
 
 LFM2 = {
@@ -51,3 +59,9 @@ LFM2 = {
 def test_layers_that_are_not_computed_are_refused(keys: dict[str, object], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         decoder_config({**LFM2, **keys})
+
+
+def test_adapters_are_refused() -> None:
+    config = Config(model=ModelConfig(model="m", lora_modules="a=b"))
+    with pytest.raises(ConfigError, match="--lora-modules: not with a model with recurrent states"):
+        check_cache(config, decoder_config({**LFM2, "layer_types": ["conv", "full_attention"]}))
