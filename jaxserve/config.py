@@ -191,7 +191,20 @@ class ServerConfig:
     port: int = option(8000, ge=0, le=65535, help="port to listen on; 0 picks a free one")
     api_key: str | None = option(None, secret=True, help="keys, comma separated; without any the API is open")
     api_key_file: str | None = option(
-        None, help="file with more keys, one per line; lines that begin with # are comments"
+        None,
+        help="file with more keys, one per line, lines that begin with # are comments; or, named *.yaml or *.json, a list of "
+        "keys with names and limits; read again on SIGHUP",
+    )
+    public_commands: bool = option(
+        False,
+        help="let everybody who may send requests run the operator's commands (/reset_prefix_cache, /start_profile, ...); "
+        "default: keys with `is_operator`, --admin-socket and, on a loopback address without keys, everybody",
+    )
+    admin_socket: str | None = option(
+        None, help="path of a Unix socket that answers everything without a key, for the operator (mode 0600)"
+    )
+    access_log: bool = option(
+        False, help="log a line for each HTTP request: its id, status, time and the name of its key"
     )
     public_metrics: bool = option(
         False, help="answer /metrics without a key, for endpoint pickers and monitors that cannot send one"
@@ -234,6 +247,12 @@ class ServerConfig:
         "any engine is killed; 0: never",
     )
     max_body_size: int = option(8 << 20, ge=1024, unit="bytes", help="largest request body")
+    max_body_memory: int = option(
+        256 << 20,
+        ge=1024,
+        unit="bytes",
+        help="bytes of all request bodies that are being read or prepared; beyond, requests get 429",
+    )
     sse_keep_alive: float = option(15.0, ge=0, help="seconds between keep-alive comments on an idle stream; 0: none")
     max_connections: int = option(4096, ge=1, help="open HTTP connections; requests on further ones get 503")
     api_processes: int = option(

@@ -102,6 +102,14 @@ class AuthenticationError(RequestError):
     default_code = "invalid_api_key"
 
 
+class OperatorError(RequestError):
+    """The command is for the operator, and this request is not the operator's."""
+
+    status = 403
+    type = "invalid_request_error"
+    default_code = "operator_only"
+
+
 class OriginError(RequestError):
     """Web pages of this origin may not call the server."""
 
@@ -156,7 +164,7 @@ class RateLimitError(RequestError):
     status = 429
     type = "rate_limit_error"
     default_code = "rate_limit_exceeded"
-    retry_after_s: ClassVar[int] = 1
+    retry_after_s: int = 1
 
 
 class InternalError(RequestError):

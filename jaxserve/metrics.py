@@ -23,9 +23,10 @@ PREFIX = "jaxserve:"
 BASE_LABELS = ("model_name", "engine")
 
 # fmt: off
+LOOP_LAG_S = (.001, .005, .01, .02, .05, .1, .25, .5, 1, 2.5, 5, 10)
 LATENCY_S = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 TTFT_S = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
-TOKEN_LATENCY_S = (.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+TOKEN_LATENCY_S = (.001, .0025, .005, .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 PREEMPTIONS = (1, 2, 5, 10, 20)
 PARAM_N = (1, 2, 5, 10, 20)
 TOKENS = tuple(mantissa * 10**exponent for exponent in range(6) for mantissa in (1, 2, 5))
@@ -59,6 +60,14 @@ METRICS: Final[dict[str, MetricSpec]] = ENGINE_METRICS | {
     "engine_restarts": MetricSpec("counter", "Times the engine process was started again after its end."),
     "request_retries": MetricSpec("counter", "Requests without output whose engine died, submitted to another one."),
     "client_disconnects": MetricSpec("counter", "Requests whose client left before the end."),
+    "key_requests": MetricSpec("counter", "Requests by API key, for keys with a name.", ("key",)),
+    "key_prompt_tokens": MetricSpec("counter", "Prompt tokens by API key, of requests that have ended.", ("key",)),
+    "key_generation_tokens": MetricSpec("counter", "Generated tokens by API key, of requests that have ended.", ("key",)),
+    "key_rejections": MetricSpec("counter", "Requests refused by a limit of their API key: concurrent, requests or tokens.", ("key", "reason")),
+    "event_loop_lag_seconds": MetricSpec("histogram", "Delay of a timer of an API process: time in which its event loop served nobody else.", (), LOOP_LAG_S),
+    "http_request_duration_seconds": MetricSpec("histogram", "Time from the headers of an HTTP request to the end of its reply.", (), LATENCY_S),
+    "http_connections": MetricSpec("gauge", "Open HTTP connections."),
+    "body_bytes": MetricSpec("gauge", "Bytes of request bodies that are being read or prepared (--max-body-memory)."),
     "surplus_connections": MetricSpec("counter", "Connections beyond --max-connections: answered 503, or closed."),
     "http_requests": MetricSpec("counter", "HTTP requests by route and status.", ("route", "status")),
 }

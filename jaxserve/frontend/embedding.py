@@ -20,6 +20,7 @@ from jaxserve.errors import ContextLengthError, invalid
 from jaxserve.frontend.checks import check_token_ids
 from jaxserve.frontend.errors import first_leaf, request_error
 from jaxserve.frontend.frontend import Frontend
+from jaxserve.frontend.tenants import HTTP_REQUEST_ID, TENANT
 from jaxserve.ipc.messages import AddRequest, EmbeddingInfo, ModelInfo, RequestOutput
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.types import RequestId
@@ -138,7 +139,10 @@ async def vectors_of(
     However long the list, the engine holds no more of it than fills its next steps. text_pair_starts: for pairs, the
     start of each second text. on_done: called for each text.
     """
-    request_id = uuid.uuid4().hex
+    if (tenant := TENANT.get()) is not None:
+        tenant.check_priority(priority)
+        tenant.use(sum(map(len, texts)), 0)
+    request_id = f"{HTTP_REQUEST_ID.get()}:{uuid.uuid4().hex[:12]}"
     starts = text_pair_starts or [None] * len(texts)
     requests = [
         AddRequest(RequestId(f"{request_id}-{i}"), ids, EngineSamplingParams(), priority, text_pair_start=start)

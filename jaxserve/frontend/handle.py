@@ -16,6 +16,7 @@ from jaxserve.frontend.choice_stream import ChoiceStream, OutputDelta
 from jaxserve.frontend.encode import RequestNotes
 from jaxserve.frontend.engine_client.output_stream import Consumer, OutputStream
 from jaxserve.frontend.frontend import Frontend
+from jaxserve.frontend.tenants import TENANT
 from jaxserve.ipc.messages import AddRequest, ModelInfo, RequestOutput
 from jaxserve.types import RequestId
 
@@ -85,6 +86,7 @@ class RequestHandle:
         self._frontend = frontend
         self._by_id = {choice.request.request_id: choice for choice in choices}
         self._outputs: OutputStream | None = None
+        self._tenant = TENANT.get()
         self._exit = ExitStack()
 
     @property
@@ -199,6 +201,9 @@ class RequestHandle:
     def _record_end(self) -> None:
         for choice in self.choices:
             choice.abandon()
+        if self._tenant is not None:
+            counts = self.counts()
+            self._tenant.use(counts.num_prompt, counts.num_completion)
         for i in range(0, len(self.choices), self._num_choices_per_prompt):
             group = self.choices[i : i + self._num_choices_per_prompt]
             self._frontend.metrics.observe(

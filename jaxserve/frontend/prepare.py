@@ -11,6 +11,7 @@ from jaxserve.frontend.grammar import grammar_of
 from jaxserve.frontend.handle import RequestHandle
 from jaxserve.frontend.request import GenerationRequest
 from jaxserve.frontend.sampling import child_seed, sampling_params
+from jaxserve.frontend.tenants import HTTP_REQUEST_ID, TENANT
 from jaxserve.ipc.messages import AddRequest
 from jaxserve.types import RequestId
 
@@ -24,7 +25,11 @@ async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHand
     adapter = frontend.adapter_of(request.model)
     if adapter:
         frontend.metrics.inc("adapter_requests", adapter=frontend.shown_name(request.model))
-    request_id = uuid.uuid4().hex
+    tenant, salt = TENANT.get(), request.cache_salt
+    if tenant is not None:
+        tenant.check_priority(request.priority)
+        salt = tenant.salt(salt)
+    request_id = f"{HTTP_REQUEST_ID.get()}:{uuid.uuid4().hex[:12]}"  # the client's id need not be unique
     choices: list[ChoiceStream] = []
     for prompt, max_tokens in zip(encoded.prompts, encoded.max_tokens, strict=True):
         options = OutputOptions(
@@ -51,7 +56,7 @@ async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHand
                 prompt,
                 sampling,
                 request.priority,
-                request.cache_salt,
+                salt,
                 grammar,
                 adapter=adapter,
                 prediction_token_ids=encoded.prediction,

@@ -11,38 +11,59 @@ import hashlib
 import hmac
 import re
 from collections.abc import Iterable, Mapping
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from jaxserve.errors import AuthenticationError, ConfigError
+from jaxserve.frontend.tenants import Tenant
 
 _SCHEME = b"bearer "
 
 
 class KeyRing:
-    """The accepted keys, kept as hashes. Without any key everybody may pass."""
+    """The accepted keys, kept as hashes, with their tenants. Without any key everybody may pass."""
 
-    def __init__(self, keys: Iterable[str] = ()) -> None:
-        self._digests = tuple(_digest(key.encode()) for key in keys)
+    def __init__(self, keys: Iterable[str] = (), tenants: Iterable[Tenant] = ()) -> None:
+        """keys: without limits; tenants: of further keys."""
+        self._tenants: tuple[tuple[bytes, Tenant | None], ...] = tuple((_digest(key.encode()), None) for key in keys)
+        self._tenants += tuple((_digest(tenant.record.key.encode()), tenant) for tenant in tenants)
 
     @property
     def is_open(self) -> bool:
-        return not self._digests
+        return not self._tenants
 
-    def check(self, authorization: str | None, api_key: str | None = None) -> None:
-        """Raise AuthenticationError unless the `Authorization` or the `X-Api-Key` header carries one of the keys.
+    def replace(self, tenants: Iterable[Tenant]) -> None:
+        """Accept these keys from now on, and no others. Requests under way are not touched."""
+        self._tenants = tuple((_digest(tenant.record.key.encode()), tenant) for tenant in tenants)
 
-        The former counts where both are given. Takes the same time whichever key is compared and wherever it differs.
+    def check(self, authorization: str | None, api_key: str | None = None) -> Tenant | None:
+        """Return the tenant of the key in the `Authorization` or the `X-Api-Key` header; None for a key without limits.
+
+        Raises AuthenticationError unless one of the keys is given. The former header counts where both are given. Takes the
+        same time whichever key is compared and wherever it differs.
         """
         if self.is_open:
-            return
+            return None
         offered = _offered(authorization, api_key)
         if offered is None:
             raise AuthenticationError(
                 "You didn't provide an API key. Provide it in an Authorization header using Bearer auth "
                 "(i.e. Authorization: Bearer YOUR_KEY)."
             )
-        matches = [hmac.compare_digest(_digest(offered), digest) for digest in self._digests]
-        if not any(matches):
+        digest = _digest(offered)
+        matches = [tenant for known, tenant in self._tenants if hmac.compare_digest(digest, known)]
+        if not matches:
             raise AuthenticationError("Incorrect API key provided.")
+        return matches[0]
+
+
+def is_local_page(origin: str) -> bool:
+    """Return True if the origin of a web page is this host."""
+    try:
+        name = (urlsplit(origin).hostname or "").rstrip(".")
+        return name == "localhost" or name.endswith(".localhost") or ip_address(name).is_loopback
+    except ValueError:  # neither: a name that anyone may let resolve to this host
+        return False
 
 
 def _offered(authorization: str | None, api_key: str | None) -> bytes | None:

@@ -7,7 +7,9 @@ error in the style of its route, and counts. An endpoint contains none of that.
 from __future__ import annotations
 
 import importlib
+import logging
 import pkgutil
+import time
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -17,19 +19,25 @@ from aiohttp import web
 import jaxserve.apis
 import jaxserve.http.operations
 from jaxserve.apis.routes import ApiStyle, Route
-from jaxserve.errors import OriginError, RequestError
+from jaxserve.errors import OperatorError, OriginError, RequestError
 from jaxserve.frontend.errors import hide_internal_error
+from jaxserve.frontend.tenants import HTTP_REQUEST_ID, TENANT
+from jaxserve.http.access import is_local_page
 from jaxserve.http.connection import connection_of
 from jaxserve.http.errors import error_response, response_from_http_error
-from jaxserve.http.handler import ROUTES, handler_of
+from jaxserve.http.handler import ROUTES, failed_status_of, handler_of
 from jaxserve.http.inputs import HEADER, add_note_headers, request_id_of
 from jaxserve.http.listener import Handler
 from jaxserve.http.paths import likely_path, style_of_path, with_slash
 from jaxserve.http.state import STATE, ServerState
 
+_log = logging.getLogger(__name__)
+
 _PUBLIC = web.AppKey("public_resources", frozenset)
 _OPERATION = web.AppKey("operation_resources", frozenset)
 """Routes that answer on surplus connections as well: the operator needs them most when the server is full."""
+_COMMANDS = web.AppKey("command_resources", frozenset)
+"""Routes that change the engine, for the operator."""
 _STYLES = web.AppKey("styles", Mapping[web.AbstractResource, ApiStyle])
 """Styles of resources that do not follow OpenAI's."""
 _PATH_STYLES = web.AppKey("path_styles", Mapping[str, ApiStyle])
@@ -51,7 +59,7 @@ def make_app(state: ServerState) -> web.Application:
     app = web.Application(client_max_size=state.max_body_size, middlewares=[_boundary, _preflight, _limit, _guard])
     app[STATE] = state
     app[ROUTES] = tuple(collect_routes())
-    public, operation = set(), set()
+    public, operation, commands = set(), set(), set()
     styles: dict[web.AbstractResource, ApiStyle] = {}
     served = [(route, path) for route in app[ROUTES] for path in (route.path, with_slash(route)) if path is not None]
     for route, path in served:
@@ -62,10 +70,13 @@ def make_app(state: ServerState) -> web.Application:
             public.add(resource)
         if route.tag == "Operation":
             operation.add(resource)
+        if route.tag == "Operation" and route.method != "GET":
+            commands.add(resource)
         if route.style != ApiStyle():
             styles[resource] = route.style
     app[_PUBLIC] = frozenset(public)
     app[_OPERATION] = frozenset(operation)
+    app[_COMMANDS] = frozenset(commands)
     app[_STYLES] = MappingProxyType(styles)
     app[_PATH_STYLES] = MappingProxyType(
         {route.path: route.style for route in app[ROUTES] if route.style != ApiStyle()}
@@ -78,6 +89,7 @@ def make_app(state: ServerState) -> web.Application:
 async def _boundary(request: web.Request, handler: Handler) -> web.StreamResponse:
     state = request.app[STATE]
 
+    began_s = time.monotonic()
     resource = request.match_info.route.resource
     route = "none" if resource is None else resource.canonical.rstrip("/") or "/"
     shown: list[RequestError] = []
@@ -100,10 +112,28 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
         response = error_response(hide_internal_error(error, request_id_of(request)), body=body)
     if shown and 400 <= response.status < 500:
         state.rejections.note(f"{request.method} {route}", response.status, shown[-1].param, shown[-1].message)
-    state.frontend.metrics.inc("http_requests", route=route, status=str(response.status))
+    _note(request, route, failed_status_of(request) or response.status, time.monotonic() - began_s)
     if state.frontend.client.is_draining or connection_of(request).is_surplus:
         response.force_close()  # a client that keeps connections must find another server
     return response
+
+
+def _note(request: web.Request, route: str, status: int, seconds: float) -> None:
+    """Count a request that has been answered, and log it if wanted."""
+    state = request.app[STATE]
+    state.frontend.metrics.inc("http_requests", route=route, status=str(status))
+    state.frontend.metrics.observe("http_request_duration_seconds", seconds)
+    if state.logs_access:
+        tenant = TENANT.get()
+        _log.info(
+            "%s %s %d %.1f ms id=%s key=%s",
+            request.method,
+            request.path,
+            status,
+            1000 * seconds,
+            request_id_of(request),
+            "-" if tenant is None else tenant.record.name or "-",
+        )
 
 
 @web.middleware
@@ -125,10 +155,38 @@ async def _limit(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 @web.middleware
 async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-    if request.match_info.route.resource not in request.app[_PUBLIC]:
-        headers = request.headers
-        request.app[STATE].keys.check(headers.get("Authorization"), headers.get("X-Api-Key", headers.get("Api-Key")))
-    return await handler(request)
+    """Let requests pass that carry a key, within the limits of the key; all of those on the operator's socket."""
+    state, resource = request.app[STATE], request.match_info.route.resource
+    HTTP_REQUEST_ID.set(request_id_of(request))
+    TENANT.set(None)
+    if resource in request.app[_PUBLIC] or connection_of(request).is_operators:
+        return await handler(request)
+    tenant = state.keys.check(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
+    _check_page(request)
+    is_operator = state.allows_commands or (tenant is not None and tenant.record.is_operator)
+    if resource in request.app[_COMMANDS] and not is_operator:
+        raise OperatorError(
+            "This command is for the operator: use --admin-socket, a key with `is_operator`, or --public-commands."
+        )
+    if tenant is None or resource in request.app[_OPERATION]:
+        return await handler(request)
+    TENANT.set(tenant)
+    with tenant.admitted():
+        return await handler(request)
+
+
+def _check_page(request: web.Request) -> None:
+    """Raise OriginError for web pages of other hosts that write to a server without keys on a loopback address.
+
+    Browsers send such requests without asking if they have no body, or if a name of the page's host resolves to this one.
+    """
+    state, origin = request.app[STATE], request.headers.get("Origin")
+    if origin is None or request.method in ("GET", "HEAD") or not (state.is_local and state.keys.is_open):
+        return
+    if not is_local_page(origin) and not state.cors.headers(request.headers):
+        raise OriginError(
+            f"Web pages of the origin {origin[:200]!r} may not call this server (--cors-allowed-origins, --api-key)."
+        )
 
 
 def _style_of(request: web.Request) -> ApiStyle:

@@ -47,6 +47,12 @@ class Connection(RequestHandler):
         """True if the connection is beyond the limit: it may carry one probe."""
         return self._exceeded is not None
 
+    @property
+    def is_operators(self) -> bool:
+        """True on the operator's Unix socket (--admin-socket)."""
+        found = None if self.transport is None else self.transport.get_extra_info("socket")
+        return found is not None and found.family == socket.AF_UNIX
+
     def check_limit(self) -> None:
         """Raise UnavailableError if the connection is beyond the limit."""
         if self._exceeded is not None:

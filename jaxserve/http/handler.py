@@ -33,6 +33,14 @@ class HttpCall(Call):
 VERSION_HEADER: Final = "X-Weight-Version"
 """Header of replies with generated tokens: the version of the weights that computed the last token that was generated before the
 header was sent."""
+_FAILED_STATUS = web.RequestKey("failed_status", int)
+
+
+def failed_status_of(http: web.Request) -> int | None:
+    """Return the status of the error that ended a stream after its status line was sent; None if there was none."""
+    return http.get(_FAILED_STATUS)
+
+
 ROUTES: web.AppKey[tuple[Route, ...]] = web.AppKey("routes", tuple)
 """Every route of the application."""
 
@@ -45,11 +53,13 @@ def handler_of(route: Route) -> Handler:
         state = http.app[STATE]
         arguments: dict[str, Any] = {name: http.match_info[name] for name in inputs if name not in ("body", "query")}
         ignored: list[str] = []
-        if "body" in inputs:
-            arguments["body"], ignored = await read_body(http, inputs["body"])
-        if "query" in inputs:
-            arguments["query"] = read_query(http, inputs["query"])
-        with ExitStack() as cleanup:
+        with ExitStack() as cleanup, ExitStack() as reading:
+            if "body" in inputs:
+                size = http.content_length if http.content_length is not None else state.max_body_size
+                reading.enter_context(state.bodies.reserved(min(size, state.max_body_size)))
+                arguments["body"], ignored = await read_body(http, inputs["body"])
+            if "query" in inputs:
+                arguments["query"] = read_query(http, inputs["query"])
             call = HttpCall(
                 frontend=state.frontend,
                 responses=state.responses,
@@ -61,6 +71,7 @@ def handler_of(route: Route) -> Handler:
                 routes=http.app[ROUTES],
             )
             reply = await route.handler(call, **arguments)
+            reading.close()
             if isinstance(reply, Generated):
                 call.note(reply.handle.notes)
             return await send(http, route, reply)
@@ -142,6 +153,7 @@ async def _stream(http: web.Request, route: Route, reply: Generated) -> web.Stre
         if not events.has_started:
             raise
         shown = error if isinstance(error, RequestError) else hide_internal_error(error, request_id_of(http))
+        http[_FAILED_STATUS] = shown.status
         last = route.style.error_body(shown, request_id_of(http)) if reply.fail is None else reply.fail(shown)
         await events.close([frame(last), end_of(route)])
     return events.response

@@ -11,6 +11,7 @@ from jaxserve.config import ConnectionConfig
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.http.access import CorsPolicy, KeyRing
+from jaxserve.http.body_budget import BodyBudget
 from jaxserve.http.operations.startup import StartupLog
 from jaxserve.http.rejections import RejectionLog
 
@@ -26,6 +27,13 @@ class ServerState:
     connection: ConnectionConfig
     is_strict: bool = False
     """True: unknown fields are rejected."""
+    allows_commands: bool = True
+    """True: everybody who may send requests may run the operator's commands."""
+    is_local: bool = False
+    """True: the server listens on a loopback address, so pages of other hosts have no reason to call it."""
+    logs_access: bool = False
+    """True: every request is logged."""
+    bodies: BodyBudget = field(default_factory=BodyBudget)
     has_public_metrics: bool = False
     """True: /metrics needs no key."""
     allows_weight_updates: bool = False

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
+import stat
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from jaxserve.apis.responses.service import ResponseService
 from jaxserve.config import Config, ServerConfig
@@ -24,9 +29,11 @@ from jaxserve.frontend.grammar_checker import GrammarChecker
 from jaxserve.frontend.parsers.output_format import choose_output_format
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.frontend.sampling import SeedStream
+from jaxserve.frontend.tenants import KeyRecord, Tenant
 from jaxserve.frontend.tokenization import Tokenization, tokenization
 from jaxserve.http.access import CorsPolicy, KeyRing
 from jaxserve.http.app import make_app
+from jaxserve.http.body_budget import BodyBudget
 from jaxserve.http.listener import HttpServer, listening
 from jaxserve.http.operations.startup import StartupLog, total_seconds
 from jaxserve.http.state import ServerState
@@ -37,13 +44,15 @@ from jaxserve.ipc.report import PhaseSpan
 from jaxserve.ipc.transport import ClientSocket
 from jaxserve.metrics import Metrics
 from jaxserve.routing.router import make_policy
-from jaxserve.runtime.tasks import first_of
+from jaxserve.runtime.tasks import first_of, running
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 _log = logging.getLogger(__name__)
 
 ABORT_FLUSH_S: Final = 2.0
 """Time for writing the error events of aborted requests."""
+WATCH_S: Final = 0.25
+"""Time between two measurements of the event loop."""
 DEATH_GRACE_S: Final = 2.0
 """Time in which `/health` and `/live` answer 503 between the end of the engine and the exit of the process."""
 
@@ -56,6 +65,7 @@ class ApiProcess:
     frontend: Frontend
     startup: StartupLog
     http: HttpServer
+    keys: KeyRing
 
     @property
     def client(self) -> EngineClient:
@@ -69,6 +79,20 @@ class ApiProcess:
                 yield connection
         if not self.client.engines.connections:
             self.startup.begin_again()
+
+    def reload_keys(self) -> None:
+        """Read the API keys again. The old ones stay if that fails, or if there were none."""
+        try:
+            records = key_records(self.config.server)
+        except ConfigError as error:
+            _log.error("the API keys are not read again: %s", error)
+            return
+        if records:
+            self.keys.replace(self._tenants(records))
+            _log.info("%d API keys are accepted from now on", len(records))
+
+    def _tenants(self, records: Sequence[KeyRecord]) -> list[Tenant]:
+        return make_tenants(records, self.config, self.frontend.metrics)
 
     def record_start(self, model_info: ModelInfo, replica: int = 0) -> list[PhaseSpan]:
         """Set the start-up metrics of a replica; returns all phases of its start."""
@@ -120,7 +144,7 @@ async def serving_api(
     is_successor: accept nothing until `http.start_accepting`, and take idle connections of the process that serves now.
     """
     peers = PeerProcesses(index, config.server.api_processes, folder_of(address))
-    with tokenization() as tokens:
+    with tokenization() as tokens, _operator_socket(None if index else config.server.admin_socket) as operators:
         startup = StartupLog()
 
         def note(progress: StartupProgress) -> None:
@@ -130,7 +154,11 @@ async def serving_api(
         frontend, server = make_frontend(config, peers, tokens, note), config.server
         state = ServerState(
             frontend=frontend,
-            keys=KeyRing(api_keys(server)),
+            keys=KeyRing(tenants=make_tenants(key_records(server), config, frontend.metrics)),
+            allows_commands=server.public_commands or (is_loopback(server.host) and not key_records(server)),
+            is_local=is_loopback(server.host),
+            logs_access=server.access_log,
+            bodies=BodyBudget(peers.share_of(server.max_body_memory)),
             peers=peers,
             responses=ResponseService(config.responses, peers),
             connection=config.connection,
@@ -145,7 +173,7 @@ async def serving_api(
         )
         http = listening(
             make_app(state),
-            listeners,
+            [*listeners, *operators],
             config.connection,
             max_connections=peers.share_of(server.max_connections),
             on_surplus=partial(frontend.metrics.inc, "surplus_connections"),
@@ -157,11 +185,17 @@ async def serving_api(
             peers.answering(frontend.metrics, state.responses.answers),
             http as http_server,
             contextlib.AsyncExitStack() as receivers,
+            running(_watch_loop(frontend.metrics, http_server, state.bodies)),
         ):
             if is_successor:
                 path = receiver_path(folder_of(address), index)
                 await receivers.enter_async_context(receiving(path, http_server.adopt))
-            yield ApiProcess(config, frontend, startup, http_server)
+            yield ApiProcess(config, frontend, startup, http_server, state.keys)
+
+
+def make_tenants(records: Sequence[KeyRecord], config: Config, metrics: Metrics) -> list[Tenant]:
+    """Return the tenants of keys, in one of the config's API processes."""
+    return [Tenant(record, metrics, config.server.api_processes) for record in records]
 
 
 def receiver_path(folder: Path, index: int) -> Path:
@@ -233,21 +267,95 @@ def tokenizer_of(config: Config, path: Path) -> Tokenizer:
 
 
 def api_keys(server: ServerConfig) -> list[str]:
+    """Return the keys of `key_records`."""
+    return [record.key for record in key_records(server)]
+
+
+def key_records(server: ServerConfig) -> list[KeyRecord]:
     """Return the keys of `--api-key` and `--api-key-file`; an empty list if neither is set: the API is open.
 
     Raises ConfigError if one is set but holds no key, so that a mistake never opens the server.
     """
-    keys = []
+    records = []
     if server.api_key is not None:
-        keys += _required("--api-key", server.api_key.split(","))
+        records += [KeyRecord(key=key) for key in _required("--api-key", server.api_key.split(","))]
     if server.api_key_file is not None:
         source = f"--api-key-file {server.api_key_file}"
         try:
-            lines = Path(server.api_key_file).read_text(encoding="utf-8").splitlines()
+            text = Path(server.api_key_file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{source}: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
-        keys += _required(source, [line for line in lines if not line.lstrip().startswith("#")])
-    return keys
+        if Path(server.api_key_file).suffix in (".yaml", ".yml", ".json"):
+            records += _read_records(source, text)
+        else:
+            lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+            records += [KeyRecord(key=key) for key in _required(source, lines)]
+    return records
+
+
+def _read_records(source: str, text: str) -> list[KeyRecord]:
+    """Return the records of a list in YAML, of which JSON is a part. No message repeats a key. Raises ConfigError."""
+    import yaml  # only a server with such a file pays for it
+
+    try:
+        records = msgspec.convert(yaml.safe_load(text), list[KeyRecord])
+    except yaml.YAMLError:
+        raise ConfigError(f"{source}: not YAML") from None
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    names = [record.name for record in records]
+    if not records or not all(record.key.strip() and record.name.strip() for record in records):
+        raise ConfigError(f"{source}: expected a list of records, each with `key` and `name`")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{source}: two keys have the same name")
+    for record in records:
+        for field in ("max_concurrent_requests", "requests_per_minute", "tokens_per_minute"):
+            limit = getattr(record, field)
+            if limit is not None and limit < 1:
+                raise ConfigError(f"{source}: {field} of {record.name!r} must be at least 1, got {limit}")
+    return records
+
+
+def is_loopback(host: str) -> bool:
+    """Return True for an address that only this host reaches."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name: it may resolve to anything
+        return False
+
+
+@contextlib.contextmanager
+def _operator_socket(path: str | None) -> Iterator[list[socket.socket]]:
+    """Listen at `path` for the operator, inside the block; None: nowhere. Raises ConfigError."""
+    if path is None:
+        yield []
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            if stat.S_ISSOCK(os.stat(path).st_mode):
+                os.unlink(path)  # of a server that has ended, or that this one replaces
+        except FileNotFoundError:
+            pass
+        mask = os.umask(0o177)
+        try:
+            listener.bind(path)
+        except OSError as error:
+            raise ConfigError(f"--admin-socket {path}: {error.strerror or error}") from None
+        finally:
+            os.umask(mask)
+        listener.setblocking(False)
+        yield [listener]
+
+
+async def _watch_loop(metrics: Metrics, http: HttpServer, bodies: BodyBudget) -> None:
+    """Measure how late the event loop runs a timer, and the gauges of the HTTP side."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due_s = loop.time() + WATCH_S
+        await asyncio.sleep(WATCH_S)
+        metrics.observe("event_loop_lag_seconds", max(0.0, loop.time() - due_s))
+        metrics.set("http_connections", http.num_connections)
+        metrics.set("body_bytes", bodies.num_bytes)
 
 
 def _required(source: str, texts: list[str]) -> list[str]:

@@ -19,6 +19,7 @@ import json
 import logging
 import os
 import resource
+import signal
 import socket
 import sys
 import time
@@ -40,6 +41,7 @@ from jaxserve.runtime.api_process import (
     ApiProcess,
     api_keys,
     install,
+    is_loopback,
     model_names,
     receiver_path,
     serving_api,
@@ -93,6 +95,10 @@ def run_serve(
     """
     configure_logging(config.server.log_level, config.server.log_format)
     allow_connections(config.server.max_connections)
+    if not is_loopback(config.server.host) and not api_keys(config.server):
+        _log.warning(
+            "everybody who reaches %s may use this server: it has no API key (--api-key-file)", config.server.host
+        )
     with contextlib.ExitStack() as sockets:
         found = None if upgrade is None else sockets.enter_context(predecessor(config.server))
         if found is not None:
@@ -148,6 +154,7 @@ class _Server:
         with own_address(self.config.server.uds_dir) as address, stop.caught():
             async with serving_api(self.config, address, own, 0, self.display.show, is_successor=is_successor) as api:
                 api.startup.own.add("server", process_start_s())
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload, api)
                 return await self._serve_until_end(api, address, stop)
 
     async def _serve_until_end(self, api: ApiProcess, address: str, stop: StopSignals) -> int:
@@ -237,6 +244,12 @@ class _Server:
     async def _switch_engine(self, replica: int, address: str | None) -> None:
         if self.workers is not None:
             await self.workers.switch_engine(replica, address)
+
+    def _reload(self, api: ApiProcess) -> None:
+        """Read the API keys again, here and in the other API processes."""
+        api.reload_keys()
+        if self.workers is not None:
+            self.workers.reload()
 
     def _pass_on_signal(self) -> None:
         if self.workers is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,9 +24,11 @@ from jaxserve.frontend.grammar_checker import GrammarChecker
 from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.frontend.sampling import SeedStream
+from jaxserve.frontend.tenants import KeyRecord, Tenant
 from jaxserve.frontend.tokenization import tokenization
 from jaxserve.http.access import CorsPolicy, KeyRing
 from jaxserve.http.app import make_app
+from jaxserve.http.body_budget import BodyBudget
 from jaxserve.http.listener import bind_sockets, listening
 from jaxserve.http.operations.startup import StartupLog
 from jaxserve.http.state import ServerState
@@ -142,6 +144,7 @@ class Api:
     tokenizer: Tokenizer
     responses: ResponseService
     port: int
+    bodies: BodyBudget
 
     async def post(self, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
         """Status and JSON of a POST."""
@@ -173,6 +176,10 @@ async def running_api(
     max_queued_tokens: int | None = None,
     cors_allowed_origins: str | None = None,
     adapters: dict[str, str] | None = None,
+    records: Sequence[KeyRecord] = (),
+    allows_commands: bool = True,
+    is_local: bool = False,
+    max_body_memory: int | None = None,
 ) -> AsyncIterator[Api]:
     engine = ScriptedEngine()
     startup = StartupLog()
@@ -204,7 +211,10 @@ async def running_api(
         )
         state = ServerState(
             frontend=frontend,
-            keys=KeyRing(api_key.split(",") if api_key else ()),
+            keys=KeyRing(api_key.split(",") if api_key else (), [Tenant(record, metrics) for record in records]),
+            allows_commands=allows_commands,
+            is_local=is_local,
+            bodies=BodyBudget(max_body_memory),
             peers=ALONE,
             connection=connection or ConnectionConfig(),
             is_strict=is_strict,
@@ -232,7 +242,18 @@ async def running_api(
                     ),
                     ClientSession(f"http://127.0.0.1:{port}/") as http,
                 ):
-                    yield Api(http, engine, client, engine_connection, life, metrics, tokenizer, state.responses, port)
+                    yield Api(
+                        http,
+                        engine,
+                        client,
+                        engine_connection,
+                        life,
+                        metrics,
+                        tokenizer,
+                        state.responses,
+                        port,
+                        state.bodies,
+                    )
 
 
 @pytest.fixture

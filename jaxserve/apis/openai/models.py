@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -15,7 +16,10 @@ from jaxserve.frontend.frontend import Frontend
 class ModelCard(msgspec.Struct):
     id: str
     created: Annotated[int, Meta(description="Unix time of the server's start.")]
-    root: Annotated[str, Meta(description="For the model, its name in replies; for an adapter, its path.")]
+    root: Annotated[
+        str,
+        Meta(description="For the model, its name in replies; for an adapter, its hub id, or the name of its folder."),
+    ]
     max_model_len: Annotated[
         int | None, Meta(description="Maximum of prompt and output tokens together; null while loading.")
     ]
@@ -49,7 +53,13 @@ def _card(frontend: Frontend, name: str) -> ModelCard:
     return ModelCard(
         id=name,
         created=frontend.created,
-        root=frontend.adapters[name] if is_adapter else frontend.model_name,
+        root=shown_source(frontend.adapters[name]) if is_adapter else frontend.model_name,
         max_model_len=model_info.max_model_len if model_info is not None else None,
         parent=frontend.model_name if is_adapter else None,
     )
+
+
+def shown_source(source: str) -> str:
+    """Return a hub id as it is, and of a path on the server its last part."""
+    is_hub_id = source.count("/") == 1 and source[0] not in "./~" and not Path(source).exists()
+    return source if is_hub_id else Path(source).name

@@ -1,0 +1,111 @@
+"""What a key, the operator's rights and a web page may do, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from jaxserve.frontend.tenants import KeyRecord
+from jaxserve.tokenizer.tokenizer import Tokenizer
+from tests.unit.running_api import Api, running_api
+
+TEAM = KeyRecord(key="a", name="team", max_concurrent_requests=1, tokens_per_minute=9)
+OPERATOR = KeyRecord(key="o", name="operator", is_operator=True)
+AS_TEAM, AS_OPERATOR = ({"Authorization": f"Bearer {key}"} for key in "ao")
+BODY = {"prompt": [5, 6], "max_tokens": 9}
+
+
+async def until_reserved(api: Api, num_bytes: int) -> None:
+    for _ in range(100_000):
+        if api.bodies.num_bytes == num_bytes:
+            return
+        await asyncio.sleep(0)
+    raise AssertionError(f"{api.bodies.num_bytes} bytes are reserved")
+
+
+async def test_a_key_has_its_limits_its_salt_and_its_counters(tokenizer: Tokenizer) -> None:
+    async with running_api(tokenizer, records=[TEAM, OPERATOR]) as api:
+        first = asyncio.create_task(api.post("/v1/completions", BODY | {"cache_salt": "x"}, headers=AS_TEAM))
+        request = await api.engine.added()
+        assert request.cache_salt == "team\nx"
+        status, body = await api.post("/v1/completions", BODY, headers=AS_TEAM)
+        assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
+        async with api.http.get("/v1/models") as response:
+            assert response.status == 401
+        api.engine.output(request, [5] * 9, finish_reason="length")
+        assert (await first)[0] == 200
+        async with api.http.post("/v1/completions", json=BODY, headers=AS_TEAM) as response:
+            assert (response.status, response.headers["Retry-After"]) == (429, "20")
+        other = asyncio.create_task(api.post("/v1/completions", BODY, headers=AS_OPERATOR))
+        api.engine.output(await api.engine.added(), [5], finish_reason="length")
+        assert (await other)[0] == 200, "a key's limits are its own"
+        status, body = await api.post("/v1/completions", BODY | {"priority": -1}, headers=AS_OPERATOR)
+        assert (status, body["error"]["param"]) == (400, "priority")
+        assert api.metrics.value("key_generation_tokens", key="team") == 9
+        assert api.metrics.value("key_rejections", key="team", reason="tokens") == 1
+
+
+async def test_commands_are_for_the_operator(tokenizer: Tokenizer) -> None:
+    async with running_api(tokenizer, records=[TEAM, OPERATOR], allows_commands=False) as api:
+        for path in ("/reset_prefix_cache", "/start_profile", "/stop_profile"):
+            status, body = await api.post(path, headers=AS_TEAM)
+            assert (status, body["error"]["code"]) == (403, "operator_only")
+        command = asyncio.create_task(api.post("/start_profile", headers=AS_OPERATOR))
+        await api.engine.is_heard()
+        assert not command.done(), "the engine has it"
+        command.cancel()
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://evil.example:8000", 403),
+        ("null", 403),
+        ("http://127.0.0.1.evil.example", 403),
+        ("http://localhost:8000", 200),
+        ("http://127.0.0.1:8000", 200),
+        ("https://chat.example.org", 200),
+        (None, 200),
+    ],
+)
+async def test_pages_of_other_hosts_write_nothing_to_a_local_server(
+    tokenizer: Tokenizer, origin: str | None, status: int
+) -> None:
+    async with running_api(tokenizer, is_local=True, cors_allowed_origins="https://chat.example.org") as api:
+        headers = {} if origin is None else {"Origin": origin}
+        assert (await api.post("/tokenize", {"prompt": "x"}, headers=headers))[0] == status
+
+
+async def test_bodies_share_a_budget(tokenizer: Tokenizer) -> None:
+    async with running_api(tokenizer, max_body_memory=100) as api:
+        _, writer = await asyncio.open_connection("127.0.0.1", api.port)
+        head = "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 90\r\n\r\n{"
+        writer.write(head.encode())
+        await until_reserved(api, 90)
+        status, body = await api.post("/tokenize", {"prompt": "x"})
+        assert status == 429 and "(--max-body-memory)" in body["error"]["message"]
+        writer.close()
+        await until_reserved(api, 0)
+        assert (await api.post("/tokenize", {"prompt": "x" * 200}))[0] == 200, "one body alone is never too large"
+
+
+async def test_engine_requests_carry_the_clients_id_and_failed_streams_are_not_counted_as_200(
+    tokenizer: Tokenizer,
+) -> None:
+    async with running_api(tokenizer, keep_alive_s=0.02) as api:
+        headers = {"X-Request-Id": "abc-123"}
+        reply = asyncio.create_task(api.post("/v1/completions", BODY, headers=headers))
+        request = await api.engine.added()
+        assert request.request_id.startswith("abc-123:")
+        api.engine.output(request, [5], finish_reason="length")
+        assert (await reply)[0] == 200
+        async with api.http.post("/v1/completions", json=BODY | {"stream": True}) as response:
+            request = await api.engine.added()
+            api.engine.output(request, [5])
+            await response.content.readany()
+            api.engine.refuse(request, "InternalError", "bad luck")
+            assert b"bad luck" in await response.read()
+        assert api.metrics.value("http_requests", route="/v1/completions", status="500") == 1
+        assert api.metrics.value("http_requests", route="/v1/completions", status="200") == 1
+        assert api.metrics.value("http_request_duration_seconds") == 2
