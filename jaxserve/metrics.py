@@ -64,7 +64,7 @@ METRICS: Final[dict[str, MetricSpec]] = ENGINE_METRICS | {
     "key_prompt_tokens": MetricSpec("counter", "Prompt tokens by API key, of requests that have ended.", ("key",)),
     "key_generation_tokens": MetricSpec("counter", "Generated tokens by API key, of requests that have ended.", ("key",)),
     "key_rejections": MetricSpec("counter", "Requests refused by a limit of their API key: concurrent, requests or tokens.", ("key", "reason")),
-    "event_loop_lag_seconds": MetricSpec("histogram", "Delay of a timer of an API process: time in which its event loop served nobody else.", (), LOOP_LAG_S),
+    "event_loop_lag_seconds": MetricSpec("histogram", "Delay of a timer of an API process: time in which its event loop served no other request.", (), LOOP_LAG_S),
     "http_request_duration_seconds": MetricSpec("histogram", "Time from the headers of an HTTP request to the end of its reply.", (), LATENCY_S),
     "http_connections": MetricSpec("gauge", "Open HTTP connections."),
     "body_bytes": MetricSpec("gauge", "Bytes of request bodies that are being read or prepared (--max-body-memory)."),

@@ -7,7 +7,7 @@ import contextlib
 
 from jaxserve.cli.flags import add_flags, config_from_flags
 from jaxserve.runtime.devices import divide_devices
-from jaxserve.runtime.environment import child_environment
+from jaxserve.runtime.environment import engine_environment
 from jaxserve.runtime.spawn import spawned
 
 
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
             from jaxserve.runtime.ray_hosts import placed_hosts
 
             config = hosts.enter_context(placed_hosts(config))
-        environment = child_environment()
+        environment = engine_environment()
         first = divide_devices(config.parallel, environment)[0]
         with spawned({**environment, **first.variables}, first.cores) as engine:
             from jaxserve.runtime.server import run_serve  # while the engine process imports jax: both take seconds

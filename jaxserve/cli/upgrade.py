@@ -10,7 +10,7 @@ from collections.abc import Callable
 from jaxserve.cli.flags import add_flags, config_from_flags
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
-from jaxserve.runtime.environment import child_environment
+from jaxserve.runtime.environment import engine_environment
 from jaxserve.runtime.spawn import spawned
 
 EPILOG = """\
@@ -70,7 +70,7 @@ def _report(writer: int) -> None:
 
 
 def _serve(config: Config, *, after_drain: bool, on_done: Callable[[], None] = lambda: None) -> int:
-    with spawned(child_environment()) as engine:
+    with spawned(engine_environment()) as engine:
         from jaxserve.runtime.server import Upgrade, run_serve  # while the engine process imports jax
 
         return run_serve(config, engine=engine, upgrade=Upgrade(after_drain=after_drain, on_done=on_done))

@@ -20,9 +20,9 @@ from jaxserve.errors import ContextLengthError, invalid
 from jaxserve.frontend.checks import check_token_ids
 from jaxserve.frontend.errors import first_leaf, request_error
 from jaxserve.frontend.frontend import Frontend
-from jaxserve.frontend.tenants import HTTP_REQUEST_ID, TENANT
 from jaxserve.ipc.messages import AddRequest, EmbeddingInfo, ModelInfo, RequestOutput
 from jaxserve.sampling.params import EngineSamplingParams
+from jaxserve.tenants import HTTP_REQUEST_ID, TENANT
 from jaxserve.types import RequestId
 
 _LANES: Final = 4

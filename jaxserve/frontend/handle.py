@@ -16,8 +16,8 @@ from jaxserve.frontend.choice_stream import ChoiceStream, OutputDelta
 from jaxserve.frontend.encode import RequestNotes
 from jaxserve.frontend.engine_client.output_stream import Consumer, OutputStream
 from jaxserve.frontend.frontend import Frontend
-from jaxserve.frontend.tenants import TENANT
 from jaxserve.ipc.messages import AddRequest, ModelInfo, RequestOutput
+from jaxserve.tenants import TENANT
 from jaxserve.types import RequestId
 
 

@@ -11,8 +11,8 @@ from jaxserve.frontend.grammar import grammar_of
 from jaxserve.frontend.handle import RequestHandle
 from jaxserve.frontend.request import GenerationRequest
 from jaxserve.frontend.sampling import child_seed, sampling_params
-from jaxserve.frontend.tenants import HTTP_REQUEST_ID, TENANT
 from jaxserve.ipc.messages import AddRequest
+from jaxserve.tenants import HTTP_REQUEST_ID, TENANT
 from jaxserve.types import RequestId
 
 

@@ -15,7 +15,7 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from jaxserve.errors import AuthenticationError, ConfigError
-from jaxserve.frontend.tenants import Tenant
+from jaxserve.tenants import Tenant
 
 _SCHEME = b"bearer "
 

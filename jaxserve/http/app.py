@@ -21,7 +21,6 @@ import jaxserve.http.operations
 from jaxserve.apis.routes import ApiStyle, Route
 from jaxserve.errors import OperatorError, OriginError, RequestError
 from jaxserve.frontend.errors import hide_internal_error
-from jaxserve.frontend.tenants import HTTP_REQUEST_ID, TENANT
 from jaxserve.http.access import is_local_page
 from jaxserve.http.connection import connection_of
 from jaxserve.http.errors import error_response, response_from_http_error
@@ -30,6 +29,7 @@ from jaxserve.http.inputs import HEADER, add_note_headers, request_id_of
 from jaxserve.http.listener import Handler
 from jaxserve.http.paths import likely_path, style_of_path, with_slash
 from jaxserve.http.state import STATE, ServerState
+from jaxserve.tenants import HTTP_REQUEST_ID, TENANT
 
 _log = logging.getLogger(__name__)
 

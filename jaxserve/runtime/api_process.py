@@ -29,7 +29,6 @@ from jaxserve.frontend.grammar_checker import GrammarChecker
 from jaxserve.frontend.parsers.output_format import choose_output_format
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.frontend.sampling import SeedStream
-from jaxserve.frontend.tenants import KeyRecord, Tenant
 from jaxserve.frontend.tokenization import Tokenization, tokenization
 from jaxserve.http.access import CorsPolicy, KeyRing
 from jaxserve.http.app import make_app
@@ -45,6 +44,7 @@ from jaxserve.ipc.transport import ClientSocket
 from jaxserve.metrics import Metrics
 from jaxserve.routing.router import make_policy
 from jaxserve.runtime.tasks import first_of, running
+from jaxserve.tenants import KeyRecord, Tenant
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 _log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from jaxserve.ipc.address import remove_socket
 from jaxserve.ipc.engine_spec import EngineSpec
 from jaxserve.ipc.messages import ModelInfo
 from jaxserve.runtime.devices import ALL_DEVICES, ReplicaDevices
-from jaxserve.runtime.environment import child_environment
+from jaxserve.runtime.environment import engine_environment
 from jaxserve.runtime.spawn import Spawned, spawn
 from jaxserve.runtime.tasks import first_of
 from jaxserve.tokenizer.tokenizer import Tokenizer
@@ -96,7 +96,7 @@ async def engine_process(
     process: used instead of a new one. devices: of the new process.
     """
     try:
-        environment = {**child_environment(), **devices.variables}
+        environment = {**engine_environment(), **devices.variables}
         engine = await EngineProcess.start(spec, environment, process, devices.cores)
     except OSError as error:
         raise StartupError(f"cannot start the engine process: {error.strerror}") from error

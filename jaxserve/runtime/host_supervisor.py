@@ -24,7 +24,7 @@ from jaxserve.ipc.engine_spec import HostWorkerSpec
 from jaxserve.log import configure_logging
 from jaxserve.runtime.engine_process import exit_text
 from jaxserve.runtime.engine_supervisor import RestartBudget
-from jaxserve.runtime.environment import child_environment
+from jaxserve.runtime.environment import engine_environment
 from jaxserve.runtime.spawn import WORKER_MODULE, Spawned, spawn
 
 _log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class _Run:
         os.set_blocking(self._beats, False)
         os.set_blocking(beat_descriptor, False)
         self._process: Spawned = spawn(
-            child_environment(), module=WORKER_MODULE, descriptors=(beat_descriptor,), preload=True
+            engine_environment(), module=WORKER_MODULE, descriptors=(beat_descriptor,), preload=True
         )
         os.close(beat_descriptor)
         spec = HostWorkerSpec(config=config, model_path=path, host_id=host_id, beat_descriptor=beat_descriptor)

@@ -24,7 +24,6 @@ On CPUs weights and KV pool use huge pages if the kernel gives them on request: 
 a one-row step on address translation. A step's scratch memory stays allocated between steps: else the kernel maps and
 clears the same 40 MB at every step of 32 rows."""
 
-_SECRETS: Final = frozenset({"JAXSERVE_API_KEY", "JAXSERVE_API_KEY_FILE", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"})
 Spawned: TypeAlias = "subprocess.Popen[bytes]"
 
 
@@ -54,17 +53,12 @@ def spawn(
         stdin=subprocess.PIPE,
         pass_fds=descriptors,
         start_new_session=True,
-        env=_without_secrets(os.environ if environment is None else {**ENVIRONMENT, **environment}),
+        env=None if environment is None else {**ENVIRONMENT, **environment},
     )
     if cores is not None:  # it has one thread yet; later ones inherit the cores
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(process.pid, cores)
     return process
-
-
-def _without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables without the API keys, which an engine does not need; it may need the hub's token for adapters."""
-    return {name: value for name, value in environment.items() if name not in _SECRETS}
 
 
 @contextlib.contextmanager

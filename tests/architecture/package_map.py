@@ -21,6 +21,7 @@ SHARED = frozenset(
         "log",
         "metrics",
         "parent",
+        "tenants",
         "types",
     }
 )

@@ -24,6 +24,7 @@ SHARED = {
     "jaxserve.log",
     "jaxserve.metrics",
     "jaxserve.parent",
+    "jaxserve.tenants",
     "jaxserve.types",
 }
 KERNELS = "jaxserve_kernels"
@@ -148,6 +149,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "log": set(),
     "parent": set(),
+    "tenants": set(),
 }
 
 NO_JAX = [

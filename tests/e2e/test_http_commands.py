@@ -44,7 +44,7 @@ def test_a_profile_is_written_while_requests_are_served(tmp_path: Path) -> None:
 
 
 def test_without_a_folder_no_profile_can_be_taken() -> None:
-    with running(FAKE, server={"api_key": "secret"}) as server:
+    with running(FAKE, server={"api_key": "secret", "public_commands": True}) as server:
         assert post(server, "/start_profile")[0] == 401
         server.api_key = "secret"
         status, reply = post(server, "/start_profile")

@@ -24,7 +24,6 @@ from jaxserve.frontend.grammar_checker import GrammarChecker
 from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.frontend.sampling import SeedStream
-from jaxserve.frontend.tenants import KeyRecord, Tenant
 from jaxserve.frontend.tokenization import tokenization
 from jaxserve.http.access import CorsPolicy, KeyRing
 from jaxserve.http.app import make_app
@@ -47,6 +46,7 @@ from jaxserve.ipc.messages import (
     TokenLogprobs,
 )
 from jaxserve.metrics import Metrics
+from jaxserve.tenants import KeyRecord, Tenant
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from jaxserve.types import RequestId
 

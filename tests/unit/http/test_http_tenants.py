@@ -1,4 +1,4 @@
-"""What a key, the operator's rights and a web page may do, over HTTP."""
+"""A key, the operator and a web page may do different things over HTTP."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from jaxserve.frontend.tenants import KeyRecord
+from jaxserve.tenants import KeyRecord
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.running_api import Api, running_api
 

@@ -10,9 +10,9 @@ import pytest
 
 from jaxserve.config import ServerConfig
 from jaxserve.errors import ConfigError, InvalidRequestError, RateLimitError
-from jaxserve.frontend.tenants import KeyRecord, Tenant
 from jaxserve.metrics import Metrics
 from jaxserve.runtime.api_process import key_records
+from jaxserve.tenants import KeyRecord, Tenant
 
 
 class Clock:
