@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
+import msgspec
+
 from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.recurrent import Mamba2Config
@@ -73,7 +75,7 @@ def _mamba(keys: Keys) -> Mamba2Config:
         norm = "norm_first" if keys.flag("mamba_norm_before_gate") else "gate_first"
     own = keys.number("ssm_in_multiplier")
     z, x, b, c, dt = (own * scale for scale in keys.numbers("ssm_multipliers", 5))
-    return replace(
+    return msgspec.structs.replace(
         read_mamba(keys, width, norm=norm), scales=(z, x, b, c, dt), out_scale=keys.number("ssm_out_multiplier")
     )
 
