@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jaxserve_kernels.linear_attention import linear_attention
 from jaxserve_kernels.linear_attention.cases import Case, Operands, operands
 from jaxserve_kernels.segments import CHUNK, cut_segments, decode_segments, max_chunks
@@ -20,25 +19,29 @@ STEP_TOLERANCE = 3e-6
 
 @jax.jit
 def _step(given: Any, states: Any, starts: Any, positions: Any) -> Any:
-    segments = cut_segments(starts, positions, jnp.int32(0), num_tokens=len(given[0]))
-    return linear_attention(*given, states, segments)
+    q, k, v, log_decay, rate = given
+    segments = cut_segments(starts, positions, jnp.int32(0), num_tokens=len(q))
+    return linear_attention(q, k, v, log_decay, rate, states, segments)
+
+
+def _tokens(given: Operands) -> list[np.ndarray]:
+    """Return the arrays with one entry per token."""
+    rate = np.ones(given.log_decay.shape, np.float32) if given.rate is None else given.rate
+    return [given.q, given.k, given.v, given.log_decay, rate]
 
 
 def _in_steps(given: Operands, sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     states, outs, start = given.states, [], 0
     for size in sizes:
-        padded = [np.pad(x[start : start + size], ((0, 128 - size), *[(0, 0)] * (x.ndim - 1))) for x in given[:5]]
+        padded = [np.pad(x[start : start + size], ((0, 128 - size), *[(0, 0)] * (x.ndim - 1))) for x in _tokens(given)]
         out, states = _step(padded, states, np.array([0, size]), np.array([start]))
         outs.append(np.asarray(out[:size]))
         start += size
     return np.concatenate(outs), np.asarray(states)
 
 
-@pytest.mark.parametrize("has_rate", [True, False])
-def test_steps_that_end_at_chunk_borders_give_the_bits_of_one_step(has_rate: bool) -> None:
-    given = operands(Case((100,), (0,), has_rate=has_rate))
-    if not has_rate:
-        given = given._replace(rate=np.ones(given.log_decay.shape, np.float32))
+def test_steps_that_end_at_chunk_borders_give_the_bits_of_one_step() -> None:
+    given = operands(CASE)
     whole = _in_steps(given, (100,))
     parts = _in_steps(given, (CHUNK, 2 * CHUNK, 100 - 3 * CHUNK))
     assert all(map(np.array_equal, whole, parts))
@@ -53,9 +56,9 @@ def test_steps_that_end_anywhere_differ_by_rounding() -> None:
 def test_a_row_gives_the_same_bits_beside_others() -> None:
     beside = operands(Case((1, 33, 40, 6), (9, 5, 70, 0), padding=5))
     num_tokens = len(beside.q)
-    out, states = _step(list(beside[:5]), beside.states, beside.starts, beside.positions)
+    out, states = _step(_tokens(beside), beside.states, beside.starts, beside.positions)
     start, end = beside.starts[2:4]
-    rolled = [np.roll(x, -start, axis=0) for x in beside[:5]]
+    rolled = [np.roll(x, -start, axis=0) for x in _tokens(beside)]
     for x in rolled:
         x[end - start :] = np.nan
     empty = np.full_like(beside.states, np.inf)
@@ -69,8 +72,10 @@ def test_a_row_gives_the_same_bits_beside_others() -> None:
 
 def test_a_token_alone_equals_a_chunk_of_one() -> None:
     given = operands(Case((1,) * 5, (3, 9, 31, 32, 64), is_decode=True))
-    single = linear_attention(*map(jnp.asarray, given[:6]), decode_segments(jnp.asarray(given.starts)))
-    chunked = _step(list(given[:5]), given.states, given.starts, given.positions)
+    q, k, v, log_decay, rate = map(jnp.asarray, _tokens(given))
+    segments = decode_segments(jnp.asarray(given.starts))
+    single = linear_attention(q, k, v, log_decay, rate, jnp.asarray(given.states), segments)
+    chunked = _step(_tokens(given), given.states, given.starts, given.positions)
     for found, wanted in zip(chunked, single, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
