@@ -176,6 +176,11 @@ class CompileConfig:
         help="compare the Pallas kernels with XLA, in a separate process, before their first use; if they fail, XLA "
         "computes attention",
     )
+    deterministic: bool = option(
+        False,
+        help="serve only if the same request gets the same bits whatever else runs: on one CPU device with native kernels, "
+        "--quantization none or int8",
+    )
     compile_cache: str | None = option(
         None,
         help="directory of compiled programs, at most 2GiB (default: jaxserve/programs in $XDG_CACHE_HOME or ~/.cache; "

@@ -34,6 +34,7 @@ from jaxserve.quant.array import array_bytes
 from jaxserve.runner.backend import chip_of
 from jaxserve.runner.buckets import embed_buckets, resolve_embed_limits, resolve_limits
 from jaxserve.runner.cache_sizes import CacheSizes
+from jaxserve.runner.determinism import check_deterministic
 from jaxserve.runner.embedding import embedding_task, pool_pages
 from jaxserve.runner.host.cores import limit_threads, num_cores
 from jaxserve.runner.inputs import Program, StepTask
@@ -174,6 +175,7 @@ def prepare(
     model = with_cache_groups(config, model)
     check_cache(config, model)
     policy = make_policy(config, model, chip_of(device))
+    check_deterministic(config, model, policy, adapters)
     skeleton = make_skeleton(model, policy, adapters)
     sharding = make_sharding(model, shape, host_devices(shape.num_devices, config.hosts.num_hosts))
     kv_shards = sharding.rules.count("kv_heads") * shape.data
@@ -204,6 +206,7 @@ def _prepare_embedding(
         model = replace(model, tied_embeddings=True)
         skeleton = make_skeleton(model, make_policy(config, model, chip))
     limits = embed_limits(config, skeleton.config, device.platform, modules)
+    check_deterministic(config, skeleton.config, skeleton.policy)
     model_info = embedding_info(config, skeleton.config, modules)
     return Preparation(
         device,
