@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from jaxserve import __version__
 from jaxserve.ipc.messages import ModelInfo
 from jaxserve.ipc.stats import ENGINE_METRICS, EngineStats, MetricSpec
 
@@ -68,6 +69,9 @@ METRICS: Final[dict[str, MetricSpec]] = ENGINE_METRICS | {
     "http_request_duration_seconds": MetricSpec("histogram", "Time from the headers of an HTTP request to the end of its reply.", (), LATENCY_S),
     "http_connections": MetricSpec("gauge", "Open HTTP connections."),
     "body_bytes": MetricSpec("gauge", "Bytes of request bodies that are being read or prepared (--max-body-memory)."),
+    "queued_prompt_tokens": MetricSpec("gauge", "Prompt tokens of requests that have no output yet."),
+    "request_capacity": MetricSpec("gauge", "Requests that may run and wait (--max-num-seqs + --max-queued-requests); 0 without an engine."),
+    "build_info": MetricSpec("gauge", "1, with the version as a label.", ("version",)),
     "surplus_connections": MetricSpec("counter", "Connections beyond --max-connections: answered 503, or closed."),
     "http_requests": MetricSpec("counter", "HTTP requests by route and status.", ("route", "status")),
 }
@@ -75,7 +79,12 @@ METRICS: Final[dict[str, MetricSpec]] = ENGINE_METRICS | {
 
 _MODEL_GAUGES: Final = ("cache_config_info", "lora_requests_info", "startup_phase_seconds", "startup_programs")
 """Gauges that have no value until an engine is ready."""
-_LARGEST: Final = (*(PREFIX + name for name in _MODEL_GAUGES), "process_max_fds")
+_LARGEST: Final = (
+    *(PREFIX + name for name in _MODEL_GAUGES),
+    PREFIX + "request_capacity",
+    PREFIX + "build_info",
+    "process_max_fds",
+)
 """Gauges that are equal in all API processes, or missing in some."""
 _EARLIEST: Final = "process_start_time_seconds"
 _CREATED_SUFFIX: Final = "_created"
@@ -153,6 +162,7 @@ class Metrics:
         for phase in ("warmup", "serving"):
             self._child("compilations", phase=phase)
         if shared is None:
+            self.set("build_info", 1, version=__version__)
             for reason in ("stop", "length", "abort", "error"):
                 self._child("request_success", finished_reason=reason)
 

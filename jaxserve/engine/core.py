@@ -298,6 +298,7 @@ class EngineCore:
     def _stats(self) -> EngineStats:
         stats = self._scheduler.take_stats()
         self._executor.add_stats(stats)
+        stats.engine_cpu_seconds = time.process_time()
         return stats
 
 

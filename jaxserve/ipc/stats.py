@@ -68,6 +68,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     kv_fetch_seconds: Annotated[list[float], MetricSpec("histogram", "Time from the begin of a fetch of KV pages to its end.", (), _STEP_S)] = []
     kv_fetches_skipped: Annotated[int, MetricSpec("counter", "Prefixes in a tier that were computed because that is faster.")] = 0
     failed_steps: Annotated[dict[str, int], MetricSpec("counter", "Steps that failed on the device, by reason: error, or memory (out of memory). Their requests are computed again; one that fails alone ends.", ("reason",))] = {}
+    engine_cpu_seconds: Annotated[float, MetricSpec("counter", "Processor time of the engine's process, of all its threads.", is_total=True)] = 0.0
     # fmt: on
 
     @property

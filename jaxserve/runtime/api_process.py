@@ -185,7 +185,7 @@ async def serving_api(
             peers.answering(frontend.metrics, state.responses.answers),
             http as http_server,
             contextlib.AsyncExitStack() as receivers,
-            running(_watch_loop(frontend.metrics, http_server, state.bodies)),
+            running(_watch_loop(frontend, http_server, state.bodies)),
         ):
             if is_successor:
                 path = receiver_path(folder_of(address), index)
@@ -347,15 +347,17 @@ def _operator_socket(path: str | None) -> Iterator[list[socket.socket]]:
         yield [listener]
 
 
-async def _watch_loop(metrics: Metrics, http: HttpServer, bodies: BodyBudget) -> None:
-    """Measure how late the event loop runs a timer, and the gauges of the HTTP side."""
-    loop = asyncio.get_running_loop()
+async def _watch_loop(frontend: Frontend, http: HttpServer, bodies: BodyBudget) -> None:
+    """Measure how late the event loop runs a timer, and the gauges of this process."""
+    loop, metrics, client = asyncio.get_running_loop(), frontend.metrics, frontend.client
     while True:
         due_s = loop.time() + WATCH_S
         await asyncio.sleep(WATCH_S)
         metrics.observe("event_loop_lag_seconds", max(0.0, loop.time() - due_s))
         metrics.set("http_connections", http.num_connections)
         metrics.set("body_bytes", bodies.num_bytes)
+        metrics.set("queued_prompt_tokens", client.engines.num_waiting_tokens)
+        metrics.set("request_capacity", client.admission.max_sequences if client.is_ready else 0)
 
 
 def _required(source: str, texts: list[str]) -> list[str]:

@@ -48,6 +48,12 @@ def test_keys_change_while_the_server_runs_and_commands_are_the_operators(
         server.api_key = "old"
         assert server.request("POST", "/v1/completions", BODY, {"X-Request-Id": "my-id"})[0] == 200
         assert server.request("POST", "/reset_prefix_cache")[0] == 403
+        server.await_metric("request_capacity", 32 + 1024)
+        assert server.metric("engine_cpu_seconds_total") > 0
+        assert server.metric("build_info") == 1, "the largest of two processes"
+        assert server.metric("event_loop_lag_seconds_count") > 0
+        with socket.create_connection(("127.0.0.1", server.port)):
+            until(lambda: server.metric("http_connections") >= 1, "the connection was not counted")
         assert on_socket(operators, "POST /reset_prefix_cache").startswith(b"HTTP/1.1 200")
         until(lambda: "id=my-id key=a" in server.output, "the request was not logged")
         assert "POST /v1/completions 200 " in server.output
