@@ -21,7 +21,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.executor.hosts.agreement import ONE_HOST, Hosts, agree_smallest
 from jaxserve.ipc.messages import EmbeddingInfo
 from jaxserve.kv.spec import KVSpec
-from jaxserve.layers.cache import pool_shapes
+from jaxserve.layers.cache import group_shapes
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.skeleton import (
@@ -59,6 +59,7 @@ from jaxserve.runner.state import StateProgram, StateShapes
 from jaxserve.runner.steps import GENERATION, abstract_params, generation_task
 from jaxserve.runner.warmup import MadeProgram, Progress, make_programs, make_state_programs
 from jaxserve.sharding.mesh import Sharding, host_devices, make_sharding
+from jaxserve.sharding.rules import cache_shards
 from jaxserve.types import Pooling
 
 MAX_COMPILE_THREADS = 8
@@ -178,7 +179,7 @@ def prepare(
     check_deterministic(config, model, policy, adapters)
     skeleton = make_skeleton(model, policy, adapters)
     sharding = make_sharding(model, shape, host_devices(shape.num_devices, config.hosts.num_hosts))
-    kv_shards = sharding.rules.count("kv_heads") * shape.data
+    kv_shards = cache_shards(model, sharding.rules)
     num_slots = resolve_limits(device.platform, config.scheduler).max_num_seqs
     held_bytes = _weight_bytes(skeleton, sharding) + slots_bytes(num_slots, model.vocab_size)
     held_bytes *= shape.num_devices // config.hosts.num_hosts if device.platform == "cpu" else 1
@@ -311,8 +312,8 @@ def embed_limits(
     if isinstance(model, DecoderConfig):
         spec = kv_spec(config, model, platform)
         num_blocks = pool_pages(buckets, spec.block_size)
-        shape = (spec.num_layers, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
-        shapes = pool_shapes(shape, kv_cache_dtype(config, platform))
+        dtype, heads = kv_cache_dtype(config, platform), (spec.num_kv_heads, spec.head_dim)
+        shapes = (group_shapes(model.cache.paged[0], num_blocks, spec.block_size, dtype, dtype, heads),)
     max_model_len = _max_model_len(config, model, modules, step.max_num_batched_tokens)
     return Limits(
         cache=CacheSizes((spec,), (num_blocks,)),

@@ -39,8 +39,8 @@ def row_order(config: DecoderConfig) -> np.ndarray | None:
     them. Scores do not change, because queries and keys are reordered alike.
     """
     head_dim, rotary_dim = config.head_dim, _rotary_dim(config)
-    if config.rotary_pairs == "halves" and rotary_dim == head_dim:
-        return None
+    if config.latent is not None or (config.rotary_pairs == "halves" and rotary_dim == head_dim):
+        return None  # latent attention reorders queries and keys while it computes them
     turning = np.arange(rotary_dim)
     pairs = turning.reshape(2, -1) if config.rotary_pairs == "halves" else turning.reshape(-1, 2).T
     return np.concatenate([pairs, np.arange(rotary_dim, head_dim).reshape(2, -1)], axis=1).ravel()

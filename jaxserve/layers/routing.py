@@ -115,11 +115,11 @@ def _sparse_mixer(logits: Float[Array, "T E"], margin: float) -> tuple[Int[Array
 
 
 def _within_best_groups(ranks: Float[Array, "T E"], config: ExpertsConfig) -> Float[Array, "T E"]:
-    """Exclude experts outside each token's best groups, ranked by their two best experts (arXiv 2412.19437, 2.1.2)."""
+    """Exclude experts outside each token's best groups, ranked by their best experts (arXiv 2412.19437, 2.1.2)."""
     if config.num_groups == 1:
         return ranks
     grouped = ranks.reshape(len(ranks), config.num_groups, -1)  # (T, groups, E / groups)
-    best_two, _ = jax.lax.top_k(grouped, 2)
-    _, groups = jax.lax.top_k(best_two.sum(-1), config.num_groups_per_token)
+    best, _ = jax.lax.top_k(grouped, 2 if config.group_score == "best_two" else 1)
+    _, groups = jax.lax.top_k(best.sum(-1), config.num_groups_per_token)
     is_chosen = (groups[:, :, None] == jnp.arange(config.num_groups)).any(1)  # (T, groups)
     return jnp.where(is_chosen[:, :, None], grouped, -jnp.inf).reshape(ranks.shape)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from jaxserve.model_config.cache import CacheGroup, CacheLayout, LayerCache, cache_layout
 from jaxserve.model_config.experts import ExpertsConfig
+from jaxserve.model_config.latent import LatentConfig
 from jaxserve.model_config.recurrent import RecurrentConfig
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -143,6 +144,8 @@ class DecoderConfig:
     """True if the query projection has a gate for each head's output, after the head's query (Qwen3-Next)."""
     attention_out_scale: float = 1.0
     """Factor on the output of attention."""
+    latent: LatentConfig | None = None
+    """Widths of multi-head latent attention, which all layers then have; None: grouped-query attention."""
     has_sinks: bool = False
     """True if every head has an attention sink: a logit in the softmax without a value."""
     embedding_scale: float = 1.0
@@ -187,6 +190,17 @@ class DecoderConfig:
         heads, dim = layer.num_kv_heads or self.num_kv_heads, layer.head_dim or self.head_dim
         kind: Literal["full", "sliding"] = "full" if window is None else "sliding"
         return LayerCache(CacheGroup(kind, (), heads, dim, window), state, layer.kv_source)
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers that one layer caches of a token."""
+        return 2 * self.num_kv_heads * self.head_dim if self.latent is None else self.latent.width
+
+    @property
+    def pair_width(self) -> int:
+        """Multiplications of one layer for a query token and a token that it attends to."""
+        width = 2 * self.head_dim if self.latent is None else 2 * self.latent.width
+        return self.num_heads * width
 
     @property
     def num_layers(self) -> int:

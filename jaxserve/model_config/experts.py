@@ -37,6 +37,8 @@ class ExpertsConfig:
     num_groups: int = 1
     """Groups of consecutive experts; a token chooses groups first, then experts in them."""
     num_groups_per_token: int = 1
+    group_score: Literal["best_two", "best"] = "best_two"
+    """Rank of a group: the sum of its two best experts (DeepSeek-V3), or its best expert (DeepSeek-V2)."""
     shared_intermediate_size: int | None = None
     """Width of the shared expert, which every token uses with weight 1; None: there is none."""
     has_shared_gate: bool = False

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 from jaxserve.layers.attention import Attention, StepContext
 from jaxserve.layers.cache import Cache
 from jaxserve.layers.experts import Experts
+from jaxserve.layers.latent_attention import LatentAttention
 from jaxserve.layers.linear import Embedding
 from jaxserve.layers.mixers import MIXERS, mix, with_segments
 from jaxserve.layers.mlp import MLP
@@ -51,7 +52,8 @@ class DecoderLayer(nnx.Module):
         self.norms = _NORMS[config.norm_placement]
         for name in filter(None, self.norms):
             setattr(self, name, make_norm(config, policy))
-        self.self_attn = Attention(config, layer, policy) if layer.has_kv else None
+        attention = Attention if config.latent is None else LatentAttention
+        self.self_attn = attention(config, layer, policy) if layer.has_kv else None
         self.mixer: str | None = None
         """Attribute of the recurrent mixer, named as in checkpoints."""
         if layer.recurrent is not None:

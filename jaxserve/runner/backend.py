@@ -80,6 +80,8 @@ def choose_encoder_backend(config: Config, chip: Chip) -> Backend:
 def _why_not_pallas(
     config: Config, decoder: DecoderConfig, chip: Chip, dtype: jnp.dtype, kv_dtype: jnp.dtype
 ) -> str | None:
+    if decoder.latent is not None:
+        return "no kernel for latent attention (MLA) yet"
     if chip.platform not in _PALLAS:
         return f"no kernel for {chip.platform} yet"
     if chip.platform == "gpu" and chip.capability != _HOPPER:

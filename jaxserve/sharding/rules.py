@@ -79,6 +79,11 @@ class AxisRules:
         return PartitionSpec(*(names[0] if len(names) == 1 else names or None for names in parts))
 
 
+def cache_shards(config: DecoderConfig, rules: AxisRules) -> int:
+    """Return the number of devices that split the KV cache. Every device of a layer holds all latent vectors."""
+    return rules.count("pages") * (rules.count("kv_heads") if config.latent is None else 1)
+
+
 def axis_rules(config: DecoderConfig | EncoderConfig, shape: MeshShape) -> AxisRules:
     """Split every logical axis that divides evenly over the devices; the others are replicated."""
     sizes = shape.sizes

@@ -135,6 +135,7 @@ def test_nothing_is_compiled_while_serving(engine: ModelEngine) -> None:
         ("qwen2_sliding_tiny", 4),
         ("smollm2_tiny", 4),
         ("olmoe_tiny", 2),
+        ("deepseek_v3_tiny", 2),
     ],
 )
 def test_tensor_parallel_gives_the_same_tokens(name: str, size: int) -> None:

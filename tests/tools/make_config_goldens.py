@@ -152,6 +152,9 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "cohere": {"architectures": ["CohereForCausalLM"]},
     "cohere2_default": {"architectures": ["Cohere2ForCausalLM"]},
     "stablelm": {"architectures": ["StableLmForCausalLM"]},
+    "deepseek_v2": {"architectures": ["DeepseekV2ForCausalLM"], "num_experts_per_tok": 2},
+    "deepseek_v3": {"architectures": ["DeepseekV3ForCausalLM"]},
+    "glm4_moe_lite": {"architectures": ["Glm4MoeLiteForCausalLM"]},
     "minimax_m2": {"architectures": ["MiniMaxM2ForCausalLM"]},
     "ernie4_5": {"architectures": ["Ernie4_5ForCausalLM"]},
     "ernie4_5_moe": {"architectures": ["Ernie4_5_MoeForCausalLM"]},
@@ -182,6 +185,7 @@ DEFAULTED_KEYS += ("swiglu_alpha", "swiglu_limit", "qkv_bias", "use_qk_norm", "s
 DEFAULTED_KEYS += ("n_routed_experts", "n_shared_experts", "routed_scaling_factor", "n_group", "topk_group")
 DEFAULTED_KEYS += ("first_k_dense_replace", "attention_out_bias", "layer_norm_eps", "logit_scale", "use_qkv_bias")
 DEFAULTED_KEYS += ("qk_layernorm", "use_parallel_residual", "use_bias", "lm_head_bias", "moe_k", "moe_num_experts")
+DEFAULTED_KEYS += ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "topk_method")
 DEFAULTED_KEYS += ("moe_num_shared_experts", "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval")
 DEFAULTED_KEYS += ("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads")
 DEFAULTED_KEYS += ("linear_num_value_heads", "norm_eps", "conv_bias", "conv_L_cache", "block_auto_adjust_ff_dim")

@@ -73,6 +73,21 @@ def _stablelm(**keys: Any) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in ("rms_norm_eps", "head_dim")}
 
 
+def _latent(architecture: str, model_type: str, **keys: Any) -> dict[str, Any]:
+    latent = {"q_lora_rank": 24, "kv_lora_rank": 20, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12}
+    experts: dict[str, Any] = {
+        "moe_intermediate_size": 16,
+        "n_routed_experts": 6,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "routed_scaling_factor": 1.5,
+        "n_group": 3,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+    }
+    return _config(architecture, model_type, **{**SMALL, "num_key_value_heads": 4, **latent, **experts, **keys})
+
+
 def _longrope(count: int) -> dict[str, list[float]]:
     return {
         "short_factor": [1.0 + 0.25 * index for index in range(count)],
@@ -89,6 +104,7 @@ LLAMA3_SCALING = {
 }
 NO_SCALING: dict[str, Any] = {"rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 
+DEEPSEEK_ROPE: dict[str, Any] = {"factor": 8.0, "original_max_position_embeddings": 64, "mscale_all_dim": 0.3}
 MINISTRAL_ROPE: dict[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -633,6 +649,56 @@ TINY_CHECKPOINTS: dict[str, TinyCheckpoint] = {
             },
         ),
         controls={"margin": {"router_jitter_noise": 0.01}},
+    ),
+    "deepseek_v2_tiny": TinyCheckpoint(
+        _latent(
+            "DeepseekV2ForCausalLM",
+            "deepseek_v2",
+            q_lora_rank=None,
+            topk_method="group_limited_greedy",
+            topk_group=1,
+            routed_scaling_factor=1.2,
+            norm_topk_prob=False,
+            scoring_func="softmax",
+            n_shared_experts=2,
+            rope_scaling={**DEEPSEEK_ROPE, "type": "yarn", "mscale": 0.7},
+        ),
+        controls={
+            "groups": {"topk_method": "greedy"},
+            "scale": {"routed_scaling_factor": 1.0},
+            "rope": {"rope_scaling": {**DEEPSEEK_ROPE, "type": "yarn", "mscale": 1.0}},
+            "all": {"rope_scaling": {**DEEPSEEK_ROPE, "type": "yarn", "mscale": 0.7, "mscale_all_dim": 0.0}},
+        },
+    ),
+    "deepseek_v3_tiny": TinyCheckpoint(
+        _latent(
+            "DeepseekV3ForCausalLM",
+            "deepseek_v3",
+            attention_bias=True,
+            norm_topk_prob=True,
+            scoring_func="sigmoid",
+            topk_method="noaux_tc",
+            num_nextn_predict_layers=0,
+            rope_scaling={**DEEPSEEK_ROPE, "type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0},
+        ),
+        controls={
+            "groups": {"n_group": 1, "topk_group": 1},
+            "normalised": {"norm_topk_prob": False},
+            "interleaved": {"rope_interleave": False},
+        },
+    ),
+    "glm4_moe_lite_tiny": TinyCheckpoint(
+        _latent(
+            "Glm4MoeLiteForCausalLM",
+            "glm4_moe_lite",
+            num_hidden_layers=3,
+            n_group=1,
+            topk_group=1,
+            norm_topk_prob=True,
+            v_head_dim=20,
+            mlp_layer_types=["dense", "sparse", "dense"],
+        ),
+        controls={"choices": {"num_experts_per_tok": 1}, "theta": {"rope_theta": 20000.0}},
     ),
 }
 TINY_CHECKPOINTS |= {

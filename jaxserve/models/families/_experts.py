@@ -52,19 +52,35 @@ def dense_first(keys: Keys, layers: tuple[LayerConfig, ...], experts: ExpertsCon
     return (*layers[:count], *all_with_experts(layers[count:], experts))
 
 
+def dense_or_sparse(keys: Keys, layers: tuple[LayerConfig, ...], experts: ExpertsConfig) -> tuple[LayerConfig, ...]:
+    """Add experts to the layers that `mlp_layer_types` calls sparse, or else to all after `first_k_dense_replace` or 1."""
+    names = keys.get("mlp_layer_types")
+    if names is None:
+        return dense_first(Keys({"first_k_dense_replace": 1, **keys.table}, keys.prefix), layers, experts)
+    if not isinstance(names, list) or len(names) != len(layers) or not {*names} <= {"dense", "sparse"}:
+        raise keys.error("mlp_layer_types", f"dense or sparse for each of the {len(layers)} layers")
+    return tuple(
+        replace(layer, experts=experts) if name == "sparse" else layer
+        for layer, name in zip(layers, names, strict=True)
+    )
+
+
 def with_sigmoid_router(keys: Keys, experts: ExpertsConfig) -> ExpertsConfig:
     """Add DeepSeek-V3's router: sigmoid scores, a correction bias, groups of experts and a factor on the weights."""
+    return replace(
+        read_groups(keys, experts),
+        score="sigmoid",
+        has_correction_bias=True,
+        weight_scale=keys.number("routed_scaling_factor"),
+    )
+
+
+def read_groups(keys: Keys, experts: ExpertsConfig) -> ExpertsConfig:
+    """Add the groups of experts of which each token chooses some first."""
     num_groups = keys.integer("n_group", experts.num_experts)
     if experts.num_experts % num_groups or experts.num_experts < 2 * num_groups:
         raise keys.error("n_group", f"a divisor of the {experts.num_experts} experts, at least two to a group")
     num_groups_per_token = keys.integer("topk_group", num_groups)
     if experts.num_per_token > num_groups_per_token * (experts.num_experts // num_groups):
         raise keys.error("topk_group", f"groups with at least num_experts_per_tok ({experts.num_per_token}) experts")
-    return replace(
-        experts,
-        score="sigmoid",
-        has_correction_bias=True,
-        weight_scale=keys.number("routed_scaling_factor"),
-        num_groups=num_groups,
-        num_groups_per_token=num_groups_per_token,
-    )
+    return replace(experts, num_groups=num_groups, num_groups_per_token=num_groups_per_token)

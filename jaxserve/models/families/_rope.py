@@ -77,6 +77,15 @@ def query_scaling(keys: Keys) -> QueryScaling:
     return QueryScaling(table.number("llama_4_scaling_beta"), table.integer(_ORIGINAL, MAX_POSITION))
 
 
+def mscale_all_dim(keys: Keys) -> float:
+    """Return the factor that DeepSeek's yarn puts on queries and on keys: that of the key `mscale_all_dim`."""
+    table = _table(keys)
+    kind = table.get("rope_type") or table.get("type") or "default"
+    if kind == "default" or not table.get("mscale_all_dim"):
+        return 1.0
+    return _mscale(_factor(table), table.number("mscale_all_dim"))
+
+
 def without_sections(keys: Keys) -> Keys:
     """Read a rope table of three positions per token (`mrope_section`), which are the same in texts, as that of one."""
     for name in ("rope_scaling", "rope_parameters"):

@@ -58,7 +58,7 @@ def decode_bound(
 ) -> DecodeBound:
     """Return the shortest possible time of a decode step."""
     decoder = sizes.decoder
-    per_token = 2 * decoder.num_kv_heads * decoder.head_dim * kv_itemsize // sizes.kv_shards  # of one layer
+    per_token = decoder.kv_width * kv_itemsize // sizes.kv_shards  # of one layer
     weights_s = sizes.step_bytes(num_requests) / rates.bytes_per_s
     arithmetic_s = 2 * sizes.num_matmul_weights * num_requests / sizes.num_devices / rates.of(sizes.arithmetic)
     kv_s = per_token * sizes.attended_tokens(context) * num_requests / rates.bytes_per_s
@@ -79,7 +79,7 @@ def prefill_bound(
     chunks = [chunk] * full + ([rest] if rest else [])
     weights_s = [sizes.step_bytes(size) / rates.bytes_per_s for size in chunks]
     matmuls_s = [2 * (sizes.num_layer_weights * size + sizes.num_head_weights) / flops for size in chunks]
-    attention_s = 4 * decoder.num_heads * decoder.head_dim * sizes.attended_pairs(num_tokens) / attention_flops
+    attention_s = 2 * decoder.pair_width * sizes.attended_pairs(num_tokens) / attention_flops
     exchange_s = sum(links.seconds(step_collectives(sizes, size, 1, num_hosts)) for size in chunks)
     seconds = sum(map(max, weights_s, matmuls_s)) + attention_s + exchange_s
     bound = _longest(weights=sum(weights_s), arithmetic=sum(matmuls_s) + attention_s, exchange=exchange_s)

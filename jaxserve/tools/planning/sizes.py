@@ -15,7 +15,7 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import LeafSpec, ModelSkeleton
 from jaxserve.quant.array import ArraySpec
 from jaxserve.quant.names import NO_QUANTIZATION
-from jaxserve.sharding.rules import AxisRules, MeshShape
+from jaxserve.sharding.rules import AxisRules, MeshShape, cache_shards
 
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
@@ -52,8 +52,8 @@ class Sizes:
 
     @property
     def kv_shards(self) -> int:
-        """Devices that split the KV cache; 1 if the heads do not divide: each holds all of it."""
-        return self.rules.count("kv_heads") * self.rules.count("pages")
+        """Devices that split the KV cache; 1 if each holds all of it."""
+        return cache_shards(self.decoder, self.rules)
 
     @property
     def num_matmul_weights(self) -> int:

@@ -1,7 +1,8 @@
 """Attention of query tokens over keys and values kept in pages.
 
 `api` is what callers see; `reference` is the specification in plain jax.numpy, and serves every platform;
-`cpu` calls the native kernel, `gpu` and `tpu` hold the Pallas kernels for Hopper and for TPUs.
+`cpu` calls the native kernel, `gpu` and `tpu` hold the Pallas kernels for Hopper and for TPUs. `latent` is the same over
+vectors that are keys and values at once.
 """
 
 from jaxserve_kernels.paged_attention.api import (
@@ -16,6 +17,7 @@ from jaxserve_kernels.paged_attention.api import (
     unsupported,
     write_and_attend,
 )
+from jaxserve_kernels.paged_attention.latent import write_and_attend_latents
 
 __all__ = [
     "Paging",
@@ -28,4 +30,5 @@ __all__ = [
     "ragged_layout",
     "unsupported",
     "write_and_attend",
+    "write_and_attend_latents",
 ]

@@ -1,0 +1,50 @@
+"""DeepSeek-V2 and V2-Lite (arXiv 2405.04434)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jaxserve.checkpoint.family import Family
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.experts import ExpertsConfig
+from jaxserve.models.families import _latent
+from jaxserve.models.families._common import full_layers
+from jaxserve.models.families._experts import dense_first, read_groups
+from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._latent import latent_decoder, read_deepseek_experts
+
+DEFAULTS = dict(
+    _latent.DEFAULTS,
+    mlp_bias=False,
+    moe_intermediate_size=1407,
+    n_routed_experts=64,
+    n_shared_experts=2,
+    num_experts_per_tok=None,
+    routed_scaling_factor=1.0,
+    n_group=None,
+    topk_group=None,
+    topk_method="greedy",
+    norm_topk_prob=False,
+    first_k_dense_replace=0,
+)
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """Latent attention, and softmax-routed experts after the first dense layers; groups are ranked by their best expert."""
+    keys = Keys({**DEFAULTS, "rope_interleave": True, **hf})
+    keys.require("norm_topk_prob", False)
+    keys.require("scoring_func", "softmax", None)
+    experts = read_deepseek_experts(keys, _with_router, is_normalized=False)
+    return latent_decoder(keys, dense_first(keys, full_layers(keys), experts))
+
+
+def _with_router(keys: Keys, experts: ExpertsConfig) -> ExpertsConfig:
+    keys.require("topk_method", "greedy", "group_limited_greedy")
+    experts = replace(experts, weight_scale=keys.number("routed_scaling_factor"))
+    if keys.get("topk_method") == "greedy":
+        return experts
+    return replace(read_groups(keys, experts), group_score="best")
+
+
+FAMILY = Family(("DeepseekV2ForCausalLM",), decoder_config)

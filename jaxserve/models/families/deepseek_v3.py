@@ -1,0 +1,39 @@
+"""DeepSeek-V3, V3.1 and R1 (arXiv 2412.19437), and Kimi K2 (arXiv 2507.20534)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxserve.checkpoint.family import Family
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.families import _latent
+from jaxserve.models.families._common import full_layers
+from jaxserve.models.families._experts import dense_first, with_sigmoid_router
+from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._latent import latent_decoder, read_deepseek_experts
+
+DEFAULTS = dict(
+    _latent.DEFAULTS,
+    num_key_value_heads=128,
+    moe_intermediate_size=2048,
+    n_routed_experts=256,
+    n_shared_experts=1,
+    num_experts_per_tok=8,
+    norm_topk_prob=True,
+    routed_scaling_factor=2.5,
+    n_group=8,
+    topk_group=4,
+    first_k_dense_replace=3,
+)
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """Latent attention, and sigmoid-routed experts in groups after the first dense layers."""
+    keys = Keys({**DEFAULTS, "rope_interleave": True, **hf})
+    keys.require("scoring_func", "sigmoid", None)
+    keys.require("topk_method", "noaux_tc", None)
+    experts = read_deepseek_experts(keys, with_sigmoid_router, is_normalized=keys.flag("norm_topk_prob"))
+    return latent_decoder(keys, dense_first(keys, full_layers(keys), experts))
+
+
+FAMILY = Family(("DeepseekV3ForCausalLM",), decoder_config)

@@ -1,0 +1,39 @@
+"""Attention over latent vectors in pages: one vector per token, of which all heads make their keys and their values.
+
+Every platform computes it by `reference`, as grouped-query attention with one KV head whose values are its keys: the two
+reads of a page are the same, and XLA keeps one of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxtyping import Array, Float, Int, Num
+
+from jaxserve_kernels.kv_write import storable
+from jaxserve_kernels.paged_attention import reference
+from jaxserve_kernels.paged_attention.layout import Paging
+from jaxserve_kernels.paged_attention.options import Scoring
+
+
+def write_and_attend_latents(
+    q: Float[Array, "T N W"],
+    latents: Float[Array, "T 1 W"],
+    pages: Num[Array, "L P 1 S W"],
+    layer: Int[Array, ""],
+    paging: Paging,
+    *,
+    scoring: Scoring,
+) -> tuple[Float[Array, "T N W"], Num[Array, "L P 1 S W"]]:
+    """Put the tokens' latent vectors into their pages, then attend; returns the weighted sums of vectors, and the pool.
+
+    Under donation the pool is the same buffer. `paging.ragged` is cut for the backend `reference`. Queries and vectors are
+    taken as they are: rotated, and with the queries multiplied by the matrices that make keys.
+    """
+    where = (layer, paging.pages, 0, paging.slots)
+    pages = pages.at[where].set(storable(latents[:, 0], pages.dtype))
+    pool = (pages, pages, layer, paging.block_tables, paging.kv_lengths)
+    options: dict[str, Any] = {"scoring": scoring}
+    if paging.ragged is None:
+        return reference.decode_attention(q, *pool, **options), pages
+    return reference.mixed_attention(q, *pool, paging.ragged, **options), pages
