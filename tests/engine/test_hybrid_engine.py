@@ -56,3 +56,14 @@ def test_a_request_that_begins_at_a_snapshot_gives_the_tokens_of_a_cold_one(engi
     found = [made.run([message])[message.request_id] for message in messages]
     assert [each.token_ids for each in found] == cold
     assert found[2].num_cached_tokens >= 64
+
+
+def test_a_prefix_hit_equals_a_cold_request_bit_for_bit(engine: tuple[str, ModelEngine]) -> None:
+    made, prompt = engine[1], np.random.default_rng(2).integers(3, 300, 90)
+    scored = request("a", prompt, max_tokens=20, num_top_logprobs=3)
+    made.restart(max_burst_ms=0.0)
+    cold = made.run([scored])["a"]
+    made.run([scored])  # leaves a snapshot where its pages end, if there is none
+    hit = made.run([scored])["a"]
+    assert (cold.num_cached_tokens, hit.num_cached_tokens) == (0, 64)
+    assert hit.logprobs == cold.logprobs

@@ -12,7 +12,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.kv.spec import KVSpec
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.runner.buckets import StepLimits, make_buckets, pool_context, resolve_limits, table_pages
-from jaxserve.runner.inputs import INPUT_FIELDS, Program, pack, packed_size, programs, split
+from jaxserve.runner.inputs import INPUT_FIELDS, Program, field_shapes, pack, packed_size, programs, split
 from jaxserve.runner.limits import kv_spec
 from jaxserve.runner.memory import DeviceMemory, fit_model_len, kv_bytes_left, num_kv_blocks
 from jaxserve.sampling.params import COLUMNS, PADDING_ROW
@@ -91,6 +91,15 @@ def test_packing_fills_every_field_and_pads_with_neutral_values() -> None:
     assert field["stop_token_ids"][:2].tolist() == plan.stop_token_ids.tolist()
     assert field["num_steps"] == 1
     assert sum(part.size for part in field.values()) == packed_size(program, INPUT_FIELDS)
+
+
+def test_inputs_of_a_model_with_one_cache_group_are_those_of_one_table() -> None:
+    """Its programs are what they were before there were groups: no state slots, and one table per row."""
+    one, two = Program("decode", 4, 4, 3, 4), Program("decode", 4, 4, 3, 4, num_tables=2, num_state_slots=9)
+    fields, more = (field_shapes(program, INPUT_FIELDS) for program in (one, two))
+    assert "state_reads" not in split(np.zeros(packed_size(one, INPUT_FIELDS), np.int32), one, INPUT_FIELDS)
+    assert (fields["block_tables"], more["block_tables"], more["state_writes"]) == ((4, 3), (4, 6), (4,))
+    assert packed_size(two, INPUT_FIELDS) - packed_size(one, INPUT_FIELDS) == 4 * 3 + 2 * 4
 
 
 def test_the_pool_is_no_larger_than_full_requests_can_use() -> None:
