@@ -9,7 +9,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.files import read_object
@@ -23,6 +23,19 @@ from jaxserve.models import encoders as encoders_package
 from jaxserve.models import families as families_package
 from jaxserve.models.families._keys import Keys
 from jaxserve.quant.registry import read_form
+
+_SPARSE: Final = (
+    "nearest: DeepseekV3ForCausalLM; missing: sparse attention, its indexer and a cache of the indexer's keys"
+)
+_MISSING: Final[Mapping[str, str]] = {
+    "DeepseekV32ForCausalLM": _SPARSE,
+    "DeepseekV4ForCausalLM": _SPARSE,
+    "GlmMoeDsaForCausalLM": _SPARSE,
+    "Llama4ForCausalLM": "nearest: Qwen3MoeForCausalLM; missing: chunked attention, and experts whose inputs are scaled",
+    "Llama4ForConditionalGeneration": "nearest: Qwen3MoeForCausalLM; missing: chunked attention, and experts whose "
+    "inputs are scaled",
+}
+"""Nearest family and missing features of well-known architectures that are not served."""
 
 T = TypeVar("T")
 ReadEncoderConfig = Callable[[dict[str, Any]], EncoderConfig]
@@ -134,7 +147,10 @@ def _find_family(hf: Mapping[str, Any]) -> Family:
     if name in encoder_architectures():
         raise CheckpointError(f"model config: {name} is an encoder, which can be served, but is no decoder")
     if name not in known:
-        raise CheckpointError(f"model config: the architecture {name[:80]!r} is not supported; supported: {supported}")
+        missing = f" ({_MISSING[name]})" if name in _MISSING else ""
+        raise CheckpointError(
+            f"model config: the architecture {name[:80]!r} is not supported{missing}; supported: {supported}"
+        )
     return known[name]
 
 

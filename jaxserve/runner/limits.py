@@ -95,24 +95,10 @@ def mesh_shape(config: ParallelConfig) -> MeshShape:
 
 def make_policy(config: Config, decoder: DecoderConfig, chip: Chip) -> DtypePolicy:
     """CPUs compute activations in float32 whatever the weights are stored in. Raises ConfigError."""
-    if decoder.latent is not None:
-        _refuse_for_latents(config)
     backend = choose_backend(config, decoder, chip, _activations(config, chip), kv_cache_dtype(config, chip.platform))
     for note in quantization_notes(config, decoder, chip):
         _LOG.info(note)
     return _policy(config, chip, backend, _quant_policy(config, decoder, chip))
-
-
-def _refuse_for_latents(config: Config) -> None:
-    """Raise ConfigError if a setting does not go with latent attention."""
-    ranks = config.parallel.data_parallel_size
-    if ranks > 1:
-        raise ConfigError(
-            f"--data-parallel-size {ranks}: not with latent attention (MLA), whose pages every device holds; "
-            "use --tensor-parallel-size"
-        )
-    if config.tiers.has_stores:
-        raise ConfigError(f"{', '.join(config.tiers.settings)}: pages of latent attention (MLA) stay on the devices")
 
 
 def make_encoder_policy(config: Config, chip: Chip) -> DtypePolicy:
@@ -204,7 +190,8 @@ def check_cache(config: Config, decoder: DecoderConfig) -> None:
     cache = decoder.cache
     if len(cache.groups) == 1 and cache.groups[0].kind == "full":
         return
-    kinds = "a model with " + ("recurrent states" if cache.states else "several kinds of cache")
+    other = "latent attention (MLA)" if decoder.latent is not None else "several kinds of cache"
+    kinds = "a model with " + ("recurrent states" if cache.states else other)
     if config.tiers.has_stores:
         raise ConfigError(
             f"{', '.join(config.tiers.settings)}: not with {kinds}: its cache is kept on the devices only"

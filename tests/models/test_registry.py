@@ -92,6 +92,11 @@ def test_unknown_architecture_is_rejected_with_the_supported_ones() -> None:
     assert all(name in message for name in architectures())
 
 
+def test_a_well_known_architecture_is_rejected_with_what_is_missing() -> None:
+    message = rejection({**LLAMA, "architectures": ["DeepseekV32ForCausalLM"]})
+    assert "nearest: DeepseekV3ForCausalLM; missing: sparse attention" in message
+
+
 @pytest.mark.parametrize("value", [None, [], "LlamaForCausalLM", [3]])
 def test_missing_architecture_is_rejected(value: object) -> None:
     assert "architectures is" in rejection({**LLAMA, "architectures": value})
