@@ -23,6 +23,8 @@ from jaxserve.tokenizer.tokenizer import Tokenizer
 _COUNTS: Final = ("minItems", "minLength", "minProperties")
 _MAX_COUNT: Final = 100_000
 """More than any context holds: a reply that needs as many would be cut off."""
+_MAX_VALUES: Final = 1 << 17
+"""Values of a schema: reading more would hold up the event loop."""
 _GBNF_RULE: Final = re.compile(r"(?m)^\s*[\w-]+\s*::=")
 """The start of a rule in llama.cpp's format; rules of Lark have a single colon."""
 _NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -155,8 +157,12 @@ def _check_schema(schema: dict[str, Any], param: str, max_depth: int) -> None:
     places: list[tuple[Any, int]] = [(schema, 1)]
     if "x-guidance" in schema:
         raise invalid(param, "x-guidance: options of the compiler are not for requests")
+    num_values = 0
     while places:
         value, depth = places.pop()
+        num_values += 1
+        if num_values > _MAX_VALUES:
+            raise invalid(param, f"it has more than {_MAX_VALUES} values")
         if depth > max_depth:
             raise invalid(param, f"nested deeper than {max_depth} (--max-grammar-depth)")
         if isinstance(value, dict):

@@ -83,7 +83,11 @@ def _lists_all(schema: dict[str, Any]) -> bool:
     if "additionalProperties" in schema or "unevaluatedProperties" in schema or "patternProperties" in schema:
         return False
     least = schema.get("minProperties", 0)
-    return all(name in properties for name in required) and isinstance(least, int) and least <= len(properties)
+    return (
+        all(isinstance(name, str) and name in properties for name in required)
+        and isinstance(least, int)
+        and least <= len(properties)
+    )
 
 
 def _combined(root: dict[str, Any]) -> frozenset[int]:

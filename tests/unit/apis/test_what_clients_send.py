@@ -119,6 +119,25 @@ def test_a_cyclic_schema_of_combined_parts_is_read_once() -> None:
     assert intended_schema(schema, "p") == schema
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {}, "required": [[], {}, 1]},
+        {"properties": 3, "allOf": 4, "items": [1], "$ref": 5},
+        {"properties": {"a": True}, "minProperties": "x", "required": "a"},
+        {"$ref": "#/$defs/~1/0", "$defs": [1], "properties": {}},
+        {"anyOf": [None, []], "format": 3, "uniqueItems": "yes"},
+    ],
+)
+def test_a_schema_that_is_none_reaches_the_compiler_unchanged(schema: dict[str, Any]) -> None:
+    assert intended_schema(schema, "p") == schema
+
+
+def test_a_schema_of_too_many_values_is_refused_before_it_is_read() -> None:
+    with pytest.raises(InvalidRequestError, match=r"more than 131072 values"):
+        constraint_grammar(Constraint("json", {"enum": [0] * 140_000}, "guided_json"), 64)
+
+
 # 2, 3, 6: reasoning switches, and Anthropic's replies
 
 CLAUDE_CODE = {
