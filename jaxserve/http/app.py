@@ -161,7 +161,8 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     TENANT.set(None)
     if resource in request.app[_PUBLIC] or connection_of(request).is_operators:
         return await handler(request)
-    tenant = state.keys.check(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
+    headers = request.headers
+    tenant = state.keys.check(headers.get("Authorization"), headers.get("X-Api-Key", headers.get("Api-Key")))
     _check_page(request)
     is_operator = state.allows_commands or (tenant is not None and tenant.record.is_operator)
     if resource in request.app[_COMMANDS] and not is_operator:
