@@ -71,7 +71,8 @@ class StartupDisplay:
             self._bars.update(self._tasks[name], completed=done, total=total, left=left)
             return
         part = _LINES_PER_PHASE * done // max(total, 1)
-        if total > 1 and self._printed.get(name, -1) < part:
+        is_single_end = total == 1 and done == 1  # its begin has a line, in case it hangs
+        if not is_single_end and self._printed.get(name, -1) < part:
             self._printed[name] = part
             amount = (
                 f"{done // _MIB}/{total // _MIB} MiB" if name == _BYTES_PHASE and total > _MIB else f"{done}/{total}"

@@ -25,6 +25,13 @@ def test_a_line_for_each_half_says_how_long_it_may_still_take(
     ]
 
 
+def test_a_phase_of_one_unit_has_a_line_for_its_begin(capsys: pytest.CaptureFixture[str]) -> None:
+    with StartupDisplay() as display:
+        display.show(StartupProgress("tokenizer", 0, 1))
+        display.show(StartupProgress("tokenizer", 1, 1))
+    assert capsys.readouterr().err == "load tokenizer: 0/1\n"
+
+
 def test_weights_are_counted_in_mebibytes(capsys: pytest.CaptureFixture[str]) -> None:
     StartupDisplay().show(StartupProgress("load", 0, 512 << 20))
     assert capsys.readouterr().err == "load weights: 0/512 MiB\n"
