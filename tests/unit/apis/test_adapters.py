@@ -59,7 +59,7 @@ async def test_models_are_listed_with_their_adapters(adapted: Api) -> None:
     async with adapted.http.get("/v1/models") as response:
         cards = {card["id"]: card for card in (await response.json())["data"]}
     assert list(cards) == ["tiny", "alias", "sql", "poems"]
-    assert (cards["sql"]["root"], cards["sql"]["parent"]) == ("/adapters/sql", "tiny")
+    assert (cards["sql"]["root"], cards["sql"]["parent"]) == ("sql", "tiny"), "the folder stays private"
     assert cards["tiny"]["parent"] is None
     async with adapted.http.get("/v1/models/poems") as response:
         assert (await response.json())["root"] == "somebody/poems"
