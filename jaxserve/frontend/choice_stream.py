@@ -10,14 +10,14 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from jaxserve.frontend.content_tokens import ContentToken, ContentTokens, ScoredToken, prompt_tokens
+from jaxserve.frontend.content_tokens import ContentToken, ContentTokens, ScoredToken, SentTokens, prompt_tokens
 from jaxserve.frontend.errors import request_error
 from jaxserve.frontend.parsers.events import Event, merged
 from jaxserve.frontend.parsers.output_format import ParserSpec
 from jaxserve.frontend.parsers.parser import OutputParser
 from jaxserve.ipc.messages import AddRequest, RequestOutput, TokenLogprobs
 from jaxserve.metrics import Metrics
-from jaxserve.tokenizer.detokenizer import Delta, IncrementalDetokenizer
+from jaxserve.tokenizer.detokenizer import Delta, IncrementalDetokenizer, TextOffsets
 from jaxserve.tokenizer.tokenizer import Tokenizer
 
 
@@ -93,6 +93,8 @@ class OutputDelta:
     stop_reason: str | int | None = None
     prompt: list[ScoredToken] = field(default_factory=list)
     """Tokens of the prompt, in the first delta of a choice, if their log-probabilities were requested."""
+    token_ids: Sequence[int] = ()
+    """Ids of the tokens whose text was sent, if they were requested; `tokens` are then the same ones."""
 
     @property
     def content_events(self) -> list[Event]:
@@ -111,6 +113,8 @@ class OutputOptions:
     skip_special_tokens: bool = True
     is_prompt_only: bool = False
     """True: the one token that the engine generates is dropped."""
+    returns_token_ids: bool = False
+    """True: deltas have the ids of their tokens."""
     spec: ParserSpec = field(default_factory=ParserSpec)
 
 
@@ -140,6 +144,7 @@ class ChoiceStream:
         self._events: list[Event] = []
         self._stop: str | None = None
         self._unsent: list[ScoredToken] = []
+        self._sent: SentTokens | None = None
         self._content = ContentTokens()
         self._prompt_scores: list[TokenLogprobs] = []
         self._has_sent_prompt = request.sampling.num_prompt_logprobs is None
@@ -156,6 +161,14 @@ class ChoiceStream:
             include_stop=options.include_stop,
             min_tokens=self.request.sampling.min_tokens,
         )
+        if options.returns_token_ids:
+            offsets = TextOffsets(
+                tokenizer,
+                self.request.prompt_token_ids,
+                skip_special_tokens=options.skip_special_tokens,
+                shown_token_ids=options.spec.shown_token_ids,
+            )
+            self._sent = SentTokens(offsets)
         self._parser = options.spec.new_parser()
 
     @property
@@ -187,6 +200,8 @@ class ChoiceStream:
                 rest = self._detokenizer.finish()
                 texts.append(rest.text)
                 self._content.push((), len(rest.text))
+                if self._sent is not None:
+                    self._sent.push((), len(rest.text))
                 self._read(rest.text)
                 self._stop = rest.stop
             if self._stop is not None:
@@ -228,6 +243,10 @@ class ChoiceStream:
             events, self._events = merged(self._events), []
         unsent, self._unsent = self._unsent, []
         delta = OutputDelta(self.index, text, events, unsent, self._content.take())
+        if self._sent is not None:
+            sent = self._sent.take(is_all=self.is_finished and self._stop is None)
+            delta.token_ids = [token.token_id for token in sent]
+            delta.tokens = sent if self.request.sampling.num_top_logprobs is not None else []
         self._add_prompt(delta)
         return delta
 
@@ -252,7 +271,11 @@ class ChoiceStream:
         is_cut = delta.stop is not None or self._has_all_calls
         num_taken = delta.num_tokens if is_cut else len(output.token_ids)
         self.num_tokens += num_taken
-        self._unsent += scored[:num_taken]
+        if self._sent is None:
+            self._unsent += scored[:num_taken]
+        else:
+            tokens = scored or [ScoredToken(token_id, None) for token_id in output.token_ids]
+            self._sent.push(tokens[:num_taken], len(delta.text))
         if self._parser is None:
             self._content.add(scored[: min(num_taken, len(shown))])
         return delta.text

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from jaxserve.frontend.parsers.events import Event
 from jaxserve.ipc.messages import TokenLogprobs
+from jaxserve.tokenizer.detokenizer import TextOffsets
 
 LOWEST_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot express."""
@@ -19,7 +20,7 @@ class ScoredToken:
 
     token_id: int
     scores: TokenLogprobs | None
-    """None for the first token of a prompt."""
+    """None for the first token of a prompt, and without requested log-probabilities."""
 
     @property
     def logprob(self) -> float | None:
@@ -40,6 +41,28 @@ def prompt_tokens(token_ids: Sequence[int], scores: Sequence[TokenLogprobs]) -> 
 
 def _clamp(logprob: float) -> float:
     return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
+
+
+class SentTokens:
+    """Holds tokens back until a character of their text is sent: a stop string that is cut off takes its tokens along."""
+
+    def __init__(self, offsets: TextOffsets) -> None:
+        self._offsets = offsets
+        self._waiting: deque[tuple[int, ScoredToken]] = deque()
+        """Tokens with the number of characters before their text."""
+        self._num_chars = 0
+
+    def push(self, tokens: Sequence[ScoredToken], num_chars: int) -> None:
+        """Add the next tokens and the number of characters that are sent from now on."""
+        self._waiting.extend(zip(self._offsets.push([token.token_id for token in tokens]), tokens, strict=True))
+        self._num_chars += num_chars
+
+    def take(self, *, is_all: bool) -> list[ScoredToken]:
+        """Return the tokens released since the last call. is_all: no stop string cut the text, so all of them are."""
+        taken = []
+        while self._waiting and (is_all or self._waiting[0][0] < self._num_chars):
+            taken.append(self._waiting.popleft()[1])
+        return taken
 
 
 @dataclass(frozen=True, slots=True)

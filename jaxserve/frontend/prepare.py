@@ -37,6 +37,7 @@ async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHand
             include_stop=request.include_stop,
             skip_special_tokens=request.skip_special_tokens,
             is_prompt_only=max_tokens == 0,
+            returns_token_ids=request.returns_token_ids,
             spec=encoded.spec,
         )
         seed = frontend.seeds.draw() if request.sampling.seed is None else request.sampling.seed

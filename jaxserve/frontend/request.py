@@ -121,6 +121,8 @@ class GenerationRequest:
     include_stop: bool = False
     """True: the reply has the text or token that ended it."""
     skip_special_tokens: bool = True
+    returns_token_ids: bool = False
+    """True: replies have the ids of their tokens."""
     constraint: Constraint | None = None
     """The format that replies must have."""
     prediction: str = ""

@@ -70,7 +70,7 @@ STATE_FIELDS: Final = tuple(
 
 
 class Sampled(NamedTuple):
-    """One sampled token per row and its log-probabilities under the unscaled logits."""
+    """One sampled token per row and its raw log-probabilities: before biases, penalties, masks, temperature and cuts."""
 
     token_ids: Int[Array, "B"]
     logprobs: Float[Array, "B"]

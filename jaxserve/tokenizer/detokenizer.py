@@ -130,9 +130,15 @@ class TextOffsets:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        shown_token_ids: frozenset[int] = frozenset(),
     ) -> None:
-        self._state = tokenizer.text_state(skip_special_tokens=skip_special_tokens)
+        """shown_token_ids: as for IncrementalDetokenizer."""
+        self._state = tokenizer.text_state(skip_special_tokens=skip_special_tokens, shown_token_ids=shown_token_ids)
         self._state.skip_prompt(prompt_token_ids)
         self._offset = 0
 

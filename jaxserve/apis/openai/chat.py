@@ -81,6 +81,7 @@ def to_request(body: ChatRequest, limits: LimitsConfig) -> GenerationRequest:
         max_tokens=body.output_limit,
         num_top_logprobs=body.top_logprobs or 0 if body.logprobs else None,
         num_prompt_logprobs=body.prompt_logprobs,
+        returns_token_ids=bool(body.return_token_ids),
         constraint=body.constraint(response_constraint(body.response_format)),
         prediction=body.prediction.text if body.prediction is not None else "",
         **shared,
@@ -103,13 +104,16 @@ class ChatFormatter:
         ]
         self._heading = heading("chatcmpl", frontend, handle.model_info, body.model)
         self._no_usage = None if body.wants_usage else msgspec.UNSET
+        self._prompt_token_ids = handle.requests[0].prompt_token_ids if body.return_token_ids else msgspec.UNSET
         self._num_top = handle.requests[0].sampling.num_top_logprobs
 
     def opening(self) -> list[msgspec.Struct]:
-        return [
+        chunks = [
             self._chunk([ChatChunkChoice(index, Delta(role="assistant", content=""), None, None)], None)
             for index in range(self._body.num_choices)
         ]
+        chunks[0].prompt_token_ids = self._prompt_token_ids
+        return list(chunks)
 
     def chunks(self, delta: OutputDelta, counts: TokenCounts | None) -> list[msgspec.Struct]:
         message = self._messages[delta.index]
@@ -118,12 +122,15 @@ class ChatFormatter:
         else:
             deltas = [Delta(content=delta.text)] if delta.text else []
         is_end = delta.finish_reason is not None
-        if (is_end and deltas and deltas[-1].tool_calls) or (not deltas and (is_end or delta.tokens)):
+        if (is_end and deltas and deltas[-1].tool_calls) or (
+            not deltas and (is_end or delta.tokens or delta.token_ids)
+        ):
             deltas.append(Delta())
         if not deltas:
             return []
         choices = [ChatChunkChoice(delta.index, one, None, None) for one in deltas]
         choices[-1].logprobs = self._logprobs([delta])
+        choices[-1].token_ids = self._body.reported_ids([delta])
         if is_end:
             choices[-1].finish_reason = self._finish_reason(delta, has_calls=message.has_calls)
             choices[-1].stop_reason = delta.stop_reason
@@ -147,6 +154,7 @@ class ChatFormatter:
                     logprobs=self._logprobs(deltas),
                     finish_reason=self._finish_reason(end, has_calls=bool(parsed.calls)),
                     stop_reason=end.stop_reason,
+                    token_ids=self._body.reported_ids(deltas),
                 )
             )
         return ChatCompletion(
@@ -154,6 +162,7 @@ class ChatFormatter:
             choices=replies,
             usage=usage_of(counts),
             prompt_logprobs=prompt_logprobs(self._tokenizer, choices[0][0].prompt, self._body.prompt_logprobs),
+            prompt_token_ids=self._prompt_token_ids,
             metrics=self._body.reported(self._handle.timing()),
         )
 

@@ -117,6 +117,11 @@ def check_chat(request: ChatRequest) -> None:
     """Raise InvalidRequestError for options that need others."""
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequestError("When using `top_logprobs`, `logprobs` must be set to true.", param="top_logprobs")
+    if request.return_token_ids and request.include_reasoning is False:
+        raise InvalidRequestError(
+            "`return_token_ids` returns the tokens of reasoning too: it needs `include_reasoning` true.",
+            param="return_token_ids",
+        )
     check_common(request)
 
 
@@ -173,6 +178,9 @@ class ChatChoice(msgspec.Struct):
         str | int | None,
         Meta(description="The stop string or token id that ended the reply; null for its natural end."),
     ]
+    token_ids: Annotated[list[int] | msgspec.UnsetType, Meta(description="Only with `return_token_ids`.")] = (
+        msgspec.UNSET
+    )
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -186,6 +194,10 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     service_tier: None = None
     prompt_logprobs: Annotated[
         list[dict[str, PromptLogprob] | None] | msgspec.UnsetType, Meta(description="Only if requested.")
+    ] = msgspec.UNSET
+    prompt_token_ids: Annotated[
+        list[int] | msgspec.UnsetType,
+        Meta(description="Only with `return_token_ids`."),
     ] = msgspec.UNSET
     metrics: Annotated[RequestTiming | msgspec.UnsetType, Meta(description="Only with `return_metrics`.")] = (
         msgspec.UNSET
@@ -222,6 +234,9 @@ class ChatChunkChoice(msgspec.Struct):
     stop_reason: Annotated[
         str | int | msgspec.UnsetType | None, Meta(description="Only together with `finish_reason`.")
     ] = msgspec.UNSET
+    token_ids: Annotated[list[int] | msgspec.UnsetType, Meta(description="Only with `return_token_ids`.")] = (
+        msgspec.UNSET
+    )
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):
@@ -234,6 +249,10 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     usage: Annotated[Usage | msgspec.UnsetType | None, Meta(description="Absent without `include_usage`.")] = (
         msgspec.UNSET
     )
+    prompt_token_ids: Annotated[
+        list[int] | msgspec.UnsetType,
+        Meta(description="Only with `return_token_ids`, in the first chunk."),
+    ] = msgspec.UNSET
     metrics: Annotated[RequestTiming | msgspec.UnsetType, Meta(description="Only with `return_metrics`.")] = (
         msgspec.UNSET
     )

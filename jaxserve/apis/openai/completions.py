@@ -79,6 +79,7 @@ def to_request(body: CompletionRequest, limits: LimitsConfig) -> GenerationReque
         is_limit_clipped=body.max_tokens is None,
         num_top_logprobs=body.logprobs,
         num_prompt_logprobs=body.num_prompt_logprobs,
+        returns_token_ids=bool(body.return_token_ids),
         constraint=body.constraint(response_constraint(body.response_format)),
         **shared_fields(body),
     )
@@ -116,6 +117,9 @@ class CompletionFormatter:
         self._handle = handle
         self._tokenizer = frontend.tokenization.tokenizer
         self._heading = heading("cmpl", frontend, frontend.require_generation(), body.model)
+        self._prompts = prompts
+        self._with_prompt: set[int] = set()
+        """Indices of the choices whose prompt's ids were returned."""
         self._echoes = echoes
         self._no_usage = None if body.wants_usage else msgspec.UNSET
         self._num_top = None if body.logprobs is None else len(body.logprob_token_ids or ()) or body.logprobs
@@ -128,13 +132,22 @@ class CompletionFormatter:
 
     def opening(self) -> list[msgspec.Struct]:
         return [
-            self._completion([CompletionChoice(index, echo, None, None)], self._no_usage)
+            self._completion(
+                [CompletionChoice(index, echo, None, None, prompt_token_ids=self._prompt_token_ids(index))],
+                self._no_usage,
+            )
             for index, echo in enumerate(self._echoes)
         ]
 
     def chunks(self, delta: OutputDelta, counts: TokenCounts | None) -> list[msgspec.Struct]:
         choice = CompletionChoice(
-            delta.index, delta.text, self._logprobs([delta]), delta.finish_reason, delta.stop_reason
+            delta.index,
+            delta.text,
+            self._logprobs([delta]),
+            delta.finish_reason,
+            delta.stop_reason,
+            prompt_token_ids=self._prompt_token_ids(delta.index),
+            token_ids=self._body.reported_ids([delta]),
         )
         return [self._completion([choice], self._no_usage if counts is None else usage_of(counts))]
 
@@ -153,12 +166,21 @@ class CompletionFormatter:
                     finish_reason=deltas[-1].finish_reason,
                     stop_reason=deltas[-1].stop_reason,
                     prompt_logprobs=prompt_logprobs(self._tokenizer, deltas[0].prompt, self._body.prompt_logprobs),
+                    prompt_token_ids=self._prompt_token_ids(index),
+                    token_ids=self._body.reported_ids(deltas),
                 )
                 for index, deltas in enumerate(choices)
             ],
             usage_of(counts),
             self._timing(),
         )
+
+    def _prompt_token_ids(self, index: int) -> list[int] | msgspec.UnsetType:
+        """Return the ids of a choice's prompt the first time, if they were requested."""
+        if not self._body.return_token_ids or index in self._with_prompt:
+            return msgspec.UNSET
+        self._with_prompt.add(index)
+        return self._prompts[index // self._body.num_choices]
 
     def _timing(self) -> RequestTiming | msgspec.UnsetType:
         return self._body.reported(self._handle.timing() if self._handle is not None else RequestTiming())

@@ -81,6 +81,13 @@ class CompletionChoice(msgspec.Struct):
     prompt_logprobs: Annotated[
         list[dict[str, PromptLogprob] | None] | msgspec.UnsetType, Meta(description="Only if requested.")
     ] = msgspec.UNSET
+    prompt_token_ids: Annotated[
+        list[int] | msgspec.UnsetType,
+        Meta(description="Only with `return_token_ids`; in a stream in the first chunk of each choice."),
+    ] = msgspec.UNSET
+    token_ids: Annotated[list[int] | msgspec.UnsetType, Meta(description="Only with `return_token_ids`.")] = (
+        msgspec.UNSET
+    )
 
 
 class Completion(msgspec.Struct, kw_only=True):

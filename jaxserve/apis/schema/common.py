@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -13,6 +14,7 @@ from jaxserve import __version__
 from jaxserve.apis.openai.response_format import ResponseFormat
 from jaxserve.bounds import Bound
 from jaxserve.errors import InvalidRequestError
+from jaxserve.frontend.choice_stream import OutputDelta
 from jaxserve.frontend.constraints import (
     Constraint,
     StructuredOutputs,
@@ -155,10 +157,22 @@ class CommonFields(GenerationFields, kw_only=True):
             description="Return log-probabilities of the prompt's tokens, and of this many most likely tokens at each position; not with `stream`."
         ),
     ] = None
+    return_token_ids: Annotated[
+        bool | None,
+        Meta(
+            description="True: the reply has `prompt_token_ids`, and each choice the `token_ids` of its text, without those of a stop string that was cut off; `logprobs` has the same tokens."
+        ),
+    ] = None
     stream_options: Annotated[StreamOptions | None, Meta(description="Options of a stream; only with `stream`.")] = None
     response_format: Annotated[
         ResponseFormat | None, Meta(description="Constrains the reply to JSON or to a JSON schema.")
     ] = None
+
+    def reported_ids(self, deltas: Sequence[OutputDelta]) -> list[int] | msgspec.UnsetType:
+        """Return the token ids of one choice's deltas for the reply, if the request asks for them."""
+        if not self.return_token_ids:
+            return msgspec.UNSET
+        return [token_id for delta in deltas for token_id in delta.token_ids]
 
     @property
     def num_choices(self) -> int:

@@ -1,0 +1,110 @@
+"""`return_token_ids`: the ids of the prompt and of the text that was sent, the same in streams and plain replies."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from jaxserve.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from jaxserve.frontend.parsers.output_format import OutputFormat
+from jaxserve.tokenizer.tokenizer import Tokenizer
+from tests.unit.apis.test_replies import CHAT, EOS, TEXT, both, events, ids, play, post_stream
+from tests.unit.running_api import Api, running_api
+
+
+def streamed_ids(chunks: list[dict[str, Any]], index: int = 0) -> list[int]:
+    choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+    return [token_id for choice in choices for token_id in choice.get("token_ids", ())]
+
+
+@pytest.mark.parametrize("logprobs", [None, 1])
+@pytest.mark.parametrize(
+    ("stop", "is_included", "num_sent"),
+    [("two", False, 4), ("two", True, 7), ("e tw", False, 2), ("one two", False, 0), ("zzz", False, 10)],
+)
+async def test_completion_has_the_ids_of_its_text(
+    api: Api, stop: str, is_included: bool, num_sent: int, logprobs: int | None
+) -> None:
+    tokens = ids(api, "one two zz")
+    prompt = ids(api, "cat")
+    body = {
+        "prompt": prompt,
+        "max_tokens": 20,
+        "stop": stop,
+        "include_stop_str_in_output": is_included,
+        "return_token_ids": True,
+        "logprobs": logprobs,
+    }
+    plain, chunks = await both(api, TEXT, body, [tokens[:2], tokens[2:5], tokens[5:6], tokens[6:]])
+    choice = plain["choices"][0]
+    assert choice["prompt_token_ids"] == prompt
+    assert choice["token_ids"] == tokens[:num_sent] == streamed_ids(chunks)
+    assert choice["text"] == api.tokenizer.decode(choice["token_ids"])
+    assert [chunk["choices"][0].get("prompt_token_ids") for chunk in chunks] == [prompt, *[None] * (len(chunks) - 1)]
+    text, sent = "", 0
+    for one in (chunk["choices"][0] for chunk in chunks):
+        text, sent = text + one["text"], sent + len(one["token_ids"])
+        assert len(text) == sent, "a chunk has ids of text that it does not have"
+        assert logprobs is None or len(one["logprobs"]["tokens"]) == len(one["token_ids"])
+    assert logprobs is None or choice["logprobs"]["tokens"] == [
+        api.tokenizer.token_text(i) for i in choice["token_ids"]
+    ]
+
+
+async def test_token_that_a_stop_string_divides_is_returned(api: Api) -> None:
+    token = next(i for i in range(3, 400) if len(api.tokenizer.decode([i])) > 2 and api.tokenizer.decode([i]).isalpha())
+    text = api.tokenizer.decode([token])
+    for stop, expected in ((text[1:], [token]), (text, [])):
+        body = {"prompt": "x", "max_tokens": 9, "stop": stop, "return_token_ids": True}
+        plain, chunks = await both(api, TEXT, body, [[token], [token]])
+        assert plain["choices"][0]["text"] == text.removesuffix(stop)
+        assert plain["choices"][0]["token_ids"] == expected == streamed_ids(chunks)
+
+
+async def test_parts_of_characters_and_the_token_that_ended_the_text_are_returned(
+    api: Api, messages: list[Any]
+) -> None:
+    tokens = [*ids(api, "a€b"), EOS]
+    body = {"messages": messages, "return_token_ids": True, "logprobs": True}
+    steps = [tokens[:2], tokens[2:3], tokens[3:]]
+    plain, chunks = await both(api, CHAT, body, steps, finish_reason="stop")
+    choice = plain["choices"][0]
+    assert choice["message"]["content"] == "a€b"
+    assert choice["token_ids"] == tokens == streamed_ids(chunks)
+    assert len(choice["logprobs"]["content"]) == len(tokens)
+    assert plain["prompt_token_ids"] == chunks[0]["prompt_token_ids"]
+    assert len(plain["prompt_token_ids"]) == plain["usage"]["prompt_tokens"]
+    assert not any("prompt_token_ids" in chunk for chunk in chunks[1:])
+
+
+async def test_each_choice_has_the_ids_of_its_own_prompt(api: Api) -> None:
+    prompts = [ids(api, "ab"), ids(api, "c")]
+    body = {"prompt": prompts, "n": 2, "echo": True, "max_tokens": 2, "return_token_ids": True}
+    texts = ["12", "34", "56", "78"]
+    (_, reply), *_ = await asyncio.gather(api.post(TEXT, body), *[play(api, [ids(api, text)]) for text in texts])
+    assert [choice["prompt_token_ids"] for choice in reply["choices"]] == [p for p in prompts for _ in range(2)]
+    assert [choice["token_ids"] for choice in reply["choices"]] == [ids(api, c["text"][-2:]) for c in reply["choices"]]
+    raw, *_ = await asyncio.gather(post_stream(api, TEXT, body), *[play(api, [ids(api, text)]) for text in texts])
+    for index, choice in enumerate(reply["choices"]):
+        assert streamed_ids(events(raw), index) == choice["token_ids"]
+
+
+async def test_reasoning_and_its_markers_are_among_the_ids(tokenizer: Tokenizer, messages: list[Any]) -> None:
+    form = OutputFormat(TOOL_FORMATS["hermes"], REASONING_FORMATS["qwen3"])
+    async with running_api(tokenizer, output_format=form) as api:
+        tokens = ids(api, "<think>hm</think>yes")
+        body = {"messages": messages, "return_token_ids": True}
+        steps = [[token] for token in tokens]
+        plain, chunks = await both(api, CHAT, body, steps)
+        assert plain["choices"][0]["message"]["content"] == "yes"
+        assert plain["choices"][0]["token_ids"] == tokens == streamed_ids(chunks)
+        status, reply = await api.post(CHAT, body | {"include_reasoning": False})
+        assert (status, reply["error"]["param"]) == (400, "return_token_ids")
+
+
+async def test_ids_are_absent_unless_requested(api: Api, messages: list[Any]) -> None:
+    for path, prompt in ((TEXT, {"prompt": "x"}), (CHAT, {"messages": messages})):
+        plain, chunks = await both(api, path, prompt | {"max_tokens": 3}, [ids(api, "abc")])
+        assert not any("token_ids" in key for one in (plain, *chunks) for key in (*one, *one["choices"][0]))
