@@ -86,9 +86,11 @@ async def test_each_choice_has_the_ids_of_its_own_prompt(api: Api) -> None:
     (_, reply), *_ = await asyncio.gather(api.post(TEXT, body), *[play(api, [ids(api, text)]) for text in texts])
     assert [choice["prompt_token_ids"] for choice in reply["choices"]] == [p for p in prompts for _ in range(2)]
     assert [choice["token_ids"] for choice in reply["choices"]] == [ids(api, c["text"][-2:]) for c in reply["choices"]]
-    raw, *_ = await asyncio.gather(post_stream(api, TEXT, body), *[play(api, [ids(api, text)]) for text in texts])
+    stream = asyncio.create_task(post_stream(api, TEXT, body))
+    await asyncio.gather(*[play(api, [ids(api, text)]) for text in texts])
+    chunks = events(await stream)
     for index, choice in enumerate(reply["choices"]):
-        assert streamed_ids(events(raw), index) == choice["token_ids"]
+        assert streamed_ids(chunks, index) == choice["token_ids"]
 
 
 async def test_reasoning_and_its_markers_are_among_the_ids(tokenizer: Tokenizer, messages: list[Any]) -> None:
