@@ -52,13 +52,16 @@ def check(text: str) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_every_choice_is_held_to_the_schema_streamed_or_not(client: openai.OpenAI, seed: int) -> None:
     options: Any = {"model": "tiny", "prompt": "x", "seed": seed, "n": 2, "max_tokens": 60}
-    fields = {"response_format": JSON}
-    plain = client.completions.create(**options, extra_body=fields)
-    texts = ["", ""]
+    fields = {"response_format": JSON, "return_token_ids": True}
+    plain: Any = client.completions.create(**options, extra_body=fields)
+    texts, ids = ["", ""], [list[int](), list[int]()]
     for chunk in client.completions.create(**options, extra_body=fields, stream=True):
         for choice in chunk.choices:
             texts[choice.index] += choice.text
+            ids[choice.index] += getattr(choice, "token_ids", ())
     assert texts == [choice.text for choice in plain.choices]
+    assert ids == [choice.token_ids for choice in plain.choices]
+    assert sum(map(len, ids)) == plain.usage.completion_tokens, "jump-forward tokens are returned too"
     for choice in plain.choices:
         assert choice.finish_reason == "stop"
         check(choice.text)
