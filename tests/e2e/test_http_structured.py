@@ -88,7 +88,8 @@ def test_structured_outputs_of_every_kind(client: openai.OpenAI, field: Any, pat
 def test_neighbours_without_a_grammar_get_the_same_text(client: openai.OpenAI) -> None:
     def ask(extra: Any) -> str:
         options: Any = {"model": "tiny", "prompt": "y", "seed": 5, "max_tokens": 80}
-        return client.completions.create(**options, extra_body={"ignore_eos": True, **extra}).choices[0].text
+        text: str = client.completions.create(**options, extra_body={"ignore_eos": True, **extra}).choices[0].text
+        return text
 
     alone = ask({})
     with ThreadPoolExecutor(6) as pool:
