@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from hashlib import sha256
 from typing import Final
 
 import msgspec
@@ -69,6 +70,7 @@ class Tenant:
         """num_processes: API processes that divide the limits."""
         self.record = record
         self._metrics = metrics
+        self._secret = sha256(f"{record.name}\n{record.key}".encode()).hexdigest()
         self._num_running = 0
         limit = record.max_concurrent_requests
         self._max_running = None if limit is None else -(-limit // num_processes)
@@ -103,10 +105,13 @@ class Tenant:
             raise invalid("priority", reason)
 
     def salt(self, salt: str | None) -> str | None:
-        """Return the salt of the request's pages in the prefix cache; `salt`: the request's own."""
+        """Return the salt of the request's pages in the prefix cache; `salt`: the request's own.
+
+        It depends on the key itself, so that a request of another key cannot give the same one as its own.
+        """
         if not self.record.name or self.record.shares_cache:
             return salt
-        return f"{self.record.name}\n{salt or ''}"
+        return f"{self.record.name}\n{self._secret}\n{salt or ''}"
 
     def use(self, num_prompt: int, num_completion: int) -> None:
         """Count tokens of a request that has ended."""

@@ -201,7 +201,7 @@ class RequestHandle:
     def _record_end(self) -> None:
         for choice in self.choices:
             choice.abandon()
-        if self._tenant is not None:
+        if self._tenant is not None and self._outputs is not None:  # else the engine never got it
             counts = self.counts()
             self._tenant.use(counts.num_prompt, counts.num_completion)
         for i in range(0, len(self.choices), self._num_choices_per_prompt):

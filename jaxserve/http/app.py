@@ -11,6 +11,7 @@ import logging
 import pkgutil
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from types import MappingProxyType
 
 import msgspec
@@ -24,7 +25,7 @@ from jaxserve.frontend.errors import hide_internal_error
 from jaxserve.http.access import is_local_page
 from jaxserve.http.connection import connection_of
 from jaxserve.http.errors import error_response, response_from_http_error
-from jaxserve.http.handler import ROUTES, failed_status_of, handler_of
+from jaxserve.http.handler import ADMISSION, ROUTES, failed_status_of, handler_of
 from jaxserve.http.inputs import HEADER, add_note_headers, request_id_of
 from jaxserve.http.listener import Handler
 from jaxserve.http.paths import likely_path, style_of_path, with_slash
@@ -172,7 +173,9 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     if tenant is None or resource in request.app[_OPERATION]:
         return await handler(request)
     TENANT.set(tenant)
-    with tenant.admitted():
+    with ExitStack() as admission:
+        admission.enter_context(tenant.admitted())
+        request[ADMISSION] = admission
         return await handler(request)
 
 

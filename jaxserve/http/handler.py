@@ -33,6 +33,8 @@ class HttpCall(Call):
 VERSION_HEADER: Final = "X-Weight-Version"
 """Header of replies with generated tokens: the version of the weights that computed the last token that was generated before the
 header was sent."""
+ADMISSION: Final = web.RequestKey("admission", ExitStack)
+"""Counts the request among those of its key until it is closed; a background response takes it along."""
 _FAILED_STATUS = web.RequestKey("failed_status", int)
 
 
@@ -54,6 +56,8 @@ def handler_of(route: Route) -> Handler:
         arguments: dict[str, Any] = {name: http.match_info[name] for name in inputs if name not in ("body", "query")}
         ignored: list[str] = []
         with ExitStack() as cleanup, ExitStack() as reading:
+            if (admission := http.get(ADMISSION)) is not None:
+                cleanup.enter_context(admission.pop_all())
             if "body" in inputs:
                 size = http.content_length if http.content_length is not None else state.max_body_size
                 reading.enter_context(state.bodies.reserved(min(size, state.max_body_size)))

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
-import stat
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
@@ -35,6 +33,7 @@ from jaxserve.http.app import make_app
 from jaxserve.http.body_budget import BodyBudget
 from jaxserve.http.listener import HttpServer, listening
 from jaxserve.http.operations.startup import StartupLog, total_seconds
+from jaxserve.http.operator_socket import OperatorSocket, operator_socket
 from jaxserve.http.state import ServerState
 from jaxserve.http.transfer import receiving
 from jaxserve.ipc.address import folder_of
@@ -66,6 +65,7 @@ class ApiProcess:
     startup: StartupLog
     http: HttpServer
     keys: KeyRing
+    operators: OperatorSocket | None
 
     @property
     def client(self) -> EngineClient:
@@ -104,6 +104,15 @@ class ApiProcess:
         for source, number in Counter(program.source for program in model_info.startup.programs).items():
             metrics.set("startup_programs", number, source=source)
         return spans
+
+    def take_operator_socket(self) -> None:
+        """Take the path of --admin-socket from the server that this one replaces."""
+        if self.operators is None:
+            return
+        try:
+            self.operators.publish()
+        except OSError as error:
+            _log.error("--admin-socket %s: %s", self.config.server.admin_socket, error.strerror)
 
     async def drain(self, stop_now: asyncio.Event, engine_gone: Coroutine[Any, Any, Any]) -> None:
         """Refuse new requests, let running ones finish within `--shutdown-timeout`, and end the rest with an error."""
@@ -144,7 +153,8 @@ async def serving_api(
     is_successor: accept nothing until `http.start_accepting`, and take idle connections of the process that serves now.
     """
     peers = PeerProcesses(index, config.server.api_processes, folder_of(address))
-    with tokenization() as tokens, _operator_socket(None if index else config.server.admin_socket) as operators:
+    path = None if index else config.server.admin_socket
+    with tokenization() as tokens, operator_socket(path, is_successor=is_successor) as operators:
         startup = StartupLog()
 
         def note(progress: StartupProgress) -> None:
@@ -173,7 +183,7 @@ async def serving_api(
         )
         http = listening(
             make_app(state),
-            [*listeners, *operators],
+            [*listeners, *([] if operators is None else [operators.listener])],
             config.connection,
             max_connections=peers.share_of(server.max_connections),
             on_surplus=partial(frontend.metrics.inc, "surplus_connections"),
@@ -188,9 +198,9 @@ async def serving_api(
             running(_watch_loop(frontend, http_server, state.bodies)),
         ):
             if is_successor:
-                path = receiver_path(folder_of(address), index)
-                await receivers.enter_async_context(receiving(path, http_server.adopt))
-            yield ApiProcess(config, frontend, startup, http_server, state.keys)
+                receiver = receiver_path(folder_of(address), index)
+                await receivers.enter_async_context(receiving(receiver, http_server.adopt))
+            yield ApiProcess(config, frontend, startup, http_server, state.keys, operators)
 
 
 def make_tenants(records: Sequence[KeyRecord], config: Config, metrics: Metrics) -> list[Tenant]:
@@ -322,29 +332,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:  # a name: it may resolve to anything
         return False
-
-
-@contextlib.contextmanager
-def _operator_socket(path: str | None) -> Iterator[list[socket.socket]]:
-    """Listen at `path` for the operator, inside the block; None: nowhere. Raises ConfigError."""
-    if path is None:
-        yield []
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        try:
-            if stat.S_ISSOCK(os.stat(path).st_mode):
-                os.unlink(path)  # of a server that has ended, or that this one replaces
-        except FileNotFoundError:
-            pass
-        mask = os.umask(0o177)
-        try:
-            listener.bind(path)
-        except OSError as error:
-            raise ConfigError(f"--admin-socket {path}: {error.strerror or error}") from None
-        finally:
-            os.umask(mask)
-        listener.setblocking(False)
-        yield [listener]
 
 
 async def _watch_loop(frontend: Frontend, http: HttpServer, bodies: BodyBudget) -> None:

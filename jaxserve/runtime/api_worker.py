@@ -29,6 +29,8 @@ class ApiWorker:
         self.process = process
         self.suspended = asyncio.Event()
         """Set when the process has reported that it is suspended, or has ended."""
+        self.is_silent = False
+        """True once it reports nothing more, because it has ended."""
         self._is_ready = False
         self._ready = asyncio.Event()
         self._num_lines = 0
@@ -79,10 +81,10 @@ class ApiWorker:
             while num_silent < _LOOKS:
                 num_lines = self._num_lines
                 limit_s = (silence_s and max(silence_s, MIN_SILENCE_S)) if num_lines else startup_s
-                await asyncio.wait({ended}, timeout=limit_s / _LOOKS or None)
+                await asyncio.wait({ended}, timeout=(limit_s or MIN_SILENCE_S) / _LOOKS)
                 if ended.done():
                     return f"ended with exit code {ended.result()}"
-                num_silent = num_silent + 1 if self._num_lines == num_lines else 0
+                num_silent = num_silent + 1 if limit_s and self._num_lines == num_lines else 0
             await self.kill()
             return f"gave no sign of life for {limit_s:g} s and was killed"
         finally:
@@ -110,5 +112,6 @@ class ApiWorker:
                 self._ready.set()
             elif line == SUSPENDED_LINE:
                 self.suspended.set()
+        self.is_silent = True
         self._ready.set()
         self.suspended.set()

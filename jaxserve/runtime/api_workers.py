@@ -129,14 +129,15 @@ class ApiWorkers:
 
     async def accept(self) -> None:
         """Order all to accept connections."""
-        await self._send(Accept())
         self._is_suspended = False
+        await self._send(Accept())
 
     async def suspend(self) -> None:
         """Order all to stop serving, and wait until they have finished what has begun."""
         self._is_suspended = True
         for worker in self._workers:
-            worker.suspended.clear()
+            if not worker.is_silent:
+                worker.suspended.clear()
         await self._send(Suspend())
         for worker in self._workers:
             await worker.suspended.wait()  # also set if it died: `supervise` reports it
@@ -212,7 +213,8 @@ class ApiWorkers:
             await first_of(
                 worker.wait_ready(), asyncio.sleep(ACCEPT_S)
             )  # not before: the clients in its queue would get 503
-            await worker.send(Accept())
+            if not self._is_suspended:  # else `accept` orders it
+                await worker.send(Accept())
             if self._stop_timeout_s:  # the order to end came meanwhile
                 await worker.kill()
 

@@ -154,7 +154,8 @@ class _Server:
         with own_address(self.config.server.uds_dir) as address, stop.caught():
             async with serving_api(self.config, address, own, 0, self.display.show, is_successor=is_successor) as api:
                 api.startup.own.add("server", process_start_s())
-                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload, api)
+                if self.config.server.api_key_file is not None:  # else the end of the terminal ends the server
+                    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload, api)
                 return await self._serve_until_end(api, address, stop)
 
     async def _serve_until_end(self, api: ApiProcess, address: str, stop: StopSignals) -> int:
@@ -220,6 +221,7 @@ class _Server:
             notify("READY=1")
             return
         await api.http.start_accepting()
+        api.take_operator_socket()
         await workers.accept()
         notify(f"MAINPID={os.getpid()}\nREADY=1")
         folder = folder_of(address)

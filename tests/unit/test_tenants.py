@@ -83,6 +83,10 @@ def test_priority_and_salt_are_those_of_the_key() -> None:
     with pytest.raises(InvalidRequestError, match="must be at least -1 with this API key, got -2"):
         team.check_priority(-2)
     assert team.salt(None) != team.salt("x") and "team" in str(team.salt(None))
+    assert tenant()[0].salt("x") == team.salt("x"), "the same in all API processes"
+    assert Tenant(KeyRecord(key="other", name="team"), Metrics("tiny")).salt("x") != team.salt("x"), (
+        "names can be guessed"
+    )
     assert tenant(shares_cache=True)[0].salt(None) is None
     plain = Tenant(KeyRecord(key="k"), Metrics("tiny"))
     plain.check_priority(-(2**31))

@@ -28,7 +28,8 @@ async def test_a_key_has_its_limits_its_salt_and_its_counters(tokenizer: Tokeniz
     async with running_api(tokenizer, records=[TEAM, OPERATOR]) as api:
         first = asyncio.create_task(api.post("/v1/completions", BODY | {"cache_salt": "x"}, headers=AS_TEAM))
         request = await api.engine.added()
-        assert request.cache_salt == "team\nx"
+        salt = str(request.cache_salt)
+        assert salt.startswith("team\n") and salt.endswith("\nx")
         status, body = await api.post("/v1/completions", BODY, headers=AS_TEAM)
         assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
         async with api.http.get("/v1/models") as response:
@@ -44,6 +45,21 @@ async def test_a_key_has_its_limits_its_salt_and_its_counters(tokenizer: Tokeniz
         assert (status, body["error"]["param"]) == (400, "priority")
         assert api.metrics.value("key_generation_tokens", key="team") == 9
         assert api.metrics.value("key_rejections", key="team", reason="tokens") == 1
+
+
+async def test_a_background_response_counts_among_the_requests_of_its_key_until_its_end(tokenizer: Tokenizer) -> None:
+    record = KeyRecord(key="a", name="team", max_concurrent_requests=1)
+    async with running_api(tokenizer, records=[record]) as api:
+        body = {"input": "x", "background": True, "max_output_tokens": 9}
+        started = asyncio.create_task(api.post("/v1/responses", body, headers=AS_TEAM))
+        request = await api.engine.added()
+        assert (await started)[0] == 200
+        assert (await api.post("/tokenize", {"prompt": "x"}, headers=AS_TEAM))[0] == 429
+        async with api.http.get("/metrics", headers=AS_TEAM) as response:
+            assert response.status == 200, "operation is not limited"
+        api.engine.output(request, [5], finish_reason="length")
+        statuses = {(await api.post("/tokenize", {"prompt": "x"}, headers=AS_TEAM))[0] for _ in range(100)}
+        assert 200 in statuses, "its place came back"
 
 
 async def test_commands_are_for_the_operator(tokenizer: Tokenizer) -> None:
