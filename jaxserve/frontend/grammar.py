@@ -25,8 +25,8 @@ _MAX_COUNT: Final = 100_000
 """More than any context holds: a reply that needs as many would be cut off."""
 _MAX_VALUES: Final = 1 << 17
 """Values of a schema: reading more would hold up the event loop."""
-_GBNF_RULE: Final = re.compile(r"(?m)^\s*[\w-]+\s*::=")
-"""The start of a rule in llama.cpp's format; rules of Lark have a single colon."""
+_GBNF_RULE: Final = re.compile(r"(?m)^[ \t]*[\w-]+[ \t]*::=")
+"""The start of a rule in llama.cpp's format, in one line; rules of Lark have a single colon. Reads each line once."""
 _NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
 _ANY_ARGUMENTS: Final[dict[str, Any]] = {"type": "object"}
 

@@ -31,7 +31,8 @@ _MAX_ERROR_CHARS: Final = 500
 _NICENESS: Final = 10
 """Niceness of the children: running requests have priority."""
 _FINE: Final = b"fine"
-_MAX_CONVERTED_CHARS: Final = 1 << 18
+_MAX_CONVERTED_BYTES: Final = 1 << 19
+"""Largest converted grammar in JSON: its line must fit in the reader's buffer."""
 
 
 def converted(grammar: Grammar) -> tuple[Grammar, str | None]:
@@ -42,8 +43,8 @@ def converted(grammar: Grammar) -> tuple[Grammar, str | None]:
         return grammar, "the GBNF grammar is nested too deeply"
     except Exception as error:  # llguidance's converter raises Exception itself
         return grammar, f"the GBNF grammar cannot be read: {error}"[:_MAX_ERROR_CHARS]
-    if len(text) > _MAX_CONVERTED_CHARS:
-        return grammar, f"the GBNF grammar has more than {_MAX_CONVERTED_CHARS} characters in Lark's form"
+    if len(msgspec.json.encode(text)) > _MAX_CONVERTED_BYTES:
+        return grammar, f"the GBNF grammar has more than {_MAX_CONVERTED_BYTES} bytes in Lark's form"
     return msgspec.structs.replace(grammar, kind="lark", text=text), None
 
 

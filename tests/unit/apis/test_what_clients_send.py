@@ -283,6 +283,13 @@ def test_grammars_of_llama_cpp_are_followed(vocabulary: LLTokenizer, text: str, 
         assert (all(matcher.consume_token(token) for token in ids) and matcher.is_accepting()) == fits
 
 
+def test_the_format_of_a_grammar_is_found_in_one_pass() -> None:
+    """With a quadratic search this text blocks the server for hours."""
+    empty = " \n" * 1_000_000
+    for text, kind in (('start: "a"', "lark"), ('root ::= "a"', "gbnf"), ('\t root::= "a"', "gbnf")):
+        assert constraint_grammar(Constraint("grammar", empty + text, "grammar"), 64).grammar.kind == kind
+
+
 @pytest.mark.parametrize("text", ['root ::= "a', 'x ::= "a"', "root ::= nobody", "root ::= " + "(" * 5000])
 def test_a_broken_grammar_of_llama_cpp_says_why(text: str) -> None:
     _, error = converted(Grammar("gbnf", text))
