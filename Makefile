@@ -286,6 +286,7 @@ format: install ## rewrite the sources as ruff wants them
 docs: install ## regenerate the reference pages
 	$(BIN)/python -m jaxserve.cli.reference docs/reference
 	$(BIN)/python -m tests.architecture.package_map
+	$(BIN)/python -m tests.models.served_table
 
 UV_COMPILE = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--custom-compile-command "make lock" $(UPGRADE)

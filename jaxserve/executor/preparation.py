@@ -41,6 +41,7 @@ from jaxserve.runner.inputs import Program, StepTask
 from jaxserve.runner.limits import (
     Limits,
     check_cache,
+    check_embeds,
     context_notes,
     kv_cache_dtype,
     kv_spec,
@@ -201,8 +202,7 @@ def _prepare_embedding(
     if isinstance(model, EncoderConfig):
         skeleton = make_encoder_skeleton(model, make_encoder_policy(config, chip))
     else:  # tied embeddings, so that no memory goes into an unused head
-        if [group.kind for group in model.cache.groups] != ["full"]:
-            raise ConfigError("--task embed: only with layers that all keep keys and values of one shape")
+        check_embeds(model)
         model = model.with_context(config.model.max_model_len).for_devices(config.parallel.tensor_parallel_size)
         model = replace(model, tied_embeddings=True)
         skeleton = make_skeleton(model, make_policy(config, model, chip))

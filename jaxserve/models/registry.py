@@ -22,18 +22,17 @@ from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models import encoders as encoders_package
 from jaxserve.models import families as families_package
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.nearest import differences, nearest_family
 from jaxserve.quant.registry import read_form
 
-_SPARSE: Final = (
-    "nearest: DeepseekV3ForCausalLM; missing: sparse attention, its indexer and a cache of the indexer's keys"
-)
-_MISSING: Final[Mapping[str, str]] = {
+_SPARSE: Final = ("DeepseekV3ForCausalLM", "sparse attention, its indexer and a cache of the indexer's keys")
+_CHUNKED: Final = ("Qwen3MoeForCausalLM", "chunked attention, and experts whose inputs are scaled")
+_MISSING: Final[Mapping[str, tuple[str, str]]] = {
     "DeepseekV32ForCausalLM": _SPARSE,
     "DeepseekV4ForCausalLM": _SPARSE,
     "GlmMoeDsaForCausalLM": _SPARSE,
-    "Llama4ForCausalLM": "nearest: Qwen3MoeForCausalLM; missing: chunked attention, and experts whose inputs are scaled",
-    "Llama4ForConditionalGeneration": "nearest: Qwen3MoeForCausalLM; missing: chunked attention, and experts whose "
-    "inputs are scaled",
+    "Llama4ForCausalLM": _CHUNKED,
+    "Llama4ForConditionalGeneration": _CHUNKED,
 }
 """Nearest family and missing features of well-known architectures that are not served."""
 
@@ -147,11 +146,18 @@ def _find_family(hf: Mapping[str, Any]) -> Family:
     if name in encoder_architectures():
         raise CheckpointError(f"model config: {name} is an encoder, which can be served, but is no decoder")
     if name not in known:
-        missing = f" ({_MISSING[name]})" if name in _MISSING else ""
         raise CheckpointError(
-            f"model config: the architecture {name[:80]!r} is not supported{missing}; supported: {supported}"
+            f"model config: the architecture {name[:80]!r} is not supported ({_nearest(name, hf)}); supported: {supported}"
         )
     return known[name]
+
+
+def _nearest(name: str, hf: Mapping[str, Any]) -> str:
+    """Return the nearest family of an architecture that is not served, and what of the config it cannot take."""
+    known, features = _MISSING.get(name, (None, ""))
+    family = nearest_family(name, hf, families()) if known is None else architectures()[known]
+    parts = (f"nearest: {family.architectures[0]}", features and f"missing: {features}", str(differences(hf, family)))
+    return "; ".join(filter(None, parts))
 
 
 def _eos_token_ids(vocab_size: int, *sources: Mapping[str, Any]) -> tuple[int, ...]:

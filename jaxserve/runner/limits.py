@@ -208,6 +208,12 @@ def check_cache(config: Config, decoder: DecoderConfig) -> None:
         )
 
 
+def check_embeds(decoder: DecoderConfig) -> None:
+    """Raise ConfigError for a decoder whose kinds of cache the programs that embed do not have."""
+    if [group.kind for group in decoder.cache.groups] != ["full"]:
+        raise ConfigError("--task embed: only with layers that all keep keys and values of one shape")
+
+
 def kv_specs(config: Config, decoder: DecoderConfig, platform: str) -> tuple[KVSpec, ...]:
     """Return the contents and size of a page of each cache group with pages."""
     return tuple(

@@ -97,6 +97,43 @@ def test_a_well_known_architecture_is_rejected_with_what_is_missing() -> None:
     assert "nearest: DeepseekV3ForCausalLM; missing: sparse attention" in message
 
 
+@pytest.mark.parametrize(
+    ("architecture", "keys", "expected"),
+    [
+        ("SomethingForCausalLM", {}, "(nearest: LlamaForCausalLM);"),
+        ("SomethingForCausalLM", {"model_type": "qwen3"}, "(nearest: Qwen3ForCausalLM);"),
+        (
+            "Glm5ForCausalLM",
+            {"index_topk": 8, "use_cache": True, "n_gates": None},
+            "Glm4ForCausalLM; keys it does not know: index_topk)",
+        ),
+        ("Phi5ForCausalLM", {"clip_qkv": 8.0}, "(nearest: Phi3ForCausalLM; values it rejects: clip_qkv);"),
+        ("MiniCPMForCausalLM", {"n_experts": 4}, "(nearest: LlamaForCausalLM; keys it does not know: n_experts);"),
+        (
+            "Gemma9Model",
+            {"text_config": {**LLAMA, "altup": 4}},
+            "(nearest: Gemma2ForCausalLM; keys it does not know: altup);",
+        ),
+        ("OtherModel", {"\n": 1}, "keys it does not know: '\\n')"),
+        ("DeepseekV32ForCausalLM", {"index_topk": 8}, "indexer's keys; values it rejects: index_topk)"),
+    ],
+)
+def test_unknown_architecture_is_compared_with_the_nearest_family(
+    architecture: str, keys: dict[str, Any], expected: str
+) -> None:
+    assert expected in rejection({**LLAMA, "architectures": [architecture], **keys})
+
+
+def test_keys_that_the_nearest_family_needs_are_named() -> None:
+    message = rejection({"architectures": ["GPT2LMHeadModel"], "n_embd": 64, "vocab_size": 256})
+    assert "(nearest: LlamaForCausalLM; keys it does not know: n_embd; keys it needs: num_hidden_layers, " in message
+
+
+def test_a_config_of_many_keys_is_rejected_with_a_few_of_them() -> None:
+    message = rejection({**LLAMA, "architectures": ["Llama9"], **{f"k{index}": 1 for index in range(10_000)}})
+    assert "k7 and 112 more" in message
+
+
 @pytest.mark.parametrize("value", [None, [], "LlamaForCausalLM", [3]])
 def test_missing_architecture_is_rejected(value: object) -> None:
     assert "architectures is" in rejection({**LLAMA, "architectures": value})
