@@ -78,7 +78,7 @@ class SideGroups:
         for pages, own in zip(self.windows, table.windows, strict=True):
             pages.free(own)
         if self.states is not None:
-            self.states.free(table.state)
+            self.states.free(table)
 
     def forget(self) -> None:
         """Forget the cached pages and the snapshots that no request holds."""

@@ -152,6 +152,8 @@ class KVManager:
         num_computed: tokens that are computed or in a step in flight; windows get pages for the next chunk after them. None:
         windows get pages for all tokens.
         """
+        if num_tokens <= table.num_blocks * self.block_size and not self.groups.windows:
+            return True  # at nearly every decode step
         in_windows = self.groups.missing(table, num_tokens, num_computed)
         if not self.groups.has_free(in_windows):
             return False
@@ -170,15 +172,16 @@ class KVManager:
             num_missing[table.rank] += max(0, self.num_blocks_for(tokens) - table.num_blocks)
         if any(count > self.pool.num_free_of(rank) for rank, count in enumerate(num_missing)):
             return False
-        in_windows = [self.groups.missing(table, tokens, None) for table, tokens in needs]
-        if not self.groups.has_free([sum(counts) for counts in zip(*in_windows, strict=True)]):
-            return False
+        if self.groups.windows:
+            in_windows = [self.groups.missing(table, tokens, None) for table, tokens in needs]
+            if not self.groups.has_free([sum(counts) for counts in zip(*in_windows, strict=True)]):
+                return False
         return all(self.extend(table, num_tokens) for table, num_tokens in needs)
 
     def may_publish(self, table: BlockTable, num_computed: int) -> bool:
         """Return True if `publish` has full pages to publish or to free: once in `block_size` steps of a request."""
-        is_kept = self._enable_prefix_caching or bool(self.groups.windows)
-        return num_computed >= (table.num_published + 1) * self.block_size and is_kept
+        has_full = num_computed >= (table.num_published + 1) * self.block_size
+        return has_full and (self._enable_prefix_caching or bool(self.groups.windows))
 
     def publish(self, table: BlockTable, tokens: np.ndarray, num_computed: int) -> None:
         """Cache the pages that the first `num_computed` tokens have filled, and free those that a window has passed."""

@@ -109,12 +109,12 @@ class RecurrentStates:
             state.slot, state.spare = state.spare, None
         else:
             self._unpin(state)
+            self._publish_landed(table)  # not `read`: until the next step no other row may write it
             if state.snapshot_at is not None:
                 new = self._allocate(may_evict=state.snapshot_at in state.places)
                 if new is not None:
                     state.kept.append((state.snapshot_at, read))
                     state.slot = new
-                    self.publish(table, _NO_TOKENS, table.num_published * self._block_size)
         is_place = is_chunk and self._keeps_snapshots and end % self.unit == 0
         state.snapshot_at = end if is_place else None
         return read, state.slot
@@ -130,8 +130,10 @@ class RecurrentStates:
             else:
                 self._snapshots[block_hash] = slot
 
-    def free(self, state: RequestState) -> None:
+    def free(self, table: BlockTable) -> None:
         """Release the slots of a request. Its snapshots stay."""
+        state = table.state
+        self._publish_landed(table)
         own = state.slot if state.spare is None else state.spare  # with a spare one, the first step is not planned
         self._blank += [slot for _, slot in state.kept]
         if own:
@@ -143,6 +145,11 @@ class RecurrentStates:
         """Drop every snapshot that no request reads."""
         for block_hash in [each for each in self._snapshots if each not in self._pins]:
             self._blank.append(self._snapshots.pop(block_hash))
+
+    def _publish_landed(self, table: BlockTable) -> None:
+        """Name the snapshots of a request in the tokens of its published pages."""
+        if table.state.kept:
+            self.publish(table, _NO_TOKENS, table.num_published * self._block_size)
 
     def _allocate(self, *, may_evict: bool) -> int | None:
         if self._blank:

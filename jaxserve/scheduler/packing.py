@@ -75,7 +75,9 @@ def pack(
         slot_inits=tuple(request.slot_init() for request in started if request.needs_state),
         adapters=_adapters(ordered),
         masks=tuple(masks),
-        state_slots=None if states is None else _state_slots(states, ordered, num_computed + num_scheduled, num_known),
+        state_slots=None
+        if states is None
+        else _state_slots(states, ordered, num_computed + num_scheduled, num_known, num_steps),
     )
     return plan, ordered
 
@@ -87,12 +89,19 @@ def cut_chunk(states: RecurrentStates, request: Request, count: int) -> int:
 
 
 def _state_slots(
-    states: RecurrentStates, ordered: list[Request], ends: np.ndarray, num_known: np.ndarray
+    states: RecurrentStates, ordered: list[Request], ends: np.ndarray, num_known: np.ndarray, num_steps: int
 ) -> np.ndarray:
-    """Return the slots of recurrent states that each row reads and writes."""
+    """Return the slots of recurrent states that each row reads and writes.
+
+    A call of several steps goes on after `ends`: it leaves no state that could be kept, not even after a prompt's last token.
+    """
     rows = zip(ordered, ends.tolist(), num_known.tolist(), strict=True)
     slots = [
-        states.assign(request.table, end, is_chunk=end < known or end <= request.num_prompt_tokens)
+        states.assign(
+            request.table,
+            end,
+            is_chunk=num_steps == 1 and (end < known or end <= request.num_prompt_tokens),
+        )
         for request, end, known in rows
     ]
     return np.array(slots, np.int32)

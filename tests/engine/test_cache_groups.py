@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from jaxserve.ipc.messages import AddRequest
+from jaxserve.kv.block_table import BlockTable, HashChain
+from jaxserve.kv.states import RecurrentStates
 from tests.engine.rig import VOCAB_SIZE, Rig, add, expected, prompt
 
 WINDOW = (12, 24)
@@ -138,3 +140,33 @@ def test_failed_step_loses_every_snapshot() -> None:
     ended = [message for message in messages if rig.ends[message.request_id].finish_reason == "length"]
     assert len(ended) >= len(messages) - 1
     assert all(rig.tokens[message.request_id] == expected(message) for message in ended)
+
+
+def test_call_of_several_steps_leaves_no_snapshot_of_its_first_one() -> None:
+    """The neighbour leaves 7 of 8 tokens, so that the last of the prompt is computed by the call that also decodes."""
+    rig = Rig(num_state_slots=12, max_num_seqs=2, max_num_batched_tokens=8, max_decode_steps=4)
+    rig.send(add("neighbour", prompt(5, 50), max_tokens=60))
+    rig.step()
+    rig.step()
+    rig.send(add("prompt", prompt(16), max_tokens=9))
+    while not rig.tokens.get("prompt"):
+        plan = rig.step()
+    assert plan is not None
+    assert (rig.rows(plan)["prompt"], plan.num_steps) == (1, 4)
+    rig.finish()
+    assert hits(rig, add("again", [*prompt(16), 9, 9], max_tokens=3)) == [8]
+
+
+def test_slot_that_a_row_reads_is_written_by_no_other_row_of_the_step() -> None:
+    states = RecurrentStates(4, block_size=4, unit_tokens=8)
+    tables = [BlockTable(8, HashChain(4, None)) for _ in range(2)]
+    for first, table in enumerate(tables):
+        states.start(table.state, None, num_tokens=24, branch=8)
+        states.assign(table, 8, is_chunk=True)
+        table.chain.hash(1, _array(prompt(8, 3 + first)))
+        table.num_published = 2
+    (read, written), (_, other) = (states.assign(table, 16, is_chunk=True) for table in tables)
+    assert read not in (written, other)
+    for table in tables:
+        states.free(table)
+    assert (states.num_free, states.num_snapshots) == (3, 1)
