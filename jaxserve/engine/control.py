@@ -158,8 +158,9 @@ class EngineControl:
         state, options = self.state, command.options
         match command.name:
             case "load_adapter":
+                places = self._places()  # before the requests are asked: texts to embed have no adapters
                 used = {request.adapter for request in self._scheduler.requests.values()}
-                adapter = self._places().choose(options.adapter, options.source, used)
+                adapter = places.choose(options.adapter, options.source, used)
                 return self._threads.submit(self._load_adapter, adapter)
             case "unload_adapter":
                 return _ready(lambda: self._places().remove(options.adapter))

@@ -64,7 +64,6 @@ class ServedWeights:
         self._runner = runner
         self._state = state
         self._copies: tuple[np.ndarray, ...] = ()
-        self._is_discarded = False
 
     def load(self, model: str) -> Callable[[], None]:
         """Read the weights of `model` beside those that serve: until they are in use, both are on the devices."""

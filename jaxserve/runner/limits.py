@@ -200,8 +200,8 @@ def check_cache(config: Config, decoder: DecoderConfig) -> None:
         raise ConfigError(f"--data-parallel-size {config.parallel.data_parallel_size}: not with {kinds}; use 1")
     if config.hosts.num_hosts > 1:
         raise ConfigError(f"--num-hosts {config.hosts.num_hosts}: not with {kinds}; use 1")
-    if cache.states and config.model.adapters:
-        raise ConfigError(f"--lora-modules: not with {kinds}")
+    if cache.states and config.model.num_adapter_places:
+        raise ConfigError(f"--lora-modules, --max-loras: not with {kinds}")
     if cache.states and config.scheduler.num_speculative_tokens:
         raise ConfigError(
             f"--num-speculative-tokens {config.scheduler.num_speculative_tokens}: not with {kinds}, which cannot go back; use 0"

@@ -13,10 +13,23 @@ import numpy as np
 import pytest
 
 from jaxserve.checkpoint.safetensors_file import open_safetensors
+from jaxserve.config import SchedulerConfig
 from jaxserve.engine.adapters import AdapterPlaces
 from jaxserve.engine.control import EngineControl
-from jaxserve.ipc.messages import Command, CommandName, CommandOptions, EngineState, ErrorInfo, PauseMode, RequestOutput
-from jaxserve.types import place_of
+from jaxserve.ipc.messages import (
+    AddRequest,
+    Command,
+    CommandName,
+    CommandOptions,
+    EngineState,
+    ErrorInfo,
+    PauseMode,
+    RequestOutput,
+)
+from jaxserve.sampling.params import EngineSamplingParams
+from jaxserve.scheduler.embedding import EmbedScheduler
+from jaxserve.scheduler.plan import Buckets
+from jaxserve.types import RequestId, place_of
 from tests.engine.model_engine import MODEL_NAME, Generated, ModelEngine, request
 from tests.engine.rig import Rig, add, expected, prompt
 from tests.models.goldens import DATA, adapter_goldens
@@ -343,3 +356,13 @@ def test_an_executor_whose_weights_cannot_change_says_so() -> None:
         rig.core.step()
         error, _ = operator.ends[-1]
         assert error is not None and "cannot change" in error.message
+
+
+def test_an_engine_that_embeds_loads_no_adapter_while_texts_wait() -> None:
+    texts = EmbedScheduler(SchedulerConfig(), Buckets((), (8,), 4), 8, 100)
+    assert texts.add(AddRequest(RequestId("text"), [1, 2, 3], EngineSamplingParams())) is None
+    control, errors = EngineControl(texts, None, AtOnce()), list[ErrorInfo | None]()
+    options = CommandOptions(adapter="a", source="b")
+    assert control.begin(Command(0, "load_adapter", options), lambda error, state: errors.append(error))
+    control.poll(0)
+    assert errors[0] is not None and "it embeds" in errors[0].message

@@ -61,7 +61,8 @@ def test_layers_that_are_not_computed_are_refused(keys: dict[str, object], messa
         decoder_config({**LFM2, **keys})
 
 
-def test_adapters_are_refused() -> None:
-    config = Config(model=ModelConfig(model="m", lora_modules="a=b"))
-    with pytest.raises(ConfigError, match="--lora-modules: not with a model with recurrent states"):
+@pytest.mark.parametrize("settings", [ModelConfig(model="m", lora_modules="a=b"), ModelConfig(model="m", max_loras=2)])
+def test_adapters_are_refused(settings: ModelConfig) -> None:
+    config = Config(model=settings)
+    with pytest.raises(ConfigError, match="--lora-modules, --max-loras: not with a model with recurrent states"):
         check_cache(config, decoder_config({**LFM2, "layer_types": ["conv", "full_attention"]}))
