@@ -205,6 +205,11 @@ class ServerConfig:
         help="let everybody who may send requests run the operator's commands (/reset_prefix_cache, /start_profile, ...); "
         "default: keys with `is_operator`, --admin-socket and, on a loopback address without keys, everybody",
     )
+    behind_proxy: bool = option(
+        False,
+        help="a proxy passes requests of other hosts on, though --host is a loopback address: commands are the operator's, and "
+        "pages of other hosts may write, as on other addresses",
+    )
     admin_socket: str | None = option(
         None, help="path of a Unix socket that answers everything without a key, for the operator (mode 0600)"
     )

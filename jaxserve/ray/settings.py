@@ -12,7 +12,7 @@ from jaxserve.routing.router import POLICY_NAMES, PolicyName
 from jaxserve.runtime.environment import load_config
 from jaxserve.runtime.settings import BY_NAME, closest
 
-_FIXED: Final = {"host": "127.0.0.1", "port": 0, "publish_pages": True}
+_FIXED: Final = {"host": "127.0.0.1", "port": 0, "publish_pages": True, "behind_proxy": True}
 """Settings of a replica's server that the application decides."""
 _OURS: Final = ("api_processes",)
 """Settings that replicas on Ray do not have: a replica has one API process."""

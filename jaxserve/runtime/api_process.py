@@ -161,31 +161,13 @@ async def serving_api(
             startup.note(progress)
             on_progress(progress)
 
-        frontend, server = make_frontend(config, peers, tokens, note), config.server
-        state = ServerState(
-            frontend=frontend,
-            keys=KeyRing(tenants=make_tenants(key_records(server), config, frontend.metrics)),
-            allows_commands=server.public_commands or (is_loopback(server.host) and not key_records(server)),
-            is_local=is_loopback(server.host),
-            logs_access=server.access_log,
-            bodies=BodyBudget(peers.share_of(server.max_body_memory)),
-            peers=peers,
-            responses=ResponseService(config.responses, peers),
-            connection=config.connection,
-            is_strict=server.strict_parameters,
-            has_page=server.ui,
-            has_public_metrics=server.public_metrics,
-            allows_weight_updates=server.allow_weight_updates,
-            cors=CorsPolicy(server.cors_allowed_origins),
-            max_body_size=server.max_body_size,
-            keep_alive_s=server.sse_keep_alive,
-            startup=startup,
-        )
+        frontend = make_frontend(config, peers, tokens, note)
+        state = _server_state(frontend, config, peers, startup)
         http = listening(
             make_app(state),
             [*listeners, *([] if operators is None else [operators.listener])],
             config.connection,
-            max_connections=peers.share_of(server.max_connections),
+            max_connections=peers.share_of(config.server.max_connections),
             on_surplus=partial(frontend.metrics.inc, "surplus_connections"),
             is_accepting=not is_successor,
         )
@@ -201,6 +183,31 @@ async def serving_api(
                 receiver = receiver_path(folder_of(address), index)
                 await receivers.enter_async_context(receiving(receiver, http_server.adopt))
             yield ApiProcess(config, frontend, startup, http_server, state.keys, operators)
+
+
+def _server_state(frontend: Frontend, config: Config, peers: PeerProcesses, startup: StartupLog) -> ServerState:
+    """Return the state of the HTTP side. Raises ConfigError for keys that cannot be read."""
+    server = config.server
+    records = key_records(server)
+    return ServerState(
+        frontend=frontend,
+        keys=KeyRing(tenants=make_tenants(records, config, frontend.metrics)),
+        allows_commands=server.public_commands or (is_local(server) and not records),
+        is_local=is_local(server),
+        logs_access=server.access_log,
+        bodies=BodyBudget(peers.share_of(server.max_body_memory)),
+        peers=peers,
+        responses=ResponseService(config.responses, peers),
+        connection=config.connection,
+        is_strict=server.strict_parameters,
+        has_page=server.ui,
+        has_public_metrics=server.public_metrics,
+        allows_weight_updates=server.allow_weight_updates,
+        cors=CorsPolicy(server.cors_allowed_origins),
+        max_body_size=server.max_body_size,
+        keep_alive_s=server.sse_keep_alive,
+        startup=startup,
+    )
 
 
 def make_tenants(records: Sequence[KeyRecord], config: Config, metrics: Metrics) -> list[Tenant]:
@@ -324,6 +331,11 @@ def _read_records(source: str, text: str) -> list[KeyRecord]:
             if limit is not None and limit < 1:
                 raise ConfigError(f"{source}: {field} of {record.name!r} must be at least 1, got {limit}")
     return records
+
+
+def is_local(server: ServerConfig) -> bool:
+    """Return True if requests come from this host only."""
+    return is_loopback(server.host) and not server.behind_proxy
 
 
 def is_loopback(host: str) -> bool:

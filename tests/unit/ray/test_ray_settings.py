@@ -19,6 +19,7 @@ def test_text_and_typed_values_mean_the_same() -> None:
     first, second = read_arguments(text), read_arguments(typed)
     assert (first.ray, first.config) == (second.ray, second.config)
     assert (first.ray.replicas, first.ray.num_cpus, first.config.scheduler.max_num_seqs) == (4, 0.5, 8)
+    assert first.config.server.behind_proxy, "the ingress passes requests of all hosts on"
     assert first.config.cache.publish_pages and first.config.parallel.replicas == 1
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from jaxserve.config import ServerConfig
 from jaxserve.errors import ConfigError
-from jaxserve.runtime.api_process import api_keys
+from jaxserve.runtime.api_process import api_keys, is_local
 
 
 def test_keys_of_setting_and_file_are_taken_together(tmp_path: Path) -> None:
@@ -32,3 +32,9 @@ def test_a_missing_file_and_an_empty_key_are_failed_starts(tmp_path: Path) -> No
         api_keys(ServerConfig(api_key_file=str(tmp_path / "none")))
     with pytest.raises(ConfigError, match=r"^--api-key: holds no key$"):
         api_keys(ServerConfig(api_key=" , "))
+
+
+def test_requests_through_a_proxy_are_not_this_hosts_own() -> None:
+    assert is_local(ServerConfig()) and is_local(ServerConfig(host="::1"))
+    assert not is_local(ServerConfig(behind_proxy=True))
+    assert not is_local(ServerConfig(host="0.0.0.0"))
