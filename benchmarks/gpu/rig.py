@@ -77,6 +77,10 @@ class RunnerExecutor:
     def pages(self) -> None:
         """No tiers."""
 
+    @property
+    def weights(self) -> None:
+        """No updates of the weights."""
+
     def add_stats(self, stats: EngineStats) -> None:
         """Count nothing."""
 

@@ -51,9 +51,12 @@ class SentTables:
         width = int(needed.max(initial=0))
         tables = self._by_group(plan.block_tables)[:, :, :width]
         sent = self._by_group(self._sent)
-        is_changed = (tables != sent[slots, :, :width]) & (np.arange(width) < needed) & (tables != NULL_BLOCK)
+        is_changed = (tables != sent[slots, :, :width]) & (np.arange(width) < needed)
+        if self._num_tables > 1:
+            is_changed &= tables != NULL_BLOCK  # pages that a window has passed
         whole_rows = tuple(self._whole_rows(plan, slots, is_changed, most))
-        rows, groups, columns = np.nonzero(is_changed)
+        # As np.nonzero, which takes several times as long for three axes.
+        rows, groups, columns = np.unravel_index(np.flatnonzero(is_changed), is_changed.shape)
         pages = tables[rows, groups, columns]
         places = slots[rows] * self._sent.shape[1] + groups * self._max_pages + columns
         sent[slots[rows], groups, columns] = pages
