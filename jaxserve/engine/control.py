@@ -6,7 +6,7 @@ messages and heartbeats always.
     prepare    another thread reads the new weights, beside those that serve
     quiesce    by the command's mode, until no step is in flight:
                    keep   no further step starts; running requests are kept
-                   wait   running requests end; no waiting request starts
+                   wait   running requests end; no waiting request starts, not even one that was preempted meanwhile
                    abort  every request ends with an error
     apply      the change itself; the prefix cache is emptied, and kept requests compute all of their tokens again
 
