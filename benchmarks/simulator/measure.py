@@ -67,6 +67,7 @@ class WatchedExecutor:
         self.model_info = executor.model_info
         self.eos_token_ids = executor.eos_token_ids
         self.buckets = executor.buckets
+        self.weights = executor.weights
         self.samples: list[Sample] = []
 
     def submit(self, plan: StepPlan) -> _Watched:

@@ -51,7 +51,7 @@ def test_a_server_starts_from_what_was_compiled_ahead_of_a_config_alone(
     manifest = read_manifest(cache)
     assert manifest == result.manifest
     assert steps == [(0, 2), (1, 2), (2, 2)]
-    state_programs = {f"state/{kind}" for kind in ("pool", "slots", "init_slot", "masks")}
+    state_programs = {f"state/{kind}" for kind in ("cache", "slots", "init_slot", "masks")}
     assert {entry.name for entry in manifest.programs} == {"decode/1", "mixed/16"} | state_programs
     assert {entry.file for entry in manifest.programs} | {FILE_NAME} == {file.name for file in cache.iterdir()}
     assert all(entry.num_bytes > 0 and entry.compile_seconds for entry in manifest.programs)
