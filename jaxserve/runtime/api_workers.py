@@ -119,7 +119,7 @@ class ApiWorkers:
     async def start(self, *, is_successor: bool) -> None:
         """Start all of them."""
         for number in range(1, len(self._listeners) + 1):
-            self._workers.append(await self._start(number, is_successor=is_successor))
+            await self._start(number, is_successor=is_successor)
 
     async def wait_ready(self) -> None:
         """Wait until all accept requests. Raises StartupError if one ends before that."""
@@ -209,7 +209,7 @@ class ApiWorkers:
             if self._is_suspended or not self._budget.take():
                 return reason
             _log.error("%s; starting it again (%s)", reason, self._budget)
-            worker = self._workers[number - 1] = await self._start(number, is_successor=True)
+            worker = await self._start(number, is_successor=True)
             await first_of(
                 worker.wait_ready(), asyncio.sleep(ACCEPT_S)
             )  # not before: the clients in its queue would get 503
@@ -228,6 +228,7 @@ class ApiWorkers:
             is_successor=is_successor,
         )
         worker = await ApiWorker.start("jaxserve.runtime.api_workers", spec.to_line(), self._listeners[number - 1])
+        self._workers[number - 1 : number] = [worker]  # at once: orders that come from now on are its, too
         for replica, address in enumerate(self._addresses):
             if address != spec.engines[replica]:  # it changed while the process was started
                 await worker.send(NextEngine(replica, address))
@@ -341,8 +342,10 @@ async def _follow_replica(
     if following is None:
         api.client.give_up(replica, "the engine stopped")
     while following is not None:
-        async with api.connected(following, replica):
-            following = await nexts.get()
+        current = following
+        async with api.connected(current, replica):
+            while (following := await nexts.get()) == current:
+                pass  # it was ordered as the process was started, too
             if following is None:
                 api.client.give_up(replica, "the engine stopped")
 
