@@ -145,12 +145,14 @@ async def serving_api(
     on_progress: Callable[[StartupProgress], None] = lambda progress: None,
     *,
     is_successor: bool = False,
+    is_replacement: bool = False,
 ) -> AsyncIterator[ApiProcess]:
     """Run API process `index` of `--api-processes`: it answers on `listeners` inside the block.
 
     Until a tokenizer is installed and the engine is ready, requests are refused as "loading".
     address: of the first engine. The sockets between API processes are in the same directory.
     is_successor: accept nothing until `http.start_accepting`, and take idle connections of the process that serves now.
+    is_replacement: accept nothing until then, either; the process that served before is dead.
     """
     peers = PeerProcesses(index, config.server.api_processes, folder_of(address))
     path = None if index else config.server.admin_socket
@@ -169,7 +171,7 @@ async def serving_api(
             config.connection,
             max_connections=peers.share_of(config.server.max_connections),
             on_surplus=partial(frontend.metrics.inc, "surplus_connections"),
-            is_accepting=not is_successor,
+            is_accepting=not (is_successor or is_replacement),
         )
         async with (
             contextlib.aclosing(frontend.grammars),

@@ -56,7 +56,9 @@ class ApiWorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     """Number of the process; the parent is 0."""
     is_successor: bool = False
-    """True: accept no connection before the order Accept."""
+    """True: accept no connection before the order Accept, and take idle ones of the process that serves until then."""
+    is_replacement: bool = False
+    """True: accept no connection before the order Accept; the process that served before is dead."""
 
     def to_line(self) -> bytes:
         return msgspec.json.encode(self) + b"\n"
@@ -119,7 +121,7 @@ class ApiWorkers:
     async def start(self, *, is_successor: bool) -> None:
         """Start all of them."""
         for number in range(1, len(self._listeners) + 1):
-            await self._start(number, is_successor=is_successor)
+            await self._start(number, is_successor=is_successor, is_replacement=False)
 
     async def wait_ready(self) -> None:
         """Wait until all accept requests. Raises StartupError if one ends before that."""
@@ -209,7 +211,7 @@ class ApiWorkers:
             if self._is_suspended or not self._budget.take():
                 return reason
             _log.error("%s; starting it again (%s)", reason, self._budget)
-            worker = await self._start(number, is_successor=True)
+            worker = await self._start(number, is_successor=False, is_replacement=True)
             await first_of(
                 worker.wait_ready(), asyncio.sleep(ACCEPT_S)
             )  # not before: the clients in its queue would get 503
@@ -218,7 +220,7 @@ class ApiWorkers:
             if self._stop_timeout_s:  # the order to end came meanwhile
                 await worker.kill()
 
-    async def _start(self, number: int, *, is_successor: bool) -> ApiWorker:
+    async def _start(self, number: int, *, is_successor: bool, is_replacement: bool) -> ApiWorker:
         spec = ApiWorkerSpec(
             config=self._config,
             model_path=str(self._model_path),
@@ -226,6 +228,7 @@ class ApiWorkers:
             engines=list(self._addresses),
             index=number,
             is_successor=is_successor,
+            is_replacement=is_replacement,
         )
         worker = await ApiWorker.start("jaxserve.runtime.api_workers", spec.to_line(), self._listeners[number - 1])
         self._workers[number - 1 : number] = [worker]  # at once: orders that come from now on are its, too
@@ -267,7 +270,12 @@ async def serve(listeners: Sequence[socket.socket]) -> int:
         with stop.caught():
             tokenizer = await in_thread(lambda: tokenizer_of(spec.config, Path(spec.model_path)))
             async with serving_api(
-                spec.config, spec.address, listeners, spec.index, is_successor=spec.is_successor
+                spec.config,
+                spec.address,
+                listeners,
+                spec.index,
+                is_successor=spec.is_successor,
+                is_replacement=spec.is_replacement,
             ) as api:
                 install(api.frontend, spec.config, tokenizer, Path(spec.model_path))
                 return await _serve_until_end(api, spec.engines, orders, stop)
