@@ -212,9 +212,8 @@ class ApiWorkers:
                 return reason
             _log.error("%s; starting it again (%s)", reason, self._budget)
             worker = await self._start(number, is_successor=False, is_replacement=True)
-            await first_of(
-                worker.wait_ready(), asyncio.sleep(ACCEPT_S)
-            )  # not before: the clients in its queue would get 503
+            # Connections wait until it is ready: their requests would get 503.
+            await first_of(worker.wait_ready(), asyncio.sleep(ACCEPT_S))
             if not self._is_suspended:  # else `accept` orders it
                 await worker.send(Accept())
             if self._stop_timeout_s:  # the order to end came meanwhile
@@ -378,9 +377,8 @@ def _report(line: bytes) -> None:
 @contextlib.asynccontextmanager
 async def _stdin() -> AsyncIterator[asyncio.StreamReader]:
     reader = asyncio.StreamReader(limit=1 << 20)
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
-    )
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
     try:
         yield reader
     finally:
