@@ -117,10 +117,10 @@ serve: $(STAMPS)/$(DEVICE) $(STAMPS)/package $(STAMPS)/native $(if $(MODEL),,$(S
 
 # ---------------------------------------------------------------- checks
 
-check: lint ## format, lint, types, architecture and fast tests (75 seconds on two cores)
+check: lint ## format, lint, types, architecture and fast tests (3 minutes on two cores)
 	$(call beside_types,fast-tests)
 
-test: lint ## everything that runs without an accelerator, in this environment (12 minutes on two cores)
+test: lint ## everything that runs without an accelerator, in this environment (30 minutes on two cores)
 	$(call beside_types,all-tests)
 
 lint: install ## ruff: format and rules, nothing is changed
