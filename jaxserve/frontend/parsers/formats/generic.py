@@ -1,6 +1,6 @@
 """Tool calls of models whose chat template has no place for tools: the system message explains this format to them.
 
-The reply may be a bare JSON object as well, since weak models leave out the tags.
+It is that of Hermes. The reply may be a bare JSON object as well, since weak models leave out the tags.
 """
 
 from __future__ import annotations
@@ -9,20 +9,13 @@ from typing import Final
 
 from jaxserve.frontend.parsers.bodies import JsonBody
 from jaxserve.frontend.parsers.calls import Section
-from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat
+from jaxserve.frontend.parsers.formats.hermes import HERMES_TOOLS
+from jaxserve.frontend.parsers.tool_format import ToolFormat
 
 GENERIC_TOOLS: Final = ToolFormat(
     name="generic",
-    sections=(Section(body=JsonBody()), Section(opener="<tool_call>", body=JsonBody(), closer="</tool_call>")),
+    sections=(Section(body=JsonBody()), *HERMES_TOOLS.sections),
     template_signs=(),
-    syntaxes=(
-        CallSyntax(
-            begin="<tool_call>",
-            before='\n{"name": ',
-            between=', "arguments": ',
-            after="}\n</tool_call>",
-            separator="\n<tool_call>",
-        ),
-    ),
+    syntaxes=HERMES_TOOLS.syntaxes,
     is_explained=True,
 )
