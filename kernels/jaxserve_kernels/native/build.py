@@ -26,8 +26,13 @@ from jaxserve_kernels.native.processors import GENERATIONS, Generation
 COMPILERS: Final = ("c++", "g++", "clang++")
 FLAGS: Final = ("-O3", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=fast", "-w")
 HERE: Final = ("-march=native",)
-ELSEWHERE: Final = ("-static-libstdc++", "-static-libgcc")
-"""Static linking: the host that runs the library may have older ones of these, or none."""
+ELSEWHERE: Final = (
+    "-static-libstdc++",
+    "-ffunction-sections",
+    "-fdata-sections",
+    "-Wl,--exclude-libs,ALL,--gc-sections,--strip-all",
+)
+"""The host that runs the library may have an older C++ library, or none: it comes along, without the parts that nothing uses."""
 TIMEOUT_S: Final = 600
 
 

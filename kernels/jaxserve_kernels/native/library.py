@@ -24,9 +24,13 @@ BUILT: Final = Path(__file__).parent / "_built"
 
 
 def library_file(generation: Generation | None = None) -> Path:
-    """Return the library's path for this source, this jaxlib and these processors; None: for this very processor."""
+    """Return the library's path for this source and these processors; None: for this very processor and jaxlib.
+
+    A generation's library serves newer versions of jaxlib, too: XLA runs handlers of older versions of its FFI for at
+    least a year.
+    """
     if generation is None:
-        return BUILT / f"kernels-{_fingerprint(processor_flags())}.so"
+        return BUILT / f"kernels-{_fingerprint(version('jaxlib') + processor_flags())}.so"
     return BUILT / f"kernels-{generation.name}-{_fingerprint(' '.join(generation.compiler_flags))}.so"
 
 
@@ -73,9 +77,9 @@ def _register(file: Path) -> frozenset[str]:
 
 
 @cache
-def _fingerprint(processors: str) -> str:
+def _fingerprint(target: str) -> str:
     digest = hashlib.sha256()
     for source in sources():
         digest.update(source.read_bytes())
-    digest.update(f"{version('jaxlib')} {platform.machine()} {processors}".encode())
+    digest.update(f"{platform.machine()} {target}".encode())
     return digest.hexdigest()[:16]

@@ -1,0 +1,135 @@
+"""Builds a release into dist/ and checks it as a user would install it: `make release`.
+
+    dist/jaxserve-VERSION.tar.gz                          sources
+    dist/jaxserve-VERSION-py3-none-any.whl                for every machine; CPUs compute with XLA's kernels
+    dist/jaxserve-VERSION-py3-none-manylinux_*_x86_64.whl the same with native kernels, one library a processor generation
+    dist/jaxserve-VERSION.cdx.json                        bill of materials (CycloneDX): the pinned packages, with hashes
+
+The check installs the wheel with its pinned dependencies where no compiler can be found, and lets the default model answer.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+DIST: Final = ROOT / "dist"
+GLIBC: Final = re.compile(rb"GLIBC_2\.(\d+)")
+HEADING: Final = re.compile(r"^## (\S+)", re.M)
+
+
+def main() -> None:
+    """Build, describe and check. Raises SystemExit with a reason if anything does not hold."""
+    version = the_one_version()
+    shutil.rmtree(DIST, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as folder:
+        source = committed_files(Path(folder))
+        step("sources and the wheel for every machine")
+        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", DIST, source)
+        wheel = DIST / f"jaxserve-{version}-py3-none-any.whl"
+        step("native kernels for x86-64, about two minutes")
+        native = wheel_with_kernels(wheel, Path(folder))
+        step("bill of materials")
+        bill = ["--output-reproducible", "--output-file", DIST / f"jaxserve-{version}.cdx.json"]
+        run("cyclonedx-py", "requirements", "--pyproject", source / "pyproject.toml", *bill, source / "requirements/cpu.lock")
+        run("twine", "check", "--strict", *DIST.glob("jaxserve-*[lz]"))
+        step("a new environment, without a compiler")
+        check_installed(native, version, Path(folder))
+    for file in sorted(DIST.iterdir()):
+        print(f"{file.stat().st_size / 1e6:7.2f} MB  {file.relative_to(ROOT)}")
+
+
+def the_one_version() -> str:
+    """The version of the package, which has an entry at the top of the changelog. Raises SystemExit otherwise."""
+    tree = ast.parse((ROOT / "jaxserve/__init__.py").read_text("utf-8"))
+    assigned = (node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__version__")
+    version = str(ast.literal_eval(next(assigned).value))
+    entry = HEADING.search((ROOT / "CHANGELOG.md").read_text("utf-8"))
+    if entry is None or entry[1] != version:
+        raise SystemExit(f"release: CHANGELOG.md begins with {entry and entry[1]}, but jaxserve/__init__.py has {version}")
+    return version
+
+
+def committed_files(folder: Path) -> Path:
+    """A copy of the last commit: nothing that only this checkout has comes along."""
+    source = folder / "source"
+    source.mkdir()
+    archive = subprocess.run(["git", "-C", str(ROOT), "archive", "HEAD"], stdout=subprocess.PIPE, check=True).stdout
+    subprocess.run(["tar", "-x", "-C", str(source)], input=archive, check=True)
+    return source
+
+
+def wheel_with_kernels(wheel: Path, folder: Path) -> Path:
+    """Write `wheel` with the compiled kernels of every processor generation beside it; returns the new file."""
+    run("wheel", "unpack", "--dest", folder, wheel)
+    (tree,) = folder.glob("jaxserve-*")
+    command = [sys.executable, "-m", "jaxserve_kernels.native.build", "--portable"]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}, check=True)
+    libraries = [file.read_bytes() for file in tree.rglob("_built/*.so")]
+    packed = folder / "packed"
+    packed.mkdir()
+    run("wheel", "pack", "--dest-dir", packed, tree)
+    run("wheel", "tags", "--remove", "--platform-tag", platform_tag(libraries), packed / wheel.name)
+    (native,) = packed.iterdir()
+    return Path(shutil.move(native, DIST))
+
+
+def platform_tag(libraries: Iterable[bytes]) -> str:
+    """The wheel's platform: the newest symbol of the C library that any of the shared libraries asks for (PEP 600)."""
+    minor = max(int(version) for library in libraries for version in GLIBC.findall(library))
+    return f"manylinux_2_{minor}_x86_64"
+
+
+def check_installed(wheel: Path, version: str, folder: Path) -> None:
+    """Install the wheel and the default model in a new environment, and let it answer. Raises SystemExit."""
+    environment = folder / "environment"
+    run(sys.executable, "-m", "venv", environment)
+    python = environment / "bin" / "python"
+    locked = [word for name in ("cpu", "model") for word in ("-r", ROOT / f"requirements/{name}.lock")]
+    run(python, "-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps", "--only-binary", ":all:", *locked)
+    run(python, "-m", "pip", "install", "--quiet", "--no-deps", wheel)
+    here = {"PATH": str(environment / "bin"), "HOME": str(folder), "JAX_PLATFORMS": "cpu"}
+
+    def answer(*command: str) -> str:
+        done = subprocess.run(command, cwd=folder, env=here, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise SystemExit(f"release: {' '.join(command)} failed:\n{done.stderr}")
+        return done.stdout
+
+    jaxserve = str(environment / "bin" / "jaxserve")
+    if f"jaxserve {version} " not in answer(jaxserve, "version"):
+        raise SystemExit(f"release: the installed package does not have version {version}")
+    probe = "from jaxserve_kernels import native; print(native.has('jaxserve_matmul'))"
+    if answer(str(python), "-c", probe).strip() != "True":
+        raise SystemExit("release: the wheel's native kernels were not found on this processor")
+    text = answer(jaxserve, "complete", "The capital of France is", "--max-tokens", "8")
+    if "Paris" not in text:
+        raise SystemExit(f"release: the default model answered {text!r}")
+    print(f"answered: {text.strip()}")
+
+
+def step(name: str) -> None:
+    """Say what begins."""
+    print(f"== {name}", flush=True)
+
+
+def run(*command: str | Path) -> None:
+    """Run a program of this environment; its output shows if it fails."""
+    words = [str(word) for word in command]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(words, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"release: {' '.join(words)} failed:\n{done.stdout}{done.stderr}")
+
+
+if __name__ == "__main__":
+    main()
