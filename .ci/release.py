@@ -25,6 +25,12 @@ ROOT: Final = Path(__file__).parents[1]
 DIST: Final = ROOT / "dist"
 GLIBC: Final = re.compile(rb"GLIBC_2\.(\d+)")
 HEADING: Final = re.compile(r"^## (\S+)", re.M)
+QUESTION: Final = """
+from jaxserve import LLM, SamplingParams
+with LLM(max_model_len=512, max_num_seqs=1) as llm:
+    [result] = llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8))
+    print(result.outputs[0].text)
+"""
 
 
 def main() -> None:
@@ -40,7 +46,14 @@ def main() -> None:
         native = wheel_with_kernels(wheel, Path(folder))
         step("bill of materials")
         bill = ["--output-reproducible", "--output-file", DIST / f"jaxserve-{version}.cdx.json"]
-        run("cyclonedx-py", "requirements", "--pyproject", source / "pyproject.toml", *bill, source / "requirements/cpu.lock")
+        run(
+            "cyclonedx-py",
+            "requirements",
+            "--pyproject",
+            source / "pyproject.toml",
+            *bill,
+            source / "requirements/cpu.lock",
+        )
         run("twine", "check", "--strict", *DIST.glob("jaxserve-*[lz]"))
         step("a new environment, without a compiler")
         check_installed(native, version, Path(folder))
@@ -51,11 +64,15 @@ def main() -> None:
 def the_one_version() -> str:
     """The version of the package, which has an entry at the top of the changelog. Raises SystemExit otherwise."""
     tree = ast.parse((ROOT / "jaxserve/__init__.py").read_text("utf-8"))
-    assigned = (node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__version__")
+    assigned = (
+        node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__version__"
+    )
     version = str(ast.literal_eval(next(assigned).value))
     entry = HEADING.search((ROOT / "CHANGELOG.md").read_text("utf-8"))
     if entry is None or entry[1] != version:
-        raise SystemExit(f"release: CHANGELOG.md begins with {entry and entry[1]}, but jaxserve/__init__.py has {version}")
+        raise SystemExit(
+            f"release: CHANGELOG.md begins with {entry and entry[1]}, but jaxserve/__init__.py has {version}"
+        )
     return version
 
 
@@ -111,10 +128,9 @@ def check_installed(wheel: Path, version: str, folder: Path) -> None:
     probe = "from jaxserve_kernels import native; print(native.has('jaxserve_matmul'))"
     if answer(str(python), "-c", probe).strip() != "True":
         raise SystemExit("release: the wheel's native kernels were not found on this processor")
-    text = answer(jaxserve, "complete", "The capital of France is", "--max-tokens", "8")
+    text = answer(str(python), "-c", QUESTION)
     if "Paris" not in text:
         raise SystemExit(f"release: the default model answered {text!r}")
-    print(f"answered: {text.strip()}")
 
 
 def step(name: str) -> None:

@@ -76,6 +76,15 @@ def test_a_library_for_one_processor_is_preferred_there_and_left_alone_elsewhere
     assert library.built_library() == library.library_file(AVX2)
 
 
+def test_only_a_library_for_this_host_belongs_to_one_jaxlib(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel's libraries serve later versions: XLA accepts handlers of older versions of its FFI."""
+    own, portable = library.library_file(), library.library_file(AVX2)
+    monkeypatch.setattr(library, "version", lambda _: "99.0")
+    library._fingerprint.cache_clear()
+    assert library.library_file() != own
+    assert library.library_file(AVX2) == portable
+
+
 def macros(*flags: str) -> set[str]:
     assert COMPILER is not None
     command = [COMPILER, *flags, "-dM", "-E", "-x", "c++", "/dev/null"]
