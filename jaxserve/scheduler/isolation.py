@@ -3,8 +3,10 @@
 A failed step loses the state of the device, so every running request goes back to the queue and computes its tokens again.
 If several requests were in the step, one half of them runs first. A half that fails is halved again, until a request fails
 alone: only that one ends. A half whose requests have all got two further tokens, one from a prefill and one from a decode
-step, or have ended, is cleared and keeps running, and the next half starts. All other requests, new ones as well, are held back meanwhile: a failure then has few suspects. With B requests in
-the step, one request that always fails is found after at most 1 + log2(B) failures.
+step, or have ended, is cleared and keeps running, and the next half starts. All other requests, new ones as well, are held
+back meanwhile: a failure then has few suspects. A cleared request may fail later, so the last suspect of a step that had
+cleared ones in it is computed once more without them, and they are suspects again. With B requests in the step, one request
+that always fails is found after at most 2 + log2(B) failures.
 
 The tokens of the others do not change: a token depends on its prefix, the request's seed and its position.
 """
@@ -50,11 +52,13 @@ class Isolation(Generic[R]):
         """
         suspects = self._suspects(rows)
         self._cleared = [request for request in self._cleared if request not in suspects]
-        culprit = suspects[0] if len(suspects) == 1 else None
-        if culprit is None and suspects:
+        culprit = suspects[0] if len(suspects) == len(rows) == 1 else None
+        if len(suspects) > 1:
             middle = len(suspects) // 2
-            self._groups += [suspects[middle:], suspects[:middle]]
-            self._marks |= {request: self._progress(request) for request in suspects}
+            self._suspect(suspects[middle:], suspects[:middle])
+        elif suspects and culprit is None:
+            self._suspect(self._cleared, suspects)
+            self._cleared = []
         self._open([request for request in dict.fromkeys((*others, *self.held)) if request is not culprit])
         return culprit
 
@@ -82,6 +86,11 @@ class Isolation(Generic[R]):
         for line in (*self._groups, self._cleared, self.held):
             if request in line:
                 line.remove(request)
+
+    def _suspect(self, *groups: Sequence[R]) -> None:
+        """Put `groups` under test, the last one first."""
+        self._groups += [list(group) for group in groups]
+        self._marks |= {request: self._progress(request) for group in groups for request in group}
 
     def _suspects(self, rows: Sequence[R]) -> list[R]:
         """Return the rows of the group under test, which is dissolved; all rows if it has none."""
