@@ -20,6 +20,7 @@ from jaxserve.config_devices import ParallelConfig as ParallelConfig
 from jaxserve.config_devices import Placement as Placement
 from jaxserve.config_devices import Routing as Routing
 from jaxserve.config_option import option
+from jaxserve.config_tls import TlsConfig as TlsConfig
 from jaxserve.errors import ConfigError
 from jaxserve.host_settings import check_hosts
 from jaxserve.types import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS
@@ -367,6 +368,7 @@ class Config:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     responses: ResponsesConfig = field(default_factory=ResponsesConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
 
     def __post_init__(self) -> None:
         tokens, seqs = self.scheduler.max_num_batched_tokens, self.scheduler.max_num_seqs

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import ssl
 import sys
 import urllib.error
 import urllib.request
 
-from jaxserve.runtime.environment import base_url
+from jaxserve.runtime.environment import base_url, own_certificate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Return 0 if the server answers 200, else 1 with the reason on stderr."""
     path = "/live" if arguments.live else "/ready" if arguments.ready else "/health"
     url = base_url(arguments.url) + path
-    problem = check_health(url, timeout_s=arguments.timeout)
+    problem = check_health(url, timeout_s=arguments.timeout, opener=opener_of(arguments.url))
     if problem is None:
         print(f"{url}: ok")
         return 0
@@ -34,11 +35,26 @@ def run(arguments: argparse.Namespace) -> int:
     return 1
 
 
-def check_health(url: str, *, timeout_s: float) -> str | None:
+def opener_of(given: str | None) -> urllib.request.OpenerDirector:
+    """Return what opens URLs of the server that `--url` names, None: of this environment's server.
+
+    The latter is known by its own certificate (JAXSERVE_SSL_CERTFILE), which need not name 127.0.0.1. Others are checked
+    with the system's authorities, or those of SSL_CERT_FILE.
+    """
+    direct = urllib.request.ProxyHandler({})  # http_proxy must not catch localhost
+    certificate = None if given is not None else own_certificate()
+    if certificate is None:
+        return urllib.request.build_opener(direct)
+    context = ssl.create_default_context(cafile=certificate)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the file may have no authority
+    return urllib.request.build_opener(direct, urllib.request.HTTPSHandler(context=context))
+
+
+def check_health(url: str, *, timeout_s: float, opener: urllib.request.OpenerDirector | None = None) -> str | None:
     """Return None if `url` answers 200, else the reason in a few words."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # http_proxy must not catch localhost
     try:
-        with opener.open(url, timeout=timeout_s) as response:
+        with (opener or opener_of(url)).open(url, timeout=timeout_s) as response:
             return None if response.status == 200 else f"answered {response.status}"
     except urllib.error.HTTPError as error:
         error.close()

@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from jaxserve.cli.health import check_health
+from jaxserve.cli.health import check_health, opener_of
 from jaxserve.runtime.environment import base_url, environment_api_key
 
 
@@ -23,21 +23,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the state; returns 0 if the server serves requests, else 1."""
-    url = base_url(arguments.url)
-    problem = check_health(f"{url}/live", timeout_s=arguments.timeout)
+    url, opener = base_url(arguments.url), opener_of(arguments.url)
+    problem = check_health(f"{url}/live", timeout_s=arguments.timeout, opener=opener)
     if problem is not None:
         print(f"{url}: {problem}. Start one with `jaxserve serve`.", file=sys.stderr)
         return 1
     key = arguments.api_key or environment_api_key()
     try:
-        state = _get(f"{url}/ui/state", key, arguments.timeout)
-        models = _get(f"{url}/v1/models", key, arguments.timeout)
+        state = _get(opener, f"{url}/ui/state", key, arguments.timeout)
+        models = _get(opener, f"{url}/v1/models", key, arguments.timeout)
     except urllib.error.HTTPError as error:
         hint = {401: "give the key with --api-key or JAXSERVE_API_KEY", 404: "the server runs with --no-ui"}
         print(f"{url}: answered {error.code}; {hint.get(error.code, 'try again')}", file=sys.stderr)
         error.close()
         return 1
-    unhealthy = check_health(f"{url}/health", timeout_s=arguments.timeout)
+    unhealthy = check_health(f"{url}/health", timeout_s=arguments.timeout, opener=opener)
     print("\n".join(status_lines(url, state, [str(one["id"]) for one in models["data"]], unhealthy)))
     return 0 if unhealthy is None else 1
 
@@ -77,8 +77,7 @@ def _mean(total: Mapping[str, float]) -> str:
     return f"{1000 * total['seconds'] / total['count']:.1f} ms" if total["count"] else "-"
 
 
-def _get(url: str, key: str | None, timeout_s: float) -> Any:
+def _get(opener: urllib.request.OpenerDirector, url: str, key: str | None, timeout_s: float) -> Any:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # http_proxy must not catch localhost
     with opener.open(urllib.request.Request(url, headers=headers), timeout=timeout_s) as response:
         return json.load(response)

@@ -164,7 +164,9 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     headers = request.headers
     tenant = state.keys.check(headers.get("Authorization"), headers.get("X-Api-Key", headers.get("Api-Key")))
-    _check_page(request)
+    if state.is_local and state.keys.is_open:
+        _check_host(request)
+        _check_page(request)
     is_operator = state.allows_commands or (tenant is not None and tenant.record.is_operator)
     if resource in request.app[_COMMANDS] and not is_operator:
         raise OperatorError(
@@ -179,13 +181,25 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
 
 
+def _check_host(request: web.Request) -> None:
+    """Raise OriginError for a name in `Host` that is not this host's own, on a server without keys on a loopback address.
+
+    A web page reads replies of a server that has the page's name, and its owner can let that name resolve to 127.0.0.1.
+    """
+    host = request.headers.get("Host")
+    if host is not None and not is_local_page(f"http://{host}"):
+        raise OriginError(
+            f"This server has no API key, so it answers as localhost only, not as {host[:200]!r} (--api-key, --behind-proxy)."
+        )
+
+
 def _check_page(request: web.Request) -> None:
     """Raise OriginError for web pages of other hosts that write to a server without keys on a loopback address.
 
-    Browsers send such requests without asking if they have no body, or if a name of the page's host resolves to this one.
+    Browsers send such requests without asking if they have no body.
     """
     state, origin = request.app[STATE], request.headers.get("Origin")
-    if origin is None or request.method in ("GET", "HEAD") or not (state.is_local and state.keys.is_open):
+    if origin is None or request.method in ("GET", "HEAD"):
         return
     if not is_local_page(origin) and not state.cors.headers(request.headers):
         raise OriginError(

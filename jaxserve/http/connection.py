@@ -92,9 +92,12 @@ class Connection(RequestHandler):
     def release(self) -> socket.socket | None:
         """Return the socket, and forget the connection here, if it waits for a request; None if it does not.
 
-        Bytes that arrive from now on stay in the kernel for the next process that reads from the socket.
+        Bytes that arrive from now on stay in the kernel for the next process that reads from the socket. A connection with
+        TLS stays: its keys are in this process.
         """
         transport = self.transport
+        if transport is not None and transport.get_extra_info("ssl_object") is not None:
+            return None
         is_idle = self._waiter is not None and not self._waiter.done() and not self._messages and not self._has_input
         if transport is None or transport.is_closing() or not is_idle or transport.get_write_buffer_size():
             return None

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final, cast
 
@@ -25,6 +26,8 @@ NUM_SURPLUS: Final = 64
 """Number of connections beyond the limit that get an error reply and carry probes; further ones are closed."""
 _SILENT_S: Final = 10.0
 """Time between two lines in the log about connections beyond the limit."""
+HANDSHAKE_TIMEOUT_S: Final = 10.0
+"""Time that a new connection may take until TLS is agreed upon."""
 CLOSE_TIMEOUT_S = 1.0
 """Time that open handlers may run once the listener closes; draining has happened before."""
 
@@ -130,10 +133,17 @@ class _ConnectionLimiter:
 class HttpServer:
     """Accepts connections on listening sockets that other processes may share, and owns those that are open."""
 
-    def __init__(self, server: web.Server, limiter: _ConnectionLimiter, listeners: Sequence[socket.socket]) -> None:
+    def __init__(
+        self,
+        server: web.Server,
+        limiter: _ConnectionLimiter,
+        listeners: Sequence[socket.socket],
+        tls: ssl.SSLContext | None,
+    ) -> None:
         self._server = server
         self._limiter = limiter
         self._listeners = listeners
+        self._tls = tls
         self._accepting: list[asyncio.Server] = []
 
     @property
@@ -146,7 +156,20 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
             own = listener.dup()  # asyncio closes it when it stops to accept
-            self._accepting.append(await loop.create_server(self._limiter, sock=own, backlog=BACKLOG))
+            tls = {} if self._tls is None or listener.family == socket.AF_UNIX else self._handshake(self._tls)
+            self._accepting.append(await loop.create_server(self._limiter, sock=own, backlog=BACKLOG, **tls))
+
+    async def replace_tls(self, tls: ssl.SSLContext) -> None:
+        """Use another certificate for the connections that come from now on."""
+        self._tls = tls
+        accepting, self._accepting = self._accepting, []
+        if accepting:
+            await self.start_accepting()
+        for server in accepting:
+            server.close()
+
+    def _handshake(self, tls: ssl.SSLContext) -> dict[str, Any]:
+        return {"ssl": tls, "ssl_handshake_timeout": HANDSHAKE_TIMEOUT_S, "ssl_shutdown_timeout": CLOSE_TIMEOUT_S}
 
     def stop_accepting(self) -> None:
         """Leave new connections in the kernel's queues, and tell the clients of open ones to close them."""
@@ -186,10 +209,12 @@ async def listening(
     max_connections: int,
     on_surplus: Callable[[], None] = lambda: None,
     is_accepting: bool = True,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[HttpServer]:
     """Serve `app` on `listeners` inside the block; a client that leaves cancels its handler.
 
     on_surplus: called for each connection beyond `max_connections`. is_accepting: False: not before `start_accepting`.
+    tls: for all but Unix sockets; None: plain HTTP.
     """
     limiter: _ConnectionLimiter | None = None
 
@@ -204,7 +229,7 @@ async def listening(
     await runner.setup()
     assert runner.server is not None, "setup makes the server"
     limiter = _ConnectionLimiter(runner.server, config, max_connections, on_surplus)
-    server = HttpServer(runner.server, limiter, listeners)
+    server = HttpServer(runner.server, limiter, listeners, tls)
     if is_accepting:
         await server.start_accepting()
     try:

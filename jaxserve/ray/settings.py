@@ -14,8 +14,8 @@ from jaxserve.runtime.settings import BY_NAME, closest
 
 _FIXED: Final = {"host": "127.0.0.1", "port": 0, "publish_pages": True, "behind_proxy": True}
 """Settings of a replica's server that the application decides."""
-_OURS: Final = ("api_processes",)
-"""Settings that replicas on Ray do not have: a replica has one API process."""
+_OURS: Final = ("api_processes", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
+"""Settings that replicas on Ray do not have: a replica has one API process, and Ray Serve's proxies answer on the port."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

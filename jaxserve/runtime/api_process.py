@@ -8,7 +8,7 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -35,6 +35,7 @@ from jaxserve.http.listener import HttpServer, listening
 from jaxserve.http.operations.startup import StartupLog, total_seconds
 from jaxserve.http.operator_socket import OperatorSocket, operator_socket
 from jaxserve.http.state import ServerState
+from jaxserve.http.tls import file_changes, tls_context
 from jaxserve.http.transfer import receiving
 from jaxserve.ipc.address import folder_of
 from jaxserve.ipc.messages import ModelInfo, StartupProgress
@@ -66,6 +67,8 @@ class ApiProcess:
     http: HttpServer
     keys: KeyRing
     operators: OperatorSocket | None
+    rereads_certificate: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set to have certificate and authorities read again."""
 
     @property
     def client(self) -> EngineClient:
@@ -80,7 +83,29 @@ class ApiProcess:
         if not self.client.engines.connections:
             self.startup.begin_again()
 
-    def reload_keys(self) -> None:
+    def reload(self) -> None:
+        """Read the API keys, the certificate and its authorities again."""
+        self._reload_keys()
+        self.rereads_certificate.set()
+
+    async def follow_certificate(self) -> None:
+        """Read certificate and authorities again each time that one of their files changes, and on `reload`."""
+        if self.config.tls.ssl_certfile is not None:
+            async for _ in file_changes(self.config.tls, self.rereads_certificate):
+                await self._reload_certificate()
+
+    async def _reload_certificate(self) -> None:
+        """Use the certificate for new connections. The old one stays if the files cannot be read, or do not fit together."""
+        try:
+            context = tls_context(self.config.tls)
+        except ConfigError as error:
+            _log.error("the certificate is not read again: %s", error)
+            return
+        if context is not None:
+            await self.http.replace_tls(context)
+            _log.info("new connections get the certificate that %s has now", self.config.tls.ssl_certfile)
+
+    def _reload_keys(self) -> None:
         """Read the API keys again. The old ones stay if that fails, or if there were none."""
         try:
             records = key_records(self.config.server)
@@ -172,6 +197,7 @@ async def serving_api(
             max_connections=peers.share_of(config.server.max_connections),
             on_surplus=partial(frontend.metrics.inc, "surplus_connections"),
             is_accepting=not (is_successor or is_replacement),
+            tls=tls_context(config.tls),
         )
         async with (
             contextlib.aclosing(frontend.grammars),
@@ -184,7 +210,9 @@ async def serving_api(
             if is_successor:
                 receiver = receiver_path(folder_of(address), index)
                 await receivers.enter_async_context(receiving(receiver, http_server.adopt))
-            yield ApiProcess(config, frontend, startup, http_server, state.keys, operators)
+            api = ApiProcess(config, frontend, startup, http_server, state.keys, operators)
+            async with running(api.follow_certificate()):
+                yield api
 
 
 def _server_state(frontend: Frontend, config: Config, peers: PeerProcesses, startup: StartupLog) -> ServerState:
@@ -328,10 +356,10 @@ def _read_records(source: str, text: str) -> list[KeyRecord]:
     if len(set(names)) < len(names):
         raise ConfigError(f"{source}: two keys have the same name")
     for record in records:
-        for field in ("max_concurrent_requests", "requests_per_minute", "tokens_per_minute"):
-            limit = getattr(record, field)
+        for name in ("max_concurrent_requests", "requests_per_minute", "tokens_per_minute"):
+            limit = getattr(record, name)
             if limit is not None and limit < 1:
-                raise ConfigError(f"{source}: {field} of {record.name!r} must be at least 1, got {limit}")
+                raise ConfigError(f"{source}: {name} of {record.name!r} must be at least 1, got {limit}")
     return records
 
 

@@ -177,7 +177,7 @@ class ApiWorkers:
                 worker.process.send_signal(number)
 
     def reload(self) -> None:
-        """Let all read the API keys again."""
+        """Let all read the API keys and the certificate again."""
         for worker in self._workers:
             if not worker.has_ended:
                 worker.process.send_signal(signal.SIGHUP)
@@ -264,7 +264,7 @@ async def serve(listeners: Sequence[socket.socket]) -> int:
     async with _stdin() as orders:
         spec = msgspec.json.decode(await orders.readline(), type=ApiWorkerSpec)
         configure_logging(spec.config.server.log_level, spec.config.server.log_format)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there are keys to read again
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
         stop = StopSignals()
         with stop.caught():
             tokenizer = await in_thread(lambda: tokenizer_of(spec.config, Path(spec.model_path)))
@@ -283,7 +283,7 @@ async def serve(listeners: Sequence[socket.socket]) -> int:
 async def _serve_until_end(
     api: ApiProcess, engines: Sequence[str | None], orders: asyncio.StreamReader, stop: StopSignals
 ) -> int:
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, api.reload_keys)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, api.reload)
     worker = _Worker(api, Departure(api))
     async with (
         running(worker.follow_orders(engines, orders)) as engine_end,

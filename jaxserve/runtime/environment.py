@@ -182,8 +182,14 @@ def server_url(environ: Mapping[str, str]) -> str:
     values = environment_values(environ)
     host = values.get("host") or BY_NAME["host"].default
     port = values.get("port") or BY_NAME["port"].default
+    scheme = "https" if values.get("ssl_certfile") else "http"
     local = "127.0.0.1" if host in ("0.0.0.0", "::") else str(host)
-    return f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"
+    return f"{scheme}://[{local}]:{port}" if ":" in local else f"{scheme}://{local}:{port}"
+
+
+def own_certificate() -> str | None:
+    """Return the certificate of this environment's server (JAXSERVE_SSL_CERTFILE)."""
+    return os.environ.get(BY_NAME["ssl_certfile"].variable) or None
 
 
 def environment_api_key() -> str | None:

@@ -154,7 +154,9 @@ class _Server:
         with own_address(self.config.server.uds_dir) as address, stop.caught():
             async with serving_api(self.config, address, own, 0, self.display.show, is_successor=is_successor) as api:
                 api.startup.own.add("server", process_start_s())
-                if self.config.server.api_key_file is not None:  # else the end of the terminal ends the server
+                if (
+                    self.config.server.api_key_file or self.config.tls.ssl_certfile
+                ):  # else the end of the terminal ends the server
                     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload, api)
                 return await self._serve_until_end(api, address, stop)
 
@@ -248,8 +250,8 @@ class _Server:
             await self.workers.switch_engine(replica, address)
 
     def _reload(self, api: ApiProcess) -> None:
-        """Read the API keys again, here and in the other API processes."""
-        api.reload_keys()
+        """Read API keys and certificate again, here and in the other API processes."""
+        api.reload()
         if self.workers is not None:
             self.workers.reload()
 
@@ -261,7 +263,8 @@ class _Server:
         """Print the URL and a command to paste, in one line."""
         host, port = self.listeners[0].getsockname()[:2]
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if self.config.tls.ssl_certfile is None else "https"
+        url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         key = ' -H "Authorization: Bearer $JAXSERVE_API_KEY"' if api_keys(self.config.server) else ""
         prompt: Any
         if model_info.embedding is not None:

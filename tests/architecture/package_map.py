@@ -16,6 +16,7 @@ SHARED = frozenset(
         "config_cache",
         "config_devices",
         "config_option",
+        "config_tls",
         "errors",
         "host_settings",
         "log",

@@ -126,7 +126,7 @@ def launched(command: list[str], folder: Path = ROOT, python_path: str = SOURCES
 
 def await_ready(server: Server, timeout_s: float = START_TIMEOUT_S) -> None:
     """Wait for the announcement, which names the port."""
-    ready = re.compile(r"jaxserve is ready at http://[^ ]*:(\d+) ")
+    ready = re.compile(r"jaxserve is ready at https?://[^ ]*:(\d+) ")
     until(lambda: server.process.poll() is not None or ready.search(server.output), "not ready", timeout_s)
     match = ready.search(server.output)
     assert match, server.output

@@ -1,4 +1,4 @@
-"""What `make release` decides before and after it builds: `.ci/release.py`."""
+"""Decisions of `make release` (`.ci/release.py`): its version, and the platform of its wheel."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from jaxserve.errors import JaxserveError
 from jaxserve.tools.bench.startup import stop_process
 
 STOP_TIMEOUT_S = 30.0
-_READY = re.compile(rb"jaxserve is ready at (http://\S+)")
+_READY = re.compile(rb"jaxserve is ready at (https?://\S+)")
 
 
 class ServerEndedError(JaxserveError):

@@ -385,6 +385,26 @@ async def test_a_refused_preflight_names_the_flag(api: Api) -> None:
     assert "--cors-allowed-origins http://localhost:3000" in error["message"]
 
 
+async def test_a_local_server_without_keys_has_no_other_name(tokenizer: Tokenizer) -> None:
+    """A page whose name resolves to 127.0.0.1 could read every reply."""
+    async with running_api(tokenizer, is_local=True) as api:
+        for name, status in (
+            ("evil.example:8000", 403),
+            ("localhost:8000", 200),
+            ("[::1]:8000", 200),
+            ("127.0.0.1", 200),
+        ):
+            async with api.http.get("/v1/models", headers={"Host": name}) as response:
+                assert response.status == status, name
+        async with api.http.get("/health", headers={"Host": "evil.example"}) as response:
+            assert response.status == 200, "probes may use any name"
+    for options in ({"api_key": "secret", "is_local": True}, {"is_local": False}):
+        async with running_api(tokenizer, **options) as api:  # type: ignore[arg-type]
+            headers = {"Host": "gpu-7.example", "Authorization": "Bearer secret"}
+            async with api.http.get("/v1/models", headers=headers) as response:
+                assert response.status == 200
+
+
 async def test_the_header_of_azure_carries_the_key(tokenizer: Tokenizer) -> None:
     async with running_api(tokenizer, api_key="secret") as api:
         for value, status in (("secret", 200), ("wrong", 401)):
