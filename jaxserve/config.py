@@ -136,7 +136,8 @@ class SchedulerConfig:
     scheduling_policy: SchedulingPolicy = option(
         "fair",
         help="order of prompts; fcfs: first come, first served, requests with a priority get 400; priority: lowest "
-        "`priority` first, then arrival; fair: like priority, but half of each step goes to the shortest prompts",
+        "`priority` first, then arrival; fair: like priority, but API keys take turns, and half of each step goes to the "
+        "shortest prompts",
     )
     overlap: bool = option(True, help="dispatch the next step before the results of the last one are read")
     max_burst_ms: float = option(

@@ -142,10 +142,18 @@ async def vectors_of(
     if (tenant := TENANT.get()) is not None:
         tenant.check_priority(priority)
         tenant.use(sum(map(len, texts)), 0)
+    key_name = "" if tenant is None else tenant.record.name
     request_id = f"{HTTP_REQUEST_ID.get()}:{uuid.uuid4().hex[:12]}"
     starts = text_pair_starts or [None] * len(texts)
     requests = [
-        AddRequest(RequestId(f"{request_id}-{i}"), ids, EngineSamplingParams(), priority, text_pair_start=start)
+        AddRequest(
+            RequestId(f"{request_id}-{i}"),
+            ids,
+            EngineSamplingParams(),
+            priority,
+            text_pair_start=start,
+            key_name=key_name,
+        )
         for i, (ids, start) in enumerate(zip(texts, starts, strict=True))
     ]
     window = min(len(requests), frontend.client.admission.max_sequences, 2 * model_info.max_num_seqs)

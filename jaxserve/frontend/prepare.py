@@ -61,6 +61,7 @@ async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHand
                 grammar,
                 adapter=adapter,
                 prediction_token_ids=encoded.prediction,
+                key_name="" if tenant is None else tenant.record.name,
             )
             choices.append(ChoiceStream(len(choices), add, options, frontend.metrics))
     frontend.metrics.observe("request_params_n", request.n)

@@ -102,6 +102,8 @@ class AddRequest(Message, frozen=True):
     """Number of the adapter; 0: none."""
     prediction_token_ids: list[int] = []
     """The client's prediction of the reply; drafts are taken from it."""
+    key_name: str = ""
+    """Name of the API key, between which the policy `fair` shares the engine; empty: the key has none, or there is none."""
 
 
 class Abort(Message, frozen=True):

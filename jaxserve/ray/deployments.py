@@ -20,6 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from jaxserve.checkpoint.source import resolve
 from jaxserve.errors import ConfigError
 from jaxserve.frontend.tokenization import NUM_THREADS, Tokenization
+from jaxserve.http.api_keys import api_keys
 from jaxserve.http.app import collect_routes
 from jaxserve.http.operations.schema import RoutingState
 from jaxserve.ray.relay import Relay
@@ -28,7 +29,6 @@ from jaxserve.ray.route_key import NO_PROMPT, RouteKeys
 from jaxserve.ray.server_process import ServerProcess, serve_command
 from jaxserve.ray.settings import AppSettings, RaySettings, read_arguments
 from jaxserve.ray.wire import HOP_HEADERS, ReplyHead, ReplyPart, WireRequest
-from jaxserve.runtime.api_process import api_keys
 
 _log = logging.getLogger(__name__)
 

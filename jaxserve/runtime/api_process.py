@@ -14,8 +14,6 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from jaxserve.apis.responses.service import ResponseService
 from jaxserve.config import Config, ServerConfig
 from jaxserve.errors import ConfigError
@@ -29,6 +27,7 @@ from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.frontend.sampling import SeedStream
 from jaxserve.frontend.tokenization import Tokenization, tokenization
 from jaxserve.http.access import CorsPolicy, KeyRing
+from jaxserve.http.api_keys import has_several_names, key_records, make_tenants
 from jaxserve.http.app import make_app
 from jaxserve.http.body_budget import BodyBudget
 from jaxserve.http.listener import HttpServer, listening
@@ -114,6 +113,7 @@ class ApiProcess:
             return
         if records:
             self.keys.replace(self._tenants(records))
+            self.client.admission.has_several_keys = has_several_names(records)
             _log.info("%d API keys are accepted from now on", len(records))
 
     def _tenants(self, records: Sequence[KeyRecord]) -> list[Tenant]:
@@ -219,6 +219,7 @@ def _server_state(frontend: Frontend, config: Config, peers: PeerProcesses, star
     """Return the state of the HTTP side. Raises ConfigError for keys that cannot be read."""
     server = config.server
     records = key_records(server)
+    frontend.client.admission.has_several_keys = has_several_names(records)
     return ServerState(
         frontend=frontend,
         keys=KeyRing(tenants=make_tenants(records, config, frontend.metrics)),
@@ -238,11 +239,6 @@ def _server_state(frontend: Frontend, config: Config, peers: PeerProcesses, star
         keep_alive_s=server.sse_keep_alive,
         startup=startup,
     )
-
-
-def make_tenants(records: Sequence[KeyRecord], config: Config, metrics: Metrics) -> list[Tenant]:
-    """Return the tenants of keys, in one of the config's API processes."""
-    return [Tenant(record, metrics, config.server.api_processes) for record in records]
 
 
 def receiver_path(folder: Path, index: int) -> Path:
@@ -313,56 +309,6 @@ def tokenizer_of(config: Config, path: Path) -> Tokenizer:
     return load_tokenizer(path, chat_template=Path(template) if template is not None else None)
 
 
-def api_keys(server: ServerConfig) -> list[str]:
-    """Return the keys of `key_records`."""
-    return [record.key for record in key_records(server)]
-
-
-def key_records(server: ServerConfig) -> list[KeyRecord]:
-    """Return the keys of `--api-key` and `--api-key-file`; an empty list if neither is set: the API is open.
-
-    Raises ConfigError if one is set but holds no key, so that a mistake never opens the server.
-    """
-    records = []
-    if server.api_key is not None:
-        records += [KeyRecord(key=key) for key in _required("--api-key", server.api_key.split(","))]
-    if server.api_key_file is not None:
-        source = f"--api-key-file {server.api_key_file}"
-        try:
-            text = Path(server.api_key_file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{source}: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
-        if Path(server.api_key_file).suffix in (".yaml", ".yml", ".json"):
-            records += _read_records(source, text)
-        else:
-            lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-            records += [KeyRecord(key=key) for key in _required(source, lines)]
-    return records
-
-
-def _read_records(source: str, text: str) -> list[KeyRecord]:
-    """Return the records of a list in YAML, of which JSON is a part. No message repeats a key. Raises ConfigError."""
-    import yaml  # only a server with such a file pays for it
-
-    try:
-        records = msgspec.convert(yaml.safe_load(text), list[KeyRecord])
-    except yaml.YAMLError:
-        raise ConfigError(f"{source}: not YAML") from None
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{source}: {error}") from None
-    names = [record.name for record in records]
-    if not records or not all(record.key.strip() and record.name.strip() for record in records):
-        raise ConfigError(f"{source}: expected a list of records, each with `key` and `name`")
-    if len(set(names)) < len(names):
-        raise ConfigError(f"{source}: two keys have the same name")
-    for record in records:
-        for name in ("max_concurrent_requests", "requests_per_minute", "tokens_per_minute"):
-            limit = getattr(record, name)
-            if limit is not None and limit < 1:
-                raise ConfigError(f"{source}: {name} of {record.name!r} must be at least 1, got {limit}")
-    return records
-
-
 def is_local(server: ServerConfig) -> bool:
     """Return True if requests come from this host only."""
     return is_loopback(server.host) and not server.behind_proxy
@@ -387,10 +333,3 @@ async def _watch_loop(frontend: Frontend, http: HttpServer, bodies: BodyBudget) 
         metrics.set("body_bytes", bodies.num_bytes)
         metrics.set("queued_prompt_tokens", client.engines.num_waiting_tokens)
         metrics.set("request_capacity", client.admission.max_sequences if client.is_ready else 0)
-
-
-def _required(source: str, texts: list[str]) -> list[str]:
-    keys = [text.strip() for text in texts if text.strip()]
-    if not keys:
-        raise ConfigError(f"{source}: holds no key")
-    return keys

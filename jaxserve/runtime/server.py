@@ -30,6 +30,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
+from jaxserve.http.api_keys import api_keys
 from jaxserve.http.listener import bind_sockets
 from jaxserve.http.operations.startup import startup_table
 from jaxserve.ipc.address import folder_of, own_address
@@ -39,7 +40,6 @@ from jaxserve.ipc.report import process_start_s
 from jaxserve.log import configure_logging, line_of
 from jaxserve.runtime.api_process import (
     ApiProcess,
-    api_keys,
     install,
     is_loopback,
     model_names,

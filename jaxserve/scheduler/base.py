@@ -13,6 +13,7 @@ from jaxserve.errors import InvalidRequestError, RequestError
 from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.scheduler.admission import Admission, EmbedAdmission, error_info
+from jaxserve.scheduler.fair_keys import FairKeys, Rank
 from jaxserve.scheduler.isolation import Isolation
 from jaxserve.scheduler.plan import Plan, Result
 from jaxserve.types import FinishReason, RequestId
@@ -28,7 +29,7 @@ class Ranked(Protocol):
     def request_id(self) -> RequestId: ...
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def rank(self) -> Rank:
         """Priority, then order of arrival: the lowest goes first. Unique."""
         ...
 
@@ -41,7 +42,11 @@ T = TypeVar("T", bound=Result)
 class BaseScheduler(ABC, Generic[R, P, T]):
     """Turns requests `R` into plans `P`, and results `T` into outputs."""
 
-    def __init__(self, admission: Admission | EmbedAdmission, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, admission: Admission | EmbedAdmission, clock: Callable[[], float], fair_keys: FairKeys | None
+    ) -> None:
+        """fair_keys: shares the engine between API keys; None: requests go in order of arrival."""
+        self._fair_keys = fair_keys
         self.stats = EngineStats()
         """The numbers since the last `take_stats`; the engine counts its steps here too."""
         self._admission = admission
@@ -77,7 +82,12 @@ class BaseScheduler(ABC, Generic[R, P, T]):
             error = self._admission.rejection(message, len(self.requests))
         if error is not None:
             return error_info(error)
-        self.requests[message.request_id] = self._queue(message, (message.priority, self._num_arrivals))
+        tag = 0
+        if self._fair_keys is not None:
+            self._fair_keys.set_time(self.waiting[0] if self.waiting else None)
+            max_output = message.sampling.max_tokens
+            tag = self._fair_keys.tag(message.key_name, len(message.prompt_token_ids), max_output)
+        self.requests[message.request_id] = self._queue(message, (message.priority, tag, self._num_arrivals))
         self._num_arrivals += 1
         return None
 
@@ -135,7 +145,7 @@ class BaseScheduler(ABC, Generic[R, P, T]):
         return stats
 
     @abstractmethod
-    def _queue(self, message: AddRequest, rank: tuple[int, int]) -> R:
+    def _queue(self, message: AddRequest, rank: Rank) -> R:
         """Return the new request, which waits from now on."""
 
     @abstractmethod

@@ -25,6 +25,7 @@ from typing import Final
 from jaxserve.kv.manager import KVManager
 from jaxserve.scheduler.base import by_rank, discard
 from jaxserve.scheduler.constrained import ConstrainedDecoding
+from jaxserve.scheduler.fair_keys import FairKeys
 from jaxserve.scheduler.limits import StepLimits
 from jaxserve.scheduler.request import Request
 from jaxserve.scheduler.resources import Resources
@@ -75,8 +76,10 @@ class PrefillBudget:
         constrained: ConstrainedDecoding,
         clock: Callable[[], float],
         shortest_first: ShortestFirst | None,
+        fair_keys: FairKeys | None,
     ) -> None:
-        """shortest_first: the waiting requests by length, for the policy `fair`; None for the others."""
+        """shortest_first: the waiting requests by length, fair_keys: the turns of API keys, for the policy `fair`; None for the others."""
+        self._fair_keys = fair_keys
         self._limits = limits
         self._resources = resources
         self._constrained = constrained
@@ -123,6 +126,8 @@ class PrefillBudget:
         for request in merge(prefilling, step.waiting[: self._limits.max_rows], key=by_rank):
             if step.num_left <= budget_after:
                 break
+            if self._is_row_kept(step, request):
+                continue
             if request.slot is None and (blocked or not may_start or not self._start(step, request)):
                 blocked = blocked or request
                 continue
@@ -144,6 +149,8 @@ class PrefillBudget:
         for _, request in merge(sorted(prefilling, key=_length), shortest, key=_length):
             if not step.num_left:
                 break
+            if self._is_row_kept(step, request):
+                continue
             if request.slot is None:
                 if not may_start or (blocked is not None and not self._may_overtake(request, blocked)):
                     continue
@@ -158,6 +165,12 @@ class PrefillBudget:
     def _may_overtake(self, request: Request, blocked: Request) -> bool:
         is_due = blocked.num_preemptions > 0 or self._num_overtakers >= self._limits.max_rows
         return request is blocked or (request.rank[0] <= blocked.rank[0] and not is_due)
+
+    def _is_row_kept(self, step: _Step, request: Request) -> bool:
+        """Return True if a waiting request may not have the row that is left, which is for other API keys."""
+        if request.slot is not None or self._fair_keys is None:
+            return False
+        return self._fair_keys.keeps_row(request, step.running, self._limits.max_rows)
 
     def _start(self, step: _Step, request: Request) -> bool:
         """Start a waiting request if it gets a row and pages. The cache is asked now: it may have more pages."""
@@ -203,7 +216,7 @@ class _Step:
 
 
 def length_of(request: Request, num_missing: int) -> Length:
-    priority, arrival = request.rank
+    priority, _, arrival = request.rank
     return priority, num_missing, arrival
 
 

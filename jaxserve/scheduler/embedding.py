@@ -18,6 +18,7 @@ from jaxserve.config import SchedulerConfig
 from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput
 from jaxserve.scheduler.admission import EmbedAdmission
 from jaxserve.scheduler.base import BaseScheduler, by_rank
+from jaxserve.scheduler.fair_keys import FairKeys, Rank
 from jaxserve.scheduler.isolation import Isolation
 from jaxserve.scheduler.plan import Buckets, EmbedPlan, EmbedResult
 from jaxserve.types import FinishReason, RequestId
@@ -31,7 +32,7 @@ class _Text:
     token_ids: np.ndarray  # int32
     text_pair_start: int
     """The first token of a pair's second text; the number of tokens if there is none."""
-    rank: tuple[int, int]
+    rank: Rank
     arrival_s: float
     queue_seconds: float = 0.0
 
@@ -51,7 +52,8 @@ class EmbedScheduler(BaseScheduler[_Text, EmbedPlan, EmbedResult]):
         self._max_tokens = max(buckets.mixed)
         max_requests = buckets.max_num_seqs + config.max_queued_requests
         longest = min(max_model_len, self._max_tokens)
-        super().__init__(EmbedAdmission(longest, vocab_size, max_requests, config.has_priorities), clock)
+        fair_keys = FairKeys() if config.scheduling_policy == "fair" else None
+        super().__init__(EmbedAdmission(longest, vocab_size, max_requests, config.has_priorities), clock, fair_keys)
         self._isolation = Isolation(self._enqueue, lambda text: 0)  # a text that has a vector has ended
 
     def schedule(self) -> EmbedPlan | None:
@@ -97,7 +99,7 @@ class EmbedScheduler(BaseScheduler[_Text, EmbedPlan, EmbedResult]):
                 )
         return outputs
 
-    def _queue(self, message: AddRequest, rank: tuple[int, int]) -> _Text:
+    def _queue(self, message: AddRequest, rank: Rank) -> _Text:
         token_ids = np.asarray(message.prompt_token_ids, np.int32)
         start = len(token_ids) if message.text_pair_start is None else message.text_pair_start
         text = _Text(message.request_id, token_ids, start, rank, self._clock())

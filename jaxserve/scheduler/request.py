@@ -10,6 +10,7 @@ import numpy as np
 from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput, TokenLogprobs
 from jaxserve.kv.block_table import BlockTable
 from jaxserve.sampling.params import SlotInit, device_row, needs_state
+from jaxserve.scheduler.fair_keys import Rank
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, NO_TARGET, UNREAD_TOKEN, StepPlan, StepResult
 from jaxserve.scheduler.prompt_lookup import DraftState
 from jaxserve.types import FinishReason, place_of
@@ -73,6 +74,7 @@ class Request:
         "finish_reason",
         "grammar",
         "is_plain",
+        "key_name",
         "length_limit",
         "needs_state",
         "num_cached_tokens",
@@ -100,7 +102,7 @@ class Request:
         message: AddRequest,
         table: BlockTable,
         max_output_tokens: int,
-        rank: tuple[int, int],
+        rank: Rank,
         arrival_s: float,
         eos_token_ids: frozenset[int],
         grammar: GrammarState | None,
@@ -123,7 +125,7 @@ class Request:
         """True if the request has no grammar and wants no log-probabilities."""
         self.table = table
         self.rank = rank
-        """Priority, then order of arrival: the lowest goes first. Unique."""
+        self.key_name = message.key_name
         self.num_prompt_tokens = len(message.prompt_token_ids)
         self.length_limit = self.num_prompt_tokens + max_output_tokens
         self.num_tokens = self.num_prompt_tokens

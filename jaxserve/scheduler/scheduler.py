@@ -52,6 +52,7 @@ from jaxserve.scheduler.base import BaseScheduler, by_rank
 from jaxserve.scheduler.budget import PrefillBudget, ShortestFirst
 from jaxserve.scheduler.constrained import ConstrainedDecoding, Grammars
 from jaxserve.scheduler.drafting import Drafter, by_request, confirmed, with_drafts
+from jaxserve.scheduler.fair_keys import FairKeys, Rank
 from jaxserve.scheduler.isolation import Isolation
 from jaxserve.scheduler.limits import StepLimits
 from jaxserve.scheduler.multi_step import MultiStepPolicy
@@ -96,12 +97,15 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
             has_grammars=grammars is not None,
             has_priorities=config.has_priorities,
         )
-        super().__init__(admission, clock)
+        is_fair = config.scheduling_policy == "fair"
+        super().__init__(admission, clock, FairKeys() if is_fair else None)
         self._max_output_tokens = admission.max_output_tokens
         self._resources = Resources(kv, buckets.max_num_seqs)
         self._constrained = ConstrainedDecoding(grammars)
-        self._shortest_first = ShortestFirst(kv) if config.scheduling_policy == "fair" else None
-        self._budget = PrefillBudget(self._limits, self._resources, self._constrained, clock, self._shortest_first)
+        self._shortest_first = ShortestFirst(kv) if is_fair else None
+        self._budget = PrefillBudget(
+            self._limits, self._resources, self._constrained, clock, self._shortest_first, self._fair_keys
+        )
         self._drafter = Drafter(config.num_speculative_tokens, self._limits, kv)
         self._multi_step = MultiStepPolicy(buckets, config.max_burst_ms / 1000, kv)
         self._prefetch = Prefetch(kv, tiers)
@@ -218,7 +222,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         self._prefetch.add_stats(stats)
         return stats
 
-    def _queue(self, message: AddRequest, rank: tuple[int, int]) -> Request:
+    def _queue(self, message: AddRequest, rank: Rank) -> Request:
         if not self.requests:
             self._limits.restore()
         request = Request(
@@ -312,6 +316,8 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         super()._remove(request)
         if self._shortest_first is not None:
             self._shortest_first.remove(request)
+        if self._fair_keys is not None:
+            self._fair_keys.end(request.key_name, request.num_tokens - request.num_prompt_tokens)
         self._constrained.remove(request)
         self._prefetch.forget(request)
         self._resources.finish(request)

@@ -32,6 +32,7 @@ def test_every_purpose_has_its_lock() -> None:
         "jax-0.11",
         "model",
         "ray",
+        "release",
         "test-models",
         "tpu",
     }

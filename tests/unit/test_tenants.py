@@ -10,8 +10,8 @@ import pytest
 
 from jaxserve.config import ServerConfig
 from jaxserve.errors import ConfigError, InvalidRequestError, RateLimitError
+from jaxserve.http.api_keys import key_records
 from jaxserve.metrics import Metrics
-from jaxserve.runtime.api_process import key_records
 from jaxserve.tenants import KeyRecord, Tenant
 
 

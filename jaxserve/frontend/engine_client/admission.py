@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from jaxserve.errors import RateLimitError
 from jaxserve.ipc.messages import AddRequest
 from jaxserve.metrics import Metrics
+from jaxserve.tenants import TENANT
 from jaxserve.types import RequestId
 
 
@@ -20,6 +22,9 @@ class Admission:
         self._metrics = metrics
         self._max_sequences = max_sequences
         self._num_sequences = 0
+        self._by_key: Counter[str] = Counter()
+        self.has_several_keys = False
+        """True: requests of one key with a name get three quarters of the places at most."""
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
@@ -45,14 +50,29 @@ class Admission:
                 f"The server is busy: {self._num_sequences} requests are running or waiting and at most "
                 f"{limit} may (--max-num-seqs + --max-queued-requests). Please retry later."
             )
+        tenant = TENANT.get()
+        key_name = "" if tenant is None else tenant.record.name
+        self._check_share(key_name, num_sequences, limit)
         self._num_sequences += num_sequences
+        self._by_key[key_name] += num_sequences
         self._is_idle.clear()
         try:
             yield
         finally:
             self._num_sequences -= num_sequences
+            self._by_key[key_name] -= num_sequences
             if self._num_sequences == 0:
                 self._is_idle.set()
+
+    def _check_share(self, key_name: str, num_sequences: int, limit: int) -> None:
+        """Raise RateLimitError if a key would leave too few places for the others; one HTTP request alone never does."""
+        held, share = self._by_key[key_name], limit - limit // 4
+        if self.has_several_keys and key_name and held and held + num_sequences > share:
+            self._metrics.inc("admission_rejections", reason="key_share")
+            raise RateLimitError(
+                f"{held} requests of this API key are running or waiting, and at most {share} may, since other keys share "
+                "the server. Please retry later."
+            )
 
     async def wait_idle(self) -> None:
         """Wait until no HTTP request holds places."""

@@ -30,6 +30,7 @@ async def test_a_key_has_its_limits_its_salt_and_its_counters(tokenizer: Tokeniz
         request = await api.engine.added()
         salt = str(request.cache_salt)
         assert salt.startswith("team\n") and salt.endswith("\nx")
+        assert request.key_name == "team"
         status, body = await api.post("/v1/completions", BODY, headers=AS_TEAM)
         assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
         async with api.http.get("/v1/models") as response:
@@ -125,3 +126,25 @@ async def test_engine_requests_carry_the_clients_id_and_failed_streams_are_not_c
         assert api.metrics.value("http_requests", route="/v1/completions", status="500") == 1
         assert api.metrics.value("http_requests", route="/v1/completions", status="200") == 1
         assert api.metrics.value("http_request_duration_seconds") == 2
+
+
+async def test_a_key_leaves_a_quarter_of_the_places_to_other_keys(tokenizer: Tokenizer) -> None:
+    flood = KeyRecord(key="a", name="team")
+    async with running_api(tokenizer, records=[flood, OPERATOR]) as api:
+        admission = api.client.admission
+        admission.has_several_keys = True
+        places = admission.max_sequences
+        share = places - places // 4
+        waiting = []
+        for _ in range(share):
+            waiting.append(asyncio.create_task(api.post("/v1/completions", BODY, headers=AS_TEAM)))
+            await api.engine.added()
+        status, body = await api.post("/v1/completions", BODY, headers=AS_TEAM)
+        assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert f"at most {share} may" in body["error"]["message"]
+        other = asyncio.create_task(api.post("/v1/completions", BODY, headers=AS_OPERATOR))
+        api.engine.output(await api.engine.added(), [5], finish_reason="length")
+        assert (await other)[0] == 200
+        assert api.metrics.value("admission_rejections", reason="key_share") == 1
+        for task in waiting:
+            task.cancel()

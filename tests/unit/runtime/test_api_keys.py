@@ -8,7 +8,8 @@ import pytest
 
 from jaxserve.config import ServerConfig
 from jaxserve.errors import ConfigError
-from jaxserve.runtime.api_process import api_keys, is_local
+from jaxserve.http.api_keys import api_keys
+from jaxserve.runtime.api_process import is_local
 
 
 def test_keys_of_setting_and_file_are_taken_together(tmp_path: Path) -> None:

@@ -111,6 +111,8 @@ NEEDED_BESIDE: dict[str, dict[str, object]] = {
     "num_hosts": {"tensor_parallel_size": 300, "host_rank": 1, "coordinator": "10.0.0.1:7600"},
     "host_rank": {"tensor_parallel_size": 400, "num_hosts": 400, "coordinator": "10.0.0.1:7600"},
     "coordinator": {"tensor_parallel_size": 2, "num_hosts": 2, "host_rank": 1},
+    "ssl_keyfile": {"ssl_certfile": "chain.pem"},
+    "ssl_ca_certs": {"ssl_certfile": "chain.pem"},
     "placement": {"tensor_parallel_size": 2, "num_hosts": 2},
 }
 """Settings without which another one's sample is an error."""
