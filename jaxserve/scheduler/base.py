@@ -84,7 +84,7 @@ class BaseScheduler(ABC, Generic[R, P, T]):
             return error_info(error)
         tag = 0
         if self._fair_keys is not None:
-            self._fair_keys.set_time(self.waiting[0] if self.waiting else None)
+            self._fair_keys.set_time(self.waiting[0].rank[1] if self.waiting else None)
             max_output = message.sampling.max_tokens
             tag = self._fair_keys.tag(message.key_name, len(message.prompt_token_ids), max_output)
         self.requests[message.request_id] = self._queue(message, (message.priority, tag, self._num_arrivals))

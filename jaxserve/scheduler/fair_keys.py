@@ -34,9 +34,6 @@ class KeyedRequest(Protocol):
     @property
     def key_name(self) -> str: ...
 
-    @property
-    def rank(self) -> Rank: ...
-
 
 class FairKeys:
     """Start tags of requests, by key."""
@@ -55,10 +52,9 @@ class FairKeys:
         self._ends[key_name] = start + max(1, num_prompt + expected)
         return start
 
-    def set_time(self, next_request: KeyedRequest | None) -> None:
-        """Note which of the waiting requests is next; None if nothing waits."""
-        now = max(self._ends.values(), default=0) if next_request is None else next_request.rank[1]
-        self._now = max(self._now, now)
+    def set_time(self, next_tag: int | None) -> None:
+        """Note the tag of the waiting request that is next; None if nothing waits."""
+        self._now = max(self._now, max(self._ends.values(), default=0) if next_tag is None else next_tag)
 
     def end(self, key_name: str, num_output: int) -> None:
         """Note how many tokens a request of this key was answered with."""
