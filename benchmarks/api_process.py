@@ -142,7 +142,7 @@ def chat_request(num_tokens: int) -> bytes:
             "ignore_eos": True,
         }
     )
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
 
 

@@ -27,6 +27,7 @@ import msgspec
 from jaxserve.engine.adapters import AdapterPlaces
 from jaxserve.engine.control import EngineControl
 from jaxserve.errors import InternalError, RequestError, UnavailableError
+from jaxserve.executor.measured import Measured, resident_bytes
 from jaxserve.executor.profiler import Profiler
 from jaxserve.executor.protocol import BrokenExecutorError, Executor, Pending
 from jaxserve.ipc.messages import (
@@ -113,6 +114,7 @@ class EngineCore:
         adapters: AdapterPlaces | None = None,
     ) -> None:
         """adapters: those that requests may use and that commands may change; None: all that requests name."""
+        self._memory = Measured(resident_bytes)
         self.tiers = tiers
         """The scheduler's."""
         self.control = EngineControl(scheduler, executor.weights, adapters=adapters, has_tiers=tiers is not None)
@@ -299,6 +301,7 @@ class EngineCore:
         stats = self._scheduler.take_stats()
         self._executor.add_stats(stats)
         stats.engine_cpu_seconds = time.process_time()
+        stats.engine_memory_bytes = self._memory.value
         return stats
 
 

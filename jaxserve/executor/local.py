@@ -32,6 +32,8 @@ from jaxserve.executor.hosts.agreement import (
     checkpoint_hash,
     on_one_host,
 )
+from jaxserve.executor.hosts.memory import device_memory
+from jaxserve.executor.measured import Measured
 from jaxserve.executor.preparation import Preparation, adapters_config, open_adapters, prepare, resolve_task
 from jaxserve.executor.protocol import Progress
 from jaxserve.executor.self_test.check import with_tested_kernels
@@ -72,6 +74,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
     ) -> None:
         self._runner = runner
         self._counter = counter
+        self._device_memory = Measured(device_memory)
         self.model_info = model_info
         self.buckets = buckets
         self.eos_token_ids = eos_token_ids
@@ -143,6 +146,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
 
     def add_stats(self, stats: EngineStats) -> None:
         stats.compilations = self.compilations()
+        stats.device_memory_bytes = self._device_memory.value
 
     def profile(self, is_on: bool) -> None:
         """There are no other hosts."""

@@ -68,6 +68,10 @@ class EngineStats(msgspec.Struct, array_like=True):
     kv_fetch_seconds: Annotated[list[float], MetricSpec("histogram", "Time from the begin of a fetch of KV pages to its end.", (), _STEP_S)] = []
     kv_fetches_skipped: Annotated[int, MetricSpec("counter", "Prefixes in a tier that were computed because that is faster.")] = 0
     failed_steps: Annotated[dict[str, int], MetricSpec("counter", "Steps that failed on the device, by reason: error, or memory (out of memory). Their requests are computed again; one that fails alone ends.", ("reason",))] = {}
+    grammar_seconds: Annotated[list[float], MetricSpec("histogram", "Time from the arrival of a request with a grammar until its first mask is ready.", (), _STEP_S)] = []
+    kv_cache_evictions: Annotated[int, MetricSpec("counter", "Cached KV pages given up for other requests.", is_total=True)] = 0
+    device_memory_bytes: Annotated[dict[str, int], MetricSpec("gauge", "Bytes in use on each device of the engine's host; none for CPUs.", ("device",))] = {}
+    engine_memory_bytes: Annotated[int, MetricSpec("gauge", "Resident memory of the engine's process.")] = 0
     engine_cpu_seconds: Annotated[float, MetricSpec("counter", "Processor time of the engine's process, of all its threads.", is_total=True)] = 0.0
     # fmt: on
 

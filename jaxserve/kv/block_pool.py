@@ -47,6 +47,8 @@ class BlockPool:
         self._changes = changes
         self.num_gains = 0
         """The number of times that a page became both cached and held."""
+        self.num_evictions = 0
+        """Cached pages that were given up for others."""
 
     @property
     def num_usable(self) -> int:
@@ -84,7 +86,11 @@ class BlockPool:
             raise RuntimeError(f"{count} blocks wanted, {self.num_free_of(rank)} are free")
         blocks = []
         for _ in range(count):
-            block = self._blank[rank].pop() if self._blank[rank] else self._evict(rank)
+            if self._blank[rank]:
+                block = self._blank[rank].pop()
+            else:
+                block = self._evict(rank)
+                self.num_evictions += 1
             self._references[block] = 1
             blocks.append(block)
         return blocks

@@ -131,6 +131,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         events = self._constrained.poll(self.running, is_idle=not self.waiting)
         outputs = []
         for request in events.prepared:
+            self.stats.grammar_seconds.append(self._clock() - request.arrival_s)
             self._enqueue(request)
         for request, tokens in events.jumped:
             taken = request.append(tokens)
@@ -219,6 +220,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
     def take_stats(self) -> EngineStats:
         stats = super().take_stats()
         stats.kv_cache_usage_perc = self._kv.usage
+        stats.kv_cache_evictions = self._kv.pool.num_evictions
         self._prefetch.add_stats(stats)
         return stats
 

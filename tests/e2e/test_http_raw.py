@@ -25,7 +25,7 @@ def server() -> Iterator[Server]:
 def open_post(server: Server, body: dict[str, Any], path: str = "/v1/completions") -> socket.socket:
     """A connection with one request on it."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
     connection.sendall(head.encode() + data)
     return connection
@@ -83,14 +83,14 @@ def test_status_lines_of_refusals(server: Server) -> None:
 @pytest.mark.parametrize(
     ("raw", "status", "code"),
     [
-        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 40_000 + b"\r\n\r\n", 431, "headers_too_large"),
-        (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431, "headers_too_large"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 40_000 + b"\r\n\r\n", 431, "headers_too_large"),
+        (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 431, "headers_too_large"),
         (b"nonsense\r\n\r\n", 400, "invalid_http"),
         (b"GET /health HTTP/1.1\r\n\r\n", 400, "invalid_http"),
-        (b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 200 + b"\r\n", 400, "invalid_http"),
-        (b"GET /health HTTP/1.1\r\nHost: x\r\nA b: c\r\n\r\n", 400, "invalid_http"),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 200 + b"\r\n", 400, "invalid_http"),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nA b: c\r\n\r\n", 400, "invalid_http"),
         (
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
             400,
             "invalid_http",
         ),
@@ -129,7 +129,9 @@ def test_head_is_get_without_a_body(server: Server, path: str, status: int) -> N
 
 def test_websocket_upgrade_is_ignored(server: Server) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+        connection.sendall(
+            b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+        )
         assert read_until(connection, b"\r\n\r\n").startswith(b"HTTP/1.1 200 ")
 
 
@@ -145,7 +147,7 @@ def test_request_id_is_echoed_on_streams_and_errors(server: Server) -> None:
 def test_connection_is_kept_and_reused(server: Server) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
         for _ in range(3):
-            connection.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+            connection.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert b'"version"' in read_until(connection, b"}")
 
 

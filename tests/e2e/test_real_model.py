@@ -323,7 +323,7 @@ def test_bare_socket_sees_a_well_formed_event_stream(client: openai.OpenAI, real
     body = {"prompt": golden_prompt(), "max_tokens": 472, "temperature": 0, "ignore_eos": True, "stream": True}
     with open_post(real_server, body) as connection:
         head, _, rest = read_until(connection, b"\r\n0\r\n\r\n").partition(b"\r\n\r\n")
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert read_until(connection, b"\r\n\r\n").startswith(b"HTTP/1.1 200 "), "the connection is kept"
     assert head.startswith(b"HTTP/1.1 200 ")
     assert b"text/event-stream" in head.lower()

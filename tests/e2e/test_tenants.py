@@ -50,6 +50,7 @@ def test_keys_change_while_the_server_runs_and_commands_are_the_operators(
         assert server.request("POST", "/reset_prefix_cache")[0] == 403
         server.await_metric("request_capacity", 32 + 1024)
         assert server.metric("engine_cpu_seconds_total") > 0
+        assert server.metric("engine_memory_bytes") > 10 << 20
         assert server.metric("build_info") == 1, "the largest of two processes"
         assert server.metric("event_loop_lag_seconds_count") > 0
         with socket.create_connection(("127.0.0.1", server.port)):

@@ -171,7 +171,7 @@ def test_a_running_stream_ends_where_it_began_and_an_idle_connection_moves(socke
 def test_a_reply_that_begins_during_the_handover_closes_its_connection(sockets: Path) -> None:
     with replaceable(SLOW, sockets) as server:
         data = json.dumps({"prompt": "x", "max_tokens": 2}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
         connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
         connection.sendall(head.encode())  # half of the head: the connection cannot move
         with replacing(server, sockets, SLOW) as successor:

@@ -115,6 +115,7 @@ def test_jump_forward_tokens_take_no_step() -> None:
     assert len(rig.plans) == LENGTH / 5
     stats = rig.scheduler.take_stats()
     assert (stats.generation_tokens, stats.forced_tokens) == (LENGTH, LENGTH * 4 / 5)
+    assert len(stats.grammar_seconds) == 1
 
 
 @pytest.mark.parametrize(("limits", "reason"), [({"max_tokens": 8}, "length"), ({"stop_token_ids": (12,)}, "stop")])

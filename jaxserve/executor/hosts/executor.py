@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Generic
+from typing import Any, Generic
 
 from jaxserve.config import Config
 from jaxserve.errors import StartupError
@@ -20,6 +19,7 @@ from jaxserve.executor.hosts.memory import memory_in_use
 from jaxserve.executor.hosts.messages import HostStats, Refused, Restart, Stop
 from jaxserve.executor.hosts.plans import encode_order
 from jaxserve.executor.local import LocalExecutor
+from jaxserve.executor.measured import Measured
 from jaxserve.executor.protocol import BrokenExecutorError, Pending, Progress
 from jaxserve.ipc.messages import ModelInfo
 from jaxserve.ipc.stats import EngineStats
@@ -27,7 +27,6 @@ from jaxserve.runner.inputs import ResultT
 from jaxserve.scheduler.plan import Buckets
 
 _LOG = logging.getLogger(__name__)
-_MEASURE_S: Final = 1.0
 """Time between two looks at the devices' memory."""
 
 
@@ -60,7 +59,7 @@ class MultiHostExecutor:
         self._leader = leader
         self._num_steps = 0
         self._num_counted_bytes = 0
-        self._memory_bytes, self._measured_s = memory_in_use(), time.monotonic()
+        self._memory = Measured(memory_in_use)
         self.model_info: ModelInfo = local.model_info
         self.buckets: Buckets = local.buckets
         self.pages = None  # they would lie on several hosts
@@ -116,9 +115,7 @@ class MultiHostExecutor:
     def add_stats(self, stats: EngineStats) -> None:
         """Set the fields that this executor counts, with those of all hosts."""
         self._local.add_stats(stats)
-        if time.monotonic() > self._measured_s + _MEASURE_S:
-            self._memory_bytes, self._measured_s = memory_in_use(), time.monotonic()
-        hosts = {0: HostStats(self._num_steps, self._memory_bytes)} | self._leader.members.stats
+        hosts = {0: HostStats(self._num_steps, self._memory.value)} | self._leader.members.stats
         stats.host_up = {str(rank): 1 for rank in hosts}
         stats.host_steps = {str(rank): numbers.num_steps for rank, numbers in hosts.items()}
         stats.host_memory_bytes = {str(rank): numbers.memory_bytes for rank, numbers in hosts.items()}

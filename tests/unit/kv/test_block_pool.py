@@ -138,3 +138,14 @@ def test_recorded_changes_add_up_to_the_cached_pages() -> None:
             assert known == cached == set(changes.held())
     changes.take()
     assert changes.take() == ([], []), "each change is reported once"
+
+
+def test_evictions_count_pages_that_were_given_up_for_others() -> None:
+    pool = BlockPool(5)
+    pool.release(cached(pool, 3))
+    pool.allocate(1)
+    assert pool.num_evictions == 0, "a blank page was left"
+    pool.allocate(2)
+    assert pool.num_evictions == 2
+    pool.forget_evictable()
+    assert pool.num_evictions == 2, "a reset gives them up for nobody"
