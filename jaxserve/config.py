@@ -218,6 +218,10 @@ class ServerConfig:
     access_log: bool = option(
         False, help="log a line for each HTTP request: its id, status, time and the name of its key"
     )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        help="URL of an OpenTelemetry collector (OTLP over HTTP) that gets traces of requests; needs `jaxserve[otel]`",
+    )
     public_metrics: bool = option(
         False, help="answer /metrics without a key, for endpoint pickers and monitors that cannot send one"
     )

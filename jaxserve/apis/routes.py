@@ -18,7 +18,7 @@ import msgspec
 from jaxserve.apis.responses.service import ResponseService
 from jaxserve.apis.schema.error import error_body
 from jaxserve.errors import RequestError
-from jaxserve.frontend.choice_stream import OutputDelta
+from jaxserve.frontend.choices.choice_stream import OutputDelta
 from jaxserve.frontend.encode import RequestNotes
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestHandle, TokenCounts

@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from jaxserve.frontend.choice_stream import ChoiceStream, OutputDelta
+from jaxserve.frontend.choices.choice_stream import ChoiceStream, OutputDelta
 from jaxserve.frontend.encode import RequestNotes
 from jaxserve.frontend.engine_client.output_stream import Consumer, OutputStream
 from jaxserve.frontend.frontend import Frontend

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from jaxserve.frontend.choice_stream import ChoiceStream, OutputOptions
+from jaxserve.frontend.choices.choice_stream import ChoiceStream, OutputOptions
 from jaxserve.frontend.encode import encode_request
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.grammar import grammar_of

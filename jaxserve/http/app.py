@@ -30,6 +30,7 @@ from jaxserve.http.inputs import HEADER, add_note_headers, request_id_of
 from jaxserve.http.listener import Handler
 from jaxserve.http.paths import likely_path, style_of_path, with_slash
 from jaxserve.http.state import STATE, ServerState
+from jaxserve.http.tracing import tracing_middleware
 from jaxserve.tenants import HTTP_REQUEST_ID, TENANT
 
 _log = logging.getLogger(__name__)
@@ -83,6 +84,8 @@ def make_app(state: ServerState) -> web.Application:
         {route.path: route.style for route in app[ROUTES] if route.style != ApiStyle()}
     )
     app.on_response_prepare.append(_add_headers)
+    if state.tracing is not None:
+        app.middlewares.insert(0, tracing_middleware(state.tracing, frozenset(public | operation), request_id_of))
     return app
 
 

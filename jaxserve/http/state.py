@@ -14,6 +14,7 @@ from jaxserve.http.access import CorsPolicy, KeyRing
 from jaxserve.http.body_budget import BodyBudget
 from jaxserve.http.operations.startup import StartupLog
 from jaxserve.http.rejections import RejectionLog
+from jaxserve.http.tracing import Tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class ServerState:
     has_page: bool = False
     """True: the page at `/` is served."""
     startup: StartupLog = field(default_factory=StartupLog)
+    tracing: Tracing | None = None
 
 
 STATE = web.AppKey("state", ServerState)

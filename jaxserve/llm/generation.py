@@ -13,9 +13,9 @@ import msgspec
 from jaxserve.bounds import Bound
 from jaxserve.errors import RequestError, invalid
 from jaxserve.frontend.checks import check_bounds, invalid_field
-from jaxserve.frontend.choice_stream import ChoiceStream, OutputDelta, parsed_reply
+from jaxserve.frontend.choices.choice_stream import ChoiceStream, OutputDelta, parsed_reply
+from jaxserve.frontend.choices.content_tokens import ScoredToken
 from jaxserve.frontend.constraints import StructuredOutputs, structured_constraint
-from jaxserve.frontend.content_tokens import ScoredToken
 from jaxserve.frontend.errors import first_leaf
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestHandle

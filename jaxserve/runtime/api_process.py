@@ -32,17 +32,18 @@ from jaxserve.http.app import make_app
 from jaxserve.http.body_budget import BodyBudget
 from jaxserve.http.listener import HttpServer, listening
 from jaxserve.http.operations.startup import StartupLog, total_seconds
-from jaxserve.http.operator_socket import OperatorSocket, operator_socket
+from jaxserve.http.sockets.operator_socket import OperatorSocket, operator_socket
+from jaxserve.http.sockets.tls import file_changes, tls_context
+from jaxserve.http.sockets.transfer import receiving
 from jaxserve.http.state import ServerState
-from jaxserve.http.tls import file_changes, tls_context
-from jaxserve.http.transfer import receiving
+from jaxserve.http.tracing import Tracing, open_tracing
 from jaxserve.ipc.address import folder_of
 from jaxserve.ipc.messages import ModelInfo, StartupProgress
 from jaxserve.ipc.report import PhaseSpan
 from jaxserve.ipc.transport import ClientSocket
 from jaxserve.metrics import Metrics
 from jaxserve.routing.router import make_policy
-from jaxserve.runtime.tasks import first_of, running
+from jaxserve.runtime.tasks import first_of, in_thread, running
 from jaxserve.tenants import KeyRecord, Tenant
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
@@ -200,6 +201,7 @@ async def serving_api(
             tls=tls_context(config.tls),
         )
         async with (
+            _closing(state.tracing),
             contextlib.aclosing(frontend.grammars),
             contextlib.aclosing(state.responses),
             peers.answering(frontend.metrics, state.responses.answers),
@@ -213,6 +215,16 @@ async def serving_api(
             api = ApiProcess(config, frontend, startup, http_server, state.keys, operators)
             async with running(api.follow_certificate()):
                 yield api
+
+
+@contextlib.asynccontextmanager
+async def _closing(tracing: Tracing | None) -> AsyncIterator[None]:
+    """Send the traces that are left after the block."""
+    try:
+        yield
+    finally:
+        if tracing is not None:
+            await in_thread(tracing.close)
 
 
 def _server_state(frontend: Frontend, config: Config, peers: PeerProcesses, startup: StartupLog) -> ServerState:
@@ -238,6 +250,7 @@ def _server_state(frontend: Frontend, config: Config, peers: PeerProcesses, star
         max_body_size=server.max_body_size,
         keep_alive_s=server.sse_keep_alive,
         startup=startup,
+        tracing=open_tracing(server.otlp_traces_endpoint, frontend.model_name),
     )
 
 

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Coroutine
 from typing import Any
 
-from jaxserve.http.transfer import move_connections, released
+from jaxserve.http.sockets.transfer import move_connections, released
 from jaxserve.runtime.api_process import ApiProcess
 
 _log = logging.getLogger(__name__)

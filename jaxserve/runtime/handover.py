@@ -70,7 +70,7 @@ class TakeOver(msgspec.Struct, frozen=True, tag_field="message", tag="take_over"
     """The next process accepts connections."""
 
     receivers: list[str]
-    """Unix sockets that take idle connections, one per API process of the next server (`http.transfer`)."""
+    """Unix sockets that take idle connections, one per API process of the next server (`http.sockets.transfer`)."""
 
 
 Message: TypeAlias = Offer | Refusal | Suspend | Suspended | TakeOver

@@ -31,6 +31,7 @@ from jaxserve.http.body_budget import BodyBudget
 from jaxserve.http.listener import bind_sockets, listening
 from jaxserve.http.operations.startup import StartupLog
 from jaxserve.http.state import ServerState
+from jaxserve.http.tracing import Tracing
 from jaxserve.ipc.messages import (
     Abort,
     AddRequest,
@@ -180,6 +181,7 @@ async def running_api(
     allows_commands: bool = True,
     is_local: bool = False,
     max_body_memory: int | None = None,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[Api]:
     engine = ScriptedEngine()
     startup = StartupLog()
@@ -223,6 +225,7 @@ async def running_api(
             max_body_size=MAX_BODY_SIZE,
             keep_alive_s=keep_alive_s,
             startup=startup,
+            tracing=tracing,
             responses=ResponseService(responses or ResponsesConfig(), ALONE),
         )
         async with contextlib.AsyncExitStack() as life:

@@ -27,7 +27,7 @@ from jaxserve.apis.anthropic.reply import (
 from jaxserve.apis.anthropic.schema import CountTokensRequest, MessagesRequest, check_anthropic
 from jaxserve.apis.anthropic.to_request import to_conversation, to_request
 from jaxserve.apis.routes import ApiStyle, Call, Generated, Route
-from jaxserve.frontend.choice_stream import OutputDelta, events_of
+from jaxserve.frontend.choices.choice_stream import OutputDelta, events_of
 from jaxserve.frontend.encode import encode_conversation
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestHandle, TokenCounts

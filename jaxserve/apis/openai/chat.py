@@ -28,7 +28,7 @@ from jaxserve.apis.routes import Call, Generated, Route
 from jaxserve.apis.schema.common import heading, shared_fields
 from jaxserve.apis.schema.usage import usage_of
 from jaxserve.config import LimitsConfig
-from jaxserve.frontend.choice_stream import OutputDelta, ParsedReply, parsed_reply
+from jaxserve.frontend.choices.choice_stream import OutputDelta, ParsedReply, parsed_reply
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestHandle, TokenCounts
 from jaxserve.frontend.messages import ToolChoice, read_tools

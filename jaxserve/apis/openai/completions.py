@@ -21,7 +21,7 @@ from jaxserve.apis.routes import Call, Computed, Generated, Route
 from jaxserve.apis.schema.common import heading, shared_fields
 from jaxserve.apis.schema.usage import Usage, usage_of
 from jaxserve.config import LimitsConfig
-from jaxserve.frontend.choice_stream import OutputDelta
+from jaxserve.frontend.choices.choice_stream import OutputDelta
 from jaxserve.frontend.encode import encode_request
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestHandle, RequestTiming, TokenCounts

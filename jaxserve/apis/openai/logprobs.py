@@ -9,7 +9,7 @@ import msgspec
 from jaxserve.apis.openai.chat_schema import ChoiceLogprobs, ContentLogprob, TopLogprob
 from jaxserve.apis.openai.completions_schema import CompletionLogprobs
 from jaxserve.apis.schema.common import PromptLogprob
-from jaxserve.frontend.content_tokens import ScoredToken
+from jaxserve.frontend.choices.content_tokens import ScoredToken
 from jaxserve.tokenizer.detokenizer import TextOffsets
 from jaxserve.tokenizer.tokenizer import Tokenizer
 

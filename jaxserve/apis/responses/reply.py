@@ -21,7 +21,7 @@ from jaxserve.apis.responses.response import (
     response_usage,
 )
 from jaxserve.errors import RateLimitError, RequestError
-from jaxserve.frontend.choice_stream import OutputDelta
+from jaxserve.frontend.choices.choice_stream import OutputDelta
 from jaxserve.frontend.handle import RequestTiming, TokenCounts
 from jaxserve.frontend.tokenization import Tokenization
 

@@ -14,7 +14,7 @@ from jaxserve import __version__
 from jaxserve.apis.openai.response_format import ResponseFormat
 from jaxserve.bounds import Bound
 from jaxserve.errors import InvalidRequestError
-from jaxserve.frontend.choice_stream import OutputDelta
+from jaxserve.frontend.choices.choice_stream import OutputDelta
 from jaxserve.frontend.constraints import (
     Constraint,
     StructuredOutputs,

@@ -11,7 +11,7 @@ import pytest
 
 from jaxserve.apis.responses.reply import ResponseFormatter
 from jaxserve.apis.responses.response import ResponseObject
-from jaxserve.frontend.choice_stream import OutputDelta
+from jaxserve.frontend.choices.choice_stream import OutputDelta
 from jaxserve.frontend.handle import TokenCounts
 from jaxserve.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from jaxserve.frontend.parsers.output_format import OutputFormat

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from jaxserve.frontend.content_tokens import ContentTokens, ScoredToken
+from jaxserve.frontend.choices.content_tokens import ContentTokens, ScoredToken
 from jaxserve.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from jaxserve.frontend.parsers.output_format import OutputFormat
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxserve.errors import ConfigError
-from jaxserve.http.operator_socket import operator_socket
+from jaxserve.http.sockets.operator_socket import operator_socket
 
 
 def reaches(path: Path, listener: socket.socket) -> bool:

@@ -19,7 +19,7 @@ from jaxserve.config import ConnectionConfig
 from jaxserve.config_tls import TlsConfig
 from jaxserve.errors import ConfigError
 from jaxserve.http.listener import HttpServer, bind_sockets, listening
-from jaxserve.http.tls import CHECK_S, file_changes, tls_context
+from jaxserve.http.sockets.tls import CHECK_S, file_changes, tls_context
 from tests.loop_clock import LoopClock
 
 

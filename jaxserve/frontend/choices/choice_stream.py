@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from jaxserve.frontend.content_tokens import ContentToken, ContentTokens, ScoredToken, SentTokens, prompt_tokens
+from jaxserve.frontend.choices.content_tokens import ContentToken, ContentTokens, ScoredToken, SentTokens, prompt_tokens
+from jaxserve.frontend.choices.spans import REQUEST_SPAN, ChoiceFacts
 from jaxserve.frontend.errors import request_error
 from jaxserve.frontend.parsers.events import Event, merged
 from jaxserve.frontend.parsers.output_format import ParserSpec
@@ -26,6 +27,7 @@ class ChoiceTimes:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self._span = REQUEST_SPAN.get()
         self.submitted_s = time.monotonic()
         self.first_token_s: float | None = None
         self.last_token_s = self.submitted_s
@@ -45,14 +47,30 @@ class ChoiceTimes:
             self._metrics.observe("inter_token_latency_seconds", (now - self.last_token_s) / len(output.token_ids))
         self.last_token_s = now
 
-    def abandon(self) -> None:
+    def abandon(self, request: AddRequest, *, num_tokens: int, num_cached: int) -> None:
         """Count a choice whose client left before its end."""
         self._metrics.inc("request_success", finished_reason="abort")
+        self._trace(request, "abort", num_tokens, num_cached)
+
+    def _trace(self, request: AddRequest, reason: str, num_tokens: int, num_cached: int) -> None:
+        if self._span is not None:
+            facts = ChoiceFacts(
+                request=request,
+                submitted_s=self.submitted_s,
+                queue_s=self.queue_s,
+                first_token_s=self.first_token_s,
+                ended_s=time.monotonic(),
+                num_tokens=num_tokens,
+                num_cached_tokens=num_cached,
+                finish_reason=reason,
+            )
+            self._span.add_choice(facts)
 
     def record_end(self, output: RequestOutput, reason: str, request: AddRequest, *, num_tokens: int) -> None:
         """Record the last output of a choice with `num_tokens` generated tokens."""
         metrics, now = self._metrics, time.monotonic()
         num_prompt, num_cached = len(request.prompt_token_ids), output.num_cached_tokens
+        self._trace(request, reason, num_tokens, num_cached)
         metrics.inc("request_success", finished_reason=reason)
         metrics.observe("e2e_request_latency_seconds", now - self.submitted_s)
         metrics.observe("request_prompt_tokens", num_prompt)
@@ -222,7 +240,7 @@ class ChoiceStream:
         """Count a choice whose client left before its end."""
         if not self.is_finished:
             self.is_finished = True
-            self.times.abandon()
+            self.times.abandon(self.request, num_tokens=self.num_tokens, num_cached=self.num_cached_tokens)
 
     def _end(self, output: RequestOutput, texts: list[str], reason: str, detail: str | int | None) -> OutputDelta:
         self._finish(output, reason)

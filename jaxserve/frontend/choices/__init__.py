@@ -1,0 +1,1 @@
+"""One choice of a reply: its text, its tokens, its times."""

@@ -1,0 +1,195 @@
+"""Traces of requests for OpenTelemetry (--otlp-traces-endpoint): the HTTP request, its choices, and their phases.
+
+    POST /v1/chat/completions     kind server, child of the client's span if the request has a `traceparent` header (W3C)
+      chat MODEL                  one for each choice, with attributes of OpenTelemetry's conventions for generative AI
+        queue, prefill, decode    from arrival in the engine to the last token
+
+Spans are sent by a thread, in batches; those that the collector does not take in time are dropped. Variables of the
+OpenTelemetry SDK count: OTEL_SERVICE_NAME, OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER and others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from aiohttp import web
+
+from jaxserve import __version__
+from jaxserve.errors import ConfigError
+from jaxserve.frontend.choices.spans import REQUEST_SPAN, ChoiceFacts
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import SpanProcessor
+    from opentelemetry.trace import Span, Tracer
+
+_OPERATIONS: Final = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/v1/completions": "text_completion",
+}
+"""Values of `gen_ai.operation.name` by route."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Tracing:
+    """Makes spans, and sends them until it is closed."""
+
+    def __init__(self, processor: SpanProcessor, model_name: str) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+
+        own = {"service.version": __version__, "service.instance.id": f"{os.uname().nodename}:{os.getpid()}"}
+        resource = Resource.create(own)
+        if str(resource.attributes["service.name"]).startswith("unknown_service"):  # no variable names it
+            resource = resource.merge(Resource({"service.name": "jaxserve"}))
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("jaxserve", __version__)
+        self._model_name = model_name
+
+    @contextlib.contextmanager
+    def request(self, request: web.Request, route: str, request_id: str) -> Iterator[Span]:
+        """Trace one HTTP request inside the block."""
+        from opentelemetry.trace import SpanKind
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        span = self._tracer.start_span(
+            f"{request.method} {route}",
+            TraceContextTextMapPropagator().extract(_lower_case(request.headers)),
+            SpanKind.SERVER,
+            {
+                "http.request.method": request.method,
+                "http.route": route,
+                "url.path": request.path,
+                "jaxserve.request_id": request_id,
+            },
+        )
+        token = REQUEST_SPAN.set(
+            _RequestSpan(self._tracer, span, _OPERATIONS.get(route, "inference"), self._model_name)
+        )
+        try:
+            yield span
+        finally:
+            REQUEST_SPAN.reset(token)
+            span.end()
+
+    def close(self) -> None:
+        """Send what is left; waits for the collector, seconds at most."""
+        self._provider.shutdown()
+
+
+class _RequestSpan:
+    """The span of one HTTP request, under which its choices appear."""
+
+    def __init__(self, tracer: Tracer, span: Span, operation: str, model_name: str) -> None:
+        self._tracer = tracer
+        self._span = span
+        self._operation = operation
+        self._model_name = model_name
+
+    def add_choice(self, facts: ChoiceFacts) -> None:
+        from opentelemetry.trace import StatusCode, set_span_in_context
+
+        parent = set_span_in_context(self._span)
+        since_1970_ns = time.time_ns() - time.monotonic_ns()
+
+        def nanoseconds(monotonic_s: float) -> int:
+            return since_1970_ns + int(monotonic_s * 1e9)
+
+        span = self._tracer.start_span(
+            f"{self._operation} {self._model_name}",
+            parent,
+            attributes=self._attributes(facts),
+            start_time=nanoseconds(facts.submitted_s),
+        )
+        if facts.finish_reason == "error":
+            span.set_status(StatusCode.ERROR)
+        below = set_span_in_context(span)
+        for name, start_s, end_s in _phases(facts):
+            phase = self._tracer.start_span(name, below, start_time=nanoseconds(start_s))
+            phase.end(nanoseconds(end_s))
+        span.end(nanoseconds(facts.ended_s))
+
+    def _attributes(self, facts: ChoiceFacts) -> dict[str, Any]:
+        sampling = facts.request.sampling
+        found: dict[str, Any] = {
+            "gen_ai.operation.name": self._operation,
+            "gen_ai.provider.name": "jaxserve",
+            "gen_ai.request.model": self._model_name,
+            "gen_ai.response.model": self._model_name,
+            "gen_ai.request.max_tokens": sampling.max_tokens,
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_p": sampling.top_p,
+            "gen_ai.request.top_k": sampling.top_k,
+            "gen_ai.response.finish_reasons": [facts.finish_reason],
+            "gen_ai.usage.input_tokens": len(facts.request.prompt_token_ids),
+            "gen_ai.usage.cache_read.input_tokens": facts.num_cached_tokens,
+            "gen_ai.usage.output_tokens": facts.num_tokens,
+            "jaxserve.engine_request_id": facts.request.request_id,
+        }
+        if facts.first_token_s is not None:
+            found["gen_ai.response.time_to_first_chunk"] = facts.first_token_s - facts.submitted_s
+        return found
+
+
+def open_tracing(endpoint: str | None, model_name: str) -> Tracing | None:
+    """Return what sends traces to `endpoint`, the URL of a collector that takes OTLP over HTTP; None without one.
+
+    Raises ConfigError if the packages are missing or it is no URL.
+    """
+    if endpoint is None:
+        return None
+    if not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"--otlp-traces-endpoint {endpoint!r}: expected a URL like http://127.0.0.1:4318/v1/traces")
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        raise ConfigError("--otlp-traces-endpoint: needs `pip install 'jaxserve[otel]'`") from None
+    return Tracing(BatchSpanProcessor(OTLPSpanExporter(endpoint)), model_name)
+
+
+def tracing_middleware(
+    tracing: Tracing, untraced: frozenset[web.AbstractResource], request_id_of: Callable[[web.Request], str]
+) -> Any:
+    """Return the middleware that traces the requests of all resources but those of `untraced`, and of unknown paths."""
+
+    @web.middleware
+    async def trace(request: web.Request, handler: Handler) -> web.StreamResponse:
+        resource = request.match_info.route.resource
+        if resource is None or resource in untraced:
+            return await handler(request)
+        with tracing.request(request, resource.canonical.rstrip("/"), request_id_of(request)) as span:
+            response = await handler(request)
+            span.set_attribute("http.response.status_code", response.status)
+            if response.status >= 500:
+                from opentelemetry.trace import StatusCode
+
+                span.set_status(StatusCode.ERROR)
+            return response
+
+    return trace
+
+
+def _phases(facts: ChoiceFacts) -> Iterator[tuple[str, float, float]]:
+    """Yield name, begin and end of the phases that a choice went through."""
+    if facts.queue_s is None:
+        yield "queue", facts.submitted_s, facts.ended_s
+        return
+    started_s = min(facts.submitted_s + facts.queue_s, facts.ended_s)
+    yield "queue", facts.submitted_s, started_s
+    if facts.first_token_s is None:
+        yield "prefill", started_s, facts.ended_s
+        return
+    yield "prefill", started_s, max(started_s, facts.first_token_s)
+    yield "decode", facts.first_token_s, facts.ended_s
+
+
+def _lower_case(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
