@@ -270,7 +270,7 @@ bench-peers: $(STAMPS)/$(DEVICE) $(STAMPS)/package $(STAMPS)/native $(STAMPS)/mo
 
 # For a machine with a GPU, jax, torch and transformers and no network: the packages it lacks.
 GPU_WHEELS := .gpu-wheels
-GPU_PACKAGES := gguf|llguidance|msgspec|pyzmq
+GPU_PACKAGES := gguf|llguidance|msgspec|pyzmq|shtab
 GPU_PLATFORMS := manylinux_2_31_x86_64 manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_26_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64
 
 gpu-wheels: ## download what `make gpu-check` needs beside jax, flax, transformers and aiohttp: Python 3.12, x86-64
@@ -291,7 +291,7 @@ format: install ## rewrite the sources as ruff wants them
 	$(BIN)/ruff check --fix .
 
 docs: install ## regenerate the reference pages
-	$(BIN)/python -m jaxserve.cli.reference docs/reference
+	$(BIN)/python -m jaxserve.cli.internal.reference docs/reference
 	$(BIN)/python -m tests.architecture.package_map
 	$(BIN)/python -m tests.models.served_table
 

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from jaxserve.cli.bench_flags import add_offline, add_serve, add_startup
 from jaxserve.cli.flags import config_from_flags
+from jaxserve.cli.internal.bench_flags import add_offline, add_serve, add_startup
 from jaxserve.errors import ConfigError
 from jaxserve.log import configure_logging
 from jaxserve.runtime.environment import base_url, environment_api_key, restart_with
@@ -151,7 +151,7 @@ def _run_offline(arguments: argparse.Namespace) -> list[Figures]:
 
 
 def _run_startup(arguments: argparse.Namespace) -> list[Figures]:
-    command = [sys.executable, "-m", "jaxserve.cli.child", "serve", *arguments.serve_words]
+    command = [sys.executable, "-m", "jaxserve.cli.internal.child", "serve", *arguments.serve_words]
     figures = measure_startup(command, num_warm=arguments.num_warm, timeout_s=arguments.timeout)
     print_startup(figures)
     return [figures]

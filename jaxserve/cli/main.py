@@ -137,6 +137,7 @@ COMMANDS = (
         "convert", "write a model's parameters as the server holds them, for a faster start", "MODEL OUT [OPTIONS]"
     ),
     Command("bench", "measure a running server, the engine alone, or how fast a server starts"),
+    Command("models", "list the models on this machine, and which of them it can serve", "[FOLDER ...] [OPTIONS]"),
     Command("status", "show what a running server does, in one screen"),
     Command(
         "doctor",
@@ -146,6 +147,7 @@ COMMANDS = (
     Command("check", "check a config file: each mistake with its line and a suggestion", "FILE"),
     Command("config", "print the settings that would be in force", "[MODEL] [OPTIONS]"),
     Command("health", "exit 0 if a server serves requests, or with --live if it runs; for container health checks"),
+    Command("completion", "print a script with which a shell completes commands and flags", "bash|zsh|tcsh"),
     Command("version", "print the versions of jaxserve, jax and Python"),
 )
 

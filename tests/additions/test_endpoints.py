@@ -64,5 +64,5 @@ def test_an_endpoint_is_one_file(overlay: Overlay, tmp_path: Path) -> None:
         operation = json.loads(page)["paths"]["/v1/echo"]["post"]
         assert operation["summary"] == "Echo a text after generating three tokens."
         assert b"/v1/echo" in server.request("GET", "/docs")[2]
-    overlay.run("-m", "jaxserve.cli.reference", "docs/reference")
+    overlay.run("-m", "jaxserve.cli.internal.reference", "docs/reference")
     assert "The text to echo." in (overlay.root / "docs" / "api.md").read_text("utf-8")

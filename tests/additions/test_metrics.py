@@ -26,6 +26,6 @@ def test_a_metric_of_the_engine_is_one_field(overlay: Overlay, tmp_path: Path) -
         assert server.request("POST", "/v1/completions", body)[0] == 200
         server.await_metric("whistles_total", 2 * server.metric("program_calls_total"))
         assert server.metric("whistles_total") > 0
-    overlay.run("-m", "jaxserve.cli.reference", "docs/reference")
+    overlay.run("-m", "jaxserve.cli.internal.reference", "docs/reference")
     page = (overlay.root / "docs" / "reference" / "metrics.md").read_text("utf-8")
     assert "| `jaxserve:whistles_total` | counter | `model_name`, `engine` | Times the engine whistled. |" in page

@@ -94,7 +94,7 @@ def test_an_option_of_either_kind_is_a_field_and_a_function(extended: Overlay) -
 
 
 def test_an_option_is_documented(extended: Overlay) -> None:
-    extended.run("-m", "jaxserve.cli.reference", "docs/reference")
+    extended.run("-m", "jaxserve.cli.internal.reference", "docs/reference")
     for page, count in (("sampling.md", 1), ("api.md", 4)):
         text = (extended.root / "docs" / page).read_text("utf-8")
         assert text.count("| `top_n_sigma` | number | 0 to 10 | Keep logits within n") == count

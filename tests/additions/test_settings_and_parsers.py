@@ -47,7 +47,7 @@ def test_a_setting_is_one_field(overlay: Overlay) -> None:
     usage = overlay.run("-m", "jaxserve.cli.main", "serve", "--help")
     assert "--patience" in usage
     assert "steps to wait for nothing in particular" in " ".join(usage.split())
-    overlay.run("-m", "jaxserve.cli.reference", "docs/reference")
+    overlay.run("-m", "jaxserve.cli.internal.reference", "docs/reference")
     page = (overlay.root / "docs" / "reference" / "config.md").read_text("utf-8")
     assert "| `--patience` | `patience` | `JAXSERVE_PATIENCE` | `7` |" in page
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxserve.cli.reference import metrics_table
+from jaxserve.cli.internal.reference import metrics_table
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.metrics import METRICS, PREFIX, Metrics, exposition
 from tests.unit.running_api import FACTS

@@ -41,7 +41,7 @@ def local_server(words: Sequence[str], environment: Mapping[str, str]) -> Iterat
     Raises ServerEndedError if it ends before it is ready.
     """
     key = secrets.token_urlsafe(16)
-    command = [sys.executable, "-m", "jaxserve.cli.child", "serve", "--log-level", "warning", *words]
+    command = [sys.executable, "-m", "jaxserve.cli.internal.child", "serve", "--log-level", "warning", *words]
     process = subprocess.Popen(
         [*command, "--host", "127.0.0.1", "--port", "0"],
         stdin=subprocess.DEVNULL,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from jaxserve import __version__
+from jaxserve.cli.internal.reference import pages
 from jaxserve.cli.main import COMMANDS, main
-from jaxserve.cli.reference import pages
 
 ROOT = Path(__file__).parents[3]
 

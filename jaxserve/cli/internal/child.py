@@ -1,4 +1,4 @@
-"""`python -m jaxserve.cli.child`: the `jaxserve` command, which gets SIGTERM when its parent process dies."""
+"""`python -m jaxserve.cli.internal.child`: the `jaxserve` command, which gets SIGTERM when its parent process dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the reference pages: `python -m jaxserve.cli.reference docs/reference`. A test fails when they are stale."""
+"""Writes the reference pages: `python -m jaxserve.cli.internal.reference docs/reference`. A test fails when they are stale."""
 
 from __future__ import annotations
 

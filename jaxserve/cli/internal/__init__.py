@@ -1,0 +1,1 @@
+"""Modules beside the commands: for other programs of the project, and flags of `bench`."""

@@ -1,0 +1,86 @@
+"""The models that are on this machine: the default one, those in the hub's cache, and those in given folders."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import scan_cache_dir
+from huggingface_hub.errors import CacheNotFound
+
+from jaxserve.config import Config, ModelConfig
+from jaxserve.errors import StartupError
+from jaxserve.runtime.environment import default_model
+from jaxserve.tools.planning.machine import Machine, with_sizes
+from jaxserve.tools.planning.planner import Planner, read_model
+
+DEFAULT_NAME = "(default)"
+"""Stands for the model that `jaxserve serve` takes when it is given none."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A model whose weights are on this machine."""
+
+    name: str
+    """Name that `jaxserve serve` takes."""
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """Facts about a model that was not loaded."""
+
+    name: str
+    num_parameters: int | None = None
+    stored_bytes: int | None = None
+    stored_dtypes: tuple[str, ...] = ()
+    weights_bytes: int | None = None
+    """Memory of the weights on one device."""
+    problem: str | None = None
+    """The reason why it cannot be served on this device with default settings; None if it can."""
+
+
+def local_models(folders: Sequence[Path]) -> Iterator[LocalModel]:
+    """Yield the models, those of `folders` after the others."""
+    with contextlib.suppress(StartupError):
+        yield LocalModel(DEFAULT_NAME, default_model())
+    try:
+        repositories = sorted(scan_cache_dir().repos, key=lambda repository: repository.repo_id)
+    except CacheNotFound:
+        repositories = []
+    for repository in repositories:
+        if repository.repo_type == "model" and repository.revisions:
+            newest = max(repository.revisions, key=lambda revision: revision.last_modified)
+            yield from models_in(newest.snapshot_path, repository.repo_id, separator=":")
+    for folder in folders:
+        for inner in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
+            yield from models_in(inner, str(inner), separator="/")
+
+
+def models_in(folder: Path, name: str, *, separator: str) -> Iterator[LocalModel]:
+    """Yield the safetensors model of a folder, and its GGUF files."""
+    if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+        yield LocalModel(name, folder)
+    for file in sorted(folder.glob("*.gguf")):
+        yield LocalModel(f"{name}{separator}{file.name}", file)
+
+
+def describe_model(model: LocalModel, machine: Machine) -> ModelRow:
+    """Read the headers of a model, and plan it for a machine with default settings; nothing is compiled."""
+    try:
+        planned = read_model(model.path)
+        config = with_sizes(Config(model=ModelConfig(model=str(model.path))), planned.decoder, machine)
+        plan = Planner(planned, machine.device, None, num_hosts=machine.num_hosts).plan(config, None, [])
+    except StartupError as error:
+        return ModelRow(model.name, problem=str(error))
+    return ModelRow(
+        model.name,
+        plan.model.num_parameters,
+        planned.stored_bytes,
+        planned.stored_dtypes,
+        plan.weights_bytes,
+        None if plan.fits else plan.reason,
+    )

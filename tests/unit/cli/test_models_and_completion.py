@@ -1,0 +1,67 @@
+"""`jaxserve models` lists what is on this machine; `jaxserve completion` completes what there is."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from jaxserve.cli.main import COMMANDS, main
+from tests.models.goldens import golden_checkpoint
+
+COMPLETE = """
+source {script}
+COMP_WORDS=(jaxserve {words}) COMP_CWORD={place}
+$(complete -p jaxserve | sed -E 's/.*-F ([^ ]+).*/\\1/')
+echo "${{COMPREPLY[@]}}"
+"""
+
+
+def listed(text: str) -> dict[str, str]:
+    """Return the lines below the headline by the first word."""
+    return {line.split()[0]: line for line in text.splitlines()[1:]}
+
+
+@pytest.mark.slow
+def test_models_of_the_hub_cache_and_of_folders_are_listed_with_a_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cached = tmp_path / "hub" / "models--owner--tiny"
+    shutil.copytree(golden_checkpoint("llama2_tiny").path, cached / "snapshots" / "0123abcd")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("0123abcd")
+    unknown = tmp_path / "models" / "unknown"
+    shutil.copytree(golden_checkpoint("llama2_tiny").path, unknown)
+    config = unknown / "config.json"
+    config.write_text(
+        config.read_text().replace("LlamaForCausalLM", "NobodyForCausalLM").replace('"llama"', '"nobody"')
+    )
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert main(["models", str(tmp_path / "models")]) == 0
+    lines = listed(capsys.readouterr().out)
+    assert lines["owner/tiny"].endswith("fits")
+    assert "nobody" in lines[str(unknown)].lower() and "fits" not in lines[str(unknown)]
+    assert lines["(default)"].split()[1:3] == ["135", "M"]
+
+
+def test_a_folder_that_is_not_there_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "./nowhere"]) == 2
+    assert "no such folder" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_bash_completes_commands_and_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "bash"]) == 0
+    script = tmp_path / "jaxserve"
+    script.write_text(capsys.readouterr().out)
+
+    def completed(words: str) -> set[str]:
+        text = COMPLETE.format(script=script, words=words, place=len(words.split()))
+        done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True)
+        return set(done.stdout.split())
+
+    assert completed("serve --max-num") == {"--max-num-seqs", "--max-num-batched-tokens"}
+    assert completed("ver") == {"version"}
+    assert {command.name for command in COMMANDS} <= completed('""')
