@@ -51,6 +51,8 @@ _log = logging.getLogger(__name__)
 
 ABORT_FLUSH_S: Final = 2.0
 """Time for writing the error events of aborted requests."""
+TRACES_FLUSH_S: Final = 5.0
+"""Time for sending the last traces."""
 WATCH_S: Final = 0.25
 """Time between two measurements of the event loop."""
 DEATH_GRACE_S: Final = 2.0
@@ -219,12 +221,12 @@ async def serving_api(
 
 @contextlib.asynccontextmanager
 async def _closing(tracing: Tracing | None) -> AsyncIterator[None]:
-    """Send the traces that are left after the block."""
+    """Send the traces that are left after the block; a collector that does not answer is not awaited for long."""
     try:
         yield
     finally:
         if tracing is not None:
-            await in_thread(tracing.close)
+            await first_of(in_thread(tracing.close), asyncio.sleep(TRACES_FLUSH_S))
 
 
 def _server_state(frontend: Frontend, config: Config, peers: PeerProcesses, startup: StartupLog) -> ServerState:
