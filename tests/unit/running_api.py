@@ -72,8 +72,10 @@ FACTS = ModelInfo(
 
 @dataclass
 class ScriptedEngine:
-    """The other end of the connection: records messages, and sends those of the test."""
+    """The other end of the connection: records messages, and sends those of the test, and the ends of aborted requests."""
 
+    is_frozen: bool = False
+    """True: aborts are not answered."""
     aborted: list[RequestId] = field(default_factory=list)
     said_hello: bool = False
     marks: asyncio.Queue[StartupProgress] = field(default_factory=asyncio.Queue)
@@ -88,6 +90,8 @@ class ScriptedEngine:
             for request_id in message.request_ids:
                 self.aborted.append(request_id)
                 self._aborts.put_nowait(request_id)
+                if not self.is_frozen:
+                    self.say(StepOutputs([RequestOutput(request_id, [], finish_reason="abort")]))
         elif isinstance(message, Hello):
             self.said_hello = True
 

@@ -2,7 +2,8 @@
 
 Every submitted request gets exactly one output with a `finish_reason`, also when the engine dies. Leaving an
 `OutputStream` aborts what still runs. Nothing here blocks: messages to the engine go through an outbox in order. The
-outbox ends with the connection: a restarted engine gets none of them.
+outbox ends with the connection: a restarted engine gets none of them. An aborted request counts until the engine has
+answered it, so that clients that come and go do not fill the memory while the engine is frozen.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ _log = logging.getLogger(__name__)
 
 LOADING = "The model is loading."
 STOPPED: Final = "The engine stopped while the request was running."
+MAX_UNANSWERED: Final = 1024
+"""Aborted requests that the engine has not answered, beyond which no request is submitted."""
 
 
 class Socket(Protocol):
@@ -99,6 +102,8 @@ class EngineConnection:
         self._outbox: asyncio.Queue[ToEngine] = asyncio.Queue()
         self._outbox.put_nowait(Hello())
         self._streams: dict[RequestId, OutputStream] = {}
+        self._unanswered: set[RequestId] = set()
+        """Aborted requests whose terminal message has not arrived: they may lie in the outbox still."""
         self._commands = Commands()
         self._started = asyncio.Event()
         self._over = asyncio.Event()
@@ -158,9 +163,14 @@ class EngineConnection:
         self.end(await self.watch.wait_silent())
 
     def attach(self, stream: OutputStream, requests: Sequence[AddRequest]) -> None:
-        """Submit requests; called by `OutputStream`. Raises RateLimitError if too many tokens wait."""
+        """Submit requests; called by `OutputStream`. Raises RateLimitError if too many tokens or aborts wait."""
         if not self.is_ready:
             raise UnavailableError(LOADING)
+        if len(self._unanswered) >= MAX_UNANSWERED:
+            self._metrics.inc("admission_rejections", reason="unanswered")
+            raise RateLimitError(
+                f"The engine has not answered {len(self._unanswered)} aborted requests. Please retry later."
+            )
         try:
             self.waiting.add(requests)
         except RateLimitError:
@@ -175,8 +185,8 @@ class EngineConnection:
     def detach(self, request_ids: list[RequestId]) -> None:
         """Abort requests; called by `OutputStream`. Their terminal messages are dropped."""
         for request_id in request_ids:
-            self._streams.pop(request_id, None)
-            self.waiting.remove(request_id)
+            if self._streams.pop(request_id, None) is not None:
+                self._unanswered.add(request_id)
         if request_ids:
             self._outbox.put_nowait(Abort(request_ids))
 
@@ -257,6 +267,7 @@ class EngineConnection:
                 self._ledger.note(output)
             if output.finish_reason is not None:
                 stream = self._streams.pop(output.request_id, None)
+                self._unanswered.discard(output.request_id)
             else:
                 stream = self._streams.get(output.request_id)
             if stream is not None:

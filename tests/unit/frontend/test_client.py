@@ -335,7 +335,36 @@ async def test_a_prompt_that_nobody_waits_for_makes_room(tokenizer: Tokenizer) -
         leaving.cancel()
         assert await api.engine.was_aborted() == request.request_id
         await api.client.admission.wait_idle()
+        await api.engine.is_heard()
         staying = asyncio.create_task(api.post("/v1/completions", {"prompt": [5, 6, 7, 8]}))
+        api.engine.output(await api.engine.added(), [5], finish_reason="length")
+        assert (await staying)[0] == 200
+
+
+async def test_aborts_that_a_frozen_engine_does_not_answer_are_bounded(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients come and go: their prompts lie in the socket until the engine reads them."""
+    monkeypatch.setattr("jaxserve.frontend.engine_client.connection.MAX_UNANSWERED", 3)
+    async with running_api(tokenizer, max_queued_tokens=100) as api:
+        api.engine.is_frozen = True
+        left = []
+        for _ in range(3):
+            leaving = asyncio.create_task(api.post("/v1/completions", {"prompt": [5, 6]}))
+            left.append(await api.engine.added())
+            leaving.cancel()
+            await api.engine.was_aborted()
+            await api.client.admission.wait_idle()
+        status, body = await api.post("/v1/completions", {"prompt": [5]})
+        assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert "has not answered 3 aborted requests" in body["error"]["message"]
+        assert api.metrics.value("admission_rejections", reason="unanswered") == 1
+        assert api.connection.waiting.num_tokens == 6, "they count as waiting, too"
+        for request in left:
+            api.engine.output(request, [], finish_reason="abort")
+        await api.engine.is_heard()
+        assert api.connection.waiting.num_tokens == 0
+        staying = asyncio.create_task(api.post("/v1/completions", {"prompt": [5]}))
         api.engine.output(await api.engine.added(), [5], finish_reason="length")
         assert (await staying)[0] == 200
 
