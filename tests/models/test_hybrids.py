@@ -1,4 +1,4 @@
-"""Models with recurrent layers: prompts in several steps, and greedy texts, against transformers."""
+"""Models with recurrent layers: what their snapshots need, and the settings that are refused."""
 
 from __future__ import annotations
 
@@ -10,26 +10,6 @@ from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.kv.states import UNIT_TOKENS
 from jaxserve.models.registry import decoder_config
 from jaxserve.runner.limits import check_cache
-from tests.models.goldens import golden_checkpoint
-from tests.models.tiny_model import TinyModel
-
-HYBRIDS = (
-    "qwen3_next_tiny",
-    "qwen3_5_odd_tiny",
-    "qwen3_5_moe_tiny",
-    "lfm2_odd_tiny",
-    "granitemoehybrid_tiny",
-    "falcon_h1_odd_tiny",
-)
-
-
-@pytest.mark.slow
-@pytest.mark.versions
-@pytest.mark.parametrize("name", HYBRIDS)
-def test_a_prompt_in_steps_gives_the_greedy_text_of_transformers(name: str) -> None:
-    """The prompt of 40 tokens is cut within a chunk of the recurrent kernels."""
-    golden = golden_checkpoint(name)
-    assert TinyModel(golden.path).greedy(golden.prompt_ids, 64, chunk=20) == golden.output_ids.tolist()
 
 
 def test_snapshots_are_at_borders_of_chunks() -> None:

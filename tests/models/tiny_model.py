@@ -25,6 +25,7 @@ from jaxserve.weights.loader import load_params
 from tests.models.one_row import PAGE_SIZE, new_cache, step_context
 
 NUM_PAGES = 8
+NUM_LOGITS = 8
 
 
 class TinyModel:
@@ -37,30 +38,32 @@ class TinyModel:
         decoder = decoder_of(checkpoint).with_context(NUM_PAGES * PAGE_SIZE)
         self.policy = make_policy(config, decoder, chip_of(jax.devices()[0]))
         skeleton = make_skeleton(decoder, self.policy)
-        self._params = load_params(checkpoint, skeleton, make_sharding(decoder, MeshShape()), lambda *_: None)
-        kv_dtype = kv_cache_dtype(config, "cpu")
-        self._cache = new_cache(decoder, NUM_PAGES, kv_dtype, self.policy.activations)
+        sharding = make_sharding(decoder, MeshShape())
+        self._params = load_params(checkpoint, skeleton, sharding, lambda *_: None)
+        cache = new_cache(decoder, NUM_PAGES, kv_cache_dtype(config, "cpu"), self.policy.activations)
+        # Placed as the steps return it: otherwise the second step would be another program.
+        self._cache = jax.device_put(cache, sharding.replicated)
         self._length = 0
 
         def compute(params: tuple[Array, ...], cache: Cache, tokens: Array, first: Array) -> tuple[Array, Cache]:
             step = step_context(decoder, NUM_PAGES, first, len(tokens))
             model = skeleton.build(params)
             hidden, cache = model.hidden(tokens, cache, step)
-            return model.logits(hidden[-1:], jnp.int32(1))[0], cache
+            last = hidden[-NUM_LOGITS:]
+            return model.logits(last, jnp.int32(len(last))), cache
 
         self._compute = jax.jit(compute)
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the logits (V,) after these tokens, which follow those of earlier calls."""
+        """Return the logits (8 or fewer, V) of the last of these tokens, which follow those of earlier calls."""
         arguments = jnp.asarray(tokens, jnp.int32), jnp.int32(self._length)
         logits, self._cache = self._compute(self._params, self._cache, *arguments)
         self._length += len(tokens)
         return np.asarray(logits)
 
-    def greedy(self, prompt: np.ndarray, count: int, *, chunk: int) -> list[int]:
-        """Return `count` greedy tokens after a prompt that is computed `chunk` tokens at a time."""
-        logits = [self.logits(prompt[i : i + chunk]) for i in range(0, len(prompt), chunk)][-1]
+    def greedy(self, logits: np.ndarray, count: int) -> list[int]:
+        """Return `count` greedy tokens after the logits (V) of the last token so far."""
         tokens = [int(logits.argmax())]
         while len(tokens) < count:
-            tokens.append(int(self.logits(np.array(tokens[-1:])).argmax()))
+            tokens.append(int(self.logits(np.array(tokens[-1:]))[-1].argmax()))
         return tokens
