@@ -9,22 +9,27 @@ from jaxserve_kernels.paged_attention import Paging, ragged_layout
 from jaxtyping import Array
 
 from jaxserve.layers.attention import StepContext
-from jaxserve.layers.cache import Cache, StateSlots, assemble, group_shapes
+from jaxserve.layers.cache import ArrayShape, Cache, StateSlots, assemble, group_shapes
 from jaxserve.layers.rope import query_scales, rotation, sliding_rotation
 from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.sharding.mesh import Sharding
 
 PAGE_SIZE: Final = 16
 
 
-def new_cache(decoder: DecoderConfig, num_pages: int, kv_dtype: Any, activations: Any) -> Cache:
-    """Return zeros: pages for one text after the null page, and a state slot after the zero slot."""
+def new_cache(
+    decoder: DecoderConfig, num_pages: int, kv_dtype: Any, activations: Any, sharding: Sharding | None = None
+) -> Cache:
+    """Return zeros, on the devices of `sharding`: pages for one text after the null page, a state slot after the zero slot."""
+
+    def zeros(array: ArrayShape) -> Array:
+        return jnp.zeros(array.shape, array.dtype, device=None if sharding is None else sharding.place(array.axes))
+
     shapes = (
         group_shapes(group, num_pages + 1 if group.has_pages else 2, PAGE_SIZE, jnp.dtype(kv_dtype), activations)
         for group in decoder.cache.groups
     )
-    return tuple(
-        assemble(group.kind, [jnp.zeros(array.shape, array.dtype) for array in group.arrays]) for group in shapes
-    )
+    return tuple(assemble(group.kind, [zeros(array) for array in group.arrays]) for group in shapes)
 
 
 def step_context(decoder: DecoderConfig, num_pages: int, first: Array, num_tokens: int) -> StepContext:

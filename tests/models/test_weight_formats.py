@@ -40,6 +40,24 @@ def test_logits_and_greedy_tokens_equal_transformers(golden: GoldenCheckpoint, c
 
 
 @pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("deepseek_v3_tiny", 2),  # a latent cache, of which every device has all
+        ("olmoe_tiny", 2),  # whole experts on each device
+        ("qwen2_sliding_tiny", 4),  # a cache of its own for layers with a window
+        ("smollm2_tiny", 4),  # six heads, which do not divide
+    ],
+)
+def test_devices_that_share_a_model_give_the_tokens_of_one(name: str, size: int) -> None:
+    """test_parallel.py has more meshes."""
+    golden = golden_checkpoint(name)
+    model = TinyModel(golden.path, tensor_parallel_size=size)
+    logits = model.logits(golden.prompt_ids)
+    np.testing.assert_allclose(logits, golden.logits, atol=1e-4, rtol=0)
+    assert model.greedy(logits[-1], 64) == golden.output_ids.tolist()
+
+
+@pytest.mark.parametrize(
     ("options", "tolerance"),
     [
         ({"quantization": "int8"}, 0.5),

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxserve.config import CompileConfig, Config, CpuKernels, ModelConfig
+from jaxserve.config import CompileConfig, Config, CpuKernels, ModelConfig, ParallelConfig
 from jaxserve.layers.cache import Cache
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.backend import chip_of
-from jaxserve.runner.limits import kv_cache_dtype, make_policy
+from jaxserve.runner.limits import kv_cache_dtype, make_policy, with_cache_groups
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from jaxserve.weights.loader import load_params
@@ -31,18 +31,26 @@ NUM_LOGITS = 8
 class TinyModel:
     """One row of tokens, as long as it grows."""
 
-    def __init__(self, path: Path, *, cpu_kernels: CpuKernels = "xla", **model: Any) -> None:
+    def __init__(
+        self, path: Path, *, cpu_kernels: CpuKernels = "xla", tensor_parallel_size: int = 1, **model: Any
+    ) -> None:
         """model: other settings than the defaults of `ModelConfig`."""
-        config = Config(model=ModelConfig(model=str(path), **model), compile=CompileConfig(cpu_kernels=cpu_kernels))
+        config = Config(
+            model=ModelConfig(model=str(path), **model),
+            parallel=ParallelConfig(tensor_parallel_size=tensor_parallel_size),
+            compile=CompileConfig(cpu_kernels=cpu_kernels),
+        )
         checkpoint = open_model(path)
-        decoder = decoder_of(checkpoint).with_context(NUM_PAGES * PAGE_SIZE)
+        decoder = decoder_of(checkpoint).with_context(NUM_PAGES * PAGE_SIZE).for_devices(tensor_parallel_size)
+        decoder = with_cache_groups(config, decoder)
         self.policy = make_policy(config, decoder, chip_of(jax.devices()[0]))
         skeleton = make_skeleton(decoder, self.policy)
-        sharding = make_sharding(decoder, MeshShape())
+        sharding = make_sharding(decoder, MeshShape(tensor_parallel_size))
+        self._mesh = sharding.mesh.abstract_mesh
         self._params = load_params(checkpoint, skeleton, sharding, lambda *_: None)
-        cache = new_cache(decoder, NUM_PAGES, kv_cache_dtype(config, "cpu"), self.policy.activations)
         # Placed as the steps return it: otherwise the second step would be another program.
-        self._cache = jax.device_put(cache, sharding.replicated)
+        kv_dtype = kv_cache_dtype(config, "cpu")
+        self._cache = new_cache(decoder, NUM_PAGES, kv_dtype, self.policy.activations, sharding)
         self._length = 0
 
         def compute(params: tuple[Array, ...], cache: Cache, tokens: Array, first: Array) -> tuple[Array, Cache]:
@@ -52,12 +60,14 @@ class TinyModel:
             last = hidden[-NUM_LOGITS:]
             return model.logits(last, jnp.int32(len(last))), cache
 
-        self._compute = jax.jit(compute)
+        places = jax.tree.map(lambda array: array.sharding, self._cache)
+        self._compute = jax.jit(compute, out_shardings=(sharding.replicated, places))
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         """Return the logits (8 or fewer, V) of the last of these tokens, which follow those of earlier calls."""
         arguments = jnp.asarray(tokens, jnp.int32), jnp.int32(self._length)
-        logits, self._cache = self._compute(self._params, self._cache, *arguments)
+        with jax.sharding.use_abstract_mesh(self._mesh):
+            logits, self._cache = self._compute(self._params, self._cache, *arguments)
         self._length += len(tokens)
         return np.asarray(logits)
 
