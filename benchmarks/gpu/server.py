@@ -59,7 +59,7 @@ def _serve(context: Context, model: Path, start: str, *, has_load: bool) -> None
 @contextmanager
 def _running(context: Context, model: Path, port: int) -> Iterator[float]:
     """`jaxserve serve`, in this part's process group, so that it cannot outlive the part; gives seconds to ready."""
-    limits = ["--max-num-seqs", "4", "--max-num-batched-tokens", "64"] if context.is_quick else []
+    limits = ["--max-num-seqs", "2", "--max-num-batched-tokens", "32"] if context.is_quick else []
     limits = limits or ["--max-num-seqs", "64", "--max-num-batched-tokens", "2048"]
     length = str(256 if context.is_quick else MAX_MODEL_LEN)
     command = [sys.executable, "-m", "jaxserve.cli.main", "serve", str(model), "--served-model-name", "m"]

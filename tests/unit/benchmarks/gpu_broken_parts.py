@@ -8,6 +8,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Literal
 
+from benchmarks.gpu import shapes, timing
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.records import Recorder
 
@@ -17,7 +18,7 @@ FAILURES: dict[str, tuple[str, Failure]] = {
     "kernels": ("", "ends"),
     "models": ("llama", "ends"),
     "attention": ("decode 2 x 64", "hangs"),
-    "products": ("attention output, 1 tokens, float32", "ends"),
+    "products": ("attention output, 1 tokens, float32", "raises"),
     "engine": ("mixed, 1 decode", "raises"),
     "int8": ("int4-weight-only", "raises"),
     "server": ("cold start", "raises"),
@@ -44,10 +45,20 @@ def run(context: Context) -> None:
     name, failure = FAILURES[part]
     if not name:
         _fail(failure)
+    _make_small()
     recorder = context.recorder
     recorder.__class__ = BrokenRecorder
     recorder.failing = FAILURES[part]  # type: ignore[attr-defined]
     import_module(f"benchmarks.gpu.{part}").run(context)
+
+
+def _make_small() -> None:
+    """Save most of a dummy run's time: one layer where all are alike, and as few samples as there may be."""
+    timing.SAMPLE_S, timing.MAX_SAMPLES = 0.0, timing.MIN_SAMPLES
+    num_layers = shapes.TINY["num_hidden_layers"]
+    for shape in (shapes.TINY, *shapes.FAMILIES.values()):
+        if shape["num_hidden_layers"] == num_layers:
+            shape["num_hidden_layers"] = 1
 
 
 def _fail(failure: Failure) -> None:
