@@ -69,7 +69,7 @@ class ModelEngine:
         path: Path,
         *,
         max_num_seqs: int = 4,
-        max_num_batched_tokens: int = 32,
+        max_num_batched_tokens: int = 16,
         max_model_len: int = 128,
         tensor_parallel_size: int = 1,
         data_parallel_size: int = 1,

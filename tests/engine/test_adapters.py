@@ -22,7 +22,7 @@ def modules(goldens: dict[str, AdapterGolden], *names: str) -> str:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[ModelEngine]:
-    engine = ModelEngine(DATA / "llama3_tiny", max_num_seqs=6, lora_modules=modules(LLAMA, "first", "second"))
+    engine = ModelEngine(DATA / "llama3_tiny", lora_modules=modules(LLAMA, "first", "second"))
     yield engine
     engine.close()
 
@@ -34,7 +34,7 @@ def test_native_kernels_give_the_same_tokens_in_any_batch() -> None:
     except BuildError as error:
         pytest.skip(f"native kernels: {error}")
     both = modules(LLAMA, "first", "second")
-    engine = ModelEngine(DATA / "llama3_tiny", cpu_kernels="native", lora_modules=both)
+    engine = ModelEngine(DATA / "llama3_tiny", cpu_kernels="native", max_num_seqs=2, lora_modules=both)
     requests = [request(name, LLAMA[name].prompt_ids, adapter=NUMBERS[name], max_tokens=32) for name in NUMBERS]
     results = engine.run(requests)
     engine.close()
@@ -79,7 +79,7 @@ def test_cached_pages_are_those_of_one_adapter(engine: ModelEngine) -> None:
 @pytest.mark.slow
 def test_adapters_of_joined_products() -> None:
     """Phi-3 has one matrix for queries, keys and values, and so have its adapters."""
-    engine = ModelEngine(DATA / "phi3_tiny", lora_modules=modules(PHI, "fused"))
+    engine = ModelEngine(DATA / "phi3_tiny", max_num_seqs=2, lora_modules=modules(PHI, "fused"))
     requests = [
         request(name, PHI[name].prompt_ids, adapter=i, max_tokens=32) for i, name in enumerate(("base", "fused"))
     ]

@@ -70,7 +70,7 @@ def make_spec(directory: Path, executor: Literal["local", "fake"], **tiers: Any)
     config = Config(
         model=ModelConfig(model=path, max_model_len=128, dtype="float32", quantization="none"),
         cache=CacheConfig(kv_cache_memory=64 << 20),
-        scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32),
+        scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16),
         compile=CompileConfig(compile_cache=str(shared_programs()), cpu_kernels="xla"),
         tiers=TierConfig(kv_fetch="always", **tiers),
     )

@@ -253,7 +253,7 @@ def test_adapters_are_loaded_and_unloaded_while_others_run(tmp_path: Path) -> No
     """Tokens are PEFT's, an adapter that takes another's place finds none of its pages, and nothing is compiled."""
     goldens = adapter_goldens("llama3_tiny")
     modules = {name: str(goldens[name].path) for name in ("first", "second")}
-    engine = ModelEngine(DATA / "llama3_tiny", lora_modules=",".join(map("=".join, modules.items())), max_num_seqs=6)
+    engine = ModelEngine(DATA / "llama3_tiny", lora_modules=",".join(map("=".join, modules.items())))
     places = AdapterPlaces(modules, 2)
     operator = Operator(engine, places)
 
