@@ -32,7 +32,9 @@ ifndef STARTED
 STARTED := $(shell date +%s)
 endif
 export STARTED
-# Bytecode of every installed module takes half a minute of a processor; Python makes it for those it imports.
+# Bytecode of every installed module takes half a minute of a processor; Python makes it for those it imports. Without it
+# each of hundreds of processes, and each collection of tests, would compile all of those again.
+unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL = -m pip install --require-hashes --no-deps --no-compile
 # Compiled programs stay for the next run: their keys cover the sources, versions and settings they were made from.
 PYTEST = JAX_PLATFORMS=cpu JAXSERVE_TEST_PROGRAMS="$(abspath $(VENV))/programs" $(BIN)/python -m pytest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from importlib.metadata import version
@@ -22,6 +23,10 @@ FIRST_FOLDERS = ("architecture", "unit", "perf")
 """Fast tests that fail likeliest. The others follow in the order of their names."""
 
 
+gc.disable()
+"""Until all tests are collected: what is imported and collected stays, and walking through it takes seconds."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if VARIABLE not in os.environ:  # workers inherit it from the first process
         folder = tempfile.TemporaryDirectory(prefix="jaxserve-programs-", ignore_cleanup_errors=True)
@@ -31,6 +36,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _rank(item.path.parts))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def _rank(path: tuple[str, ...]) -> int:

@@ -18,8 +18,16 @@ class Source:
 
     module: str
     path: Path
-    tree: ast.Module
-    num_lines: int
+    text: str
+
+    @functools.cached_property
+    def tree(self) -> ast.Module:
+        """Parsed when a test asks for it: every worker imports all tests."""
+        return ast.parse(self.text, str(self.path))
+
+    @property
+    def num_lines(self) -> int:
+        return len(self.text.splitlines())
 
     @property
     def place(self) -> str:
@@ -65,11 +73,11 @@ def module_names() -> frozenset[str]:
 @functools.cache
 def program() -> tuple[Source, ...]:
     """Every source file of both packages, sorted by module name."""
-    found = []
-    for name, root in PACKAGES.items():
-        for path in root.rglob("*.py"):
-            text = path.read_text(encoding="utf-8")
-            found.append(Source(_module_name(name, path), path, ast.parse(text, str(path)), len(text.splitlines())))
+    found = (
+        Source(_module_name(name, path), path, path.read_text(encoding="utf-8"))
+        for name, root in PACKAGES.items()
+        for path in root.rglob("*.py")
+    )
     return tuple(sorted(found, key=lambda source: source.module))
 
 

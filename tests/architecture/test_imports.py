@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import re
 import subprocess
@@ -326,7 +325,7 @@ def test_the_checks_see_a_forbidden_import() -> None:
     """The table is worth nothing if the parser misses imports inside functions or relative ones."""
     path = ROOT / "jaxserve" / "http" / "example.py"
     code = "def late():\n    from jaxserve.engine import core\n    from ..runner import steps\n    import jaxserve.kv.spec\n"
-    source = Source("jaxserve.http.example", path, ast.parse(code), 4)
+    source = Source("jaxserve.http.example", path, code)
     assert [fault.rpartition(" ")[2] for fault in wrong_imports(source)] == [
         "jaxserve.engine.core" if importlib.util.find_spec("jaxserve.engine.core") else "jaxserve.engine",
         "jaxserve.runner.steps" if importlib.util.find_spec("jaxserve.runner.steps") else "jaxserve.runner",
