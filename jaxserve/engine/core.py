@@ -114,7 +114,7 @@ class EngineCore:
         adapters: AdapterPlaces | None = None,
     ) -> None:
         """adapters: those that requests may use and that commands may change; None: all that requests name."""
-        self._memory = Measured(resident_bytes)
+        self._memory, self._cpu_seconds = Measured(resident_bytes), Measured(time.process_time)
         self.tiers = tiers
         """The scheduler's."""
         self.control = EngineControl(scheduler, executor.weights, adapters=adapters, has_tiers=tiers is not None)
@@ -300,7 +300,7 @@ class EngineCore:
     def _stats(self) -> EngineStats:
         stats = self._scheduler.take_stats()
         self._executor.add_stats(stats)
-        stats.engine_cpu_seconds = time.process_time()
+        stats.engine_cpu_seconds = self._cpu_seconds.value
         stats.engine_memory_bytes = self._memory.value
         return stats
 
