@@ -78,6 +78,11 @@ class HostsConfig:
         "manual",
         help="manual: the same command on every host; ray: this host is host 0, and Ray starts the others, a node for each",
     )
+    placement_group: str | None = option(
+        None,
+        help="hexadecimal id of a Ray placement group with a bundle for each host, this one's first (--placement ray); "
+        "without it Ray reserves one",
+    )
     coordinator: str | None = option(
         None, help="HOST:PORT on which host 0 listens for the others; all ports between the hosts must be open"
     )

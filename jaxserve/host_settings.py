@@ -21,6 +21,7 @@ def coordinator_address(hosts: HostsConfig) -> tuple[str, int]:
 def check_hosts(hosts: HostsConfig, parallel: ParallelConfig) -> None:
     """Raise ConfigError unless the settings describe one host among `num_hosts` that divide the engine's devices."""
     num_devices = parallel.num_devices
+    _check_placement_group(hosts)
     if hosts.num_hosts == 1:
         if hosts.host_rank or hosts.coordinator is not None:
             flag = f"--host-rank {hosts.host_rank}" if hosts.host_rank else f"--coordinator {hosts.coordinator}"
@@ -51,3 +52,16 @@ def _check_place(hosts: HostsConfig) -> None:
             f"--host-rank {hosts.host_rank}: at most {hosts.num_hosts - 1} with --num-hosts {hosts.num_hosts}"
         )
     coordinator_address(hosts)
+
+
+def _check_placement_group(hosts: HostsConfig) -> None:
+    if hosts.placement_group is None:
+        return
+    if hosts.placement != "ray":
+        raise ConfigError("--placement-group: needs --placement ray")
+    try:
+        bytes.fromhex(hosts.placement_group)
+    except ValueError:
+        raise ConfigError(
+            f"--placement-group {hosts.placement_group!r}: expected the hexadecimal id of a Ray placement group"
+        ) from None

@@ -10,10 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
+import ray
 from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
+from ray.util import get_current_placement_group
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -45,7 +47,9 @@ class EngineReplica:
         """settings: arguments of the application. command: starts the server; None: `jaxserve serve` with the settings."""
         self._settings = read_arguments(settings)
         own = self._settings.ray
-        self._server = await ServerProcess.start(command or serve_command(self._settings.server), own.start_timeout_s)
+        command = command or serve_command({**self._settings.server, **_placement()})
+        cluster = ray.get_runtime_context().gcs_address
+        self._server = await ServerProcess.start(command, cluster, own.start_timeout_s)
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._api_key = next(iter(api_keys(self._settings.config.server)), None)
         self._versions = itertools.count(1)
@@ -161,6 +165,7 @@ def build(arguments: Mapping[str, Any], command: Sequence[str] | None = None) ->
         health_check_timeout_s=15,
         graceful_shutdown_timeout_s=own.drain_timeout_s,
         ray_actor_options={"num_cpus": own.num_cpus, "num_gpus": own.num_gpus, "resources": dict(own.resources)},
+        **settings.host_reservation,
         request_router_config=RequestRouterConfig(
             request_router_class=PageRequestRouter,
             request_router_kwargs={"routing": own.routing, "max_imbalance_tokens": own.max_imbalance_tokens},
@@ -176,6 +181,12 @@ def build(arguments: Mapping[str, Any], command: Sequence[str] | None = None) ->
         ray_actor_options={"num_cpus": 0.1},
     )
     return ingress.bind(given, engines.bind(given, None if command is None else list(command)))
+
+
+def _placement() -> dict[str, str]:
+    """Return the settings that tell the server of this actor where its other hosts are; nothing without such hosts."""
+    group = get_current_placement_group()
+    return {} if group is None else {"placement_group": group.id.hex()}
 
 
 def _scale(settings: AppSettings) -> dict[str, Any]:

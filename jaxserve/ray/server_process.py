@@ -22,6 +22,7 @@ from jaxserve.errors import StartupError
 from jaxserve.http.operations.schema import RoutingState
 from jaxserve.parent import die_with_parent
 from jaxserve.ray.wire import HOP_HEADERS, INGRESS_HEADERS, ReplyHead, ReplyPart, WireRequest
+from jaxserve.runtime.environment import child_environment
 
 _READY: Final = re.compile(rb"jaxserve is ready at (http://\S+) ")
 _STATE: Final = msgspec.json.Decoder(RoutingState)
@@ -34,13 +35,18 @@ class ServerProcess:
 
     def __init__(self, process: asyncio.subprocess.Process, url: str, http: aiohttp.ClientSession) -> None:
         self._process = process
+        self._output = asyncio.create_task(_pass_on(process))
         self._url = url
         self._http = http
 
     @classmethod
-    async def start(cls, command: Sequence[str], timeout_s: float) -> ServerProcess:
-        """Start `command` and wait until it announces that it is ready. Raises StartupError."""
-        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    async def start(cls, command: Sequence[str], cluster: str, timeout_s: float) -> ServerProcess:
+        """Start `command` on this node of the Ray cluster at `cluster`, and wait until it announces that it is ready.
+
+        Raises StartupError.
+        """
+        environment = {**child_environment(), "RAY_ADDRESS": cluster}
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
         try:
             async with asyncio.timeout(timeout_s):
                 url = await _announced_url(process)
@@ -117,6 +123,14 @@ def write_settings(settings: Mapping[str, Any]) -> str:
 def serve_command(settings: Mapping[str, Any]) -> list[str]:
     """Return the command of a server with these settings."""
     return [sys.executable, "-m", "jaxserve.ray.server_process", write_settings(settings)]
+
+
+async def _pass_on(process: asyncio.subprocess.Process) -> None:
+    """Print what the server prints, such as the output of workers on other hosts: a full pipe would block it."""
+    assert process.stdout is not None, "stdout is a pipe"
+    while chunk := await process.stdout.read(1 << 16):
+        sys.stdout.write(chunk.decode(errors="replace"))
+        sys.stdout.flush()
 
 
 async def _announced_url(process: asyncio.subprocess.Process) -> str:

@@ -14,8 +14,18 @@ from jaxserve.runtime.settings import BY_NAME, closest
 
 _FIXED: Final = {"host": "127.0.0.1", "port": 0, "publish_pages": True, "behind_proxy": True}
 """Settings of a replica's server that the application decides."""
-_OURS: Final = ("api_processes", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
-"""Settings that replicas on Ray do not have: a replica has one API process, and Ray Serve's proxies answer on the port."""
+_OURS: Final = (
+    "host_rank",
+    "coordinator",
+    "placement",
+    "placement_group",
+    "api_processes",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "ssl_ca_certs",
+)
+"""Settings that replicas on Ray do not have: Ray places the hosts of a replica, a replica has one API process, and Ray Serve's
+proxies answer on the port."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,10 +43,13 @@ class RaySettings:
     ingress_replicas: int = field(default=1, metadata={"help": "processes that receive requests and choose replicas"})
     routing: PolicyName = field(default="prefix", metadata={"help": "routing policy, as for --routing"})
     max_imbalance_tokens: int = field(default=16_384, metadata={"help": "as for --max-imbalance-tokens"})
-    num_cpus: float = field(default=1.0, metadata={"help": "Ray CPUs that a replica reserves"})
-    num_gpus: float = field(default=0.0, metadata={"help": "GPUs of a replica; Ray shows it only those"})
+    num_cpus: float = field(default=1.0, metadata={"help": "Ray CPUs that a replica reserves, on each of its hosts"})
+    num_gpus: float = field(
+        default=0.0, metadata={"help": "GPUs of a replica, on each of its hosts; Ray shows it only those"}
+    )
     resources: Mapping[str, float] = field(
-        default_factory=dict, metadata={"help": "further Ray resources of a replica, e.g. {TPU: 4}"}
+        default_factory=dict,
+        metadata={"help": "further Ray resources of a replica, on each of its hosts, e.g. {TPU: 4}"},
     )
     routing_stats_period_s: float = field(
         default=1.0, metadata={"help": "seconds between a replica's reports of its load and cached pages"}
@@ -57,6 +70,18 @@ class AppSettings:
     config: Config
     """The config that these settings make."""
 
+    @property
+    def host_reservation(self) -> dict[str, Any]:
+        """Options of a deployment whose replicas span hosts: one bundle each, on different nodes, the replica on the first."""
+        if self.config.hosts.num_hosts == 1:
+            return {}
+        bundle = {"CPU": self.ray.num_cpus, "GPU": self.ray.num_gpus, **self.ray.resources}
+        each = {name: count for name, count in bundle.items() if count}
+        return {
+            "placement_group_bundles": [each] * self.config.hosts.num_hosts,
+            "placement_group_strategy": "STRICT_SPREAD",
+        }
+
 
 def read_arguments(arguments: Mapping[str, Any]) -> AppSettings:
     """Return the settings in `arguments`, whose values may be text. Raises ConfigError."""
@@ -71,6 +96,8 @@ def read_arguments(arguments: Mapping[str, Any]) -> AppSettings:
     ray = RaySettings(**values)
     _check(ray)
     server |= _FIXED
+    if int(str(server.get("num_hosts", 1))) > 1:
+        server["placement"] = "ray"
     return AppSettings(ray, server, load_config(flags=server))
 
 

@@ -34,7 +34,7 @@ class Reservation:
     """Resources of each host, by rank, and the labels that its node must have."""
 
     bundles: Sequence[Mapping[str, float]]
-    labels: Sequence[Mapping[str, str]]
+    labels: Sequence[Mapping[str, str]] = ()
 
     def devices(self, rank: int) -> dict[str, float]:
         """Return the accelerators of a host."""
@@ -73,11 +73,8 @@ def placed_hosts(config: Config) -> Iterator[Config]:
     except (ConnectionError, RuntimeError) as error:
         raise StartupError(f"--placement ray: {next(iter(str(error).splitlines()), 'no Ray cluster')}") from error
     hosts = config.hosts
-    own_id = ray.get_runtime_context().get_node_id()
-    node = next(each for each in ray.nodes() if each["NodeID"] == own_id)
-    wanted = reservation(hosts.num_hosts, config.parallel.num_devices, node)
+    group, wanted, node = _given_group(config) if hosts.placement_group else _new_group(config)
     address = f"{node['NodeManagerAddress']}:{_free_port(node['NodeManagerAddress'])}"
-    group = _reserve(wanted, hosts.host_join_timeout)
     try:
         placed = [
             dataclasses.replace(config, hosts=dataclasses.replace(hosts, host_rank=rank, coordinator=address))
@@ -90,7 +87,8 @@ def placed_hosts(config: Config) -> Iterator[Config]:
     finally:
         from ray.util import remove_placement_group
 
-        remove_placement_group(group)
+        if hosts.placement_group is None:
+            remove_placement_group(group)
         ray.shutdown()
 
 
@@ -100,6 +98,35 @@ def _ray() -> Any:
     except ImportError as error:
         raise ConfigError("--placement ray: Ray is not installed; run `pip install 'jaxserve[ray]'`") from error
     return ray
+
+
+def _new_group(config: Config) -> tuple[Any, Reservation, Mapping[str, Any]]:
+    """Return a placement group made for this engine, its resources, and the node of host 0, which is this one."""
+    import ray
+
+    node = _node(ray.get_runtime_context().get_node_id())
+    wanted = reservation(config.hosts.num_hosts, config.parallel.num_devices, node)
+    return _reserve(wanted, config.hosts.host_join_timeout), wanted, node
+
+
+def _given_group(config: Config) -> tuple[Any, Reservation, Mapping[str, Any]]:
+    """Return the placement group of `--placement-group`, its resources, and the node of its first bundle.
+
+    Raises ConfigError if it does not have a bundle for each host.
+    """
+    from ray.util.placement_group import PlacementGroup, PlacementGroupID, placement_group_table
+
+    group = PlacementGroup(PlacementGroupID.from_hex(config.hosts.placement_group))
+    bundles = group.bundle_specs
+    if len(bundles) != config.hosts.num_hosts:
+        raise ConfigError(f"--placement-group: {len(bundles)} bundles, and --num-hosts is {config.hosts.num_hosts}")
+    return group, Reservation(bundles), _node(placement_group_table(group)["bundles_to_node_id"][0])
+
+
+def _node(node_id: str) -> Mapping[str, Any]:
+    import ray
+
+    return next(each for each in ray.nodes() if each["NodeID"] == node_id)
 
 
 def _reserve(wanted: Reservation, timeout_s: float) -> Any:
@@ -145,7 +172,7 @@ def _start_actor(group: Any, wanted: Reservation, config: Config) -> tuple[Any, 
     rank = config.hosts.rank
     devices = wanted.devices(rank)
     options = {
-        "num_cpus": 1,
+        "num_cpus": min(1.0, wanted.bundles[rank].get("CPU", 0.0)),
         "num_gpus": devices.get("GPU", 0),
         "resources": {name: count for name, count in devices.items() if name != "GPU"},
         "max_restarts": -1,

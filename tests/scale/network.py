@@ -18,8 +18,9 @@ class Host:
     address: str
 
     def command(self, *words: str) -> list[str]:
-        """Return the command that runs `words` on this host."""
-        return ["ip", "netns", "exec", self.name, *words]
+        """Return the command that runs `words` on this host, whose host name is its address: gloo connects to host names."""
+        named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.address]
+        return ["ip", "netns", "exec", self.name, *named, *words]
 
 
 def can_make_hosts() -> bool:

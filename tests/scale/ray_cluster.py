@@ -51,8 +51,8 @@ class Cluster:
     folder: Path
 
     @contextlib.contextmanager
-    def deployed(self, fake: dict[str, Any], **arguments: Any) -> Iterator[App]:
-        """Deploy the application with fake engines and wait until it answers; removed at the end."""
+    def deployed(self, fake: dict[str, Any] | None, **arguments: Any) -> Iterator[App]:
+        """Deploy the application and wait until it answers; removed at the end. fake: None for real engines."""
         head = self.hosts[0]
         log = self.folder / "deploy.log"
         words = [sys.executable, "-m", "tests.scale.ray_driver", json.dumps(arguments), json.dumps(fake)]
@@ -96,10 +96,9 @@ class App:
         self.await_deployment()
 
     def await_deployment(self) -> None:
-        """Wait for the end of a deployment."""
+        """Wait for the end of a deployment; other lines are what the actors print."""
         assert self.driver.stdout is not None
-        line = self.driver.stdout.readline()
-        assert line == b"deployed\n", "the deployment failed"
+        assert b"deployed\n" in self.driver.stdout, "the deployment failed"
 
 
 @contextlib.contextmanager

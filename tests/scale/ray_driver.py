@@ -1,4 +1,4 @@
-"""Deploys the application with fake engines on the cluster of RAY_ADDRESS, until stdin ends.
+"""Deploys the application, with fake engines unless these are null, on the cluster of RAY_ADDRESS, until stdin ends.
 
 Each line of stdin has arguments that change: the application is deployed again, while it runs.
 """
@@ -21,7 +21,7 @@ def main() -> None:
     sections = {"cache": {"publish_pages": True}, "server": {"port": 0, "engine_restarts": 0}}
     ray.init(log_to_driver=True)
     serve.start(http_options={"host": "0.0.0.0", "port": HTTP_PORT, "location": "HeadOnly"})
-    command = fake_server_command(sections, fake)
+    command = None if fake is None else fake_server_command(sections, fake)
     given = {"model": str(TOKENIZER), "served_model_name": "tiny", **arguments}
     while True:
         serve.run(build(given, command), name="jaxserve")

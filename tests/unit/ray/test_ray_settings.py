@@ -33,6 +33,8 @@ def test_text_and_typed_values_mean_the_same() -> None:
         ({"replicas": 3, "max_replicas": 2}, "max_replicas 2: expected at least min_replicas, 3"),
         ({"port": 80}, "port: replicas on Ray Serve do not have this setting"),
         ({"max_num_seqs": 0}, "--max-num-seqs 0"),
+        ({"num_hosts": 2, "tensor_parallel_size": 2, "host_rank": 0}, "host_rank: replicas on Ray Serve do not have"),
+        ({"num_hosts": 2}, "--num-hosts 2: hosts have equally many devices"),
     ],
 )
 def test_wrong_argument_is_one_line(arguments: dict[str, Any], message: str) -> None:
@@ -46,3 +48,18 @@ def test_arguments_of_the_serve_config_file_are_valid() -> None:
     (application,) = content["applications"]
     assert application["import_path"] == "jaxserve.ray:app"
     assert read_arguments(application["args"] | {"model": str(TOKENIZER)}).ray.replicas == 4
+
+
+def test_a_replica_over_hosts_reserves_equal_bundles_on_different_nodes() -> None:
+    hosts = {"num_hosts": "2", "tensor_parallel_size": 16, "num_gpus": 8, "resources": {"rack": 0.5}}
+    found = read_arguments({"model": str(TOKENIZER), **hosts})
+    assert (found.config.hosts.placement, found.server["placement"]) == ("ray", "ray"), "nothing to start by hand"
+    assert found.host_reservation == {
+        "placement_group_bundles": [{"CPU": 1.0, "GPU": 8.0, "rack": 0.5}] * 2,
+        "placement_group_strategy": "STRICT_SPREAD",
+    }
+
+
+def test_a_replica_on_one_host_reserves_no_group() -> None:
+    found = read_arguments({"model": str(TOKENIZER)})
+    assert found.host_reservation == {} and "placement" not in found.server

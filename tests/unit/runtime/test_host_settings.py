@@ -35,6 +35,11 @@ def config(num_devices: int = 4, **hosts: Any) -> Config:
         ({"host_rank": 2}, "--host-rank 2: at most 1 with --num-hosts 2"),
         ({"num_hosts": 3}, "--num-hosts 3: hosts have equally many devices, and 4 "),
         ({"coordinator": "10.0.0.1"}, "--coordinator '10.0.0.1': expected HOST:PORT"),
+        ({"placement_group": "ab"}, "--placement-group: needs --placement ray"),
+        (
+            {"host_rank": None, "coordinator": None, "placement": "ray", "placement_group": "no id"},
+            "--placement-group 'no id': expected the hexadecimal id",
+        ),
         ({"coordinator": "10.0.0.1:70000"}, "--coordinator '10.0.0.1:70000': expected HOST:PORT"),
     ],
 )

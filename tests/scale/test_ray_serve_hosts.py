@@ -1,0 +1,89 @@
+"""A replica on Ray Serve whose engine spans two nodes, in network namespaces: one unit that is placed, used and replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="needs `jaxserve[ray]`: make scale-check")
+
+from tests.e2e.hosts import JOIN_TIMEOUT_S, WORKER, golden_tokens, greedy_body
+from tests.e2e.http_server import command_of, until
+from tests.e2e.real_server import model
+from tests.programs import shared_programs
+from tests.scale.network import Host, can_make_hosts
+from tests.scale.ray_cluster import App, Cluster, cluster, processes_on
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.scale,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not can_make_hosts(), reason="may not make network namespaces"),
+]
+
+NUM_TOKENS = 16
+SERVER = b"jaxserve.ray.server_process"
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Cluster]:
+    with cluster(2, cpus_per_node=2) as running:
+        yield running
+
+
+def settings() -> dict[str, Any]:
+    few = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "kv_cache_memory": "8MiB", "cpu_kernels": "xla"}
+    hosts = {"num_hosts": 2, "tensor_parallel_size": 2, "host_join_timeout": JOIN_TIMEOUT_S}
+    ray = {"replicas": 1, "num_cpus": 1.0, "drain_timeout_s": 20.0}
+    return {"model": str(model().path), "compile_cache": str(shared_programs() / "ray"), **few, **hosts, **ray}
+
+
+def answer(app: App) -> tuple[int, list[str]]:
+    """Return the status of the golden request, and the texts of its tokens if it was answered."""
+    with contextlib.closing(http.client.HTTPConnection(app.host, app.port, timeout=120)) as connection:
+        body = json.dumps(greedy_body(model(), NUM_TOKENS))
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        data = json.loads(reply.read())
+        return reply.status, data["choices"][0]["logprobs"]["tokens"] if reply.status == 200 else []
+
+
+def running(host: Host, word: bytes) -> list[int]:
+    return [pid for pid in processes_on(host) if word in command_of(pid)]
+
+
+def test_a_replica_over_two_nodes_is_placed_served_and_replaced_as_one_unit(nodes: Cluster) -> None:
+    expected = golden_tokens(model(), NUM_TOKENS)
+    with nodes.deployed(None, **settings()) as app:
+        assert answer(app) == (200, expected)
+        (server,), (worker,) = servers(nodes), workers(nodes)
+        assert [bool(running(host, SERVER)) for host in nodes.hosts] != [
+            bool(running(host, WORKER)) for host in nodes.hosts
+        ]
+        os.kill(parent_of(server), signal.SIGKILL)  # the actor
+        until(lambda: worker not in workers(nodes), "the worker outlived its replica", 180)
+        until(lambda: len(workers(nodes)) == 1 and answer(app)[0] == 200, "the replica was not replaced", 400)
+        assert answer(app) == (200, expected)
+        assert len(servers(nodes)) == 1
+    until(lambda: not workers(nodes) and not servers(nodes), "processes outlived the application", 120)
+
+
+def servers(nodes: Cluster) -> list[int]:
+    return [pid for host in nodes.hosts for pid in running(host, SERVER)]
+
+
+def workers(nodes: Cluster) -> list[int]:
+    return [pid for host in nodes.hosts for pid in running(host, WORKER)]
+
+
+def parent_of(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("PPid:"))
