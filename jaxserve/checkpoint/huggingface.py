@@ -73,6 +73,20 @@ def open_huggingface(directory: Path, families: Collection[Family]) -> Checkpoin
         tensors=tensors,
         shards=shards,
     )
+    return _with_our_tensors(checkpoint, families)
+
+
+def open_tensors(file: Path, like: Checkpoint, families: Collection[Family]) -> Checkpoint:
+    """Open a safetensors file with some of the tensors of a model, which `like` is; they are floats, named as in its
+    Hugging Face directory. Raises CheckpointError in one line."""
+    shard = open_safetensors(file)
+    config = {key: value for key, value in like.config.items() if key != "quantization_config"}
+    tensors = {name: _info(shard, name) for name in shard.tensors}
+    return _with_our_tensors(HuggingFaceCheckpoint(file, config, {}, tensors, {file: shard}), families)
+
+
+def _with_our_tensors(checkpoint: HuggingFaceCheckpoint, families: Collection[Family]) -> Checkpoint:
+    """Return the checkpoint with a tensor for each matrix, under the names that families of decoders share."""
     named = without_mtp_layers(with_text_names(checkpoint))
     family = _find_family(checkpoint.config, families)
     if family is not None:

@@ -1,15 +1,16 @@
-"""A safetensors file: its header checked before anything is allocated, its tensors as views of the file.
+"""Safetensors files: read with the header checked before anything is allocated and tensors as views of the file; written.
 
 The format is an 8-byte length, a JSON header and the data. Every byte of the data belongs to exactly one tensor.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -36,6 +37,7 @@ _READABLE_DTYPES: dict[str, np.dtype] = {
     "I32": np.dtype("<i4"),
     "U8": np.dtype(np.uint8),
 }
+_NAMES: Final = {dtype: name for name, dtype in _READABLE_DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,39 @@ def open_safetensors(path: Path) -> SafetensorsFile:
     if end != num_file_bytes:
         _fail(path, "data", f"a file of {end} bytes, as the header describes", str(num_file_bytes))
     return SafetensorsFile(path, {tensor.name: tensor for tensor in tensors}, num_file_bytes)
+
+
+class ArrayLike(Protocol):
+    """An array of any library that numpy can read, such as `jax.Array`: only its description is needed at first."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, ArrayLike]) -> int:
+    """Write tensors to a new file, one after the other: of an array on a device, one copy at a time is in host memory.
+
+    Returns the bytes of the file. Raises CheckpointError naming the tensor for a dtype that no reader takes, and OSError.
+    """
+    header, end = dict[str, Any](), 0
+    for name, tensor in tensors.items():
+        dtype = np.dtype(tensor.dtype)
+        if dtype not in _NAMES:
+            raise CheckpointError(
+                f"tensor {shown(name)}: expected one of the types {', '.join(_NAMES.values())}, found {dtype}"
+            )
+        start, end = end, end + math.prod(tensor.shape) * dtype.itemsize
+        header[name] = {"dtype": _NAMES[dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % _LENGTH_BYTES)
+    with path.open("xb") as file:
+        file.write(len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded)
+        for tensor in tensors.values():
+            file.write(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
+    return _LENGTH_BYTES + len(encoded) + end
 
 
 def _read_header(path: Path, num_file_bytes: int) -> bytes:

@@ -36,7 +36,15 @@ from jaxserve.errors import (
     invalid,
 )
 from jaxserve.executor.protocol import WeightStore
-from jaxserve.ipc.messages import AddRequest, Command, EngineState, ErrorInfo, LoadedAdapter, RequestOutput
+from jaxserve.ipc.messages import (
+    AddRequest,
+    Command,
+    CommandOptions,
+    EngineState,
+    ErrorInfo,
+    LoadedAdapter,
+    RequestOutput,
+)
 from jaxserve.scheduler.admission import error_info
 from jaxserve.scheduler.base import BaseScheduler
 from jaxserve.types import place_of
@@ -165,7 +173,7 @@ class EngineControl:
             case "unload_adapter":
                 return _ready(lambda: self._places().remove(options.adapter))
             case "update_weights":
-                return self._threads.submit(self._load, options.model)
+                return self._threads.submit(self._load, options)
             case "wake_up" if state.is_sleeping:
                 return self._threads.submit(lambda: self._waking(self._store().restore()))
             case "sleep" if not state.is_sleeping:
@@ -194,14 +202,15 @@ class EngineControl:
 
         return apply
 
-    def _load(self, model: str) -> Callable[[], None]:
-        install = self._store().load(model)
+    def _load(self, options: CommandOptions) -> Callable[[], None]:
+        store = self._store()
+        install = store.load_tensors(options.tensors) if options.tensors else store.load(options.model)
 
         def apply() -> None:
             self._scheduler.reset_prefix_cache(reset_running_requests=True)
             install()
             self._set(weight_version=self.state.weight_version + 1)
-            _log.info("weights: version %d, from %s", self.state.weight_version, model)
+            _log.info("weights: version %d, from %s", self.state.weight_version, options.tensors or options.model)
 
         return apply
 

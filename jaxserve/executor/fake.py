@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError
 from jaxserve.executor.fake_models import FakeModel, FakeTokens, FakeVectors
@@ -70,6 +71,11 @@ class FakeWeights:
         if model.startswith("/") and not Path(model).exists():
             raise CheckpointError(f"{model}: no such folder")
         return lambda: self.installed.append(model)
+
+    def load_tensors(self, file: str) -> Callable[[], None]:
+        """Take any file that can be opened; its tensors' names are installed."""
+        names = ",".join(sorted(open_safetensors(Path(file)).tensors))
+        return lambda: self.installed.append(names)
 
     def load_adapter(self, place: int, name: str, source: str) -> Callable[[], None]:
         """Take any source but a path that does not exist."""

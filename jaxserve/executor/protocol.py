@@ -44,6 +44,11 @@ class WeightStore(Protocol):
         """Read the weights of a folder, a GGUF file or a hub id. Raises StartupError or RequestError in one line."""
         ...
 
+    def load_tensors(self, file: str) -> Callable[[], None]:
+        """Read tensors of a safetensors file, which replace those of the same names. Raises StartupError or RequestError
+        in one line."""
+        ...
+
     def load_adapter(self, place: int, name: str, source: str) -> Callable[[], None]:
         """Read a LoRA adapter for a place, from 1. Raises StartupError or RequestError in one line."""
         ...

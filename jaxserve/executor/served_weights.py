@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import jax
 import numpy as np
 
 from jaxserve.checkpoint.adapted import with_adapters
+from jaxserve.checkpoint.huggingface import open_tensors
 from jaxserve.checkpoint.peft import Adapter, open_adapter
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.renamed import with_decoder_names, with_encoder_names
 from jaxserve.checkpoint.source import resolve, resolve_adapter
 from jaxserve.config import Config
-from jaxserve.errors import CheckpointError, invalid, shown
+from jaxserve.errors import CheckpointError, InvalidRequestError, invalid, shown
 from jaxserve.executor.preparation import Preparation, fused_parts
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
-from jaxserve.models.registry import model_of, open_model
+from jaxserve.models.registry import families, model_of, open_model
 from jaxserve.models.skeleton import ModelSkeleton
 from jaxserve.runner.backend import chip_of
 from jaxserve.runner.limits import make_policy
 from jaxserve.runner.runner import Runner
 from jaxserve.runner.state import DeviceState
-from jaxserve.weights.loader import load_adapters, load_params
+from jaxserve.weights.loader import load_adapters, load_changed, load_params
 
 _FREE: Final = frozenset({"eos_token_ids", "bos_token_id", "max_position", "stored"})
 """Fields of a DecoderConfig in which new weights may differ. End tokens and the longest context stay those of the start."""
@@ -64,6 +66,8 @@ class ServedWeights:
         self._runner = runner
         self._state = state
         self._copies: tuple[np.ndarray, ...] = ()
+        self._are_stored = True
+        """True if the weights can be read again from `_base`; False after tensors of a file were put among them."""
 
     def load(self, model: str) -> Callable[[], None]:
         """Read the weights of `model` beside those that serve: until they are in use, both are on the devices."""
@@ -72,8 +76,25 @@ class ServedWeights:
         params = self._read(checkpoint)
 
         def install() -> None:
-            self._base, self._copies = checkpoint, ()
+            self._base, self._copies, self._are_stored = checkpoint, (), True
             self._runner.params = params
+
+        return install
+
+    def load_tensors(self, file: str) -> Callable[[], None]:
+        """Read the tensors in a safetensors file, which may be some of the model's; the others stay as they are."""
+        prepared = self._prepared
+        tensors = open_tensors(Path(file), self._base, families())
+        if prepared.embedding is not None:
+            tensors = served_tensors(prepared, tensors, ())
+        arrays = load_changed(tensors, prepared.skeleton, prepared.sharding)
+        indices = range(len(prepared.skeleton.arrays))
+        if not self._runner.params and not arrays.keys() >= set(indices):
+            raise invalid("tensors", "must have all tensors of the model, and no adapters, while the engine sleeps")
+
+        def install() -> None:
+            self._runner.params = tuple(arrays[i] if i in arrays else self._runner.params[i] for i in indices)
+            self._copies, self._are_stored = (), False
 
         return install
 
@@ -109,6 +130,10 @@ class ServedWeights:
             places = [self._prepared.sharding.place(spec.axes) for spec in self._prepared.skeleton.arrays]
             params = tuple(
                 jax.device_put(copy, place, may_alias=False) for copy, place in zip(self._copies, places, strict=True)
+            )
+        if not params and not self._are_stored:
+            raise InvalidRequestError(
+                "The weights came as tensors, and no copy was kept: they cannot be read again. Update the weights first."
             )
         params = params or self._read(self._base)
 

@@ -141,6 +141,8 @@ class CommandOptions(msgspec.Struct, frozen=True, array_like=True):
     """For `load_adapter`: a folder or a hub id."""
     sleep_level: int = 1
     """For `sleep`. 1: a copy of the weights stays in host memory; 2: no copy."""
+    tensors: str = ""
+    """For `update_weights` without a `model`: a safetensors file with tensors that replace those of the same names."""
 
 
 class EngineState(msgspec.Struct, frozen=True, array_like=True):

@@ -208,6 +208,13 @@ def _output(
     )
 
 
+def replayed(result: RequestOutput, num_prompt_tokens: int) -> list[float]:
+    """Return the log-probabilities of the tokens of a scored prompt after its first ones."""
+    assert result.prompt_logprobs is not None, "the prompt was scored"
+    later = zip(result.prompt_token_ids[num_prompt_tokens:], result.prompt_logprobs[num_prompt_tokens:], strict=True)
+    return [entry[token].logprob for token, entry in later if entry is not None]
+
+
 def _entry(tokenizer: Tokenizer, token: ScoredToken, num_top: int) -> dict[int, Logprob]:
     """Return the token itself first, then the others, each with its rank if it is known."""
     top = token.alternatives(num_top)

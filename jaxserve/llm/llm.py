@@ -8,12 +8,12 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
-from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
+from jaxserve.checkpoint.safetensors_file import ArrayLike
 from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError, RequestError, invalid
@@ -29,9 +29,10 @@ from jaxserve.ipc.messages import CommandName, CommandOptions, PauseMode, Startu
 from jaxserve.ipc.transport import ClientSocket
 from jaxserve.llm.background import Background
 from jaxserve.llm.embedding import embed_all, score_all
-from jaxserve.llm.generation import Work, chat_work, run_all, text_work
+from jaxserve.llm.generation import Work, chat_work, replayed, run_all, text_work
 from jaxserve.llm.results import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
 from jaxserve.llm.sampling_params import SamplingParams
+from jaxserve.llm.weight_arrays import arrays_file
 from jaxserve.runtime.api_process import install, make_frontend, tokenizer_of
 from jaxserve.runtime.engine_process import EngineProcess, check_tokenizer, engine_process, wait_dead, wait_started
 from jaxserve.runtime.environment import caches_environment, load_config
@@ -61,7 +62,7 @@ ACCEPTED: Final = frozenset(
 ) - (_EXCLUDED)
 
 
-class LLM:
+class LLM(contextlib.AbstractContextManager["LLM"]):
     """A loaded model in a separate engine process, the same one that the server runs; this process imports no jax.
 
     Use it as a context manager, or call `close`; the end of the program ends the engine, too. Several threads may use
@@ -135,6 +136,27 @@ class LLM:
         make = partial(chat_work, adapter=adapter, continue_final_message=continue_final_message, **template)
         return self._run(make, listed, sampling_params, progress_bar)
 
+    def replay(
+        self,
+        prompts: Sequence[Sequence[int]],
+        completions: Sequence[Sequence[int]],
+        *,
+        adapter: str | None = None,
+        progress_bar: bool = True,
+    ) -> list[list[float]]:
+        """Return the log-probability of each token of `completions`, given its prompt and the tokens before it.
+
+        Both are token ids. The values are those that `logprobs` of `generate` reports for the same tokens and weights:
+        before temperature, cuts and penalties. With the setting `deterministic` they are equal bit for bit. A prompt and
+        its completion may be one token shorter than `max_model_len` together. Raises what `generate` raises.
+        """
+        if len(prompts) != len(completions) or not all(len(prompt) for prompt in prompts):
+            raise invalid("prompts", "must have as many entries as `completions`, each of one token or more")
+        whole = [[*map(int, prompt), *map(int, tokens)] for prompt, tokens in zip(prompts, completions, strict=True)]
+        params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+        results = self.generate(whole, params, adapter=adapter, progress_bar=progress_bar)
+        return [replayed(result, len(prompt)) for prompt, result in zip(prompts, results, strict=True)]
+
     def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -178,8 +200,18 @@ class LLM:
         known: dict[str, Any] = self._engine.call(ask)
         return SamplingParams(**known)
 
-    def update_weights(self, model: str | PathLike[str], *, mode: PauseMode = "keep") -> int:
-        """Replace the weights by others of the same shapes: of a folder, a GGUF file or a hub id. Nothing is compiled.
+    def update_weights(
+        self,
+        model: str | PathLike[str] | None = None,
+        *,
+        arrays: Mapping[str, ArrayLike] | None = None,
+        mode: PauseMode = "keep",
+    ) -> int:
+        """Replace the weights by others of the same shapes. Nothing is compiled.
+
+        model: a folder, a GGUF file or a hub id. arrays, instead: arrays of this process, of numpy or JAX, by the names
+        that tensors have in the model's Hugging Face directory; weights whose names are absent stay. They go to the
+        engine through shared memory, or through a temporary file if that has no space.
 
         Steps go on while the weights are read. Then running calls of other threads are treated by `mode`. keep: they
         continue with the new weights, which compute the tokens so far again; wait: they end first; abort: they raise
@@ -187,8 +219,11 @@ class LLM:
 
         Returns the new version. Raises InvalidRequestError if the weights do not fit; then the old ones stay.
         """
-        options = CommandOptions(mode=mode, model=str(model))
-        return self._engine.call(partial(_run_command, name="update_weights", options=options))
+        if (model is None) == (arrays is None):
+            raise invalid("model", "must be given, or `arrays` instead of it")
+        with arrays_file(arrays) if arrays is not None else contextlib.nullcontext("") as tensors:
+            options = CommandOptions(mode=mode, model="" if model is None else str(model), tensors=str(tensors))
+            return self._engine.call(partial(_run_command, name="update_weights", options=options))
 
     def sleep(self, level: int = 1) -> None:
         """Give the memory of the weights and the KV cache back until `wake_up`. Running calls wait, others raise UnavailableError.
@@ -205,12 +240,7 @@ class LLM:
         """End the engine. Running calls of other threads raise UnavailableError; later calls of `close` have no effect."""
         self._finalizer()
 
-    def __enter__(self) -> LLM:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _run(

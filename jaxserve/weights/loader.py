@@ -5,7 +5,7 @@ Peak host memory is the parameters on CPU devices plus one parameter, and one mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 
 import jax
 import numpy as np
@@ -63,11 +63,45 @@ def load_adapters(checkpoint: Checkpoint, skeleton: ModelSkeleton, sharding: Sha
     Raises CheckpointError for a missing or misshaped tensor before anything is read.
     """
     check_tensors(checkpoint, skeleton)
+    return _load_some(checkpoint, skeleton, sharding, is_adapter)
+
+
+def load_changed(
+    checkpoint: Checkpoint, skeleton: ModelSkeleton | EncoderSkeleton, sharding: Sharding
+) -> dict[int, jax.Array]:
+    """Return the arrays whose tensors are in `checkpoint`, on the devices, by their index among all of the skeleton's.
+
+    Raises CheckpointError before anything is read for a tensor that is unexpected or misshaped, and for one that is
+    missing, because it is in the same array as another that is there.
+    """
+    given = checkpoint.tensors.keys()
+    changed = [leaf for leaf in skeleton.leaves if not given.isdisjoint(leaf.parts)]
+    for leaf in changed:
+        if absent := leaf.parts.keys() - given:
+            there = min(given & leaf.parts.keys())
+            raise CheckpointError(
+                f"{checkpoint.path}: tensor {min(absent)!r} expected, since {there!r} is there: both are served as one array"
+            )
+    check_tensors(checkpoint, skeleton, changed)
+    if not changed:
+        raise CheckpointError(f"{checkpoint.path}: expected tensors of the model, found none")
+    names = {leaf.name for leaf in changed}
+    return _load_some(checkpoint, skeleton, sharding, lambda leaf: leaf.name in names)
+
+
+def _load_some(
+    checkpoint: Checkpoint,
+    skeleton: ModelSkeleton | EncoderSkeleton,
+    sharding: Sharding,
+    is_wanted: Callable[[LeafSpec], bool],
+) -> dict[int, jax.Array]:
+    """Return the arrays of some leaves by their index among all of the skeleton's."""
     reader = TensorReader(checkpoint, skeleton.config)
-    found, index = {}, 0
+    found, index = dict[int, jax.Array](), 0
     for leaf in skeleton.leaves:
-        if is_adapter(leaf):
-            (found[index],) = _load_leaf(leaf, reader, [sharding.place(spec.axes) for spec in leaf.arrays])
+        if is_wanted(leaf):
+            arrays = _load_leaf(leaf, reader, [sharding.place(spec.axes) for spec in leaf.arrays])
+            found |= enumerate(arrays, index)
         index += len(leaf.arrays)
     return found
 
@@ -106,9 +140,15 @@ def _slices(ranges: Ranges) -> tuple[slice, ...]:
     return tuple(slice(each.start, each.stop) for each in ranges)
 
 
-def check_tensors(checkpoint: Checkpoint, skeleton: ModelSkeleton | EncoderSkeleton) -> None:
-    """Raise CheckpointError unless the headers have the tensors that the model needs, and no others."""
-    parts = {name: shape for leaf in skeleton.leaves for name, shape in leaf.parts.items()}
+def check_tensors(
+    checkpoint: Checkpoint, skeleton: ModelSkeleton | EncoderSkeleton, leaves: Iterable[LeafSpec] | None = None
+) -> None:
+    """Raise CheckpointError unless the headers have the tensors that the model needs, and no others.
+
+    leaves: the only ones that are needed; None: all.
+    """
+    needed = skeleton.leaves if leaves is None else leaves
+    parts = {name: shape for leaf in needed for name, shape in leaf.parts.items()}
     for name, (rows, *rest) in parts.items():
         info, shape = checkpoint.tensors.get(name), (rows // kv_copies(name, skeleton.config), *rest)
         if info is None:

@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from jaxserve.checkpoint.safetensors_file import write_safetensors
 from tests.e2e.http_server import TOKENIZER, Server, running
 
 FAKE = {"vocab_size": 384, "eos_token_ids": []}
@@ -52,7 +55,7 @@ def test_without_a_folder_no_profile_can_be_taken() -> None:
         assert "without --profile-dir" in reply["error"]["message"]
 
 
-def test_weights_are_updated_and_replies_name_their_version() -> None:
+def test_weights_are_updated_and_replies_name_their_version(tmp_path: Path) -> None:
     with running(FAKE, server={"allow_weight_updates": True}) as server:
         body = PROMPT | {"return_metrics": True}
         status, headers, reply = server.request("POST", "/v1/completions", body)
@@ -64,6 +67,12 @@ def test_weights_are_updated_and_replies_name_their_version() -> None:
         assert metrics["weight_version_tokens"] == {"1": 4}
         status, headers, _ = server.request("POST", "/v1/completions", PROMPT | {"stream": True})
         assert headers["x-weight-version"] == "1"
+        for body in ({}, {"model": "other", "tensors": "other"}):
+            status, refused = post(server, "/update_weights", body)
+            assert (status, "`tensors` instead" in refused["error"]["message"]) == (400, True)
+        path = tmp_path / "step.safetensors"
+        write_safetensors(path, {"a": np.zeros(3, np.float32)})
+        assert post(server, "/update_weights", {"tensors": str(path)})[1]["weight_version"] == 2
         status, refused = post(server, "/update_weights", {"model": "/nowhere"})
         assert (status, refused["error"]["message"]) == (400, "/nowhere: no such folder")
 

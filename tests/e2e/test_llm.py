@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 import jaxserve
@@ -267,12 +268,28 @@ def test_weights_are_updated_and_tokens_name_their_version(llm: LLM, tmp_path: P
     version = llm.update_weights("other")
     with pytest.raises(InvalidRequestError, match="no such folder"):
         llm.update_weights(tmp_path / "none")
+    assert llm.update_weights(arrays={"a": np.zeros((2, 3), np.float32)}) == version + 1
+    version += 1
+    for arrays in ({}, {"a": 3}, {"a": np.zeros(3, np.float64)}):
+        with pytest.raises(InvalidRequestError, match="'arrays': "):
+            llm.update_weights(arrays=arrays)  # type: ignore[arg-type]
+    for given in ({}, {"model": "other", "arrays": {"a": np.zeros(3)}}):
+        with pytest.raises(InvalidRequestError, match="or `arrays` instead"):
+            llm.update_weights(**given)  # type: ignore[arg-type]
     llm.sleep(level=2)
     with pytest.raises(UnavailableError, match="sleeping"):
         llm.generate([5, 6, 7])
     llm.wake_up()
     [[output]] = [result.outputs for result in llm.generate([5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True))]
     assert output.weight_versions == [version] * 3
+
+
+def test_given_tokens_are_replayed(llm: LLM) -> None:
+    """The fake model's log-probability of a token is its negative id."""
+    assert llm.replay([[5, 6], [9]], [[7, 8, 3], []], progress_bar=False) == [[-7.0, -8.0, -3.0], []]
+    for prompts, completions in (([[5]], []), ([[]], [[5]])):
+        with pytest.raises(InvalidRequestError, match="as many entries"):
+            llm.replay(prompts, completions)
 
 
 def test_a_prompt_too_large_for_the_cache_is_refused_by_us(tmp_path: Path) -> None:

@@ -12,10 +12,13 @@ import jax
 import numpy as np
 import pytest
 
+from jaxserve.checkpoint.huggingface import open_tensors
 from jaxserve.checkpoint.safetensors_file import open_safetensors
-from jaxserve.config import SchedulerConfig
+from jaxserve.config import Config, ModelConfig, SchedulerConfig
 from jaxserve.engine.adapters import AdapterPlaces
 from jaxserve.engine.control import EngineControl
+from jaxserve.errors import CheckpointError
+from jaxserve.executor.preparation import prepare
 from jaxserve.ipc.messages import (
     AddRequest,
     Command,
@@ -26,10 +29,12 @@ from jaxserve.ipc.messages import (
     PauseMode,
     RequestOutput,
 )
+from jaxserve.models.registry import decoder_of, families, open_model
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.embedding import EmbedScheduler
 from jaxserve.scheduler.plan import Buckets
 from jaxserve.types import RequestId, place_of
+from jaxserve.weights.loader import load_changed
 from tests.engine.model_engine import MODEL_NAME, Generated, ModelEngine, request
 from tests.engine.rig import Rig, add, expected, prompt
 from tests.models.goldens import DATA, adapter_goldens
@@ -246,6 +251,55 @@ def test_weights_that_arrive_in_sleep_serve_after_it(engine: ModelEngine, fresh:
     assert operator.finish("wake_up") == EngineState(weight_version=1)
     results = engine.run([request(name, tokens) for name, tokens in PROMPTS.items()])
     assert {name: result.token_ids for name, result in results.items()} == run(fresh, PROMPTS)
+
+
+def tensors_of(folder: Path) -> dict[str, np.ndarray]:
+    file = open_safetensors(folder / "model.safetensors")
+    return {name: np.asarray(file.read(name)) for name in file.tensors}
+
+
+@pytest.mark.slow
+def test_some_tensors_replace_those_of_their_names(
+    engine: ModelEngine, fresh: ModelEngine, new: Path, tmp_path: Path
+) -> None:
+    """The others stay; tensors that do not fit change nothing; and none can be read again after a sleep without a copy."""
+    tensors, operator = tensors_of(new), Operator(engine)
+    for name, array, text in (
+        ("model.layers.0.mlp.down_proj.weight", np.zeros((3, 3), np.float32), "expected by the model config"),
+        ("model.layers.0.mlp.none", np.zeros(3, np.float32), "not expected"),
+    ):
+        write_safetensors(tmp_path / "bad", {name: array})
+        assert text in operator.refused("update_weights", tensors=str(tmp_path / "bad"))
+    assert "found none" in operator.refused("update_weights", tensors=str(write_safetensors(tmp_path / "bad", {})))
+    changed_ones = {name: array for name, array in tensors.items() if "proj" in name}
+    assert 0 < len(changed_ones) < len(tensors)
+    some = write_safetensors(tmp_path / "some", changed_ones)
+    assert operator.finish("update_weights", tensors=str(some)).weight_version == 1
+    assert run(engine, PROMPTS) == run(fresh, PROMPTS)
+    operator = Operator(engine)
+    operator.finish("sleep", sleep_level=2)
+    assert "cannot be read again" in operator.refused("wake_up")
+    assert "all tensors" in operator.refused("update_weights", tensors=str(some))
+    operator.finish("update_weights", tensors=str(write_safetensors(tmp_path / "all", tensors)))
+    operator.finish("wake_up")
+    assert run(engine, PROMPTS) == run(fresh, PROMPTS)
+
+
+def test_tensors_that_are_served_as_one_array_come_together(tmp_path: Path) -> None:
+    """The matrices of all experts of a layer are one array: a part of it cannot be replaced."""
+    base = open_model(DATA / "mixtral_tiny")
+    prepared = prepare(Config(model=ModelConfig(model="any", max_model_len=128)), decoder_of(base))
+    leaf = next(leaf for leaf in prepared.skeleton.leaves if leaf.num_experts)
+    arrays = {name: np.asarray(base.read(name)) for name in leaf.tensors}
+
+    def loaded(names: tuple[str, ...]) -> dict[int, jax.Array]:
+        file = write_safetensors(tmp_path / "file", {name: arrays[name] for name in names})
+        found = open_tensors(file, base, families())
+        return load_changed(found, prepared.skeleton, prepared.sharding)
+
+    assert len(loaded(leaf.tensors)) == len(leaf.arrays)
+    with pytest.raises(CheckpointError, match="are served as one array"):
+        loaded(leaf.tensors[1:])
 
 
 @pytest.mark.slow

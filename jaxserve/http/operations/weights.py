@@ -43,10 +43,18 @@ class SleepQuery(msgspec.Struct):
 
 class UpdateWeightsRequest(msgspec.Struct):
     model: Annotated[
-        str,
+        str | None,
         Bound("characters", 1),
         Meta(description="A folder, a GGUF file, or a hub id, with weights of the same shapes."),
-    ]
+    ] = None
+    tensors: Annotated[
+        str | None,
+        Bound("characters", 1),
+        Meta(
+            description="Instead of `model`: a safetensors file, such as one in shared memory, whose tensors replace those "
+            "of the same names; the others stay."
+        ),
+    ] = None
     mode: _Mode = None
 
 
@@ -81,7 +89,10 @@ async def unload_lora_adapter(call: HttpCall, body: UnloadAdapterRequest) -> Con
 @partial(_Command, "/update_weights")
 async def update_weights(call: HttpCall, body: UpdateWeightsRequest) -> ControlResult:
     """Replace the weights by others of the same shapes, between two steps. Nothing is compiled."""
-    return await _run(call, "update_weights", CommandOptions(mode=body.mode or "keep", model=body.model))
+    if (body.model is None) == (body.tensors is None):
+        raise invalid("model", "is needed, or `tensors` instead of it")
+    options = CommandOptions(mode=body.mode or "keep", model=body.model or "", tensors=body.tensors or "")
+    return await _run(call, "update_weights", options)
 
 
 @partial(_Command, "/pause")

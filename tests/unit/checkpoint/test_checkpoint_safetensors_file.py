@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
+from jaxserve.checkpoint import safetensors_file as writer
 from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.errors import CheckpointError
 from tests.unit.checkpoint.checkpoint_files import raw_safetensors, write_safetensors
@@ -30,6 +32,28 @@ def test_float_types_are_read_as_stored(tmp_path: Path, dtype: type) -> None:
         read = file.read(name)
         assert (read.dtype, read.shape) == (expected.dtype, expected.shape)
         np.testing.assert_array_equal(read, expected)
+
+
+def test_written_files_are_read_by_the_safetensors_package(tmp_path: Path) -> None:
+    """Arrays of any order and library are written as they are, and never over a file."""
+    tensors = {
+        "whole": jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3),
+        "transposed": np.arange(6, dtype=np.float32).reshape(2, 3).T,
+        "scalar": np.array(1.5, np.float16),
+        "empty": np.zeros((0, 4), np.int8),
+    }
+    path = tmp_path / "model.safetensors"
+    assert writer.write_safetensors(path, tensors) == path.stat().st_size
+    found, ours = load_file(path), open_safetensors(path)
+    assert found.keys() == tensors.keys()
+    for name, expected in tensors.items():
+        for read in (found[name], ours.read(name)):
+            assert (read.dtype, read.shape) == (expected.dtype, expected.shape)
+            np.testing.assert_array_equal(read, np.asarray(expected))
+    with pytest.raises(FileExistsError):
+        writer.write_safetensors(path, {})
+    with pytest.raises(CheckpointError, match=r"tensor 'a': expected one of the types .*, found float64"):
+        writer.write_safetensors(tmp_path / "other", {"a": np.zeros(3)})
 
 
 def test_files_of_the_safetensors_package_are_read(tmp_path: Path) -> None:
